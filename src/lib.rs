@@ -1,0 +1,29 @@
+//! coracle: a Kubernetes node agent (a kubelet) on OS threads.
+//!
+//! Read `docs/architecture.md`, then `agent/wiring.rs`, `sync/core.rs` and `pods/plan/`.
+//! The modules below are the rooms, from the ground up; `tests/tidy.rs` enforces which
+//! room may import which.
+
+// layer 0
+pub mod model;
+pub mod util;
+// layer 1
+pub mod config;
+pub mod cri;
+pub mod kube;
+pub mod transport;
+// layer 2
+pub mod observe;
+pub mod resources;
+pub mod runtime;
+pub mod sources;
+pub mod status;
+pub mod volumes;
+// layer 3
+pub mod pods;
+// layer 4
+pub mod server;
+pub mod sync;
+// layer 5
+pub mod agent;
+pub mod cli;

@@ -1,0 +1,107 @@
+//! Kubernetes events on their way out. They are for show: a full queue drops and counts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use jiff::Timestamp;
+
+use super::ids::PodUid;
+
+/// Events that may wait for the recorder. A burst of 100 pods makes about 600.
+pub const QUEUE: usize = 1024;
+
+/// Kubernetes' two kinds of event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub enum EventType {
+    /// Expected.
+    Normal,
+    /// Something to look at.
+    Warning,
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(tag = "kind")]
+pub enum Regarding {
+    /// A pod, or a part of it.
+    Pod {
+        /// `metadata.namespace`.
+        namespace: String,
+        /// `metadata.name`.
+        name: String,
+        /// `metadata.uid`.
+        uid: PodUid,
+        /// Such as `spec.containers{web}`; empty for the whole pod.
+        #[serde(rename = "fieldPath", default)]
+        field_path: String,
+    },
+    /// The node itself.
+    Node,
+    /// A file or URL that should hold pods: there is no object to name (ours only).
+    Manifest {
+        /// Path or URL.
+        source: String,
+    },
+}
+
+/// One event as it was raised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// When.
+    pub at: Timestamp,
+    /// About what.
+    pub regarding: Regarding,
+    /// Normal or Warning.
+    pub kind: EventType,
+    /// CamelCase reason, see `model::reasons`.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// The posting end, cloned freely. Never blocks.
+#[derive(Debug, Clone)]
+pub struct EventSink {
+    queue: Sender<Event>,
+    lost: Arc<AtomicU64>,
+}
+
+impl EventSink {
+    /// A sink and the queue that the recorder reads.
+    #[must_use]
+    pub fn new() -> (Self, Receiver<Event>) {
+        let (queue, inbox) = bounded(QUEUE);
+        (EventSink { queue, lost: Arc::default() }, inbox)
+    }
+
+    /// Raises an event now.
+    pub fn raise(
+        &self,
+        regarding: Regarding,
+        kind: EventType,
+        reason: &'static str,
+        message: impl Into<String>,
+    ) {
+        let event = Event { at: Timestamp::now(), regarding, kind, reason, message: message.into() };
+        if self.queue.try_send(event).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A Normal event about a pod.
+    pub fn normal(&self, pod: &super::pod::Pod, reason: &'static str, message: impl Into<String>) {
+        self.raise(pod.regarding(""), EventType::Normal, reason, message);
+    }
+
+    /// A Warning event about a pod.
+    pub fn warning(&self, pod: &super::pod::Pod, reason: &'static str, message: impl Into<String>) {
+        self.raise(pod.regarding(""), EventType::Warning, reason, message);
+    }
+
+    /// Events dropped so far because the queue was full.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}

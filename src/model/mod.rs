@@ -1,0 +1,14 @@
+//! The words everyone shares: identities, pods, quantities, reasons, the runtime's view
+//! of a pod, node events. Data and pure functions only.
+
+pub mod event;
+pub mod ids;
+pub mod pod;
+pub mod quantity;
+pub mod reasons;
+pub mod runtime;
+
+/// The Kubernetes API types, from k8s-openapi at the 1.36 feature.
+pub use k8s_openapi::api::core::v1 as api;
+pub use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+pub use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;

@@ -1,0 +1,327 @@
+//! A pod as the rooms hand it around: immutable, shared, with its identity at hand.
+
+use std::sync::Arc;
+
+use super::api::{Container, PodSpec};
+use super::event::Regarding;
+use super::ids::{FullName, PodUid};
+use super::quantity::{Amount, amount};
+
+/// Annotation: where a pod came from (`file`, `http` or `api`).
+pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+/// Annotation: when this agent first saw the UID.
+pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
+/// Annotation of static pods: equals the UID.
+pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// Annotation: its presence makes an object a mirror pod.
+pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// The three places that pods come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceName {
+    /// A file or a directory of files.
+    File,
+    /// A URL.
+    Http,
+    /// The API server.
+    Api,
+}
+
+impl SourceName {
+    /// The text in the annotation.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SourceName::File => "file",
+            SourceName::Http => "http",
+            SourceName::Api => "api",
+        }
+    }
+}
+
+/// Quality of service class (Go: pkg/apis/core/v1/helper/qos).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum QosClass {
+    /// No request and no limit of CPU or memory anywhere.
+    BestEffort,
+    /// Neither of the others.
+    Burstable,
+    /// Every container has equal requests and limits of both CPU and memory.
+    Guaranteed,
+}
+
+impl QosClass {
+    /// The text in `status.qosClass`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            QosClass::BestEffort => "BestEffort",
+            QosClass::Burstable => "Burstable",
+            QosClass::Guaranteed => "Guaranteed",
+        }
+    }
+}
+
+/// An API pod that no one changes any more. Cloning copies two pointers.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    object: Arc<super::api::Pod>,
+    uid: PodUid,
+}
+
+impl From<super::api::Pod> for Pod {
+    fn from(object: super::api::Pod) -> Self {
+        let uid = PodUid::from(object.metadata.uid.clone().unwrap_or_default());
+        Pod { object: Arc::new(object), uid }
+    }
+}
+
+impl PartialEq for Pod {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.object, &other.object) || self.object == other.object
+    }
+}
+
+static NO_SPEC: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
+
+impl Pod {
+    /// The API object.
+    #[must_use]
+    pub fn object(&self) -> &super::api::Pod {
+        &self.object
+    }
+
+    /// `metadata.uid`.
+    #[must_use]
+    pub fn uid(&self) -> &PodUid {
+        &self.uid
+    }
+
+    /// `metadata.name`, empty if absent.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.object.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// `metadata.namespace`, empty if absent.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        self.object.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// `<name>_<namespace>`.
+    #[must_use]
+    pub fn full_name(&self) -> FullName {
+        FullName::new(self.name(), self.namespace())
+    }
+
+    /// The specification; an empty one if the object has none.
+    #[must_use]
+    pub fn spec(&self) -> &PodSpec {
+        self.object.spec.as_ref().unwrap_or(&NO_SPEC)
+    }
+
+    /// An annotation's value.
+    #[must_use]
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Where it came from.
+    #[must_use]
+    pub fn source(&self) -> SourceName {
+        match self.annotation(CONFIG_SOURCE) {
+            Some("file") => SourceName::File,
+            Some("http") => SourceName::Http,
+            _ => SourceName::Api,
+        }
+    }
+
+    /// Whether it came from a file or a URL.
+    #[must_use]
+    pub fn is_static(&self) -> bool {
+        self.source() != SourceName::Api
+    }
+
+    /// Whether it is the API server's image of a static pod.
+    #[must_use]
+    pub fn is_mirror(&self) -> bool {
+        self.annotation(CONFIG_MIRROR).is_some()
+    }
+
+    /// Whether it is static, a mirror, or of system priority (≥ 2,000,000,000).
+    #[must_use]
+    pub fn is_critical(&self) -> bool {
+        self.is_static() || self.is_mirror() || self.spec().priority.is_some_and(|p| p >= 2_000_000_000)
+    }
+
+    /// `spec.hostNetwork`.
+    #[must_use]
+    pub fn host_network(&self) -> bool {
+        self.spec().host_network.unwrap_or(false)
+    }
+
+    /// The pod-wide restart policy; `Always` if absent.
+    #[must_use]
+    pub fn restart_policy(&self) -> &str {
+        self.spec().restart_policy.as_deref().unwrap_or("Always")
+    }
+
+    /// `status.phase` as the source gave it, empty if absent.
+    #[must_use]
+    pub fn source_phase(&self) -> &str {
+        self.object.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+    }
+
+    /// Whether deletion was asked for.
+    #[must_use]
+    pub fn is_deleting(&self) -> bool {
+        self.object.metadata.deletion_timestamp.is_some()
+    }
+
+    /// `spec.terminationGracePeriodSeconds`, 30 if absent.
+    #[must_use]
+    pub fn grace_seconds(&self) -> i64 {
+        self.spec().termination_grace_period_seconds.unwrap_or(30)
+    }
+
+    /// Init containers in order.
+    #[must_use]
+    pub fn init_containers(&self) -> &[Container] {
+        self.spec().init_containers.as_deref().unwrap_or_default()
+    }
+
+    /// Regular containers in order.
+    #[must_use]
+    pub fn containers(&self) -> &[Container] {
+        &self.spec().containers
+    }
+
+    /// Init and regular containers.
+    pub fn all_containers(&self) -> impl Iterator<Item = &Container> {
+        self.init_containers().iter().chain(self.containers())
+    }
+
+    /// What an event about it, or about one part of it, refers to.
+    #[must_use]
+    pub fn regarding(&self, field_path: &str) -> Regarding {
+        Regarding::Pod {
+            namespace: self.namespace().to_owned(),
+            name: self.name().to_owned(),
+            uid: self.uid.clone(),
+            field_path: field_path.to_owned(),
+        }
+    }
+
+    /// Its quality of service class, from `spec` (pod-level resources count first).
+    #[must_use]
+    pub fn qos(&self) -> QosClass {
+        qos_of(self.spec())
+    }
+}
+
+/// Whether `container` is an init container that keeps running beside the others.
+#[must_use]
+pub fn is_sidecar(init_container: &Container) -> bool {
+    init_container.restart_policy.as_deref() == Some("Always")
+}
+
+/// A container's request of `resource` (its limit when it has no request).
+#[must_use]
+pub fn request(container: &Container, resource: &str) -> Option<Amount> {
+    let resources = container.resources.as_ref()?;
+    let get = |map: &Option<std::collections::BTreeMap<String, super::Quantity>>| {
+        map.as_ref().and_then(|map| map.get(resource)).map(amount)
+    };
+    get(&resources.requests).or_else(|| get(&resources.limits))
+}
+
+/// A container's limit of `resource`.
+#[must_use]
+pub fn limit(container: &Container, resource: &str) -> Option<Amount> {
+    container.resources.as_ref()?.limits.as_ref()?.get(resource).map(amount)
+}
+
+/// The hash that decides whether a running container still has the wanted image and name
+/// (kubelet: pkg/kubelet/container HashContainer). The same value as upstream's, so that
+/// containers that a Go kubelet started are kept, not restarted.
+#[must_use]
+pub fn container_hash(name: &str, image: &str) -> u32 {
+    use std::fmt::Write;
+    // Two strings always serialize.
+    let json = serde_json::json!({"image": image, "name": name}).to_string();
+    // Upstream hashes the printed form of the JSON's byte slice, not the bytes.
+    let mut dump = String::from("([]uint8)[");
+    for (index, byte) in json.bytes().enumerate() {
+        let space = if index == 0 { "" } else { " " };
+        // Writing to a String cannot fail.
+        let _ = write!(dump, "{space}{byte}");
+    }
+    dump.push(']');
+    dump.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+fn qos_of(spec: &PodSpec) -> QosClass {
+    let containers: Vec<&Container> = spec.init_containers.iter().flatten().chain(&spec.containers).collect();
+    let pod_level = spec
+        .resources
+        .as_ref()
+        .map(|resources| Container { resources: Some(resources.clone()), ..Container::default() });
+    let units: Vec<&Container> = match &pod_level {
+        Some(pod) if request(pod, "cpu").is_some() || request(pod, "memory").is_some() => vec![pod],
+        _ => containers,
+    };
+    let positive = |amount: Option<Amount>| amount.filter(|amount| !amount.is_zero());
+    let mut any = false;
+    let mut guaranteed = true;
+    for unit in units {
+        for resource in ["cpu", "memory"] {
+            let (want, most) = (positive(request(unit, resource)), positive(limit(unit, resource)));
+            any |= want.is_some() || most.is_some();
+            guaranteed &= most.is_some() && want == most;
+        }
+    }
+    match (any, guaranteed) {
+        (false, _) => QosClass::BestEffort,
+        (true, true) => QosClass::Guaranteed,
+        (true, false) => QosClass::Burstable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        let object: super::super::api::Pod =
+            serde_json::from_value(serde_json::json!({"metadata": {"name": "p"}, "spec": spec})).unwrap();
+        Pod::from(object)
+    }
+
+    #[test]
+    fn container_hash_is_upstreams() {
+        assert_eq!(format!("{:x}", container_hash("c", "localhost/busybox:1")), "dd609c43");
+        assert_eq!(format!("{:x}", container_hash("web", "registry.example/nginx@sha256:abc")), "89ebb175");
+    }
+
+    #[test]
+    fn qos_classes() {
+        let container =
+            |resources: serde_json::Value| serde_json::json!({"name": "c", "resources": resources});
+        let check = |resources: Vec<serde_json::Value>, expected| {
+            let containers: Vec<_> = resources.into_iter().map(container).collect();
+            assert_eq!(pod(serde_json::json!({"containers": containers})).qos(), expected);
+        };
+        use serde_json::json;
+        check(vec![json!({})], QosClass::BestEffort);
+        check(vec![json!({"requests": {"cpu": "0"}})], QosClass::BestEffort);
+        check(vec![json!({"requests": {"cpu": "1"}})], QosClass::Burstable);
+        check(vec![json!({"limits": {"cpu": "1", "memory": "1Gi"}})], QosClass::Guaranteed);
+        check(vec![json!({"limits": {"cpu": "1", "memory": "1Gi"}}), json!({})], QosClass::Burstable);
+        check(
+            vec![json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1000m"}})],
+            QosClass::Guaranteed,
+        );
+    }
+}

@@ -1,0 +1,91 @@
+//! Every reason string that users and tools see, in one table.
+//! Upstream spreads them over pkg/kubelet/events, images, kuberuntime and status.
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
+        $($(#[$doc])* #[doc = concat!(" `", $text, "`")] pub const $name: &str = $text;)*
+    };
+}
+
+reasons! {
+    // Waiting reasons of containers.
+    CONTAINER_CREATING = "ContainerCreating";
+    POD_INITIALIZING = "PodInitializing";
+    CRASH_LOOP_BACK_OFF = "CrashLoopBackOff";
+    ERR_IMAGE_PULL = "ErrImagePull";
+    IMAGE_PULL_BACK_OFF = "ImagePullBackOff";
+    IMAGE_INSPECT_ERROR = "ImageInspectError";
+    ERR_IMAGE_NEVER_PULL = "ErrImageNeverPull";
+    INVALID_IMAGE_NAME = "InvalidImageName";
+    REGISTRY_UNAVAILABLE = "RegistryUnavailable";
+    SIGNATURE_VALIDATION_FAILED = "SignatureValidationFailed";
+    CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError";
+    CREATE_CONTAINER_ERROR = "CreateContainerError";
+    PRE_CREATE_HOOK_ERROR = "PreCreateHookError";
+    PRE_START_HOOK_ERROR = "PreStartHookError";
+    POST_START_HOOK_ERROR = "PostStartHookError";
+    RUN_CONTAINER_ERROR = "RunContainerError";
+    // Terminated reasons.
+    COMPLETED = "Completed";
+    ERROR = "Error";
+    OOM_KILLED = "OOMKilled";
+    CONTAINER_STATUS_UNKNOWN = "ContainerStatusUnknown";
+    // Condition reasons.
+    CONTAINERS_NOT_INITIALIZED = "ContainersNotInitialized";
+    CONTAINERS_NOT_READY = "ContainersNotReady";
+    READINESS_GATES_NOT_READY = "ReadinessGatesNotReady";
+    UNKNOWN_CONTAINER_STATUSES = "UnknownContainerStatuses";
+    POD_COMPLETED = "PodCompleted";
+    POD_FAILED = "PodFailed";
+    // Events.
+    CREATED = "Created";
+    STARTED = "Started";
+    FAILED = "Failed";
+    KILLING = "Killing";
+    BACK_OFF = "BackOff";
+    PULLING = "Pulling";
+    PULLED = "Pulled";
+    INSPECT_FAILED = "InspectFailed";
+    SANDBOX_CHANGED = "SandboxChanged";
+    FAILED_CREATE_POD_SANDBOX = "FailedCreatePodSandBox";
+    FAILED_POD_SANDBOX_STATUS = "FailedPodSandBoxStatus";
+    FAILED_CREATE_POD_CONTAINER = "FailedCreatePodContainer";
+    FAILED_KILL_POD = "FailedKillPod";
+    FAILED_MOUNT = "FailedMount";
+    FAILED_SYNC = "FailedSync";
+    FAILED_VALIDATION = "FailedValidation";
+    NETWORK_NOT_READY = "NetworkNotReady";
+    EXCEEDED_GRACE_PERIOD = "ExceededGracePeriod";
+    DEADLINE_EXCEEDED = "DeadlineExceeded";
+    FAILED_POST_START_HOOK = "FailedPostStartHook";
+    FAILED_PRE_STOP_HOOK = "FailedPreStopHook";
+    UNHEALTHY = "Unhealthy";
+    PROBE_WARNING = "ProbeWarning";
+    MISSING_CLUSTER_DNS = "MissingClusterDNS";
+    DNS_CONFIG_FORMING = "DNSConfigForming";
+    CHECK_LIMITS_FOR_RESOLV_CONF = "CheckLimitsForResolvConf";
+    CONTAINER_GC_FAILED = "ContainerGCFailed";
+    IMAGE_GC_FAILED = "ImageGCFailed";
+    FREE_DISK_SPACE_FAILED = "FreeDiskSpaceFailed";
+    INVALID_DISK_CAPACITY = "InvalidDiskCapacity";
+    STARTING = "Starting";
+    /// Ours: a pod field that has no effect in this version.
+    UNSUPPORTED_FIELD = "UnsupportedField";
+    /// Ours: a manifest that does not parse; the last good version keeps running.
+    INVALID_MANIFEST = "InvalidManifest";
+    // Rejections (phase Failed).
+    SYSCTL_FORBIDDEN = "SysctlForbidden";
+    APP_ARMOR = "AppArmor";
+    EVICTED = "Evicted";
+    PREEMPTING = "Preempting";
+    NODE_AFFINITY = "NodeAffinity";
+    NODE_NAME = "NodeName";
+    NODE_PORTS = "NodePorts";
+    POD_OS_NOT_SUPPORTED = "PodOSNotSupported";
+    POD_OS_SELECTOR_NODE_LABEL_DOES_NOT_MATCH = "PodOSSelectorNodeLabelDoesNotMatch";
+    UNEXPECTED_ADMISSION_ERROR = "UnexpectedAdmissionError";
+    OUT_OF_PODS = "OutOfpods";
+    OUT_OF_CPU = "OutOfcpu";
+    OUT_OF_MEMORY = "OutOfmemory";
+    OUT_OF_EPHEMERAL_STORAGE = "OutOfephemeral-storage";
+}

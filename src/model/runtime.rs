@@ -1,0 +1,232 @@
+//! What the runtime says of a pod, free of wire types (Go: kubecontainer.PodStatus).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::ids::{ContainerId, ImageRef, PodUid, SandboxId};
+
+/// A container's state at the runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+pub enum ContainerState {
+    /// Made but not started.
+    Created,
+    /// Its first process runs.
+    Running,
+    /// Its first process has ended.
+    Exited,
+    /// The runtime cannot tell.
+    Unknown,
+}
+
+/// The user that the container's first process really has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinuxUser {
+    /// User id.
+    pub uid: i64,
+    /// Group id.
+    pub gid: i64,
+    /// All supplemental groups.
+    pub supplemental_groups: Vec<i64>,
+}
+
+/// One mount as the runtime reports it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountStatus {
+    /// Path inside the container.
+    pub container_path: String,
+    /// Path on the node.
+    pub host_path: String,
+    /// Whether writes are refused.
+    pub readonly: bool,
+    /// Whether that holds for everything mounted below, too.
+    pub recursive_read_only: bool,
+}
+
+/// Resources that the runtime applied. `None`: not reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AppliedResources {
+    /// Relative CPU weight as cgroup v1 shares.
+    pub cpu_shares: Option<i64>,
+    /// CFS quota, microseconds per period.
+    pub cpu_quota: Option<i64>,
+    /// CFS period, microseconds.
+    pub cpu_period: Option<i64>,
+    /// Memory limit in bytes.
+    pub memory_limit_bytes: Option<i64>,
+}
+
+/// One instance (attempt) of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerStatus {
+    /// Runtime id.
+    pub id: ContainerId,
+    /// Container name in the pod.
+    pub name: String,
+    /// State now.
+    pub state: ContainerState,
+    /// When it was made.
+    pub created_at: Option<Timestamp>,
+    /// When it was started; `None` if never.
+    pub started_at: Option<Timestamp>,
+    /// When it ended; `None` while it runs.
+    pub finished_at: Option<Timestamp>,
+    /// Exit code, once exited.
+    pub exit_code: i32,
+    /// The image as the user wrote it, or as the runtime knows it.
+    pub image: String,
+    /// Image id to report (`imageID`).
+    pub image_id: ImageRef,
+    /// The value of the hash annotation: `None` when absent or not ours to read.
+    pub hash: Option<u32>,
+    /// Restart count from its annotation.
+    pub restart_count: u32,
+    /// CamelCase reason from the runtime (`Completed`, `OOMKilled`, …).
+    pub reason: String,
+    /// Runtime message, and the termination message once read.
+    pub message: String,
+    /// Absolute log path.
+    pub log_path: String,
+    /// Annotation `io.kubernetes.container.terminationMessagePath`.
+    pub termination_message_path: String,
+    /// Annotation `…terminationMessagePolicy`.
+    pub termination_message_policy: String,
+    /// Sandbox it lives in.
+    pub sandbox_id: SandboxId,
+    /// Applied resources, where reported.
+    pub resources: Option<AppliedResources>,
+    /// User, where reported.
+    pub user: Option<LinuxUser>,
+    /// Mounts as reported.
+    pub mounts: Vec<MountStatus>,
+}
+
+/// Whether a sandbox can take containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+pub enum SandboxState {
+    /// Yes.
+    Ready,
+    /// No: stopped, or its process died.
+    NotReady,
+}
+
+/// One sandbox (attempt) of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxStatus {
+    /// Runtime id.
+    pub id: SandboxId,
+    /// Attempt number, from 0.
+    pub attempt: u32,
+    /// State now.
+    pub state: SandboxState,
+    /// When it was made.
+    pub created_at: Option<Timestamp>,
+    /// Whether it uses the node's network namespace.
+    pub host_network: bool,
+    /// Whether the runtime reported a network status at all.
+    pub network_reported: bool,
+    /// Addresses, primary first.
+    pub ips: Vec<IpAddr>,
+}
+
+/// Everything the runtime knows of one pod.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodRuntime {
+    /// The pod.
+    pub uid: PodUid,
+    /// From the sandbox's metadata.
+    pub name: String,
+    /// From the sandbox's metadata.
+    pub namespace: String,
+    /// Addresses of the newest sandbox if it is ready, else the last ones known.
+    pub ips: Vec<IpAddr>,
+    /// Newest first (attempt, then creation time).
+    pub sandboxes: Vec<SandboxStatus>,
+    /// All instances of all containers, newest first.
+    pub containers: Vec<ContainerStatus>,
+}
+
+impl PodRuntime {
+    /// A pod of which the runtime knows nothing.
+    #[must_use]
+    pub fn absent(uid: PodUid) -> Self {
+        PodRuntime { uid, ..PodRuntime::default() }
+    }
+
+    /// The newest instance of the container `name`.
+    #[must_use]
+    pub fn newest(&self, name: &str) -> Option<&ContainerStatus> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+
+    /// Every instance that runs now.
+    pub fn running(&self) -> impl Iterator<Item = &ContainerStatus> {
+        self.containers.iter().filter(|container| container.state == ContainerState::Running)
+    }
+
+    /// The newest sandbox, ready or not.
+    #[must_use]
+    pub fn newest_sandbox(&self) -> Option<&SandboxStatus> {
+        self.sandboxes.first()
+    }
+}
+
+/// A container as the list call shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedContainer {
+    /// Runtime id.
+    pub id: ContainerId,
+    /// Container name in the pod.
+    pub name: String,
+    /// Sandbox it lives in.
+    pub sandbox_id: SandboxId,
+    /// State now.
+    pub state: ContainerState,
+    /// Attempt number.
+    pub attempt: u32,
+    /// When it was made.
+    pub created_at: Option<Timestamp>,
+    /// What it was made from.
+    pub image_ref: ImageRef,
+    /// All annotations: a pod without a manifest is stopped by them alone.
+    pub annotations: Arc<BTreeMap<String, String>>,
+}
+
+/// A sandbox as the list call shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedSandbox {
+    /// Runtime id.
+    pub id: SandboxId,
+    /// State now.
+    pub state: SandboxState,
+    /// Attempt number.
+    pub attempt: u32,
+    /// When it was made.
+    pub created_at: Option<Timestamp>,
+}
+
+/// A pod as two list calls show it; cheap to get for all pods at once.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ListedPod {
+    /// The pod.
+    pub uid: PodUid,
+    /// Pod name.
+    pub name: String,
+    /// Pod namespace.
+    pub namespace: String,
+    /// All its sandboxes, newest first.
+    pub sandboxes: Vec<ListedSandbox>,
+    /// All its containers, newest first.
+    pub containers: Vec<ListedContainer>,
+}
+
+impl ListedPod {
+    /// Whether anything of it still runs.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready)
+            || self.containers.iter().any(|container| container.state == ContainerState::Running)
+    }
+}

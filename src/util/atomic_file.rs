@@ -1,0 +1,46 @@
+//! Files that are either the old or the new version, never half of one.
+
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// Writes `content` beside `path` and renames it over `path`. `mode` is exact (the umask
+/// does not apply). The content reaches the disk before the name does.
+///
+/// # Errors
+/// Any error of creating, writing, syncing or renaming; the old file is then unchanged.
+pub fn write(path: &Path, content: &[u8], mode: u32) -> std::io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{:08x}.tmp", super::backoff::random_u64() as u32));
+    let temporary = path.with_file_name(name);
+    let result = (|| {
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+        file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)
+    })();
+    if result.is_err() {
+        // Best effort: the error that matters is the one above.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replaces_and_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        write(&path, b"one", 0o600).unwrap();
+        write(&path, b"two", 0o640).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert!(write(&dir.path().join("no/such/dir"), b"x", 0o600).is_err());
+    }
+}

@@ -1,0 +1,146 @@
+//! Doubling waits, one per key (Go: client-go/util/flowcontrol Backoff), and jitter.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+/// The wait before one key may be tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    delay: Duration,
+    updated: Timestamp,
+}
+
+/// Waits that start at `initial`, double up to `max` and are forgotten when the event
+/// that they count is more than `reset_after` later than the last update.
+#[derive(Debug)]
+pub struct KeyedBackoff<K> {
+    initial: Duration,
+    max: Duration,
+    reset_after: Duration,
+    entries: HashMap<K, Entry>,
+}
+
+impl<K: Eq + Hash> KeyedBackoff<K> {
+    /// An empty table.
+    #[must_use]
+    pub fn new(initial: Duration, max: Duration, reset_after: Duration) -> Self {
+        KeyedBackoff { initial: initial.min(max), max, reset_after, entries: HashMap::new() }
+    }
+
+    /// The wait in force for `key`; zero before the first [`KeyedBackoff::advance`].
+    #[must_use]
+    pub fn delay(&self, key: &K) -> Duration {
+        self.entries.get(key).map_or(Duration::ZERO, |entry| entry.delay)
+    }
+
+    /// When `key` may be tried again, if `event` (a failure or an exit) is what started
+    /// the wait and the wait is not over at `now`.
+    #[must_use]
+    pub fn blocked_until(&self, key: &K, event: Timestamp, now: Timestamp) -> Option<Timestamp> {
+        let entry = self.entries.get(key)?;
+        if self.expired(entry, event) {
+            return None;
+        }
+        let until = event.checked_add(jiff::SignedDuration::try_from(entry.delay).ok()?).ok()?;
+        (now < until).then_some(until)
+    }
+
+    /// Counts one more attempt at `now`: starts at the initial wait, or doubles it.
+    pub fn advance(&mut self, key: K, event: Timestamp, now: Timestamp) {
+        let (initial, max) = (self.initial, self.max);
+        let fresh = self.entries.get(&key).is_none_or(|entry| self.expired(entry, event));
+        let delay = match self.entries.get(&key) {
+            Some(entry) if !fresh => (entry.delay * 2).min(max),
+            _ => initial,
+        };
+        self.entries.insert(key, Entry { delay, updated: now });
+    }
+
+    /// Forgets `key`.
+    pub fn forget(&mut self, key: &K) {
+        self.entries.remove(key);
+    }
+
+    /// Drops every entry that has not changed for longer than the reset time.
+    pub fn collect_garbage(&mut self, now: Timestamp) {
+        let limit = self.reset_after;
+        self.entries.retain(|_, entry| since(entry.updated, now) <= limit);
+    }
+
+    fn expired(&self, entry: &Entry, event: Timestamp) -> bool {
+        since(entry.updated, event) > self.reset_after
+    }
+}
+
+fn since(earlier: Timestamp, later: Timestamp) -> Duration {
+    Duration::try_from(later.duration_since(earlier)).unwrap_or(Duration::ZERO)
+}
+
+/// `base` plus up to half of it, so that many pods do not come due at one moment.
+/// `unit` is a random number in [0, 1).
+#[must_use]
+pub fn jitter(base: Duration, unit: f64) -> Duration {
+    base + base.mul_f64(0.5 * unit.clamp(0.0, 1.0))
+}
+
+/// A random number in [0, 1). Not for secrets.
+#[must_use]
+pub fn random_unit() -> f64 {
+    // 53 bits fill the mantissa exactly.
+    (random_u64() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// A random number from the standard library's per-process hash keys. Not for secrets.
+#[must_use]
+pub fn random_u64() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
+    hasher.write_u64(COUNT.fetch_add(1, Ordering::Relaxed));
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn doubles_to_the_maximum_and_starts_over_after_a_long_run() {
+        let mut backoff =
+            KeyedBackoff::new(Duration::from_secs(10), Duration::from_secs(300), Duration::from_secs(600));
+        assert_eq!(backoff.blocked_until(&"c", at(0), at(0)), None);
+        let mut seen = Vec::new();
+        let mut now = 0;
+        for _ in 0..7 {
+            backoff.advance("c", at(now), at(now));
+            seen.push(backoff.delay(&"c").as_secs());
+            now += 1;
+        }
+        assert_eq!(seen, [10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(backoff.blocked_until(&"c", at(now), at(now)), Some(at(now + 300)));
+        assert_eq!(backoff.blocked_until(&"c", at(now), at(now + 300)), None);
+        // Exited 601 s after the last start: the next restart is immediate and counts from 10 s.
+        assert_eq!(backoff.blocked_until(&"c", at(now + 601), at(now + 601)), None);
+        backoff.advance("c", at(now + 601), at(now + 601));
+        assert_eq!(backoff.delay(&"c"), Duration::from_secs(10));
+        backoff.collect_garbage(at(now + 1300));
+        assert_eq!(backoff.delay(&"c"), Duration::ZERO);
+    }
+
+    #[test]
+    fn jitter_adds_up_to_half() {
+        let base = Duration::from_secs(10);
+        assert_eq!(jitter(base, 0.0), base);
+        assert_eq!(jitter(base, 1.0), Duration::from_secs(15));
+        let unit = random_unit();
+        assert!((0.0..1.0).contains(&unit));
+    }
+}

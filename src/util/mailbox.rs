@@ -1,0 +1,108 @@
+//! A keyed mailbox: a map, a merge rule and a one-slot bell.
+//!
+//! State that travels upwards is posted here. Posting never blocks, nothing is lost
+//! (a newer value merges into the older one of the same key) and memory is bounded by
+//! the number of keys, not by the rate of change.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+type Merge<V> = fn(&mut V, V);
+
+/// The posting end, cloned freely.
+pub struct Post<K, V> {
+    map: Arc<Mutex<HashMap<K, V>>>,
+    bell: Sender<()>,
+    merge: Merge<V>,
+}
+
+impl<K, V> Clone for Post<K, V> {
+    fn clone(&self) -> Self {
+        Post { map: Arc::clone(&self.map), bell: self.bell.clone(), merge: self.merge }
+    }
+}
+
+/// The reading end.
+pub struct Inbox<K, V> {
+    map: Arc<Mutex<HashMap<K, V>>>,
+    bell: Receiver<()>,
+}
+
+/// Makes a mailbox in which `merge(old, new)` combines two values of one key.
+pub fn mailbox<K: Eq + Hash, V>(merge: Merge<V>) -> (Post<K, V>, Inbox<K, V>) {
+    let map = Arc::new(Mutex::new(HashMap::new()));
+    let (tx, rx) = bounded(1);
+    (Post { map: Arc::clone(&map), bell: tx, merge }, Inbox { map, bell: rx })
+}
+
+/// Merge rule: the newest value replaces the older one.
+pub fn newest<V>(old: &mut V, new: V) {
+    *old = new;
+}
+
+impl<K: Eq + Hash, V> Post<K, V> {
+    /// Leaves `value` for `key` and rings the bell. Never blocks.
+    pub fn put(&self, key: K, value: V) {
+        {
+            let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+            match map.entry(key) {
+                std::collections::hash_map::Entry::Occupied(mut old) => (self.merge)(old.get_mut(), value),
+                std::collections::hash_map::Entry::Vacant(free) => {
+                    free.insert(value);
+                }
+            }
+        }
+        // A full bell already rings; a gone reader is on its way out.
+        let _ = self.bell.try_send(());
+    }
+}
+
+impl<K: Eq + Hash, V> Inbox<K, V> {
+    /// The bell, for `select`. After it rings call [`Inbox::take`].
+    #[must_use]
+    pub fn bell(&self) -> &Receiver<()> {
+        &self.bell
+    }
+
+    /// Takes everything that is there; may be empty.
+    #[must_use]
+    pub fn take(&self) -> HashMap<K, V> {
+        std::mem::take(&mut *self.map.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How many keys wait.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_wins_and_the_bell_rings_once() {
+        let (post, inbox) = mailbox(newest);
+        post.put("a", 1);
+        post.put("a", 2);
+        post.put("b", 3);
+        assert_eq!(inbox.depth(), 2);
+        inbox.bell().try_recv().unwrap();
+        assert!(inbox.bell().try_recv().is_err());
+        assert_eq!(inbox.take(), HashMap::from([("a", 2), ("b", 3)]));
+        assert!(inbox.take().is_empty());
+    }
+
+    #[test]
+    fn the_merge_rule_combines() {
+        let (post, inbox) = mailbox(|old: &mut u32, new| *old = (*old).min(new));
+        post.put((), 30);
+        post.put((), 5);
+        post.put((), 20);
+        assert_eq!(inbox.take()[&()], 5);
+    }
+}

@@ -1,0 +1,10 @@
+//! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`,
+//! `mailbox`, `timers`), waits (`backoff`), files and log lines.
+
+pub mod atomic_file;
+pub mod backoff;
+pub mod logging;
+pub mod mailbox;
+pub mod stop;
+pub mod threads;
+pub mod timers;

@@ -1,0 +1,313 @@
+//! The one door to a new thread (Go has no counterpart: goroutines start anywhere).
+//!
+//! [`spawn`] names the thread, sizes its stack, catches its panic and hands back a
+//! [`Running`] that stops and joins when dropped. Each thread has an entry in a table
+//! that says what it waits for; [`report`] reads it for SIGQUIT and `coracle status`.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::stop::{self, StopSource, StopToken};
+
+/// How long a dropped [`Running`] waits for its thread before it gives up and names it.
+pub const JOIN_LIMIT: Duration = Duration::from_secs(5);
+
+/// The two stack sizes in use. Only touched pages count as resident memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stack {
+    /// 256 KiB: threads that move messages, and pod workers.
+    Small,
+    /// 1 MiB: threads that parse documents or serve requests.
+    Large,
+}
+
+impl Stack {
+    fn bytes(self) -> usize {
+        match self {
+            Stack::Small => 256 * 1024,
+            Stack::Large => 1024 * 1024,
+        }
+    }
+}
+
+/// The news that a thread ended though nobody had asked it to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Died {
+    /// The thread's name.
+    pub thread: String,
+    /// The panic's message; `None` when the body simply returned.
+    pub panic: Option<String>,
+}
+
+/// Who is told when a thread ends without having been stopped.
+pub enum OnDeath {
+    /// The supervisor, which ends the process so that it is started afresh; pods outlive it.
+    Supervisor(Sender<Died>),
+    /// Only the unit that the thread served fails. Called on the dying thread, and also
+    /// when the body returned by itself (then `panic` is `None`).
+    Unit(Box<dyn FnOnce(Died) + Send>),
+    /// The body's return is its normal end and a panic concerns no one else: it is logged.
+    Nobody,
+}
+
+struct Slot {
+    name: String,
+    waits: Mutex<(&'static str, Instant)>,
+}
+
+static TABLE: Mutex<Vec<Weak<Slot>>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static OWN: RefCell<Option<Arc<Slot>>> = const { RefCell::new(None) };
+}
+
+/// One line of the thread table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThreadReport {
+    /// The thread's name, at most 15 bytes.
+    pub name: String,
+    /// What it waits for, or `running`.
+    pub waits_for: &'static str,
+    /// For how long.
+    pub since: Duration,
+}
+
+/// Enters the calling thread (for `main`, which nobody spawned) into the table.
+pub fn adopt_current(name: &str) {
+    let slot = enter(name);
+    OWN.with(|own| *own.borrow_mut() = Some(slot));
+}
+
+fn enter(name: &str) -> Arc<Slot> {
+    let slot = Arc::new(Slot { name: name.to_owned(), waits: Mutex::new(("running", Instant::now())) });
+    let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    table.retain(|weak| weak.strong_count() > 0);
+    table.push(Arc::downgrade(&slot));
+    slot
+}
+
+fn set_wait(what: &'static str) -> Option<(&'static str, Instant)> {
+    OWN.with(|own| {
+        own.borrow().as_ref().map(|slot| {
+            let mut waits = slot.waits.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *waits, (what, Instant::now()))
+        })
+    })
+}
+
+/// Marks the calling thread as waiting for `what` until the guard is dropped.
+#[must_use]
+pub fn waiting(what: &'static str) -> Waiting {
+    Waiting { before: set_wait(what).map_or("running", |(before, _)| before) }
+}
+
+/// See [`waiting`].
+pub struct Waiting {
+    before: &'static str,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        set_wait(self.before);
+    }
+}
+
+/// Every live thread that came through this door, with what it waits for.
+#[must_use]
+pub fn report() -> Vec<ThreadReport> {
+    let slots: Vec<Arc<Slot>> =
+        TABLE.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect();
+    slots
+        .iter()
+        .map(|slot| {
+            let (waits_for, since) = *slot.waits.lock().unwrap_or_else(PoisonError::into_inner);
+            ThreadReport { name: slot.name.clone(), waits_for, since: since.elapsed() }
+        })
+        .collect()
+}
+
+/// Owner of a running thread. Dropping it asks the thread to stop and joins it.
+pub struct Running {
+    name: String,
+    stop: Option<StopSource>,
+    done: Receiver<()>,
+    handle: Option<JoinHandle<()>>,
+}
+
+/// How a [`Running::stop`] went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// The thread ended and was joined.
+    Joined,
+    /// The thread did not end in time. It was named in the log and is left behind.
+    Overdue,
+}
+
+impl Running {
+    /// The thread's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the thread has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.handle.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Gives the stop signal without waiting, so that many threads stop side by side.
+    pub fn ask_to_stop(&mut self) {
+        self.stop = None;
+    }
+
+    /// Gives the stop signal and waits up to `limit` for the end.
+    pub fn stop(mut self, limit: Duration) -> Stopped {
+        self.finish(limit)
+    }
+
+    fn finish(&mut self, limit: Duration) -> Stopped {
+        self.stop = None;
+        let Some(handle) = self.handle.take() else { return Stopped::Joined };
+        if handle.thread().id() == std::thread::current().id() {
+            return Stopped::Joined;
+        }
+        // The channel disconnects when the body has returned; join alone has no deadline.
+        let _waiting = waiting("join");
+        match self.done.recv_timeout(limit) {
+            Err(crossbeam_channel::RecvTimeoutError::Timeout) => {
+                log::error!("thread {} did not stop within {limit:?}", self.name);
+                Stopped::Overdue
+            }
+            _ => {
+                let _ = handle.join();
+                Stopped::Joined
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.finish(JOIN_LIMIT);
+    }
+}
+
+/// Starts a thread. `name` is cut to the kernel's 15 bytes.
+///
+/// # Errors
+/// When the kernel refuses a new thread (EAGAIN at a limit).
+pub fn spawn<F>(name: &str, stack: Stack, on_death: OnDeath, body: F) -> std::io::Result<Running>
+where
+    F: FnOnce(StopToken) + Send + 'static,
+{
+    let name: String = name
+        .chars()
+        .scan(0, |len, c| {
+            *len += c.len_utf8();
+            (*len <= 15).then_some(c)
+        })
+        .collect();
+    let (source, token) = stop::pair();
+    let (done_tx, done) = bounded::<()>(0);
+    let thread_name = name.clone();
+    #[expect(clippy::disallowed_methods, reason = "this is the one door to a new thread")]
+    let handle =
+        std::thread::Builder::new().name(name.clone()).stack_size(stack.bytes()).spawn(move || {
+            let _done = done_tx;
+            adopt_current(&thread_name);
+            let stop = token.clone();
+            let outcome = catch_unwind(AssertUnwindSafe(|| body(token)));
+            OWN.with(|own| own.borrow_mut().take());
+            let panic = outcome.err().map(|payload| panic_message(payload.as_ref()));
+            let asked = stop.is_stopped();
+            match on_death {
+                _ if asked && panic.is_none() => {}
+                OnDeath::Supervisor(tell) => {
+                    // The supervisor may be gone already while the process ends.
+                    let _ = tell.send(Died { thread: thread_name, panic });
+                }
+                OnDeath::Unit(tell) => tell(Died { thread: thread_name, panic }),
+                OnDeath::Nobody => {}
+            }
+        })?;
+    Ok(Running { name, stop: Some(source), done, handle: Some(handle) })
+}
+
+fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+    payload
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "panic without a message".to_owned())
+}
+
+/// Prints a panic as one log line: thread, place, message. No backtrace: reading the
+/// debug information for one takes tens of megabytes that a node may not have.
+pub fn install_panic_hook() {
+    std::panic::set_hook(Box::new(|panic| {
+        let current = std::thread::current();
+        let place = panic.location().map_or_else(String::new, ToString::to_string);
+        log::error!(
+            "thread {} panicked at {place}: {}",
+            current.name().unwrap_or("?"),
+            panic_message(panic.payload())
+        );
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stops_and_joins_on_drop() {
+        let (tx, rx) = bounded(1);
+        let running = spawn("t/join", Stack::Small, OnDeath::Nobody, move |stop| {
+            let _ = stop.wait(Duration::from_secs(60));
+            let _ = tx.send(());
+        })
+        .unwrap();
+        drop(running);
+        assert_eq!(rx.try_recv(), Ok(()));
+    }
+
+    #[test]
+    fn a_panic_is_reported_and_contained() {
+        let (tx, rx) = bounded(1);
+        let running = spawn("t/panic", Stack::Small, OnDeath::Supervisor(tx), |_| panic!("boom")).unwrap();
+        let died = rx.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(died, Died { thread: "t/panic".into(), panic: Some("boom".into()) });
+        assert_eq!(running.stop(JOIN_LIMIT), Stopped::Joined);
+    }
+
+    #[test]
+    fn an_overdue_thread_is_named_and_left() {
+        let (tx, rx) = bounded::<()>(0);
+        let running = spawn("t/slow", Stack::Small, OnDeath::Nobody, move |_| {
+            let _ = rx.recv();
+        })
+        .unwrap();
+        assert_eq!(running.stop(Duration::from_millis(10)), Stopped::Overdue);
+        drop(tx);
+    }
+
+    #[test]
+    fn the_table_says_what_a_thread_waits_for() {
+        let (tx, rx) = bounded(0);
+        let running = spawn("t/table", Stack::Small, OnDeath::Nobody, move |stop| {
+            let _waiting = waiting("a test");
+            let _ = tx.send(());
+            let _ = stop.wait(Duration::from_secs(60));
+        })
+        .unwrap();
+        rx.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert!(report().iter().any(|line| line.name == "t/table" && line.waits_for == "a test"));
+        drop(running);
+    }
+}
