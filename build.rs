@@ -57,25 +57,24 @@ fn main() {
                 let response = last(method.output_type());
                 let streaming = method.server_streaming();
                 let path = format!("/{}.{service_name}/{name}", file.package());
-                let (wrapper, kind, handler, sink) = if streaming {
-                    ("Stream", "ServerStreaming", "server_streaming", "ServerStreamingSink")
+                let (kind, handler, sink) = if streaming {
+                    ("ServerStreaming", "server_streaming", "ServerStreamingSink")
                 } else {
-                    ("Unary", "Unary", "unary", "UnarySink")
+                    ("Unary", "unary", "UnarySink")
                 };
-                let method_value = |types: &str| {
-                    format!(
-                        "grpcio::Method {{ ty: grpcio::MethodType::{kind}, name: {path:?}, \
-                         req_mar: grpcio::Marshaller {{ ser: grpcio::pb_ser, de: grpcio::pb_de }}, \
-                         resp_mar: grpcio::Marshaller {{ ser: grpcio::pb_ser, de: grpcio::pb_de }} }}{types}"
-                    )
-                };
+                let value = format!(
+                    "grpcio::Method {{ ty: grpcio::MethodType::{kind}, name: {path:?}, \
+                     req_mar: grpcio::Marshaller {{ ser: grpcio::pb_ser, de: grpcio::pb_de }}, \
+                     resp_mar: grpcio::Marshaller {{ ser: grpcio::pb_ser, de: grpcio::pb_de }} }}"
+                );
                 let types = format!("<{module}::{request}, {module}::{response}>");
-                writeln!(
-                    methods,
-                    "pub static {shout}: {wrapper}{types} = {wrapper} {{ name: {name:?}, method: {} }};",
-                    method_value("")
-                )
-                .expect("a String grows");
+                if !streaming {
+                    writeln!(
+                        methods,
+                        "pub static {shout}: Unary{types} = Unary {{ name: {name:?}, method: {value} }};"
+                    )
+                    .expect("a String grows");
+                }
                 writeln!(
                     handlers,
                     "    fn {snake}(&mut self, ctx: grpcio::RpcContext, _request: {module}::{request}, \
@@ -85,10 +84,9 @@ fn main() {
                 writeln!(
                     add,
                     "    let mut instance = service.clone();\n    \
-                     static {shout}: grpcio::Method{types} = {};\n    \
+                     static {shout}: grpcio::Method{types} = {value};\n    \
                      builder = builder.add_{handler}_handler(&{shout}, \
-                     move |ctx, request, sink| instance.{snake}(ctx, request, sink));",
-                    method_value("")
+                     move |ctx, request, sink| instance.{snake}(ctx, request, sink));"
                 )
                 .expect("a String grows");
             }

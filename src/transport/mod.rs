@@ -8,5 +8,6 @@
 //! Absent on purpose: TLS for gRPC (runtimes listen on local sockets) and retries (callers
 //! are level-triggered and come back by themselves).
 
+pub mod endpoint;
 pub mod generated;
 pub mod grpc;
