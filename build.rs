@@ -134,7 +134,7 @@ fn main() {
                     )
                 } else {
                     format!(
-                        "if self.{rust} != Default::default() {{ let item = &self.{rust}; \
+                        "if filled(&self.{rust}) {{ let item = &self.{rust}; \
                          map.insert({name:?}.into(), {}); }}",
                         one("item")
                     )

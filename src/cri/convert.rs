@@ -337,8 +337,7 @@ mod tests {
             attempt,
             created_at: time(created),
         };
-        let mut sandboxes =
-            vec![sandbox("b", 1, 5), sandbox("a", 1, 5), sandbox("c", 1, 9), sandbox("d", 2, 1)];
+        let mut sandboxes = [sandbox("b", 1, 5), sandbox("a", 1, 5), sandbox("c", 1, 9), sandbox("d", 2, 1)];
         sandboxes.sort_by(sandbox_order);
         let ids: Vec<&str> = sandboxes.iter().map(|sandbox| sandbox.id.as_str()).collect();
         assert_eq!(ids, ["d", "c", "a", "b"]);
