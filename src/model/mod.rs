@@ -3,6 +3,7 @@
 
 pub mod event;
 pub mod ids;
+pub mod labels;
 pub mod pod;
 pub mod quantity;
 pub mod reasons;
