@@ -3,6 +3,8 @@
 
 pub mod event;
 pub mod ids;
+pub mod log_line;
+pub mod mount;
 pub mod pod;
 pub mod quantity;
 pub mod reasons;
