@@ -132,7 +132,7 @@ fn main() {
                     )
                 } else {
                     format!(
-                        "if self.{rust} != Default::default() {{ let item = &self.{rust}; \
+                        "if self.{rust} != Self::default().{rust} {{ let item = &self.{rust}; \
                          map.insert({name:?}.into(), {}); }}",
                         one("item")
                     )

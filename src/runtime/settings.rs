@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cri;
+
 use crate::model::event::EventSink;
 use crate::model::quantity::Amount;
 
@@ -79,9 +79,9 @@ pub struct MachineNumbers {
 #[derive(Clone)]
 pub struct Deps {
     /// The runtime service.
-    pub cri: cri::RuntimeClient,
+    //CRI pub cri: cri::RuntimeClient,
     /// The image service.
-    pub images: cri::ImageClient,
+    //CRI pub images: cri::ImageClient,
     /// Kubernetes events.
     pub events: EventSink,
 }

@@ -19,13 +19,11 @@ pub fn create(root_dir: &Path, pod: &Pod, container: &Container) -> Result<Optio
         return Ok(None);
     }
     let dir = root_dir.join("pods").join(pod.uid().as_str()).join("containers").join(&container.name);
-    let error =
-        |what, path: &Path| move |source| ConfigError::File { what, path: path.to_owned(), source };
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o750)
         .create(&dir)
-        .map_err(error("make directory", &dir))?;
+        .map_err(file_error("make directory", &dir))?;
     let path = dir.join(format!("{:08x}", random_u64() as u32));
     std::fs::OpenOptions::new()
         .write(true)
@@ -35,8 +33,13 @@ pub fn create(root_dir: &Path, pod: &Pod, container: &Container) -> Result<Optio
         .open(&path)
         // The umask may have taken bits away.
         .and_then(|file| file.set_permissions(std::fs::Permissions::from_mode(0o666)))
-        .map_err(error("create termination log", &path))?;
+        .map_err(file_error("create termination log", &path))?;
     Ok(Some(path))
+}
+
+fn file_error(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ConfigError {
+    let path = path.to_owned();
+    move |source| ConfigError::File { what, path, source }
 }
 
 #[cfg(test)]
