@@ -1,1 +1,4 @@
 //! Room `pods`.
+
+pub mod admission;
+pub mod plan;
