@@ -1,0 +1,8 @@
+//! What the test programs share. Each takes the parts it needs.
+
+#![allow(dead_code, missing_docs, reason = "each test program uses a part")]
+
+pub mod containerd;
+pub mod cop;
+pub mod node;
+pub mod wait;
