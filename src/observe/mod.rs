@@ -101,7 +101,7 @@ impl Observe {
         let _waiting = crate::util::threads::waiting("inspection");
         let cri = self.cri.with_stop(stop.clone());
         let at = Instant::now();
-        let result = crate::cri::inspect::list_pods(&cri, Some(uid)).and_then(|mut listed| {
+        let result = crate::cri::list_pods(&cri, Some(uid)).and_then(|mut listed| {
             match listed.remove(uid) {
                 Some(pod) => inspect_listed(&cri, &pod),
                 None => Ok(PodRuntime::absent(uid.clone())),
@@ -160,7 +160,7 @@ impl Observe {
 }
 
 fn inspect_listed(cri: &RuntimeClient, listed: &ListedPod) -> Result<PodRuntime, CriError> {
-    let mut pod = crate::cri::inspect::pod_runtime(cri, listed)?;
+    let mut pod = crate::cri::pod_runtime(cri, listed)?;
     for container in &mut pod.containers {
         termination::complete(container);
     }

@@ -87,7 +87,7 @@ fn relist(
     let at = Instant::now();
     let listed = {
         let _waiting = threads::waiting("list of pods");
-        crate::cri::inspect::list_pods(&observe.cri, None)?
+        crate::cri::list_pods(&observe.cri, None)?
     };
     let known: BTreeSet<PodUid> =
         listed.keys().cloned().chain(observe.cache.uids()).collect();

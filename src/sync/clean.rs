@@ -117,7 +117,7 @@ impl Cleaner {
     fn garbage(&mut self, stop: &StopToken) {
         self.deps.runtime.collect_backoff_garbage();
         let snapshot = self.deps.view.get();
-        let listed = match crate::cri::inspect::list_pods(&self.deps.cri, None) {
+        let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
             Err(error) => {
                 self.failures = self.failures.saturating_add(1);

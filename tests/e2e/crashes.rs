@@ -1,0 +1,62 @@
+//! The agent is killed at random moments while pods start.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::support::node::{LONG, Node, is_ready, simple};
+use crate::support::wait::{pause, wait_until};
+
+const PODS: usize = 20;
+
+/// A small generator: the moments are random, but a failed run can be repeated with the
+/// seed that it printed.
+struct Moments(u64);
+
+impl Moments {
+    fn next(&mut self) -> Duration {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        Duration::from_millis(self.0 % 900)
+    }
+}
+
+#[test]
+fn killed_at_random_moments_every_pod_runs_exactly_once() {
+    let seed = std::env::var("E2E_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| {
+        std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(1, |since| since.as_secs() | 1)
+    });
+    println!("E2E_SEED={seed}");
+    let mut moments = Moments(seed);
+    let mut node = Node::start("crash");
+    for number in 0..PODS {
+        let mut manifest = simple(&format!("pod{number:02}"));
+        manifest["spec"]["volumes"] = serde_json::json!([{"name": "fast", "emptyDir": {"medium": "Memory"}}]);
+        manifest["spec"]["containers"][0]["volumeMounts"] =
+            serde_json::json!([{"name": "fast", "mountPath": "/fast"}]);
+        node.apply(&format!("pod{number:02}.json"), &manifest);
+    }
+    let mut kills = 0;
+    let begun = Instant::now();
+    while kills < 12 && begun.elapsed() < Duration::from_secs(60) {
+        pause(moments.next());
+        node.kill_agent();
+        node.launch_agent();
+        kills += 1;
+    }
+    node.wait_healthy();
+    wait_until("all pods to be ready", LONG * 2, || {
+        node.try_pods().unwrap_or_default().iter().filter(|pod| is_ready(pod)).count() == PODS
+    });
+    wait_until("each pod to run exactly once", LONG, || {
+        let running = node.running_of_all();
+        running.len() == PODS && running.values().flat_map(BTreeMap::values).all(|ids| ids.len() == 1)
+    });
+    let sandboxes = (0..PODS).map(|number| node.running_sandboxes(&format!("pod{number:02}")).len());
+    assert!(sandboxes.into_iter().all(|count| count == 1), "one sandbox each");
+    let tasks = node.containerd.tasks().into_iter().filter(|task| task.running).count();
+    assert_eq!(tasks, 2 * PODS, "no task beside the pods' own");
+    node.finish_spotless();
+}

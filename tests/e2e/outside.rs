@@ -1,0 +1,122 @@
+//! What others do to our containers, and how containers end.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::support::node::{
+    FOREVER, LONG, Node, busybox, container, container_id, is_ready, pod, restarts, simple,
+};
+use crate::support::wait::wait_until;
+
+#[test]
+fn a_killed_container_comes_back_alone() {
+    let node = Node::start("ckill");
+    node.apply("web.json", &pod("web", json!([busybox("main", FOREVER), busybox("other", FOREVER)])));
+    let before = node.wait_ready("web");
+    let sandbox = node.running_sandboxes("web");
+    node.containerd.kill_task(&container_id(&before, "main"));
+    let after = node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
+    assert_eq!(container_id(&after, "other"), container_id(&before, "other"));
+    assert_eq!(restarts(&after, "other"), 0);
+    assert_eq!(node.running_sandboxes("web"), sandbox);
+    let last = container(&after, "main").and_then(|status| status.last_state.clone()?.terminated);
+    assert_eq!(last.map(|last| last.exit_code), Some(137));
+    node.finish();
+}
+
+#[test]
+fn a_killed_sandbox_is_replaced_with_its_containers() {
+    let node = Node::start("skill");
+    node.apply("web.json", &pod("web", json!([busybox("main", FOREVER), busybox("other", FOREVER)])));
+    let before = node.wait_ready("web");
+    let sandbox = node.running_sandboxes("web");
+    assert_eq!(sandbox.len(), 1);
+    node.containerd.kill_task(&sandbox[0]);
+    let after = node.wait_pod("web", "in a new sandbox", LONG, |pod| {
+        is_ready(pod)
+            && container_id(pod, "main") != container_id(&before, "main")
+            && container_id(pod, "other") != container_id(&before, "other")
+    });
+    wait_until("one sandbox", LONG, || node.running_sandboxes("web").len() == 1);
+    assert_ne!(node.running_sandboxes("web"), sandbox);
+    wait_until("one container of each", LONG, || node.running("web").values().flatten().count() == 2);
+    assert_eq!(after.metadata.uid, before.metadata.uid);
+    node.finish();
+}
+
+#[test]
+fn grace_is_given_and_ends() {
+    let node = Node::start("grace");
+    let shared = node.shared();
+    let volume = json!([{"name": "out", "hostPath": {"path": shared}}]);
+    let mount = json!([{"name": "out", "mountPath": "/out"}]);
+    // One needs 2 s of its 20 to say goodbye, the other does not listen to anybody.
+    let mut polite = pod(
+        "polite",
+        json!([busybox(
+            "main",
+            "trap 'sleep 2; echo bye > /out/polite; exit 0' TERM; while :; do sleep 0.2; done"
+        )]),
+    );
+    polite["spec"]["terminationGracePeriodSeconds"] = json!(20);
+    let mut deaf = pod("deaf", json!([busybox("main", "trap '' TERM; while :; do sleep 0.2; done")]));
+    deaf["spec"]["terminationGracePeriodSeconds"] = json!(4);
+    for (file, manifest) in [("polite.json", &mut polite), ("deaf.json", &mut deaf)] {
+        manifest["spec"]["volumes"] = volume.clone();
+        manifest["spec"]["containers"][0]["volumeMounts"] = mount.clone();
+        node.apply(file, manifest);
+    }
+    node.wait_ready("polite");
+    node.wait_ready("deaf");
+
+    let begun = Instant::now();
+    node.remove("polite.json");
+    node.wait_gone("polite");
+    let took = begun.elapsed();
+    assert_eq!(fs::read_to_string(shared.join("polite")).ok().as_deref(), Some("bye\n"));
+    assert!(took < Duration::from_secs(12), "a container that ends early is not waited for: {took:?}");
+
+    let begun = Instant::now();
+    node.remove("deaf.json");
+    node.wait_gone("deaf");
+    let took = begun.elapsed();
+    assert!((4..12).contains(&took.as_secs()), "grace of 4 s took {took:?}");
+    node.finish();
+}
+
+#[test]
+fn the_host_network_is_the_hosts() {
+    let node = Node::start("hostnet");
+    let mut manifest = pod(
+        "web",
+        json!([busybox(
+            "main",
+            "mkdir /tmp/w; echo served > /tmp/w/index.html; exec httpd -f -p 29471 -h /tmp/w"
+        )]),
+    );
+    manifest["spec"]["hostNetwork"] = json!(true);
+    node.apply("web.json", &manifest);
+    node.wait_ready("web");
+    wait_until("the page", LONG, || {
+        crate::support::node::http_get(29471, "/").is_ok_and(|(code, body)| code == 200 && body == "served\n")
+    });
+    node.finish();
+}
+
+#[test]
+fn a_pod_has_its_own_network_and_hosts_file() {
+    let node = Node::start("podnet");
+    node.apply("web.json", &simple("web"));
+    let ready = node.wait_ready("web");
+    let address = ready.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
+    let id = container_id(&ready, "main");
+    assert!(
+        node.exec(&id, &["ip", "addr"]).contains(&format!("{address}/")),
+        "the status has the pod's address"
+    );
+    let hosts = node.exec(&id, &["cat", "/etc/hosts"]);
+    assert!(hosts.contains(&address) && hosts.contains("web-e2e"), "{hosts}");
+    node.finish();
+}

@@ -1,0 +1,76 @@
+//! Restart policies and the crash-loop back-off.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::support::node::{LONG, Node, busybox, container, describe, phase, pod, restarts, waiting_reason};
+use crate::support::wait::holds_for;
+
+#[test]
+fn always_restarts_with_growing_back_off() {
+    let node = Node::start("always");
+    let started = Instant::now();
+    node.apply("crash.json", &pod("crash", json!([busybox("main", "echo boom; exit 7")])));
+    // The first restart is immediate, the second after 10 s, the third after 20 s more.
+    node.wait_pod("crash", "restarted once", LONG, |pod| restarts(pod, "main") >= 1);
+    let first = started.elapsed();
+    let waiting =
+        node.wait_pod("crash", "in back-off", LONG, |pod| waiting_reason(pod, "main") == "CrashLoopBackOff");
+    let last = container(&waiting, "main").and_then(|status| status.last_state.clone()).unwrap_or_default();
+    let last = last.terminated.unwrap_or_else(|| panic!("a last state: {}", describe(&waiting)));
+    assert_eq!((last.exit_code, last.reason.as_deref()), (7, Some("Error")));
+    assert_eq!(phase(&waiting), "Running");
+
+    node.wait_pod("crash", "restarted twice", LONG, |pod| restarts(pod, "main") >= 2);
+    let second = started.elapsed() - first;
+    assert!((8..16).contains(&second.as_secs()), "the second restart came {second:?} after the first");
+    node.wait_pod("crash", "restarted three times", LONG, |pod| restarts(pod, "main") >= 3);
+    let third = started.elapsed() - first - second;
+    assert!((18..28).contains(&third.as_secs()), "the third restart came {third:?} after the second");
+
+    let events = node.says(&["events"]);
+    assert!(events.contains("BackOff"), "{events}");
+    assert!(node.says(&["logs", "crash-e2e", "-p"]).contains("boom"));
+    node.finish();
+}
+
+#[test]
+fn on_failure_restarts_failures_only() {
+    let node = Node::start("onfail");
+    let mut good = pod("good", json!([busybox("main", "exit 0")]));
+    good["spec"]["restartPolicy"] = json!("OnFailure");
+    let mut bad = pod("bad", json!([busybox("main", "exit 1")]));
+    bad["spec"]["restartPolicy"] = json!("OnFailure");
+    node.apply("good.json", &good);
+    node.apply("bad.json", &bad);
+    let done = node.wait_pod("good", "Succeeded", LONG, |pod| phase(pod) == "Succeeded");
+    assert_eq!(restarts(&done, "main"), 0);
+    node.wait_pod("bad", "restarted", LONG, |pod| restarts(pod, "main") >= 1 && phase(pod) == "Running");
+    node.finish();
+}
+
+#[test]
+fn never_keeps_the_verdict() {
+    let node = Node::start("never");
+    for (name, script) in [("good", "echo done > /dev/termination-log; exit 0"), ("bad", "exit 3")] {
+        let mut manifest = pod(name, json!([busybox("main", script)]));
+        manifest["spec"]["restartPolicy"] = json!("Never");
+        node.apply(&format!("{name}.json"), &manifest);
+    }
+    let good = node.wait_pod("good", "Succeeded", LONG, |pod| phase(pod) == "Succeeded");
+    let bad = node.wait_pod("bad", "Failed", LONG, |pod| phase(pod) == "Failed");
+    let ended = |pod| {
+        container(pod, "main")
+            .and_then(|status| status.state.as_ref())
+            .and_then(|state| state.terminated.clone())
+            .unwrap_or_else(|| panic!("a terminated state: {}", describe(pod)))
+    };
+    assert_eq!(ended(&good).message.as_deref(), Some("done\n"));
+    assert_eq!(ended(&good).reason.as_deref(), Some("Completed"));
+    assert_eq!((ended(&bad).exit_code, ended(&bad).reason.as_deref()), (3, Some("Error")));
+    holds_for("no restart", Duration::from_secs(4), || {
+        node.pod("bad").is_some_and(|pod| restarts(&pod, "main") == 0 && phase(&pod) == "Failed")
+    });
+    node.finish();
+}

@@ -1,0 +1,167 @@
+//! A private containerd for one test, through `packaging/containerd-private`: the same
+//! script that the quick start uses. It lives inside the namespaces that
+//! `tests/support/enclose` made, so nothing of it can stay behind.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::wait::wait_until;
+
+/// One containerd with its own root, state, socket and bridge.
+pub struct Containerd {
+    dir: PathBuf,
+}
+
+/// A task as `ctr tasks ls` lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Task {
+    pub id: String,
+    pub pid: u32,
+    pub running: bool,
+}
+
+/// A container record (pods' containers and sandboxes both are) with its labels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub id: String,
+    pub pod: String,
+    pub container: String,
+    pub is_sandbox: bool,
+}
+
+fn tool() -> String {
+    std::env::var("E2E_TOOL").expect("the end-to-end tests run through: tests/run e2e")
+}
+
+impl Containerd {
+    /// Starts one in `dir`/cd with the local images in it.
+    pub fn start(dir: &Path) -> Containerd {
+        let images = std::env::var("E2E_IMAGES").expect("E2E_IMAGES: run through tests/run e2e");
+        let containerd = Containerd { dir: dir.join("cd") };
+        let mut args = vec!["up".to_owned(), containerd.dir.display().to_string()];
+        args.extend(images.split_whitespace().map(str::to_owned));
+        run(&args);
+        containerd
+    }
+
+    /// The CRI endpoint.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}/containerd.sock", self.dir.display())
+    }
+
+    /// The daemon's log, for a failed test.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("containerd.log")
+    }
+
+    /// Ends the daemon and leaves its containers running.
+    pub fn stop(&self) {
+        run(&["stop".to_owned(), self.dir.display().to_string()]);
+    }
+
+    /// Starts the daemon again and returns once it answers.
+    pub fn resume(&self) {
+        run(&["start".to_owned(), self.dir.display().to_string()]);
+    }
+
+    /// Standard output of `ctr` in the k8s.io namespace.
+    pub fn ctr(&self, args: &[&str]) -> String {
+        let mut all = vec!["ctr".to_owned(), self.dir.display().to_string()];
+        all.extend(args.iter().map(|arg| (*arg).to_owned()));
+        run(&all)
+    }
+
+    /// Every task, running or not.
+    pub fn tasks(&self) -> Vec<Task> {
+        let listing = self.ctr(&["tasks", "ls"]);
+        let mut tasks = Vec::new();
+        for line in listing.lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            if let [id, pid, status] = fields[..] {
+                tasks.push(Task {
+                    id: id.to_owned(),
+                    pid: pid.parse().unwrap_or(0),
+                    running: status == "RUNNING",
+                });
+            }
+        }
+        tasks
+    }
+
+    /// The ids of all container records, living and dead, sandboxes included.
+    pub fn record_ids(&self) -> Vec<String> {
+        self.ctr(&["containers", "ls", "-q"]).split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// The container records that fit a filter of containerd's; all for an empty one.
+    pub fn records(&self, filter: &str) -> Vec<Record> {
+        let mut args = vec!["containers", "ls", "-q"];
+        if !filter.is_empty() {
+            args.push(filter);
+        }
+        let ids = self.ctr(&args);
+        // A record may go between the two calls: then it is not there.
+        ids.split_whitespace().filter_map(|id| self.record(id)).collect()
+    }
+
+    fn record(&self, id: &str) -> Option<Record> {
+        let output = Command::new(tool())
+            .args(["ctr", &self.dir.display().to_string(), "containers", "info", id])
+            .stderr(Stdio::null())
+            .output()
+            .expect("the tool runs");
+        let value: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+        let label = |name: &str| {
+            value
+                .get("Labels")
+                .and_then(|labels| labels.get(name))
+                .and_then(|text| text.as_str())
+                .unwrap_or("")
+        };
+        Some(Record {
+            id: id.to_owned(),
+            pod: label("io.kubernetes.pod.name").to_owned(),
+            container: label("io.kubernetes.container.name").to_owned(),
+            is_sandbox: label("io.cri-containerd.kind") == "sandbox",
+        })
+    }
+
+    /// Kills the first process of a container or sandbox behind everyone's back.
+    pub fn kill_task(&self, id: &str) {
+        let task = self.tasks().into_iter().find(|task| task.id == id && task.running);
+        let pid = task.unwrap_or_else(|| panic!("no running task {id}")).pid;
+        kill(pid, "KILL");
+        wait_until(&format!("task {id} to be dead"), Duration::from_secs(20), || {
+            !Path::new(&format!("/proc/{pid}/root/proc")).exists()
+        });
+    }
+
+    /// Ends everything of this containerd.
+    pub fn down(&self) {
+        let _ = Command::new(tool()).args(["down", &self.dir.display().to_string()]).output();
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        self.down();
+    }
+}
+
+/// Sends a signal to one process that this test, or its containerd, has started.
+pub fn kill(pid: u32, signal: &str) {
+    let _ =
+        Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+fn run(args: &[String]) -> String {
+    let output = Command::new(tool()).args(args).output().expect("the tool runs");
+    assert!(
+        output.status.success(),
+        "containerd-private {args:?}: {}{}",
+        String::from_utf8_lossy(&output.stderr),
+        String::from_utf8_lossy(&output.stdout)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,75 @@
+//! The cop: what a process holds, before and after. Rides along in every test above unit.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::wait::wait_until;
+
+/// What a process holds at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holding {
+    pub threads: usize,
+    pub descriptors: usize,
+    pub resident_kib: u64,
+}
+
+/// More than this above the first look is a leak. Lazily opened descriptors and a pool's
+/// second thread are not.
+const SPARE_THREADS: usize = 4;
+const SPARE_DESCRIPTORS: usize = 8;
+
+impl Holding {
+    /// Looks at a process; `None` when it is gone.
+    pub fn of(pid: u32) -> Option<Holding> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        Some(Holding {
+            threads: usize::try_from(field("Threads:")?).ok()?,
+            descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count(),
+            resident_kib: field("VmRSS:")?,
+        })
+    }
+}
+
+/// Asserts that the process comes back to what it held at first, and stays below a ceiling.
+pub fn assert_back_to(first: Holding, pid: u32, max_resident_kib: u64) {
+    let mut last = first;
+    let back = |last: &mut Holding| {
+        let Some(now) = Holding::of(pid) else { return false };
+        *last = now;
+        now.threads <= first.threads + SPARE_THREADS
+            && now.descriptors <= first.descriptors + SPARE_DESCRIPTORS
+    };
+    let limit = Duration::from_secs(30);
+    let begun = std::time::Instant::now();
+    while !back(&mut last) {
+        assert!(begun.elapsed() < limit, "leak: held {first:?} at first, holds {last:?} at the end");
+        super::wait::pause(Duration::from_millis(50));
+    }
+    assert!(
+        last.resident_kib <= max_resident_kib,
+        "resident memory {} KiB is above {max_resident_kib} KiB",
+        last.resident_kib
+    );
+}
+
+/// The mount points below a directory, as the kernel lists them.
+pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo is readable");
+    table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(|path| PathBuf::from(path.replace("\\040", " ")))
+        .filter(|path| path.starts_with(dir) && path != dir)
+        .collect()
+}
+
+/// Waits until no mount is left below a directory.
+pub fn assert_no_mounts_below(dir: &Path) {
+    wait_until(&format!("no mounts below {}", dir.display()), Duration::from_secs(30), || {
+        mounts_below(dir).is_empty()
+    });
+}

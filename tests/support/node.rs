@@ -1,0 +1,486 @@
+//! A real agent on a private containerd: writes manifests, reads statuses over the
+//! read-only port, and looks afterwards whether anything was left behind.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use coracle::model::api::{ContainerStatus, Pod};
+use serde_json::{Value, json};
+
+use super::containerd::{Containerd, kill};
+use super::cop::{self, Holding};
+use super::wait::{wait_for, wait_until};
+
+/// The node's name: it becomes part of every static pod's name.
+pub const NODE: &str = "e2e";
+
+/// Long enough for a slow machine; a test that needs it has failed anyway.
+pub const LONG: Duration = Duration::from_secs(90);
+
+/// The ceiling of the debug build; the promise is for the static build and has its own check.
+const MAX_RESIDENT_KIB: u64 = 80 * 1024;
+
+/// The network namespace is ours alone, so that a counter is enough.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(21_000);
+
+fn free_port() -> u16 {
+    NEXT_PORT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// An agent under test with all that belongs to it.
+pub struct Node {
+    pub containerd: Containerd,
+    dir: PathBuf,
+    port: u16,
+    healthz: u16,
+    agent: Option<Child>,
+    starts: u32,
+    first: Option<Holding>,
+}
+
+impl Node {
+    /// A started, healthy node. `name` is short: it is part of socket paths.
+    pub fn start(name: &str) -> Node {
+        Node::start_with(name, json!({}))
+    }
+
+    /// As [`Node::start`], with fields laid over the kubelet configuration.
+    pub fn start_with(name: &str, config: Value) -> Node {
+        let base = std::env::var("E2E_DIR").expect("the end-to-end tests run through: tests/run e2e");
+        let dir = Path::new(&base).join(name);
+        fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
+        let containerd = Containerd::start(&dir);
+        let mut node = Node {
+            containerd,
+            dir,
+            port: free_port(),
+            healthz: free_port(),
+            agent: None,
+            starts: 0,
+            first: None,
+        };
+        node.write_config(config);
+        node.start_agent();
+        node.first = node.agent.as_ref().and_then(|agent| Holding::of(agent.id()));
+        node
+    }
+
+    fn write_config(&self, extra: Value) {
+        let mut config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": self.containerd.endpoint(),
+            "staticPodPath": self.manifests(),
+            "podLogsDir": self.dir.join("logs"),
+            "address": "127.0.0.1",
+            "port": free_port(),
+            "readOnlyPort": self.port,
+            "healthzPort": self.healthz,
+            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "failCgroupV1": false,
+            "failSwapOn": false,
+            "cgroupDriver": "cgroupfs",
+            "cgroupsPerQOS": false,
+            "enforceNodeAllocatable": [],
+            "fileCheckFrequency": "20s",
+        });
+        if let (Some(config), Value::Object(extra)) = (config.as_object_mut(), extra) {
+            config.extend(extra);
+        }
+        // JSON is YAML.
+        fs::write(self.dir.join("config.yaml"), config.to_string()).expect("the configuration is written");
+    }
+
+    fn manifests(&self) -> PathBuf {
+        self.dir.join("manifests")
+    }
+
+    /// The agent's root directory.
+    pub fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// A directory for hostPath volumes and other things of the test.
+    pub fn shared(&self) -> PathBuf {
+        let dir = self.dir.join("shared");
+        fs::create_dir_all(&dir).expect("the shared directory can be made");
+        dir
+    }
+
+    /// Starts the agent and waits until it says that it is healthy.
+    pub fn start_agent(&mut self) {
+        self.launch_agent();
+        self.wait_healthy();
+    }
+
+    /// Starts the agent without waiting.
+    pub fn launch_agent(&mut self) {
+        assert!(self.agent.is_none(), "the agent runs already");
+        self.starts += 1;
+        let log = File::create(self.dir.join(format!("agent-{}.log", self.starts))).expect("a log file");
+        let errors = log.try_clone().expect("a second handle of the log");
+        let agent = Command::new(env!("CARGO_BIN_EXE_coracle"))
+            .arg("--config")
+            .arg(self.dir.join("config.yaml"))
+            .arg("--root-dir")
+            .arg(self.root())
+            .args(["--hostname-override", NODE, "--node-ip", "127.0.0.1"])
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            .spawn()
+            .expect("the agent starts");
+        self.agent = Some(agent);
+    }
+
+    /// Waits until `/healthz` answers 200.
+    pub fn wait_healthy(&mut self) {
+        let port = self.healthz;
+        let agent = self.agent.as_mut().expect("the agent was started");
+        wait_until("the agent to be healthy", LONG, || {
+            if let Ok(Some(status)) = agent.try_wait() {
+                panic!("the agent ended with {status}");
+            }
+            matches!(http_get(port, "/healthz"), Ok((200, _)))
+        });
+    }
+
+    /// What `/healthz` says: the code and the text.
+    pub fn health(&self, path: &str) -> (u16, String) {
+        http_get(self.healthz, path).unwrap_or((0, String::new()))
+    }
+
+    /// Ends the agent with SIGKILL, as a crash would.
+    pub fn kill_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+    }
+
+    /// Ends the agent with SIGTERM and asserts that it does so within 5 s, with success.
+    pub fn stop_agent(&mut self) {
+        let Some(mut agent) = self.agent.take() else { return };
+        let begun = Instant::now();
+        kill(agent.id(), "TERM");
+        let status =
+            wait_for("the agent to stop", Duration::from_secs(20), || agent.try_wait().ok().flatten());
+        assert!(begun.elapsed() < Duration::from_secs(5), "stopping took {:?}", begun.elapsed());
+        assert!(status.success(), "the agent ended with {status}");
+    }
+
+    /// Writes a file of the manifest directory whole: a half-written one is never seen.
+    pub fn write(&self, file: &str, text: impl AsRef<[u8]>) {
+        let scratch = self.dir.join("scratch");
+        fs::write(&scratch, text).expect("the scratch file is written");
+        fs::rename(&scratch, self.manifests().join(file)).expect("the manifest is renamed into place");
+    }
+
+    /// Writes a manifest.
+    pub fn apply(&self, file: &str, manifest: &Value) {
+        self.write(file, manifest.to_string());
+    }
+
+    /// The path of a file of the manifest directory.
+    pub fn manifest_path(&self, file: &str) -> PathBuf {
+        self.manifests().join(file)
+    }
+
+    /// Removes a manifest.
+    pub fn remove(&self, file: &str) {
+        fs::remove_file(self.manifests().join(file)).expect("the manifest was there");
+    }
+
+    /// All pods with their statuses, as the read-only port shows them. `None` while the
+    /// agent does not answer.
+    pub fn try_pods(&self) -> Option<Vec<Pod>> {
+        let (code, body) = http_get(self.port, "/pods").ok()?;
+        if code != 200 {
+            return None;
+        }
+        let list: Value = serde_json::from_str(&body).expect("/pods answers JSON");
+        let items = list.get("items").cloned().unwrap_or(Value::Null);
+        Some(
+            serde_json::from_value::<Option<Vec<Pod>>>(items)
+                .expect("/pods answers pods")
+                .unwrap_or_default(),
+        )
+    }
+
+    /// All pods; waits for the agent to answer.
+    pub fn pods(&self) -> Vec<Pod> {
+        wait_for("/pods", LONG, || self.try_pods())
+    }
+
+    /// A pod by the name in its manifest. With two of that name (an edit under way): the
+    /// newest is not known, so none.
+    pub fn pod(&self, name: &str) -> Option<Pod> {
+        let full = format!("{name}-{NODE}");
+        let mut found: Vec<Pod> =
+            self.pods().into_iter().filter(|pod| pod.metadata.name.as_deref() == Some(&full)).collect();
+        if found.len() == 1 { found.pop() } else { None }
+    }
+
+    /// Waits for a pod to satisfy a condition.
+    pub fn wait_pod(&self, name: &str, what: &str, limit: Duration, holds: impl Fn(&Pod) -> bool) -> Pod {
+        let mut last = None;
+        let begun = Instant::now();
+        loop {
+            if let Some(pod) = self.pod(name) {
+                if holds(&pod) {
+                    return pod;
+                }
+                last = Some(pod);
+            }
+            assert!(
+                begun.elapsed() < limit,
+                "waited {limit:?} in vain for pod {name} to be {what}; last seen: {}",
+                last.map_or_else(|| "not there".to_owned(), |pod| describe(&pod))
+            );
+            super::wait::pause(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until a pod runs and is ready.
+    pub fn wait_ready(&self, name: &str) -> Pod {
+        self.wait_pod(name, "ready", LONG, is_ready)
+    }
+
+    /// Waits until no pod of that name is listed and no container of it is left.
+    pub fn wait_gone(&self, name: &str) {
+        let full = format!("{name}-{NODE}");
+        wait_until(&format!("pod {name} to be gone"), LONG, || {
+            self.try_pods()
+                .is_some_and(|pods| pods.iter().all(|pod| pod.metadata.name.as_deref() != Some(&full)))
+        });
+        wait_until(&format!("the tasks of pod {name} to be gone"), LONG, || self.running(name).is_empty());
+    }
+
+    /// Ids of the running containers of a pod by container name, without its sandbox.
+    pub fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
+        let full = format!("{name}-{NODE}");
+        self.running_where(&format!("labels.\"io.kubernetes.pod.name\"=={full}"))
+            .remove(&full)
+            .unwrap_or_default()
+    }
+
+    /// Pod name → container name → ids of those that run.
+    pub fn running_of_all(&self) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
+        self.running_where("")
+    }
+
+    fn running_where(&self, filter: &str) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
+        let alive: Vec<String> =
+            self.containerd.tasks().into_iter().filter(|task| task.running).map(|task| task.id).collect();
+        let mut pods: BTreeMap<String, BTreeMap<String, Vec<String>>> = BTreeMap::new();
+        for record in self.containerd.records(filter) {
+            if !record.is_sandbox && alive.contains(&record.id) {
+                pods.entry(record.pod).or_default().entry(record.container).or_default().push(record.id);
+            }
+        }
+        pods
+    }
+
+    /// Ids of the running sandboxes of a pod.
+    pub fn running_sandboxes(&self, name: &str) -> Vec<String> {
+        let full = format!("{name}-{NODE}");
+        let alive: Vec<String> =
+            self.containerd.tasks().into_iter().filter(|task| task.running).map(|task| task.id).collect();
+        self.containerd
+            .records(&format!("labels.\"io.kubernetes.pod.name\"=={full}"))
+            .into_iter()
+            .filter(|record| record.is_sandbox && alive.contains(&record.id))
+            .map(|record| record.id)
+            .collect()
+    }
+
+    /// A local command of the binary, against this node.
+    pub fn command(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_coracle"))
+            .args(args)
+            .arg("--root-dir")
+            .arg(self.root())
+            .stdin(Stdio::null())
+            .output()
+            .expect("the command runs")
+    }
+
+    /// Standard output of a local command that has to succeed.
+    pub fn says(&self, args: &[&str]) -> String {
+        let output = self.command(args);
+        assert!(
+            output.status.success(),
+            "coracle {args:?}: {}{}",
+            String::from_utf8_lossy(&output.stderr),
+            String::from_utf8_lossy(&output.stdout)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Standard output of a command inside a container.
+    pub fn exec(&self, container: &str, args: &[&str]) -> String {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let id = format!("probe{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut all = vec!["tasks", "exec", "--exec-id", &id, container];
+        all.extend(args);
+        self.containerd.ctr(&all)
+    }
+
+    /// What the agent under test holds right now.
+    pub fn holding(&self) -> Option<Holding> {
+        self.agent.as_ref().and_then(|agent| Holding::of(agent.id()))
+    }
+
+    /// As [`Node::finish`], and waits for garbage collection to remove the dead containers
+    /// and sandboxes too: up to two of its rounds, of a minute each.
+    pub fn finish_spotless(self) {
+        self.empty();
+        wait_until("no container records", Duration::from_secs(150), || {
+            self.containerd.record_ids().is_empty()
+        });
+        self.finish();
+    }
+
+    /// Removes every manifest and asserts that nothing stays: no pod, running container or
+    /// sandbox, mount or pod directory; that the agent holds what it held at first; that it
+    /// stops.
+    pub fn finish(mut self) {
+        self.empty();
+        cop::assert_no_mounts_below(&self.root());
+        if let (Some(first), Some(agent)) = (self.first, self.agent.as_ref()) {
+            // A restarted agent starts from its own first look, which no test took.
+            if self.starts == 1 {
+                cop::assert_back_to(first, agent.id(), MAX_RESIDENT_KIB);
+            }
+        }
+        self.stop_agent();
+    }
+
+    fn empty(&self) {
+        for entry in fs::read_dir(self.manifests()).expect("the manifest directory is readable").flatten() {
+            fs::remove_file(entry.path()).expect("a manifest can be removed");
+        }
+        wait_until("no pods", LONG, || self.try_pods().is_some_and(|pods| pods.is_empty()));
+        wait_until("no tasks", LONG, || self.containerd.tasks().iter().all(|task| !task.running));
+        let pods = self.root().join("pods");
+        wait_until("no pod directories", LONG, || {
+            fs::read_dir(&pods).map_or(true, |mut entries| entries.next().is_none())
+        });
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for number in 1..=self.starts {
+                let log =
+                    fs::read_to_string(self.dir.join(format!("agent-{number}.log"))).unwrap_or_default();
+                let lines: Vec<&str> = log.lines().collect();
+                let tail = lines.len().saturating_sub(60);
+                eprintln!("--- agent log {number} ({} lines) ---\n{}", lines.len(), lines[tail..].join("\n"));
+            }
+            let log = fs::read_to_string(self.containerd.log()).unwrap_or_default();
+            let bad: Vec<&str> = log.lines().filter(|line| line.contains("level=error")).collect();
+            eprintln!("--- containerd errors ---\n{}", bad[bad.len().saturating_sub(15)..].join("\n"));
+        }
+        self.kill_agent();
+        self.containerd.down();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// One GET over plain HTTP on loopback, whole.
+pub fn http_get(port: u16, path: &str) -> std::io::Result<(u16, String)> {
+    let limit = Duration::from_secs(10);
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut stream = TcpStream::connect_timeout(&address, limit)?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+    Ok((code, body.to_owned()))
+}
+
+/// A script that runs until it is told to stop, and then stops at once.
+pub const FOREVER: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done";
+
+/// A container of the local busybox image.
+pub fn busybox(name: &str, script: &str) -> Value {
+    json!({"name": name, "image": "localhost/busybox:1", "command": ["sh", "-c", script]})
+}
+
+/// A pod manifest in the namespace `default` with a grace period of 2 s.
+pub fn pod(name: &str, containers: Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"containers": containers, "terminationGracePeriodSeconds": 2},
+    })
+}
+
+/// A pod of one container that runs until it is stopped.
+pub fn simple(name: &str) -> Value {
+    pod(name, json!([busybox("main", FOREVER)]))
+}
+
+/// The phase, or an empty string.
+pub fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("")
+}
+
+/// Whether the pod runs and its Ready condition is true.
+pub fn is_ready(pod: &Pod) -> bool {
+    phase(pod) == "Running"
+        && pod
+            .status
+            .as_ref()
+            .and_then(|status| status.conditions.as_ref())
+            .is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
+}
+
+/// The status of a container by name.
+pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
+    pod.status.as_ref()?.container_statuses.as_ref()?.iter().find(|one| one.name == name)
+}
+
+/// Why a container waits, or an empty string.
+pub fn waiting_reason<'a>(pod: &'a Pod, name: &str) -> &'a str {
+    container(pod, name)
+        .and_then(|status| status.state.as_ref())
+        .and_then(|state| state.waiting.as_ref())
+        .and_then(|waiting| waiting.reason.as_deref())
+        .unwrap_or("")
+}
+
+/// How often a container was restarted.
+pub fn restarts(pod: &Pod, name: &str) -> i32 {
+    container(pod, name).map_or(0, |status| status.restart_count)
+}
+
+/// A container's runtime id without its scheme.
+pub fn container_id(pod: &Pod, name: &str) -> String {
+    let id = container(pod, name).and_then(|status| status.container_id.as_deref()).unwrap_or("");
+    id.rsplit("//").next().unwrap_or("").to_owned()
+}
+
+/// The pod's UID.
+pub fn uid(pod: &Pod) -> String {
+    pod.metadata.uid.clone().unwrap_or_default()
+}
+
+/// A pod's status in one line, for failed tests.
+pub fn describe(pod: &Pod) -> String {
+    serde_json::to_string(&pod.status).unwrap_or_default()
+}
