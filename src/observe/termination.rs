@@ -11,6 +11,10 @@ use crate::model::runtime::{ContainerState, ContainerStatus};
 /// At most this much of the termination file is shown.
 const MESSAGE_BYTES: u64 = 4096;
 
+/// Limits of the message that is taken from the log instead.
+const LOG_LINES: u64 = 80;
+const LOG_BYTES: u64 = 2048;
+
 /// Completes the message of an exited container from its termination file, or from the
 /// end of its log where the policy says so.
 pub(super) fn complete(container: &mut ContainerStatus) {
@@ -34,7 +38,7 @@ pub(super) fn complete(container: &mut ContainerStatus) {
         }
     }
     if text.is_empty() && fall_back && !container.log_path.is_empty() {
-        text = crate::util::tail::tail_for_termination(Path::new(&container.log_path));
+        text = end_of_log(Path::new(&container.log_path));
     }
     if text.is_empty() {
         return;
@@ -43,6 +47,18 @@ pub(super) fn complete(container: &mut ContainerStatus) {
         container.message = text;
     } else {
         container.message = format!("{}: {text}", container.message);
+    }
+}
+
+/// The last lines of a log, without the runtime's line headers. A log that cannot be read
+/// leaves the message empty: the exit code says enough.
+fn end_of_log(path: &Path) -> String {
+    match crate::util::tail::last(path, LOG_LINES, LOG_BYTES) {
+        Ok(tail) => crate::model::log_line::termination_text(&tail.bytes, tail.cut),
+        Err(error) => {
+            log::debug!("cannot read the end of {}: {error}", path.display());
+            String::new()
+        }
     }
 }
 

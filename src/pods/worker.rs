@@ -17,8 +17,7 @@ use crate::model::reasons;
 use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
 use crate::runtime::{Kill as KillContainer, KillTarget, Runtime, Start, StartFailure};
-use crate::status::compose::{self, Deadline, NodeAddresses, StartReason};
-use crate::status::StatusCache;
+use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{jitter, random_unit};
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
@@ -49,7 +48,7 @@ pub struct Deps {
     /// Sees what runs.
     pub observe: Observe,
     /// Mounts.
-    pub volumes: Volumes,
+    pub volumes: Arc<Volumes>,
     /// Keeps statuses.
     pub status: StatusCache,
     /// Tells users.
@@ -406,26 +405,26 @@ impl Worker {
         let now = Timestamp::now();
         let runtime_name =
             self.settings.runtime_name.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut status = compose::compose(&compose::Inputs {
+        let mut composed = status::compose(&status::Inputs {
             old: old.as_deref(),
             failures: &failures,
             terminal: finality == Finality::Final,
             deleting: self.life.phase != Phase::Syncing,
             runtime_name: &runtime_name,
             sandbox_needed: plan.create_sandbox,
-            ..compose::Inputs::new(&pod, runtime, &self.settings.node, now)
+            ..status::Inputs::new(&pod, runtime, &self.settings.node, now)
         });
         if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase {
-            status.phase = Some("Failed".to_owned());
-            status.reason = Some(failure.reason.to_owned());
-            status.message = Some(failure.message.clone());
+            composed.phase = Some("Failed".to_owned());
+            composed.reason = Some(failure.reason.to_owned());
+            composed.message = Some(failure.message.clone());
         }
-        let over = matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"));
-        if over && status.reason.as_deref() == Some(reasons::DEADLINE_EXCEEDED) && self.life.phase == Phase::Syncing {
-            let message = status.message.clone().unwrap_or_default();
+        let over = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
+        if over && composed.reason.as_deref() == Some(reasons::DEADLINE_EXCEEDED) && self.life.phase == Phase::Syncing {
+            let message = composed.message.clone().unwrap_or_default();
             self.deps.events.normal(&pod, reasons::DEADLINE_EXCEEDED, message);
         }
-        self.deps.status.set(&pod, status, now);
+        self.deps.status.set(&pod, composed, now);
         if std::mem::take(&mut self.first_sync) {
             log::info!("pod is managed pod={} uid={}", pod.full_name(), pod.uid());
         }
@@ -434,8 +433,8 @@ impl Worker {
 
     fn until_next_sync(&self) -> Duration {
         let wait = jitter(self.settings.sync_frequency, random_unit());
-        let status = self.deps.status.get(self.pod().uid());
-        match compose::active_deadline(self.pod(), status.as_deref(), Timestamp::now()) {
+        let stored = self.deps.status.get(self.pod().uid());
+        match status::active_deadline(self.pod(), stored.as_deref(), Timestamp::now()) {
             Some(Deadline::Remaining(left)) => wait.min(left),
             Some(Deadline::Exceeded) => Duration::ZERO,
             None => wait,

@@ -49,7 +49,7 @@ pub struct Deps {
     /// Rotates logs; `None`: switched off.
     pub rotator: Option<(Rotator<RuntimeClient>, Duration)>,
     /// Removes directories.
-    pub volumes: Volumes,
+    pub volumes: Arc<Volumes>,
     /// Forgets old back-off entries.
     pub runtime: Runtime,
     /// Rung when a pod has ended or a container has died.
