@@ -79,7 +79,7 @@ pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Opt
     candidates
         .map(|candidate| (distance(&lower, &candidate.to_lowercase()), candidate))
         .min()
-        .filter(|(distance, _)| *distance <= 2)
+        .filter(|(distance, _)| *distance <= 2 && distance * 2 < word.len())
         .map(|(_, candidate)| candidate)
 }
 

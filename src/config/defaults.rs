@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::duration::GoDuration;
-use super::fields::{FIELDS, Field, HARD_EVICTION};
+use super::fields::{FIELDS, Field, HARD_EVICTION, Kind};
 
 /// Which set of defaults holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,10 +49,11 @@ pub fn fill(config: &mut Value, defaults: DefaultSet) {
         }
     }
     let parallel = get(config, "maxParallelImagePulls").and_then(Value::as_i64).unwrap_or(0);
-    let update = get(config, "nodeStatusUpdateFrequency").filter(|value| !is_zero(value)).cloned();
+    let update =
+        get(config, "nodeStatusUpdateFrequency").filter(|value| !is_zero(value, Kind::Duration)).cloned();
     for field in FIELDS {
         let current = get(config, field.path).unwrap_or(&Value::Null);
-        let unset = current.is_null() || (!field.keeps_zero && is_zero(current));
+        let unset = current.is_null() || (!field.keeps_zero && is_zero(current, field.kind));
         if !unset {
             // INVARIANT: the limit is -1 or a number of processes.
             if field.path == "podPidsLimit" && current.as_i64().is_some_and(|limit| limit < 0) {
@@ -71,10 +72,13 @@ pub fn fill(config: &mut Value, defaults: DefaultSet) {
     }
 }
 
-fn is_zero(value: &Value) -> bool {
+fn is_zero(value: &Value, kind: Kind) -> bool {
     match value {
         Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty() || GoDuration::parse(text).is_ok_and(GoDuration::is_zero),
+        Value::String(text) if kind == Kind::Duration => {
+            GoDuration::parse(text).is_ok_and(GoDuration::is_zero)
+        }
+        Value::String(text) => text.is_empty(),
         _ => false,
     }
 }
@@ -161,7 +165,7 @@ mod tests {
         let mut config = json!({
             "syncFrequency": "0s", "maxPods": 0, "address": "", "healthzPort": 0, "registryPullQPS": 0,
             "resolvConf": "", "enforceNodeAllocatable": [], "cpuCFSQuotaPeriod": "0s", "podPidsLimit": -5,
-            "enableServer": false, "iptablesDropBit": 0,
+            "enableServer": false, "iptablesDropBit": 0, "reservedSystemCPUs": "0",
         });
         fill(&mut config, DefaultSet::WithFile);
         for (path, expected) in [
@@ -175,6 +179,7 @@ mod tests {
             ("cpuCFSQuotaPeriod", json!("0s")),
             ("podPidsLimit", json!(-1)),
             ("enableServer", json!(false)),
+            ("reservedSystemCPUs", json!("0")),
         ] {
             assert_eq!(get(&config, path), Some(&expected), "{path}");
         }

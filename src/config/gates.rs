@@ -2,6 +2,7 @@
 //! The kubelet knows the gates of every component, so one map can be shared by all of them.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 /// How finished a feature is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +78,7 @@ impl Gates {
             }
         }
         for (name, &wanted) in set {
-            match known().find(|gate| gate.name == name) {
+            match BY_NAME.get(name.as_str()) {
                 None if name == "AllAlpha" || name == "AllBeta" => {}
                 None => problems.push((name.clone(), GateError::Unknown(name.clone()))),
                 Some(gate) if gate.locked && gate.preset != wanted => {
@@ -102,7 +103,7 @@ impl Gates {
     pub fn enabled(&self, name: &str) -> bool {
         match self.changed.get(name) {
             Some(on) => *on,
-            None => known().any(|gate| gate.name == name && gate.preset),
+            None => BY_NAME.get(name).is_some_and(|gate| gate.preset),
         }
     }
 }
@@ -121,6 +122,9 @@ pub fn known() -> impl Iterator<Item = Gate> {
         .chain(rows(DEPRECATED_ON, Stage::Deprecated, true, false))
         .chain(rows(DEPRECATED_OFF, Stage::Deprecated, false, false))
 }
+
+static BY_NAME: LazyLock<BTreeMap<&'static str, Gate>> =
+    LazyLock::new(|| known().map(|gate| (gate.name, gate)).collect());
 
 /// Pairs of a gate and one it cannot be on without; locked ones cannot fail and are left out.
 const NEEDS: &[(&str, &str)] = &[

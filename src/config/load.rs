@@ -107,11 +107,25 @@ impl Loaded {
 /// # Errors
 /// All problems there are, in the order of the layers.
 pub fn load(request: &Request) -> Result<Loaded, Vec<Problem>> {
+    load_with(request, &mut |layers, file| layers.read(file))
+}
+
+/// [`load`] where the main file's content is already at hand.
+#[cfg(test)]
+pub(super) fn load_bytes(bytes: &[u8]) -> Result<Loaded, Vec<Problem>> {
+    let request = Request { file: Some(PathBuf::from("/config.yaml")), ..Request::default() };
+    load_with(&request, &mut |layers, file| layers.take(file, bytes))
+}
+
+fn load_with(
+    request: &Request,
+    read: &mut dyn FnMut(&mut Layers, &Path) -> Option<Value>,
+) -> Result<Loaded, Vec<Problem>> {
     let mut layers = Layers::default();
     let defaults = if request.file.is_some() { DefaultSet::WithFile } else { DefaultSet::FlagsOnly };
     let mut value = Value::Object(serde_json::Map::new());
     if let Some(file) = &request.file {
-        if let Some(layer) = layers.read(file) {
+        if let Some(layer) = read(&mut layers, file) {
             value = layer;
         }
         strip_nulls(&mut value);
@@ -119,7 +133,7 @@ pub fn load(request: &Request) -> Result<Loaded, Vec<Problem>> {
     }
     if let Some(directory) = &request.drop_ins {
         for file in layers.list_drop_ins(directory) {
-            if let Some(layer) = layers.read(&file) {
+            if let Some(layer) = read(&mut layers, &file) {
                 merge_patch(&mut value, layer);
             }
         }
@@ -193,15 +207,19 @@ impl Layers {
 
     /// Reads one file into a checked layer; `None` when there is nothing to use in it.
     fn read(&mut self, file: &Path) -> Option<Value> {
-        let place = file.display().to_string();
-        let bytes = match read_file(file) {
-            Ok(bytes) => bytes,
+        match read_file(file) {
+            Ok(bytes) => self.take(file, &bytes),
             Err(message) => {
-                self.fail(place, "", message);
-                return None;
+                self.fail(file.display().to_string(), "", message);
+                None
             }
-        };
-        let documents = match yaml::parse_bytes(&bytes) {
+        }
+    }
+
+    /// Turns the bytes of a file into a checked layer.
+    fn take(&mut self, file: &Path, bytes: &[u8]) -> Option<Value> {
+        let place = file.display().to_string();
+        let documents = match yaml::parse_bytes(bytes) {
             Ok(documents) => documents,
             Err(error) => {
                 self.fail(format!("{place}:{}", error.line), "", error.message);

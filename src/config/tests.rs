@@ -1,1 +1,544 @@
 //! Loading, precedence, rules and hostile input.
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+fn write(directory: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+    let path = directory.join(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Loads a file with this body below its head, and these flags.
+fn load_body(body: &str, overrides: &[(&'static str, Value)]) -> Result<Loaded, Vec<Problem>> {
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), "config.yaml", format!("{HEAD}{body}"));
+    load(&Request { file: Some(file), drop_ins: None, overrides: flags(overrides) })
+}
+
+fn flags(overrides: &[(&'static str, Value)]) -> Vec<Override> {
+    overrides
+        .iter()
+        .map(|(path, value)| Override { flag: format!("--{path}"), path, value: value.clone() })
+        .collect()
+}
+
+#[test]
+fn defaults_with_and_without_a_file() {
+    let with = load_body("", &[]).unwrap().config;
+    let without = load(&Request::default()).unwrap().config;
+    assert!(!with.authentication.anonymous.enabled && without.authentication.anonymous.enabled);
+    assert!(with.authentication.webhook.enabled && !without.authentication.webhook.enabled);
+    assert_eq!(
+        (with.authorization.mode.as_str(), without.authorization.mode.as_str()),
+        ("Webhook", "AlwaysAllow")
+    );
+    assert_eq!((with.read_only_port, without.read_only_port), (0, 10255));
+    assert_eq!((with.eviction_hard.len(), without.eviction_hard.len()), (5, 0));
+    assert_eq!((with.max_pods, without.max_pods), (110, 110));
+    assert_eq!(with.single_process_oom_kill, None);
+    assert_eq!(with.crash_loop_back_off.max_container_restart_period, GoDuration::from_secs(300));
+    assert!(with.fail_cgroup_v1);
+}
+
+/// The defaults as the reference table of v1beta1 has them.
+#[test]
+fn defaults_print_as_the_table() {
+    let printed = load_body("", &[]).unwrap().to_yaml();
+    for line in [
+        "address: \"0.0.0.0\"",
+        "apiVersion: kubelet.config.k8s.io/v1beta1",
+        "cgroupDriver: cgroupfs",
+        "cgroupsPerQOS: true",
+        "containerLogMaxFiles: 5",
+        "containerLogMaxSize: 10Mi",
+        "containerLogMonitorInterval: 10s",
+        "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock",
+        "cpuCFSQuotaPeriod: 100ms",
+        "evictionPressureTransitionPeriod: 5m0s",
+        "  memory.available: 100Mi",
+        "healthzPort: 10248",
+        "imageGCHighThresholdPercent: 85",
+        "imageMaximumGCAge: 0s",
+        "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages",
+        "kind: KubeletConfiguration",
+        "maxPods: 110",
+        "memoryThrottlingFactor: 0.9",
+        "nodeStatusReportFrequency: 5m0s",
+        "oomScoreAdj: -999",
+        "podPidsLimit: -1",
+        "resolvConf: /etc/resolv.conf",
+        "streamingConnectionIdleTimeout: 4h0m0s",
+        "syncFrequency: 1m0s",
+        "volumeStatsAggPeriod: 1m0s",
+    ] {
+        assert!(printed.lines().any(|printed| printed == line), "{line} is not in\n{printed}");
+    }
+    // What is printed can be given back.
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), "config.yaml", &printed);
+    let again = load(&Request { file: Some(file), ..Request::default() }).unwrap();
+    assert_eq!(again.to_yaml(), printed);
+}
+
+#[test]
+fn drop_ins_merge_in_order_and_flags_win() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let file = write(
+        root,
+        "main.yaml",
+        format!(
+            "{HEAD}maxPods: 1\nclusterDNS: [10.0.0.1]\nregisterNode: false\nfeatureGates: {{EnvFiles: false}}\nevictionSoft: {{memory.available: 1Gi}}\nevictionSoftGracePeriod: {{memory.available: 1m}}\n"
+        ),
+    );
+    write(root, "d/10-a.conf", format!("{HEAD}maxPods: 2\npodsPerCore: 3\nclusterDNS: [10.0.0.2]\n"));
+    write(
+        root,
+        "d/20-b.conf",
+        format!("{HEAD}maxPods: 4\nregisterNode: null\nevictionSoft: null\nevictionSoftGracePeriod: null\n"),
+    );
+    write(
+        root,
+        "d/15/x.conf",
+        format!(
+            "{HEAD}maxPods: 3\npodsPerCore: 9\nevictionHard: {{memory.available: 1Mi, nodefs.available: null}}\n"
+        ),
+    );
+    write(root, "d/30-c.yaml", "not read: [");
+    write(root, "d/.conf.swp", "not read: [");
+    let mut request = Request { file: Some(file), drop_ins: Some(root.join("d")), overrides: Vec::new() };
+    let config = load(&request).unwrap().config;
+    assert_eq!((config.max_pods, config.pods_per_core), (4, 9));
+    assert_eq!(config.cluster_dns, ["10.0.0.2"]);
+    assert!(config.register_node && config.eviction_soft.is_empty());
+    // Drop-ins merge over the defaults that the file brought along, key by key.
+    assert_eq!(config.eviction_hard.get("memory.available").map(String::as_str), Some("1Mi"));
+    assert_eq!(config.eviction_hard.len(), 4);
+
+    request.overrides =
+        flags(&[("maxPods", json!(7)), ("featureGates", json!({"ContainerStopSignals": true}))]);
+    let loaded = load(&request).unwrap();
+    assert_eq!(loaded.config.max_pods, 7);
+    assert!(!loaded.gates.enabled("EnvFiles") && loaded.gates.enabled("ContainerStopSignals"));
+    assert_eq!(loaded.files.len(), 4);
+
+    // A drop-in alone keeps the defaults of old.
+    request = Request { file: None, drop_ins: Some(root.join("d")), overrides: Vec::new() };
+    let config = load(&request).unwrap().config;
+    assert_eq!((config.read_only_port, config.eviction_hard.len()), (10255, 1));
+}
+
+#[test]
+fn relative_paths_start_at_their_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().canonicalize().unwrap();
+    let file = write(
+        &root,
+        "etc/main.yaml",
+        format!("{HEAD}staticPodPath: ../pods/./x\nresolvConf: \"\"\npodLogsDir: logs/\n"),
+    );
+    write(&root, "d/a.conf", format!("{HEAD}authentication: {{x509: {{clientCAFile: ca.crt}}}}\n"));
+    let config = load(&Request { file: Some(file), drop_ins: Some(root.join("d")), ..Request::default() })
+        .unwrap()
+        .config;
+    assert_eq!(config.static_pod_path, root.join("pods/x").to_str().unwrap());
+    assert_eq!(config.pod_logs_dir, root.join("etc/logs").to_str().unwrap());
+    assert_eq!(config.authentication.x509.client_ca_file, root.join("d/ca.crt").to_str().unwrap());
+    assert_eq!(config.resolv_conf, "");
+    for (path, clean) in
+        [("/a//b/../c/", "/a/c"), ("/..", "/"), ("a/..", "."), ("../a", "../a"), ("/", "/"), ("", ".")]
+    {
+        assert_eq!(clean_path(path), clean);
+    }
+}
+
+#[test]
+fn flags_keep_the_zeros_that_files_cannot_say() {
+    let loaded =
+        load_body("", &[("evictionMaxPodGracePeriod", json!(0)), ("maxOpenFiles", json!(0))]).unwrap();
+    assert_eq!(loaded.config.max_open_files, 0);
+    assert_eq!(load_body("maxOpenFiles: 0\n", &[]).unwrap().config.max_open_files, 1_000_000);
+}
+
+#[test]
+fn all_problems_come_at_once_with_their_places() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let file = write(
+        root,
+        "main.yaml",
+        format!(
+            "{HEAD}maxPods: lots\nmaxPod: 3\nimageGCLowThresholdPercent: 90\nauthentication:\n  anonymous:\n    enable: true\nsyncFrequency: 10\nfeatureGates:\n  Nonsense: true\n"
+        ),
+    );
+    write(root, "d/a.conf", format!("{HEAD}port: 70000\n"));
+    write(root, "d/b.conf", "port: 1\n");
+    write(root, "d/c.conf", "");
+    write(root, "d/d.conf", format!("{HEAD}port: 1\nport: 2\n"));
+    let request = Request {
+        file: Some(file),
+        drop_ins: Some(root.join("d")),
+        overrides: flags(&[("oomScoreAdj", json!(5000))]),
+    };
+    let found: Vec<String> = load(&request)
+        .unwrap_err()
+        .iter()
+        .map(|problem| problem.to_string().replace(&format!("{}/", root.display()), ""))
+        .collect();
+    for expected in [
+        "main.yaml:3: maxPods: must be a whole number, not the string \"lots\"",
+        "main.yaml:4: maxPod: unknown field; did you mean maxPods?",
+        "main.yaml:8: authentication.anonymous.enable: unknown field; did you mean authentication.anonymous.enabled?",
+        "main.yaml:9: syncFrequency: must be a duration string such as 20s or 1m30s, not the number 10",
+        "d/b.conf:1: apiVersion: is missing; want kubelet.config.k8s.io/v1beta1",
+        "d/b.conf:1: kind: is missing; want KubeletConfiguration",
+        "d/c.conf: is empty; want apiVersion: kubelet.config.k8s.io/v1beta1 and kind: KubeletConfiguration",
+        "d/d.conf:4: key \"port\" appears twice in one mapping",
+        "main.yaml:11: featureGates[Nonsense]: unrecognized feature gate: Nonsense",
+        "main.yaml:5: imageGCLowThresholdPercent: 90 must be less than imageGCHighThresholdPercent 85",
+        "--oomScoreAdj: oomScoreAdj: 5000 must be between -1000 and 1000, inclusive",
+    ] {
+        assert!(found.iter().any(|found| found == expected), "{expected} is not in\n{}", found.join("\n"));
+    }
+    assert_eq!(found.len(), 11, "{found:#?}");
+}
+
+#[test]
+fn files_that_cannot_be_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    write(root, "two", format!("{HEAD}---\n{HEAD}"));
+    write(root, "list", "- a\n");
+    write(root, "binary", b"\x00\xff\xfe");
+    write(root, "wrong", HEAD.replace("v1beta1", "v1"));
+    std::fs::File::create(root.join("huge")).unwrap().set_len(20 << 20).unwrap();
+    for (name, words) in [
+        ("two", "more than one document"),
+        ("list", "must be an object"),
+        ("binary", "UTF-8"),
+        ("wrong", "want kubelet.config.k8s.io/v1beta1, not the string"),
+        ("huge", "larger than"),
+        ("missing", "cannot be read"),
+        (".", "not a regular file"),
+    ] {
+        let problems = load(&Request { file: Some(root.join(name)), ..Request::default() }).unwrap_err();
+        assert!(problems.iter().any(|problem| problem.to_string().contains(words)), "{name}: {problems:?}");
+    }
+    let problems = load(&Request { drop_ins: Some(root.join("missing")), ..Request::default() }).unwrap_err();
+    assert!(problems[0].to_string().contains("cannot be listed"));
+}
+
+/// Each rule, broken alone: the body, and the field that is blamed.
+#[test]
+fn every_rule_is_enforced() {
+    for (body, field) in [
+        ("nodeLeaseDurationSeconds: -1", "nodeLeaseDurationSeconds"),
+        ("eventBurst: -1", "eventBurst"),
+        ("eventRecordQPS: -1", "eventRecordQPS"),
+        ("kubeAPIBurst: -1", "kubeAPIBurst"),
+        ("kubeAPIQPS: -1", "kubeAPIQPS"),
+        ("maxPods: -1", "maxPods"),
+        ("podsPerCore: -1", "podsPerCore"),
+        ("registryBurst: -1", "registryBurst"),
+        ("registryPullQPS: -1", "registryPullQPS"),
+        ("evictionMaxPodGracePeriod: -1", "evictionMaxPodGracePeriod"),
+        ("maxOpenFiles: -1", "maxOpenFiles"),
+        ("healthzPort: 65536", "healthzPort"),
+        ("port: -1", "port"),
+        ("readOnlyPort: 70000", "readOnlyPort"),
+        ("imageGCHighThresholdPercent: 101", "imageGCHighThresholdPercent"),
+        ("imageGCLowThresholdPercent: -1", "imageGCLowThresholdPercent"),
+        ("imageGCLowThresholdPercent: 85", "imageGCLowThresholdPercent"),
+        ("iptablesDropBit: 32", "iptablesDropBit"),
+        ("iptablesMasqueradeBit: -1", "iptablesMasqueradeBit"),
+        ("oomScoreAdj: -1001", "oomScoreAdj"),
+        ("tracing: {samplingRatePerMillion: 1000001}", "tracing.samplingRatePerMillion"),
+        ("nodeStatusMaxImages: -2", "nodeStatusMaxImages"),
+        ("memoryThrottlingFactor: 1.1", "memoryThrottlingFactor"),
+        ("memoryThrottlingFactor: 0", "memoryThrottlingFactor"),
+        ("userNamespaces: {idsPerPod: 65537}", "userNamespaces.idsPerPod"),
+        ("userNamespaces: {idsPerPod: 0}", "userNamespaces.idsPerPod"),
+        ("logging: {verbosity: -1}", "logging.verbosity"),
+        ("logging: {format: xml}", "logging.format"),
+        ("syncFrequency: -1s", "syncFrequency"),
+        ("fileCheckFrequency: -1s", "fileCheckFrequency"),
+        ("httpCheckFrequency: -1s", "httpCheckFrequency"),
+        ("runtimeRequestTimeout: -1s", "runtimeRequestTimeout"),
+        ("nodeStatusUpdateFrequency: -1s\nnodeStatusReportFrequency: 1s", "nodeStatusUpdateFrequency"),
+        ("cpuManagerReconcilePeriod: -1s", "cpuManagerReconcilePeriod"),
+        ("authentication: {webhook: {cacheTTL: -1s}}", "authentication.webhook.cacheTTL"),
+        ("evictionPressureTransitionPeriod: -1s", "evictionPressureTransitionPeriod"),
+        ("imageMinimumGCAge: -1s", "imageMinimumGCAge"),
+        ("imageMaximumGCAge: -1s", "imageMaximumGCAge"),
+        ("imageMaximumGCAge: 2m", "imageMaximumGCAge"),
+        ("cpuCFSQuotaPeriod: 2s", "cpuCFSQuotaPeriod"),
+        ("cpuCFSQuotaPeriod: 100us", "cpuCFSQuotaPeriod"),
+        ("crashLoopBackOff: {maxContainerRestartPeriod: 301s}", "crashLoopBackOff.maxContainerRestartPeriod"),
+        ("crashLoopBackOff: {maxContainerRestartPeriod: 0s}", "crashLoopBackOff.maxContainerRestartPeriod"),
+        (
+            "crashLoopBackOff: {maxContainerRestartPeriod: 10s}\nfeatureGates: {KubeletCrashLoopBackOffMax: false}",
+            "crashLoopBackOff.maxContainerRestartPeriod",
+        ),
+        ("cgroupDriver: other", "cgroupDriver"),
+        ("cpuManagerPolicy: dynamic", "cpuManagerPolicy"),
+        ("cpuManagerPolicyOptions: {x: y}", "cpuManagerPolicyOptions[x]"),
+        ("memoryManagerPolicy: static", "memoryManagerPolicy"),
+        ("topologyManagerPolicy: x", "topologyManagerPolicy"),
+        ("topologyManagerScope: x", "topologyManagerScope"),
+        ("topologyManagerPolicyOptions: {x: y}", "topologyManagerPolicyOptions[x]"),
+        ("hairpinMode: x", "hairpinMode"),
+        ("authorization: {mode: RBAC}", "authorization.mode"),
+        ("memorySwap: {swapBehavior: UnlimitedSwap}", "memorySwap.swapBehavior"),
+        ("configMapAndSecretChangeDetectionStrategy: x", "configMapAndSecretChangeDetectionStrategy"),
+        ("memoryReservationPolicy: x", "memoryReservationPolicy"),
+        ("memoryReservationPolicy: TieredReservation", "memoryReservationPolicy"),
+        ("tlsMinVersion: TLS1.2", "tlsMinVersion"),
+        ("tlsCipherSuites: [x]", "tlsCipherSuites[0]"),
+        ("tlsCertFile: /x", "tlsCertFile"),
+        ("runOnce: true", "runOnce"),
+        (
+            "serverTLSBootstrap: true\nfeatureGates: {RotateKubeletServerCertificate: false}",
+            "serverTLSBootstrap",
+        ),
+        ("address: localhost", "address"),
+        ("healthzBindAddress: localhost", "healthzBindAddress"),
+        ("clusterDNS: [10.0.0.1, x]", "clusterDNS[1]"),
+        ("staticPodURL: ftp://x", "staticPodURL"),
+        ("staticPodURLHeader: {\"a b\": [c]}", "staticPodURLHeader"),
+        ("podCIDR: 10.0.0.0/33", "podCIDR"),
+        ("containerRuntimeEndpoint: tcp://x", "containerRuntimeEndpoint"),
+        ("imageServiceEndpoint: x", "imageServiceEndpoint"),
+        ("showHiddenMetricsForVersion: \"1.20\"", "showHiddenMetricsForVersion"),
+        ("maxParallelImagePulls: 0", "maxParallelImagePulls"),
+        ("maxParallelImagePulls: 2\nserializeImagePulls: true", "maxParallelImagePulls"),
+        ("imagePullCredentialsVerificationPolicy: x", "imagePullCredentialsVerificationPolicy"),
+        ("preloadedImagesVerificationAllowlist: [x]", "preloadedImagesVerificationAllowlist"),
+        (
+            "imagePullCredentialsVerificationPolicy: NeverVerify\nfeatureGates: {KubeletEnsureSecretPulledImages: false}",
+            "imagePullCredentialsVerificationPolicy",
+        ),
+        ("evictionHard: {memory.free: 1Gi}", "evictionHard[memory.free]"),
+        ("evictionHard: {memory.available: 101%}", "evictionHard[memory.available]"),
+        ("evictionHard: {memory.available: lots}", "evictionHard[memory.available]"),
+        ("evictionHard: {memory.available: -1Gi}", "evictionHard[memory.available]"),
+        ("evictionSoft: {memory.available: 1Gi}", "evictionSoft[memory.available]"),
+        ("evictionSoftGracePeriod: {memory.available: 1}", "evictionSoftGracePeriod[memory.available]"),
+        ("evictionSoftGracePeriod: {memory.available: -1s}", "evictionSoftGracePeriod[memory.available]"),
+        ("evictionMinimumReclaim: {x: 1Gi}", "evictionMinimumReclaim[x]"),
+        ("systemReserved: {gpu: \"1\"}", "systemReserved[gpu]"),
+        ("kubeReserved: {cpu: x}", "kubeReserved[cpu]"),
+        ("kubeReserved: {cpu: \"-1\"}", "kubeReserved[cpu]"),
+        ("qosReserved: {memory: 50%}", "qosReserved"),
+        ("qosReserved: {cpu: 50%}\nfeatureGates: {QOSReserved: true}", "qosReserved[cpu]"),
+        ("reservedSystemCPUs: 3-1", "reservedSystemCPUs"),
+        ("reservedSystemCPUs: \"0\"\nkubeReservedCgroup: /x", "reservedSystemCPUs"),
+        ("reservedMemory: [{numaNode: -1, limits: {memory: 1Gi}}]", "reservedMemory[0]"),
+        ("reservedMemory: [{numaNode: 0}]", "reservedMemory[0]"),
+        ("reservedMemory: [{numaNode: 0, limits: {cpu: 1}}]", "reservedMemory[0].limits[cpu]"),
+        ("reservedMemory: [{numaNode: 0, limits: {memory: 0}}]", "reservedMemory[0].limits[memory]"),
+        (
+            "reservedMemory: [{numaNode: 0, limits: {memory: 1}}, {numaNode: 0, limits: {memory: 1}}]",
+            "reservedMemory[1].limits[memory]",
+        ),
+        ("systemCgroups: /x", "systemCgroups"),
+        ("enforceNodeAllocatable: [x]", "enforceNodeAllocatable"),
+        ("enforceNodeAllocatable: [none, pods]", "enforceNodeAllocatable"),
+        ("enforceNodeAllocatable: [pods, pods]", "enforceNodeAllocatable"),
+        (
+            "enforceNodeAllocatable: [kube-reserved, kube-reserved-compressible]\nkubeReservedCgroup: /x",
+            "enforceNodeAllocatable",
+        ),
+        ("enforceNodeAllocatable: [system-reserved]", "systemReservedCgroup"),
+        ("enforceNodeAllocatable: [kube-reserved]", "kubeReservedCgroup"),
+        ("cgroupsPerQOS: false", "cgroupsPerQOS"),
+        ("shutdownGracePeriodCriticalPods: 1s", "shutdownGracePeriodCriticalPods"),
+        ("shutdownGracePeriod: 500ms", "shutdownGracePeriod"),
+        (
+            "shutdownGracePeriod: 5s\nfeatureGates: {GracefulNodeShutdown: false, GracefulNodeShutdownBasedOnPodPriority: false, WindowsGracefulNodeShutdown: false}",
+            "shutdownGracePeriod",
+        ),
+        (
+            "shutdownGracePeriod: 5s\nshutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: 1}]",
+            "shutdownGracePeriodByPodPriority",
+        ),
+        (
+            "shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: -1}]",
+            "shutdownGracePeriodByPodPriority[0]",
+        ),
+        (
+            "shutdownGracePeriodByPodPriority: [{priority: 1}]\nfeatureGates: {GracefulNodeShutdownBasedOnPodPriority: false}",
+            "shutdownGracePeriodByPodPriority",
+        ),
+        ("containerLogMaxWorkers: 0", "containerLogMaxWorkers"),
+        ("containerLogMonitorInterval: 2s", "containerLogMonitorInterval"),
+        ("containerLogMaxFiles: 1", "containerLogMaxFiles"),
+        ("containerLogMaxSize: big", "containerLogMaxSize"),
+        ("containerLogMaxSize: \"-1\"", "containerLogMaxSize"),
+        ("podLogsDir: /var//log", "podLogsDir"),
+        ("podLogsDir: /var/lög", "podLogsDir"),
+        ("enableSystemLogQuery: true\nenableSystemLogHandler: false", "enableSystemLogQuery"),
+        ("registerWithTaints: [{key: \"a b\", effect: NoExecute}]", "registerWithTaints[0].key"),
+        ("registerWithTaints: [{key: a, value: \"b c\", effect: NoExecute}]", "registerWithTaints[0].value"),
+        ("registerWithTaints: [{key: a, effect: Never}]", "registerWithTaints[0].effect"),
+        (
+            "registerWithTaints: [{key: a, effect: NoExecute, timeAdded: \"2026-01-01T00:00:00Z\"}]",
+            "registerWithTaints[0].timeAdded",
+        ),
+        ("allowedUnsafeSysctls: [kernel.panic]", "allowedUnsafeSysctls[0]"),
+        ("allowedUnsafeSysctls: [\"net.*\", \"*\"]", "allowedUnsafeSysctls[1]"),
+        ("featureGates: {SidecarContainers: false}", "featureGates[SidecarContainers]"),
+    ] {
+        let problems = load_body(&format!("{body}\n"), &[]).expect_err(body);
+        assert!(problems.iter().all(|problem| problem.field == field), "{body}: {problems:?}");
+    }
+    // Rules that only flags can break, since zero in a file means the default.
+    for (path, value) in [
+        ("containerRuntimeEndpoint", json!("")),
+        ("syncFrequency", json!("0s")),
+        ("port", json!(0)),
+        ("podLogsDir", json!("relative")),
+        ("nodeLeaseDurationSeconds", json!(0)),
+    ] {
+        let problems = load_body("", &[(path, value)]).expect_err(path);
+        assert!(problems.iter().all(|problem| problem.place == format!("--{path}")), "{problems:?}");
+    }
+}
+
+#[test]
+fn a_rich_configuration_is_taken() {
+    let loaded = load_body(RICH, &[]).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    let config = &loaded.config;
+    assert_eq!(config.shutdown_grace_period_by_pod_priority.len(), 2);
+    assert_eq!(config.reserved_memory[0].limits.len(), 2);
+    assert_eq!(config.register_with_taints[0].key, "dedicated");
+    assert_eq!(config.logging.flush_frequency, GoDuration::from_secs(7));
+    assert_eq!(config.user_namespaces.ids_per_pod, Some(131_072));
+    assert_eq!(config.tracing.endpoint.as_deref(), Some("localhost:4317"));
+    assert_eq!(config.static_pod_url_header["X-A"], ["b", "c"]);
+    assert!(!config.serialize_image_pulls);
+    assert!(loaded.without_effect.contains(&"registerWithTaints"));
+    assert!(!loaded.without_effect.contains(&"staticPodPath"));
+}
+
+const RICH: &str = r#"
+staticPodPath: /etc/kubernetes/manifests
+staticPodURL: https://example.com/pods
+staticPodURLHeader: {X-A: [b, c]}
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true, cacheTTL: 0s}, x509: {clientCAFile: /pki/ca.crt}}
+authorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}}
+tlsCurvePreferences: [29, 23]
+tlsCipherSuites: [TLS_AES_128_GCM_SHA256]
+clusterDNS: [10.96.0.10, "fd00::a"]
+clusterDomain: cluster.local
+maxParallelImagePulls: 5
+evictionHard: {memory.available: 5%, nodefs.available: 1Gi}
+evictionSoft: {memory.available: 10%}
+evictionSoftGracePeriod: {memory.available: 1m30s}
+evictionMinimumReclaim: {nodefs.available: 500Mi}
+mergeDefaultEvictionSettings: true
+memorySwap: {swapBehavior: LimitedSwap}
+failSwapOn: off
+featureGates: {AllAlpha: false, SidecarContainers: true}
+systemReserved: {cpu: 100m, memory: 1Gi, pid: "1000"}
+reservedSystemCPUs: 0,2-3
+allowedUnsafeSysctls: [net.core.somaxconn, "kernel.msg*"]
+logging: {format: json, flushFrequency: 7000000000, verbosity: 3, vmodule: [{filePattern: "a*", verbosity: 5}], options: {json: {infoBufferSize: 4Ki, splitStream: true}}}
+shutdownGracePeriodByPodPriority:
+- {priority: 100000, shutdownGracePeriodSeconds: 10}
+- {priority: 0, shutdownGracePeriodSeconds: 60}
+crashLoopBackOff: {maxContainerRestartPeriod: 10s}
+reservedMemory: [{numaNode: 0, limits: {memory: 1100Mi, hugepages-2Mi: 0x10}}]
+registerWithTaints: [{key: dedicated, value: x, effect: NoSchedule}]
+tracing: {endpoint: "localhost:4317", samplingRatePerMillion: 100}
+userNamespaces: {idsPerPod: 131072}
+topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"}
+"#;
+
+/// What mutations put in: bytes that mean something to YAML or to the configuration.
+const SPLINTERS: &[&str] = &[
+    "\n",
+    " ",
+    ":",
+    ": ",
+    "-",
+    "- ",
+    "{",
+    "}",
+    "[",
+    "]",
+    "&a ",
+    "*a",
+    "!!int ",
+    "<<: ",
+    "|",
+    ">",
+    "'",
+    "\"",
+    "#",
+    "---\n",
+    "...\n",
+    "~",
+    "null",
+    "true",
+    "0",
+    "-1",
+    "1e309",
+    "9223372036854775808",
+    "\t",
+    "\u{0}",
+    "\u{feff}",
+    "ü",
+    "%",
+    ",",
+    "maxPods",
+    "evictionHard",
+    "1h",
+    "0s",
+    "-5m",
+    "100%",
+    "featureGates",
+    "? ",
+    "\\",
+    "\r\n",
+    "\u{2028}",
+    "!<x>",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever happens to a file, loading answers: with a configuration or with problems.
+    #[test]
+    fn mutated_config_files_never_panic(
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), 0_usize..12, 0_usize..SPLINTERS.len() + 2), 1..6),
+        raw in any::<u8>(),
+        from in 0_usize..40,
+        many in 1_usize..10,
+    ) {
+        // A window keeps the cases quick and the damage dense.
+        let window: String = RICH.lines().skip(from).take(many).map(|line| format!("{line}\n")).collect();
+        let mut bytes = format!("{HEAD}{window}").into_bytes();
+        for (at, cut, splinter) in edits {
+            let start = at.index(bytes.len().max(1)).min(bytes.len());
+            let end = (start + cut).min(bytes.len());
+            let piece = match SPLINTERS.get(splinter) {
+                Some(text) => text.as_bytes().to_vec(),
+                None if splinter == SPLINTERS.len() => vec![raw],
+                None => bytes[start.saturating_sub(20)..end].to_vec(),
+            };
+            bytes.splice(start..end, piece);
+        }
+        match load::load_bytes(&bytes) {
+            Ok(loaded) => prop_assert!(loaded.to_yaml().contains("kind: KubeletConfiguration")),
+            Err(problems) => prop_assert!(problems.iter().all(|problem| !problem.message.is_empty())),
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The command line, from arguments to commands.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::{GoDuration, Problem};
+
+fn line(text: &str) -> Result<Command, Vec<Problem>> {
+    parse(text.split_whitespace())
+}
+
+fn agent(text: &str) -> AgentArgs {
+    match line(text) {
+        Ok(Command::Agent(args)) => *args,
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+fn problems(text: &str) -> Vec<String> {
+    line(text).expect_err(text).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn nothing_is_the_agent() {
+    let args = agent("");
+    assert_eq!(args, AgentArgs::default());
+    assert_eq!(args.root_dir, Path::new("/var/lib/kubelet"));
+}
+
+#[test]
+fn flags_set_fields() {
+    for (text, path, expected) in [
+        ("--max-pods=5", "maxPods", json!(5)),
+        ("--max-pods 5", "maxPods", json!(5)),
+        ("--max_pods 5", "maxPods", json!(5)),
+        ("--max-pods=1 --max-pods=2", "maxPods", json!(2)),
+        ("--oom-score-adj -500", "oomScoreAdj", json!(-500)),
+        ("--pod-max-pids 5000000000", "podPidsLimit", json!(5_000_000_000_i64)),
+        ("-v 4", "logging.verbosity", json!(4)),
+        ("-v=4", "logging.verbosity", json!(4)),
+        ("-v4", "logging.verbosity", json!(4)),
+        ("--v=4", "logging.verbosity", json!(4)),
+        ("--enable-server", "enableServer", json!(true)),
+        ("--enable-server=false", "enableServer", json!(false)),
+        ("--enable-server=F", "enableServer", json!(false)),
+        ("--fail-swap-on=0", "failSwapOn", json!(false)),
+        ("--sync-frequency=90s", "syncFrequency", json!("1m30s")),
+        ("--pod-manifest-path=/etc/pods", "staticPodPath", json!("/etc/pods")),
+        ("--resolv-conf=", "resolvConf", json!("")),
+        (
+            "--cluster-dns=10.0.0.1,10.0.0.2 --cluster-dns=10.0.0.3",
+            "clusterDNS",
+            json!(["10.0.0.1", "10.0.0.2", "10.0.0.3"]),
+        ),
+        (
+            "--eviction-hard=memory.available<1Gi,nodefs.available<10%",
+            "evictionHard",
+            json!({"memory.available": "1Gi", "nodefs.available": "10%"}),
+        ),
+        ("--eviction-hard=", "evictionHard", json!({})),
+        (
+            "--system-reserved=cpu=1,memory=1Gi --system-reserved=pid=5",
+            "systemReserved",
+            json!({"cpu": "1", "memory": "1Gi", "pid": "5"}),
+        ),
+        (
+            "--feature-gates=A=true,B=false --feature-gates B=true",
+            "featureGates",
+            json!({"A": true, "B": true}),
+        ),
+        ("--manifest-url-header=a:b,c:d:e,a:f", "staticPodURLHeader", json!({"a": ["b", "f"], "c": ["d:e"]})),
+        (
+            "--register-with-taints=a=b:NoSchedule,c:NoExecute",
+            "registerWithTaints",
+            json!([{"key": "a", "value": "b", "effect": "NoSchedule"}, {"key": "c", "value": "", "effect": "NoExecute"}]),
+        ),
+        (
+            "--reserved-memory 0:memory=1Gi,hugepages-1Gi=2Gi;1:memory=2Gi",
+            "reservedMemory",
+            json!([{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-1Gi": "2Gi"}}, {"numaNode": 1, "limits": {"memory": "2Gi"}}]),
+        ),
+        ("--vmodule=a*=2", "logging.vmodule", json!([{"filePattern": "a*", "verbosity": 2}])),
+        ("--log-json-info-buffer-size=4Ki", "logging.options.json.infoBufferSize", json!("4Ki")),
+        ("--runonce=false", "runOnce", json!(false)),
+    ] {
+        let args = agent(text);
+        let found: Vec<_> =
+            args.request.overrides.iter().map(|change| (change.path, &change.value)).collect();
+        assert_eq!(found, [(path, &expected)], "{text}");
+    }
+}
+
+#[test]
+fn every_flag_takes_its_default() {
+    for flag in flags::FLAGS {
+        let preset = flag.preset();
+        let text = match (flag.syntax, preset.as_str()) {
+            (_, "\"\"" | "[]" | "{}") => String::new(),
+            _ => preset,
+        };
+        let parsed = parse([format!("--{}={text}", flag.name)]);
+        assert!(parsed.is_ok(), "--{}={text}: {parsed:?}", flag.name);
+        if let Ok(Command::Agent(args)) = parsed {
+            let loaded = crate::config::load(&args.request);
+            assert!(loaded.is_ok(), "--{}={text}: {loaded:?}", flag.name);
+        }
+    }
+}
+
+#[test]
+fn flags_of_the_agent_itself() {
+    let args = agent(
+        "--root-dir /r --hostname-override=Node-1 --node-ip=10.0.0.1,fd00::1 --node-labels=a=b,kubernetes.io/arch=x \
+         --kubeconfig=/k --config=/c --config-dir=/d --minimum-container-ttl-duration=1m \
+         --maximum-dead-containers-per-container=2 --maximum-dead-containers=-1 --housekeeping-interval=5s \
+         --lock-file=/l --exit-on-lock-contention --cloud-provider=external",
+    );
+    assert_eq!((args.root_dir.as_path(), args.hostname_override.as_str()), (Path::new("/r"), "node-1"));
+    assert_eq!((args.node_ips.len(), args.node_labels.len()), (2, 2));
+    assert_eq!(args.request.file.as_deref(), Some(Path::new("/c")));
+    assert_eq!(args.minimum_container_ttl.as_secs(), 60);
+    assert_eq!((args.maximum_dead_containers_per_container, args.maximum_dead_containers), (2, -1));
+    assert_eq!(
+        args.without_effect,
+        ["node-labels", "kubeconfig", "lock-file", "exit-on-lock-contention", "cloud-provider"]
+    );
+}
+
+#[test]
+fn bad_flags_are_all_reported() {
+    for (text, expected) in [
+        ("--max-pods=lots", "command line: --max-pods: \"lots\" is not a whole number"),
+        ("--max-pods=5000000000", "command line: --max-pods: \"5000000000\" does not fit 32 bits"),
+        ("--max-pods", "command line: --max-pods: needs a value: --max-pods=N"),
+        (
+            "--sync-frequency=10",
+            "command line: --sync-frequency: \"10\" is not a duration: want numbers with units, such as 300ms, 10s or 1h30m",
+        ),
+        ("--enable-server=maybe", "command line: --enable-server: \"maybe\" is neither true nor false"),
+        ("--max-pod=5", "command line: --max-pod: unknown flag; did you mean --max-pods?"),
+        ("--nonsense=5", "command line: --nonsense: unknown flag"),
+        ("-x", "command line: -x: unknown flag"),
+        (
+            "--network-plugin=cni",
+            "command line: --network-plugin: no longer a flag: CNI is configured in the container runtime",
+        ),
+        ("--feature-gates=A", "command line: --feature-gates: \"A\" is not of the form key=value"),
+        ("--feature-gates=A=x", "command line: --feature-gates: A must be true or false, not \"x\""),
+        (
+            "--eviction-hard=memory.available=1",
+            "command line: --eviction-hard: \"memory.available=1\" is not of the form key<value",
+        ),
+        (
+            "--register-with-taints=x",
+            "command line: --register-with-taints: \"x\" is not of the form key=value:effect",
+        ),
+        (
+            "--reserved-memory=x",
+            "command line: --reserved-memory: \"x\" is not of the form 0:memory=1Gi,hugepages-2Mi=2Gi",
+        ),
+        ("--runonce", "command line: --runonce: setting it is an error"),
+        ("--cloud-provider=aws", "command line: --cloud-provider: \"aws\" must be empty or external"),
+        (
+            "--hostname-override=a_b",
+            "command line: --hostname-override: \"a_b\" is not a node name: want a lower-case DNS name",
+        ),
+        ("--node-ip=x", "command line: --node-ip: \"x\" is not an IP address"),
+        (
+            "--node-ip=10.0.0.1,10.0.0.2",
+            "command line: --node-ip: must be one address, or an IPv4 and an IPv6 address",
+        ),
+        (
+            "--node-labels=kubernetes.io/role=x",
+            "command line: --node-labels: \"kubernetes.io/role\" is in a domain of Kubernetes, where a node cannot label itself",
+        ),
+        ("--node-labels=a", "command line: --node-labels: \"a\" is not of the form key=value"),
+        ("--root-dir=", "command line: --root-dir: must not be empty"),
+        (
+            "--housekeeping-interval=x",
+            "command line: --housekeeping-interval: \"x\" is not a duration: want numbers with units, such as 300ms, 10s or 1h30m",
+        ),
+        (
+            "--exit-on-lock-contention",
+            "command line: --exit-on-lock-contention: cannot be used without --lock-file",
+        ),
+        (
+            "--image-credential-provider-config=/x",
+            "command line: --image-credential-provider-config: goes together with --image-credential-provider-bin-dir",
+        ),
+        ("podz", "command line: unexpected argument \"podz\"; did you mean pods?"),
+        ("--max-pods=5 pods", "command line: --max-pods: does not go with the command pods"),
+    ] {
+        assert_eq!(problems(text), [expected], "{text}");
+    }
+    assert_eq!(problems("--docker-endpoint unix:///x --max-pods=x --port=y extra").len(), 4);
+    let bytes = parse([OsString::from_vec(b"--root-dir=\xff".to_vec())]).unwrap_err();
+    assert!(bytes[0].message.contains("UTF-8"));
+}
+
+#[test]
+fn ways_to_leave_early() {
+    for (text, expected) in [
+        ("--help", Command::Help),
+        ("-h", Command::Help),
+        ("--nonsense --help", Command::Help),
+        ("pods --help", Command::Help),
+        ("--version", Command::Version),
+        ("--version=raw", Command::Version),
+        ("--check-config", Command::CheckConfig(Box::default())),
+        ("--print-config", Command::PrintConfig(Box::default())),
+    ] {
+        assert_eq!(line(text).unwrap(), expected, "{text}");
+    }
+}
+
+#[test]
+fn local_commands() {
+    let root = |root: &str, ask: Ask| Command::Local(LocalCommand { root_dir: root.into(), ask });
+    let default = |ask: Ask| root("/var/lib/kubelet", ask);
+    for (text, expected) in [
+        ("pods", default(Ask::Pods { output: Output::Table, watch: false, namespace: None })),
+        (
+            "pods -o wide -w -n kube-system",
+            default(Ask::Pods { output: Output::Wide, watch: true, namespace: Some("kube-system".into()) }),
+        ),
+        ("pods -ojson", default(Ask::Pods { output: Output::Json, watch: false, namespace: None })),
+        (
+            "pods --output=yaml --root-dir=/r",
+            root("/r", Ask::Pods { output: Output::Yaml, watch: false, namespace: None }),
+        ),
+        (
+            "--root-dir /r pods",
+            root("/r", Ask::Pods { output: Output::Table, watch: false, namespace: None }),
+        ),
+        ("describe web", default(Ask::Describe { pod: "web".into(), namespace: None })),
+        (
+            "logs -f web -c one -p --tail 5 --since=1m --timestamps",
+            default(Ask::Logs {
+                pod: "web".into(),
+                namespace: None,
+                container: Some("one".into()),
+                follow: true,
+                previous: true,
+                tail: Some(5),
+                since: Some(GoDuration::from_secs(60)),
+                timestamps: true,
+            }),
+        ),
+        ("status -o json", default(Ask::Status { output: Output::Json })),
+        ("events", default(Ask::Events { pod: None, namespace: None, output: Output::Table, watch: false })),
+        (
+            "events web -w",
+            default(Ask::Events {
+                pod: Some("web".into()),
+                namespace: None,
+                output: Output::Table,
+                watch: true,
+            }),
+        ),
+        ("images", default(Ask::Images { output: Output::Table })),
+        ("check", default(Ask::Check { output: Output::Table })),
+        ("version", default(Ask::Version)),
+    ] {
+        assert_eq!(line(text).unwrap(), expected, "{text}");
+    }
+    for (text, expected) in [
+        ("pods -o xml", "coracle pods: -o: \"xml\" must be one of table, wide, json, yaml"),
+        ("pods -x", "coracle pods: -x: unknown option"),
+        ("pods web", "coracle pods: unexpected argument \"web\""),
+        ("describe", "coracle describe: name a pod"),
+        ("logs web other", "coracle logs: unexpected argument \"other\""),
+        ("logs web --tail x", "coracle logs: --tail: \"x\" is not a number of lines"),
+        ("logs web --since -1s", "coracle logs: --since: -1s must be greater than zero"),
+        ("logs web -c", "coracle logs: -c: needs a value"),
+        ("status -w", "coracle status: -w: unknown option"),
+    ] {
+        assert_eq!(problems(text), [expected], "{text}");
+    }
+}
+
+#[test]
+fn flags_reach_the_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("c.yaml");
+    std::fs::write(
+        &file,
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 5\nport: 1\n",
+    )
+    .unwrap();
+    let args = agent(&format!("--config={} --max-pods=7 --port=70000", file.display()));
+    let problems = crate::config::load(&args.request).unwrap_err();
+    assert_eq!(problems.len(), 1);
+    assert_eq!(problems[0].to_string(), "--port: port: 70000 must be between 1 and 65535, inclusive");
+    let args = agent(&format!("--config={} --max-pods=7 --kubeconfig=/k", file.display()));
+    let loaded = crate::config::load(&args.request).unwrap();
+    assert_eq!((loaded.config.max_pods, loaded.config.port), (7, 1));
+    let text = warning(&args, &loaded);
+    assert_eq!(text.as_deref(), Some("set, but without effect in this version: port, --kubeconfig"));
+    let printed: Value = crate::config::yaml::parse_documents(&loaded.to_yaml()).unwrap().remove(0).value;
+    assert_eq!(printed["maxPods"], json!(7));
+}
+
+const WORDS: &[&str] = &[
+    "--",
+    "-",
+    "=",
+    "-v",
+    "-o",
+    "-n",
+    "-w",
+    "-c",
+    "pods",
+    "logs",
+    "describe",
+    "--tail",
+    "--since",
+    "web",
+    "true",
+    "-1",
+    "",
+    "a=b",
+    "a<b",
+    "a:b",
+    "0:memory=1Gi",
+    "--help",
+    "--config",
+    "--node-ip",
+    "10.0.0.1",
+    "1h",
+    "--eviction-hard",
+    "--feature-gates",
+    "--reserved-memory",
+    "--register-with-taints",
+    "--max-pods",
+    "--v",
+    "ü",
+    "--vmodule",
+    "json",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn mutated_flags_never_panic(
+        picks in proptest::collection::vec((0_usize..WORDS.len() + 60, 0_usize..WORDS.len(), any::<bool>()), 0..6),
+        raw in proptest::collection::vec(any::<u8>(), 0..6),
+    ) {
+        let mut args: Vec<OsString> = Vec::new();
+        for (first, second, joined) in picks {
+            let name = match WORDS.get(first) {
+                Some(word) => (*word).to_owned(),
+                None => flags::FLAGS.get((first * 7 + second) % flags::FLAGS.len()).map_or(String::new(), |flag| format!("--{}", flag.name)),
+            };
+            if joined {
+                args.push(format!("{name}={}", WORDS[second]).into());
+            } else {
+                args.push(name.into());
+            }
+        }
+        args.push(OsString::from_vec(raw));
+        if let Err(problems) = parse(args) {
+            prop_assert!(!problems.is_empty());
+        }
+    }
+}
