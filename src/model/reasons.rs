@@ -88,6 +88,9 @@ reasons! {
     OUT_OF_CPU = "OutOfcpu";
     OUT_OF_MEMORY = "OutOfmemory";
     OUT_OF_EPHEMERAL_STORAGE = "OutOfephemeral-storage";
+    TAINT_TOLERATION = "TaintToleration";
+    SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED = "SupplementalGroupsPolicyNotSupported";
+    NODE_SHUTDOWN = "NodeShutdown";
 }
 
 /// The static form of a reason that is put together at run time (`OutOf<resource>`).

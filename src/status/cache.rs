@@ -309,3 +309,177 @@ fn was_initialized(pod: &Pod, status: &PodStatus) -> bool {
             .any(|ended| ended.exit_code == 0)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::util::stop;
+    use serde_json::{Value, json};
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn pod(policy: &str, more: Value) -> Pod {
+        let mut object = json!({"metadata": {"name": "p", "uid": "u", "generation": 1},
+            "spec": {"restartPolicy": policy, "containers": [{"name": "c"}]}});
+        for (path, value) in more.as_object().into_iter().flatten() {
+            *object.pointer_mut(path).unwrap() = value.clone();
+        }
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
+    }
+
+    fn status(state: Value, ready: &str) -> PodStatus {
+        serde_json::from_value(json!({"phase": "Running", "observedGeneration": 1,
+            "conditions": [{"type": "Ready", "status": ready}, {"type": "x/y", "status": "True"}],
+            "containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": ready == "True",
+                "restartCount": 0, "state": state, "containerID": "containerd://1"}]}))
+        .unwrap()
+    }
+
+    fn running() -> Value {
+        json!({"running": {"startedAt": "1970-01-01T00:00:07.9Z"}})
+    }
+
+    #[test]
+    fn only_news_are_stored() {
+        let cache = StatusCache::new();
+        let pod = pod("Always", json!({}));
+        assert_eq!(cache.set(&pod, status(running(), "False"), at(10)), Stored { changed: true, version: 1 });
+        assert_eq!(
+            cache.set(&pod, status(running(), "False"), at(11)),
+            Stored { changed: false, version: 1 }
+        );
+        // Foreign conditions are not ours to tell.
+        let mut foreign = status(running(), "False");
+        foreign.conditions.as_mut().unwrap().pop();
+        assert!(!cache.set(&pod, foreign, at(12)).changed);
+        assert_eq!(cache.set(&pod, status(running(), "True"), at(13)), Stored { changed: true, version: 2 });
+        let stored = serde_json::to_value(&*cache.get(pod.uid()).unwrap()).unwrap();
+        assert_eq!(stored["startTime"], "1970-01-01T00:00:10Z");
+        assert_eq!(stored["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:13Z");
+        assert_eq!(stored["containerStatuses"][0]["state"]["running"]["startedAt"], "1970-01-01T00:00:07Z");
+        // The same status with another message keeps its transition time.
+        let mut worded = status(running(), "True");
+        worded.conditions.as_mut().unwrap()[0].message = Some("m".into());
+        worded.observed_generation = None;
+        assert!(cache.set(&pod, worded, at(14)).changed);
+        let stored = cache.get(pod.uid()).unwrap();
+        let first = stored.conditions.as_ref().unwrap()[0].last_transition_time.clone();
+        assert_eq!((first.unwrap().0, stored.observed_generation), (at(13), Some(1)));
+        // A pod that is being deleted is told about every time.
+        let deleting = Pod::from(crate::model::api::Pod {
+            metadata: crate::model::meta::ObjectMeta {
+                deletion_timestamp: Some(crate::model::meta::Time(at(15))),
+                ..pod.object().metadata.clone()
+            },
+            ..pod.object().clone()
+        });
+        for version in [4, 5] {
+            let stored = cache.set(&deleting, status(running(), "True"), at(15));
+            assert_eq!(stored, Stored { changed: true, version });
+        }
+        assert_eq!(cache.snapshot().len(), 1);
+        cache.forget(pod.uid());
+        assert!(cache.get(pod.uid()).is_none());
+        assert_eq!(cache.version(), 6);
+    }
+
+    #[test]
+    fn impossible_changes_are_dropped() {
+        let ended = |code| json!({"terminated": {"exitCode": code}});
+        let rules = json!({"/spec/containers/0": {"name": "c", "restartPolicy": "Never", "restartPolicyRules":
+            [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}});
+        for (policy, more, from, to, legal) in [
+            ("Always", json!({}), ended(0), running(), true),
+            ("OnFailure", json!({}), ended(1), running(), true),
+            ("OnFailure", json!({}), ended(0), running(), false),
+            ("OnFailure", json!({}), ended(0), json!({"waiting": {}}), false),
+            ("Never", json!({}), ended(1), running(), false),
+            ("Never", json!({}), ended(1), ended(2), true),
+            ("Never", json!({}), running(), ended(2), true),
+            ("Never", rules.clone(), ended(42), running(), true),
+            ("Never", rules.clone(), ended(41), running(), false),
+        ] {
+            let cache = StatusCache::new();
+            let pod = pod(policy, more);
+            assert!(cache.set(&pod, status(from.clone(), "False"), at(10)).changed);
+            let stored = cache.set(&pod, status(to.clone(), "False"), at(11));
+            assert_eq!(stored.changed, legal, "{policy} {from} {to}");
+        }
+    }
+
+    #[test]
+    fn messages_share_a_budget() {
+        let cache = StatusCache::new();
+        let containers: Vec<Value> = (0..6).map(|n| json!({"name": format!("c{n}")})).collect();
+        let pod = pod("Never", json!({"/spec/containers": containers}));
+        // Two bytes a letter, and the budget of 2048 is shifted by one.
+        let long = format!("x{}", "ä".repeat(3000));
+        cache.set(&pod, status(json!({"terminated": {"exitCode": 1, "message": long}}), "False"), at(1));
+        let stored = cache.get(pod.uid()).unwrap();
+        let state = stored.container_statuses.as_ref().unwrap()[0].state.clone().unwrap();
+        assert_eq!(state.terminated.unwrap().message.unwrap().len(), 2047);
+    }
+
+    #[test]
+    fn finishing_ends_whatever_has_no_end() {
+        let check = |source: &str, first: Value, phase: &str, reason: &str| {
+            let cache = StatusCache::new();
+            let annotations = json!({"/metadata": {"name": "p", "uid": "u",
+                "annotations": {"kubernetes.io/config.source": source}}});
+            let pod = pod("Always", annotations);
+            cache.set(&pod, status(first, "False"), at(1));
+            assert!(cache.finish(&pod, at(2)).changed);
+            let entry = cache.entry(pod.uid()).unwrap();
+            assert!(entry.finished);
+            let container = &entry.status.container_statuses.as_ref().unwrap()[0];
+            let ended = container.state.as_ref().unwrap().terminated.as_ref().unwrap();
+            assert_eq!(ended.reason.as_deref().unwrap_or_default(), reason);
+            assert_eq!(entry.status.phase.as_deref(), Some(phase));
+        };
+        check("api", running(), "Failed", "ContainerStatusUnknown");
+        check("file", running(), "Running", "ContainerStatusUnknown");
+        check("api", json!({"terminated": {"exitCode": 0}}), "Failed", "");
+    }
+
+    #[test]
+    fn verdicts_change_ready() {
+        let cache = StatusCache::new();
+        let pod = pod("Always", json!({}));
+        let unknown = Stored { changed: false, version: 0 };
+        assert_eq!(cache.set_ready(&pod, "containerd://1", true, at(1)), unknown);
+        cache.set(&pod, status(running(), "False"), at(1));
+        assert!(!cache.set_ready(&pod, "containerd://2", true, at(2)).changed);
+        assert!(!cache.set_ready(&pod, "containerd://1", false, at(2)).changed);
+        assert!(cache.set_ready(&pod, "containerd://1", true, at(3)).changed);
+        let stored = cache.get(pod.uid()).unwrap();
+        let ready = &stored.conditions.as_ref().unwrap()[0];
+        assert_eq!((ready.status.as_str(), ready.last_transition_time.clone().unwrap().0), ("True", at(3)));
+        assert!(cache.set_started(&pod, "containerd://1", true, at(4)).changed);
+        assert!(!cache.set_started(&pod, "containerd://1", true, at(5)).changed);
+    }
+
+    #[test]
+    fn waiting_ends_with_news_a_stop_or_the_limit() {
+        let cache = StatusCache::new();
+        let pod = pod("Always", json!({}));
+        let never = StopToken::never();
+        assert_eq!(cache.wait_newer(0, &never, Duration::ZERO), 0);
+        let (source, token) = stop::pair();
+        drop(source);
+        assert_eq!(cache.wait_newer(0, &token, Duration::from_secs(60)), 0);
+        let bell = cache.changes();
+        let other = cache.clone();
+        let (tx, rx) = bounded(1);
+        let waiter = threads::spawn("t/wait", threads::Stack::Small, threads::OnDeath::Nobody, move |stop| {
+            let _ = tx.send(other.wait_newer(0, &stop, Duration::from_secs(60)));
+        })
+        .unwrap();
+        cache.set(&pod, status(running(), "True"), at(1));
+        assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok(1));
+        assert_eq!(bell.try_recv(), Ok(()));
+        drop(waiter);
+        assert_eq!(cache.lock().bells.len(), 1);
+    }
+}

@@ -1,15 +1,32 @@
-//! Shared test material.
-use crate::model::runtime::{ContainerState, ContainerStatus};
+//! Composed statuses against the recorded ones, and the rules that no recording shows.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::api;
+use crate::model::pod::Pod;
+use crate::model::runtime::{
+    AppliedResources, ContainerState, ContainerStatus as Instance, LinuxUser, PodRuntime, SandboxState,
+    SandboxStatus,
+};
+use crate::model::verdict::Verdict;
+
+pub(super) fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
 
 /// An instance with nothing special about it.
-pub(super) fn instance(name: &str, state: ContainerState) -> ContainerStatus {
-    ContainerStatus {
+pub(super) fn instance(name: &str, state: ContainerState) -> Instance {
+    Instance {
         id: format!("{name}/0").as_str().into(),
         name: name.to_owned(),
         state,
-        created_at: Some(jiff::Timestamp::from_second(100).unwrap()),
-        started_at: (state != ContainerState::Created).then(|| jiff::Timestamp::from_second(101).unwrap()),
-        finished_at: (state == ContainerState::Exited).then(|| jiff::Timestamp::from_second(102).unwrap()),
+        created_at: Some(at(100)),
+        started_at: (state != ContainerState::Created).then(|| at(101)),
+        finished_at: (state == ContainerState::Exited).then(|| at(102)),
         exit_code: 0,
         image: "localhost/busybox:1".to_owned(),
         image_id: "sha256:5d1f".into(),
@@ -25,4 +42,567 @@ pub(super) fn instance(name: &str, state: ContainerState) -> ContainerStatus {
         user: None,
         mounts: Vec::new(),
     }
+}
+
+fn sandbox(state: SandboxState) -> SandboxStatus {
+    SandboxStatus {
+        id: "sandbox".into(),
+        attempt: 0,
+        state,
+        created_at: Some(at(99)),
+        host_network: false,
+        network_reported: true,
+        ips: vec!["10.88.0.5".parse().unwrap()],
+    }
+}
+
+fn runtime(instances: Vec<Instance>) -> PodRuntime {
+    PodRuntime {
+        ips: vec!["10.88.0.5".parse().unwrap()],
+        sandboxes: vec![sandbox(SandboxState::Ready)],
+        containers: instances,
+        ..PodRuntime::default()
+    }
+}
+
+fn pod(object: Value) -> Pod {
+    Pod::from(serde_json::from_value::<api::Pod>(object).unwrap())
+}
+
+/// A static pod.
+fn static_pod(spec: Value) -> Pod {
+    pod(json!({"metadata": {"name": "p", "namespace": "n", "uid": "u",
+        "annotations": {"kubernetes.io/config.source": "file"}}, "spec": spec}))
+}
+
+fn api_pod(spec: Value) -> Pod {
+    pod(json!({"metadata": {"name": "p", "namespace": "n", "uid": "u", "generation": 1}, "spec": spec}))
+}
+
+/// `c=Running`, `c=Exited:3`, `c=Created`, `c=Unknown`; newest first.
+fn instances(text: &str) -> Vec<Instance> {
+    let parse = |word: &str| {
+        let (word, code) = word.split_once(':').unwrap_or((word, "0"));
+        let (name, state) = word.split_once('=').unwrap();
+        let state = match state {
+            "Created" => ContainerState::Created,
+            "Running" => ContainerState::Running,
+            "Exited" => ContainerState::Exited,
+            _ => ContainerState::Unknown,
+        };
+        Instance { exit_code: code.parse().unwrap(), ..instance(name, state) }
+    };
+    text.split_whitespace().map(parse).collect()
+}
+
+// ---- the recordings ----
+
+fn time_of(value: &Value) -> Option<Timestamp> {
+    value.as_str().map(|text| text.parse().unwrap())
+}
+
+fn runtime_id(value: &Value) -> Option<&str> {
+    value.as_str().map(|id| id.trim_start_matches("containerd://"))
+}
+
+/// The instances that the runtime had when `recorded` was composed, newest first, and the
+/// start failure that was remembered.
+fn rebuild(recorded: &Value, applied: &Value) -> (Vec<Instance>, Option<(String, String)>) {
+    let name = recorded["name"].as_str().unwrap();
+    let base = Instance {
+        image: recorded["image"].as_str().unwrap().to_owned(),
+        image_id: recorded["imageID"].as_str().unwrap().into(),
+        restart_count: u32::try_from(recorded["restartCount"].as_u64().unwrap()).unwrap(),
+        user: recorded["user"]["linux"]["uid"].as_i64().map(|uid| LinuxUser {
+            uid,
+            gid: recorded["user"]["linux"]["gid"].as_i64().unwrap(),
+            supplemental_groups: serde_json::from_value(
+                recorded["user"]["linux"]["supplementalGroups"].clone(),
+            )
+            .unwrap(),
+        }),
+        resources: applied.is_object().then(|| AppliedResources {
+            cpu_shares: applied["cpu_shares"].as_i64(),
+            cpu_quota: applied["cpu_quota"].as_i64(),
+            cpu_period: applied["cpu_period"].as_i64(),
+            memory_limit_bytes: applied["memory_limit_in_bytes"].as_i64(),
+        }),
+        ..instance(name, ContainerState::Running)
+    };
+    let exited = |ended: &Value| Instance {
+        id: runtime_id(&ended["containerID"]).unwrap().into(),
+        state: ContainerState::Exited,
+        exit_code: i32::try_from(ended["exitCode"].as_i64().unwrap()).unwrap(),
+        reason: ended["reason"].as_str().unwrap_or_default().to_owned(),
+        message: ended["message"].as_str().unwrap_or_default().to_owned(),
+        started_at: time_of(&ended["startedAt"]),
+        finished_at: time_of(&ended["finishedAt"]),
+        ..base.clone()
+    };
+    let mut found = Vec::new();
+    let state = &recorded["state"];
+    if state["running"].is_object() {
+        found.push(Instance {
+            id: runtime_id(&recorded["containerID"]).unwrap().into(),
+            started_at: time_of(&state["running"]["startedAt"]),
+            ..base.clone()
+        });
+    }
+    for ended in [&state["terminated"], &recorded["lastState"]["terminated"]] {
+        if ended.is_object() {
+            found.push(exited(ended));
+        }
+    }
+    let waiting = &state["waiting"];
+    let failure = (waiting.is_object() && waiting["message"].is_string()).then(|| {
+        let text = |key: &str| waiting[key].as_str().unwrap().to_owned();
+        (text("reason"), text("message"))
+    });
+    (found, failure)
+}
+
+const REASONS: [&str; 5] = [
+    "ErrImageNeverPull",
+    "RunContainerError",
+    "CrashLoopBackOff",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+];
+
+#[test]
+fn equal_to_the_recordings() {
+    let now: Timestamp = "2026-01-01T00:00:10.5Z".parse().unwrap();
+    let mut count = 0;
+    for line in include_str!("golden.jsonl").lines() {
+        let golden: Value = serde_json::from_str(line).unwrap();
+        let expected = &golden["status"];
+        let pod = static_pod(golden["spec"].clone());
+        let mut failures = BTreeMap::new();
+        let mut containers = Vec::new();
+        for list in ["initContainerStatuses", "containerStatuses"] {
+            for recorded in expected[list].as_array().into_iter().flatten() {
+                let name = recorded["name"].as_str().unwrap();
+                let (found, failure) = rebuild(recorded, &golden["applied"][name]);
+                containers.extend(found);
+                failures.extend(failure.map(|failure| (name.to_owned(), failure)));
+            }
+        }
+        let needed = expected["conditions"][0]["status"] == "False";
+        let mut runtime = runtime(containers);
+        runtime.sandboxes[0].host_network = pod.host_network();
+        runtime.sandboxes[0].created_at = Some(now);
+        if !expected["podIP"].is_string() {
+            runtime.ips.clear();
+        }
+        let node = NodeAddresses::default();
+        let failures = |name: &str| {
+            failures.get(name).map(|(reason, message): &(String, String)| StartReason {
+                reason: REASONS.iter().find(|known| *known == reason).unwrap(),
+                message: message.clone(),
+            })
+        };
+        let inputs =
+            Inputs { failures: &failures, sandbox_needed: needed, ..Inputs::new(&pod, &runtime, &node, now) };
+        let cache = StatusCache::new();
+        assert!(cache.set(&pod, compose(&inputs), now).changed);
+        let stored = cache.get(pod.uid()).unwrap();
+        assert_eq!(&serde_json::to_value(&*stored).unwrap(), expected, "{}", golden["pod"]);
+        // And composing once more on top of it changes nothing.
+        let again = Inputs { old: Some(&stored), now: at(4_000_000_000), ..inputs };
+        assert!(!cache.set(&pod, compose(&again), at(4_000_000_000)).changed, "{}", golden["pod"]);
+        count += 1;
+    }
+    assert_eq!(count, 27);
+}
+
+/// The first status that a Go kubelet sends for an API pod with an init container.
+#[test]
+fn equal_to_the_first_patch_of_an_api_pod() {
+    let pod = api_pod(json!({
+        "initContainers": [{"name": "i", "image": "localhost/busybox:1"}],
+        "containers": [{"name": "c", "image": "localhost/busybox:1", "volumeMounts": [
+            {"name": "token", "mountPath": "/t", "readOnly": true}, {"name": "w", "mountPath": "/w"}]}]}));
+    let runtime = PodRuntime::default();
+    let node = NodeAddresses { host_ips: vec!["192.0.2.10".parse().unwrap()] };
+    let inputs = Inputs { sandbox_needed: true, ..Inputs::new(&pod, &runtime, &node, at(5)) };
+    let cache = StatusCache::new();
+    cache.set(&pod, compose(&inputs), at(5));
+    let waiting = |name: &str| {
+        json!({"image": "localhost/busybox:1", "imageID": "", "lastState": {}, "name": name, "ready": false,
+            "restartCount": 0, "started": false, "state": {"waiting": {"reason": "PodInitializing"}}})
+    };
+    let condition = |kind: &str, status: &str, reason: Value, message: Value| {
+        let mut condition = json!({"lastTransitionTime": "1970-01-01T00:00:05Z", "observedGeneration": 1,
+            "status": status, "type": kind});
+        if !reason.is_null() {
+            condition["reason"] = reason;
+            condition["message"] = message;
+        }
+        condition
+    };
+    let unready = json!("containers with unready status: [c]");
+    let mut main = waiting("c");
+    main["volumeMounts"] = json!([
+        {"mountPath": "/t", "name": "token", "readOnly": true, "recursiveReadOnly": "Disabled"},
+        {"mountPath": "/w", "name": "w"}]);
+    assert_eq!(
+        serde_json::to_value(&*cache.get(pod.uid()).unwrap()).unwrap(),
+        json!({
+            "conditions": [
+                condition("PodReadyToStartContainers", "False", Value::Null, Value::Null),
+                condition("Initialized", "False", json!("ContainersNotInitialized"),
+                    json!("containers with incomplete status: [i]")),
+                condition("Ready", "False", json!("ContainersNotReady"), unready.clone()),
+                condition("ContainersReady", "False", json!("ContainersNotReady"), unready),
+                condition("PodScheduled", "True", Value::Null, Value::Null)],
+            "containerStatuses": [main], "hostIP": "192.0.2.10", "hostIPs": [{"ip": "192.0.2.10"}],
+            "initContainerStatuses": [waiting("i")], "observedGeneration": 1, "phase": "Pending",
+            "qosClass": "BestEffort", "resources": {}, "startTime": "1970-01-01T00:00:05Z"})
+    );
+}
+
+// ---- phases ----
+
+/// Everything about a status that a phase test needs.
+struct Case<'a> {
+    spec: Value,
+    now: &'a str,
+    old: Option<&'a PodStatus>,
+    terminal: bool,
+    startup: Verdict,
+}
+
+fn case(spec: Value, now: &str) -> Case<'_> {
+    Case { spec, now, old: None, terminal: false, startup: Verdict::NoProbe }
+}
+
+impl Case<'_> {
+    fn compose(&self, pod: &Pod) -> PodStatus {
+        let runtime = runtime(instances(self.now));
+        let node = NodeAddresses::default();
+        compose(&Inputs {
+            old: self.old,
+            terminal: self.terminal,
+            startup: &|_| self.startup,
+            ..Inputs::new(pod, &runtime, &node, at(200))
+        })
+    }
+
+    fn check(&self, phase: &str) {
+        let status = self.compose(&api_pod(self.spec.clone()));
+        assert_eq!(status.phase.as_deref(), Some(phase), "{} {}", self.spec, self.now);
+    }
+}
+
+fn two(policy: &str) -> Value {
+    json!({"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}]})
+}
+
+#[test]
+fn phases_of_regular_containers() {
+    for policy in ["Always", "OnFailure", "Never"] {
+        case(two(policy), "").check("Pending");
+        case(two(policy), "a=Running").check("Pending");
+        case(two(policy), "a=Created b=Running").check("Pending");
+        case(two(policy), "a=Running b=Running").check("Running");
+        case(two(policy), "a=Running b=Exited:1").check("Running");
+    }
+    for (policy, ended, phase) in [
+        ("Always", "a=Exited b=Exited", "Running"),
+        ("Always", "a=Exited:1 b=Exited:1", "Running"),
+        ("OnFailure", "a=Exited b=Exited", "Succeeded"),
+        ("OnFailure", "a=Exited b=Exited:1", "Running"),
+        ("Never", "a=Exited b=Exited", "Succeeded"),
+        ("Never", "a=Exited b=Exited:1", "Failed"),
+    ] {
+        case(two(policy), ended).check(phase);
+        let all_good = ended == "a=Exited b=Exited";
+        let closed = Case { terminal: true, ..case(two(policy), ended) };
+        closed.check(if all_good { "Succeeded" } else { "Failed" });
+        // A static pod gets no phase by being stopped.
+        let status = closed.compose(&static_pod(two(policy)));
+        assert_eq!(status.phase.as_deref(), Some(phase), "static {policy} {ended}");
+    }
+    let rules = json!({"restartPolicy": "Never", "containers": [{"name": "a", "restartPolicy": "Never",
+        "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}]});
+    case(rules.clone(), "a=Exited:42").check("Running");
+    case(rules, "a=Exited:41").check("Failed");
+}
+
+#[test]
+fn phases_of_init_containers() {
+    let spec = |policy: &str| {
+        json!({"restartPolicy": policy, "containers": [{"name": "c"}],
+            "initContainers": [{"name": "i"}, {"name": "j"}]})
+    };
+    for policy in ["Always", "OnFailure", "Never"] {
+        case(spec(policy), "").check("Pending");
+        case(spec(policy), "i=Running").check("Pending");
+        case(spec(policy), "i=Exited").check("Pending");
+        case(spec(policy), "i=Exited j=Exited").check("Pending");
+        case(spec(policy), "i=Exited j=Exited c=Running").check("Running");
+        let failed = if policy == "Never" { "Failed" } else { "Pending" };
+        case(spec(policy), "i=Exited:1").check(failed);
+        case(spec(policy), "i=Exited j=Exited:1").check(failed);
+        // Records of init containers go first; the pod goes on.
+        case(spec(policy), "c=Running").check("Running");
+    }
+}
+
+#[test]
+fn phases_with_sidecars() {
+    let spec = json!({"restartPolicy": "Never", "containers": [{"name": "c"}],
+        "initContainers": [{"name": "s", "restartPolicy": "Always"}]});
+    case(spec.clone(), "").check("Pending");
+    case(spec.clone(), "s=Running").check("Pending");
+    case(spec.clone(), "s=Running c=Running").check("Running");
+    case(spec.clone(), "s=Exited:1 c=Running").check("Running");
+    Case { startup: Verdict::Pending, ..case(spec.clone(), "s=Running") }.check("Pending");
+    // Once regular containers exist a restarting sidecar puts nothing back.
+    Case { startup: Verdict::Pending, ..case(spec.clone(), "s=Running c=Running") }.check("Running");
+    case(spec.clone(), "s=Running c=Exited").check("Running");
+    case(spec.clone(), "s=Exited:137 c=Exited").check("Succeeded");
+    case(spec, "s=Exited c=Exited:1").check("Failed");
+}
+
+#[test]
+fn a_terminal_phase_stays_with_its_reason() {
+    let evicted = PodStatus {
+        phase: Some("Failed".into()),
+        reason: Some("Evicted".into()),
+        message: Some("The node was low on resource: memory.".into()),
+        ..PodStatus::default()
+    };
+    let kept = Case { old: Some(&evicted), terminal: true, ..case(two("Always"), "a=Exited b=Exited") };
+    let status = kept.compose(&api_pod(two("Always")));
+    assert_eq!(status.phase, evicted.phase);
+    assert_eq!(status.reason, evicted.reason);
+    assert_eq!(status.message, evicted.message);
+    // What the API server says is final, too.
+    let pod =
+        pod(json!({"metadata": {"name": "p"}, "spec": two("Always"), "status": {"phase": "Succeeded"}}));
+    assert_eq!(case(Value::Null, "a=Running b=Running").compose(&pod).phase.as_deref(), Some("Succeeded"));
+}
+
+#[test]
+fn deadlines() {
+    let spec = json!({"restartPolicy": "Never", "activeDeadlineSeconds": 50, "containers": [{"name": "c"}]});
+    let pod = api_pod(spec.clone());
+    let started =
+        |second| PodStatus { start_time: Some(crate::model::meta::Time(at(second))), ..PodStatus::default() };
+    assert_eq!(active_deadline(&pod, None, at(200)), None);
+    let left = active_deadline(&pod, Some(&started(160)), at(200));
+    assert_eq!(left, Some(Deadline::Remaining(std::time::Duration::from_secs(10))));
+    assert_eq!(active_deadline(&pod, Some(&started(150)), at(200)), Some(Deadline::Exceeded));
+    let none = api_pod(json!({"containers": [{"name": "c"}]}));
+    assert_eq!(active_deadline(&none, Some(&started(0)), at(200)), None);
+
+    let check = |old: i64, now: &str, phase: &str, reason: Option<&str>| {
+        let old = started(old);
+        let status = Case { old: Some(&old), ..case(spec.clone(), now) }.compose(&pod);
+        assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some(phase), reason));
+        status
+    };
+    check(160, "c=Running", "Running", None);
+    let over = check(150, "c=Running", "Failed", Some("DeadlineExceeded"));
+    let message = "Pod was active on the node longer than the specified deadline";
+    assert_eq!(over.message.as_deref(), Some(message));
+    let ready = over.conditions.iter().flatten().find(|c| c.type_ == "Ready").unwrap();
+    assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("PodFailed")));
+    // It ended by itself, before anyone looked.
+    check(150, "c=Exited", "Succeeded", None);
+    // Killed for its deadline, it exits with 0 and stays failed.
+    let stopped = Case { old: Some(&over), terminal: true, ..case(spec.clone(), "c=Exited") }.compose(&pod);
+    assert_eq!(stopped.reason.as_deref(), Some("DeadlineExceeded"));
+    // Without any status the sandbox (made at 99) tells the start.
+    let fresh = case(spec.clone(), "c=Running").compose(&pod);
+    assert_eq!(fresh.start_time.unwrap().0, at(99));
+    assert_eq!(fresh.phase.as_deref(), Some("Failed"));
+}
+
+// ---- containers ----
+
+fn old_with(state: Value, more: Value) -> PodStatus {
+    let mut container = json!({"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 2,
+        "state": state, "containerID": "containerd://c/0"});
+    for (key, value) in more.as_object().into_iter().flatten() {
+        container[key] = value.clone();
+    }
+    serde_json::from_value(json!({"phase": "Running", "containerStatuses": [container]})).unwrap()
+}
+
+fn container_after(old: &PodStatus, now: &str, deleting: bool) -> Value {
+    let pod = api_pod(json!({"containers": [{"name": "c", "image": "i"}]}));
+    let runtime = runtime(instances(now));
+    let node = NodeAddresses::default();
+    let inputs = Inputs { old: Some(old), deleting, ..Inputs::new(&pod, &runtime, &node, at(200)) };
+    let status = compose(&inputs);
+    let mut shown = serde_json::to_value(&status.container_statuses.unwrap()[0]).unwrap();
+    shown["phase"] = json!(status.phase);
+    shown
+}
+
+#[test]
+fn a_vanished_container() {
+    let running = old_with(json!({"running": {}}), json!({}));
+    let lost = json!({"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "message":
+        "The container could not be located when the pod was deleted.  The container used to be Running"}});
+    let shown = container_after(&running, "", false);
+    assert_eq!(shown["lastState"], lost);
+    assert_eq!(shown["state"], json!({"waiting": {"reason": "ContainerCreating"}}));
+    assert_eq!((&shown["restartCount"], &shown["phase"]), (&json!(3), &json!("Running")));
+    assert_eq!(container_after(&running, "", true)["restartCount"], 2);
+    // Once more: nothing is counted twice.
+    let again = old_with(json!({"waiting": {}}), json!({"restartCount": 3, "lastState": lost}));
+    let shown = container_after(&again, "", false);
+    assert_eq!((&shown["restartCount"], &shown["lastState"]), (&json!(3), &lost));
+    // An older end is good enough.
+    let ended = json!({"terminated": {"exitCode": 1}});
+    let shown = container_after(&old_with(json!({"running": {}}), json!({"lastState": ended})), "", false);
+    assert_eq!(
+        (&shown["restartCount"], &shown["lastState"]["terminated"]["exitCode"]),
+        (&json!(2), &json!(1))
+    );
+    // What had ended stays as it was.
+    let shown = container_after(&old_with(ended.clone(), json!({})), "", false);
+    assert_eq!((&shown["state"]["terminated"]["exitCode"], &shown["restartCount"]), (&json!(1), &json!(2)));
+    // Never ran: plain waiting.
+    let shown = container_after(&old_with(json!({"waiting": {}}), json!({})), "", false);
+    assert_eq!((&shown["lastState"], &shown["phase"]), (&json!({}), &json!("Pending")));
+}
+
+#[test]
+fn a_container_in_an_unknown_state() {
+    let running = old_with(json!({"running": {}}), json!({}));
+    let shown = container_after(&running, "c=Unknown", false);
+    let terminated = json!({"exitCode": 137, "reason": "ContainerStatusUnknown",
+        "message": "The container could not be located when the pod was terminated"});
+    assert_eq!(shown["state"]["terminated"], terminated);
+    assert_eq!(shown["restartCount"], 3);
+    let again = old_with(shown["state"].clone(), json!({"restartCount": 3}));
+    let shown = container_after(&again, "c=Unknown", false);
+    assert_eq!((&shown["state"]["terminated"], &shown["restartCount"]), (&terminated, &json!(3)));
+    let shown = container_after(&old_with(json!({"waiting": {}}), json!({})), "c=Unknown", false);
+    assert_eq!(shown["state"], json!({"waiting": {}}));
+}
+
+#[test]
+fn a_lost_init_container_counts_as_completed() {
+    let pod = api_pod(json!({"containers": [{"name": "c"}], "initContainers": [
+        {"name": "i"}, {"name": "s", "restartPolicy": "Always"}]}));
+    let node = NodeAddresses::default();
+    let runtime = runtime(instances("c=Running"));
+    let status = compose(&Inputs::new(&pod, &runtime, &node, at(200)));
+    let init = serde_json::to_value(status.init_container_statuses.unwrap()).unwrap();
+    assert_eq!(init[0]["state"]["terminated"]["reason"], "Completed");
+    assert_eq!(init[0]["ready"], true);
+    assert_eq!(init[1]["state"]["waiting"]["reason"], "PodInitializing");
+}
+
+#[test]
+fn a_start_failure_is_shown_only_if_the_container_will_start() {
+    let failures = |_: &str| Some(StartReason { reason: "CrashLoopBackOff", message: "back-off".into() });
+    let node = NodeAddresses::default();
+    let check = |policy: &str, now: &str, deleting: bool, shown: bool| {
+        let pod = api_pod(json!({"restartPolicy": policy, "containers": [{"name": "c"}]}));
+        let runtime = runtime(instances(now));
+        let inputs = Inputs { failures: &failures, deleting, ..Inputs::new(&pod, &runtime, &node, at(200)) };
+        let status = compose(&inputs).container_statuses.unwrap().remove(0);
+        let state = status.state.unwrap();
+        let reason = state.waiting.as_ref().and_then(|waiting| waiting.reason.as_deref());
+        assert_eq!(reason == Some("CrashLoopBackOff"), shown, "{policy} {now}");
+        if shown && now.starts_with("c=Exited") {
+            let last = status.last_state.unwrap().terminated.unwrap();
+            assert_eq!(last.container_id.as_deref(), Some("containerd://c/0"));
+        }
+    };
+    check("Always", "c=Exited:1", false, true);
+    check("Always", "c=Exited", false, true);
+    check("Always", "", false, true);
+    check("Always", "c=Running", false, false);
+    check("Always", "c=Exited:1", true, false);
+    check("OnFailure", "c=Exited:1", false, true);
+    check("OnFailure", "c=Exited", false, false);
+    check("Never", "c=Exited:1", false, false);
+}
+
+#[test]
+fn started_and_ready_follow_the_probes() {
+    use Verdict::{Failure, NoProbe, Pending, Success};
+    let pod = api_pod(json!({"containers": [{"name": "c"}]}));
+    let node = NodeAddresses::default();
+    let runtime = runtime(instances("c=Running"));
+    let was = old_with(json!({"running": {}}), json!({"started": true}));
+    for (startup, readiness, old, started, ready) in [
+        (NoProbe, NoProbe, None, true, true),
+        (NoProbe, Pending, None, true, false),
+        (NoProbe, Success, None, true, true),
+        (NoProbe, Failure, Some(&was), true, false),
+        (Pending, Success, None, false, false),
+        (Failure, Success, Some(&was), false, false),
+        (Success, Success, None, true, true),
+        // No verdict yet on an instance that was fine.
+        (Pending, Pending, Some(&was), true, true),
+    ] {
+        let status = compose(&Inputs {
+            old,
+            startup: &|_| startup,
+            readiness: &|_| readiness,
+            ..Inputs::new(&pod, &runtime, &node, at(200))
+        });
+        let shown = &status.container_statuses.unwrap()[0];
+        assert_eq!((shown.started, shown.ready), (Some(started), ready), "{startup:?} {readiness:?}");
+    }
+}
+
+#[test]
+fn readiness_gates() {
+    let check = |conditions: Value, status: &str, message: Option<&str>| {
+        let pod = pod(json!({"metadata": {"name": "p"}, "status": {"conditions": conditions},
+            "spec": {"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "x/y"}]}}));
+        let node = NodeAddresses::default();
+        let runtime = runtime(instances("c=Running"));
+        let composed = compose(&Inputs::new(&pod, &runtime, &node, at(200)));
+        let ready = composed.conditions.iter().flatten().find(|c| c.type_ == "Ready").unwrap();
+        assert_eq!((ready.status.as_str(), ready.message.as_deref()), (status, message));
+        let foreign = composed.conditions.iter().flatten().filter(|c| c.type_ == "x/y").count();
+        assert_eq!(foreign, conditions.as_array().unwrap().len());
+    };
+    let missing = "corresponding condition of pod readiness gate \"x/y\" does not exist.";
+    check(json!([]), "False", Some(missing));
+    check(
+        json!([{"type": "x/y", "status": "False"}]),
+        "False",
+        Some("the status of pod readiness gate \"x/y\" is not \"True\", but False"),
+    );
+    check(json!([{"type": "x/y", "status": "True"}]), "True", None);
+}
+
+#[test]
+fn addresses() {
+    let check = |host_network: bool, hosts: &[&str], ips: &[&str], old: &[&str], expected: &[&str]| {
+        let pod = api_pod(json!({"hostNetwork": host_network, "containers": [{"name": "c"}]}));
+        let parse = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect();
+        let mut runtime = runtime(vec![]);
+        runtime.ips = parse(ips);
+        if ips.is_empty() {
+            runtime.sandboxes.clear();
+        }
+        let pod_ips = old.iter().map(|ip| api::PodIP { ip: (*ip).to_owned() }).collect();
+        let old = PodStatus { pod_ips: Some(pod_ips), ..PodStatus::default() };
+        let node = NodeAddresses { host_ips: parse(hosts) };
+        let status = compose(&Inputs { old: Some(&old), ..Inputs::new(&pod, &runtime, &node, at(200)) });
+        let found: Vec<String> = status.pod_ips.into_iter().flatten().map(|ip| ip.ip).collect();
+        assert_eq!(found, expected);
+        assert_eq!(status.pod_ip.as_deref(), expected.first().copied());
+        assert_eq!(status.host_ip.as_deref(), hosts.first().copied());
+    };
+    check(false, &["192.0.2.1"], &["fd00::5", "10.0.0.5"], &[], &["10.0.0.5", "fd00::5"]);
+    check(false, &["fd00::1"], &["10.0.0.5", "fd00::5", "10.0.0.6"], &[], &["fd00::5", "10.0.0.5"]);
+    check(false, &[], &["10.0.0.5"], &["10.0.0.4"], &["10.0.0.5"]);
+    check(false, &[], &[], &["10.0.0.4"], &["10.0.0.4"]);
+    check(true, &["192.0.2.1"], &["10.0.0.5"], &[], &["192.0.2.1"]);
+    check(true, &["192.0.2.1", "fd00::1"], &[], &["192.0.2.1"], &["192.0.2.1", "fd00::1"]);
+    check(true, &["192.0.2.2"], &[], &["192.0.2.1"], &["192.0.2.1"]);
+    check(true, &[], &[], &[], &[]);
 }

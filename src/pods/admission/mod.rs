@@ -1,1 +1,201 @@
-//! Admission.
+//! Whether a pod may run on this node at all, decided once, before anything is made.
+//!
+//! Owns nothing and does nothing: [`admit`] maps a pod, the other active pods and a view of
+//! the node onto an [`Admission`]; the caller carries it out, including the preemption.
+//! Handlers run in a fixed order and the first refusal counts. A refusal is final for the UID.
+//! Invariants: nothing here needs the API server; a pod that a later handler refuses never
+//! costs another pod its life.
+//! Absent on purpose: the resource managers (devices, CPUs, memory), declared features.
+//! Go counterpart: pkg/kubelet/lifecycle, preemption, sysctl, and pkg/security/apparmor.
+
+mod apparmor;
+mod fit;
+mod placement;
+mod preempt;
+mod sysctl;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use crate::model::api::{PodStatus, Taint};
+use crate::model::ids::PodUid;
+use crate::model::pod::{Pod, QosClass};
+use crate::model::reasons;
+
+pub use sysctl::{NotNamespaced, check_allowed_unsafe};
+
+/// Message of a pod that had to make room.
+pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
+
+/// What the node has to give, after its own reservations.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Allocatable {
+    /// CPU in thousandths of a core.
+    pub cpu_milli: i64,
+    /// Memory.
+    pub memory_bytes: i64,
+    /// Space for logs, writable layers and emptyDir volumes.
+    pub ephemeral_bytes: i64,
+    /// Number of pods.
+    pub pods: i64,
+    /// Huge pages in bytes and devices by count, under their resource names.
+    pub extended: BTreeMap<String, i64>,
+}
+
+/// The node as admission sees it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct NodeView {
+    /// The node's name.
+    pub name: String,
+    /// The labels of the node object, or the initial ones where there is none.
+    pub labels: BTreeMap<String, String>,
+    /// The taints of the node object, or the initial ones where there is none.
+    pub taints: Vec<Taint>,
+    /// What it has to give.
+    pub allocatable: Allocatable,
+    /// `linux`.
+    pub os: String,
+    /// As `uname -r` says.
+    pub kernel_version: String,
+    /// Whether the kernel enforces AppArmor profiles.
+    pub apparmor: bool,
+    /// Names, or prefixes ending in `*`, beyond the safe ones.
+    pub allowed_unsafe_sysctls: Vec<String>,
+    /// Whether the runtime can keep the image's groups out.
+    pub strict_supplemental_groups: bool,
+    /// Pressure conditions in force, such as `MemoryPressure`.
+    pub pressures: Vec<String>,
+    /// The node is going down in good order.
+    pub shutting_down: bool,
+}
+
+/// The decision about one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Admission {
+    /// It may run.
+    Admit,
+    /// It never will.
+    Reject {
+        /// CamelCase, for the status and the event. Owned only for `OutOf<extended resource>`.
+        reason: Cow<'static, str>,
+        /// For the event as it is; the status puts `Pod was rejected: ` before it.
+        message: String,
+    },
+    /// It may run once these have been killed.
+    Preempt {
+        /// In the order of least regret.
+        victims: Vec<PodUid>,
+    },
+}
+
+fn reject(reason: &'static str, message: impl Into<String>) -> Admission {
+    Admission::Reject { reason: Cow::Borrowed(reason), message: message.into() }
+}
+
+/// Decides about `pod`, given the other active pods. `pod` itself among them is ignored.
+#[must_use]
+pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
+    let others: Vec<&Pod> = others.iter().filter(|other| other.uid() != pod.uid()).collect();
+    let mut outcome = Admission::Admit;
+    // DIFFERS: all handlers have spoken before anyone is preempted. Upstream preempts in the
+    // middle and may then refuse the pod for which it did.
+    let handlers: [&dyn Fn() -> Admission; 5] = [
+        &|| pressure(pod, node),
+        &|| sysctl::admit(pod, node),
+        &|| predicates(pod, &others, node),
+        &|| apparmor::admit(pod, node),
+        &|| shutdown(node),
+    ];
+    for handler in handlers {
+        match handler() {
+            Admission::Admit => {}
+            refused @ Admission::Reject { .. } => return refused,
+            preempt @ Admission::Preempt { .. } => outcome = preempt,
+        }
+    }
+    outcome
+}
+
+/// The whole status of a rejected pod.
+#[must_use]
+pub fn rejected_status(pod: &Pod, reason: &str, message: &str, qos: QosClass) -> PodStatus {
+    PodStatus {
+        phase: Some("Failed".to_owned()),
+        reason: Some(reason.to_owned()),
+        message: Some(format!("Pod was rejected: {message}")),
+        qos_class: Some(qos.as_str().to_owned()),
+        observed_generation: pod.object().metadata.generation.filter(|generation| *generation > 0),
+        ..PodStatus::default()
+    }
+}
+
+/// A node short of something takes no more pods than it must.
+fn pressure(pod: &Pod, node: &NodeView) -> Admission {
+    if node.pressures.is_empty() || pod.is_critical() {
+        return Admission::Admit;
+    }
+    if node.pressures == ["MemoryPressure"] {
+        let taint = Taint {
+            key: "node.kubernetes.io/memory-pressure".to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        };
+        if pod.qos() != QosClass::BestEffort || placement::tolerates(pod, &taint) {
+            return Admission::Admit;
+        }
+    }
+    reject(reasons::EVICTED, format!("The node had condition: [{}]. ", node.pressures.join(" ")))
+}
+
+/// Everything the scheduler would have asked, for pods that it never saw.
+fn predicates(pod: &Pod, others: &[&Pod], node: &NodeView) -> Admission {
+    let labels = pod.object().metadata.labels.as_ref();
+    if labels.and_then(|labels| labels.get("kubernetes.io/os")).is_some_and(|os| *os != node.os) {
+        return reject(
+            reasons::POD_OS_SELECTOR_NODE_LABEL_DOES_NOT_MATCH,
+            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+        );
+    }
+    if pod.spec().os.as_ref().is_some_and(|os| os.name != node.os) {
+        return reject(
+            reasons::POD_OS_NOT_SUPPORTED,
+            "Failed to admit pod as the OS field doesn't match node OS",
+        );
+    }
+    let context = pod.spec().security_context.as_ref();
+    let groups = context.and_then(|context| context.supplemental_groups_policy.as_deref());
+    if groups == Some("Strict") && !node.strict_supplemental_groups {
+        return reject(
+            reasons::SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED,
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        );
+    }
+    let short = fit::shortages(pod, others, &node.allocatable);
+    let misplaced = placement::failure(pod, others, node);
+    match (short.first(), misplaced) {
+        (None, None) => Admission::Admit,
+        (None, Some(refused)) => refused,
+        // Room can be made for a critical pod, another place cannot.
+        (Some(_), Some(refused)) if pod.is_critical() => refused,
+        (Some(_), None) if pod.is_critical() => match preempt::victims(pod, others, &short) {
+            Ok(victims) => Admission::Preempt { victims },
+            Err(missing) => reject(
+                reasons::UNEXPECTED_ADMISSION_ERROR,
+                format!(
+                    "Unexpected error while attempting to recover from admission failure: preemption: \
+                     error finding a set of pods to preempt: {missing}"
+                ),
+            ),
+        },
+        (Some(first), _) => Admission::Reject { reason: first.reason(), message: first.to_string() },
+    }
+}
+
+fn shutdown(node: &NodeView) -> Admission {
+    if node.shutting_down {
+        return reject(reasons::NODE_SHUTDOWN, "Pod was rejected as the node is shutting down.");
+    }
+    Admission::Admit
+}

@@ -345,7 +345,7 @@ fn sidecar_rows_after_initialization() {
     let mut done = sidecars();
     done["restartPolicy"] = json!("Never");
     check(done.clone(), ready("c=Exited s=Running t=Running"), "pod");
-    check(done, ready("c=Exited s=Exited t=Running"), "init=[0]");
+    check(done, ready("c=Exited s=Exited t=Running"), "pod");
 }
 
 #[test]

@@ -1,0 +1,71 @@
+//! A pod that wants an AppArmor profile runs only where one can be enforced.
+
+use crate::model::api::AppArmorProfile;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+
+use super::{Admission, NodeView, reject};
+
+/// The older way to ask for a profile, followed by the container's name.
+const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// Whether a profile is named is the host's matter; whether it is loaded, the runtime's.
+pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
+    // A pod that runs already had its answer.
+    if !matches!(pod.source_phase(), "" | "Pending") {
+        return Admission::Admit;
+    }
+    let wanted = wanted(pod);
+    if wanted.is_empty() {
+        return Admission::Admit;
+    }
+    let refuse = |why: &str| reject(reasons::APP_ARMOR, format!("Cannot enforce AppArmor: {why}"));
+    if !node.apparmor {
+        return refuse("AppArmor is not enabled on the host");
+    }
+    if wanted.contains(&Wanted::Nameless) {
+        return refuse("invalid empty AppArmor profile name");
+    }
+    Admission::Admit
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// The runtime's own profile or a named one.
+    Some,
+    /// One of the host's profiles, but which?
+    Nameless,
+}
+
+/// Every profile that is asked for, `Unconfined` left out.
+fn wanted(pod: &Pod) -> Vec<Wanted> {
+    let spec = pod.spec();
+    let of_pod = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
+    let of_containers = pod
+        .all_containers()
+        .map(|container| container.security_context.as_ref())
+        .chain(
+            spec.ephemeral_containers.iter().flatten().map(|container| container.security_context.as_ref()),
+        )
+        .filter_map(|context| context?.app_armor_profile.as_ref());
+    let annotations = pod.object().metadata.annotations.iter().flatten();
+    let by_annotation =
+        annotations.filter(|(key, _)| key.starts_with(ANNOTATION)).filter_map(|(_, value)| {
+            match value.as_str() {
+                "unconfined" => None,
+                "localhost/" => Some(Wanted::Nameless),
+                _ => Some(Wanted::Some),
+            }
+        });
+    of_pod.into_iter().chain(of_containers).filter_map(in_field).chain(by_annotation).collect()
+}
+
+fn in_field(profile: &AppArmorProfile) -> Option<Wanted> {
+    match profile.type_.as_str() {
+        "Unconfined" => None,
+        "Localhost" if profile.localhost_profile.as_deref().is_none_or(|name| name.trim().is_empty()) => {
+            Some(Wanted::Nameless)
+        }
+        _ => Some(Wanted::Some),
+    }
+}
