@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The layering table: a room and its layer. Rooms of one layer do not import each other,
 /// except where [`SIDEWAYS`] says so.
