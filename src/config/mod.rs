@@ -1,1 +1,30 @@
-//! Room `config`.
+//! Room `config`: the whole `KubeletConfiguration` v1beta1, and the YAML door.
+//!
+//! Owns: the table of fields ([`fields`]), the typed configuration, the defaults, the strict check,
+//! the rules, the feature gates, and loading all of it from a file, drop-ins and flags.
+//! Threads: none. Inbox: none; [`load()`] reads files and returns.
+//! Invariants: a [`Loaded`] passed every rule; a configuration that does not is answered with all its
+//! problems, each with file, line and field; no input panics (`mutated_config_files_never_panic`).
+//! Absent on purpose: flag names and help (room `cli`), watching files for changes, other versions.
+//! Go: pkg/kubelet/apis/config, pkg/kubelet/kubeletconfig, cmd/kubelet/app/options.
+
+pub mod check;
+pub mod defaults;
+mod duration;
+pub mod effects;
+pub mod fields;
+pub mod gates;
+mod kubelet;
+mod load;
+pub mod sysctls;
+pub mod validate;
+pub mod yaml;
+
+#[cfg(test)]
+mod tests;
+
+pub use defaults::DefaultSet;
+pub use duration::{GoDuration, NotADuration};
+pub use gates::Gates;
+pub use kubelet::*;
+pub use load::{Loaded, Override, Problem, Request, clean_path, load};

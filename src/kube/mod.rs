@@ -1,1 +1,12 @@
-//! Room `kube`.
+//! Room `kube`: the way to the Kubernetes API, and what stands in for it on a node alone.
+//!
+//! Owns: the record of node and pod events.
+//! Threads: `events` (one), which waits on the event queue and its stop token.
+//! Inbox: `model::event::Event`, posted by everyone through `EventSink`; a full queue drops.
+//! Invariants: memory is bounded by `events::KEPT` distinct events; equal events are one
+//! event with a count; readers never hold up the recorder.
+//! Absent on purpose: delivery to an API server (client, watches and certificates come with
+//! registration); the recorder writes log lines and answers `coracle events` instead.
+//! Go counterpart: client-go's tools/record and tools/events, pkg/kubelet/events.
+
+pub mod events;

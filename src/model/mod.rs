@@ -3,10 +3,16 @@
 
 pub mod event;
 pub mod ids;
+pub mod labels;
+pub mod log_line;
+pub mod mount;
 pub mod pod;
 pub mod quantity;
 pub mod reasons;
+pub mod requests;
+pub mod restart;
 pub mod runtime;
+pub mod verdict;
 
 /// The Kubernetes API types, from k8s-openapi at the 1.36 feature.
 pub use k8s_openapi::api::core::v1 as api;

@@ -89,3 +89,27 @@ reasons! {
     OUT_OF_MEMORY = "OutOfmemory";
     OUT_OF_EPHEMERAL_STORAGE = "OutOfephemeral-storage";
 }
+
+/// The static form of a reason that is put together at run time (`OutOf<resource>`).
+/// An unknown one becomes `UnexpectedAdmissionError`.
+#[must_use]
+pub fn intern(reason: &str) -> &'static str {
+    [
+        SYSCTL_FORBIDDEN,
+        APP_ARMOR,
+        EVICTED,
+        PREEMPTING,
+        NODE_AFFINITY,
+        NODE_NAME,
+        NODE_PORTS,
+        POD_OS_NOT_SUPPORTED,
+        POD_OS_SELECTOR_NODE_LABEL_DOES_NOT_MATCH,
+        OUT_OF_PODS,
+        OUT_OF_CPU,
+        OUT_OF_MEMORY,
+        OUT_OF_EPHEMERAL_STORAGE,
+    ]
+    .into_iter()
+    .find(|known| *known == reason)
+    .unwrap_or(UNEXPECTED_ADMISSION_ERROR)
+}

@@ -1,1 +1,180 @@
-//! Room `observe`.
+//! What really runs (Go: pkg/kubelet/pleg, container cache, runtime state).
+//!
+//! Owns the cache of inspected pods and the runtime's health.
+//! Thread: `observe`, which lists everything once a second and inspects what changed,
+//! and asks the runtime for its status every five seconds.
+//! Out: a mailbox of pods to look at again, keyed by UID, and health changes.
+//! Workers inspect their own pod on their own thread after they did something
+//! ([`Observe::inspect`]), so that a relist finds nothing new and costs two list calls.
+//! Invariant: an inspection never replaces a later one; a failed one is repeated by the
+//! next relist. Absent on purpose: an event channel that can overflow.
+
+mod cache;
+pub mod diff;
+mod health;
+mod relist;
+mod termination;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::cri::{CriError, RuntimeClient};
+use crate::model::ids::PodUid;
+use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::util::mailbox::Post;
+use crate::util::stop::StopToken;
+use crate::util::threads::{OnDeath, Running};
+
+pub use diff::Change;
+pub use health::RuntimeHealth;
+use health::Health;
+
+/// What the `sync` thread hears from this room.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Subject {
+    /// Look at this pod again.
+    Pod(PodUid),
+    /// The runtime or its network became usable, or ceased to be.
+    Health,
+    /// The first list of all pods is there.
+    FirstList,
+}
+
+/// Handle for the other rooms; cloning shares the state.
+#[derive(Clone)]
+pub struct Observe {
+    cri: RuntimeClient,
+    cache: cache::Cache,
+    health: Health,
+}
+
+/// What a worker gets to see of its pod.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The last good inspection; an empty pod if the runtime knows nothing of it.
+    pub pod: Arc<PodRuntime>,
+    /// Why the newest inspection failed, if it did.
+    pub error: Option<String>,
+}
+
+/// Makes the handle; nothing runs yet.
+#[must_use]
+pub fn new(cri: RuntimeClient) -> Observe {
+    Observe { cri, cache: cache::Cache::default(), health: Health::default() }
+}
+
+/// Starts the `observe` thread.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn spawn(
+    observe: &Observe,
+    news: Post<Subject, Change>,
+    on_death: OnDeath,
+) -> std::io::Result<Running> {
+    relist::spawn(observe.clone(), news, on_death)
+}
+
+impl Observe {
+    /// The newest view of a pod. Waits for the very first list of all pods, without which
+    /// an unknown pod cannot be told from one that does not exist. `None`: asked to stop.
+    #[must_use]
+    pub fn view(&self, uid: &PodUid, stop: &StopToken) -> Option<View> {
+        let gate = self.cache.first_relist();
+        let _waiting = crate::util::threads::waiting("first list of pods");
+        crossbeam_channel::select_biased! {
+            recv(stop.signal()) -> _ => return None,
+            recv(gate) -> _ => {}
+        }
+        Some(self.cache.get(uid).map_or_else(
+            || View { pod: Arc::new(PodRuntime::absent(uid.clone())), error: None },
+            |entry| View { pod: entry.pod, error: entry.error },
+        ))
+    }
+
+    /// Inspects one pod now, on the calling thread, and stores the result.
+    ///
+    /// # Errors
+    /// When the runtime does not answer; the cache then keeps the last good view.
+    pub fn inspect(&self, uid: &PodUid, stop: &StopToken) -> Result<Arc<PodRuntime>, CriError> {
+        let _waiting = crate::util::threads::waiting("inspection");
+        let cri = self.cri.with_stop(stop.clone());
+        let at = Instant::now();
+        let result = crate::cri::list_pods(&cri, Some(uid)).and_then(|mut listed| {
+            match listed.remove(uid) {
+                Some(pod) => inspect_listed(&cri, &pod),
+                None => Ok(PodRuntime::absent(uid.clone())),
+            }
+        });
+        match result {
+            Ok(pod) => Ok(self.cache.put(uid, pod, at)),
+            Err(error) => {
+                self.cache.put_error(uid, error.to_string(), at);
+                Err(error)
+            }
+        }
+    }
+
+    /// Tells the relist to leave this pod alone until the guard is dropped. The caller
+    /// must [`Observe::inspect`] before that, so that no change goes unseen.
+    #[must_use]
+    pub fn busy(&self, uid: &PodUid) -> Busy {
+        self.cache.set_busy(uid, true);
+        Busy { cache: self.cache.clone(), uid: uid.clone() }
+    }
+
+    /// The last good inspection of a pod, without waiting for anything.
+    #[must_use]
+    pub fn cached(&self, uid: &PodUid) -> Option<Arc<PodRuntime>> {
+        self.cache.get(uid).map(|entry| entry.pod)
+    }
+
+    /// All pods of the last full list.
+    #[must_use]
+    pub fn listed(&self) -> Arc<BTreeMap<PodUid, ListedPod>> {
+        self.cache.listed()
+    }
+
+    /// Whether the newest look at the pod showed anything running. Newer than the list:
+    /// workers look at their pods in between.
+    #[must_use]
+    pub fn still_runs(&self, uid: &PodUid) -> bool {
+        self.cache.get(uid).is_none_or(|entry| {
+            entry.pod.running().next().is_some()
+                || entry.pod.sandboxes.iter().any(|s| s.state == crate::model::runtime::SandboxState::Ready)
+        })
+    }
+
+    /// When the last full list was asked for.
+    #[must_use]
+    pub fn last_relist(&self) -> Option<Instant> {
+        self.cache.last_relist()
+    }
+
+    /// Whether the runtime can be used now, and if not why.
+    #[must_use]
+    pub fn runtime_health(&self) -> RuntimeHealth {
+        self.health.get(self.cache.last_relist(), Instant::now())
+    }
+}
+
+fn inspect_listed(cri: &RuntimeClient, listed: &ListedPod) -> Result<PodRuntime, CriError> {
+    let mut pod = crate::cri::pod_runtime(cri, listed)?;
+    for container in &mut pod.containers {
+        termination::complete(container);
+    }
+    Ok(pod)
+}
+
+/// See [`Observe::busy`].
+pub struct Busy {
+    cache: cache::Cache,
+    uid: PodUid,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.cache.set_busy(&self.uid, false);
+    }
+}

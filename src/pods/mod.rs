@@ -1,1 +1,17 @@
-//! Room `pods`.
+//! One worker thread per pod brings it to what the manifest wants (Go: podWorkers, SyncPod).
+//!
+//! Owns: the life of each pod. [`workers::Workers`] is a plain value that the `sync`
+//! thread owns; each worker owns its [`lifecycle::Lifecycle`], its reasons and its timer.
+//! In: one mailbox per pod (newest pod wins, a kill beats an update, grace only shrinks).
+//! Out: statuses, events, and the news that a worker ended.
+//! Invariants: at most one thread per UID; two static pods of one full name never run
+//! together; a pod never goes back from terminating to running.
+//! Absent on purpose: predicates over half a dozen flags; there is one phase.
+
+pub mod admission;
+pub mod lifecycle;
+pub mod plan;
+mod worker;
+pub mod workers;
+
+pub use worker::{Deps, Settings};

@@ -1,1 +1,187 @@
-//! Room `server`.
+//! Room `server`: answers over HTTP, for probes, for tools and for the local commands.
+//!
+//! Owns: the health listener, the read-only listener, the local socket `coracle.sock`, and
+//! one tiny_http server behind them on a private socket.
+//! Threads: `http` (owner of the others), `http/0` (hands requests to their connections),
+//! `lst/<listener>` (accept), per open connection `conn/<n>` (moves bytes) and `strm/<n>`
+//! (makes the answer), capped per listener; tiny_http has five unnamed ones.
+//! Inbox: none; it reads snapshots through the closures in [`Deps`].
+//! Invariants: only vetted requests reach tiny_http, which sets no limit on anything (a
+//! body length alone can make it allocate without bound); a request is taken only from a
+//! connection that a listener announced; every wait ends when the `http` thread stops; a
+//! slow client, a slow answer or a panic concerns one connection.
+//! Absent on purpose: TLS, authentication, exec, attach, port-forward, metrics and stats:
+//! they come with the main port; a listener is one file so that TLS fits in.
+//! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
+
+mod connection;
+mod health;
+mod http;
+mod listener;
+mod query;
+mod routes;
+mod select;
+mod streams;
+#[cfg(test)]
+mod tests;
+mod views;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use listener::connect_local;
+pub use select::{Selection, resolve};
+pub use views::{
+    Described, ImageRow, MemoryReport, NodeReport, PodChange, PodView, PodsReply, ProblemReport, QueueReport,
+    RuntimeReport, SourceReport, ThreadRow, VersionReply,
+};
+
+use crate::kube::events::EventLog;
+use crate::model::ids::PodUid;
+use crate::model::runtime::ListedPod;
+use crate::util::stop::StopToken;
+use crate::util::threads::{OnDeath, Running};
+
+/// The file name of the local socket in the root directory.
+pub const LOCAL_SOCKET: &str = "coracle.sock";
+
+/// Where to listen.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `healthzBindAddress:healthzPort`; `None`: off.
+    pub healthz: Option<SocketAddr>,
+    /// `address:readOnlyPort`; `None`: off.
+    pub read_only: Option<SocketAddr>,
+    /// The local commands' socket; its directory also holds the private one.
+    pub local_socket: PathBuf,
+}
+
+/// One named check of `/healthz`.
+#[derive(Clone)]
+pub struct HealthCheck {
+    /// As in `/healthz/<name>`.
+    pub name: &'static str,
+    /// Says why it fails. Must not block.
+    pub probe: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
+}
+
+/// A container's log file.
+#[derive(Clone)]
+pub struct LogSource {
+    /// The current file.
+    pub path: PathBuf,
+    /// Whether the container still runs, asked while following.
+    pub running: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+/// What to read of a log.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LogOptions {
+    /// Go on as the file grows, until the container ends.
+    pub follow: bool,
+    /// Only the last so many lines.
+    pub tail: Option<u64>,
+    /// Only lines at or after this time.
+    pub since: Option<jiff::Timestamp>,
+    /// Put the time before each line.
+    pub timestamps: bool,
+    /// Stop after so many bytes.
+    pub limit_bytes: Option<u64>,
+}
+
+/// Reads a log into a writer until its end or the stop signal; flushes as it goes.
+pub type ReadLog = dyn Fn(&Path, &LogOptions, &mut dyn Write, &dyn Fn() -> bool, &StopToken) -> Result<(), String>
+    + Send
+    + Sync;
+
+/// Finds the log of a pod's container, or of its previous instance.
+pub type FindLog = dyn Fn(&PodUid, &str, bool) -> Result<LogSource, String> + Send + Sync;
+
+/// Where the answers come from. Every closure reads a snapshot or has its own deadline.
+#[derive(Clone)]
+pub struct Deps {
+    /// All pods of the configuration, status filled in.
+    pub pods: Arc<dyn Fn() -> Vec<PodView> + Send + Sync>,
+    /// Waits up to the duration for a pod version above the given one; returns the newest.
+    pub wait_pods: Arc<dyn Fn(u64, Duration) -> u64 + Send + Sync>,
+    /// What runs, as the runtime lists it.
+    pub running: Arc<dyn Fn() -> Vec<ListedPod> + Send + Sync>,
+    /// The runtime's images.
+    pub images: Arc<dyn Fn() -> Result<Vec<ImageRow>, String> + Send + Sync>,
+    /// The node's own report.
+    pub status: Arc<dyn Fn() -> NodeReport + Send + Sync>,
+    /// The checks behind `/healthz`, in order.
+    pub checks: Vec<HealthCheck>,
+    /// Finds a log.
+    pub log_path: Arc<FindLog>,
+    /// Reads a log.
+    pub read_log: Arc<ReadLog>,
+    /// Recorded events.
+    pub events: EventLog,
+}
+
+/// Why the server could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// Something already answers at the local socket.
+    #[error("another agent already answers at {}", path.display())]
+    AlreadyRunning {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// A Unix socket could not be made.
+    #[error("cannot listen on the socket {}", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A TCP port could not be bound.
+    #[error("cannot listen on {address} ({what})")]
+    Bind {
+        /// Which listener.
+        what: &'static str,
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The HTTP server did not start.
+    #[error("cannot start the HTTP server on {}: {why}", path.display())]
+    Http {
+        /// The private socket.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The kernel refused a thread or a pair of sockets.
+    #[error("cannot start the server's thread {name}")]
+    Thread {
+        /// The thread's name.
+        name: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// The running server.
+pub struct Started {
+    /// Owner of all its threads.
+    pub running: Running,
+    /// Where the health listener really is (`None`: off, or its port is still taken and retried).
+    pub healthz: Option<SocketAddr>,
+    /// Where the read-only listener really is.
+    pub read_only: Option<SocketAddr>,
+}
+
+/// Starts the listeners. A taken health port is tried again every 5 s; the others are errors.
+///
+/// # Errors
+/// When the read-only port or a socket cannot be bound, or the kernel refuses a thread.
+pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result<Started, ServerError> {
+    http::spawn(settings, deps, on_death)
+}

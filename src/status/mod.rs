@@ -1,1 +1,54 @@
-//! Room `status`.
+//! The status of each pod: composed from facts, kept, and compared with what came before.
+//!
+//! Owns: [`StatusCache`], the last status that this agent computed for every pod (not what
+//! the API server has). Threads: none; readers of the cache may wait for a newer version.
+//! Inputs: the worker of a pod calls [`compose`] with what the runtime and the probes say
+//! and stores the result. Nothing here talks to the runtime, the API server or a clock.
+//! Invariants: a stored phase never leaves Succeeded or Failed; a start time never changes;
+//! versions only grow; a condition's transition time changes only with its status; times
+//! have no fractions of seconds.
+//! Absent on purpose: publishing to the API server, which belongs to a thread of its own.
+//! Go counterpart: pkg/kubelet/kubelet_pods.go (generateAPIPodStatus) and
+//! pkg/kubelet/status (manager, generators).
+
+mod cache;
+mod compose;
+mod conditions;
+mod containers;
+mod phase;
+mod resources;
+#[cfg(test)]
+mod tests;
+mod transitions;
+
+pub use cache::{Entry, StatusCache, Stored};
+pub use compose::{Deadline, Inputs, NodeAddresses, StartReason, active_deadline, compose};
+pub use resources::canonical;
+pub use transitions::IllegalTransition;
+
+use crate::model::api::{ContainerStatus, PodStatus};
+
+/// `status.phase` of a pod that will never run again.
+#[must_use]
+pub fn is_terminal(phase: Option<&str>) -> bool {
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// The condition types that the node agent writes; all others belong to someone else.
+pub const OWNED_CONDITIONS: [&str; 8] = [
+    "PodScheduled",
+    "Ready",
+    "Initialized",
+    "ContainersReady",
+    "PodResizeInProgress",
+    "PodResizePending",
+    "PodReadyToStartContainers",
+    "AllContainersRestarting",
+];
+
+/// All container statuses of a pod: init, regular, ephemeral.
+fn all_statuses(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
+    let lists =
+        [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    lists.into_iter().flatten().flatten()
+}

@@ -1,1 +1,15 @@
-//! Room `sync`.
+//! Routes what the sources want and what the runtime shows to the pod workers (Go: syncLoop).
+//!
+//! Owns: the desired pods ([`core::Core`], pure) and the [`crate::pods::workers::Workers`].
+//! Thread: `sync`. In: the mailboxes of `sources`, `observe` and of the workers that ended.
+//! Out: worker mailboxes, statuses of rejected pods, a snapshot of all pods.
+//! Invariants: a turn does no I/O and asks nobody; a turn over 100 ms is logged.
+//! Absent on purpose: a pause while the runtime is unhealthy. That is a state which the
+//! workers look at; sources and health answers go on.
+
+pub mod clean;
+pub mod core;
+mod thread;
+pub mod view;
+
+pub use thread::{Deps, Settings, spawn};

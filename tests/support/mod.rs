@@ -4,5 +4,6 @@
 
 pub mod containerd;
 pub mod cop;
+pub mod fake_cri;
 pub mod node;
 pub mod wait;

@@ -1,0 +1,59 @@
+//! Facts about this node that the rooms are set up with.
+
+use std::net::{IpAddr, UdpSocket};
+
+/// The node's name: the override, else the host name, trimmed and in lower case.
+///
+/// # Errors
+/// A message when the result is empty.
+pub fn name(hostname_override: &str) -> Result<String, String> {
+    let host = if hostname_override.trim().is_empty() {
+        rustix::system::uname().nodename().to_string_lossy().into_owned()
+    } else {
+        hostname_override.to_owned()
+    };
+    let name = host.trim().to_lowercase();
+    if name.is_empty() {
+        return Err("the host name is empty: set one, or give --hostname-override".to_owned());
+    }
+    Ok(name)
+}
+
+/// The node's addresses: those given by `--node-ip`, else the source address that the
+/// kernel would use towards the outside. Nothing is sent to find that out.
+#[must_use]
+pub fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
+    let given: Vec<IpAddr> = node_ip.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
+    if !given.is_empty() {
+        return given;
+    }
+    // Documentation prefixes: never local, so the default route answers.
+    [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")]
+        .into_iter()
+        .filter_map(|(from, to)| {
+            let socket = UdpSocket::bind(from).ok()?;
+            socket.connect(to).ok()?;
+            socket.local_addr().ok().map(|address| address.ip())
+        })
+        .filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
+        .take(1)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_lower_case_and_never_empty() {
+        assert_eq!(name(" Node-1 "), Ok("node-1".to_owned()));
+        assert!(!name("").unwrap_or_else(|_| "no host name".to_owned()).is_empty());
+    }
+
+    #[test]
+    fn a_given_address_wins() {
+        let ip: IpAddr = "192.0.2.10".parse().unwrap();
+        assert_eq!(addresses(&[ip]), [ip]);
+        assert!(addresses(&["0.0.0.0".parse().unwrap()]).iter().all(|ip| !ip.is_unspecified()));
+    }
+}

@@ -1,0 +1,202 @@
+//! Filling in what a configuration leaves out (Go: SetDefaults_KubeletConfiguration and the flag
+//! defaults in cmd/kubelet/app/options).
+
+use serde_json::{Map, Value};
+
+use super::duration::GoDuration;
+use super::fields::{FIELDS, Field, HARD_EVICTION};
+
+/// Which set of defaults holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DefaultSet {
+    /// A configuration file was given, however small.
+    WithFile,
+    /// Flags only: the open defaults of old.
+    FlagsOnly,
+}
+
+/// A field's default in a set.
+#[must_use]
+pub fn preset(field: &Field, set: DefaultSet) -> Value {
+    match (set, field.path) {
+        (DefaultSet::FlagsOnly, "authentication.anonymous.enabled") => Value::Bool(true),
+        (DefaultSet::FlagsOnly, "authentication.webhook.enabled") => Value::Bool(false),
+        (DefaultSet::FlagsOnly, "authorization.mode") => Value::from("AlwaysAllow"),
+        (DefaultSet::FlagsOnly, "readOnlyPort") => Value::from(10255),
+        (DefaultSet::FlagsOnly, "evictionHard") => Value::Object(Map::new()),
+        _ => field.preset_value(),
+    }
+}
+
+/// Puts the default thresholds of a configuration file in, unless it has its own.
+/// Drop-ins are merged over the result, key by key.
+pub fn fill_hard_eviction(layer: &mut Value) {
+    if get(layer, "evictionHard").is_none_or(Value::is_null) {
+        set(
+            layer,
+            "evictionHard",
+            super::fields::field("evictionHard").map_or(Value::Null, Field::preset_value),
+        );
+    }
+}
+
+/// Fills every missing field, and those whose zero value means the default.
+pub fn fill(config: &mut Value, defaults: DefaultSet) {
+    let merge_eviction = get(config, "mergeDefaultEvictionSettings") == Some(&Value::Bool(true));
+    if merge_eviction && let Some(Value::Object(thresholds)) = get_mut(config, "evictionHard") {
+        for (signal, amount) in HARD_EVICTION {
+            thresholds.entry((*signal).to_owned()).or_insert_with(|| Value::from(*amount));
+        }
+    }
+    let parallel = get(config, "maxParallelImagePulls").and_then(Value::as_i64).unwrap_or(0);
+    let update = get(config, "nodeStatusUpdateFrequency").filter(|value| !is_zero(value)).cloned();
+    for field in FIELDS {
+        let current = get(config, field.path).unwrap_or(&Value::Null);
+        let unset = current.is_null() || (!field.keeps_zero && is_zero(current));
+        if !unset {
+            // INVARIANT: the limit is -1 or a number of processes.
+            if field.path == "podPidsLimit" && current.as_i64().is_some_and(|limit| limit < 0) {
+                set(config, field.path, field.preset_value());
+            }
+            continue;
+        }
+        let value = match field.path {
+            "serializeImagePulls" => Value::Bool(parallel < 2),
+            "nodeStatusReportFrequency" => update.clone().unwrap_or_else(|| field.preset_value()),
+            // Once a file's own defaults are in, only null in a drop-in empties the thresholds.
+            "evictionHard" => Value::Object(Map::new()),
+            _ => preset(field, defaults),
+        };
+        set(config, field.path, value);
+    }
+}
+
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty() || GoDuration::parse(text).is_ok_and(GoDuration::is_zero),
+        _ => false,
+    }
+}
+
+/// The value at a dotted path.
+#[must_use]
+pub fn get<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
+    path.split('.').try_fold(value, |value, key| value.get(key))
+}
+
+fn get_mut<'v>(value: &'v mut Value, path: &str) -> Option<&'v mut Value> {
+    path.split('.').try_fold(value, |value, key| value.get_mut(key))
+}
+
+/// Puts a value at a dotted path, making objects on the way; null takes it away.
+pub fn set(root: &mut Value, path: &str, value: Value) {
+    let mut place = root;
+    let mut keys = path.split('.').peekable();
+    while let Some(key) = keys.next() {
+        if !place.is_object() {
+            *place = Value::Object(Map::new());
+        }
+        let Value::Object(fields) = place else { return };
+        if keys.peek().is_none() {
+            if value.is_null() {
+                fields.remove(key);
+            } else {
+                fields.insert(key.to_owned(), value);
+            }
+            return;
+        }
+        place = fields.entry(key.to_owned()).or_insert(Value::Null);
+    }
+}
+
+/// JSON merge patch: objects merge, everything else replaces, null deletes.
+pub fn merge_patch(target: &mut Value, patch: Value) {
+    let Value::Object(entries) = patch else {
+        *target = patch;
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    let Value::Object(fields) = target else { return };
+    for (key, value) in entries {
+        if value.is_null() {
+            fields.remove(&key);
+        } else {
+            merge_patch(fields.entry(key).or_insert(Value::Null), value);
+        }
+    }
+}
+
+/// Takes nulls out of objects, at any depth.
+pub fn strip_nulls(value: &mut Value) {
+    if let Value::Object(fields) = value {
+        fields.retain(|_, value| !value.is_null());
+        fields.values_mut().for_each(strip_nulls);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn merge_patch_is_the_rfc_s() {
+        for (mut target, patch, expected) in [
+            (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
+            (json!({"a": "b"}), json!({"a": null}), json!({})),
+            (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
+            (json!({"a": [1]}), json!({"a": [2, null]}), json!({"a": [2, null]})),
+            (json!({"a": "x"}), json!({"a": {"b": {"c": null}}}), json!({"a": {"b": {}}})),
+        ] {
+            merge_patch(&mut target, patch);
+            assert_eq!(target, expected);
+        }
+    }
+
+    #[test]
+    fn zero_means_default_only_where_go_says_so() {
+        let mut config = json!({
+            "syncFrequency": "0s", "maxPods": 0, "address": "", "healthzPort": 0, "registryPullQPS": 0,
+            "resolvConf": "", "enforceNodeAllocatable": [], "cpuCFSQuotaPeriod": "0s", "podPidsLimit": -5,
+            "enableServer": false, "iptablesDropBit": 0,
+        });
+        fill(&mut config, DefaultSet::WithFile);
+        for (path, expected) in [
+            ("syncFrequency", json!("1m0s")),
+            ("maxPods", json!(110)),
+            ("address", json!("0.0.0.0")),
+            ("healthzPort", json!(0)),
+            ("registryPullQPS", json!(0)),
+            ("resolvConf", json!("")),
+            ("enforceNodeAllocatable", json!([])),
+            ("cpuCFSQuotaPeriod", json!("0s")),
+            ("podPidsLimit", json!(-1)),
+            ("enableServer", json!(false)),
+        ] {
+            assert_eq!(get(&config, path), Some(&expected), "{path}");
+        }
+    }
+
+    #[test]
+    fn defaults_that_follow_others() {
+        for (mut config, path, expected) in [
+            (json!({"maxParallelImagePulls": 2}), "serializeImagePulls", json!(false)),
+            (json!({"maxParallelImagePulls": 1}), "serializeImagePulls", json!(true)),
+            (json!({}), "serializeImagePulls", json!(true)),
+            (json!({"nodeStatusUpdateFrequency": "20s"}), "nodeStatusReportFrequency", json!("20s")),
+            (json!({}), "nodeStatusReportFrequency", json!("5m0s")),
+            (
+                json!({"mergeDefaultEvictionSettings": true, "evictionHard": {"memory.available": "1Gi"}}),
+                "evictionHard",
+                json!({"memory.available": "1Gi", "nodefs.available": "10%", "nodefs.inodesFree": "5%",
+                    "imagefs.available": "15%", "imagefs.inodesFree": "5%"}),
+            ),
+        ] {
+            fill(&mut config, DefaultSet::WithFile);
+            assert_eq!(get(&config, path), Some(&expected), "{path}");
+        }
+    }
+}

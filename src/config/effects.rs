@@ -1,0 +1,110 @@
+//! Which settings were changed although nothing acts on them yet. The operator reads of them once,
+//! at start; the standing itself is in the table of fields.
+
+use serde_json::{Map, Value};
+
+use super::defaults::{DefaultSet, fill, fill_hard_eviction, get, preset};
+use super::fields::{FIELDS, Standing};
+use super::kubelet::KubeletConfiguration;
+
+/// The fields that differ from their defaults and have no effect yet.
+#[must_use]
+pub fn without_effect(config: &KubeletConfiguration, defaults: DefaultSet) -> Vec<&'static str> {
+    let set = serde_json::to_value(config).unwrap_or(Value::Null);
+    let plain = serde_json::to_value(default_configuration(defaults)).unwrap_or(Value::Null);
+    FIELDS
+        .iter()
+        .filter(|field| field.standing == Standing::NoEffectYet)
+        .filter(|field| get(&set, field.path) != get(&plain, field.path))
+        .map(|field| field.path)
+        .collect()
+}
+
+/// The one warning about them; `None` when there is nothing to warn about.
+#[must_use]
+pub fn warning(fields: &[&str]) -> Option<String> {
+    (!fields.is_empty()).then(|| format!("set, but without effect in this version: {}", fields.join(", ")))
+}
+
+/// The configuration that results when nothing is set.
+#[must_use]
+pub fn default_configuration(defaults: DefaultSet) -> KubeletConfiguration {
+    let mut value = Value::Object(Map::new());
+    if defaults == DefaultSet::WithFile {
+        fill_hard_eviction(&mut value);
+    }
+    fill(&mut value, defaults);
+    // INVARIANT: the table's defaults fit the types; `the_table_and_the_types_agree` holds them to it.
+    serde_json::from_value(value).unwrap_or_default()
+}
+
+/// A field's default in a set, as the documents print it.
+#[must_use]
+pub fn preset_text(path: &str, defaults: DefaultSet) -> String {
+    let value = super::fields::field(path).map_or(Value::Null, |field| preset(field, defaults));
+    match value {
+        Value::Null => "unset".to_owned(),
+        Value::String(text) if text.is_empty() => "\"\"".to_owned(),
+        Value::String(text) => text,
+        Value::Array(items) if items.is_empty() => "[]".to_owned(),
+        Value::Object(entries) if entries.is_empty() => "{}".to_owned(),
+        Value::Object(entries) => {
+            let entries: Vec<_> = entries
+                .iter()
+                .map(|(key, value)| format!("{key}<{}", value.as_str().unwrap_or_default()))
+                .collect();
+            entries.join(",")
+        }
+        Value::Array(items) => items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_table_and_the_types_agree() {
+        for defaults in [DefaultSet::WithFile, DefaultSet::FlagsOnly] {
+            let config = default_configuration(defaults);
+            assert_eq!(config.max_pods, 110, "the defaults do not fit the types");
+            let printed = serde_json::to_value(&config).unwrap();
+            for field in FIELDS {
+                let expected = match preset(field, defaults) {
+                    Value::Null => None,
+                    value => Some(value),
+                };
+                assert_eq!(get(&printed, field.path), expected.as_ref(), "{}", field.path);
+            }
+            assert!(without_effect(&config, defaults).is_empty());
+        }
+        // And the types have no field that the table lacks.
+        let mut printed = serde_json::to_value(default_configuration(DefaultSet::WithFile)).unwrap();
+        crate::config::check::check_layer(&mut printed, &mut |path, message| panic!("{path}: {message}"));
+    }
+
+    #[test]
+    fn names_what_is_set_in_vain() {
+        let mut config = default_configuration(DefaultSet::WithFile);
+        config.max_pods = 5;
+        config.streaming_connection_idle_timeout = crate::config::GoDuration::ZERO;
+        config.port = 10251;
+        config.eviction_hard.clear();
+        config.authentication.anonymous.enabled = true;
+        let fields = without_effect(&config, DefaultSet::WithFile);
+        assert_eq!(fields, ["port", "authentication.anonymous.enabled", "evictionHard"]);
+        assert!(
+            warning(&fields)
+                .is_some_and(|text| text.ends_with("port, authentication.anonymous.enabled, evictionHard"))
+        );
+        assert_eq!(warning(&[]), None);
+        assert_eq!(
+            json!(preset_text("evictionHard", DefaultSet::WithFile)),
+            json!(
+                "imagefs.available<15%,imagefs.inodesFree<5%,memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%"
+            )
+        );
+    }
+}

@@ -1,0 +1,467 @@
+//! The table of every `KubeletConfiguration` v1beta1 field: path, type, default, standing, meaning.
+//!
+//! The strict check, the defaults, the flags, `--help` and the compatibility list all read it, so a
+//! field is described once. [`super::KubeletConfiguration`] holds the same fields with Rust types.
+
+use serde_json::Value;
+
+/// What type of value a field takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// true or false.
+    Bool,
+    /// A whole number of 32 bits.
+    Int32,
+    /// A whole number of 64 bits.
+    Int64,
+    /// A number.
+    Float,
+    /// A string.
+    Text,
+    /// A Go duration string.
+    Duration,
+    /// A quantity: a string such as `64Mi`, or a number.
+    Quantity,
+    /// A list of strings.
+    TextList,
+    /// A list of 32-bit numbers.
+    IntList,
+    /// String to string.
+    TextMap,
+    /// String to quantity.
+    QuantityMap,
+    /// String to list of strings.
+    ListMap,
+    /// String to bool.
+    BoolMap,
+    /// A list of objects with these fields.
+    Items(&'static [(&'static str, Kind)]),
+}
+
+impl Kind {
+    /// The type's name for people.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Bool => "bool",
+            Kind::Int32 => "int32",
+            Kind::Int64 => "int64",
+            Kind::Float => "float",
+            Kind::Text => "string",
+            Kind::Duration => "duration",
+            Kind::Quantity => "quantity",
+            Kind::TextList => "list of strings",
+            Kind::IntList => "list of int32",
+            Kind::TextMap => "map of strings",
+            Kind::QuantityMap => "map of quantities",
+            Kind::ListMap => "map of lists of strings",
+            Kind::BoolMap => "map of bools",
+            Kind::Items(_) => "list of objects",
+        }
+    }
+}
+
+/// A field's default.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Preset {
+    /// Unset, which means something of its own.
+    Nil,
+    /// A bool.
+    Bool(bool),
+    /// A number.
+    Int(i64),
+    /// A number with a fraction.
+    Float(f64),
+    /// A string or duration.
+    Text(&'static str),
+    /// An empty list or map.
+    Empty,
+    /// A list of strings.
+    List(&'static [&'static str]),
+    /// String to string.
+    Map(&'static [(&'static str, &'static str)]),
+}
+
+/// What setting a field does in this version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It does what it does in the Go kubelet.
+    Works,
+    /// It is read and validated; what it governs is not built yet.
+    NoEffectYet,
+    /// It has no effect in the Go kubelet either, or cannot have one here.
+    Ignored,
+}
+
+impl Standing {
+    /// The standing as the compatibility list prints it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Standing::Works => "works",
+            Standing::NoEffectYet => "no effect yet",
+            Standing::Ignored => "ignored",
+        }
+    }
+}
+
+/// One field.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    /// Where it is, such as `authentication.x509.clientCAFile`.
+    pub path: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// Its default when a configuration file is given.
+    pub preset: Preset,
+    /// Whether an explicit zero value stays; otherwise zero means the default, as in Go.
+    pub keeps_zero: bool,
+    /// What it does in this version.
+    pub standing: Standing,
+    /// What it means.
+    pub help: &'static str,
+}
+
+impl Field {
+    const fn of(path: &'static str, kind: Kind, preset: Preset, help: &'static str) -> Self {
+        Field {
+            path,
+            kind,
+            preset,
+            keeps_zero: matches!(kind, Kind::Bool),
+            standing: Standing::NoEffectYet,
+            help,
+        }
+    }
+
+    const fn works(self) -> Self {
+        Field { standing: Standing::Works, ..self }
+    }
+
+    const fn ignored(self) -> Self {
+        Field { standing: Standing::Ignored, ..self }
+    }
+
+    const fn keeps_zero(self) -> Self {
+        Field { keeps_zero: true, ..self }
+    }
+
+    /// The default as JSON; null when there is none.
+    #[must_use]
+    pub fn preset_value(&self) -> Value {
+        match self.preset {
+            Preset::Nil => Value::Null,
+            Preset::Bool(flag) => Value::from(flag),
+            Preset::Int(number) => Value::from(number),
+            Preset::Float(number) => Value::from(number),
+            Preset::Text(text) => Value::from(text),
+            Preset::List(items) => Value::from(items),
+            Preset::Map(entries) => entries
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), Value::from(*value)))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
+            Preset::Empty => match self.kind {
+                Kind::TextMap | Kind::ListMap | Kind::BoolMap | Kind::QuantityMap => {
+                    Value::Object(serde_json::Map::new())
+                }
+                _ => Value::Array(Vec::new()),
+            },
+        }
+    }
+}
+
+/// The field of a path.
+#[must_use]
+pub fn field(path: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.path == path)
+}
+
+const fn flag(path: &'static str, preset: bool, help: &'static str) -> Field {
+    Field::of(path, Kind::Bool, Preset::Bool(preset), help)
+}
+
+const fn int(path: &'static str, preset: i64, help: &'static str) -> Field {
+    Field::of(path, Kind::Int32, Preset::Int(preset), help)
+}
+
+const fn long(path: &'static str, preset: i64, help: &'static str) -> Field {
+    Field::of(path, Kind::Int64, Preset::Int(preset), help)
+}
+
+const fn text(path: &'static str, preset: &'static str, help: &'static str) -> Field {
+    Field::of(path, Kind::Text, Preset::Text(preset), help)
+}
+
+const fn time(path: &'static str, preset: &'static str, help: &'static str) -> Field {
+    Field::of(path, Kind::Duration, Preset::Text(preset), help)
+}
+
+const fn list(path: &'static str, help: &'static str) -> Field {
+    Field::of(path, Kind::TextList, Preset::Empty, help)
+}
+
+const fn map(path: &'static str, help: &'static str) -> Field {
+    Field::of(path, Kind::TextMap, Preset::Empty, help)
+}
+
+/// The hard eviction thresholds that a configuration file brings along.
+pub const HARD_EVICTION: &[(&str, &str)] = &[
+    ("imagefs.available", "15%"),
+    ("imagefs.inodesFree", "5%"),
+    ("memory.available", "100Mi"),
+    ("nodefs.available", "10%"),
+    ("nodefs.inodesFree", "5%"),
+];
+
+const TAINT: &[(&str, Kind)] =
+    &[("key", Kind::Text), ("value", Kind::Text), ("effect", Kind::Text), ("timeAdded", Kind::Text)];
+const RESERVED_MEMORY: &[(&str, Kind)] = &[("numaNode", Kind::Int32), ("limits", Kind::QuantityMap)];
+const SHUTDOWN_BY_PRIORITY: &[(&str, Kind)] =
+    &[("priority", Kind::Int32), ("shutdownGracePeriodSeconds", Kind::Int64)];
+const VMODULE: &[(&str, Kind)] = &[("filePattern", Kind::Text), ("verbosity", Kind::Int64)];
+
+/// Every field, in the order of the Go type.
+pub static FIELDS: &[Field] = &[
+    flag("enableServer", true, "serve the node API and the read-only port").works(),
+    text("staticPodPath", "", "file or directory of static pod manifests").works(),
+    text("podLogsDir", "/var/log/pods", "root of container logs; absolute, clean, ASCII").works(),
+    time("syncFrequency", "1m0s", "how often running pods are looked at again without cause").works(),
+    time("fileCheckFrequency", "20s", "how often the static pod path is read in full").works(),
+    time("httpCheckFrequency", "20s", "how often the static pod URL is asked").works(),
+    text("staticPodURL", "", "URL of static pod manifests").works(),
+    Field::of("staticPodURLHeader", Kind::ListMap, Preset::Empty, "headers sent to the static pod URL")
+        .works(),
+    text("address", "0.0.0.0", "IP address the servers listen on").works(),
+    int("port", 10250, "port of the node API"),
+    int("readOnlyPort", 0, "port of the read-only server without authentication; 0 turns it off").works(),
+    text("tlsCertFile", "", "serving certificate, with its chain"),
+    text("tlsPrivateKeyFile", "", "key of the serving certificate"),
+    list("tlsCipherSuites", "cipher suites the server may use; empty means Go's defaults"),
+    text("tlsMinVersion", "", "oldest TLS version the server speaks, such as VersionTLS12"),
+    Field::of(
+        "tlsCurvePreferences",
+        Kind::IntList,
+        Preset::Empty,
+        "TLS groups by their number, preferred first",
+    ),
+    flag("rotateCertificates", false, "renew the client certificate before it expires"),
+    flag("serverTLSBootstrap", false, "ask the API server to sign the serving certificate"),
+    text(
+        "authentication.x509.clientCAFile",
+        "",
+        "certificate authorities whose client certificates are accepted",
+    ),
+    flag("authentication.webhook.enabled", true, "check bearer tokens with the API server"),
+    time("authentication.webhook.cacheTTL", "2m0s", "how long a token check is remembered"),
+    flag(
+        "authentication.anonymous.enabled",
+        false,
+        "let requests without credentials in as system:anonymous",
+    ),
+    text("authorization.mode", "Webhook", "AlwaysAllow or Webhook"),
+    time("authorization.webhook.cacheAuthorizedTTL", "5m0s", "how long a yes of the webhook is remembered"),
+    time("authorization.webhook.cacheUnauthorizedTTL", "30s", "how long a no of the webhook is remembered"),
+    int("registryPullQPS", 5, "image pulls per second; 0 means no limit").keeps_zero().works(),
+    int("registryBurst", 10, "image pulls that may start at once, while registryPullQPS is not 0").works(),
+    text(
+        "imagePullCredentialsVerificationPolicy",
+        "NeverVerifyPreloadedImages",
+        "when a pod must show credentials for an image that is already there",
+    ),
+    list(
+        "preloadedImagesVerificationAllowlist",
+        "images that need no credentials with NeverVerifyAllowlistedImages",
+    ),
+    int("eventRecordQPS", 50, "events sent per second; 0 means no limit").keeps_zero(),
+    int("eventBurst", 100, "events that may be sent at once"),
+    flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward"),
+    flag("enableContentionProfiling", false, "profile lock contention").ignored(),
+    int("healthzPort", 10248, "port of the health endpoint; 0 turns it off").keeps_zero().works(),
+    text("healthzBindAddress", "127.0.0.1", "IP address of the health endpoint").works(),
+    int("oomScoreAdj", -999, "oom_score_adj of this process").keeps_zero().works(),
+    text("clusterDomain", "", "DNS domain of the cluster").works(),
+    list("clusterDNS", "IP addresses of the cluster's DNS servers").works(),
+    time("streamingConnectionIdleTimeout", "4h0m0s", "no effect any more upstream").ignored(),
+    time("nodeStatusUpdateFrequency", "10s", "how often the node status is computed"),
+    time("nodeStatusReportFrequency", "5m0s", "how often an unchanged node status is sent"),
+    int("nodeLeaseDurationSeconds", 40, "duration written into the node lease"),
+    time("imageMinimumGCAge", "2m0s", "how long an unused image is kept at least").works(),
+    time("imageMaximumGCAge", "0s", "how long an unused image is kept at most; 0 means no limit").works(),
+    int("imageGCHighThresholdPercent", 85, "disk usage at which unused images are removed")
+        .keeps_zero()
+        .works(),
+    int("imageGCLowThresholdPercent", 80, "disk usage down to which unused images are removed")
+        .keeps_zero()
+        .works(),
+    time("volumeStatsAggPeriod", "1m0s", "how often volume usage is measured; negative turns it off"),
+    text("kubeletCgroups", "", "cgroup this process moves into"),
+    text("systemCgroups", "", "cgroup for all processes that are in none"),
+    text("cgroupRoot", "", "cgroup under which pods are placed"),
+    flag("cgroupsPerQOS", true, "keep a cgroup per QoS class and pod"),
+    text("cgroupDriver", "cgroupfs", "cgroupfs or systemd; the runtime's answer wins"),
+    text("cpuManagerPolicy", "none", "none or static"),
+    Field::of(
+        "singleProcessOOMKill",
+        Kind::Bool,
+        Preset::Nil,
+        "let the kernel kill one process instead of the whole container; unset means so on cgroup v1 only",
+    )
+    .keeps_zero()
+    .works(),
+    map("cpuManagerPolicyOptions", "options of the CPU manager policy"),
+    time("cpuManagerReconcilePeriod", "10s", "how often CPU sets are checked"),
+    text("memoryManagerPolicy", "None", "None or Static"),
+    text("topologyManagerPolicy", "none", "none, best-effort, restricted or single-numa-node"),
+    text("topologyManagerScope", "container", "container or pod"),
+    map("topologyManagerPolicyOptions", "options of the topology manager policy"),
+    map("qosReserved", "share of memory kept for better QoS classes (alpha)"),
+    time("runtimeRequestTimeout", "2m0s", "deadline of calls to the container runtime").works(),
+    text(
+        "hairpinMode",
+        "promiscuous-bridge",
+        "promiscuous-bridge, hairpin-veth or none; the CNI plugin decides",
+    )
+    .ignored(),
+    int("maxPods", 110, "pods this node takes").works(),
+    text("podCIDR", "", "pod address range when there is no API server"),
+    long("podPidsLimit", -1, "processes per pod; -1 means the node's limit").keeps_zero(),
+    text("resolvConf", "/etc/resolv.conf", "resolver file that pods inherit; empty means none")
+        .keeps_zero()
+        .works(),
+    flag("runOnce", false, "no longer supported; must be false").ignored(),
+    flag("cpuCFSQuota", true, "enforce CPU limits").works(),
+    time("cpuCFSQuotaPeriod", "100ms", "period of CPU limits, 1ms to 1s").keeps_zero().works(),
+    int("nodeStatusMaxImages", 50, "images listed in the node status; -1 means all").keeps_zero(),
+    long("maxOpenFiles", 1_000_000, "open files this process may have").works(),
+    text("contentType", "application/vnd.kubernetes.protobuf", "encoding asked of the API server"),
+    int("kubeAPIQPS", 50, "API requests per second").keeps_zero(),
+    int("kubeAPIBurst", 100, "API requests that may be sent at once"),
+    flag("serializeImagePulls", true, "pull one image after another").works(),
+    Field::of("maxParallelImagePulls", Kind::Int32, Preset::Nil, "image pulls at once, while not serialized")
+        .keeps_zero()
+        .works(),
+    Field::of(
+        "evictionHard",
+        Kind::TextMap,
+        Preset::Map(HARD_EVICTION),
+        "thresholds at which pods are evicted at once",
+    ),
+    map("evictionSoft", "thresholds at which pods are evicted after a grace period"),
+    map("evictionSoftGracePeriod", "how long a soft threshold must hold"),
+    time("evictionPressureTransitionPeriod", "5m0s", "how long a pressure condition is held"),
+    int("evictionMaxPodGracePeriod", 0, "seconds a pod gets at most in a soft eviction"),
+    map("evictionMinimumReclaim", "how much is freed beyond a threshold"),
+    flag("mergeDefaultEvictionSettings", false, "fill evictionHard up with the defaults it leaves out"),
+    int("podsPerCore", 0, "pods per CPU core; 0 means no limit").works(),
+    flag("enableControllerAttachDetach", true, "leave attaching volumes to the controller"),
+    flag("protectKernelDefaults", false, "fail instead of setting kernel parameters"),
+    flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for"),
+    int("iptablesMasqueradeBit", 14, "no effect any more upstream").keeps_zero().ignored(),
+    int("iptablesDropBit", 15, "no effect any more upstream").keeps_zero().ignored(),
+    Field::of("featureGates", Kind::BoolMap, Preset::Empty, "feature gates to switch").works(),
+    flag("failSwapOn", true, "refuse to start while swap is on").works(),
+    text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap"),
+    text("containerLogMaxSize", "10Mi", "size at which a container's log is rotated").works(),
+    int("containerLogMaxFiles", 5, "log files kept per container").keeps_zero().works(),
+    int("containerLogMaxWorkers", 1, "logs rotated at the same time").keeps_zero().works(),
+    time("containerLogMonitorInterval", "10s", "how often log sizes are checked").keeps_zero().works(),
+    text("configMapAndSecretChangeDetectionStrategy", "Watch", "Get, Cache or Watch"),
+    map("systemReserved", "resources kept for the system"),
+    map("kubeReserved", "resources kept for Kubernetes' own daemons"),
+    text("reservedSystemCPUs", "", "CPUs kept for the system, such as 0-1,4"),
+    text("showHiddenMetricsForVersion", "", "previous minor version whose hidden metrics are shown"),
+    text("systemReservedCgroup", "", "cgroup of the system's daemons"),
+    text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons"),
+    Field::of(
+        "enforceNodeAllocatable",
+        Kind::TextList,
+        Preset::List(&["pods"]),
+        "what the node's allocatable limits are enforced on",
+    ),
+    list("allowedUnsafeSysctls", "sysctls, or prefixes ending in *, that pods may set").works(),
+    text(
+        "volumePluginDir",
+        "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/",
+        "directory of exec volume plugins",
+    ),
+    text("providerID", "", "the cloud's name for this machine, for spec.providerID"),
+    flag("kernelMemcgNotification", false, "let the kernel report memory thresholds"),
+    text("logging.format", "text", "text or json"),
+    time("logging.flushFrequency", "5s", "log lines are never buffered").ignored(),
+    long("logging.verbosity", 0, "0 or 1: info, 2 to 4: debug, more: trace").works(),
+    Field::of(
+        "logging.vmodule",
+        Kind::Items(VMODULE),
+        Preset::Empty,
+        "verbosity by source file; use CORACLE_LOG",
+    )
+    .ignored(),
+    flag("logging.options.text.splitStream", false, "info lines to stdout, errors to stderr").ignored(),
+    Field::of(
+        "logging.options.text.infoBufferSize",
+        Kind::Quantity,
+        Preset::Text("0"),
+        "buffer of split info lines",
+    )
+    .ignored(),
+    flag("logging.options.json.splitStream", false, "info lines to stdout, errors to stderr").ignored(),
+    Field::of(
+        "logging.options.json.infoBufferSize",
+        Kind::Quantity,
+        Preset::Text("0"),
+        "buffer of split info lines",
+    )
+    .ignored(),
+    flag("enableSystemLogHandler", true, "serve /logs of this machine"),
+    flag("enableSystemLogQuery", false, "answer queries for service logs"),
+    time("shutdownGracePeriod", "0s", "how long a machine shutdown is held back; 0 turns it off"),
+    time("shutdownGracePeriodCriticalPods", "0s", "the part of shutdownGracePeriod kept for critical pods"),
+    Field::of(
+        "shutdownGracePeriodByPodPriority",
+        Kind::Items(SHUTDOWN_BY_PRIORITY),
+        Preset::Empty,
+        "shutdown grace by pod priority, instead of the two above",
+    ),
+    time(
+        "crashLoopBackOff.maxContainerRestartPeriod",
+        "5m0s",
+        "longest wait before a crashed container restarts",
+    )
+    .keeps_zero()
+    .works(),
+    Field::of("reservedMemory", Kind::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node"),
+    flag("enableProfilingHandler", true, "serve /debug/pprof"),
+    flag("enableDebugFlagsHandler", true, "serve /debug/flags/v"),
+    flag("seccompDefault", false, "RuntimeDefault instead of Unconfined as the default seccomp profile")
+        .works(),
+    Field::of(
+        "memoryThrottlingFactor",
+        Kind::Float,
+        Preset::Float(0.9),
+        "where memory.high is set, with MemoryQoS",
+    )
+    .keeps_zero(),
+    text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS"),
+    Field::of("registerWithTaints", Kind::Items(TAINT), Preset::Empty, "taints the node registers with"),
+    flag("registerNode", true, "register this node with the API server"),
+    Field::of("tracing.endpoint", Kind::Text, Preset::Nil, "where traces are sent"),
+    Field::of("tracing.samplingRatePerMillion", Kind::Int32, Preset::Nil, "traces kept of a million")
+        .keeps_zero(),
+    flag("localStorageCapacityIsolation", true, "account for ephemeral storage"),
+    text(
+        "containerRuntimeEndpoint",
+        "unix:///run/containerd/containerd.sock",
+        "socket of the container runtime",
+    )
+    .works(),
+    text("imageServiceEndpoint", "", "socket of the image service; empty means the runtime's").works(),
+    flag("failCgroupV1", true, "refuse to start on cgroup v1").works(),
+    Field::of(
+        "userNamespaces.idsPerPod",
+        Kind::Int64,
+        Preset::Nil,
+        "ids each user namespace gets; 65536 when unset",
+    )
+    .keeps_zero(),
+];

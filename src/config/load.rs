@@ -1,0 +1,345 @@
+//! Loading: defaults, then the file, then the drop-ins in order, then the flags.
+//! Every problem of every layer is collected; only I/O happens here that reads those files.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::check::check_layer;
+use super::defaults::{DefaultSet, fill, fill_hard_eviction, get, merge_patch, set, strip_nulls};
+use super::effects::without_effect;
+use super::gates::Gates;
+use super::kubelet::KubeletConfiguration;
+use super::validate::validate;
+use super::yaml::{self, Document};
+
+const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+const KIND: &str = "KubeletConfiguration";
+
+/// Directories below the drop-in directory; deeper ones are refused.
+const MAX_DIRECTORY_DEPTH: usize = 16;
+/// Drop-ins that are read at most.
+const MAX_DROP_INS: usize = 1000;
+
+/// Fields holding paths that may be relative to their file.
+const PATHS: [&str; 7] = [
+    "staticPodPath",
+    "authentication.x509.clientCAFile",
+    "tlsCertFile",
+    "tlsPrivateKeyFile",
+    "resolvConf",
+    "podLogsDir",
+    "volumePluginDir",
+];
+
+/// One problem with the configuration or the command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Where it is: a file, with its line where known, or a flag.
+    pub place: String,
+    /// The field's path; empty when it is not about one field.
+    pub field: String,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for part in [&self.place, &self.field] {
+            if !part.is_empty() {
+                write!(out, "{part}: ")?;
+            }
+        }
+        out.write_str(&self.message)
+    }
+}
+
+/// A value that a flag gives to a field.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Override {
+    /// The flag, with its dashes.
+    pub flag: String,
+    /// The field.
+    pub path: &'static str,
+    /// The value, of the field's type.
+    pub value: Value,
+}
+
+/// Where the configuration comes from.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Request {
+    /// `--config`.
+    pub file: Option<PathBuf>,
+    /// `--config-dir`.
+    pub drop_ins: Option<PathBuf>,
+    /// The flags that set fields, in the order given.
+    pub overrides: Vec<Override>,
+}
+
+/// A configuration that is valid.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    /// Every field, defaults filled in.
+    pub config: KubeletConfiguration,
+    /// The feature gates.
+    pub gates: Gates,
+    /// The fields that were set but have no effect yet.
+    pub without_effect: Vec<&'static str>,
+    /// The files it was read from, in order.
+    pub files: Vec<PathBuf>,
+}
+
+impl Loaded {
+    /// The effective configuration as a file that can be given to `--config`.
+    #[must_use]
+    pub fn to_yaml(&self) -> String {
+        let mut value = serde_json::to_value(&self.config).unwrap_or(Value::Null);
+        set(&mut value, "apiVersion", Value::from(API_VERSION));
+        set(&mut value, "kind", Value::from(KIND));
+        yaml::to_yaml(&value)
+    }
+}
+
+/// Loads and validates a configuration.
+///
+/// # Errors
+/// All problems there are, in the order of the layers.
+pub fn load(request: &Request) -> Result<Loaded, Vec<Problem>> {
+    let mut layers = Layers::default();
+    let defaults = if request.file.is_some() { DefaultSet::WithFile } else { DefaultSet::FlagsOnly };
+    let mut value = Value::Object(serde_json::Map::new());
+    if let Some(file) = &request.file {
+        if let Some(layer) = layers.read(file) {
+            value = layer;
+        }
+        strip_nulls(&mut value);
+        fill_hard_eviction(&mut value);
+    }
+    if let Some(directory) = &request.drop_ins {
+        for file in layers.list_drop_ins(directory) {
+            if let Some(layer) = layers.read(&file) {
+                merge_patch(&mut value, layer);
+            }
+        }
+    }
+    strip_nulls(&mut value);
+    fill(&mut value, defaults);
+    for change in &request.overrides {
+        layers.flags.insert(change.path, change.flag.clone());
+        match (change.path, &change.value) {
+            ("featureGates", Value::Object(_)) => {
+                let mut gates = get(&value, change.path).cloned().unwrap_or_default();
+                merge_patch(&mut gates, change.value.clone());
+                set(&mut value, change.path, gates);
+            }
+            _ => set(&mut value, change.path, change.value.clone()),
+        }
+    }
+    // The check gave every value its type; only a broken flag table could still fail here.
+    let config: KubeletConfiguration = match serde_json::from_value(value) {
+        Ok(config) => config,
+        Err(error) => {
+            layers.fail(String::new(), "", error.to_string());
+            return Err(layers.problems);
+        }
+    };
+    let (gates, gate_problems) = Gates::resolve(&config.feature_gates);
+    for (gate, error) in gate_problems {
+        let field = format!("featureGates[{gate}]");
+        layers.fail(layers.place_of(&field), &field, error.to_string());
+    }
+    for (field, message) in validate(&config, &gates) {
+        layers.fail(layers.place_of(&field), &field, message);
+    }
+    if !layers.problems.is_empty() {
+        return Err(layers.problems);
+    }
+    let without_effect = without_effect(&config, defaults);
+    let files = layers.files.into_iter().map(|(path, _)| path).collect();
+    Ok(Loaded { config, gates, without_effect, files })
+}
+
+/// What was read so far, to tell where a value came from.
+#[derive(Default)]
+struct Layers {
+    files: Vec<(PathBuf, Document)>,
+    flags: BTreeMap<&'static str, String>,
+    problems: Vec<Problem>,
+}
+
+impl Layers {
+    fn fail(&mut self, place: String, field: &str, message: String) {
+        self.problems.push(Problem { place, field: field.to_owned(), message });
+    }
+
+    /// The flag or file that set a field last.
+    fn place_of(&self, path: &str) -> String {
+        let field = path.split('[').next().unwrap_or(path);
+        if let Some(flag) = self.flags.get(field) {
+            return flag.clone();
+        }
+        for (file, document) in self.files.iter().rev() {
+            if get(&document.value, field).is_some() {
+                return match document.line_of(path) {
+                    Some(line) => format!("{}:{line}", file.display()),
+                    None => file.display().to_string(),
+                };
+            }
+        }
+        self.files.first().map(|(file, _)| file.display().to_string()).unwrap_or_default()
+    }
+
+    /// Reads one file into a checked layer; `None` when there is nothing to use in it.
+    fn read(&mut self, file: &Path) -> Option<Value> {
+        let place = file.display().to_string();
+        let bytes = match read_file(file) {
+            Ok(bytes) => bytes,
+            Err(message) => {
+                self.fail(place, "", message);
+                return None;
+            }
+        };
+        let documents = match yaml::parse_bytes(&bytes) {
+            Ok(documents) => documents,
+            Err(error) => {
+                self.fail(format!("{place}:{}", error.line), "", error.message);
+                return None;
+            }
+        };
+        let mut documents = documents.into_iter();
+        let Some(document) = documents.next() else {
+            self.fail(place, "", format!("is empty; want apiVersion: {API_VERSION} and kind: {KIND}"));
+            return None;
+        };
+        if let Some(second) = documents.next() {
+            self.fail(format!("{place}:{}", second.line), "", "holds more than one document".to_owned());
+            return None;
+        }
+        if !document.value.is_object() {
+            self.fail(format!("{place}:{}", document.line), "", "must be an object".to_owned());
+            return None;
+        }
+        for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+            let found = document.value.get(field);
+            if found.and_then(Value::as_str) != Some(wanted) {
+                let message = match found {
+                    None => format!("is missing; want {wanted}"),
+                    Some(found) => format!("want {wanted}, not {}", super::check::word(found)),
+                };
+                let line = document.line_of(field).unwrap_or(document.line);
+                self.fail(format!("{place}:{line}"), field, message);
+            }
+        }
+        let mut layer = document.value.clone();
+        let problems = &mut self.problems;
+        check_layer(&mut layer, &mut |path, message| {
+            let place = match document.line_of(path) {
+                Some(line) => format!("{place}:{line}"),
+                None => place.clone(),
+            };
+            problems.push(Problem { place, field: path.to_owned(), message });
+        });
+        set(&mut layer, "apiVersion", Value::Null);
+        set(&mut layer, "kind", Value::Null);
+        resolve_paths(&mut layer, file);
+        self.files.push((file.to_owned(), document));
+        Some(layer)
+    }
+
+    /// The drop-ins of a directory: names ending in `.conf`, in lexical order, directories included.
+    fn list_drop_ins(&mut self, directory: &Path) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        self.walk(directory, 0, &mut found);
+        if found.len() > MAX_DROP_INS {
+            self.fail(
+                directory.display().to_string(),
+                "",
+                format!("holds more than {MAX_DROP_INS} drop-ins"),
+            );
+            found.truncate(MAX_DROP_INS);
+        }
+        found
+    }
+
+    fn walk(&mut self, directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+        let place = directory.display().to_string();
+        if depth > MAX_DIRECTORY_DEPTH {
+            self.fail(place, "", format!("lies more than {MAX_DIRECTORY_DEPTH} directories deep"));
+            return;
+        }
+        let listed = std::fs::read_dir(directory).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+        let mut entries = match listed {
+            Ok(entries) => entries,
+            Err(error) => {
+                self.fail(place, "", format!("cannot be listed: {error}"));
+                return;
+            }
+        };
+        entries.sort_by_key(std::fs::DirEntry::file_name);
+        for entry in entries {
+            let path = entry.path();
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => self.walk(&path, depth + 1, found),
+                Ok(_) if path.extension().is_some_and(|ending| ending == "conf") => found.push(path),
+                Ok(_) => {}
+                Err(error) => self.fail(path.display().to_string(), "", format!("cannot be read: {error}")),
+            }
+        }
+    }
+}
+
+fn read_file(file: &Path) -> Result<Vec<u8>, String> {
+    let failed = |error: std::io::Error| format!("cannot be read: {error}");
+    // Opening a pipe would wait for a writer.
+    if !std::fs::metadata(file).map_err(failed)?.is_file() {
+        return Err("is not a regular file".to_owned());
+    }
+    let limit = yaml::MAX_TEXT_BYTES as u64 + 1;
+    let mut bytes = Vec::new();
+    std::fs::File::open(file).map_err(failed)?.take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() > yaml::MAX_TEXT_BYTES {
+        return Err(format!("is larger than {} bytes", yaml::MAX_TEXT_BYTES));
+    }
+    Ok(bytes)
+}
+
+/// DIFFERS: upstream leaves relative paths in drop-ins to the working directory; here they are
+/// resolved against the drop-in's folder, as those of the main file are.
+fn resolve_paths(layer: &mut Value, file: &Path) {
+    let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let folder = absolute.parent().map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
+    for path in PATHS {
+        let relative = get(layer, path)
+            .and_then(Value::as_str)
+            .filter(|text| !text.is_empty() && !text.starts_with('/'));
+        if let Some(relative) = relative {
+            let joined = clean_path(&format!("{folder}/{relative}"));
+            set(layer, path, Value::from(joined));
+        }
+    }
+}
+
+/// A path without empty, `.` and `..` segments and without a slash at its end, by its text alone.
+#[must_use]
+pub fn clean_path(path: &str) -> String {
+    let rooted = path.starts_with('/');
+    let mut segments: Vec<&str> = Vec::new();
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." if segments.last().is_some_and(|last| *last != "..") => {
+                segments.pop();
+            }
+            ".." if rooted => {}
+            segment => segments.push(segment),
+        }
+    }
+    let joined = segments.join("/");
+    match (rooted, joined.is_empty()) {
+        (true, _) => format!("/{joined}"),
+        (false, true) => ".".to_owned(),
+        (false, false) => joined,
+    }
+}

@@ -1,0 +1,143 @@
+//! Which sysctls pods may set (Go: pkg/kubelet/sysctl). Admission of pods and the check of
+//! `allowedUnsafeSysctls` share it.
+
+/// The kernel namespace a sysctl belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Namespace {
+    /// Shared memory, message queues, semaphores.
+    Ipc,
+    /// Networking.
+    Net,
+}
+
+/// Safe sysctls with the first kernel version that keeps them per namespace.
+pub const SAFE: &[(&str, (u32, u32))] = &[
+    ("kernel.shm_rmid_forced", (0, 0)),
+    ("net.ipv4.ip_local_port_range", (0, 0)),
+    ("net.ipv4.tcp_syncookies", (0, 0)),
+    ("net.ipv4.ping_group_range", (0, 0)),
+    ("net.ipv4.ip_unprivileged_port_start", (0, 0)),
+    ("net.ipv4.ip_local_reserved_ports", (3, 16)),
+    ("net.ipv4.tcp_keepalive_time", (4, 5)),
+    ("net.ipv4.tcp_keepalive_intvl", (4, 5)),
+    ("net.ipv4.tcp_keepalive_probes", (4, 5)),
+    ("net.ipv4.tcp_fin_timeout", (4, 6)),
+    ("net.ipv4.tcp_rmem", (4, 15)),
+    ("net.ipv4.tcp_wmem", (4, 15)),
+];
+
+/// The dotted form of a name: where the first separator is a slash, slashes and dots swap.
+#[must_use]
+pub fn normalize(name: &str) -> String {
+    match name.find(['.', '/']) {
+        Some(first) if name.as_bytes().get(first) == Some(&b'/') => name
+            .chars()
+            .map(|c| match c {
+                '/' => '.',
+                '.' => '/',
+                c => c,
+            })
+            .collect(),
+        _ => name.to_owned(),
+    }
+}
+
+/// The namespace of a sysctl, or of a pattern ending in `*`; `None` when it belongs to the host.
+#[must_use]
+pub fn namespace(pattern: &str) -> Option<Namespace> {
+    let name = normalize(pattern);
+    let starts = |prefix: &str| name.starts_with(prefix);
+    if starts("net.") {
+        Some(Namespace::Net)
+    } else if starts("kernel.shm") || starts("kernel.msg") || starts("fs.mqueue.") || name == "kernel.sem" {
+        Some(Namespace::Ipc)
+    } else {
+        None
+    }
+}
+
+/// Whether a text has the form of a sysctl name, or of a prefix followed by `*`.
+#[must_use]
+pub fn is_pattern(pattern: &str) -> bool {
+    let stem = pattern.strip_suffix('*').unwrap_or(pattern);
+    // `net.*` leaves `net.`: the last segment of a prefix may be empty.
+    let open = stem.len() < pattern.len();
+    let body = if open { stem.strip_suffix(['.', '/']).unwrap_or(stem) } else { stem };
+    !body.is_empty()
+        && pattern.len() <= 253
+        && body.split(['.', '/']).all(|segment| {
+            let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+            edge(segment.chars().next())
+                && (open || edge(segment.chars().next_back()))
+                && segment
+                    .chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_'))
+        })
+}
+
+/// Whether a pod may set a sysctl on this kernel with these `allowedUnsafeSysctls`.
+#[must_use]
+pub fn is_allowed(name: &str, allowed: &[String], kernel: (u32, u32)) -> bool {
+    let name = normalize(name);
+    SAFE.iter().any(|(safe, since)| *safe == name && kernel >= *since)
+        || allowed.iter().any(|pattern| {
+            let pattern = normalize(pattern);
+            match pattern.strip_suffix('*') {
+                Some(prefix) => name.starts_with(prefix),
+                None => name == pattern,
+            }
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_namespaces() {
+        assert_eq!(normalize("net/ipv4/conf/eno2.100/rp_filter"), "net.ipv4.conf.eno2/100.rp_filter");
+        assert_eq!(normalize("net.ipv4.conf.eno2/100.rp_filter"), "net.ipv4.conf.eno2/100.rp_filter");
+        for (pattern, expected) in [
+            ("net.core.somaxconn", Some(Namespace::Net)),
+            ("net/core/somaxconn", Some(Namespace::Net)),
+            ("net.*", Some(Namespace::Net)),
+            ("kernel.shm*", Some(Namespace::Ipc)),
+            ("kernel.msgmax", Some(Namespace::Ipc)),
+            ("kernel.sem", Some(Namespace::Ipc)),
+            ("fs.mqueue.*", Some(Namespace::Ipc)),
+            ("kernel.panic", None),
+            ("vm.swappiness", None),
+            ("*", None),
+        ] {
+            assert_eq!(namespace(pattern), expected, "{pattern}");
+        }
+        for (pattern, fits) in [
+            ("net.*", true),
+            ("kernel.shm*", true),
+            ("net.core.somaxconn", true),
+            ("net..x", false),
+            ("", false),
+            ("*", false),
+            ("Net.x", false),
+            ("net.*.x", false),
+            ("net.x.", false),
+        ] {
+            assert_eq!(is_pattern(pattern), fits, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn safe_and_allowed() {
+        let allowed = vec!["net.core.somaxconn".to_owned(), "kernel.msg*".to_owned()];
+        for (name, kernel, expected) in [
+            ("net.ipv4.tcp_rmem", (4, 14), false),
+            ("net.ipv4.tcp_rmem", (5, 4), true),
+            ("net/ipv4/tcp_syncookies", (3, 0), true),
+            ("net.core.somaxconn", (6, 1), true),
+            ("kernel.msgmax", (6, 1), true),
+            ("kernel.shmmax", (6, 1), false),
+        ] {
+            assert_eq!(is_allowed(name, &allowed, kernel), expected, "{name}");
+        }
+    }
+}

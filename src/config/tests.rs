@@ -1,0 +1,1 @@
+//! Loading, precedence, rules and hostile input.

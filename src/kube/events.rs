@@ -1,0 +1,476 @@
+//! The event recorder: equal events become one with a count, the newest [`KEPT`] stay.
+//! The pure part is [`Book`]; the thread moves events from the queue into it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::model::event::{Event, EventType, Regarding};
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+/// Distinct events that are remembered; with long messages this stays below 1 MiB.
+pub const KEPT: usize = 1000;
+
+/// Longer messages are cut here: events are for people, and memory is bounded.
+const MESSAGE_BYTES: usize = 1024;
+
+/// The component that events name as their source.
+const COMPONENT: &str = "kubelet";
+
+/// An event as it is remembered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Wire", from = "Wire")]
+pub struct RecordedEvent {
+    /// Grows with every new or repeated event; a repeat moves its event to the end.
+    pub seq: u64,
+    /// Unique name, `<object>.<time in hex>`, kept through repeats.
+    pub name: String,
+    /// Normal or Warning.
+    pub kind: EventType,
+    /// CamelCase reason.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// About what.
+    pub regarding: Regarding,
+    /// The node that tells.
+    pub host: String,
+    /// How often it happened.
+    pub count: u32,
+    /// First time.
+    pub first_seen: Timestamp,
+    /// Last time.
+    pub last_seen: Timestamp,
+}
+
+impl RecordedEvent {
+    /// The object as `kubectl get events` writes it, such as `pod/web`.
+    #[must_use]
+    pub fn object(&self) -> String {
+        match &self.regarding {
+            Regarding::Pod { name, .. } => format!("pod/{name}"),
+            Regarding::Node => format!("node/{}", self.host),
+            Regarding::Manifest { source } => format!("manifest/{source}"),
+        }
+    }
+}
+
+/// What a core/v1 Event looks like, as far as it applies here.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire {
+    seq: u64,
+    metadata: WireName,
+    involved_object: WireObject,
+    #[serde(rename = "type")]
+    kind: EventType,
+    reason: String,
+    #[serde(default)]
+    message: String,
+    source: WireSource,
+    first_timestamp: Timestamp,
+    last_timestamp: Timestamp,
+    count: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireName {
+    name: String,
+    namespace: String,
+}
+
+#[derive(Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct WireObject {
+    kind: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    namespace: String,
+    name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    uid: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    api_version: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    field_path: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireSource {
+    component: String,
+    host: String,
+}
+
+impl From<RecordedEvent> for Wire {
+    fn from(event: RecordedEvent) -> Self {
+        let involved_object = match event.regarding {
+            Regarding::Pod { namespace, name, uid, field_path } => WireObject {
+                kind: "Pod".to_owned(),
+                namespace,
+                name,
+                uid: uid.to_string(),
+                api_version: "v1".to_owned(),
+                field_path,
+            },
+            Regarding::Node => WireObject {
+                kind: "Node".to_owned(),
+                name: event.host.clone(),
+                api_version: "v1".to_owned(),
+                ..WireObject::default()
+            },
+            Regarding::Manifest { source } => {
+                WireObject { kind: "Manifest".to_owned(), name: source, ..WireObject::default() }
+            }
+        };
+        let namespace = match involved_object.namespace.as_str() {
+            "" => "default",
+            namespace => namespace,
+        };
+        Wire {
+            seq: event.seq,
+            metadata: WireName { name: event.name, namespace: namespace.to_owned() },
+            involved_object,
+            kind: event.kind,
+            reason: event.reason,
+            message: event.message,
+            source: WireSource { component: COMPONENT.to_owned(), host: event.host },
+            first_timestamp: event.first_seen,
+            last_timestamp: event.last_seen,
+            count: event.count,
+        }
+    }
+}
+
+impl From<Wire> for RecordedEvent {
+    fn from(wire: Wire) -> Self {
+        let object = wire.involved_object;
+        let regarding = match object.kind.as_str() {
+            "Pod" => Regarding::Pod {
+                namespace: object.namespace,
+                name: object.name,
+                uid: object.uid.into(),
+                field_path: object.field_path,
+            },
+            "Node" => Regarding::Node,
+            _ => Regarding::Manifest { source: object.name },
+        };
+        RecordedEvent {
+            seq: wire.seq,
+            name: wire.metadata.name,
+            kind: wire.kind,
+            reason: wire.reason,
+            message: wire.message,
+            regarding,
+            host: wire.source.host,
+            count: wire.count,
+            first_seen: wire.first_timestamp,
+            last_seen: wire.last_timestamp,
+        }
+    }
+}
+
+/// The remembered events and those who wait for the next one.
+struct Book {
+    host: String,
+    hasher: RandomState,
+    last: u64,
+    by_seq: BTreeMap<u64, RecordedEvent>,
+    by_hash: HashMap<u64, u64>,
+    waiters: Vec<Sender<()>>,
+}
+
+impl Book {
+    fn new(host: &str) -> Self {
+        Book {
+            host: host.to_owned(),
+            hasher: RandomState::new(),
+            last: 0,
+            by_seq: BTreeMap::new(),
+            by_hash: HashMap::new(),
+            waiters: Vec::new(),
+        }
+    }
+
+    /// Takes an event in and returns how it stands now.
+    fn record(&mut self, event: Event) -> RecordedEvent {
+        let mut message = event.message;
+        if message.len() > MESSAGE_BYTES {
+            message.truncate(message.floor_char_boundary(MESSAGE_BYTES));
+            message.push('…');
+        }
+        let hash = self.hasher.hash_one((&event.regarding, event.kind, event.reason, &message));
+        let same = |old: &RecordedEvent| {
+            old.regarding == event.regarding
+                && old.kind == event.kind
+                && old.reason == event.reason
+                && old.message == message
+        };
+        let known = match self.by_hash.get(&hash) {
+            Some(seq) if self.by_seq.get(seq).is_some_and(same) => self.by_seq.remove(seq),
+            _ => None,
+        };
+        self.last += 1;
+        let recorded = match known {
+            Some(mut old) => {
+                old.seq = self.last;
+                old.count = old.count.saturating_add(1);
+                old.last_seen = event.at;
+                old
+            }
+            None => RecordedEvent {
+                seq: self.last,
+                name: name_of(&event.regarding, &self.host, event.at),
+                kind: event.kind,
+                reason: event.reason.to_owned(),
+                message,
+                regarding: event.regarding,
+                host: self.host.clone(),
+                count: 1,
+                first_seen: event.at,
+                last_seen: event.at,
+            },
+        };
+        self.by_hash.insert(hash, self.last);
+        self.by_seq.insert(self.last, recorded.clone());
+        if self.by_seq.len() > KEPT
+            && let Some((oldest, _)) = self.by_seq.pop_first()
+        {
+            // One pass over a map of KEPT entries, once per event in a full book.
+            self.by_hash.retain(|_, seq| *seq != oldest);
+        }
+        for waiter in self.waiters.drain(..) {
+            // A full slot already rings; a gone waiter no longer cares.
+            let _ = waiter.try_send(());
+        }
+        recorded
+    }
+
+    fn since(&self, seq: u64) -> Vec<RecordedEvent> {
+        self.by_seq.range(seq.saturating_add(1)..).map(|(_, event)| event.clone()).collect()
+    }
+}
+
+fn name_of(regarding: &Regarding, host: &str, at: Timestamp) -> String {
+    let object = match regarding {
+        Regarding::Pod { name, .. } => name.as_str(),
+        Regarding::Node => host,
+        Regarding::Manifest { .. } => "manifest",
+    };
+    format!("{object}.{:x}", at.as_nanosecond())
+}
+
+/// What readers hold: a view of the recorded events, cloned freely.
+#[derive(Clone)]
+pub struct EventLog {
+    book: Arc<Mutex<Book>>,
+}
+
+impl EventLog {
+    /// An empty log without a recorder behind it.
+    fn new(host: &str) -> Self {
+        EventLog { book: Arc::new(Mutex::new(Book::new(host))) }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Events that are new or repeated since `since_seq` (0: all), in order.
+    #[must_use]
+    pub fn recent(&self, since_seq: u64) -> Vec<RecordedEvent> {
+        self.lock().since(since_seq)
+    }
+
+    /// The newest sequence number given.
+    #[must_use]
+    pub fn last_seq(&self) -> u64 {
+        self.lock().last
+    }
+
+    /// Waits until there is something newer than `seq`, up to `limit` or the stop signal.
+    /// Returns whether there is.
+    #[must_use]
+    pub fn wait_newer(&self, seq: u64, stop: &StopToken, limit: Duration) -> bool {
+        let (ring, bell) = bounded(1);
+        {
+            let mut book = self.lock();
+            if book.last > seq {
+                return true;
+            }
+            book.waiters.push(ring.clone());
+        }
+        let _waiting = threads::waiting("an event");
+        select_biased! {
+            recv(stop.signal()) -> _ => {}
+            recv(bell) -> _ => {}
+            default(limit) => {}
+        }
+        let mut book = self.lock();
+        // Without events nobody drains the list, so who goes takes his bell along.
+        book.waiters.retain(|waiter| !waiter.same_channel(&ring));
+        book.last > seq
+    }
+
+    /// Records an event directly: for tests of those who read the log.
+    pub fn record(&self, event: Event) {
+        let recorded = {
+            let mut book = self.lock();
+            book.record(event)
+        };
+        tell(&recorded);
+    }
+}
+
+/// Logs an event when it is new, then at doubling counts.
+fn tell(event: &RecordedEvent) {
+    if !event.count.is_power_of_two() {
+        return;
+    }
+    let level = match event.kind {
+        EventType::Normal => log::Level::Info,
+        EventType::Warning => log::Level::Warn,
+    };
+    let again = if event.count > 1 { format!(" (seen {} times)", event.count) } else { String::new() };
+    let (reason, message) = (&event.reason, &event.message);
+    match &event.regarding {
+        Regarding::Pod { namespace, name, uid, field_path } => {
+            let part = if field_path.is_empty() { String::new() } else { format!(" part={field_path}") };
+            log::log!(level, "{reason}: {message}{again} pod={namespace}/{name} uid={uid}{part}");
+        }
+        Regarding::Node => log::log!(level, "{reason}: {message}{again} node={}", event.host),
+        Regarding::Manifest { source } => log::log!(level, "{reason}: {message}{again} manifest={source}"),
+    }
+}
+
+/// Starts the recorder for the node `host`.
+///
+/// # Errors
+/// When the kernel refuses the thread.
+pub fn spawn(
+    host: &str,
+    inbox: Receiver<Event>,
+    on_death: OnDeath,
+) -> std::io::Result<(Running, EventLog)> {
+    let log = EventLog::new(host);
+    let book = log.clone();
+    let running = threads::spawn("events", Stack::Small, on_death, move |stop| run(&stop, &inbox, &book))?;
+    Ok((running, log))
+}
+
+fn run(stop: &StopToken, inbox: &Receiver<Event>, log: &EventLog) {
+    loop {
+        let event = {
+            let _waiting = threads::waiting("events");
+            select_biased! {
+                recv(stop.signal()) -> _ => None,
+                recv(inbox) -> event => match event {
+                    Ok(event) => Some(event),
+                    // Every sink is gone: nothing will come, but the owner ends this thread.
+                    Err(_) => { let _ = stop.signal().recv(); None }
+                },
+            }
+        };
+        match event {
+            Some(event) => log.record(event),
+            None => break,
+        }
+    }
+    // What was raised before the stop still gets its log line.
+    for event in inbox.try_iter().take(crate::model::event::QUEUE) {
+        log.record(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::event::EventSink;
+    use crate::model::ids::PodUid;
+
+    fn event(name: &str, message: &str, second: i64) -> Event {
+        Event {
+            at: Timestamp::from_second(1_700_000_000 + second).unwrap(),
+            regarding: Regarding::Pod {
+                namespace: "default".into(),
+                name: name.into(),
+                uid: PodUid::from("u1"),
+                field_path: String::new(),
+            },
+            kind: EventType::Warning,
+            reason: "BackOff",
+            message: message.into(),
+        }
+    }
+
+    #[test]
+    fn equal_events_become_one_with_a_count() {
+        let mut book = Book::new("node");
+        book.record(event("a", "again", 0));
+        book.record(event("b", "again", 1));
+        book.record(event("a", "again", 2));
+        let all = book.since(0);
+        let line = |e: &RecordedEvent| (e.object(), e.count, e.seq);
+        assert_eq!(
+            all.iter().map(line).collect::<Vec<_>>(),
+            [("pod/b".into(), 1, 2), ("pod/a".into(), 2, 3)]
+        );
+        assert_eq!(all[1].last_seen.as_second() - all[1].first_seen.as_second(), 2);
+        assert_eq!(book.since(2).len(), 1);
+        assert!(book.since(u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn the_book_is_bounded_and_forgets_the_oldest() {
+        let mut book = Book::new("node");
+        for index in 0..KEPT + 50 {
+            book.record(event("a", &format!("m{index}"), 0));
+        }
+        assert_eq!((book.by_seq.len(), book.by_hash.len()), (KEPT, KEPT));
+        assert_eq!(book.since(0)[0].message, "m50");
+        book.record(event("a", "m0", 0));
+        assert_eq!(book.since(book.last - 1)[0].count, 1);
+    }
+
+    #[test]
+    fn long_messages_are_cut_at_a_character() {
+        let mut book = Book::new("node");
+        let recorded = book.record(event("a", &"ä".repeat(4000), 0));
+        assert!(recorded.message.len() <= MESSAGE_BYTES + '…'.len_utf8());
+    }
+
+    #[test]
+    fn the_json_is_that_of_an_event_and_reads_back() {
+        let mut book = Book::new("node1");
+        let recorded = book.record(event("web", "text", 0));
+        let json = serde_json::to_value(&recorded).unwrap();
+        assert_eq!(json["involvedObject"]["kind"], "Pod");
+        assert_eq!(json["involvedObject"]["uid"], "u1");
+        assert_eq!(json["metadata"]["namespace"], "default");
+        assert_eq!(json["source"]["host"], "node1");
+        assert_eq!(json["type"], "Warning");
+        assert_eq!(json["firstTimestamp"], "2023-11-14T22:13:20Z");
+        assert_eq!(serde_json::from_value::<RecordedEvent>(json).unwrap(), recorded);
+        let node = Event { regarding: Regarding::Node, ..event("", "x", 0) };
+        let json = serde_json::to_value(book.record(node)).unwrap();
+        assert_eq!(json["involvedObject"]["name"], "node1");
+        assert!(json["involvedObject"].get("uid").is_none());
+    }
+
+    #[test]
+    fn a_waiter_is_woken_by_an_event_and_by_the_stop() {
+        let (sink, inbox) = EventSink::new();
+        let (running, log) = spawn("node", inbox, OnDeath::Nobody).unwrap();
+        sink.raise(Regarding::Node, EventType::Normal, "Starting", "here");
+        assert!(log.wait_newer(0, &StopToken::never(), Duration::from_secs(30)));
+        assert_eq!(log.recent(0)[0].reason, "Starting");
+        let (source, token) = crate::util::stop::pair();
+        drop(source);
+        assert!(!log.wait_newer(log.last_seq(), &token, Duration::from_secs(30)));
+        drop(running);
+    }
+}

@@ -1,0 +1,121 @@
+//! Whether a container may run again: policies, exit-code rules, sidecars.
+//! The plan and the status must agree on it, or a pod shows a phase that it never gets.
+//! (Go: kubecontainer.ShouldContainerBeRestarted and podutil.ContainerShouldRestart.)
+
+use super::api::{Container, ContainerRestartRule};
+use super::pod::Pod;
+use super::runtime::{ContainerState, ContainerStatus};
+
+/// The policy that holds for `container`: its own, else the pod's.
+#[must_use]
+pub fn policy<'a>(pod: &'a Pod, container: &'a Container) -> &'a str {
+    container.restart_policy.as_deref().unwrap_or_else(|| pod.restart_policy())
+}
+
+/// Whether rules and policies let `container` run again after it ended with `exit_code`.
+/// Deletion of the pod does not count here.
+#[must_use]
+pub fn may_restart(pod: &Pod, container: &Container, exit_code: i32) -> bool {
+    // Rules refine a policy of the container's own; without one they have no effect.
+    if container.restart_policy.is_some()
+        && container.restart_policy_rules.iter().flatten().any(|rule| applies(rule, exit_code))
+    {
+        return true;
+    }
+    match policy(pod, container) {
+        "Never" => false,
+        "OnFailure" => exit_code != 0,
+        _ => true,
+    }
+}
+
+/// Whether `container` is to run again, given its newest instance `status`.
+/// A created but never started instance and one in an unknown state are started again.
+#[must_use]
+pub fn should_restart(pod: &Pod, container: &Container, status: &ContainerStatus) -> bool {
+    if pod.is_deleting() {
+        return false;
+    }
+    match status.state {
+        ContainerState::Running => false,
+        ContainerState::Created | ContainerState::Unknown => true,
+        ContainerState::Exited => may_restart(pod, container, status.exit_code),
+    }
+}
+
+/// As [`should_restart`]; a container of which the runtime knows nothing is to start, too.
+#[must_use]
+pub fn should_start(pod: &Pod, container: &Container, status: Option<&ContainerStatus>) -> bool {
+    match status {
+        Some(status) => should_restart(pod, container, status),
+        None => !pod.is_deleting(),
+    }
+}
+
+/// Whether a container that is stopped because a probe failed comes back. Its exit code
+/// is not known yet, so rules do not count.
+#[must_use]
+pub fn comes_back_after_probe(pod: &Pod, container: &Container) -> bool {
+    policy(pod, container) != "Never"
+}
+
+fn applies(rule: &ContainerRestartRule, exit_code: i32) -> bool {
+    let Some(codes) = &rule.exit_codes else { return false };
+    let listed = codes.values.iter().flatten().any(|value| *value == exit_code);
+    let matches = match codes.operator.as_str() {
+        "In" => listed,
+        "NotIn" => !listed,
+        _ => false,
+    };
+    matches && matches!(rule.action.as_str(), "Restart" | "RestartAllContainers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn check(pod_policy: Value, container: Value, exit_code: i32, expected: bool) {
+        let pod = Pod::from(
+            serde_json::from_value::<super::super::api::Pod>(
+                json!({"spec": {"containers": [], "restartPolicy": pod_policy}}),
+            )
+            .unwrap(),
+        );
+        let parsed: Container = serde_json::from_value(container.clone()).unwrap();
+        assert_eq!(
+            may_restart(&pod, &parsed, exit_code),
+            expected,
+            "{} {container} {exit_code}",
+            pod.restart_policy()
+        );
+    }
+
+    #[test]
+    fn policies_and_rules() {
+        let plain = json!({"name": "c"});
+        check(Value::Null, plain.clone(), 0, true);
+        check(json!("Always"), plain.clone(), 1, true);
+        check(json!("OnFailure"), plain.clone(), 0, false);
+        check(json!("OnFailure"), plain.clone(), 1, true);
+        check(json!("Never"), plain, 1, false);
+        // The container's own policy wins; a sidecar always comes back.
+        check(json!("Never"), json!({"name": "c", "restartPolicy": "Always"}), 0, true);
+        check(json!("Always"), json!({"name": "c", "restartPolicy": "Never"}), 1, false);
+        let rules = |operator: &str, action: &str| {
+            json!({"name": "c", "restartPolicy": "Never", "restartPolicyRules": [
+                {"action": action, "exitCodes": {"operator": operator, "values": [42, 43]}}]})
+        };
+        check(json!("Never"), rules("In", "Restart"), 42, true);
+        check(json!("Never"), rules("In", "Restart"), 1, false);
+        check(json!("Never"), rules("NotIn", "Restart"), 1, true);
+        check(json!("Never"), rules("NotIn", "Restart"), 43, false);
+        check(json!("Never"), rules("In", "RestartAllContainers"), 43, true);
+        check(json!("Never"), rules("In", "Dance"), 43, false);
+        check(json!("Never"), rules("Like", "Restart"), 43, false);
+        // Rules without a policy of the container's own have no effect.
+        let mut orphan = rules("In", "Restart");
+        orphan["restartPolicy"] = Value::Null;
+        check(json!("Never"), orphan, 42, false);
+    }
+}

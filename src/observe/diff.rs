@@ -1,0 +1,159 @@
+//! What changed between the last inspection of a pod and a fresh list (pure).
+
+use std::collections::BTreeSet;
+
+use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
+
+/// What a relist found out about one pod.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Change {
+    /// Names of containers of which an instance ended or vanished since the last look.
+    pub died: BTreeSet<String>,
+}
+
+impl Change {
+    /// Joins a later change into an earlier one that nobody has handled yet.
+    pub fn merge(&mut self, later: Change) {
+        self.died.extend(later.died);
+    }
+}
+
+/// Compares. `None`: nothing that matters is different.
+///
+/// `old` is what the last inspection saw, `None` if there was none; `new` is absent when
+/// the runtime no longer lists the pod.
+#[must_use]
+pub fn compare(old: Option<&PodRuntime>, new: Option<&ListedPod>) -> Option<Change> {
+    let mut change = Change::default();
+    let mut changed = false;
+    let old_containers = old.map(|pod| pod.containers.as_slice()).unwrap_or_default();
+    let new_containers = new.map(|pod| pod.containers.as_slice()).unwrap_or_default();
+    for container in new_containers {
+        let before = old_containers.iter().find(|old| old.id == container.id).map(|old| old.state);
+        if before == Some(container.state) {
+            continue;
+        }
+        changed = true;
+        if container.state == ContainerState::Exited {
+            change.died.insert(container.name.clone());
+        }
+    }
+    for container in old_containers {
+        if !new_containers.iter().any(|new| new.id == container.id) {
+            changed = true;
+            if container.state != ContainerState::Exited {
+                change.died.insert(container.name.clone());
+            }
+        }
+    }
+    let old_sandboxes = old.map(|pod| pod.sandboxes.as_slice()).unwrap_or_default();
+    let new_sandboxes = new.map(|pod| pod.sandboxes.as_slice()).unwrap_or_default();
+    changed |= old_sandboxes.len() != new_sandboxes.len()
+        || new_sandboxes.iter().any(|sandbox| {
+            !old_sandboxes.iter().any(|old| old.id == sandbox.id && old.state == sandbox.state)
+        });
+    changed.then_some(change)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ids::{ContainerId, ImageRef, SandboxId};
+    use crate::model::runtime::{ContainerStatus, ListedContainer, ListedSandbox, SandboxState, SandboxStatus};
+    use ContainerState::{Created, Exited, Running};
+
+    fn listed(containers: &[(&str, ContainerState)], sandboxes: &[(&str, SandboxState)]) -> ListedPod {
+        ListedPod {
+            containers: containers
+                .iter()
+                .map(|(id, state)| ListedContainer {
+                    id: ContainerId::from(*id),
+                    name: format!("name-{id}"),
+                    sandbox_id: SandboxId::default(),
+                    state: *state,
+                    attempt: 0,
+                    created_at: None,
+                    image_ref: ImageRef::default(),
+                    annotations: Default::default(),
+                })
+                .collect(),
+            sandboxes: sandboxes
+                .iter()
+                .map(|(id, state)| ListedSandbox {
+                    id: SandboxId::from(*id),
+                    state: *state,
+                    attempt: 0,
+                    created_at: None,
+                })
+                .collect(),
+            ..ListedPod::default()
+        }
+    }
+
+    fn inspected(containers: &[(&str, ContainerState)], sandboxes: &[(&str, SandboxState)]) -> PodRuntime {
+        PodRuntime {
+            containers: containers
+                .iter()
+                .map(|(id, state)| ContainerStatus {
+                    id: ContainerId::from(*id),
+                    name: format!("name-{id}"),
+                    state: *state,
+                    created_at: None,
+                    started_at: None,
+                    finished_at: None,
+                    exit_code: 0,
+                    image: String::new(),
+                    image_id: ImageRef::default(),
+                    hash: None,
+                    restart_count: 0,
+                    reason: String::new(),
+                    message: String::new(),
+                    log_path: String::new(),
+                    termination_message_path: String::new(),
+                    termination_message_policy: String::new(),
+                    sandbox_id: SandboxId::default(),
+                    resources: None,
+                    user: None,
+                    mounts: Vec::new(),
+                })
+                .collect(),
+            sandboxes: sandboxes
+                .iter()
+                .map(|(id, state)| SandboxStatus {
+                    id: SandboxId::from(*id),
+                    attempt: 0,
+                    state: *state,
+                    created_at: None,
+                    host_network: false,
+                    network_reported: true,
+                    ips: Vec::new(),
+                })
+                .collect(),
+            ..PodRuntime::default()
+        }
+    }
+
+    #[test]
+    fn compares_lists_with_inspections() {
+        let ready = [("s", SandboxState::Ready)];
+        let not_ready = [("s", SandboxState::NotReady)];
+        let check = |old: Option<PodRuntime>, new: Option<ListedPod>, expected: Option<&[&str]>| {
+            let found = compare(old.as_ref(), new.as_ref())
+                .map(|change| change.died.into_iter().collect::<Vec<_>>());
+            assert_eq!(found, expected.map(|names| names.iter().map(|name| (*name).to_owned()).collect()));
+        };
+        check(None, None, None);
+        check(Some(inspected(&[("a", Running)], &ready)), Some(listed(&[("a", Running)], &ready)), None);
+        check(None, Some(listed(&[("a", Running)], &ready)), Some(&[]));
+        check(Some(inspected(&[("a", Created)], &ready)), Some(listed(&[("a", Running)], &ready)), Some(&[]));
+        check(
+            Some(inspected(&[("a", Running)], &ready)),
+            Some(listed(&[("a", Exited)], &ready)),
+            Some(&["name-a"]),
+        );
+        check(Some(inspected(&[("a", Running)], &ready)), None, Some(&["name-a"]));
+        check(Some(inspected(&[("a", Exited)], &ready)), Some(listed(&[], &ready)), Some(&[]));
+        check(Some(inspected(&[], &ready)), Some(listed(&[], &not_ready)), Some(&[]));
+        check(Some(inspected(&[], &ready)), Some(listed(&[], &[])), Some(&[]));
+    }
+}

@@ -1,0 +1,135 @@
+//! Is the runtime usable? (Go: pkg/kubelet/runtime.go). A state, not a reason to sleep.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Without a good status answer for this long the runtime counts as down.
+const STATUS_LIMIT: Duration = Duration::from_secs(30);
+/// Without a full list for this long the observer counts as stuck.
+const RELIST_LIMIT: Duration = Duration::from_secs(180);
+
+/// A judgement at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeHealth {
+    /// Why pods cannot be synced; empty if they can.
+    pub runtime: Vec<String>,
+    /// Why pods with a network of their own cannot start.
+    pub network: Option<String>,
+}
+
+impl RuntimeHealth {
+    /// Whether pods can be synced at all.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.runtime.is_empty()
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Facts {
+    last_ok: Option<Instant>,
+    not_ready: Option<String>,
+    unreachable: Option<String>,
+    network: Option<String>,
+}
+
+/// The facts that judgements are made from, shared.
+#[derive(Clone)]
+pub(super) struct Health {
+    facts: Arc<Mutex<Facts>>,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Health {
+            facts: Arc::new(Mutex::new(Facts {
+                last_ok: None,
+                not_ready: None,
+                unreachable: None,
+                network: Some("network state unknown".to_owned()),
+            })),
+        }
+    }
+}
+
+impl Health {
+    /// The runtime answered.
+    pub(super) fn answered(&self, ready: Result<(), String>, network: Result<(), String>, now: Instant) {
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        if ready.is_ok() {
+            facts.last_ok = Some(now);
+        }
+        facts.not_ready = ready.err();
+        facts.network = network.err();
+        facts.unreachable = None;
+    }
+
+    /// The runtime did not answer. A short outage is forgiven by the judgement.
+    pub(super) fn silent(&self, error: String) {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).unreachable = Some(error);
+    }
+
+    pub(super) fn get(&self, last_relist: Option<Instant>, now: Instant) -> RuntimeHealth {
+        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        judge(&facts, last_relist, now)
+    }
+}
+
+fn judge(facts: &Facts, last_relist: Option<Instant>, now: Instant) -> RuntimeHealth {
+    let mut runtime = Vec::new();
+    match (facts.last_ok, &facts.not_ready) {
+        (_, Some(reason)) => runtime.push(reason.clone()),
+        (None, None) => {
+            runtime.push("container runtime status check may not have completed yet".to_owned());
+        }
+        (Some(ok), None) if now.saturating_duration_since(ok) > STATUS_LIMIT => {
+            runtime.push("container runtime is down".to_owned());
+        }
+        _ => {}
+    }
+    match last_relist {
+        None => runtime.push("PLEG is not healthy: pleg has yet to be successful".to_owned()),
+        Some(at) if now.saturating_duration_since(at) > RELIST_LIMIT => {
+            let ago = now.saturating_duration_since(at).as_secs();
+            runtime.push(format!(
+                "PLEG is not healthy: pleg was last seen active {ago}s ago; threshold is 3m0s"
+            ));
+        }
+        Some(_) => {}
+    }
+    if !runtime.is_empty()
+        && let Some(error) = &facts.unreachable
+    {
+        runtime.push(error.clone());
+    }
+    RuntimeHealth { runtime, network: facts.network.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn judgements() {
+        let now = Instant::now();
+        let health = Health::default();
+        assert_eq!(health.get(None, now).runtime.len(), 2);
+        assert_eq!(health.get(None, now).network.as_deref(), Some("network state unknown"));
+        health.answered(Ok(()), Err("cni config uninitialized".into()), now);
+        let judged = health.get(Some(now), now);
+        assert!(judged.is_usable());
+        assert_eq!(judged.network.as_deref(), Some("cni config uninitialized"));
+        health.silent("connection refused".into());
+        assert!(health.get(Some(now), now + Duration::from_secs(30)).is_usable());
+        let later = health.get(Some(now), now + Duration::from_secs(31));
+        assert_eq!(later.runtime, ["container runtime is down", "connection refused"]);
+        health.answered(Ok(()), Ok(()), now + Duration::from_secs(200));
+        let stuck = health.get(Some(now), now + Duration::from_secs(200));
+        assert_eq!(
+            stuck.runtime,
+            ["PLEG is not healthy: pleg was last seen active 200s ago; threshold is 3m0s"]
+        );
+        health.answered(Err("shutting down".into()), Ok(()), now);
+        assert_eq!(health.get(Some(now), now).runtime, ["shutting down"]);
+    }
+}

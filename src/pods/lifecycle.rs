@@ -1,0 +1,224 @@
+//! The phases of a pod's life on this node and what moves it along (pure).
+
+use crate::model::pod::Pod;
+
+/// Why and how a pod is to be stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Kill {
+    /// Replaces the pod's own grace period, in seconds.
+    pub grace_override: Option<i64>,
+    /// Set for evictions and the like: the pod ends Failed with this.
+    pub failure: Option<Failure>,
+}
+
+/// The reason and message that a pod fails with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// What `sync` leaves in a worker's mailbox.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Update {
+    /// The newest version of the pod, if it changed.
+    pub pod: Option<Pod>,
+    /// Stop it.
+    pub kill: Option<Kill>,
+}
+
+impl Update {
+    /// Merge rule of the mailbox: the newest pod, a kill is never lost, grace only shrinks.
+    pub fn merge(&mut self, newer: Update) {
+        if newer.pod.is_some() {
+            self.pod = newer.pod;
+        }
+        match (&mut self.kill, newer.kill) {
+            (Some(old), Some(new)) => {
+                old.grace_override = match (old.grace_override, new.grace_override) {
+                    (Some(a), Some(b)) => Some(a.min(b)),
+                    (a, b) => a.or(b),
+                };
+                if new.failure.is_some() {
+                    old.failure = new.failure;
+                }
+            }
+            (slot @ None, new) => *slot = new,
+            (Some(_), None) => {}
+        }
+    }
+}
+
+/// Where a pod is in its life.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// Its containers should be as the manifest says.
+    #[default]
+    Syncing,
+    /// Its containers are being stopped.
+    Terminating {
+        /// Seconds that they get; at least one.
+        grace_seconds: i64,
+        /// What it fails with, if someone else decided its end.
+        failure: Option<Failure>,
+    },
+    /// Nothing runs any more; its resources are being cleaned up.
+    Terminated,
+    /// All done. The worker ends.
+    Finished,
+}
+
+/// Whether an update only changed data or moved the pod towards its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// Go on in the same phase.
+    Same,
+    /// It has just begun to terminate, or got less grace.
+    Sooner,
+}
+
+/// A pod and where it is in its life.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lifecycle {
+    /// The newest version of the pod.
+    pub pod: Pod,
+    /// Where it is.
+    pub phase: Phase,
+}
+
+impl Lifecycle {
+    /// A pod that is to run.
+    #[must_use]
+    pub fn new(pod: Pod) -> Self {
+        let mut life = Lifecycle { pod, phase: Phase::Syncing };
+        life.notice_end();
+        life
+    }
+
+    /// Takes in an update.
+    pub fn apply(&mut self, update: Update) -> Applied {
+        if let Some(pod) = update.pod {
+            self.pod = pod;
+        }
+        let before = self.phase.clone();
+        match (&mut self.phase, update.kill) {
+            (Phase::Syncing, Some(kill)) => {
+                self.phase = Phase::Terminating {
+                    grace_seconds: grace(None, &self.pod, kill.grace_override),
+                    failure: kill.failure,
+                };
+            }
+            (Phase::Terminating { grace_seconds, failure }, Some(kill)) => {
+                *grace_seconds = grace(Some(*grace_seconds), &self.pod, kill.grace_override);
+                if kill.failure.is_some() {
+                    *failure = kill.failure;
+                }
+            }
+            _ => self.notice_end(),
+        }
+        if before == self.phase { Applied::Same } else { Applied::Sooner }
+    }
+
+    /// The containers have ended by themselves, for good.
+    pub fn completed(&mut self) {
+        if self.phase == Phase::Syncing {
+            self.phase =
+                Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
+        }
+    }
+
+    /// An API pod that is being deleted, or is over, must not run.
+    fn notice_end(&mut self) {
+        let over = self.pod.is_deleting()
+            || (!self.pod.is_static() && matches!(self.pod.source_phase(), "Failed" | "Succeeded"));
+        if self.phase == Phase::Syncing && over {
+            self.phase =
+                Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
+        }
+    }
+}
+
+/// The effective grace period in seconds: it only ever shrinks and is at least one.
+fn grace(stored: Option<i64>, pod: &Pod, grace_override: Option<i64>) -> i64 {
+    let deletion = pod.object().metadata.deletion_grace_period_seconds;
+    let mut seconds = stored;
+    for candidate in [deletion, grace_override].into_iter().flatten() {
+        seconds = Some(seconds.map_or(candidate, |now| now.min(candidate)));
+    }
+    seconds.unwrap_or_else(|| pod.grace_seconds()).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(metadata: serde_json::Value, source: &str) -> Pod {
+        let mut object: crate::model::api::Pod = serde_json::from_value(json!({
+            "metadata": metadata, "spec": {"containers": [], "terminationGracePeriodSeconds": 30}
+        }))
+        .unwrap();
+        object
+            .metadata
+            .annotations
+            .get_or_insert_default()
+            .insert(crate::model::pod::CONFIG_SOURCE.into(), source.into());
+        Pod::from(object)
+    }
+
+    fn kill(seconds: Option<i64>) -> Update {
+        Update { pod: None, kill: Some(Kill { grace_override: seconds, failure: None }) }
+    }
+
+    fn grace_of(life: &Lifecycle) -> i64 {
+        match life.phase {
+            Phase::Terminating { grace_seconds, .. } => grace_seconds,
+            _ => panic!("not terminating: {:?}", life.phase),
+        }
+    }
+
+    #[test]
+    fn grace_only_shrinks_and_is_at_least_one() {
+        let mut life = Lifecycle::new(pod(json!({}), "file"));
+        assert_eq!(life.apply(kill(None)), Applied::Sooner);
+        assert_eq!(grace_of(&life), 30);
+        assert_eq!(life.apply(kill(Some(60))), Applied::Same);
+        assert_eq!(grace_of(&life), 30);
+        assert_eq!(life.apply(kill(Some(0))), Applied::Sooner);
+        assert_eq!(grace_of(&life), 1);
+    }
+
+    #[test]
+    fn a_deleting_pod_terminates_with_its_deletion_grace() {
+        let deleting = pod(
+            json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 7}),
+            "api",
+        );
+        let mut life = Lifecycle::new(pod(json!({}), "api"));
+        assert_eq!(life.phase, Phase::Syncing);
+        assert_eq!(life.apply(Update { pod: Some(deleting), kill: None }), Applied::Sooner);
+        assert_eq!(grace_of(&life), 7);
+    }
+
+    #[test]
+    fn terminated_is_not_left_again() {
+        let mut life = Lifecycle::new(pod(json!({}), "file"));
+        life.completed();
+        life.phase = Phase::Terminated;
+        assert_eq!(life.apply(kill(Some(1))), Applied::Same);
+        life.completed();
+        assert_eq!(life.phase, Phase::Terminated);
+    }
+
+    #[test]
+    fn mailbox_keeps_the_kill_and_the_shorter_grace() {
+        let mut waiting = kill(Some(10));
+        waiting.merge(Update { pod: Some(pod(json!({"name": "new"}), "file")), kill: None });
+        waiting.merge(kill(Some(3)));
+        waiting.merge(kill(None));
+        assert_eq!(waiting.kill.unwrap().grace_override, Some(3));
+        assert_eq!(waiting.pod.unwrap().name(), "new");
+    }
+}

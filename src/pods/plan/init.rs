@@ -1,0 +1,222 @@
+//! Init containers one after another, sidecars beside them.
+
+use crate::model::api::Container;
+use crate::model::pod::is_sidecar;
+use crate::model::restart;
+use crate::model::runtime::{ContainerState, ContainerStatus};
+use crate::model::verdict::Verdict;
+
+use super::{Inputs, KillContainer, KillReason, Plan, definition_changed};
+
+/// How far the pod's initialization is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Regular containers may run.
+    Initialized,
+    /// An init container runs or is about to.
+    NotYet,
+    /// An init container failed for good: the pod is to end.
+    Failed,
+}
+
+/// What one init container says about the whole.
+enum Step {
+    /// Nothing more to look at: the pod waits for this container.
+    Wait,
+    /// This container is done, or as far as its successors need it.
+    Done,
+    /// The pod has failed.
+    Failed,
+}
+
+/// Fills `start_init` and `kill`.
+pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
+    let containers = inputs.pod.init_containers();
+    if containers.is_empty() {
+        return Outcome::Initialized;
+    }
+    // Only what is there now counts. After a reboot every regular container has exited and
+    // the new sandbox is not initialized, whatever the old one was.
+    let initialized_before = inputs.pod.containers().iter().any(|container| {
+        inputs
+            .runtime
+            .newest(&container.name)
+            .is_some_and(|status| matches!(status.state, ContainerState::Created | ContainerState::Running))
+    });
+    let mut outcome = if initialized_before { Outcome::Initialized } else { Outcome::NotYet };
+    let mut seen_any = false;
+    for (index, container) in containers.iter().enumerate().rev() {
+        let status = newest_here(inputs, &container.name);
+        seen_any |= status.is_some();
+        if initialized_before {
+            if is_sidecar(container) {
+                keep_sidecar(inputs, index, container, status, plan);
+            }
+            continue;
+        }
+        let Some(status) = status else { continue };
+        let step = if is_sidecar(container) {
+            sidecar_before(inputs, index, container, status, plan)
+        } else {
+            ordinary(inputs, index, container, status, plan)
+        };
+        match step {
+            Step::Wait => {}
+            Step::Done if index + 1 == containers.len() => outcome = Outcome::Initialized,
+            Step::Done => plan.start_init.push(index + 1),
+            Step::Failed => return Outcome::Failed,
+        }
+        break;
+    }
+    if !seen_any && !initialized_before {
+        plan.start_init.push(0);
+    }
+    plan.start_init.sort_unstable();
+    outcome
+}
+
+/// The newest instance, unless it belongs to a sandbox that is gone: an init container
+/// has to run once in every sandbox.
+fn newest_here<'a>(inputs: &Inputs<'a>, name: &str) -> Option<&'a ContainerStatus> {
+    let sandbox = inputs.runtime.newest_sandbox().map(|sandbox| &sandbox.id);
+    inputs
+        .runtime
+        .newest(name)
+        .filter(|status| status.sandbox_id.is_empty() || sandbox.is_none_or(|id| *id == status.sandbox_id))
+}
+
+/// After initialization only sidecars matter, and each by itself.
+fn keep_sidecar(
+    inputs: &Inputs,
+    index: usize,
+    container: &Container,
+    status: Option<&ContainerStatus>,
+    plan: &mut Plan,
+) {
+    let Some(status) = status else {
+        plan.start_init.push(index);
+        return;
+    };
+    match status.state {
+        ContainerState::Created | ContainerState::Exited => plan.start_init.push(index),
+        ContainerState::Unknown => replace(index, container, status, KillReason::Unknown, plan),
+        ContainerState::Running => {
+            if let Some(reason) = defect(inputs, container, status) {
+                replace(index, container, status, reason, plan);
+            }
+        }
+    }
+}
+
+/// A sidecar while the pod initializes: its successors wait until it has started.
+fn sidecar_before(
+    inputs: &Inputs,
+    index: usize,
+    container: &Container,
+    status: &ContainerStatus,
+    plan: &mut Plan,
+) -> Step {
+    match status.state {
+        ContainerState::Created | ContainerState::Exited => {
+            plan.start_init.push(index);
+            Step::Wait
+        }
+        ContainerState::Unknown => {
+            replace(index, container, status, KillReason::Unknown, plan);
+            Step::Wait
+        }
+        ContainerState::Running => match defect(inputs, container, status) {
+            // Its liveness is its own matter: the successor does not wait for it.
+            Some(KillReason::LivenessProbe) if started(inputs, container, status) => {
+                replace(index, container, status, KillReason::LivenessProbe, plan);
+                Step::Done
+            }
+            Some(reason) => {
+                replace(index, container, status, reason, plan);
+                Step::Wait
+            }
+            None if started(inputs, container, status) => Step::Done,
+            None => Step::Wait,
+        },
+    }
+}
+
+/// An ordinary init container while the pod initializes.
+fn ordinary(
+    inputs: &Inputs,
+    index: usize,
+    container: &Container,
+    status: &ContainerStatus,
+    plan: &mut Plan,
+) -> Step {
+    match status.state {
+        ContainerState::Created => {
+            plan.start_init.push(index);
+            Step::Wait
+        }
+        ContainerState::Running => Step::Wait,
+        ContainerState::Exited if !failed(status) => Step::Done,
+        // A deleting pod starts nothing; its worker ends it.
+        _ if inputs.pod.is_deleting() => Step::Wait,
+        ContainerState::Exited if again(inputs, container, status.exit_code) => {
+            plan.start_init.push(index);
+            Step::Wait
+        }
+        // An instance in an unknown state counts as failed; its code is not known.
+        ContainerState::Unknown if again(inputs, container, 1) => {
+            replace(index, container, status, KillReason::Unknown, plan);
+            Step::Wait
+        }
+        ContainerState::Exited | ContainerState::Unknown => Step::Failed,
+    }
+}
+
+fn failed(status: &ContainerStatus) -> bool {
+    status.exit_code != 0 || status.reason == crate::model::reasons::OOM_KILLED
+}
+
+/// Whether a failed init container gets another try. Out of memory may show exit code 0,
+/// which no policy takes for a failure.
+fn again(inputs: &Inputs, container: &Container, exit_code: i32) -> bool {
+    let code = if exit_code == 0 { 137 } else { exit_code };
+    restart::may_restart(inputs.pod, container, code)
+}
+
+/// Whether a running sidecar's startup probe (if any) has passed.
+fn started(inputs: &Inputs, container: &Container, status: &ContainerStatus) -> bool {
+    container.startup_probe.is_none() || (inputs.startup)(&status.id) == Verdict::Success
+}
+
+/// Why a running sidecar has to be replaced.
+fn defect(inputs: &Inputs, container: &Container, status: &ContainerStatus) -> Option<KillReason> {
+    if definition_changed(container, status) {
+        return Some(KillReason::DefinitionChanged);
+    }
+    if container.startup_probe.is_some() && (inputs.startup)(&status.id) == Verdict::Failure {
+        return Some(KillReason::StartupProbe);
+    }
+    if container.liveness_probe.is_some() && (inputs.liveness)(&status.id) == Verdict::Failure {
+        return Some(KillReason::LivenessProbe);
+    }
+    None
+}
+
+fn replace(
+    index: usize,
+    container: &Container,
+    status: &ContainerStatus,
+    reason: KillReason,
+    plan: &mut Plan,
+) {
+    let name = &container.name;
+    let message = match reason {
+        KillReason::DefinitionChanged => format!("Init container {name} definition changed"),
+        KillReason::StartupProbe => format!("Init container {name} failed startup probe"),
+        KillReason::LivenessProbe => format!("Init container {name} failed liveness probe"),
+        KillReason::Unknown => {
+            "Init container is in \"unknown\" state, try killing it before restart".to_owned()
+        }
+    };
+    plan.kill.push(KillContainer { id: status.id.clone(), name: name.clone(), message, reason });
+    plan.start_init.push(index);
+}

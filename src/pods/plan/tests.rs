@@ -1,0 +1,375 @@
+//! One row of the reference tables per check.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::api;
+use crate::model::runtime::{ContainerStatus, SandboxState, SandboxStatus};
+
+const IMAGE: &str = "localhost/busybox:1";
+
+fn pod(spec: Value) -> Pod {
+    let mut spec = spec;
+    for list in ["containers", "initContainers"] {
+        for container in spec[list].as_array_mut().into_iter().flatten() {
+            container["image"] = json!(IMAGE);
+        }
+    }
+    Pod::from(serde_json::from_value::<api::Pod>(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap())
+}
+
+fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
+    SandboxStatus {
+        id: format!("s{attempt}").as_str().into(),
+        attempt,
+        state,
+        created_at: None,
+        host_network: false,
+        network_reported: true,
+        ips: vec!["10.0.0.1".parse().unwrap()],
+    }
+}
+
+/// `c=Running`, `c=Exited:3`, `c=Running#old` (another hash), `c=Exited@s0` (another sandbox).
+fn instance(text: &str) -> ContainerStatus {
+    let (text, sandbox) = text.split_once('@').unwrap_or((text, "s1"));
+    let (text, stale) = text.split_once('#').map_or((text, false), |(text, _)| (text, true));
+    let (text, code) = text.split_once(':').unwrap_or((text, "0"));
+    let (name, state) = text.split_once('=').unwrap();
+    ContainerStatus {
+        id: name.into(),
+        name: name.to_owned(),
+        state: match state {
+            "Created" => ContainerState::Created,
+            "Running" => ContainerState::Running,
+            "Exited" => ContainerState::Exited,
+            _ => ContainerState::Unknown,
+        },
+        created_at: None,
+        started_at: None,
+        finished_at: None,
+        exit_code: code.parse().unwrap(),
+        image: IMAGE.to_owned(),
+        image_id: "sha256:1".into(),
+        hash: Some(container_hash(name, IMAGE) ^ u32::from(stale)),
+        restart_count: 0,
+        reason: String::new(),
+        message: String::new(),
+        log_path: String::new(),
+        termination_message_path: String::new(),
+        termination_message_policy: String::new(),
+        sandbox_id: sandbox.into(),
+        resources: None,
+        user: None,
+        mounts: Vec::new(),
+    }
+}
+
+fn runtime(sandboxes: Vec<SandboxStatus>, instances: &str) -> PodRuntime {
+    let containers = instances.split_whitespace().map(instance).collect();
+    PodRuntime { sandboxes, containers, ..PodRuntime::default() }
+}
+
+fn ready(instances: &str) -> PodRuntime {
+    runtime(vec![sandbox(1, SandboxState::Ready)], instances)
+}
+
+/// A plan in short: `pod sandbox! kill=[c:LivenessProbe] init=[0] start=[0, 1]`.
+fn short(plan: &Plan) -> String {
+    let mut words = Vec::new();
+    if plan.kill_pod {
+        words.push("pod".to_owned());
+    }
+    if plan.create_sandbox {
+        let mark = if plan.sandbox_changed { "!" } else { "" };
+        words.push(format!("sandbox{mark}{}", plan.attempt));
+    }
+    if !plan.kill.is_empty() {
+        let kills: Vec<_> = plan.kill.iter().map(|kill| format!("{}:{:?}", kill.name, kill.reason)).collect();
+        words.push(format!("kill=[{}]", kills.join(" ")));
+    }
+    let lists = [("ephemeral", &plan.start_ephemeral), ("init", &plan.start_init), ("start", &plan.start)];
+    for (word, list) in lists {
+        if !list.is_empty() {
+            words.push(format!("{word}={list:?}"));
+        }
+    }
+    assert_eq!(words.is_empty(), plan.is_empty());
+    words.join(" ")
+}
+
+fn plan_of(pod: &Pod, runtime: &PodRuntime, liveness: &str, startup: &str) -> Plan {
+    // `c+` succeeded, `c-` failed; nothing: no verdict yet.
+    let verdict = |table: &str, id: &ContainerId| {
+        if table.contains(&format!("{id}+")) {
+            Verdict::Success
+        } else if table.contains(&format!("{id}-")) {
+            Verdict::Failure
+        } else {
+            Verdict::Pending
+        }
+    };
+    compute(&Inputs {
+        pod,
+        runtime,
+        liveness: &|id| verdict(liveness, id),
+        startup: &|id| verdict(startup, id),
+    })
+}
+
+fn check(spec: Value, runtime: PodRuntime, expected: &str) {
+    check_probed(spec, runtime, ("", ""), expected);
+}
+
+fn check_probed(spec: Value, runtime: PodRuntime, probes: (&str, &str), expected: &str) {
+    let pod = pod(spec);
+    let plan = plan_of(&pod, &runtime, probes.0, probes.1);
+    let states: Vec<_> = runtime.containers.iter().map(|c| format!("{}={:?}", c.name, c.state)).collect();
+    assert_eq!(short(&plan), expected, "{} {:?} {states:?}", pod.restart_policy(), probes);
+}
+
+fn one(policy: &str) -> Value {
+    json!({"restartPolicy": policy, "containers": [{"name": "c"}]})
+}
+
+#[test]
+fn sandbox_rows() {
+    let with = |change: fn(&mut SandboxStatus)| {
+        let mut newest = sandbox(3, SandboxState::Ready);
+        change(&mut newest);
+        runtime(vec![newest], "")
+    };
+    let check = |spec: Value, runtime: PodRuntime, needed, attempt, replaces: Option<&str>| {
+        let found = check_sandbox(&pod(spec), &runtime);
+        assert_eq!((found.needed, found.attempt), (needed, attempt));
+        assert_eq!(found.replaces.as_ref().map(SandboxId::as_str), replaces);
+    };
+    let host = json!({"hostNetwork": true, "containers": [{"name": "c"}]});
+    check(one("Always"), runtime(vec![], ""), true, 0, None);
+    check(one("Always"), with(|_| {}), false, 3, Some("s3"));
+    check(one("Always"), with(|s| s.state = SandboxState::NotReady), true, 4, Some("s3"));
+    check(host.clone(), with(|_| {}), true, 4, None);
+    check(host.clone(), with(|s| s.host_network = true), false, 3, Some("s3"));
+    check(one("Always"), with(|s| s.host_network = true), true, 4, None);
+    check(one("Always"), with(|s| s.ips.clear()), true, 4, Some("s3"));
+    let silent = |s: &mut SandboxStatus| {
+        s.ips.clear();
+        s.network_reported = false;
+    };
+    check(one("Always"), with(silent), false, 3, Some("s3"));
+    let no_address = |s: &mut SandboxStatus| {
+        s.ips.clear();
+        s.host_network = true;
+    };
+    check(host, with(no_address), false, 3, Some("s3"));
+    let two = vec![sandbox(3, SandboxState::Ready), sandbox(2, SandboxState::Ready)];
+    check(one("Always"), runtime(two, ""), true, 4, Some("s3"));
+    let one_ready = vec![sandbox(3, SandboxState::Ready), sandbox(2, SandboxState::NotReady)];
+    check(one("Always"), runtime(one_ready, ""), false, 3, Some("s3"));
+}
+
+#[test]
+fn a_new_sandbox() {
+    let gone = |instances| runtime(vec![sandbox(0, SandboxState::NotReady)], instances);
+    let init = json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i"}, {"name": "j"}]});
+    check(one("Always"), runtime(vec![], ""), "pod sandbox0 start=[0]");
+    check(one("Always"), gone("c=Exited:1"), "pod sandbox!1 start=[0]");
+    check(init.clone(), runtime(vec![], ""), "pod sandbox0 init=[0]");
+    check(init, gone("c=Exited i=Exited j=Exited"), "pod sandbox!1 init=[0]");
+    // Never: no second sandbox once there were containers.
+    check(one("Never"), runtime(vec![], ""), "pod sandbox0 start=[0]");
+    check(one("Never"), gone(""), "pod sandbox!1 start=[0]");
+    check(one("Never"), gone("c=Exited:1"), "pod");
+    // OnFailure: what succeeded is left out; nothing left, no sandbox.
+    let two = json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}, {"name": "b"}]});
+    check(two.clone(), gone("a=Exited b=Exited:1"), "pod sandbox!1 start=[1]");
+    check(two, gone("a=Exited b=Exited"), "pod");
+    // The container's own policy wins over the pod's.
+    let own = json!({"containers": [{"name": "a", "restartPolicy": "OnFailure"}, {"name": "b"}]});
+    check(own, gone("a=Exited b=Exited"), "pod sandbox!1 start=[1]");
+    // A changed network mode is no accident.
+    let host = json!({"hostNetwork": true, "containers": [{"name": "c"}]});
+    check(host, ready("c=Running"), "pod sandbox2 start=[0]");
+}
+
+#[test]
+fn regular_rows() {
+    for policy in ["Always", "OnFailure", "Never"] {
+        check(one(policy), ready(""), "start=[0]");
+        check(one(policy), ready("c=Created"), "start=[0]");
+        check(one(policy), ready("c=Unknown"), "kill=[c:Unknown] start=[0]");
+        check(one(policy), ready("c=Running"), "");
+        check(one(policy), ready("c=Running#old"), "kill=[c:DefinitionChanged] start=[0]");
+    }
+    check(one("Always"), ready("c=Exited"), "start=[0]");
+    check(one("Always"), ready("c=Exited:1"), "start=[0]");
+    check(one("OnFailure"), ready("c=Exited:1"), "start=[0]");
+    // Nothing kept and nothing to start.
+    check(one("OnFailure"), ready("c=Exited"), "pod");
+    check(one("Never"), ready("c=Exited"), "pod");
+    check(one("Never"), ready("c=Exited:1"), "pod");
+    for (policy, plan) in [("Always", " start=[0]"), ("OnFailure", " start=[0]"), ("Never", "")] {
+        // A killed container counts neither as kept nor, under Never, as started.
+        let pod = if plan.is_empty() { "pod " } else { "" };
+        let expected = |reason: &str| format!("{pod}kill=[c:{reason}]{plan}");
+        check_probed(one(policy), ready("c=Running"), ("c-", ""), &expected("LivenessProbe"));
+        check_probed(one(policy), ready("c=Running"), ("", "c-"), &expected("StartupProbe"));
+        check_probed(one(policy), ready("c=Running"), ("c+", "c+"), "");
+    }
+    let rules = json!({"restartPolicy": "Never", "containers": [{"name": "c", "restartPolicy": "Never",
+        "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}]});
+    check(rules.clone(), ready("c=Exited:42"), "start=[0]");
+    check(rules, ready("c=Exited:1"), "pod");
+    // One of two is enough to keep the pod.
+    let two = json!({"restartPolicy": "Never", "containers": [{"name": "a"}, {"name": "b"}]});
+    check(two.clone(), ready("a=Exited b=Running"), "");
+    check(two, ready("a=Exited"), "start=[1]");
+}
+
+#[test]
+fn a_container_without_a_readable_hash_is_left_alone() {
+    let mut runtime = ready("c=Running");
+    runtime.containers[0].hash = None;
+    check(one("Always"), runtime, "");
+}
+
+#[test]
+fn only_the_newest_instance_counts() {
+    check(one("Always"), ready("c=Running c=Exited:1 c=Unknown"), "");
+}
+
+#[test]
+fn a_deleted_pod_starts_nothing() {
+    let object = json!({"metadata": {"name": "p", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"containers": [{"name": "c", "image": IMAGE}]}});
+    let pod = Pod::from(serde_json::from_value::<api::Pod>(object).unwrap());
+    assert_eq!(short(&compute(&Inputs::without_probes(&pod, &ready("c=Exited:1")))), "pod");
+    assert_eq!(short(&compute(&Inputs::without_probes(&pod, &ready("c=Running")))), "");
+}
+
+#[test]
+fn ephemeral_containers_start_once() {
+    let spec = json!({"containers": [{"name": "c"}], "ephemeralContainers": [{"name": "d"}, {"name": "e"}]});
+    check(spec.clone(), ready("c=Running"), "ephemeral=[0, 1]");
+    check(spec, ready("c=Running d=Exited:1"), "ephemeral=[1]");
+}
+
+#[test]
+fn init_rows_before_initialization() {
+    let spec = |policy: &str| {
+        json!({"restartPolicy": policy, "containers": [{"name": "c"}],
+            "initContainers": [{"name": "i"}, {"name": "j"}]})
+    };
+    for policy in ["Always", "OnFailure", "Never"] {
+        check(spec(policy), ready(""), "init=[0]");
+        check(spec(policy), ready("i=Created"), "init=[0]");
+        check(spec(policy), ready("i=Running"), "");
+        check(spec(policy), ready("i=Exited"), "init=[1]");
+        check(spec(policy), ready("i=Exited j=Created"), "init=[1]");
+        check(spec(policy), ready("i=Exited j=Running"), "");
+        check(spec(policy), ready("i=Exited j=Exited"), "start=[0]");
+        // The last one alone tells, even when the records of the others are gone.
+        check(spec(policy), ready("j=Exited"), "start=[0]");
+        // An exited regular container proves nothing, a running one does.
+        check(spec(policy), ready("c=Running"), "");
+    }
+    check(spec("Always"), ready("c=Exited:1"), "init=[0]");
+    for policy in ["Always", "OnFailure"] {
+        check(spec(policy), ready("i=Exited:1"), "init=[0]");
+        check(spec(policy), ready("i=Exited j=Exited:1"), "init=[1]");
+        check(spec(policy), ready("i=Unknown"), "kill=[i:Unknown] init=[0]");
+    }
+    check(spec("Never"), ready("i=Exited:1"), "pod");
+    check(spec("Never"), ready("i=Unknown"), "pod");
+    // Out of memory is a failure whatever the code.
+    let mut oom = ready("i=Exited");
+    oom.containers[0].reason = "OOMKilled".to_owned();
+    check(spec("Always"), oom.clone(), "init=[0]");
+    check(spec("OnFailure"), oom.clone(), "init=[0]");
+    check(spec("Never"), oom, "pod");
+    // What ran in a sandbox that is gone does not count.
+    check(spec("Always"), ready("i=Exited@s0 j=Exited@s0"), "init=[0]");
+}
+
+fn sidecars() -> Value {
+    json!({"containers": [{"name": "c"}], "initContainers": [
+        {"name": "s", "restartPolicy": "Always",
+         "startupProbe": {"exec": {"command": ["true"]}}, "livenessProbe": {"exec": {"command": ["true"]}}},
+        {"name": "t", "restartPolicy": "Always"}]})
+}
+
+#[test]
+fn sidecar_rows_before_initialization() {
+    check(sidecars(), ready(""), "init=[0]");
+    check(sidecars(), ready("s=Created"), "init=[0]");
+    check(sidecars(), ready("s=Running"), "");
+    check_probed(sidecars(), ready("s=Running"), ("", "s-"), "kill=[s:StartupProbe] init=[0]");
+    check_probed(sidecars(), ready("s=Running"), ("", "s+"), "init=[1]");
+    // Liveness neither waits nor holds back.
+    check_probed(sidecars(), ready("s=Running"), ("s-", "s+"), "kill=[s:LivenessProbe] init=[0, 1]");
+    check_probed(sidecars(), ready("s=Running#old"), ("", "s+"), "kill=[s:DefinitionChanged] init=[0]");
+    check(sidecars(), ready("s=Exited"), "init=[0]");
+    check(sidecars(), ready("s=Exited:1"), "init=[0]");
+    check(sidecars(), ready("s=Unknown"), "kill=[s:Unknown] init=[0]");
+    // The last one without a startup probe: running is enough.
+    check(sidecars(), ready("s=Running t=Running"), "start=[0]");
+    check(sidecars(), ready("s=Running t=Exited"), "init=[1]");
+    let mixed = json!({"containers": [{"name": "c"}], "initContainers": [
+        {"name": "s", "restartPolicy": "Always"}, {"name": "i"}]});
+    check(mixed.clone(), ready("s=Running"), "init=[1]");
+    check(mixed.clone(), ready("s=Running i=Running"), "");
+    check(mixed, ready("s=Running i=Exited"), "start=[0]");
+}
+
+#[test]
+fn sidecar_rows_after_initialization() {
+    check(sidecars(), ready("c=Running s=Running t=Running"), "");
+    check(sidecars(), ready("c=Running"), "init=[0, 1]");
+    check(sidecars(), ready("c=Running s=Created t=Running"), "init=[0]");
+    check(sidecars(), ready("c=Running s=Exited t=Exited:1"), "init=[0, 1]");
+    check(sidecars(), ready("c=Running s=Unknown t=Running"), "kill=[s:Unknown] init=[0]");
+    check(sidecars(), ready("c=Running s=Running#old t=Running"), "kill=[s:DefinitionChanged] init=[0]");
+    let both = || ready("c=Running s=Running t=Running");
+    check_probed(sidecars(), both(), ("s-", "s+"), "kill=[s:LivenessProbe] init=[0]");
+    check_probed(sidecars(), both(), ("", "s-"), "kill=[s:StartupProbe] init=[0]");
+    check_probed(sidecars(), both(), ("t-", "t-"), "");
+    // A created regular container counts as initialized.
+    check(sidecars(), ready("c=Created s=Running t=Running"), "start=[0]");
+    // Ordinary init containers are not looked at any more.
+    let mixed = json!({"containers": [{"name": "c"}], "initContainers": [
+        {"name": "i"}, {"name": "s", "restartPolicy": "Always"}]});
+    check(mixed.clone(), ready("c=Running i=Exited:1 s=Running"), "");
+    check(mixed.clone(), ready("c=Running i=Unknown s=Exited"), "init=[1]");
+    check(mixed, ready("c=Running s=Running"), "");
+    // Sidecars do not keep a finished pod alive, nor come back in it.
+    let mut done = sidecars();
+    done["restartPolicy"] = json!("Never");
+    check(done.clone(), ready("c=Exited s=Running t=Running"), "pod");
+    check(done, ready("c=Exited s=Exited t=Running"), "init=[0]");
+}
+
+#[test]
+fn messages_for_the_killing_event() {
+    let message = |spec: Value, instances: &str, probes: (&str, &str)| {
+        let plan = plan_of(&pod(spec), &ready(instances), probes.0, probes.1);
+        plan.kill.first().map(|kill| kill.message.clone()).unwrap_or_default()
+    };
+    for (policy, instances, probes, expected) in [
+        ("Always", "c=Running#x", ("", ""), "Container c definition changed, will be restarted"),
+        ("Never", "c=Running#x", ("", ""), "Container c definition changed, will be restarted"),
+        ("Always", "c=Running", ("c-", ""), "Container c failed liveness probe, will be restarted"),
+        ("Never", "c=Running", ("c-", ""), "Container c failed liveness probe"),
+        ("Always", "c=Running", ("", "c-"), "Container c failed startup probe, will be restarted"),
+        ("Never", "c=Unknown", ("", ""), "Container is in \"unknown\" state, try killing it before restart"),
+    ] {
+        assert_eq!(message(one(policy), instances, probes), expected);
+    }
+    for (instances, probes, expected) in [
+        ("s=Running#x", ("", ""), "Init container s definition changed"),
+        ("s=Running", ("s-", "s+"), "Init container s failed liveness probe"),
+        ("s=Running", ("", "s-"), "Init container s failed startup probe"),
+        ("s=Unknown", ("", ""), "Init container is in \"unknown\" state, try killing it before restart"),
+    ] {
+        assert_eq!(message(sidecars(), instances, probes), expected);
+    }
+}

@@ -1,0 +1,550 @@
+//! The thread of one pod: look, plan, act, look again (Go: podWorkerLoop, SyncPod,
+//! SyncTerminatingPod, SyncTerminatedPod).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::select_biased;
+use jiff::Timestamp;
+
+use super::lifecycle::{Lifecycle, Phase, Update};
+use super::plan::{self, Plan};
+use crate::model::event::EventSink;
+use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
+use crate::observe::Observe;
+use crate::runtime::{Kill as KillContainer, KillTarget, Runtime, Start, StartFailure};
+use crate::status::compose::{self, Deadline, NodeAddresses, StartReason};
+use crate::status::StatusCache;
+use crate::util::backoff::{jitter, random_unit};
+use crate::util::mailbox::Inbox;
+use crate::util::stop::StopToken;
+use crate::util::{threads, timers};
+use crate::volumes::Volumes;
+
+/// Wait after a failed sync, before jitter.
+const RETRY: Duration = Duration::from_secs(10);
+/// Wait for the network or the runtime, before jitter.
+const RETRY_SOON: Duration = Duration::from_secs(1);
+
+/// What the workers need to know.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Pause between two syncs of a healthy pod, before jitter (`syncFrequency`).
+    pub sync_frequency: Duration,
+    /// The node's addresses, for hostNetwork pods.
+    pub node: NodeAddresses,
+    /// Prefix of container ids in statuses, such as `containerd`.
+    pub runtime_name: Arc<Mutex<String>>,
+}
+
+/// What the workers work with.
+#[derive(Clone)]
+pub struct Deps {
+    /// Acts on the runtime.
+    pub runtime: Runtime,
+    /// Sees what runs.
+    pub observe: Observe,
+    /// Mounts.
+    pub volumes: Volumes,
+    /// Keeps statuses.
+    pub status: StatusCache,
+    /// Tells users.
+    pub events: EventSink,
+}
+
+/// What others may see of a worker.
+#[derive(Debug, Clone, Default)]
+pub struct WorkerReport {
+    /// `Waiting`, `Syncing`, `Terminating`, `Terminated` or `Finished`.
+    pub phase: &'static str,
+    /// Why the last step failed, if it did.
+    pub last_error: Option<String>,
+    /// When the next step is due.
+    pub next_sync: Option<Timestamp>,
+}
+
+pub(super) type Shared = Arc<Mutex<WorkerReport>>;
+
+/// How a step ended.
+enum Next {
+    /// Another step is due now.
+    Now,
+    /// Another step is due then, or when something happens.
+    After(Duration),
+    /// The worker is done.
+    Done,
+}
+
+/// Why a step failed, and when to try again.
+struct Failed {
+    message: String,
+    retry: Duration,
+}
+
+impl Failed {
+    fn later(message: impl Into<String>) -> Self {
+        Failed { message: message.into(), retry: jitter(RETRY, random_unit()) }
+    }
+
+    fn soon(message: impl Into<String>) -> Self {
+        Failed { message: message.into(), retry: jitter(RETRY_SOON, random_unit()) }
+    }
+}
+
+/// The state of one worker, owned by its thread.
+pub(super) struct Worker {
+    settings: Settings,
+    deps: Deps,
+    life: Lifecycle,
+    shared: Shared,
+    /// Container name → why it did not start last time.
+    reasons: HashMap<String, StartReason>,
+    volumes_ready: bool,
+    first_sync: bool,
+    failures: u32,
+}
+
+impl Worker {
+    pub(super) fn new(settings: Settings, deps: Deps, pod: Pod, shared: Shared) -> Self {
+        Worker {
+            settings,
+            deps,
+            life: Lifecycle::new(pod),
+            shared,
+            reasons: HashMap::new(),
+            volumes_ready: false,
+            first_sync: true,
+            failures: 0,
+        }
+    }
+
+    /// The thread's body. `cancel` fires when the pod is to be killed or the agent stops;
+    /// `stop` only when the agent stops. Returns whether the pod's life on this node is over.
+    pub(super) fn run(mut self, inbox: &Inbox<(), Update>, cancel: &StopToken, stop: &StopToken) -> bool {
+        let mut due = Some(Instant::now());
+        loop {
+            {
+                let _waiting = threads::waiting("update or timer");
+                select_biased! {
+                    recv(stop.signal()) -> _ => return false,
+                    recv(inbox.bell()) -> _ => {}
+                    recv(timers::at(due)) -> _ => {}
+                }
+            }
+            for (_, update) in inbox.take() {
+                self.life.apply(update);
+            }
+            let next = loop {
+                if stop.is_stopped() {
+                    return false;
+                }
+                self.report_phase();
+                match self.step(cancel, stop) {
+                    Ok(Next::Now) => self.succeeded(),
+                    Ok(next) => {
+                        self.succeeded();
+                        break next;
+                    }
+                    Err(failed) => {
+                        if stop.is_stopped() {
+                            return false;
+                        }
+                        self.failed(&failed);
+                        break Next::After(failed.retry);
+                    }
+                }
+                for (_, update) in inbox.take() {
+                    self.life.apply(update);
+                }
+            };
+            match next {
+                Next::Done => {
+                    self.report_phase();
+                    return true;
+                }
+                Next::Now => due = Some(Instant::now()),
+                Next::After(wait) => {
+                    due = Some(Instant::now() + wait);
+                    self.shared.lock().unwrap_or_else(PoisonError::into_inner).next_sync =
+                        jiff::SignedDuration::try_from(wait)
+                            .ok()
+                            .and_then(|wait| Timestamp::now().checked_add(wait).ok());
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, cancel: &StopToken, stop: &StopToken) -> Result<Next, Failed> {
+        match self.life.phase.clone() {
+            Phase::Syncing => self.sync(cancel),
+            Phase::Terminating { grace_seconds, failure } => {
+                self.terminate(grace_seconds, failure.as_ref(), stop)
+            }
+            Phase::Terminated => self.clean_up(stop),
+            Phase::Finished => Ok(Next::Done),
+        }
+    }
+
+    fn pod(&self) -> &Pod {
+        &self.life.pod
+    }
+
+    fn uid(&self) -> PodUid {
+        self.life.pod.uid().clone()
+    }
+
+    fn report_phase(&self) {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.phase = match self.life.phase {
+            Phase::Syncing => "Syncing",
+            Phase::Terminating { .. } => "Terminating",
+            Phase::Terminated => "Terminated",
+            Phase::Finished => "Finished",
+        };
+        shared.next_sync = None;
+    }
+
+    fn succeeded(&mut self) {
+        if self.failures > 0 {
+            self.failures = 0;
+            self.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = None;
+        }
+    }
+
+    fn failed(&mut self, failed: &Failed) {
+        self.failures = self.failures.saturating_add(1);
+        if self.failures.is_power_of_two() {
+            log::warn!("{} ({} times) pod={} uid={}", failed.message, self.failures, self.pod().full_name(), self.pod().uid());
+        }
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = Some(failed.message.clone());
+    }
+
+    /// Brings the containers to what the manifest says.
+    fn sync(&mut self, cancel: &StopToken) -> Result<Next, Failed> {
+        let uid = self.uid();
+        let Some(view) = self.deps.observe.view(&uid, cancel) else {
+            return Ok(Next::Now);
+        };
+        if let Some(error) = &view.error {
+            let message = format!("error determining status: {error}");
+            // A runtime that is away is the node's problem and shown there, not on each pod.
+            if self.deps.observe.runtime_health().is_usable() {
+                self.deps.events.warning(self.pod(), reasons::FAILED_SYNC, message.as_str());
+            }
+            return match self.deps.observe.inspect(&uid, cancel) {
+                Ok(_) => Ok(Next::Now),
+                Err(_) => Err(Failed::soon(message)),
+            };
+        }
+        let runtime = view.pod;
+        let plan = self.plan(&runtime);
+        if self.store_status(&runtime, &plan, Finality::Open) {
+            self.life.completed();
+            return Ok(Next::Now);
+        }
+        if plan.is_empty() && self.volumes_ready {
+            return Ok(Next::After(self.until_next_sync()));
+        }
+        let health = self.deps.observe.runtime_health();
+        if !health.is_usable() {
+            return Err(Failed::soon(health.runtime.join("; ")));
+        }
+        if let Some(network) = health.network.filter(|_| !self.pod().host_network()) {
+            let message = format!("network is not ready: {network}");
+            self.deps.events.warning(self.pod(), reasons::NETWORK_NOT_READY, message.as_str());
+            return Err(Failed::soon(message));
+        }
+        let mounts = self.deps.volumes.setup(self.pod(), cancel).map_err(|error| Failed {
+            retry: error.retry_at().map_or_else(
+                || jitter(RETRY, random_unit()),
+                |at| at.saturating_duration_since(Instant::now()),
+            ),
+            message: error.to_string(),
+        })?;
+        self.volumes_ready = true;
+        if plan.is_empty() {
+            return Ok(Next::After(self.until_next_sync()));
+        }
+
+        let busy = self.deps.observe.busy(&uid);
+        let outcome = self.carry_out(&plan, &runtime, &mounts, cancel);
+        // Look again before the next decision: what was started may have ended already.
+        let seen = self.deps.observe.inspect(&uid, cancel);
+        drop(busy);
+        let seen = seen.map_err(|error| Failed::soon(error.to_string()))?;
+        let after = self.plan(&seen);
+        if self.store_status(&seen, &after, Finality::Open) {
+            self.life.completed();
+            return Ok(Next::Now);
+        }
+        outcome?;
+        Ok(if after.is_empty() { Next::After(self.until_next_sync()) } else { Next::Now })
+    }
+
+    fn plan(&self, runtime: &PodRuntime) -> Plan {
+        plan::compute(&plan::Inputs::without_probes(self.pod(), runtime))
+    }
+
+    /// Carries out a plan. Starts are independent of each other; the earliest retry counts.
+    fn carry_out(
+        &mut self,
+        plan: &Plan,
+        runtime: &Arc<PodRuntime>,
+        mounts: &[crate::model::mount::MountedVolume],
+        cancel: &StopToken,
+    ) -> Result<(), Failed> {
+        if plan.sandbox_changed {
+            self.deps.events.normal(
+                self.pod(),
+                reasons::SANDBOX_CHANGED,
+                "Pod sandbox changed, it will be killed and re-created.",
+            );
+        }
+        if plan.kill_pod {
+            self.deps
+                .runtime
+                .kill_pod(KillTarget::Pod(self.pod()), runtime, None, cancel)
+                .map_err(|error| Failed::later(error.to_string()))?;
+        } else {
+            for kill in &plan.kill {
+                self.deps
+                    .runtime
+                    .kill_container(
+                        &KillContainer {
+                            target: KillTarget::Pod(self.pod()),
+                            id: kill.id.clone(),
+                            name: kill.name.clone(),
+                            message: Some(kill.message.clone()),
+                            grace_override: None,
+                        },
+                        cancel,
+                    )
+                    .map_err(|error| Failed::later(error.to_string()))?;
+            }
+        }
+        let (sandbox, ips, attempt) = if plan.create_sandbox {
+            let made = self
+                .deps
+                .runtime
+                .create_sandbox(self.pod(), plan.attempt, cancel)
+                .map_err(|error| Failed::later(error.to_string()))?;
+            (made.id, made.ips, plan.attempt)
+        } else {
+            let Some(id) = plan.sandbox_id.clone() else { return Ok(()) };
+            (id, runtime.ips.clone(), plan.attempt)
+        };
+        let mut first: Option<Failed> = None;
+        for index in &plan.start {
+            if cancel.is_stopped() {
+                return Ok(());
+            }
+            let Some(container) = self.pod().containers().get(*index) else { continue };
+            let name = container.name.clone();
+            match self.start(*index, runtime, &sandbox, attempt, &ips, mounts, cancel) {
+                Ok(_) => {
+                    self.reasons.remove(&name);
+                }
+                Err(failure) => {
+                    let failed = Failed {
+                        message: format!(
+                            "failed to start container {name}: {}: {}",
+                            failure.reason, failure.message
+                        ),
+                        retry: failure.retry_at.map_or_else(
+                            || jitter(RETRY, random_unit()),
+                            |at| until(at).min(self.settings.sync_frequency),
+                        ),
+                    };
+                    self.reasons
+                        .insert(name, StartReason { reason: failure.reason, message: failure.message });
+                    first = Some(match first {
+                        Some(other) if other.retry <= failed.retry => other,
+                        _ => failed,
+                    });
+                }
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one call site; they are the parts of one request")]
+    fn start(
+        &self,
+        index: usize,
+        runtime: &Arc<PodRuntime>,
+        sandbox: &SandboxId,
+        attempt: u32,
+        ips: &[std::net::IpAddr],
+        mounts: &[crate::model::mount::MountedVolume],
+        cancel: &StopToken,
+    ) -> Result<ContainerId, StartFailure> {
+        let pod = self.pod();
+        let container = &pod.containers()[index];
+        self.deps.runtime.restart_allowed(pod, container, runtime, Timestamp::now())?;
+        self.deps.runtime.start_container(&Start {
+            pod,
+            container,
+            sandbox_id: sandbox,
+            sandbox_attempt: attempt,
+            pod_ips: ips,
+            host_ips: &self.settings.node.host_ips,
+            runtime,
+            mounts,
+            stop: cancel,
+        })
+    }
+
+    /// Composes and stores the status. Returns whether the pod is over.
+    fn store_status(&mut self, runtime: &PodRuntime, plan: &Plan, finality: Finality) -> bool {
+        let pod = self.pod().clone();
+        let old = self.deps.status.get(pod.uid());
+        let failures = |name: &str| self.reasons.get(name).cloned();
+        let now = Timestamp::now();
+        let runtime_name =
+            self.settings.runtime_name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut status = compose::compose(&compose::Inputs {
+            old: old.as_deref(),
+            failures: &failures,
+            terminal: finality == Finality::Final,
+            deleting: self.life.phase != Phase::Syncing,
+            runtime_name: &runtime_name,
+            sandbox_needed: plan.create_sandbox,
+            ..compose::Inputs::new(&pod, runtime, &self.settings.node, now)
+        });
+        if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase {
+            status.phase = Some("Failed".to_owned());
+            status.reason = Some(failure.reason.to_owned());
+            status.message = Some(failure.message.clone());
+        }
+        let over = matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"));
+        if over && status.reason.as_deref() == Some(reasons::DEADLINE_EXCEEDED) && self.life.phase == Phase::Syncing {
+            let message = status.message.clone().unwrap_or_default();
+            self.deps.events.normal(&pod, reasons::DEADLINE_EXCEEDED, message);
+        }
+        self.deps.status.set(&pod, status, now);
+        if std::mem::take(&mut self.first_sync) {
+            log::info!("pod is managed pod={} uid={}", pod.full_name(), pod.uid());
+        }
+        over
+    }
+
+    fn until_next_sync(&self) -> Duration {
+        let wait = jitter(self.settings.sync_frequency, random_unit());
+        let status = self.deps.status.get(self.pod().uid());
+        match compose::active_deadline(self.pod(), status.as_deref(), Timestamp::now()) {
+            Some(Deadline::Remaining(left)) => wait.min(left),
+            Some(Deadline::Exceeded) => Duration::ZERO,
+            None => wait,
+        }
+    }
+
+    /// Stops everything of the pod.
+    fn terminate(
+        &mut self,
+        grace_seconds: i64,
+        failure: Option<&super::lifecycle::Failure>,
+        stop: &StopToken,
+    ) -> Result<Next, Failed> {
+        let uid = self.uid();
+        let Some(view) = self.deps.observe.view(&uid, stop) else { return Ok(Next::Now) };
+        let plan = Plan { create_sandbox: false, ..self.plan(&view.pod) };
+        self.store_status(&view.pod, &plan, Finality::Open);
+        if let Some(failure) = failure {
+            log::info!("pod is stopped: {}: {} pod={} uid={uid}", failure.reason, failure.message, self.pod().full_name());
+        }
+        let busy = self.deps.observe.busy(&uid);
+        // The view may be older than the last thing that was started: ask again.
+        let before = self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
+        let killed = self.deps.runtime.kill_pod(
+            KillTarget::Pod(self.pod()),
+            &before,
+            Some(grace_seconds),
+            stop,
+        );
+        let after = self.deps.observe.inspect(&uid, stop);
+        drop(busy);
+        if let Err(error) = killed {
+            let message = format!("error killing pod: {error}");
+            if !stop.is_stopped() {
+                self.deps.events.warning(self.pod(), reasons::FAILED_KILL_POD, message.as_str());
+            }
+            return Err(Failed::later(message));
+        }
+        let after = after.map_err(|error| Failed::soon(error.to_string()))?;
+        let running: Vec<&str> = after.running().map(|container| container.name.as_str()).collect();
+        if !running.is_empty() {
+            return Err(Failed::later(format!(
+                "detected running containers after a successful KillPod, CRI violation: {}",
+                running.join(", ")
+            )));
+        }
+        let plan = self.plan(&after);
+        self.store_status(&after, &plan, Finality::Final);
+        self.life.phase = Phase::Terminated;
+        Ok(Next::Now)
+    }
+
+    /// Everything has stopped: unmounts, and makes the status final.
+    fn clean_up(&mut self, stop: &StopToken) -> Result<Next, Failed> {
+        let uid = self.uid();
+        self.deps.volumes.tear_down(&uid, stop).map_err(|error| Failed::later(error.to_string()))?;
+        self.deps.status.finish(self.pod());
+        self.life.phase = Phase::Finished;
+        Ok(Next::Done)
+    }
+}
+
+/// Whether a status is the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Finality {
+    Open,
+    Final,
+}
+
+fn until(at: Timestamp) -> Duration {
+    Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
+}
+
+/// The body of a worker that stops a pod of which only the runtime knows: grace 1 s, no
+/// hooks, no status. Returns whether it is gone.
+pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: &StopToken) -> bool {
+    shared.lock().unwrap_or_else(PoisonError::into_inner).phase = "Terminating";
+    loop {
+        let busy = deps.observe.busy(&pod.uid);
+        let result = deps
+            .observe
+            .inspect(&pod.uid, stop)
+            .map_err(|error| error.to_string())
+            .and_then(|now| {
+                deps.runtime
+                    .kill_pod(KillTarget::Listed(pod), &now, Some(1), stop)
+                    .map_err(|error| error.to_string())
+            })
+            .and_then(|()| deps.observe.inspect(&pod.uid, stop).map_err(|error| error.to_string()));
+        drop(busy);
+        match result {
+            Ok(now)
+                if now.running().next().is_none()
+                    && now.sandboxes.iter().all(|s| s.state == SandboxState::NotReady) =>
+            {
+                return true;
+            }
+            Ok(_) => log::warn!("pod without a manifest still runs after it was stopped uid={}", pod.uid),
+            Err(error) => {
+                if stop.is_stopped() {
+                    return false;
+                }
+                log::warn!("cannot stop pod without a manifest: {error} uid={}", pod.uid);
+                shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = Some(error);
+            }
+        }
+        let _waiting = threads::waiting("retry");
+        if stop.wait(jitter(RETRY, random_unit())) == crate::util::stop::Waited::Stopped {
+            return false;
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Starts, feeds and reaps the worker threads. A plain value, owned by the `sync` thread.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::lifecycle::{Kill, Update};
+use super::worker::{Deps, Settings, Shared, Worker, WorkerReport, stop_unknown};
+use crate::model::ids::{FullName, PodUid};
+use crate::model::pod::Pod;
+use crate::model::runtime::ListedPod;
+use crate::util::mailbox::{self, Post};
+use crate::util::stop::{self, StopSource};
+use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::timers::Deadlines;
+
+/// How a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The pod's life on this node is over.
+    Finished,
+    /// The worker panicked; only this pod is affected and is taken up again later.
+    Panicked,
+}
+
+/// Wait before a pod whose worker panicked is taken up again; doubles up to 5 min.
+const PANIC_RETRY: Duration = Duration::from_secs(10);
+
+enum Body {
+    /// A pod from a source.
+    Pod(Pod),
+    /// A pod that only the runtime knows.
+    Unknown(ListedPod),
+}
+
+struct Record {
+    body: Body,
+    full_name: FullName,
+    /// Static pods of one full name wait for each other.
+    in_line: bool,
+    pending: Update,
+    thread: Option<Thread>,
+    shared: Shared,
+    finished: bool,
+    again: bool,
+    killed: bool,
+    panics: u32,
+}
+
+struct Thread {
+    post: Post<(), Update>,
+    cancel: Option<StopSource>,
+    running: Running,
+}
+
+/// What became of a pod whose worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Aftermath {
+    /// It stays as it is (a finished pod that is still wanted), or is tried again later.
+    Stays,
+    /// It was wanted again while it ended, so it has to start anew.
+    StartAnew,
+    /// It is gone for good; nobody wants it.
+    Gone,
+}
+
+/// All workers of the node.
+pub struct Workers {
+    settings: Settings,
+    deps: Deps,
+    news: Post<PodUid, Ended>,
+    records: BTreeMap<PodUid, Record>,
+    lines: HashMap<FullName, VecDeque<PodUid>>,
+    retries: Deadlines<PodUid>,
+}
+
+impl Workers {
+    /// No workers yet.
+    #[must_use]
+    pub fn new(settings: Settings, deps: Deps, news: Post<PodUid, Ended>) -> Self {
+        Workers {
+            settings,
+            deps,
+            news,
+            records: BTreeMap::new(),
+            lines: HashMap::new(),
+            retries: Deadlines::default(),
+        }
+    }
+
+    /// Whether there is a worker, or the memory of one that has finished.
+    #[must_use]
+    pub fn knows(&self, uid: &PodUid) -> bool {
+        self.records.contains_key(uid)
+    }
+
+    /// Whether the pod has ended on this node.
+    #[must_use]
+    pub fn is_finished(&self, uid: &PodUid) -> bool {
+        self.records.get(uid).is_some_and(|record| record.finished)
+    }
+
+    /// What can be seen of every worker.
+    #[must_use]
+    pub fn reports(&self) -> BTreeMap<PodUid, WorkerHandle> {
+        self.records.iter().map(|(uid, record)| (uid.clone(), WorkerHandle(record.shared.clone()))).collect()
+    }
+
+    /// Creates the pod's worker or hands it the new version.
+    pub fn update(&mut self, pod: &Pod) {
+        let uid = pod.uid().clone();
+        if let Some(record) = self.records.get_mut(&uid) {
+            if record.killed && !pod.is_deleting() {
+                // It is on its way out; it comes back when that is done.
+                record.again = true;
+                return;
+            }
+            if matches!(record.body, Body::Unknown(_)) {
+                record.again = true;
+                return;
+            }
+            record.body = Body::Pod(pod.clone());
+            record.feed(Update { pod: Some(pod.clone()), kill: None });
+            return;
+        }
+        let in_line = pod.is_static();
+        self.records.insert(
+            uid.clone(),
+            Record {
+                body: Body::Pod(pod.clone()),
+                full_name: pod.full_name(),
+                in_line,
+                pending: Update::default(),
+                thread: None,
+                shared: Shared::default(),
+                finished: false,
+                again: false,
+                killed: false,
+                panics: 0,
+            },
+        );
+        if in_line {
+            let line = self.lines.entry(pod.full_name()).or_default();
+            line.push_back(uid.clone());
+            if line.front() != Some(&uid) {
+                self.set_phase(&uid, "Waiting");
+                return;
+            }
+        }
+        self.start(&uid);
+    }
+
+    /// Asks the pod's worker to look at it again. `false`: there is none at work.
+    pub fn look_again(&mut self, uid: &PodUid) -> bool {
+        match self.records.get_mut(uid) {
+            Some(record) if !record.finished => {
+                record.feed(Update::default());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Asks every worker to look again.
+    pub fn look_again_all(&mut self) {
+        for record in self.records.values_mut().filter(|record| !record.finished) {
+            record.feed(Update::default());
+        }
+    }
+
+    /// Stops a pod. One that has not started yet never will.
+    pub fn kill(&mut self, uid: &PodUid, kill: Kill) -> Aftermath {
+        let Some(record) = self.records.get_mut(uid) else { return Aftermath::Gone };
+        record.again = false;
+        if record.finished || (record.thread.is_none() && matches!(record.body, Body::Pod(_))) {
+            self.purge(uid);
+            return Aftermath::Gone;
+        }
+        record.killed = true;
+        record.feed(Update { pod: None, kill: Some(kill) });
+        if let Some(thread) = &mut record.thread {
+            // After the update is in the mailbox: whoever is interrupted finds the reason there.
+            thread.cancel = None;
+        }
+        Aftermath::Stays
+    }
+
+    /// Stops a pod that only the runtime knows.
+    pub fn stop_unknown(&mut self, pod: &ListedPod) {
+        if self.knows(&pod.uid) {
+            return;
+        }
+        log::info!("stopping a pod without a manifest pod={}_{} uid={}", pod.name, pod.namespace, pod.uid);
+        self.records.insert(
+            pod.uid.clone(),
+            Record {
+                body: Body::Unknown(pod.clone()),
+                full_name: FullName::new(&pod.name, &pod.namespace),
+                in_line: false,
+                pending: Update::default(),
+                thread: None,
+                shared: Shared::default(),
+                finished: false,
+                again: false,
+                killed: true,
+                panics: 0,
+            },
+        );
+        self.start(&pod.uid);
+    }
+
+    /// Takes in the end of a worker. `wanted`: whether a source still names the pod.
+    pub fn ended(&mut self, uid: &PodUid, how: &Ended, wanted: bool) -> Aftermath {
+        let Some(record) = self.records.get_mut(uid) else { return Aftermath::Gone };
+        // The thread has sent its last word, so this join is short.
+        record.thread = None;
+        match how {
+            Ended::Panicked => {
+                record.panics = record.panics.saturating_add(1);
+                let wait = PANIC_RETRY.saturating_mul(1 << record.panics.min(5)).min(Duration::from_secs(300));
+                record.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error =
+                    Some("internal error: the pod's worker panicked (see the log)".to_owned());
+                self.retries.set(uid.clone(), Instant::now() + wait);
+                Aftermath::Stays
+            }
+            Ended::Finished => {
+                record.finished = true;
+                let unknown = matches!(record.body, Body::Unknown(_));
+                let again = record.again;
+                self.leave_line(uid);
+                if wanted && (again || unknown) {
+                    self.purge(uid);
+                    Aftermath::StartAnew
+                } else if wanted {
+                    Aftermath::Stays
+                } else {
+                    self.purge(uid);
+                    Aftermath::Gone
+                }
+            }
+        }
+    }
+
+    /// When [`Workers::retry`] is due.
+    #[must_use]
+    pub fn next_retry(&self) -> Option<Instant> {
+        self.retries.next()
+    }
+
+    /// Takes up pods whose workers panicked some time ago.
+    pub fn retry(&mut self, now: Instant) {
+        for uid in self.retries.take_due(now) {
+            if self.records.get(&uid).is_some_and(|record| record.thread.is_none() && !record.finished) {
+                self.start(&uid);
+            }
+        }
+    }
+
+    /// Stops all workers side by side. The pods go on running.
+    pub fn stop(mut self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        for thread in self.records.values_mut().filter_map(|record| record.thread.as_mut()) {
+            thread.cancel = None;
+            thread.running.ask_to_stop();
+        }
+        for record in std::mem::take(&mut self.records).into_values() {
+            if let Some(thread) = record.thread {
+                thread.running.stop(deadline.saturating_duration_since(Instant::now()));
+            }
+        }
+    }
+
+    fn set_phase(&self, uid: &PodUid, phase: &'static str) {
+        if let Some(record) = self.records.get(uid) {
+            record.shared.lock().unwrap_or_else(PoisonError::into_inner).phase = phase;
+        }
+    }
+
+    fn purge(&mut self, uid: &PodUid) {
+        self.leave_line(uid);
+        self.retries.clear(uid);
+        self.records.remove(uid);
+    }
+
+    /// Gives up the pod's place in the line of its full name; the next one may start.
+    fn leave_line(&mut self, uid: &PodUid) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if !std::mem::take(&mut record.in_line) {
+            return;
+        }
+        let name = record.full_name.clone();
+        let Some(line) = self.lines.get_mut(&name) else { return };
+        let was_first = line.front() == Some(uid);
+        line.retain(|other| other != uid);
+        let next = line.front().cloned();
+        if line.is_empty() {
+            self.lines.remove(&name);
+        }
+        if was_first && let Some(next) = next {
+            self.start(&next);
+        }
+    }
+
+    fn start(&mut self, uid: &PodUid) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let (post, inbox) = mailbox::mailbox(Update::merge);
+        let (cancel_source, cancel) = stop::pair();
+        let news = self.news.clone();
+        let (settings, deps, shared) = (self.settings.clone(), self.deps.clone(), record.shared.clone());
+        let own_uid = uid.clone();
+        let death_news = self.news.clone();
+        let death_uid = uid.clone();
+        let on_death = OnDeath::Unit(Box::new(move |died| {
+            // A body that returns has already said how it ended.
+            if let Some(panic) = died.panic {
+                log::error!("the worker of a pod panicked: {panic} uid={death_uid}");
+                death_news.put(death_uid, Ended::Panicked);
+            }
+        }));
+        let name = format!("pod/{}", uid.short());
+        let finish = move |over: bool| {
+            if over {
+                news.put(own_uid, Ended::Finished);
+            }
+        };
+        let spawned = match &record.body {
+            Body::Pod(pod) => {
+                let worker = Worker::new(settings, deps, pod.clone(), shared);
+                threads::spawn(&name, Stack::Small, on_death, move |stop| {
+                    finish(worker.run(&inbox, &cancel, &stop));
+                })
+            }
+            Body::Unknown(pod) => {
+                let pod = pod.clone();
+                threads::spawn(&name, Stack::Small, on_death, move |stop| {
+                    finish(stop_unknown(&deps, &pod, &shared, &stop));
+                })
+            }
+        };
+        match spawned {
+            Ok(running) => {
+                // What came while there was no thread.
+                let pending = std::mem::take(&mut record.pending);
+                if pending != Update::default() {
+                    post.put((), pending);
+                }
+                record.thread = Some(Thread { post, cancel: Some(cancel_source), running });
+            }
+            Err(error) => {
+                log::error!("cannot start a worker thread, will try again: {error} uid={uid}");
+                self.retries.set(uid.clone(), Instant::now() + PANIC_RETRY);
+            }
+        }
+    }
+}
+
+impl Record {
+    fn feed(&mut self, update: Update) {
+        match &self.thread {
+            Some(thread) => thread.post.put((), update),
+            None => self.pending.merge(update),
+        }
+    }
+}
+
+/// A view of one worker that follows it.
+#[derive(Clone)]
+pub struct WorkerHandle(Shared);
+
+impl WorkerHandle {
+    /// What the worker says of itself now.
+    #[must_use]
+    pub fn report(&self) -> WorkerReport {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl std::fmt::Debug for WorkerHandle {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{:?}", Arc::as_ptr(&self.0))
+    }
+}

@@ -1,0 +1,139 @@
+//! Why a container's configuration cannot be made: every variant shows as
+//! `CreateContainerConfigError` with the variant's text.
+
+use std::path::PathBuf;
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// An env variable's `fieldRef` names a field that does not exist or may not be read.
+    #[error("unsupported fieldPath: {path}")]
+    FieldPath {
+        /// As written.
+        path: String,
+    },
+    /// `status.hostIP` before the node knows its address.
+    #[error("host IP unknown; known addresses: []")]
+    NoHostIp,
+    /// A `resourceFieldRef` of a container that the pod does not have.
+    #[error("container {container} not found")]
+    NoSuchContainer {
+        /// As written.
+        container: String,
+    },
+    /// A `resourceFieldRef` of something else than CPU, memory, storage or huge pages.
+    #[error("unsupported container resource : {resource}")]
+    ResourceField {
+        /// As written.
+        resource: String,
+    },
+    /// A source that this version cannot read.
+    #[error("{what} in container {container:?} has no effect in this version")]
+    Unsupported {
+        /// The field and what it refers to.
+        what: String,
+        /// Whose field.
+        container: String,
+    },
+    /// A volumeMount without a mounted volume.
+    #[error("cannot find volume {volume:?} to mount into container {container:?}")]
+    VolumeNotMounted {
+        /// The volume's name.
+        volume: String,
+        /// The container's name.
+        container: String,
+    },
+    /// A volumeMount's propagation that is none of the three.
+    #[error("unknown MountPropagation mode: {mode:?}")]
+    MountPropagation {
+        /// As written.
+        mode: String,
+    },
+    /// A volumeMount that demands what the runtime cannot do.
+    #[error("failed to resolve recursive read-only mode: recursive read-only mount of volume {volume:?} {why}")]
+    RecursiveReadOnly {
+        /// The volume's name.
+        volume: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// `runAsUser: 0` with `runAsNonRoot`.
+    #[error("container's runAsUser breaks non-root policy (pod: {pod:?}, container: {container})")]
+    RunAsRoot {
+        /// Name, namespace and uid.
+        pod: String,
+        /// The container's name.
+        container: String,
+    },
+    /// `runAsNonRoot` and the image's user is root.
+    #[error("container has runAsNonRoot and image will run as root (pod: {pod:?}, container: {container})")]
+    ImageRunsAsRoot {
+        /// Name, namespace and uid.
+        pod: String,
+        /// The container's name.
+        container: String,
+    },
+    /// `runAsNonRoot` and the image's user has a name only.
+    #[error(
+        "container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root (pod: {pod:?}, container: {container})"
+    )]
+    ImageUserByName {
+        /// The user in the image.
+        user: String,
+        /// Name, namespace and uid.
+        pod: String,
+        /// The container's name.
+        container: String,
+    },
+    /// `runAsNonRoot` and the image's user id is no id that the kernel can have.
+    #[error(
+        "container has runAsNonRoot and image has user id {uid}, which is out of range (pod: {pod:?}, container: {container})"
+    )]
+    ImageUserOutOfRange {
+        /// The user id in the image.
+        uid: i64,
+        /// Name, namespace and uid.
+        pod: String,
+        /// The container's name.
+        container: String,
+    },
+    /// A profile kind that is none of the three.
+    #[error("unknown {what} profile type {kind:?}")]
+    ProfileType {
+        /// `seccomp` or `AppArmor`.
+        what: &'static str,
+        /// As written.
+        kind: String,
+    },
+    /// Profile kind Localhost without a name.
+    #[error("localhostProfile must be set if {what} type is Localhost")]
+    NoLocalhostProfile {
+        /// `seccompProfile` or `appArmorProfile`.
+        what: &'static str,
+    },
+    /// `procMount` that is neither Default nor Unmasked.
+    #[error("unknown procMount type {kind:?}")]
+    ProcMount {
+        /// As written.
+        kind: String,
+    },
+    /// `hostUsers: false` needs what this version does not do.
+    #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces")]
+    UserNamespace,
+    /// The pod's host name cannot be formed.
+    #[error(transparent)]
+    Hostname(#[from] super::hostname::HostnameError),
+    /// The pod's DNS settings cannot be formed.
+    #[error(transparent)]
+    Dns(#[from] super::dns::DnsError),
+    /// A file or directory of the pod.
+    #[error("cannot {what} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+}

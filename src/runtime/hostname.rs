@@ -1,0 +1,130 @@
+//! The name a pod gives itself (Go: GeneratePodHostNameAndDomain).
+
+use crate::model::pod::Pod;
+
+/// The longest DNS label.
+const LABEL_LIMIT: usize = 63;
+/// The longest name that the kernel keeps.
+const KERNEL_LIMIT: usize = 64;
+
+/// Why a pod has no usable host name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HostnameError {
+    /// Nothing is left of the name after cutting.
+    #[error("pod hostname in pod {pod:?} is invalid: {hostname:?}")]
+    Empty {
+        /// Pod name.
+        pod: String,
+        /// The name before cutting.
+        hostname: String,
+    },
+    /// `spec.hostname` or `spec.subdomain` is no DNS label.
+    #[error("spec.{field} {value:?} of pod {pod:?} is not a valid DNS label")]
+    NotALabel {
+        /// `hostname` or `subdomain`.
+        field: &'static str,
+        /// As written.
+        value: String,
+        /// Pod name.
+        pod: String,
+    },
+    /// The full name does not fit into the kernel's field.
+    #[error(
+        "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long ({KERNEL_LIMIT} characters is the max, {} characters requested)",
+        fqdn.len()
+    )]
+    FqdnTooLong {
+        /// The full name.
+        fqdn: String,
+    },
+}
+
+/// A pod's host name and the domain it is in (empty without `spec.subdomain`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hostname {
+    /// First label, or `spec.hostnameOverride`.
+    pub name: String,
+    /// Everything after it.
+    pub domain: String,
+}
+
+/// Computes both parts.
+///
+/// # Errors
+/// See [`HostnameError`].
+pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameError> {
+    let spec = pod.spec();
+    if let Some(name) = &spec.hostname_override {
+        return Ok(Hostname { name: name.clone(), domain: String::new() });
+    }
+    let label = |field, value: &Option<String>| match value.as_deref().unwrap_or_default() {
+        "" => Ok(None),
+        value if is_label(value) => Ok(Some(value.to_owned())),
+        value => Err(HostnameError::NotALabel { field, value: value.to_owned(), pod: pod.name().to_owned() }),
+    };
+    let full = label("hostname", &spec.hostname)?.unwrap_or_else(|| pod.name().to_owned());
+    let cut: String = full.chars().take(LABEL_LIMIT).collect();
+    let name = cut.trim_end_matches(['-', '.']).to_owned();
+    if name.is_empty() {
+        return Err(HostnameError::Empty { pod: pod.name().to_owned(), hostname: full });
+    }
+    let domain = match label("subdomain", &spec.subdomain)? {
+        Some(subdomain) => format!("{subdomain}.{}.svc.{cluster_domain}", pod.namespace()),
+        None => String::new(),
+    };
+    Ok(Hostname { name, domain })
+}
+
+/// What the sandbox's UTS namespace is told: the first label, or everything if asked for.
+///
+/// # Errors
+/// When everything does not fit.
+pub fn kernel_name(pod: &Pod, hostname: &Hostname) -> Result<String, HostnameError> {
+    if !pod.spec().set_hostname_as_fqdn.unwrap_or(false) || hostname.domain.is_empty() {
+        return Ok(hostname.name.clone());
+    }
+    let fqdn = format!("{}.{}", hostname.name, hostname.domain);
+    if fqdn.len() > KERNEL_LIMIT { Err(HostnameError::FqdnTooLong { fqdn }) } else { Ok(fqdn) }
+}
+
+fn is_label(text: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let bytes = text.as_bytes();
+    bytes.len() <= LABEL_LIMIT
+        && bytes.iter().all(|b| inner(*b) || *b == b'-')
+        && bytes.first().is_some_and(|b| inner(*b))
+        && bytes.last().is_some_and(|b| inner(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn names() {
+        let check = |name: &str, spec: serde_json::Value, expected: Result<&str, &str>| {
+            let mut spec = spec;
+            spec["containers"] = json!([]);
+            let pod = json!({"metadata": {"name": name, "namespace": "n"}, "spec": spec});
+            let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+            let result = hostname(&pod, "cluster.local")
+                .and_then(|host| kernel_name(&pod, &host).map(|kernel| format!("{kernel} {}", host.domain)));
+            match (result, expected) {
+                (Ok(text), Ok(expected)) => assert_eq!(text, expected),
+                (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+                other => panic!("{other:?}"),
+            }
+        };
+        check("web", json!({}), Ok("web "));
+        check("web", json!({"hostname": "h"}), Ok("h "));
+        check("web", json!({"hostname": "H_"}), Err("spec.hostname \"H_\" of pod \"web\""));
+        check("web", json!({"subdomain": "sub"}), Ok("web sub.n.svc.cluster.local"));
+        check("web", json!({"subdomain": "s", "setHostnameAsFQDN": true}), Ok("web.s.n.svc.cluster.local s.n.svc.cluster.local"));
+        check("web", json!({"setHostnameAsFQDN": true}), Ok("web "));
+        check("web", json!({"hostnameOverride": "a.b", "subdomain": "s"}), Ok("a.b "));
+        check(&format!("{}--.x", "a".repeat(61)), json!({}), Ok(&format!("{} ", "a".repeat(61))));
+        check("...", json!({}), Err("is invalid"));
+        check(&"b".repeat(60), json!({"subdomain": "s", "setHostnameAsFQDN": true}), Err("too long"));
+    }
+}

@@ -1,0 +1,180 @@
+//! The pod's `/etc/hosts` (Go: ensureHostsFile). Rewritten before every container start.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use crate::model::api::HostAlias;
+use crate::model::pod::Pod;
+
+use super::config_error::ConfigError;
+use super::hostname::Hostname;
+
+/// Where the file is inside a container.
+pub const CONTAINER_PATH: &str = "/etc/hosts";
+
+/// Where the pod's copy is.
+#[must_use]
+pub fn path(root_dir: &Path, pod: &Pod) -> PathBuf {
+    root_dir.join("pods").join(pod.uid().as_str()).join("etc-hosts")
+}
+
+/// Whether the pod's containers get the file: only with an address to put into it.
+#[must_use]
+pub fn wanted(pod: &Pod, pod_ips: &[IpAddr]) -> bool {
+    pod.host_network() || !pod_ips.is_empty()
+}
+
+/// Text for a pod with addresses of its own.
+#[must_use]
+pub fn managed(hostname: &Hostname, pod_ips: &[IpAddr], aliases: &[HostAlias]) -> String {
+    let mut text = String::from(
+        "# Kubernetes-managed hosts file.\n\
+         127.0.0.1\tlocalhost\n\
+         ::1\tlocalhost ip6-localhost ip6-loopback\n\
+         fe00::0\tip6-localnet\n\
+         fe00::0\tip6-mcastprefix\n\
+         fe00::1\tip6-allnodes\n\
+         fe00::2\tip6-allrouters\n",
+    );
+    for ip in pod_ips {
+        // Writing to a String cannot fail.
+        let _ = match hostname.domain.as_str() {
+            "" => writeln!(text, "{ip}\t{}", hostname.name),
+            domain => writeln!(text, "{ip}\t{name}.{domain}\t{name}", name = hostname.name),
+        };
+    }
+    add_aliases(&mut text, aliases);
+    text
+}
+
+/// Text for a pod on the node's network: the node's own file and the aliases.
+#[must_use]
+pub fn of_node(node_file: &str, aliases: &[HostAlias]) -> String {
+    let mut text = format!("# Kubernetes-managed hosts file (host network).\n{node_file}");
+    add_aliases(&mut text, aliases);
+    text
+}
+
+fn add_aliases(text: &mut String, aliases: &[HostAlias]) {
+    if aliases.is_empty() {
+        return;
+    }
+    text.push_str("\n# Entries added by HostAliases.\n");
+    for alias in aliases {
+        text.push_str(&alias.ip);
+        for name in alias.hostnames.iter().flatten() {
+            text.push('\t');
+            text.push_str(name);
+        }
+        text.push('\n');
+    }
+}
+
+/// Writes the file for `pod` and returns its path.
+///
+/// # Errors
+/// When the node's file cannot be read or the pod's cannot be written.
+pub fn write(
+    root_dir: &Path,
+    node_file: &Path,
+    pod: &Pod,
+    hostname: &Hostname,
+    pod_ips: &[IpAddr],
+) -> Result<PathBuf, ConfigError> {
+    let aliases = pod.spec().host_aliases.as_deref().unwrap_or_default();
+    let text = if pod.host_network() {
+        let bytes = std::fs::read(node_file).map_err(|source| ConfigError::File {
+            what: "read hosts file",
+            path: node_file.to_owned(),
+            source,
+        })?;
+        of_node(&String::from_utf8_lossy(&bytes), aliases)
+    } else {
+        managed(hostname, pod_ips, aliases)
+    };
+    let path = path(root_dir, pod);
+    write_in_place(&path, text.as_bytes()).map_err(|source| ConfigError::File {
+        what: "write hosts file",
+        path: path.clone(),
+        source,
+    })?;
+    Ok(path)
+}
+
+/// The file is bind-mounted into running containers, so that the same inode must get the
+/// new text: a rename would leave them with the old one.
+fn write_in_place(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    if std::fs::read(path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(path)?;
+    std::io::Write::write_all(&mut file, text)?;
+    file.set_permissions(std::fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        let mut spec = spec;
+        spec["containers"] = json!([]);
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec});
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap())
+    }
+
+    #[test]
+    fn a_pod_with_aliases_and_a_domain() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = pod(json!({"hostAliases": [{"ip": "192.0.2.5", "hostnames": ["foo", "bar"]}]}));
+        let host = Hostname { name: "h".into(), domain: "s.n.svc.c".into() };
+        let ips = ["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
+        let path = write(dir.path(), Path::new("/no/file"), &pod, &host, &ips).unwrap();
+        assert_eq!(path, dir.path().join("pods/u/etc-hosts"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-"));
+        assert!(text.ends_with(
+            "fe00::2\tip6-allrouters\n10.0.0.1\th.s.n.svc.c\th\nfd00::1\th.s.n.svc.c\th\n\n\
+             # Entries added by HostAliases.\n192.0.2.5\tfoo\tbar\n"
+        ));
+    }
+
+    #[test]
+    fn the_inode_survives_a_rewrite() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let host = Hostname { name: "h".into(), domain: String::new() };
+        let write = |ip: &str| {
+            write(dir.path(), Path::new(""), &pod(json!({})), &host, &[ip.parse().unwrap()]).unwrap()
+        };
+        let path = write("10.0.0.1");
+        let before = std::fs::metadata(&path).unwrap();
+        write("10.0.0.2");
+        let after = std::fs::metadata(&path).unwrap();
+        assert_eq!((before.ino(), after.mode() & 0o777), (after.ino(), 0o644));
+        assert!(std::fs::read_to_string(path).unwrap().ends_with("10.0.0.2\th\n"));
+    }
+
+    #[test]
+    fn the_nodes_file_for_host_network() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = dir.path().join("hosts");
+        let host = Hostname { name: "h".into(), domain: String::new() };
+        let pod = pod(json!({"hostNetwork": true}));
+        assert!(wanted(&pod, &[]));
+        assert!(write(dir.path(), &node, &pod, &host, &[]).is_err());
+        std::fs::write(&node, "127.0.0.1 node\n").unwrap();
+        let path = write(dir.path(), &node, &pod, &host, &[]).unwrap();
+        assert_eq!(
+            std::fs::read_to_string(path).unwrap(),
+            "# Kubernetes-managed hosts file (host network).\n127.0.0.1 node\n"
+        );
+    }
+}

@@ -1,0 +1,347 @@
+//! From resource quantities to what the kernel is told: CPU shares and quota, memory
+//! limits, huge pages, swap and `oom_score_adj` (Go: kuberuntime_container_linux, pkg/kubelet/qos).
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::model::api::{Container, ResourceRequirements};
+use crate::model::pod::{Pod, QosClass, is_sidecar};
+use crate::model::quantity::{Amount, amount};
+use crate::transport::generated::runtime::{HugepageLimit, LinuxContainerResources};
+
+use super::settings::Settings;
+
+const MIN_SHARES: i64 = 2;
+const MAX_SHARES: i64 = 262_144;
+/// The kernel refuses a shorter CFS quota.
+const MIN_QUOTA_MICROSECONDS: i64 = 1000;
+/// Score of what should be killed last.
+const PROTECTED_SCORE: i64 = -997;
+const BEST_EFFORT_SCORE: i64 = 1000;
+
+/// Relative CPU weight (cgroup v1 scale) of a request.
+#[must_use]
+pub fn cpu_shares(millicores: i64) -> i64 {
+    (millicores.max(0).saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// CFS quota of a limit; 0 (no limit) without one.
+#[must_use]
+pub fn cpu_quota(millicores: i64, period_microseconds: i64) -> i64 {
+    if millicores <= 0 {
+        return 0;
+    }
+    (millicores.saturating_mul(period_microseconds) / 1000).max(MIN_QUOTA_MICROSECONDS)
+}
+
+/// The pod's resources as the sandbox request carries them: sums over the containers,
+/// raised to what any init container needs. Overhead is not in it.
+#[must_use]
+pub fn sandbox_resources(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
+    let cpu_limit = pod_total(pod, Side::Limits, "cpu").unwrap_or_default();
+    let memory_limit = pod_total(pod, Side::Limits, "memory").unwrap_or_default();
+    cpu_and_memory(pod_total(pod, Side::Requests, "cpu"), cpu_limit, memory_limit, settings)
+}
+
+/// The numbers of one container.
+#[must_use]
+pub fn container_resources(pod: &Pod, container: &Container, settings: &Settings) -> LinuxContainerResources {
+    let own = container.resources.as_ref();
+    let limit = |resource: &str| {
+        let of = |requirements: Option<&ResourceRequirements>| {
+            lookup(requirements, Side::Limits, resource).filter(|amount| !amount.is_zero())
+        };
+        // A container without a limit of its own is held by the pod's.
+        of(own).or_else(|| of(pod.spec().resources.as_ref())).unwrap_or_default()
+    };
+    let request = lookup(own, Side::Requests, "cpu");
+    let mut resources = cpu_and_memory(request, limit("cpu"), limit("memory"), settings);
+    resources.oom_score_adj = oom_score_adj(pod, container, settings.machine.memory_capacity_bytes);
+    resources.hugepage_limits = hugepage_limits(pod, container, &settings.machine.hugepage_sizes);
+    forbid_swap(&mut resources, settings);
+    resources
+}
+
+/// A RuntimeClass' overhead as the sandbox request carries it: requests are limits, too.
+#[must_use]
+pub fn overhead_resources(
+    overhead: &BTreeMap<String, crate::model::Quantity>,
+    settings: &Settings,
+) -> LinuxContainerResources {
+    let of = |resource: &str| overhead.get(resource).map(amount);
+    cpu_and_memory(of("cpu"), of("cpu").unwrap_or_default(), of("memory").unwrap_or_default(), settings)
+}
+
+fn cpu_and_memory(
+    cpu_request: Option<Amount>,
+    cpu_limit: Amount,
+    memory_limit: Amount,
+    settings: &Settings,
+) -> LinuxContainerResources {
+    let mut resources = LinuxContainerResources {
+        cpu_shares: cpu_shares(cpu_request.unwrap_or(cpu_limit).milli()),
+        memory_limit_in_bytes: memory_limit.units(),
+        ..LinuxContainerResources::default()
+    };
+    if settings.cpu_cfs_quota {
+        let period = i64::try_from(settings.cpu_cfs_quota_period.as_micros()).unwrap_or(i64::MAX);
+        resources.cpu_period = period;
+        resources.cpu_quota = cpu_quota(cpu_limit.milli(), period);
+    }
+    if settings.machine.cgroup_v2 && !settings.single_process_oom_kill.unwrap_or(false) {
+        resources.unified = BTreeMap::from([("memory.oom.group".to_owned(), "1".to_owned())]);
+    }
+    resources
+}
+
+/// Swap behavior NoSwap, the default: a container gets none.
+fn forbid_swap(resources: &mut LinuxContainerResources, settings: &Settings) {
+    if !settings.machine.swap_controller {
+        return;
+    }
+    if settings.machine.cgroup_v2 {
+        resources.unified.insert("memory.swap.max".to_owned(), "0".to_owned());
+    } else {
+        // On v1 this number is memory and swap together.
+        resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Requests,
+    Limits,
+}
+
+fn lookup(requirements: Option<&ResourceRequirements>, side: Side, resource: &str) -> Option<Amount> {
+    let requirements = requirements?;
+    let map = match side {
+        Side::Requests => requirements.requests.as_ref(),
+        Side::Limits => requirements.limits.as_ref(),
+    };
+    map?.get(resource).map(amount)
+}
+
+/// The pod's sum of `resource`, `None` if nobody states any. A pod-level value counts
+/// instead of the sum.
+fn pod_total(pod: &Pod, side: Side, resource: &str) -> Option<Amount> {
+    if let Some(stated) = lookup(pod.spec().resources.as_ref(), side, resource) {
+        return Some(stated);
+    }
+    let of = |container: &Container| lookup(container.resources.as_ref(), side, resource);
+    let plus = |total: Option<Amount>, more: Option<Amount>| match (total, more) {
+        (Some(total), Some(more)) => Some(total + more),
+        (total, more) => total.or(more),
+    };
+    let mut running = pod.containers().iter().map(of).fold(None, plus);
+    let (mut sidecars, mut peak) = (None, None);
+    for container in pod.init_containers() {
+        // While an init container runs, only the sidecars before it do, too.
+        let needed = if is_sidecar(container) {
+            running = plus(running, of(container));
+            sidecars = plus(sidecars, of(container));
+            sidecars
+        } else {
+            plus(sidecars, of(container))
+        };
+        peak = peak.max(needed);
+    }
+    running.max(peak)
+}
+
+/// How readily the kernel kills the container when memory runs out.
+#[must_use]
+pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: u64) -> i64 {
+    let node_critical =
+        pod.is_critical() && pod.spec().priority_class_name.as_deref() == Some("system-node-critical");
+    match pod.qos() {
+        _ if node_critical => return PROTECTED_SCORE,
+        QosClass::Guaranteed => return PROTECTED_SCORE,
+        QosClass::BestEffort => return BEST_EFFORT_SCORE,
+        QosClass::Burstable => {}
+    }
+    let capacity = i128::from(memory_capacity_bytes.max(1));
+    let request = |container: &Container| {
+        lookup(container.resources.as_ref(), Side::Requests, "memory").unwrap_or_default().units()
+    };
+    let score = |bytes: i64| BEST_EFFORT_SCORE - clamp(i128::from(bytes) * 1000 / capacity);
+    let mut own = score(request(container).saturating_add(leftover_share(pod, &request)));
+    if is_sidecar(container) && pod.init_containers().iter().any(|init| init.name == container.name) {
+        // A sidecar must not be killed before the containers that it serves.
+        let smallest = pod.containers().iter().map(request).min().unwrap_or(0);
+        own = own.min(score(smallest));
+    }
+    // Stay between the protected and the best-effort pods.
+    own.clamp(BEST_EFFORT_SCORE + PROTECTED_SCORE, BEST_EFFORT_SCORE - 1)
+}
+
+/// What each container is owed of a pod-level memory request beyond the containers' own.
+fn leftover_share(pod: &Pod, request: &impl Fn(&Container) -> i64) -> i64 {
+    let Some(stated) = lookup(pod.spec().resources.as_ref(), Side::Requests, "memory") else { return 0 };
+    let (mut sum, mut count) = (0_i64, 0_i64);
+    for container in pod.all_containers() {
+        sum = sum.saturating_add(request(container));
+        count += 1;
+    }
+    (stated.units().saturating_sub(sum)).max(0) / count.max(1)
+}
+
+fn clamp(value: i128) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// One entry for every size the node knows: zero unless the container (or else the pod) asks.
+fn hugepage_limits(pod: &Pod, container: &Container, sizes: &[String]) -> Vec<HugepageLimit> {
+    let asked = |requirements: Option<&ResourceRequirements>| -> HashMap<String, u64> {
+        let limits = requirements.and_then(|requirements| requirements.limits.as_ref());
+        limits
+            .into_iter()
+            .flatten()
+            .filter_map(|(resource, quantity)| {
+                let size = page_size_name(Amount::parse(resource.strip_prefix("hugepages-")?).ok()?.units());
+                Some((size, u64::try_from(amount(quantity).units()).unwrap_or(0)))
+            })
+            .collect()
+    };
+    let mut limits = asked(pod.spec().resources.as_ref());
+    limits.extend(asked(container.resources.as_ref()));
+    sizes
+        .iter()
+        .map(|size| HugepageLimit {
+            page_size: size.clone(),
+            limit: limits.get(size).copied().unwrap_or(0),
+            ..HugepageLimit::default()
+        })
+        .collect()
+}
+
+/// `2MB` for 2 MiB: the notation of the CRI and of the hugetlb cgroup files.
+#[must_use]
+pub fn page_size_name(bytes: i64) -> String {
+    let (mut size, mut unit) = (bytes, 0);
+    const UNITS: [&str; 6] = ["B", "KB", "MB", "GB", "TB", "PB"];
+    while size >= 1024 && size % 1024 == 0 && unit + 1 < UNITS.len() {
+        size /= 1024;
+        unit += 1;
+    }
+    format!("{size}{}", UNITS.get(unit).copied().unwrap_or("B"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn settings() -> Settings {
+        let mut settings = super::super::tests::settings();
+        settings.machine.memory_capacity_bytes = 1000 << 20;
+        settings
+    }
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        Pod::from(
+            serde_json::from_value::<crate::model::api::Pod>(json!({"metadata": {"name": "p"}, "spec": spec}))
+                .unwrap(),
+        )
+    }
+
+    #[test]
+    fn shares_and_quota() {
+        for (milli, shares, quota) in
+            [(0, 2, 0), (1, 2, 1000), (100, 102, 10_000), (1000, 1024, 100_000), (300_000, 262_144, 30_000_000)]
+        {
+            assert_eq!((cpu_shares(milli), cpu_quota(milli, 100_000)), (shares, quota), "{milli}");
+        }
+        assert_eq!(cpu_shares(i64::MAX), 262_144);
+        assert_eq!(cpu_quota(i64::MAX, i64::MAX), i64::MAX / 1000);
+    }
+
+    #[test]
+    fn the_sandbox_sums_containers_and_respects_init_containers() {
+        let cpu = |name: &str, cpu: &str, extra: serde_json::Value| {
+            let mut container = json!({"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}});
+            container.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            container
+        };
+        let check = |spec, milli| {
+            let resources = sandbox_resources(&pod(spec), &settings());
+            assert_eq!(resources.cpu_quota, cpu_quota(milli, 100_000));
+            assert_eq!(resources.cpu_shares, cpu_shares(milli));
+        };
+        let no = json!({});
+        let sidecar = json!({"restartPolicy": "Always"});
+        check(json!({"containers": [cpu("a", "100m", no.clone()), cpu("b", "200m", no.clone())]}), 300);
+        check(
+            json!({"containers": [cpu("a", "100m", no.clone())], "initContainers": [cpu("i", "500m", no.clone())]}),
+            500,
+        );
+        check(
+            json!({"containers": [cpu("a", "100m", no.clone())], "initContainers": [
+                cpu("s", "50m", sidecar.clone()), cpu("i", "500m", no.clone()), cpu("t", "60m", sidecar)]}),
+            550,
+        );
+        check(
+            json!({"containers": [cpu("a", "100m", no)], "resources": {"requests": {"cpu": "700m"},
+                "limits": {"cpu": "700m"}}}),
+            700,
+        );
+        let nothing = sandbox_resources(&pod(json!({"containers": [{"name": "c"}]})), &settings());
+        assert_eq!((nothing.cpu_shares, nothing.cpu_quota, nothing.memory_limit_in_bytes), (2, 0, 0));
+    }
+
+    #[test]
+    fn oom_scores() {
+        let check = |spec: serde_json::Value, container: &str, expected| {
+            let pod = pod(spec);
+            let container = pod.all_containers().find(|c| c.name == container).unwrap();
+            assert_eq!(oom_score_adj(&pod, container, 1000 << 20), expected);
+        };
+        let memory = |name: &str, memory: &str| json!({"name": name, "resources": {"requests": {"memory": memory}}});
+        check(json!({"containers": [{"name": "c"}]}), "c", 1000);
+        check(json!({"containers": [memory("c", "100Mi")]}), "c", 900);
+        check(json!({"containers": [memory("c", "1Ki")]}), "c", 999);
+        check(json!({"containers": [memory("c", "5000Mi")]}), "c", 3);
+        check(
+            json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}}}]}),
+            "c",
+            -997,
+        );
+        check(
+            json!({"containers": [memory("c", "1Mi")], "priority": 2_000_001_000,
+                "priorityClassName": "system-node-critical"}),
+            "c",
+            -997,
+        );
+        let mut sidecar = memory("s", "10Mi");
+        sidecar["restartPolicy"] = json!("Always");
+        let spec = json!({"containers": [memory("a", "200Mi"), memory("b", "50Mi")], "initContainers": [sidecar]});
+        check(spec.clone(), "s", 950);
+        check(spec, "a", 800);
+        check(
+            json!({"containers": [memory("a", "200Mi"), {"name": "b"}], "resources": {"requests": {"memory": "400Mi"}}}),
+            "b",
+            900,
+        );
+    }
+
+    #[test]
+    fn hugepages_swap_and_oom_group() {
+        let pod = pod(json!({"containers": [{"name": "c", "resources": {"limits": {
+            "hugepages-2Mi": "4Mi", "memory": "64Mi"}}}]}));
+        let mut settings = settings();
+        settings.machine.hugepage_sizes = vec!["2MB".into(), "1GB".into()];
+        let v1 = container_resources(&pod, &pod.containers()[0], &settings);
+        let pages: Vec<_> = v1.hugepage_limits.iter().map(|l| (l.page_size.as_str(), l.limit)).collect();
+        assert_eq!(pages, [("2MB", 4 << 20), ("1GB", 0)]);
+        assert_eq!(v1.memory_swap_limit_in_bytes, 64 << 20);
+        assert!(v1.unified.is_empty());
+        settings.machine.cgroup_v2 = true;
+        let v2 = container_resources(&pod, &pod.containers()[0], &settings);
+        assert_eq!(v2.memory_swap_limit_in_bytes, 0);
+        assert_eq!(v2.unified["memory.swap.max"], "0");
+        assert_eq!(v2.unified["memory.oom.group"], "1");
+        settings.single_process_oom_kill = Some(true);
+        let single = container_resources(&pod, &pod.containers()[0], &settings);
+        assert!(!single.unified.contains_key("memory.oom.group"));
+        assert_eq!(page_size_name(64 << 10), "64KB");
+    }
+}

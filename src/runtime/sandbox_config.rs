@@ -1,0 +1,177 @@
+//! What a pod's sandbox is made from (Go: generatePodSandboxConfig). Pure.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+
+use crate::model::api::Container;
+use crate::model::pod::Pod;
+use crate::transport::generated::MessageField;
+use crate::transport::generated::runtime::{
+    LinuxContainerResources, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping,
+    Protocol,
+};
+
+use super::config_error::ConfigError;
+use super::dns::Resolver;
+use super::hostname::{hostname, kernel_name};
+use super::settings::Settings;
+use super::{labels, numbers, security_context};
+
+/// Everything that a sandbox configuration follows from.
+#[derive(Clone, Copy)]
+pub struct SandboxInputs<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// Attempt number.
+    pub attempt: u32,
+    /// Its resolver settings, limits applied.
+    pub resolver: &'a Resolver,
+    /// The node.
+    pub settings: &'a Settings,
+    /// The pod's cgroup in the driver's notation; empty: the runtime chooses.
+    pub cgroup_parent: &'a str,
+}
+
+/// `<namespace>_<name>_<uid>` below the pod log directory.
+#[must_use]
+pub fn log_directory(settings: &Settings, pod: &Pod) -> PathBuf {
+    settings.pod_logs_dir.join(format!("{}_{}_{}", pod.namespace(), pod.name(), pod.uid()))
+}
+
+/// Builds the configuration.
+///
+/// # Errors
+/// When the pod has no usable host name or asks for a user namespace.
+pub fn sandbox_config(inputs: SandboxInputs<'_>) -> Result<PodSandboxConfig, ConfigError> {
+    let SandboxInputs { pod, attempt, resolver, settings, cgroup_parent } = inputs;
+    let hostname = if pod.host_network() {
+        String::new()
+    } else {
+        kernel_name(pod, &hostname(pod, &settings.cluster_domain)?)?
+    };
+    Ok(PodSandboxConfig {
+        metadata: MessageField::some(PodSandboxMetadata {
+            name: pod.name().to_owned(),
+            namespace: pod.namespace().to_owned(),
+            uid: pod.uid().to_string(),
+            attempt,
+            ..PodSandboxMetadata::default()
+        }),
+        hostname,
+        log_directory: log_directory(settings, pod).to_string_lossy().into_owned(),
+        dns_config: MessageField::some(resolver.clone().into()),
+        port_mappings: pod.containers().iter().flat_map(port_mappings).collect(),
+        labels: labels::sandbox_labels(pod),
+        annotations: labels::sandbox_annotations(pod),
+        linux: MessageField::some(LinuxPodSandboxConfig {
+            cgroup_parent: cgroup_parent.to_owned(),
+            security_context: MessageField::some(security_context::of_sandbox(pod)?),
+            sysctls: sysctls(pod),
+            overhead: MessageField::some(overhead(pod, settings)),
+            resources: MessageField::some(numbers::sandbox_resources(pod, settings)),
+            ..LinuxPodSandboxConfig::default()
+        }),
+        ..PodSandboxConfig::default()
+    })
+}
+
+/// Overhead comes with a RuntimeClass; without one upstream sends an empty message.
+fn overhead(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
+    match pod.spec().overhead.as_ref().filter(|overhead| !overhead.is_empty()) {
+        Some(overhead) => numbers::overhead_resources(overhead, settings),
+        None => LinuxContainerResources::default(),
+    }
+}
+
+fn port_mappings(container: &Container) -> Vec<PortMapping> {
+    let mut seen = HashSet::new();
+    let mut mappings = Vec::new();
+    for port in container.ports.iter().flatten() {
+        let host_ip = port.host_ip.as_deref().unwrap_or_default();
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        let host_port = port.host_port.unwrap_or(0);
+        // One name, one mapping; ports without a name are told apart by all they say.
+        let name = match port.name.as_deref().unwrap_or_default() {
+            "" => format!("{protocol}-{host_ip}:{}:{host_port}", port.container_port),
+            name => name.to_owned(),
+        };
+        if !seen.insert(name) {
+            continue;
+        }
+        mappings.push(PortMapping {
+            protocol: match protocol {
+                "UDP" => Protocol::UDP,
+                "SCTP" => Protocol::SCTP,
+                _ => Protocol::TCP,
+            }
+            .into(),
+            container_port: port.container_port,
+            host_port,
+            host_ip: host_ip.to_owned(),
+            ..PortMapping::default()
+        });
+    }
+    mappings
+}
+
+fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
+    let wanted = pod.spec().security_context.as_ref().and_then(|context| context.sysctls.as_ref());
+    wanted
+        .into_iter()
+        .flatten()
+        .map(|sysctl| (dotted(&sysctl.name), sysctl.value.clone()))
+        .collect()
+}
+
+/// The dotted form of a sysctl's name. In the slash form a dot belongs to a segment
+/// (an interface such as `eth0.100`), and the dotted form writes it as a slash.
+fn dotted(name: &str) -> String {
+    match name.find(['.', '/']).and_then(|at| name.as_bytes().get(at)) {
+        Some(b'/') => {
+            name.chars().map(|c| if c == '/' { '.' } else if c == '.' { '/' } else { c }).collect()
+        }
+        _ => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn duplicate_ports_are_mapped_once() {
+        let container: Container = serde_json::from_value(json!({"name": "c", "ports": [
+            {"containerPort": 1, "name": "a"}, {"containerPort": 2, "name": "a"},
+            {"containerPort": 3, "protocol": "UDP"}, {"containerPort": 3, "protocol": "UDP"},
+            {"containerPort": 3, "protocol": "SCTP"}, {"containerPort": 3, "hostIP": "::1"}]}))
+        .unwrap();
+        let ports: Vec<_> = port_mappings(&container)
+            .into_iter()
+            .map(|port| (port.container_port, port.protocol.enum_value_or_default(), port.host_ip))
+            .collect();
+        let none = String::new;
+        assert_eq!(
+            ports,
+            [
+                (1, Protocol::TCP, none()),
+                (3, Protocol::UDP, none()),
+                (3, Protocol::SCTP, none()),
+                (3, Protocol::TCP, "::1".to_owned())
+            ]
+        );
+    }
+
+    #[test]
+    fn sysctl_names_get_dots() {
+        for (name, expected) in [
+            ("kernel.shm_rmid_forced", "kernel.shm_rmid_forced"),
+            ("kernel/shm_rmid_forced", "kernel.shm_rmid_forced"),
+            ("net/ipv4/conf/eth0.100/x", "net.ipv4.conf.eth0/100.x"),
+            ("net.ipv4.conf.eth0/100.x", "net.ipv4.conf.eth0/100.x"),
+            ("", ""),
+        ] {
+            assert_eq!(dotted(name), expected);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What the room is told at start. Nothing here changes while the agent runs.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+
+use crate::model::event::EventSink;
+use crate::model::quantity::Amount;
+
+/// The room's part of the configuration, resolved once by `agent::wiring`.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `--root-dir`; pod directories, the seccomp profiles and `config.json` are below it.
+    pub root_dir: PathBuf,
+    /// `podLogsDir`, normally `/var/log/pods`.
+    pub pod_logs_dir: PathBuf,
+    /// Where the links by container id are made, normally `/var/log/containers`.
+    pub container_logs_dir: PathBuf,
+    /// Name of this node.
+    pub node_name: String,
+    /// Addresses of this node, primary first; they choose the loopback resolvers
+    /// when `resolv_conf` is empty.
+    pub node_ips: Vec<IpAddr>,
+    /// `clusterDNS`.
+    pub cluster_dns: Vec<IpAddr>,
+    /// `clusterDomain`; empty: no cluster searches.
+    pub cluster_domain: String,
+    /// `resolvConf`; empty: pods get a loopback resolver.
+    pub resolv_conf: PathBuf,
+    /// The node's hosts file, copied for pods on the node's network.
+    pub hosts_file: PathBuf,
+    /// `seccompDefault`.
+    pub seccomp_default: bool,
+    /// `cpuCFSQuota`.
+    pub cpu_cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod`.
+    pub cpu_cfs_quota_period: Duration,
+    /// Numbers and traits of the machine.
+    pub machine: MachineNumbers,
+    /// `singleProcessOOMKill`; absent: as upstream, no on cgroup v2 and yes on v1.
+    pub single_process_oom_kill: Option<bool>,
+    /// `registryPullQPS`; 0: no limit.
+    pub registry_pull_qps: i32,
+    /// `registryBurst`.
+    pub registry_burst: i32,
+    /// `serializeImagePulls`.
+    pub serialize_image_pulls: bool,
+    /// `maxParallelImagePulls`; absent: no limit (when not serialized).
+    pub max_parallel_image_pulls: Option<i32>,
+    /// `crashLoopBackOff.maxContainerRestartPeriod`, 300 s by default.
+    pub crash_backoff_max: Duration,
+    /// Whether the runtime says that it can make mounts recursively read-only.
+    pub recursive_read_only_mounts: bool,
+}
+
+/// What the kernel numbers and node allocatable are computed from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MachineNumbers {
+    /// All memory of the machine.
+    pub memory_capacity_bytes: u64,
+    /// Logical CPUs.
+    pub cpu_count: u32,
+    /// Page sizes as the CRI writes them (`2MB`, `1GB`), in the order to report.
+    pub hugepage_sizes: Vec<String>,
+    /// Whether containers live in a cgroup v2 hierarchy.
+    pub cgroup_v2: bool,
+    /// Whether the kernel accounts swap per cgroup.
+    pub swap_controller: bool,
+    /// Node allocatable CPU (for `limits.cpu` of a container without one).
+    pub allocatable_cpu: Amount,
+    /// Node allocatable memory.
+    pub allocatable_memory: Amount,
+    /// Node allocatable ephemeral storage.
+    pub allocatable_ephemeral_storage: Amount,
+}
+
+/// What the room calls and tells.
+#[derive(Clone)]
+pub struct Deps {
+    /// The runtime service.
+    //CRI pub cri: cri::RuntimeClient,
+    /// The image service.
+    //CRI pub images: cri::ImageClient,
+    /// Kubernetes events.
+    pub events: EventSink,
+}
+
+/// Traits of this kernel that the masks and mounts depend on, read once.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Host {
+    /// Whether SELinux is on, so that mounts need a label.
+    pub(super) selinux: bool,
+    /// `/sys/devices/system/cpu/cpuN/thermal_throttle` directories, masked in containers.
+    pub(super) thermal_throttle: Vec<String>,
+}
+
+impl Host {
+    /// Looks below `sys` (`/sys` outside tests).
+    pub(super) fn detect(sys: &std::path::Path) -> Host {
+        let mut cpus: Vec<u32> = std::fs::read_dir(sys.join("devices/system/cpu"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(|entry| entry.path().join("thermal_throttle").is_dir())
+            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("cpu")?.parse().ok())
+            .collect();
+        cpus.sort_unstable();
+        Host {
+            selinux: sys.join("fs/selinux/enforce").exists(),
+            thermal_throttle: cpus
+                .into_iter()
+                .map(|cpu| format!("/sys/devices/system/cpu/cpu{cpu}/thermal_throttle"))
+                .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_thermal_throttle_directories_in_cpu_order() {
+        let sys = tempfile::tempdir().unwrap();
+        for cpu in ["cpu10/thermal_throttle", "cpu2/thermal_throttle", "cpu3/topology", "cpufreq"] {
+            std::fs::create_dir_all(sys.path().join("devices/system/cpu").join(cpu)).unwrap();
+        }
+        let host = Host::detect(sys.path());
+        assert!(!host.selinux);
+        assert_eq!(
+            host.thermal_throttle,
+            ["/sys/devices/system/cpu/cpu2/thermal_throttle", "/sys/devices/system/cpu/cpu10/thermal_throttle"]
+        );
+        assert_eq!(Host::detect(std::path::Path::new("/no/such/dir")), Host::default());
+    }
+}

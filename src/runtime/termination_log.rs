@@ -1,0 +1,62 @@
+//! The file behind `terminationMessagePath`: one per container instance.
+
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::model::api::Container;
+use crate::model::pod::Pod;
+use crate::util::backoff::random_u64;
+
+use super::config_error::ConfigError;
+
+/// Makes an empty file that everyone may write, and returns its path.
+/// `None` if the container wants none.
+///
+/// # Errors
+/// When the directory or the file cannot be made.
+pub fn create(root_dir: &Path, pod: &Pod, container: &Container) -> Result<Option<PathBuf>, ConfigError> {
+    if container.termination_message_path.as_deref().unwrap_or_default().is_empty() {
+        return Ok(None);
+    }
+    let dir = root_dir.join("pods").join(pod.uid().as_str()).join("containers").join(&container.name);
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(&dir)
+        .map_err(file_error("make directory", &dir))?;
+    let path = dir.join(format!("{:08x}", random_u64() as u32));
+    std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o666)
+        .open(&path)
+        // The umask may have taken bits away.
+        .and_then(|file| file.set_permissions(std::fs::Permissions::from_mode(0o666)))
+        .map_err(file_error("create termination log", &path))?;
+    Ok(Some(path))
+}
+
+fn file_error(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ConfigError {
+    let path = path.to_owned();
+    move |source| ConfigError::File { what, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_writable_file_each_time() {
+        let root = tempfile::tempdir().unwrap();
+        let pod = Pod::from(crate::model::api::Pod::default());
+        let mut container = Container { name: "c".into(), ..Container::default() };
+        assert_eq!(create(root.path(), &pod, &container).unwrap(), None);
+        container.termination_message_path = Some("/dev/termination-log".into());
+        let one = create(root.path(), &pod, &container).unwrap().unwrap();
+        let two = create(root.path(), &pod, &container).unwrap().unwrap();
+        assert_ne!(one, two);
+        assert_eq!(std::fs::metadata(&one).unwrap().permissions().mode() & 0o777, 0o666);
+        assert_eq!(one.file_name().unwrap().len(), 8);
+    }
+}

@@ -1,0 +1,36 @@
+//! What several tests of the room share.
+
+use std::time::Duration;
+
+use super::settings::{MachineNumbers, Settings};
+
+/// A node with round numbers on cgroup v1.
+pub(super) fn settings() -> Settings {
+    Settings {
+        root_dir: "/root-dir".into(),
+        pod_logs_dir: "/logs".into(),
+        container_logs_dir: "/container-logs".into(),
+        node_name: "node".into(),
+        node_ips: Vec::new(),
+        cluster_dns: Vec::new(),
+        cluster_domain: String::new(),
+        resolv_conf: "/etc/resolv.conf".into(),
+        hosts_file: "/etc/hosts".into(),
+        seccomp_default: false,
+        cpu_cfs_quota: true,
+        cpu_cfs_quota_period: Duration::from_millis(100),
+        machine: MachineNumbers {
+            memory_capacity_bytes: 16 << 30,
+            cpu_count: 2,
+            swap_controller: true,
+            ..MachineNumbers::default()
+        },
+        single_process_oom_kill: None,
+        registry_pull_qps: 5,
+        registry_burst: 10,
+        serialize_image_pulls: true,
+        max_parallel_image_pulls: None,
+        crash_backoff_max: Duration::from_secs(300),
+        recursive_read_only_mounts: false,
+    }
+}

@@ -1,0 +1,84 @@
+//! `/healthz`: every check by name, and why one fails.
+
+use super::HealthCheck;
+use super::query::Target;
+use super::routes::Answer;
+
+/// Answers `/healthz` and `/healthz/<name>`.
+pub(super) fn answer(checks: &[HealthCheck], target: &Target) -> Answer {
+    match target.path.strip_prefix("/healthz").map(|rest| rest.trim_matches('/')) {
+        Some("") => all(checks, target),
+        // Always there: that this is answered at all is the check.
+        Some("ping") => Answer::text(200, "ok"),
+        Some(name) => match checks.iter().find(|check| check.name == name) {
+            Some(check) => match (check.probe)() {
+                Ok(()) => Answer::text(200, "ok"),
+                Err(why) => Answer::text(500, format!("internal server error: {why}\n")),
+            },
+            None => Answer::not_found(),
+        },
+        None => Answer::not_found(),
+    }
+}
+
+fn all(checks: &[HealthCheck], target: &Target) -> Answer {
+    let mut lines = String::from("[+]ping ok\n");
+    let mut failed = false;
+    for check in checks.iter().filter(|check| check.name != "ping") {
+        if target.all("exclude").any(|name| name == check.name) {
+            lines.push_str(&format!("[+]{} excluded: ok\n", check.name));
+            continue;
+        }
+        match (check.probe)() {
+            Ok(()) => lines.push_str(&format!("[+]{} ok\n", check.name)),
+            Err(why) => {
+                failed = true;
+                // DIFFERS: the Go kubelet withholds the reason.
+                lines.push_str(&format!("[-]{} failed: {why}\n", check.name));
+            }
+        }
+    }
+    match (failed, target.get("verbose")) {
+        (true, _) => {
+            lines.push_str("healthz check failed\n");
+            Answer::text(500, lines)
+        }
+        (false, Some(_)) => {
+            lines.push_str("healthz check passed\n");
+            Answer::text(200, lines)
+        }
+        (false, None) => Answer::text(200, "ok"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn names_what_fails() {
+        let check = |name, result: Result<(), &'static str>| HealthCheck {
+            name,
+            probe: Arc::new(move || result.map_err(str::to_owned)),
+        };
+        let checks = [check("syncloop", Err("stuck for 6m")), check("log", Ok(()))];
+        let get = |path: &str| {
+            let answer = answer(&checks, &Target::parse(path));
+            (answer.status, String::from_utf8(answer.body).unwrap())
+        };
+        assert_eq!(
+            get("/healthz"),
+            (500, "[+]ping ok\n[-]syncloop failed: stuck for 6m\n[+]log ok\nhealthz check failed\n".into())
+        );
+        assert_eq!(get("/healthz?exclude=syncloop"), (200, "ok".into()));
+        assert_eq!(
+            get("/healthz/?exclude=syncloop&verbose").1,
+            "[+]ping ok\n[+]syncloop excluded: ok\n[+]log ok\nhealthz check passed\n"
+        );
+        assert_eq!(get("/healthz/log"), (200, "ok".into()));
+        assert_eq!(get("/healthz/ping"), (200, "ok".into()));
+        assert_eq!(get("/healthz/syncloop"), (500, "internal server error: stuck for 6m\n".into()));
+        assert_eq!(get("/healthz/other").0, 404);
+    }
+}

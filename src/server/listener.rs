@@ -1,0 +1,296 @@
+//! The three listeners: bind, accept, cap the number of connections.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::util::stop::{StopToken, Waited};
+use crate::util::threads::{self, Running};
+
+use super::ServerError;
+use super::connection;
+use super::http::Gate;
+
+/// How long to wait before a taken port is tried again, as the Go kubelet does.
+const REBIND: Duration = Duration::from_secs(5);
+
+/// A pause after a failed accept (out of descriptors, mostly): long enough not to spin.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Who is listening.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listener {
+    /// `/healthz` only.
+    Healthz,
+    /// `/pods`, `/runningpods`, `/healthz`.
+    ReadOnly,
+    /// The local API.
+    Local,
+}
+
+impl Listener {
+    pub(super) fn thread(self) -> &'static str {
+        match self {
+            Listener::Healthz => "lst/healthz",
+            Listener::ReadOnly => "lst/readonly",
+            Listener::Local => "lst/local",
+        }
+    }
+
+    /// Open connections at once; each costs two threads while it lasts.
+    fn cap(self) -> usize {
+        match self {
+            Listener::Healthz => 8,
+            Listener::ReadOnly => 16,
+            // 16 streams, and room for short requests beside them.
+            Listener::Local => 24,
+        }
+    }
+}
+
+/// A bound socket.
+pub(super) enum Bound {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+    /// Not bound yet: the port is taken.
+    Later(SocketAddr),
+}
+
+/// One connection.
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => stream.read(buffer),
+            Socket::Unix(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => stream.write(bytes),
+            Socket::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Socket {
+    fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => stream.set_nonblocking(true),
+            Socket::Unix(stream) => stream.set_nonblocking(true),
+        }
+    }
+
+    pub(super) fn shutdown_write(&self) {
+        // A peer that is gone already needs no farewell.
+        let _ = match self {
+            Socket::Tcp(stream) => stream.shutdown(std::net::Shutdown::Write),
+            Socket::Unix(stream) => stream.shutdown(std::net::Shutdown::Write),
+        };
+    }
+}
+
+impl Bound {
+    /// Binds a TCP port; `retry` turns a taken one into [`Bound::Later`].
+    pub(super) fn tcp(what: &'static str, address: SocketAddr, retry: bool) -> Result<Self, ServerError> {
+        match TcpListener::bind(address).and_then(|tcp| tcp.set_nonblocking(true).map(|()| tcp)) {
+            Ok(tcp) => Ok(Bound::Tcp(tcp)),
+            Err(why) if retry => {
+                log::warn!("cannot listen on {address} ({what}), trying again every {REBIND:?}: {why}");
+                Ok(Bound::Later(address))
+            }
+            Err(source) => Err(ServerError::Bind { what, address, source }),
+        }
+    }
+
+    /// The address it really has.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Bound::Tcp(tcp) => tcp.local_addr().ok(),
+            Bound::Unix(_) | Bound::Later(_) => None,
+        }
+    }
+
+    /// Makes the local socket, mode 0600 from its first moment under its name. A stale one
+    /// is replaced; one that somebody listens on is an error.
+    pub(super) fn local(path: &Path) -> Result<Self, ServerError> {
+        match connect_local(path) {
+            Ok(_) => return Err(ServerError::AlreadyRunning { path: path.to_owned() }),
+            // Its queue is full: somebody listens.
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
+                return Err(ServerError::AlreadyRunning { path: path.to_owned() });
+            }
+            Err(_) => {}
+        }
+        let unix = bind_private(path).map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
+        unix.set_nonblocking(true)
+            .map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
+        Ok(Bound::Unix(unix))
+    }
+}
+
+/// Binds under a passing name, closes it to others, then moves it to `path`.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let passing = path.with_extension("new");
+    remove(&passing)?;
+    let unix = UnixListener::bind(&passing)?;
+    std::fs::set_permissions(&passing, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&passing, path)?;
+    Ok(unix)
+}
+
+/// Binds the private socket under its own name, which tiny_http connects to when it ends.
+/// A request on it that no listener announced is refused, whoever sends it.
+pub(super) fn bind_inner(path: &Path) -> io::Result<UnixListener> {
+    remove(path)?;
+    let unix = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(unix)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Connects to a Unix socket without ever blocking: a full queue is `WouldBlock`.
+///
+/// # Errors
+/// As of connect(2): nobody listens, no such file, no permission.
+pub fn connect_local(path: &Path) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &address)?;
+    let stream = UnixStream::from(fd);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// The body of a listener's thread.
+pub(super) fn run(listener: Listener, mut bound: Bound, gate: &Gate, stop: &StopToken) {
+    let mut open: Vec<Running> = Vec::new();
+    while !stop.is_stopped() {
+        let accepted = match &bound {
+            Bound::Later(address) => {
+                let address = *address;
+                let _waiting = threads::waiting("the port");
+                if stop.wait(REBIND) == Waited::Stopped {
+                    break;
+                }
+                if let Ok(tcp) = TcpListener::bind(address)
+                    && tcp.set_nonblocking(true).is_ok()
+                {
+                    log::info!("listening on {address} now");
+                    bound = Bound::Tcp(tcp);
+                }
+                continue;
+            }
+            Bound::Tcp(tcp) => {
+                if !wait_readable(tcp.as_fd(), gate) {
+                    break;
+                }
+                tcp.accept().map(|(stream, _)| Socket::Tcp(stream))
+            }
+            Bound::Unix(unix) => {
+                if !wait_readable(unix.as_fd(), gate) {
+                    break;
+                }
+                unix.accept().map(|(stream, _)| Socket::Unix(stream))
+            }
+        };
+        match accepted {
+            Ok(socket) => admit(listener, socket, gate, &mut open),
+            Err(why) if matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
+            Err(why) => {
+                log::warn!("cannot accept a connection: {why}");
+                if stop.wait(ACCEPT_PAUSE) == Waited::Stopped {
+                    break;
+                }
+            }
+        }
+    }
+    for connection in &mut open {
+        connection.ask_to_stop();
+    }
+}
+
+/// Waits for a connection; false when the server stops.
+fn wait_readable(fd: BorrowedFd<'_>, gate: &Gate) -> bool {
+    let _waiting = threads::waiting("connections");
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&gate.wake, PollFlags::IN)];
+    // An interrupted poll leads to an accept that says WouldBlock, and back here.
+    let _ = poll(&mut fds, None);
+    fds[1].revents().is_empty()
+}
+
+fn admit(listener: Listener, socket: Socket, gate: &Gate, open: &mut Vec<Running>) {
+    open.retain(|connection| !connection.is_finished());
+    if let Err(why) = socket.set_nonblocking() {
+        log::debug!("dropping a connection: {why}");
+        return;
+    }
+    if let Socket::Unix(stream) = &socket
+        && !is_trusted(stream)
+    {
+        return connection::refuse(socket, 403, "this socket answers root only\n");
+    }
+    if open.len() >= listener.cap() {
+        return connection::refuse(socket, 503, "too many connections\n");
+    }
+    match connection::spawn(listener, socket, gate) {
+        Ok(running) => open.push(running),
+        Err(why) => log::warn!("no thread for a connection: {why}"),
+    }
+}
+
+/// Whether the peer is root, or who this process runs as.
+fn is_trusted(stream: &UnixStream) -> bool {
+    match rustix::net::sockopt::socket_peercred(stream) {
+        Ok(peer) => peer.uid.is_root() || peer.uid == rustix::process::geteuid(),
+        Err(why) => {
+            log::warn!("cannot tell who connects to the local socket: {why}");
+            false
+        }
+    }
+}
+
+/// Removes the local socket when its listener is gone.
+pub(super) struct Unlink(pub PathBuf);
+
+impl Drop for Unlink {
+    fn drop(&mut self) {
+        if let Err(why) = remove(&self.0) {
+            log::debug!("cannot remove {}: {why}", self.0.display());
+        }
+    }
+}

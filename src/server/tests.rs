@@ -1,0 +1,275 @@
+//! The whole room against clients over loopback and a Unix socket.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::model::event::EventSink;
+use crate::util::threads;
+
+struct Fixture {
+    started: Option<Started>,
+    _events: Running,
+    socket: PathBuf,
+    version: Arc<AtomicU64>,
+    sink: EventSink,
+    dir: tempfile::TempDir,
+}
+
+fn view(name: &str, uid: &str) -> PodView {
+    let pod = serde_json::json!({
+        "metadata": {"namespace": "default", "name": name, "uid": uid},
+        "spec": {"containers": [{"name": "a"}, {"name": "b"}]},
+        "status": {"phase": "Running"},
+    });
+    PodView { pod: serde_json::from_value(pod).unwrap(), phase: "Syncing".into(), ..PodView::default() }
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut Deps)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join(LOCAL_SOCKET);
+        let version = Arc::new(AtomicU64::new(1));
+        let newest = Arc::clone(&version);
+        let pods_version = Arc::clone(&version);
+        let (sink, inbox) = EventSink::new();
+        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+        let mut deps = Deps {
+            pods: Arc::new(move || {
+                let all = pods_version.load(Ordering::SeqCst);
+                (1..=all).map(|n| view(&format!("pod{n}-node1"), &format!("uid{n}"))).collect()
+            }),
+            wait_pods: Arc::new(move |seen, limit| {
+                let deadline = Instant::now() + limit;
+                while newest.load(Ordering::SeqCst) <= seen && Instant::now() < deadline {
+                    std::thread::yield_now();
+                }
+                newest.load(Ordering::SeqCst)
+            }),
+            running: Arc::new(Vec::new),
+            images: Arc::new(|| Err("the runtime does not answer".into())),
+            status: Arc::new(|| NodeReport { node: "node1".into(), ..NodeReport::default() }),
+            checks: Vec::new(),
+            log_path: Arc::new(|uid, container, _| {
+                Ok(LogSource {
+                    path: format!("/logs/{uid}/{container}").into(),
+                    running: Arc::new(|| true),
+                })
+            }),
+            read_log: Arc::new(|path, options, out, running, stop| {
+                if path.ends_with("b") {
+                    return Err("no such log".into());
+                }
+                let _ = writeln!(out, "{} {:?} {}", path.display(), options.tail, running());
+                let _ = out.flush();
+                if options.follow {
+                    let _ = stop.wait(Duration::from_secs(60));
+                }
+                Ok(())
+            }),
+            events,
+        };
+        change(&mut deps);
+        let loopback = Some("127.0.0.1:0".parse().unwrap());
+        let settings = Settings { healthz: loopback, read_only: loopback, local_socket: socket.clone() };
+        let started = spawn(settings, deps, OnDeath::Nobody).unwrap();
+        Fixture { started: Some(started), _events: running, socket, version, sink, dir }
+    }
+
+    fn started(&self) -> &Started {
+        self.started.as_ref().unwrap()
+    }
+
+    fn local(&self, target: &str) -> (u16, String) {
+        let mut stream = connect_local(&self.socket).unwrap();
+        ask(&mut stream, &format!("GET {target} HTTP/1.1\r\nHost: x\r\n\r\n"))
+    }
+
+    fn health(&self, head: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.started().healthz.unwrap()).unwrap();
+        ask(&mut stream, head)
+    }
+
+    fn read_only(&self, target: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.started().read_only.unwrap()).unwrap();
+        ask(&mut stream, &format!("GET {target} HTTP/1.1\r\nHost: x\r\n\r\n"))
+    }
+}
+
+fn ask(stream: &mut (impl Read + Write), head: &str) -> (u16, String) {
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut all = String::new();
+    stream.read_to_string(&mut all).unwrap();
+    let (head, body) = all.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// Reads up to the next line's end, byte by byte so that nothing of the next one is lost.
+fn next_line(stream: &mut impl Read) -> String {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+        line.push(byte[0]);
+    }
+    String::from_utf8(line).unwrap()
+}
+
+fn skip_head(stream: &mut impl Read) {
+    while next_line(stream) != "\r" {}
+}
+
+const HEALTHZ: &str = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+
+#[test]
+fn each_listener_answers_its_own_paths() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.health(HEALTHZ), (200, "ok".into()));
+    assert_eq!(fixture.health("HEAD /healthz HTTP/1.1\r\n\r\n"), (200, String::new()));
+    assert_eq!(fixture.health("GET /pods HTTP/1.1\r\n\r\n").0, 404);
+    assert_eq!(fixture.read_only("/healthz/ping"), (200, "ok".into()));
+    assert_eq!(fixture.read_only("/exec/a/b/c").0, 405);
+    assert_eq!(fixture.read_only("/v1/pods").0, 404);
+    let (status, body) = fixture.read_only("/pods");
+    let list: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, list["kind"].as_str()), (200, Some("PodList")));
+    assert_eq!(list["items"][0]["metadata"]["uid"], "uid1");
+    assert!(list["items"][0].get("kind").is_none());
+    assert_eq!(fixture.read_only("/runningpods/").0, 200);
+    assert_eq!(fixture.local("/v1/version").0, 200);
+    assert_eq!(fixture.local("/v1/images"), (502, "the runtime does not answer\n".into()));
+    assert_eq!(fixture.local("/healthz"), (200, "ok".into()));
+    assert_eq!(fixture.local("/pods").0, 404);
+}
+
+#[test]
+fn hostile_requests_are_refused_and_harm_nobody() {
+    let fixture = Fixture::new();
+    let huge = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(30_000));
+    for (head, status) in [
+        ("GET /healthz HTTP/1.1\r\nContent-Length: 70368744177664\r\n\r\n", 413),
+        ("POST /healthz HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 405),
+        ("nonsense\r\n\r\n", 400),
+        ("GET / HTTP/1.1\r\n\u{ff}\r\n\r\n", 400),
+        (huge.as_str(), 431),
+    ] {
+        assert_eq!(fixture.health(head).0, status, "{head:.60}");
+    }
+    assert_eq!(fixture.health(HEALTHZ).0, 200);
+}
+
+#[test]
+fn the_private_socket_takes_nothing_unannounced() {
+    let fixture = Fixture::new();
+    let mut stream = connect_local(&fixture.dir.path().join(".coracle-http.sock")).unwrap();
+    assert_eq!(ask(&mut stream, "GET /v1/pods HTTP/1.0\r\nCoracle-Key: 1-1\r\n\r\n").0, 403);
+}
+
+#[test]
+fn slow_clients_do_not_block_others_and_are_capped() {
+    let fixture = Fixture::new();
+    let address = fixture.started().read_only.unwrap();
+    let slow: Vec<TcpStream> = (0..16)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET /pods HT").unwrap();
+            stream
+        })
+        .collect();
+    assert_eq!(fixture.health(HEALTHZ).0, 200);
+    assert_eq!(fixture.local("/v1/pods").0, 200);
+    // The listener takes connections in order, so all 16 are there before this one.
+    let mut late = TcpStream::connect(address).unwrap();
+    let mut text = String::new();
+    late.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.0 503"), "{text}");
+    drop(slow);
+}
+
+#[test]
+fn a_panicking_answer_is_a_500_and_no_more() {
+    let fixture = Fixture::with(|deps| deps.running = Arc::new(|| panic!("a bug")));
+    assert_eq!(fixture.read_only("/runningpods").0, 500);
+    assert_eq!(fixture.read_only("/pods").0, 200);
+}
+
+#[test]
+fn logs_choose_the_container_and_pass_options() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.local("/v1/logs?pod=pod1&tail=3"), (200, "/logs/uid1/a Some(3) true\n".into()));
+    assert_eq!(fixture.local("/v1/logs?pod=pod1&container=b"), (400, "no such log\n".into()));
+    assert_eq!(fixture.local("/v1/logs?pod=pod1&container=x").0, 404);
+    assert_eq!(fixture.local("/v1/logs?pod=other").0, 404);
+    assert_eq!(fixture.local("/v1/logs?pod=pod1&tail=-1").0, 400);
+    fixture.version.store(2, Ordering::SeqCst);
+    let (status, text) = fixture.local("/v1/logs?pod=uid");
+    assert_eq!(status, 409);
+    assert!(text.contains("default/pod2-node1 (uid2)"), "{text}");
+}
+
+#[test]
+fn streams_end_with_their_client_and_with_the_server() {
+    let mut fixture = Fixture::new();
+    let follow = |socket: &Path, target: &str| {
+        let mut stream = connect_local(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.write_all(format!("GET {target} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();
+        skip_head(&mut stream);
+        stream
+    };
+    let mut log = follow(&fixture.socket, "/v1/logs?pod=pod1&follow=true");
+    assert_eq!(next_line(&mut log), "/logs/uid1/a None true");
+    drop(log);
+
+    let mut watch = follow(&fixture.socket, "/v1/pods/watch");
+    assert!(next_line(&mut watch).starts_with(r#"{"type":"ADDED","object":{"pod":"#));
+    fixture.version.store(2, Ordering::SeqCst);
+    assert!(next_line(&mut watch).contains("pod2"));
+
+    let mut events = follow(&fixture.socket, "/v1/events?follow=true");
+    let node = crate::model::event::Regarding::Node;
+    fixture.sink.raise(node, crate::model::event::EventType::Normal, "Starting", "Starting kubelet.");
+    assert!(next_line(&mut events).contains("Starting kubelet."));
+
+    let started = fixture.started.take().unwrap();
+    assert_eq!(started.running.stop(Duration::from_secs(5)), threads::Stopped::Joined);
+    let mut rest = String::new();
+    watch.read_to_string(&mut rest).unwrap();
+    events.read_to_string(&mut rest).unwrap();
+    let left: Vec<_> = std::fs::read_dir(fixture.dir.path()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_second_agent_is_refused_and_a_stale_socket_replaced() {
+    let fixture = Fixture::new();
+    assert!(matches!(Bound::local(&fixture.socket), Err(ServerError::AlreadyRunning { .. })));
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&fixture.socket).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let stale = fixture.dir.path().join("stale.sock");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    assert!(stale.exists());
+    let _bound = Bound::local(&stale).unwrap();
+    assert!(connect_local(&stale).is_ok());
+}
+
+use super::listener::Bound;
+
+#[test]
+fn tiny_http_is_built_anew_when_it_breaks() {
+    let fixture = Fixture::new();
+    // Without its socket nothing reaches it, as after its accept thread has died.
+    std::fs::remove_file(fixture.dir.path().join(".coracle-http.sock")).unwrap();
+    assert_eq!(fixture.health(HEALTHZ).0, 503);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while fixture.health(HEALTHZ).0 != 200 {
+        assert!(Instant::now() < deadline);
+    }
+}

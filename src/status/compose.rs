@@ -1,0 +1,292 @@
+//! The whole status of a pod from facts alone (Go: generateAPIPodStatus).
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::model::api::{ContainerStatus, HostIP, PodIP, PodStatus};
+use crate::model::ids::ContainerId;
+use crate::model::meta::Time;
+use crate::model::pod::{Pod, is_sidecar};
+use crate::model::reasons;
+use crate::model::runtime::{PodRuntime, SandboxState};
+use crate::model::verdict::Verdict;
+
+use super::containers::{self, Kind};
+use super::{conditions, is_terminal, phase, resources};
+
+/// Why the last attempt to start a container failed; kept until one succeeds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartReason {
+    /// CamelCase, see `model::reasons`.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// The node's own addresses, primary first, at most two.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeAddresses {
+    /// Empty while unknown.
+    pub host_ips: Vec<IpAddr>,
+}
+
+/// What a status is composed from.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
+    /// The pod; its own status counts where `old` is absent.
+    pub pod: &'a Pod,
+    /// What the runtime says.
+    pub runtime: &'a PodRuntime,
+    /// The status that this agent stored last.
+    pub old: Option<&'a PodStatus>,
+    /// The last start failure of a container, by name.
+    pub failures: &'a dyn Fn(&str) -> Option<StartReason>,
+    /// The pod's containers have stopped and will not run again.
+    pub terminal: bool,
+    /// The pod is on its way out: nothing restarts.
+    pub deleting: bool,
+    /// The present time.
+    pub now: Timestamp,
+    /// The node's addresses.
+    pub node: &'a NodeAddresses,
+    /// The prefix of container ids, such as `containerd`.
+    pub runtime_name: &'a str,
+    /// From the plan: the present sandbox does not serve.
+    pub sandbox_needed: bool,
+    /// Readiness of a container instance.
+    pub readiness: &'a dyn Fn(&ContainerId) -> Verdict,
+    /// Startup of a container instance.
+    pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
+}
+
+impl<'a> Inputs<'a> {
+    /// Inputs with no history, no failures and no probes; set the other fields as needed.
+    #[must_use]
+    pub fn new(pod: &'a Pod, runtime: &'a PodRuntime, node: &'a NodeAddresses, now: Timestamp) -> Self {
+        Inputs {
+            pod,
+            runtime,
+            old: None,
+            failures: &|_| None,
+            terminal: false,
+            deleting: false,
+            now,
+            node,
+            runtime_name: "containerd",
+            sandbox_needed: false,
+            readiness: &|_| Verdict::NoProbe,
+            startup: &|_| Verdict::NoProbe,
+        }
+    }
+
+    /// The status before this one: the stored one, else the one that came with the pod.
+    pub(super) fn before(&self) -> Option<&'a PodStatus> {
+        self.old.or(self.pod.object().status.as_ref())
+    }
+
+    /// Whether the pod is being deleted, by whichever way the news came.
+    pub(super) fn is_deleting(&self) -> bool {
+        self.deleting || self.pod.is_deleting()
+    }
+}
+
+/// How a pod stands with its `activeDeadlineSeconds`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deadline {
+    /// So much time is left: look again then.
+    Remaining(Duration),
+    /// It is over.
+    Exceeded,
+}
+
+const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
+
+/// Judges `activeDeadlineSeconds`. `None` without one, or while the pod has not started.
+#[must_use]
+pub fn active_deadline(pod: &Pod, old: Option<&PodStatus>, now: Timestamp) -> Option<Deadline> {
+    let source = pod.object().status.as_ref();
+    let start = [old, source].into_iter().flatten().find_map(|status| status.start_time.as_ref())?;
+    deadline(pod, start.0, now)
+}
+
+fn deadline(pod: &Pod, start: Timestamp, now: Timestamp) -> Option<Deadline> {
+    let allowed = u64::try_from(pod.spec().active_deadline_seconds?).unwrap_or(0);
+    let active = Duration::try_from(now.duration_since(start)).unwrap_or(Duration::ZERO);
+    Some(match Duration::from_secs(allowed).checked_sub(active) {
+        Some(left) if !left.is_zero() => Deadline::Remaining(left),
+        _ => Deadline::Exceeded,
+    })
+}
+
+/// Composes the status. Times keep their fractions and conditions carry `now` as their
+/// transition time; the cache settles both when it stores the status.
+#[must_use]
+pub fn compose(inputs: &Inputs) -> PodStatus {
+    let pod = inputs.pod;
+    let source = pod.object().status.as_ref();
+    let mut status = PodStatus {
+        observed_generation: generation(pod),
+        qos_class: Some(
+            source
+                .and_then(|status| status.qos_class.clone())
+                .filter(|class| !class.is_empty())
+                .unwrap_or_else(|| pod.qos().as_str().to_owned()),
+        ),
+        start_time: start_time(inputs),
+        ..PodStatus::default()
+    };
+    statuses_of_containers(inputs, &mut status);
+    // Before the phase, which asks whether sidecars have started.
+    fill_probed(inputs, &mut status);
+    set_phase(inputs, &mut status);
+    resources::set_pod_level(pod, &mut status);
+    status.conditions = Some(conditions::compose(inputs, &status));
+    set_addresses(inputs, &mut status);
+    status
+}
+
+/// `metadata.generation`, which static pods do not have.
+pub(super) fn generation(pod: &Pod) -> Option<i64> {
+    pod.object().metadata.generation.filter(|generation| *generation > 0)
+}
+
+/// When the pod was first seen, as far as anyone knows.
+///
+/// DIFFERS: without an older status the creation of the pod's first known sandbox counts,
+/// so that a restart of the agent does not make a static pod look new (and does not grant
+/// it a fresh `activeDeadlineSeconds`). Upstream takes the present time.
+fn start_time(inputs: &Inputs) -> Option<Time> {
+    let source = inputs.pod.object().status.as_ref();
+    let known = [inputs.old, source].into_iter().flatten().find_map(|status| status.start_time.clone());
+    known.or_else(|| {
+        let created = inputs.runtime.sandboxes.iter().filter_map(|sandbox| sandbox.created_at).min()?;
+        Some(Time(created.min(inputs.now)))
+    })
+}
+
+fn statuses_of_containers(inputs: &Inputs, status: &mut PodStatus) {
+    let pod = inputs.pod;
+    let some = |list: Vec<ContainerStatus>| (!list.is_empty()).then_some(list);
+    status.init_container_statuses = some(containers::convert(inputs, pod.init_containers(), Kind::Init));
+    status.container_statuses = some(containers::convert(inputs, pod.containers(), Kind::Regular));
+    let ephemeral = containers::ephemeral(pod);
+    status.ephemeral_container_statuses = some(containers::convert(inputs, &ephemeral, Kind::Ephemeral));
+}
+
+/// Phase, reason and message.
+///
+/// DIFFERS: a stored terminal phase also never turns into the other terminal phase, and a
+/// pod that ended by itself is not failed by its deadline afterwards. Upstream composes
+/// both anew until the API server has the phase, which a standalone node never sees.
+fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
+    let pod = inputs.pod;
+    let source = pod.object().status.as_ref();
+    let computed = phase::compute(inputs, status);
+    let settled = [source, inputs.old]
+        .into_iter()
+        .flatten()
+        .filter_map(|status| status.phase.as_deref())
+        .find(|phase| is_terminal(Some(phase)));
+    let phase = settled.unwrap_or(computed).to_owned();
+    let told = [inputs.old, source].into_iter().flatten();
+    if inputs.before().is_some_and(|before| before.phase.as_deref() == Some(&phase)) {
+        let full = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        status.reason = told.clone().find_map(|status| full(&status.reason));
+        status.message = told.clone().find_map(|status| full(&status.message));
+    }
+    status.phase = Some(phase);
+    let exceeded = status
+        .start_time
+        .as_ref()
+        .is_some_and(|start| deadline(pod, start.0, inputs.now) == Some(Deadline::Exceeded));
+    if exceeded && !is_terminal(status.phase.as_deref()) {
+        status.phase = Some("Failed".to_owned());
+        status.reason = Some(reasons::DEADLINE_EXCEEDED.to_owned());
+        status.message = Some(DEADLINE_MESSAGE.to_owned());
+    }
+}
+
+/// `started` and `ready` of every container, from its state and its probes.
+fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
+    let before = inputs.before();
+    let sidecar = |name: &str| inputs.pod.init_containers().iter().any(|c| c.name == name && is_sidecar(c));
+    let before_of = |status: &ContainerStatus| {
+        before.into_iter().flat_map(super::all_statuses).find(|old| {
+            old.name == status.name && old.container_id.is_some() && old.container_id == status.container_id
+        })
+    };
+    let lists = [
+        (&mut status.init_container_statuses, Kind::Init),
+        (&mut status.container_statuses, Kind::Regular),
+        (&mut status.ephemeral_container_statuses, Kind::Ephemeral),
+    ];
+    for (list, kind) in lists {
+        for container in list.iter_mut().flatten() {
+            let running = container.state.as_ref().is_some_and(|state| state.running.is_some());
+            let old = before_of(container);
+            let id = inputs.runtime.newest(&container.name).map(|newest| &newest.id);
+            let verdict = |of: &dyn Fn(&ContainerId) -> Verdict, was: bool| match id.map(of) {
+                None | Some(Verdict::NoProbe | Verdict::Success) => true,
+                Some(Verdict::Failure) => false,
+                // No verdict yet: what was true of this very instance stays true, so that
+                // a restart of the agent does not take a pod out of service.
+                Some(Verdict::Pending) => was,
+            };
+            let started =
+                running && verdict(inputs.startup, old.is_some_and(|old| old.started == Some(true)));
+            container.started = Some(started);
+            container.ready = if kind == Kind::Init && !sidecar(&container.name) {
+                let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
+                ended.is_some_and(|ended| ended.exit_code == 0)
+            } else {
+                kind != Kind::Ephemeral
+                    && started
+                    && verdict(inputs.readiness, old.is_some_and(|old| old.ready))
+            };
+        }
+    }
+}
+
+fn set_addresses(inputs: &Inputs, status: &mut PodStatus) {
+    let hosts = inputs.node.host_ips.get(..2).unwrap_or(&inputs.node.host_ips);
+    let before = inputs.before().and_then(|before| before.pod_ips.clone()).unwrap_or_default();
+    let mut ips: Vec<PodIP> = if inputs.pod.host_network() {
+        before
+    } else {
+        let ready = inputs.runtime.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready);
+        let found = one_per_family(&inputs.runtime.ips, hosts.first());
+        // A pod that has stopped keeps the address it had.
+        if found.is_empty() && !ready { before } else { found }
+    };
+    if let Some(primary) = hosts.first() {
+        status.host_ip = Some(primary.to_string());
+        status.host_ips = Some(hosts.iter().map(|ip| HostIP { ip: ip.to_string() }).collect());
+        if inputs.pod.host_network() {
+            if ips.is_empty() {
+                ips.push(PodIP { ip: primary.to_string() });
+            }
+            // A second family may show up later; the first one stays.
+            if let (Some(second), [first]) = (hosts.get(1), ips.as_slice())
+                && first.ip.parse::<IpAddr>().is_ok_and(|first| first.is_ipv6() != second.is_ipv6())
+            {
+                ips.push(PodIP { ip: second.to_string() });
+            }
+        }
+    }
+    if let Some(first) = ips.first() {
+        status.pod_ip = Some(first.ip.clone());
+        status.pod_ips = Some(ips);
+    }
+}
+
+/// At most one address per family, the node's primary family first.
+fn one_per_family(ips: &[IpAddr], primary: Option<&IpAddr>) -> Vec<PodIP> {
+    let six_first = primary.is_some_and(IpAddr::is_ipv6);
+    [six_first, !six_first]
+        .into_iter()
+        .filter_map(|six| ips.iter().find(|ip| ip.is_ipv6() == six))
+        .map(|ip| PodIP { ip: ip.to_string() })
+        .collect()
+}

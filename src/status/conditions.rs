@@ -1,0 +1,183 @@
+//! The conditions that the node agent owns (Go: pkg/kubelet/status generate.go).
+
+use crate::model::api::{Container, ContainerStatus, PodCondition, PodStatus};
+use crate::model::meta::Time;
+use crate::model::pod::{Pod, is_sidecar};
+use crate::model::reasons;
+
+use super::OWNED_CONDITIONS;
+use super::compose::{Inputs, generation};
+
+/// Whether a condition holds, and if not, why.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Holds {
+    yes: bool,
+    reason: Option<&'static str>,
+    message: Option<String>,
+}
+
+impl Holds {
+    fn yes() -> Self {
+        Holds { yes: true, ..Holds::default() }
+    }
+
+    fn no(reason: &'static str, message: Option<String>) -> Self {
+        Holds { yes: false, reason: Some(reason), message }
+    }
+}
+
+/// All conditions of the new status: foreign ones first, ours in their fixed order.
+pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> {
+    let pod = inputs.pod;
+    let source = pod.object().status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut conditions: Vec<PodCondition> = source
+        .into_iter()
+        .flatten()
+        .filter(|condition| !OWNED_CONDITIONS.contains(&condition.type_.as_str()))
+        .cloned()
+        .collect();
+    // Shared with the controllers: what eviction wrote stays until the API server has it.
+    if let Some(disrupted) = find(inputs.old.and_then(|old| old.conditions.as_deref()), "DisruptionTarget") {
+        conditions.retain(|condition| condition.type_ != disrupted.type_);
+        conditions.push(disrupted.clone());
+    }
+    let containers_ready = containers_ready(pod, status);
+    let ready = ready(pod, &containers_ready, &conditions);
+    let ours = [
+        ("PodReadyToStartContainers", Holds { yes: !inputs.sandbox_needed, ..Holds::default() }),
+        ("Initialized", initialized(pod, status)),
+        ("Ready", ready),
+        ("ContainersReady", containers_ready),
+        ("PodScheduled", Holds::yes()),
+    ];
+    conditions.extend(ours.into_iter().map(|(kind, holds)| PodCondition {
+        type_: kind.to_owned(),
+        status: if holds.yes { "True" } else { "False" }.to_owned(),
+        reason: holds.reason.map(str::to_owned),
+        message: holds.message,
+        observed_generation: generation(pod),
+        last_transition_time: Some(Time(inputs.now)),
+        last_probe_time: None,
+    }));
+    conditions
+}
+
+/// Computes `ContainersReady` and `Ready` anew after a container's readiness changed.
+pub(super) fn refresh_ready(pod: &Pod, status: &mut PodStatus) {
+    let containers_ready = containers_ready(pod, status);
+    let ready = ready(pod, &containers_ready, status.conditions.as_deref().unwrap_or_default());
+    for (kind, holds) in [("ContainersReady", containers_ready), ("Ready", ready)] {
+        let conditions = status.conditions.iter_mut().flatten();
+        for condition in conditions.filter(|condition| condition.type_ == kind) {
+            condition.status = if holds.yes { "True" } else { "False" }.to_owned();
+            condition.reason = holds.reason.map(str::to_owned);
+            condition.message = holds.message.clone();
+        }
+    }
+}
+
+/// The condition of one type.
+pub(super) fn find<'a>(conditions: Option<&'a [PodCondition]>, kind: &str) -> Option<&'a PodCondition> {
+    conditions?.iter().find(|condition| condition.type_ == kind)
+}
+
+fn initialized(pod: &Pod, status: &PodStatus) -> Holds {
+    let statuses = status.init_container_statuses.as_deref();
+    if statuses.is_none() && !pod.init_containers().is_empty() {
+        return Holds::no(reasons::UNKNOWN_CONTAINER_STATUSES, None);
+    }
+    let (unknown, incomplete) = sort_out(pod.init_containers().iter(), statuses, |container, status| {
+        if is_sidecar(container) { status.started == Some(true) } else { status.ready }
+    });
+    if phase_is(status, "Succeeded") && unknown.is_empty() {
+        return Holds { reason: Some(reasons::POD_COMPLETED), ..Holds::yes() };
+    }
+    // A regular container that has run proves that initialization was over once.
+    let has_run = status.container_statuses.iter().flatten().any(|status| {
+        status.state.as_ref().is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+    });
+    if has_run {
+        return Holds::yes();
+    }
+    complain(&unknown, "incomplete", &incomplete, reasons::CONTAINERS_NOT_INITIALIZED)
+}
+
+fn containers_ready(pod: &Pod, status: &PodStatus) -> Holds {
+    if status.container_statuses.is_none() && !pod.containers().is_empty() {
+        return Holds::no(reasons::UNKNOWN_CONTAINER_STATUSES, None);
+    }
+    let sidecars = pod.init_containers().iter().filter(|container| is_sidecar(container));
+    let by = |_: &Container, status: &ContainerStatus| status.ready;
+    let (mut unknown, mut unready) = sort_out(sidecars, status.init_container_statuses.as_deref(), by);
+    let (more_unknown, more_unready) =
+        sort_out(pod.containers().iter(), status.container_statuses.as_deref(), by);
+    unknown.extend(more_unknown);
+    unready.extend(more_unready);
+    if phase_is(status, "Succeeded") && unknown.is_empty() {
+        return Holds::no(reasons::POD_COMPLETED, None);
+    }
+    // Its containers may still be on their way out.
+    if phase_is(status, "Failed") {
+        return Holds::no(reasons::POD_FAILED, None);
+    }
+    complain(&unknown, "unready", &unready, reasons::CONTAINERS_NOT_READY)
+}
+
+fn ready(pod: &Pod, containers_ready: &Holds, conditions: &[PodCondition]) -> Holds {
+    if !containers_ready.yes {
+        return containers_ready.clone();
+    }
+    let missing: Vec<String> = pod
+        .spec()
+        .readiness_gates
+        .iter()
+        .flatten()
+        .filter_map(|gate| {
+            let kind = &gate.condition_type;
+            match find(Some(conditions), kind) {
+                None => {
+                    Some(format!("corresponding condition of pod readiness gate {kind:?} does not exist."))
+                }
+                Some(condition) if condition.status != "True" => Some(format!(
+                    "the status of pod readiness gate {kind:?} is not \"True\", but {}",
+                    condition.status
+                )),
+                Some(_) => None,
+            }
+        })
+        .collect();
+    if missing.is_empty() {
+        return Holds::yes();
+    }
+    Holds::no(reasons::READINESS_GATES_NOT_READY, Some(missing.join(", ")))
+}
+
+fn phase_is(status: &PodStatus, phase: &str) -> bool {
+    status.phase.as_deref() == Some(phase)
+}
+
+/// Names without a status, and names whose status is not `good`.
+fn sort_out<'a>(
+    containers: impl Iterator<Item = &'a Container>,
+    statuses: Option<&[ContainerStatus]>,
+    good: impl Fn(&Container, &ContainerStatus) -> bool,
+) -> (Vec<&'a str>, Vec<&'a str>) {
+    let (mut unknown, mut bad) = (Vec::new(), Vec::new());
+    for container in containers {
+        match statuses.into_iter().flatten().find(|status| status.name == container.name) {
+            None => unknown.push(container.name.as_str()),
+            Some(status) if !good(container, status) => bad.push(container.name.as_str()),
+            Some(_) => {}
+        }
+    }
+    (unknown, bad)
+}
+
+fn complain(unknown: &[&str], word: &str, bad: &[&str], reason: &'static str) -> Holds {
+    let parts: Vec<String> = [("unknown", unknown), (word, bad)]
+        .into_iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(word, names)| format!("containers with {word} status: [{}]", names.join(" ")))
+        .collect();
+    if parts.is_empty() { Holds::yes() } else { Holds::no(reason, Some(parts.join(", "))) }
+}

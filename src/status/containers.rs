@@ -1,0 +1,295 @@
+//! One API status per container, from the runtime's instances of it
+//! (Go: convertToAPIContainerStatuses).
+
+use jiff::Timestamp;
+
+use crate::model::api::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, ContainerUser, LinuxContainerUser, VolumeMountStatus,
+};
+use crate::model::meta::Time;
+use crate::model::pod::{Pod, is_sidecar};
+use crate::model::runtime::{ContainerState as Lives, ContainerStatus as Instance};
+use crate::model::{reasons, restart};
+
+use super::compose::Inputs;
+use super::resources;
+
+/// Which of the pod's lists a container is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `initContainers`, sidecars among them.
+    Init,
+    /// `containers`.
+    Regular,
+    /// `ephemeralContainers`.
+    Ephemeral,
+}
+
+/// Exit code where nobody saw the real one: the code of SIGKILL.
+const UNKNOWN_EXIT: i32 = 137;
+/// Message of a container that vanished while the pod was going.
+pub(super) const LOST_WHEN_TERMINATED: &str =
+    "The container could not be located when the pod was terminated";
+const LOST_WHEN_DELETED: &str =
+    "The container could not be located when the pod was deleted.  The container used to be Running";
+const LOST_INIT: &str = "Unable to get init container status from container runtime and pod has been \
+                         initialized, treat it as exited normally";
+
+/// The statuses of `specs`: init containers in specification order, others by name.
+pub(super) fn convert(inputs: &Inputs, specs: &[Container], kind: Kind) -> Vec<ContainerStatus> {
+    let mut statuses: Vec<ContainerStatus> = specs.iter().map(|spec| one(inputs, spec, kind)).collect();
+    if kind != Kind::Init {
+        statuses.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    statuses
+}
+
+/// Ephemeral containers in the form of the others; they never restart.
+pub(super) fn ephemeral(pod: &Pod) -> Vec<Container> {
+    pod.spec()
+        .ephemeral_containers
+        .iter()
+        .flatten()
+        .map(|container| Container {
+            name: container.name.clone(),
+            image: container.image.clone(),
+            resources: container.resources.clone(),
+            volume_mounts: container.volume_mounts.clone(),
+            restart_policy: Some("Never".to_owned()),
+            ..Container::default()
+        })
+        .collect()
+}
+
+/// A terminated state for a container whose end nobody saw.
+pub(super) fn vanished(message: &str) -> ContainerStateTerminated {
+    ContainerStateTerminated {
+        exit_code: UNKNOWN_EXIT,
+        reason: Some(reasons::CONTAINER_STATUS_UNKNOWN.to_owned()),
+        message: Some(message.to_owned()),
+        ..ContainerStateTerminated::default()
+    }
+}
+
+fn one(inputs: &Inputs, spec: &Container, kind: Kind) -> ContainerStatus {
+    let old = inputs
+        .before()
+        .and_then(|before| match kind {
+            Kind::Init => before.init_container_statuses.as_ref(),
+            Kind::Regular => before.container_statuses.as_ref(),
+            Kind::Ephemeral => before.ephemeral_container_statuses.as_ref(),
+        })
+        .and_then(|list| list.iter().find(|old| old.name == spec.name));
+    let mut instances = inputs.runtime.containers.iter().filter(|instance| instance.name == spec.name);
+    let newest = instances.next();
+    let mut status = match newest {
+        Some(newest) => {
+            let mut status = known(inputs, spec, newest, old);
+            status.last_state = instances
+                .next()
+                .map(|second| ContainerState { terminated: ended(inputs, second), ..empty() })
+                .or_else(|| Some(empty()));
+            status
+        }
+        None => unknown_to_runtime(inputs, spec, kind, old),
+    };
+    status.volume_mounts = volume_mounts(spec, newest);
+    show_failure(inputs, spec, kind, newest, &mut status);
+    status
+}
+
+fn empty() -> ContainerState {
+    ContainerState::default()
+}
+
+fn waiting(reason: Option<&str>, message: Option<String>) -> ContainerState {
+    let waiting = ContainerStateWaiting { reason: reason.map(str::to_owned), message };
+    ContainerState { waiting: Some(waiting), ..empty() }
+}
+
+/// The status of the container's newest instance.
+fn known(
+    inputs: &Inputs,
+    spec: &Container,
+    instance: &Instance,
+    old: Option<&ContainerStatus>,
+) -> ContainerStatus {
+    let id = full_id(inputs, instance);
+    let mut restart_count = i32::try_from(instance.restart_count).unwrap_or(i32::MAX);
+    let state = match instance.state {
+        Lives::Running => ContainerState {
+            running: Some(ContainerStateRunning {
+                started_at: instance.started_at.or(instance.created_at).map(Time),
+            }),
+            ..empty()
+        },
+        Lives::Exited => ContainerState { terminated: ended(inputs, instance), ..empty() },
+        Lives::Created => waiting(None, None),
+        Lives::Unknown => {
+            let was = old.and_then(|old| old.state.as_ref());
+            if was.is_some_and(|was| was.running.is_some()) {
+                restart_count = old.map_or(0, |old| old.restart_count).saturating_add(1);
+                ContainerState { terminated: Some(vanished(LOST_WHEN_TERMINATED)), ..empty() }
+            } else if let Some(old) = old.filter(|old| {
+                old.container_id.as_deref() == Some(&id)
+                    && old.state.as_ref().is_some_and(|state| state.terminated.is_some())
+            }) {
+                // Said so once already; the next look must not undo it.
+                restart_count = old.restart_count;
+                old.state.clone().unwrap_or_default()
+            } else {
+                waiting(None, None)
+            }
+        }
+    };
+    ContainerStatus {
+        name: spec.name.clone(),
+        container_id: Some(id),
+        image: instance.image.clone(),
+        image_id: instance.image_id.to_string(),
+        restart_count,
+        state: Some(state),
+        resources: Some(resources::of_container(spec, instance)),
+        allocated_resources: resources::allocated(spec),
+        user: instance.user.as_ref().map(|user| ContainerUser {
+            linux: Some(LinuxContainerUser {
+                uid: user.uid,
+                gid: user.gid,
+                supplemental_groups: Some(user.supplemental_groups.clone()),
+            }),
+        }),
+        ..ContainerStatus::default()
+    }
+}
+
+/// The status of a container of which the runtime has no instance.
+fn unknown_to_runtime(
+    inputs: &Inputs,
+    spec: &Container,
+    kind: Kind,
+    old: Option<&ContainerStatus>,
+) -> ContainerStatus {
+    let terminated =
+        |old: &ContainerStatus| old.state.as_ref().is_some_and(|state| state.terminated.is_some());
+    if let Some(old) = old.filter(|old| terminated(old)) {
+        return old.clone();
+    }
+    let first_reason = if inputs.pod.init_containers().is_empty() {
+        reasons::CONTAINER_CREATING
+    } else {
+        reasons::POD_INITIALIZING
+    };
+    let mut status = ContainerStatus {
+        name: spec.name.clone(),
+        image: spec.image.clone().unwrap_or_default(),
+        state: Some(waiting(Some(first_reason), None)),
+        last_state: Some(old.and_then(|old| old.last_state.clone()).unwrap_or_default()),
+        restart_count: old.map_or(0, |old| old.restart_count),
+        ..ContainerStatus::default()
+    };
+    if kind == Kind::Init && !is_sidecar(spec) && any_regular_created(inputs) {
+        status.state = Some(ContainerState {
+            terminated: Some(ContainerStateTerminated {
+                exit_code: 0,
+                reason: Some(reasons::COMPLETED.to_owned()),
+                message: Some(LOST_INIT.to_owned()),
+                ..ContainerStateTerminated::default()
+            }),
+            ..empty()
+        });
+        return status;
+    }
+    let was_running = old.and_then(|old| old.state.as_ref()).is_some_and(|state| state.running.is_some());
+    let never_ended = status.last_state.as_ref().is_none_or(|last| last.terminated.is_none());
+    if was_running && never_ended {
+        // Waiting alone would look as if it had never run, and put the pod back to Pending.
+        status.last_state = Some(ContainerState { terminated: Some(vanished(LOST_WHEN_DELETED)), ..empty() });
+        if !inputs.is_deleting() {
+            status.restart_count = status.restart_count.saturating_add(1);
+        }
+    }
+    status
+}
+
+/// Whether any regular container was ever made, whatever became of it.
+fn any_regular_created(inputs: &Inputs) -> bool {
+    inputs.pod.containers().iter().any(|container| {
+        inputs.runtime.newest(&container.name).is_some_and(|instance| instance.state != Lives::Unknown)
+    })
+}
+
+/// A container that will start again and could not the last time is shown as waiting
+/// with that reason; its end moves to the last state.
+fn show_failure(
+    inputs: &Inputs,
+    spec: &Container,
+    kind: Kind,
+    newest: Option<&Instance>,
+    status: &mut ContainerStatus,
+) {
+    let done = newest.is_some_and(|newest| newest.state == Lives::Exited && newest.exit_code == 0);
+    // DIFFERS: a sidecar that exited with 0 comes back and so may show a back-off, too.
+    if kind == Kind::Init && done && !is_sidecar(spec) {
+        return;
+    }
+    if inputs.is_deleting() || !restart::should_start(inputs.pod, spec, newest) {
+        return;
+    }
+    let Some(failure) = (inputs.failures)(&spec.name) else { return };
+    if let Some(ended) = status.state.take().and_then(|state| state.terminated) {
+        status.last_state = Some(ContainerState { terminated: Some(ended), ..empty() });
+    }
+    let message = Some(failure.message).filter(|message| !message.is_empty());
+    status.state = Some(waiting(Some(failure.reason), message));
+}
+
+/// The end of an instance; `None` if it has not ended.
+fn ended(inputs: &Inputs, instance: &Instance) -> Option<ContainerStateTerminated> {
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    (instance.state == Lives::Exited).then(|| ContainerStateTerminated {
+        container_id: Some(full_id(inputs, instance)),
+        exit_code: instance.exit_code,
+        reason: text(&instance.reason),
+        message: text(&instance.message),
+        // A container whose start failed never started: tools expect the epoch there.
+        started_at: Some(Time(instance.started_at.unwrap_or(Timestamp::UNIX_EPOCH))),
+        finished_at: Some(Time(instance.finished_at.unwrap_or(Timestamp::UNIX_EPOCH))),
+        signal: None,
+    })
+}
+
+fn full_id(inputs: &Inputs, instance: &Instance) -> String {
+    format!("{}://{}", inputs.runtime_name, instance.id)
+}
+
+/// The volume mounts as the user wrote them; only the user knows the volumes' names.
+fn volume_mounts(spec: &Container, instance: Option<&Instance>) -> Option<Vec<VolumeMountStatus>> {
+    let mounts: Vec<VolumeMountStatus> =
+        spec.volume_mounts
+            .iter()
+            .flatten()
+            .map(|mount| {
+                let read_only = mount.read_only == Some(true);
+                let recursive = read_only
+                    && match mount.recursive_read_only.as_deref() {
+                        Some("Enabled") => true,
+                        Some("IfPossible") => instance.is_some_and(|instance| {
+                            instance.mounts.iter().any(|real| {
+                                real.container_path == mount.mount_path && real.recursive_read_only
+                            })
+                        }),
+                        _ => false,
+                    };
+                VolumeMountStatus {
+                    name: mount.name.clone(),
+                    mount_path: mount.mount_path.clone(),
+                    read_only: read_only.then_some(true),
+                    recursive_read_only: read_only
+                        .then(|| if recursive { "Enabled" } else { "Disabled" }.to_owned()),
+                    ..VolumeMountStatus::default()
+                }
+            })
+            .collect();
+    (!mounts.is_empty()).then_some(mounts)
+}

@@ -1,0 +1,248 @@
+//! Resources in a status: what was allocated, and what the runtime applied of it.
+
+use std::collections::BTreeMap;
+
+use crate::model::Quantity;
+use crate::model::api::{Container, PodStatus, ResourceRequirements};
+use crate::model::pod::Pod;
+use crate::model::quantity::Amount;
+use crate::model::requests::{Amounts, Overhead, pod_limits, pod_requests};
+use crate::model::runtime::{AppliedResources, ContainerState, ContainerStatus as Instance};
+
+type Quantities = BTreeMap<String, Quantity>;
+
+/// No container gets less CPU weight than this many shares, whatever it asked for.
+const MIN_SHARES: i64 = 2;
+/// No CPU limit below this many millicores can be enforced.
+const MIN_LIMIT_MILLICORES: i64 = 10;
+
+/// How a quantity is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Powers of 1024: `64Mi`.
+    Binary,
+    /// Powers of 1000: `250m`.
+    Decimal,
+}
+
+/// A quantity as the API writes it: `0.5` becomes `500m`, `1024Mi` becomes `1Gi`.
+/// What is no quantity stays as it is.
+#[must_use]
+pub fn canonical(text: &str) -> String {
+    match Amount::parse(text) {
+        Ok(amount) => write(amount, form_of(text)),
+        Err(_) => text.to_owned(),
+    }
+}
+
+fn form_of(text: &str) -> Form {
+    if text.ends_with('i') { Form::Binary } else { Form::Decimal }
+}
+
+fn write(amount: Amount, form: Form) -> String {
+    if !amount.is_whole() {
+        // Fractions are always decimal. Finer than 10⁻⁹ does not exist.
+        for (suffix, unit) in [("m", "1m"), ("u", "1u"), ("n", "1n")] {
+            let unit = Amount::parse(unit).unwrap_or_default();
+            let count = amount.divide(unit);
+            if suffix == "n" || times(unit, count) == Some(amount) {
+                return format!("{count}{suffix}");
+            }
+        }
+    }
+    let units = amount.units();
+    let (step, suffixes): (i64, [&str; 7]) = match form {
+        Form::Binary if units.unsigned_abs() >= 1024 => (1024, ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]),
+        _ => (1000, ["", "k", "M", "G", "T", "P", "E"]),
+    };
+    let mut rest = units;
+    for (index, suffix) in suffixes.iter().enumerate() {
+        let last = index + 1 == suffixes.len();
+        if last || rest == 0 || rest % step != 0 {
+            return format!("{rest}{suffix}");
+        }
+        rest /= step;
+    }
+    units.to_string()
+}
+
+/// `unit` × `count`, where that is exact; milli and micro only.
+fn times(unit: Amount, count: i64) -> Option<Amount> {
+    let per_unit = Amount::from_units(1).divide(unit);
+    if per_unit == 1000 {
+        return Some(Amount::from_milli(count));
+    }
+    // Whole milli plus the rest, to stay within what Amount offers.
+    Amount::parse(&format!("{count}u")).ok()
+}
+
+fn canonical_map(map: Option<&Quantities>) -> Option<Quantities> {
+    let map: Quantities =
+        map?.iter().map(|(name, value)| (name.clone(), Quantity(canonical(&value.0)))).collect();
+    (!map.is_empty()).then_some(map)
+}
+
+/// Requests of a container, its limits where it has no request; `None` if there are none.
+pub(super) fn allocated(spec: &Container) -> Option<Quantities> {
+    let resources = spec.resources.as_ref()?;
+    let maps = [&resources.limits, &resources.requests];
+    let merged: Quantities =
+        maps.into_iter().flatten().flatten().map(|(name, value)| (name.clone(), value.clone())).collect();
+    canonical_map(Some(&merged))
+}
+
+/// What a container has: the allocation, corrected by what the runtime says it applied.
+pub(super) fn of_container(spec: &Container, instance: &Instance) -> ResourceRequirements {
+    let own = spec.resources.as_ref();
+    let mut limits = canonical_map(own.and_then(|resources| resources.limits.as_ref()));
+    let mut requests = allocated(spec);
+    // A container that does not run has what it was given.
+    if let Some(applied) = instance.resources.filter(|_| instance.state == ContainerState::Running) {
+        if let Some(limits) = &mut limits {
+            correct(limits, "cpu", limit_millicores(&applied).map(Amount::from_milli), MIN_LIMIT_MILLICORES);
+            let bytes = applied.memory_limit_bytes.filter(|bytes| *bytes > 0);
+            correct(limits, "memory", bytes.map(Amount::from_units), 0);
+        }
+        if let Some(requests) = &mut requests {
+            let shares = applied.cpu_shares.filter(|shares| *shares >= MIN_SHARES);
+            let millicores = shares.map(|shares| shares.saturating_mul(1000).saturating_add(1023) / 1024);
+            correct(requests, "cpu", millicores.map(Amount::from_milli), MIN_SHARES);
+        }
+    }
+    ResourceRequirements { claims: own.and_then(|resources| resources.claims.clone()), limits, requests }
+}
+
+fn limit_millicores(applied: &AppliedResources) -> Option<i64> {
+    let quota = applied.cpu_quota.filter(|quota| *quota > 0)?;
+    let period = applied.cpu_period.filter(|period| *period > 0)?;
+    Some(quota.saturating_mul(1000) / period).filter(|millicores| *millicores > 0)
+}
+
+/// Writes the applied amount, unless both are at or below `floor_milli`, where the kernel
+/// cannot tell them apart.
+fn correct(map: &mut Quantities, name: &str, applied: Option<Amount>, floor_milli: i64) {
+    let Some(applied) = applied else { return };
+    let wanted = map.get(name).map(crate::model::quantity::amount);
+    if wanted == Some(applied)
+        || (applied.milli() <= floor_milli && wanted.unwrap_or_default().milli() <= floor_milli)
+    {
+        return;
+    }
+    let form = if name == "memory" { Form::Binary } else { Form::Decimal };
+    map.insert(name.to_owned(), Quantity(write(applied, form)));
+}
+
+/// `status.allocatedResources` and `status.resources`: the sums over the containers, or the
+/// pod's own numbers where it has them.
+pub(super) fn set_pod_level(pod: &Pod, status: &mut PodStatus) {
+    let texts = |amounts: Amounts| -> Option<Quantities> {
+        let map: Quantities = amounts
+            .into_iter()
+            .map(|(name, amount)| {
+                let text = write(amount, form_in(pod, &name));
+                (name, Quantity(text))
+            })
+            .collect();
+        (!map.is_empty()).then_some(map)
+    };
+    let requests = texts(pod_requests(pod, Overhead::Excluded));
+    status.resources = Some(ResourceRequirements {
+        limits: texts(pod_limits(pod, Overhead::Excluded)),
+        requests: requests.clone(),
+        claims: None,
+    });
+    status.allocated_resources = requests;
+}
+
+/// A sum is written in the form of its first summand.
+fn form_in(pod: &Pod, name: &str) -> Form {
+    let of = |resources: &ResourceRequirements| {
+        [&resources.requests, &resources.limits]
+            .into_iter()
+            .flatten()
+            .find_map(|map| map.get(name))
+            .map(|value| form_of(&value.0))
+    };
+    let own = pod.spec().resources.as_ref().and_then(of);
+    own.or_else(|| {
+        let containers = pod.containers().iter().chain(pod.init_containers());
+        containers.filter_map(|container| container.resources.as_ref()).find_map(of)
+    })
+    .unwrap_or(Form::Decimal)
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn canonical_quantities() {
+        for (text, expected) in [
+            ("0.5", "500m"),
+            ("1500m", "1500m"),
+            ("1000m", "1"),
+            ("1024Mi", "1Gi"),
+            ("64Mi", "64Mi"),
+            ("1.5Gi", "1536Mi"),
+            ("512Ki", "512Ki"),
+            ("1Ki", "1Ki"),
+            ("0.5Ki", "512"),
+            ("1000", "1k"),
+            ("1500", "1500"),
+            ("128974848", "128974848"),
+            ("0", "0"),
+            ("0Mi", "0"),
+            ("100u", "100u"),
+            ("5n", "5n"),
+            ("1100u", "1100u"),
+            ("2e3", "2k"),
+            ("nonsense", "nonsense"),
+        ] {
+            assert_eq!(canonical(text), expected, "{text}");
+        }
+    }
+
+    fn check(resources: Value, applied: AppliedResources, expected: Value) {
+        let spec: Container = serde_json::from_value(json!({"name": "c", "resources": resources})).unwrap();
+        let mut instance = super::super::tests::instance("c", ContainerState::Running);
+        instance.resources = Some(applied);
+        assert_eq!(serde_json::to_value(of_container(&spec, &instance)).unwrap(), expected);
+    }
+
+    #[test]
+    fn applied_resources_correct_the_allocation() {
+        let none = AppliedResources::default();
+        let applied = AppliedResources {
+            cpu_shares: Some(102),
+            cpu_quota: Some(15000),
+            cpu_period: Some(100_000),
+            memory_limit_bytes: Some(128 << 20),
+        };
+        let floor = AppliedResources {
+            cpu_shares: Some(2),
+            cpu_quota: Some(1000),
+            cpu_period: Some(100_000),
+            memory_limit_bytes: None,
+        };
+        check(json!({}), applied, json!({}));
+        check(json!({"requests": {"cpu": "0.1"}}), applied, json!({"requests": {"cpu": "100m"}}));
+        check(json!({"requests": {"cpu": "1"}}), applied, json!({"requests": {"cpu": "100m"}}));
+        check(json!({"requests": {"memory": "5Mi"}}), floor, json!({"requests": {"memory": "5Mi"}}));
+        check(
+            json!({"limits": {"cpu": "1m", "memory": "1Gi"}}),
+            floor,
+            json!({"limits": {"cpu": "1m", "memory": "1Gi"}, "requests": {"cpu": "1m", "memory": "1Gi"}}),
+        );
+        check(
+            json!({"limits": {"cpu": "1", "memory": "64Mi"}, "requests": {"cpu": "2m"}}),
+            applied,
+            json!({"limits": {"cpu": "150m", "memory": "128Mi"}, "requests": {"cpu": "100m", "memory": "64Mi"}}),
+        );
+        check(
+            json!({"limits": {"cpu": "1"}}),
+            none,
+            json!({"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}),
+        );
+    }
+}

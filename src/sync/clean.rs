@@ -1,0 +1,196 @@
+//! The `clean` thread: removes what no pod needs any more (Go: HandlePodCleanups, container
+//! and image GC, log rotation). It waits until something is due or a pod has ended.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, select_biased};
+use jiff::Timestamp;
+
+use super::view::{Snapshot, View};
+use crate::cri::RuntimeClient;
+use crate::model::ids::{ContainerId, PodUid};
+use crate::model::runtime::ContainerState;
+use crate::observe::Observe;
+use crate::runtime::Runtime;
+use crate::runtime::gc::{Collector, PodStanding, Scope};
+use crate::runtime::images::gc::ImageCollector;
+use crate::runtime::logs::rotate::Rotator;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::timers::{self, Deadlines};
+use crate::volumes::Volumes;
+
+/// Dead containers, sandboxes and log directories, should an event have been missed.
+const GARBAGE_PERIOD: Duration = Duration::from_secs(60);
+/// Images.
+const IMAGES_PERIOD: Duration = Duration::from_secs(300);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Job {
+    Garbage,
+    Images,
+    Logs,
+}
+
+/// What the thread works with.
+pub struct Deps {
+    /// Lists pods.
+    pub cri: RuntimeClient,
+    /// Knows the logs of running containers.
+    pub observe: Observe,
+    /// All pods of the node.
+    pub view: View,
+    /// Removes containers, sandboxes and logs.
+    pub collector: Collector<RuntimeClient>,
+    /// Removes images; `None`: switched off.
+    pub images: Option<ImageCollector>,
+    /// Rotates logs; `None`: switched off.
+    pub rotator: Option<(Rotator<RuntimeClient>, Duration)>,
+    /// Removes directories.
+    pub volumes: Volumes,
+    /// Forgets old back-off entries.
+    pub runtime: Runtime,
+    /// Rung when a pod has ended or a container has died.
+    pub bell: Receiver<()>,
+}
+
+/// Starts the thread.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
+    threads::spawn("clean", Stack::Large, on_death, move |stop| {
+        let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
+        Cleaner { deps, failures: 0 }.run(&stop);
+    })
+}
+
+struct Cleaner {
+    deps: Deps,
+    failures: u32,
+}
+
+impl Cleaner {
+    fn run(mut self, stop: &StopToken) {
+        let mut due = Deadlines::default();
+        let now = Instant::now();
+        due.set(Job::Garbage, now + GARBAGE_PERIOD);
+        if self.deps.images.is_some() {
+            due.set(Job::Images, now + IMAGES_PERIOD);
+        }
+        if let Some((_, period)) = &self.deps.rotator {
+            due.set(Job::Logs, now + *period);
+        }
+        loop {
+            {
+                let _waiting = threads::waiting("something to clean up");
+                select_biased! {
+                    recv(stop.signal()) -> _ => return,
+                    recv(self.deps.bell) -> _ => due.set(Job::Garbage, Instant::now()),
+                    recv(timers::at(due.next())) -> _ => {}
+                }
+            }
+            for job in due.take_due(Instant::now()) {
+                let period = match job {
+                    Job::Garbage => {
+                        self.garbage(stop);
+                        GARBAGE_PERIOD
+                    }
+                    Job::Images => {
+                        if let Some(images) = &mut self.deps.images {
+                            images.round(Timestamp::now(), stop);
+                        }
+                        IMAGES_PERIOD
+                    }
+                    Job::Logs => self.rotate(stop),
+                };
+                due.set_earlier(job, Instant::now() + period);
+                if stop.is_stopped() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn garbage(&mut self, stop: &StopToken) {
+        self.deps.runtime.collect_backoff_garbage();
+        let snapshot = self.deps.view.get();
+        let listed = match crate::cri::list_pods(&self.deps.cri, None) {
+            Ok(listed) => listed,
+            Err(error) => {
+                self.failures = self.failures.saturating_add(1);
+                if self.failures.is_power_of_two() && !stop.is_stopped() {
+                    log::warn!("cannot clean up: {error}");
+                }
+                return;
+            }
+        };
+        self.failures = 0;
+        // The snapshot is older than the list, so a pod that started in between may look
+        // unknown: take the newer one and trust it only if both agree.
+        let newer = self.deps.view.get();
+        let collected = self.deps.collector.collect(
+            &listed,
+            &|uid| match (standing(&snapshot, uid), standing(&newer, uid)) {
+                (PodStanding::Unknown, now) => now,
+                (before, PodStanding::Unknown) => before,
+                (_, now) => now,
+            },
+            snapshot.sources_ready,
+            Scope::Policy,
+            Timestamp::now(),
+            stop,
+        );
+        if collected.containers + collected.sandboxes > 0 {
+            log::debug!("removed {} containers and {} sandboxes", collected.containers, collected.sandboxes);
+        }
+        for problem in collected.problems {
+            log::warn!("cannot clean up: {problem}");
+        }
+        if !newer.sources_ready {
+            return;
+        }
+        let known = |uid: &PodUid| newer.pods.contains_key(uid) || listed.contains_key(uid);
+        match self.deps.volumes.orphans(&known, stop) {
+            Ok(report) => {
+                for (uid, why) in report.left {
+                    log::warn!("{why} uid={uid}");
+                }
+            }
+            Err(error) => log::warn!("cannot look for orphaned directories: {error}"),
+        }
+    }
+
+    fn rotate(&self, stop: &StopToken) -> Duration {
+        let Some((rotator, period)) = &self.deps.rotator else { return GARBAGE_PERIOD };
+        let mut logs: Vec<(ContainerId, PathBuf)> = Vec::new();
+        for uid in self.deps.observe.listed().keys() {
+            let Some(pod) = self.deps.observe.cached(uid) else { continue };
+            logs.extend(
+                pod.containers
+                    .iter()
+                    .filter(|container| container.state == ContainerState::Running)
+                    .map(|container| (container.id.clone(), PathBuf::from(&container.log_path))),
+            );
+        }
+        for error in rotator.rotate_all(&logs, stop) {
+            log::warn!("cannot rotate a log: {error}");
+        }
+        *period
+    }
+}
+
+fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
+    let Some(entry) = snapshot.pods.get(uid) else { return PodStanding::Unknown };
+    let finished = entry.worker.as_ref().is_none_or(|worker| worker.report().phase == "Finished");
+    match (&entry.pod, finished) {
+        (_, false) => PodStanding::Wanted,
+        (Some(_), true) if entry.rejected => PodStanding::Terminated,
+        // No worker yet: it is about to get one.
+        (Some(_), true) if entry.worker.is_none() => PodStanding::Wanted,
+        (Some(_), true) => PodStanding::Finished,
+        (None, true) => PodStanding::Terminated,
+    }
+}

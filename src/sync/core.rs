@@ -1,0 +1,316 @@
+//! What to do about each event (pure; Go: HandlePod{Additions,Updates,Removes,Cleanups}).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use crate::model::ids::PodUid;
+use crate::model::pod::{Pod, SourceName};
+use crate::model::runtime::ListedPod;
+use crate::pods::admission::{self, Admission, NodeView};
+use crate::pods::lifecycle::{Failure, Kill};
+use crate::sources::merge::{Merge, Op, Update};
+
+/// What the thread has to do, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Effect {
+    /// Create the pod's worker or hand it the new version.
+    Update(Pod),
+    /// Refuse a pod for good.
+    Reject {
+        /// The pod.
+        pod: Pod,
+        /// CamelCase reason.
+        reason: String,
+        /// For people.
+        message: String,
+    },
+    /// Stop a pod.
+    Kill(PodUid, Kill),
+    /// Stop a pod that only the runtime knows.
+    StopUnknown(ListedPod),
+    /// Forget the status of a pod that is gone.
+    Forget(PodUid),
+    /// A duplicate name within one source was left out.
+    Duplicate(Pod),
+}
+
+struct Desired {
+    pod: Pod,
+    rejected: bool,
+}
+
+/// What the core may ask about the rest of the world.
+pub struct World<'a> {
+    /// Whether a worker, or the memory of one, exists.
+    pub has_worker: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether the newest look at the pod still showed something running.
+    pub still_runs: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether the pod's last status is Failed or Succeeded.
+    pub is_over: &'a dyn Fn(&PodUid) -> bool,
+    /// The node, for admission.
+    pub node: &'a NodeView,
+}
+
+/// The desired pods and who has spoken.
+pub struct Core {
+    configured: BTreeSet<SourceName>,
+    seen: BTreeSet<SourceName>,
+    merge: Merge,
+    desired: BTreeMap<PodUid, Desired>,
+}
+
+impl Core {
+    /// A node on which these sources are configured.
+    #[must_use]
+    pub fn new(configured: BTreeSet<SourceName>) -> Self {
+        Core { configured, seen: BTreeSet::new(), merge: Merge::default(), desired: BTreeMap::new() }
+    }
+
+    /// Whether every configured source has spoken.
+    #[must_use]
+    pub fn sources_ready(&self) -> bool {
+        self.configured.is_subset(&self.seen)
+    }
+
+    /// Whether a source names the pod.
+    #[must_use]
+    pub fn wants(&self, uid: &PodUid) -> bool {
+        self.desired.contains_key(uid)
+    }
+
+    /// Every desired pod, and whether it was refused.
+    pub fn desired(&self) -> impl Iterator<Item = (&PodUid, &Pod, bool)> {
+        self.desired.iter().map(|(uid, desired)| (uid, &desired.pod, desired.rejected))
+    }
+
+    /// The desired pod of this UID, unless it was refused.
+    #[must_use]
+    pub fn admitted(&self, uid: &PodUid) -> Option<&Pod> {
+        self.desired.get(uid).filter(|desired| !desired.rejected).map(|desired| &desired.pod)
+    }
+
+    /// A source handed over its complete current set.
+    pub fn source_spoke(
+        &mut self,
+        source: SourceName,
+        pods: Vec<Pod>,
+        now: Timestamp,
+        world: &World<'_>,
+    ) -> Vec<Effect> {
+        let merged = self.merge.apply(source, pods, now);
+        let mut effects: Vec<Effect> = merged.duplicates.into_iter().map(Effect::Duplicate).collect();
+        for update in merged.updates {
+            self.route(update, world, &mut effects);
+        }
+        self.seen.insert(source);
+        effects
+    }
+
+    fn route(&mut self, update: Update, world: &World<'_>, effects: &mut Vec<Effect>) {
+        match update.op {
+            Op::Add => {
+                let mut pods = update.pods;
+                // Static pods have no creation time and come first.
+                pods.sort_by_key(|pod| pod.object().metadata.creation_timestamp.as_ref().map(|t| t.0));
+                for pod in pods {
+                    self.add(pod, world, effects);
+                }
+            }
+            Op::Update | Op::Delete => {
+                for pod in update.pods {
+                    let rejected =
+                        self.desired.get(pod.uid()).is_some_and(|desired| desired.rejected);
+                    self.desired.insert(pod.uid().clone(), Desired { pod: pod.clone(), rejected });
+                    if !rejected {
+                        effects.push(Effect::Update(pod));
+                    }
+                }
+            }
+            Op::Remove => {
+                for pod in update.pods {
+                    self.desired.remove(pod.uid());
+                    effects.push(if (world.has_worker)(pod.uid()) {
+                        Effect::Kill(pod.uid().clone(), Kill::default())
+                    } else {
+                        Effect::Forget(pod.uid().clone())
+                    });
+                }
+            }
+            Op::Reconcile => {
+                for pod in update.pods {
+                    if let Some(desired) = self.desired.get_mut(pod.uid()) {
+                        desired.pod = pod;
+                    }
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, pod: Pod, world: &World<'_>, effects: &mut Vec<Effect>) {
+        let uid = pod.uid().clone();
+        let active: Vec<Pod> = self
+            .desired
+            .values()
+            .filter(|other| !other.rejected && !(world.is_over)(other.pod.uid()))
+            .map(|other| other.pod.clone())
+            .collect();
+        let verdict = if matches!(pod.source_phase(), "Failed" | "Succeeded") && !pod.is_static() {
+            Admission::Admit
+        } else {
+            admission::admit(&pod, &active, world.node)
+        };
+        let mut rejected = false;
+        match verdict {
+            Admission::Admit => effects.push(Effect::Update(pod.clone())),
+            Admission::Reject { reason, message } => {
+                rejected = true;
+                effects.push(Effect::Reject { pod: pod.clone(), reason, message });
+            }
+            Admission::Preempt { victims } => {
+                for victim in victims {
+                    let failure = Failure {
+                        reason: crate::model::reasons::PREEMPTING,
+                        message: "Preempted in order to admit critical pod".to_owned(),
+                    };
+                    effects.push(Effect::Kill(victim, Kill { grace_override: None, failure: Some(failure) }));
+                }
+                effects.push(Effect::Update(pod.clone()));
+            }
+        }
+        self.desired.insert(uid, Desired { pod, rejected });
+    }
+
+    /// Compares with what runs: stops pods that nobody wants, gives wanted pods a worker.
+    /// Does nothing before all sources have spoken.
+    pub fn clean_up(&self, listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> Vec<Effect> {
+        if !self.sources_ready() {
+            return Vec::new();
+        }
+        let unknown = listed
+            .values()
+            .filter(|pod| pod.is_running() && !(world.has_worker)(&pod.uid))
+            .filter(|pod| self.admitted(&pod.uid).is_none() && (world.still_runs)(&pod.uid))
+            .map(|pod| Effect::StopUnknown(pod.clone()));
+        let workerless = self
+            .desired
+            .values()
+            .filter(|desired| !desired.rejected && !(world.has_worker)(desired.pod.uid()))
+            .map(|desired| Effect::Update(desired.pod.clone()));
+        unknown.chain(workerless).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::runtime::{ListedSandbox, SandboxState};
+    use serde_json::json;
+    use std::cell::RefCell;
+
+    fn pod(name: &str, uid: &str) -> Pod {
+        Pod::from(
+            serde_json::from_value::<crate::model::api::Pod>(json!({
+                "metadata": {"name": name, "namespace": "default", "uid": uid},
+                "spec": {"containers": [{"name": "c", "image": "i"}]}
+            }))
+            .unwrap(),
+        )
+    }
+
+    fn listed(uid: &str, state: SandboxState) -> (PodUid, ListedPod) {
+        let uid = PodUid::from(uid);
+        let sandbox = ListedSandbox { id: "s".into(), state, attempt: 0, created_at: None };
+        (uid.clone(), ListedPod { uid, sandboxes: vec![sandbox], ..ListedPod::default() })
+    }
+
+    /// Runs the core with a set of workers that follows the effects.
+    struct Bench {
+        core: Core,
+        workers: RefCell<BTreeSet<PodUid>>,
+        node: NodeView,
+    }
+
+    impl Bench {
+        fn new(sources: &[SourceName]) -> Self {
+            let mut node = NodeView::default();
+            node.allocatable.pods = 10;
+            Bench { core: Core::new(sources.iter().copied().collect()), workers: RefCell::default(), node }
+        }
+
+        fn speak(&mut self, source: SourceName, pods: Vec<Pod>) -> Vec<String> {
+            let effects = {
+                let world = World {
+                    has_worker: &|uid| self.workers.borrow().contains(uid),
+                    still_runs: &|_| true,
+                    is_over: &|_| false,
+                    node: &self.node,
+                };
+                self.core.source_spoke(source, pods, Timestamp::now(), &world)
+            };
+            self.follow(&effects)
+        }
+
+        fn clean_up(&mut self, listed: &BTreeMap<PodUid, ListedPod>) -> Vec<String> {
+            let effects = {
+                let world = World {
+                    has_worker: &|uid| self.workers.borrow().contains(uid),
+                    still_runs: &|_| true,
+                    is_over: &|_| false,
+                    node: &self.node,
+                };
+                self.core.clean_up(listed, &world)
+            };
+            self.follow(&effects)
+        }
+
+        fn follow(&self, effects: &[Effect]) -> Vec<String> {
+            effects
+                .iter()
+                .map(|effect| match effect {
+                    Effect::Update(pod) => {
+                        self.workers.borrow_mut().insert(pod.uid().clone());
+                        format!("update {}", pod.uid())
+                    }
+                    Effect::Reject { pod, reason, .. } => format!("reject {} {reason}", pod.uid()),
+                    Effect::Kill(uid, _) => format!("kill {uid}"),
+                    Effect::StopUnknown(pod) => format!("stop {}", pod.uid),
+                    Effect::Forget(uid) => format!("forget {uid}"),
+                    Effect::Duplicate(pod) => format!("duplicate {}", pod.uid()),
+                })
+                .collect()
+        }
+    }
+
+    #[test]
+    fn an_edited_static_pod_is_removed_before_its_successor_is_added() {
+        let mut bench = Bench::new(&[SourceName::File]);
+        assert_eq!(bench.speak(SourceName::File, vec![pod("web", "1")]), ["update 1"]);
+        assert_eq!(bench.speak(SourceName::File, vec![pod("web", "1")]), Vec::<String>::new());
+        assert_eq!(bench.speak(SourceName::File, vec![pod("web", "2")]), ["kill 1", "update 2"]);
+        assert!(bench.core.wants(&"2".into()) && !bench.core.wants(&"1".into()));
+    }
+
+    #[test]
+    fn nothing_unknown_is_stopped_before_all_sources_spoke() {
+        let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
+        let running = BTreeMap::from([listed("9", SandboxState::Ready), listed("8", SandboxState::NotReady)]);
+        bench.speak(SourceName::File, vec![]);
+        assert!(bench.clean_up(&running).is_empty());
+        bench.speak(SourceName::Http, vec![]);
+        assert_eq!(bench.clean_up(&running), ["stop 9"]);
+    }
+
+    #[test]
+    fn a_rejected_pod_gets_no_worker_and_what_runs_of_it_is_stopped() {
+        let mut bench = Bench::new(&[SourceName::Api]);
+        bench.node.allocatable.pods = 1;
+        assert_eq!(
+            bench.speak(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
+            ["update 1", "reject 2 OutOfpods"]
+        );
+        let running = BTreeMap::from([listed("2", SandboxState::Ready)]);
+        assert_eq!(bench.clean_up(&running), ["stop 2"]);
+        assert_eq!(bench.speak(SourceName::Api, vec![pod("a", "1")]), ["forget 2"]);
+    }
+}

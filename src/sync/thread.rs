@@ -1,0 +1,270 @@
+//! The `sync` thread: waits in one place, lets the core decide, carries the effects out.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, select_biased};
+use jiff::Timestamp;
+
+use super::core::{Core, Effect, World};
+use super::view::{Entry, Snapshot, View};
+use crate::model::event::EventSink;
+use crate::model::ids::PodUid;
+use crate::model::pod::{Pod, SourceName};
+use crate::model::reasons;
+use crate::observe::{Change, Observe, Subject};
+use crate::pods::admission::{self, NodeView};
+use crate::pods::workers::{Aftermath, Ended, Workers};
+use crate::sources::SourceSet;
+use crate::status::StatusCache;
+use crate::util::mailbox::Inbox;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::timers;
+
+/// Upper bound between two comparisons of the desired with the running pods, should an
+/// event have been missed.
+const CLEAN_UP_PERIOD: Duration = Duration::from_secs(10);
+/// A longer turn is logged: everything else waits meanwhile.
+const LONG_TURN: Duration = Duration::from_millis(100);
+/// How long all workers together may take to stop with the agent.
+const STOP_LIMIT: Duration = Duration::from_secs(4);
+
+/// What the room needs to know.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The sources that are configured.
+    pub sources: BTreeSet<SourceName>,
+    /// The node, for admission.
+    pub node: NodeView,
+}
+
+/// What the room works with.
+pub struct Deps {
+    /// The workers.
+    pub workers: Workers,
+    /// Sees what runs.
+    pub observe: Observe,
+    /// Keeps statuses.
+    pub status: StatusCache,
+    /// Tells users.
+    pub events: EventSink,
+    /// Where the snapshot goes.
+    pub view: View,
+    /// Rung when a pod has ended or a container has died: the cleaner has work.
+    pub clean: Sender<()>,
+    /// Complete sets from the sources.
+    pub from_sources: Inbox<SourceName, SourceSet>,
+    /// Pods to look at again.
+    pub from_observe: Inbox<Subject, Change>,
+    /// Workers that ended.
+    pub from_workers: Inbox<PodUid, Ended>,
+    /// Told after each turn, for the health check.
+    pub turn: Arc<std::sync::Mutex<Instant>>,
+}
+
+/// Starts the thread.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
+    threads::spawn("sync", Stack::Large, on_death, move |stop| {
+        Loop { core: Core::new(settings.sources.clone()), settings, deps, first_list: false }.run(&stop);
+    })
+}
+
+struct Loop {
+    settings: Settings,
+    deps: Deps,
+    core: Core,
+    first_list: bool,
+}
+
+impl Loop {
+    fn run(mut self, stop: &StopToken) {
+        let mut clean_up_due = Instant::now() + CLEAN_UP_PERIOD;
+        self.publish();
+        loop {
+            let mut timer = clean_up_due;
+            if let Some(retry) = self.deps.workers.next_retry() {
+                timer = timer.min(retry);
+            }
+            let what = {
+                let _waiting = threads::waiting("pods, runtime, workers");
+                select_biased! {
+                    recv(stop.signal()) -> _ => break,
+                    recv(self.deps.from_workers.bell()) -> _ => "worker ended",
+                    recv(self.deps.from_sources.bell()) -> _ => "source",
+                    recv(self.deps.from_observe.bell()) -> _ => "runtime change",
+                    recv(timers::at(Some(timer))) -> _ => "timer",
+                }
+            };
+            let start = Instant::now();
+            match what {
+                "worker ended" => self.workers_ended(),
+                "source" => self.sources_spoke(),
+                "runtime change" => self.runtime_changed(),
+                _ => {
+                    self.deps.workers.retry(start);
+                    if start >= clean_up_due {
+                        clean_up_due = start + CLEAN_UP_PERIOD;
+                        self.clean_up();
+                    }
+                }
+            }
+            let took = start.elapsed();
+            if took > LONG_TURN {
+                log::warn!("a turn of the sync loop took {took:?}: {what}");
+            }
+            *self.deps.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Instant::now();
+        }
+        self.deps.workers.stop(STOP_LIMIT);
+    }
+
+    fn sources_spoke(&mut self) {
+        for (source, set) in self.deps.from_sources.take() {
+            let before = self.core.sources_ready();
+            let effects = {
+                let workers = &self.deps.workers;
+                let status = &self.deps.status;
+                let world = World {
+                    has_worker: &|uid| workers.knows(uid),
+                    still_runs: &|_| true,
+                    is_over: &|uid| is_over(status, uid),
+                    node: &self.settings.node,
+                };
+                self.core.source_spoke(source, set.pods, Timestamp::now(), &world)
+            };
+            self.carry_out(effects);
+            if !before && self.core.sources_ready() {
+                log::info!("all sources have spoken");
+                self.clean_up();
+            }
+        }
+        self.publish();
+    }
+
+    fn runtime_changed(&mut self) {
+        let mut unknown = false;
+        for (subject, change) in self.deps.from_observe.take() {
+            match subject {
+                Subject::Pod(uid) => {
+                    if !change.died.is_empty() {
+                        self.ring_cleaner();
+                    }
+                    unknown |= !self.deps.workers.look_again(&uid) && !self.deps.workers.knows(&uid);
+                }
+                Subject::Health => self.deps.workers.look_again_all(),
+                Subject::FirstList => {
+                    self.first_list = true;
+                    unknown = true;
+                }
+            }
+        }
+        if unknown {
+            self.clean_up();
+        }
+    }
+
+    fn workers_ended(&mut self) {
+        for (uid, how) in self.deps.from_workers.take() {
+            let wanted = self.core.admitted(&uid).cloned();
+            match self.deps.workers.ended(&uid, &how, wanted.is_some()) {
+                Aftermath::StartAnew => {
+                    if let Some(pod) = wanted {
+                        self.deps.status.forget(&uid);
+                        self.deps.workers.update(&pod);
+                    }
+                }
+                Aftermath::Gone => self.deps.status.forget(&uid),
+                Aftermath::Stays => {}
+            }
+            self.ring_cleaner();
+        }
+        self.publish();
+    }
+
+    /// Only with a fresh list: a pod that was started since would look unknown in an old one.
+    fn clean_up(&mut self) {
+        if !self.first_list {
+            return;
+        }
+        let listed = self.deps.observe.listed();
+        let effects = {
+            let workers = &self.deps.workers;
+            let status = &self.deps.status;
+            let observe = &self.deps.observe;
+            let world = World {
+                has_worker: &|uid| workers.knows(uid),
+                still_runs: &|uid| observe.still_runs(uid),
+                is_over: &|uid| is_over(status, uid),
+                node: &self.settings.node,
+            };
+            self.core.clean_up(&listed, &world)
+        };
+        if !effects.is_empty() {
+            self.carry_out(effects);
+            self.publish();
+        }
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Update(pod) => {
+                    self.deps.workers.update(&pod);
+                }
+                Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
+                Effect::Kill(uid, kill) => {
+                    if self.deps.workers.kill(&uid, kill) == Aftermath::Gone {
+                        self.deps.status.forget(&uid);
+                        self.ring_cleaner();
+                    }
+                }
+                Effect::StopUnknown(pod) => self.deps.workers.stop_unknown(&pod),
+                Effect::Forget(uid) => {
+                    self.deps.status.forget(&uid);
+                    self.ring_cleaner();
+                }
+                Effect::Duplicate(pod) => self.deps.events.warning(
+                    &pod,
+                    reasons::FAILED_VALIDATION,
+                    format!("Error validating pod {}: a pod of this name is already there, ignoring", pod.full_name()),
+                ),
+            }
+        }
+    }
+
+    fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
+        log::warn!("pod was rejected: {reason}: {message} pod={} uid={}", pod.full_name(), pod.uid());
+        self.deps.events.warning(pod, reasons::intern(reason), message);
+        self.deps.status.set(pod, admission::rejected_status(pod, reason, message), Timestamp::now());
+    }
+
+    fn ring_cleaner(&self) {
+        // A full bell already rings.
+        let _ = self.deps.clean.try_send(());
+    }
+
+    fn publish(&self) {
+        let workers = self.deps.workers.reports();
+        let mut snapshot = Snapshot { sources_ready: self.core.sources_ready(), ..Snapshot::default() };
+        for (uid, pod, rejected) in self.core.desired() {
+            snapshot.pods.insert(
+                uid.clone(),
+                Entry { pod: Some(pod.clone()), rejected, worker: workers.get(uid).cloned() },
+            );
+        }
+        for (uid, worker) in workers {
+            snapshot.pods.entry(uid).or_insert(Entry { pod: None, rejected: false, worker: Some(worker) });
+        }
+        self.deps.view.set(snapshot);
+    }
+}
+
+fn is_over(status: &StatusCache, uid: &PodUid) -> bool {
+    status
+        .get(uid)
+        .is_some_and(|status| matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")))
+}

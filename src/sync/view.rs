@@ -1,0 +1,44 @@
+//! The snapshot of all pods that servers and cleaners read.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::pods::workers::WorkerHandle;
+
+/// One pod at the time of the snapshot.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The newest version that a source gave; `None` for pods that no source names any more.
+    pub pod: Option<Pod>,
+    /// Whether it was refused by admission.
+    pub rejected: bool,
+    /// Its worker, if it has one.
+    pub worker: Option<WorkerHandle>,
+}
+
+/// All pods that the node wants or still has to do with.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    /// By UID.
+    pub pods: BTreeMap<PodUid, Entry>,
+    /// Whether every source has spoken: only then may anything unknown be removed.
+    pub sources_ready: bool,
+}
+
+/// The place where the newest snapshot is found.
+#[derive(Debug, Clone, Default)]
+pub struct View(Arc<Mutex<Arc<Snapshot>>>);
+
+impl View {
+    /// The newest snapshot.
+    #[must_use]
+    pub fn get(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn set(&self, snapshot: Snapshot) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
+    }
+}
