@@ -17,8 +17,8 @@ use crate::model::reasons;
 use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
 use crate::runtime::{Kill as KillContainer, KillTarget, Runtime, Start, StartFailure};
-use crate::status::compose::{self, Deadline, NodeAddresses, StartReason};
 use crate::status::StatusCache;
+use crate::status::compose::{self, Deadline, NodeAddresses, StartReason};
 use crate::util::backoff::{jitter, random_unit};
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
@@ -218,7 +218,13 @@ impl Worker {
     fn failed(&mut self, failed: &Failed) {
         self.failures = self.failures.saturating_add(1);
         if self.failures.is_power_of_two() {
-            log::warn!("{} ({} times) pod={} uid={}", failed.message, self.failures, self.pod().full_name(), self.pod().uid());
+            log::warn!(
+                "{} ({} times) pod={} uid={}",
+                failed.message,
+                self.failures,
+                self.pod().full_name(),
+                self.pod().uid()
+            );
         }
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = Some(failed.message.clone());
     }
@@ -404,8 +410,7 @@ impl Worker {
         let old = self.deps.status.get(pod.uid());
         let failures = |name: &str| self.reasons.get(name).cloned();
         let now = Timestamp::now();
-        let runtime_name =
-            self.settings.runtime_name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let runtime_name = self.settings.runtime_name.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut status = compose::compose(&compose::Inputs {
             old: old.as_deref(),
             failures: &failures,
@@ -421,7 +426,10 @@ impl Worker {
             status.message = Some(failure.message.clone());
         }
         let over = matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"));
-        if over && status.reason.as_deref() == Some(reasons::DEADLINE_EXCEEDED) && self.life.phase == Phase::Syncing {
+        if over
+            && status.reason.as_deref() == Some(reasons::DEADLINE_EXCEEDED)
+            && self.life.phase == Phase::Syncing
+        {
             let message = status.message.clone().unwrap_or_default();
             self.deps.events.normal(&pod, reasons::DEADLINE_EXCEEDED, message);
         }
@@ -454,17 +462,19 @@ impl Worker {
         let plan = Plan { create_sandbox: false, ..self.plan(&view.pod) };
         self.store_status(&view.pod, &plan, Finality::Open);
         if let Some(failure) = failure {
-            log::info!("pod is stopped: {}: {} pod={} uid={uid}", failure.reason, failure.message, self.pod().full_name());
+            log::info!(
+                "pod is stopped: {}: {} pod={} uid={uid}",
+                failure.reason,
+                failure.message,
+                self.pod().full_name()
+            );
         }
         let busy = self.deps.observe.busy(&uid);
         // The view may be older than the last thing that was started: ask again.
-        let before = self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
-        let killed = self.deps.runtime.kill_pod(
-            KillTarget::Pod(self.pod()),
-            &before,
-            Some(grace_seconds),
-            stop,
-        );
+        let before =
+            self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
+        let killed =
+            self.deps.runtime.kill_pod(KillTarget::Pod(self.pod()), &before, Some(grace_seconds), stop);
         let after = self.deps.observe.inspect(&uid, stop);
         drop(busy);
         if let Err(error) = killed {
