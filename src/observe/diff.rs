@@ -59,7 +59,9 @@ pub fn compare(old: Option<&PodRuntime>, new: Option<&ListedPod>) -> Option<Chan
 mod tests {
     use super::*;
     use crate::model::ids::{ContainerId, ImageRef, SandboxId};
-    use crate::model::runtime::{ContainerStatus, ListedContainer, ListedSandbox, SandboxState, SandboxStatus};
+    use crate::model::runtime::{
+        ContainerStatus, ListedContainer, ListedSandbox, SandboxState, SandboxStatus,
+    };
     use ContainerState::{Created, Exited, Running};
 
     fn listed(containers: &[(&str, ContainerState)], sandboxes: &[(&str, SandboxState)]) -> ListedPod {
@@ -138,8 +140,8 @@ mod tests {
         let ready = [("s", SandboxState::Ready)];
         let not_ready = [("s", SandboxState::NotReady)];
         let check = |old: Option<PodRuntime>, new: Option<ListedPod>, expected: Option<&[&str]>| {
-            let found = compare(old.as_ref(), new.as_ref())
-                .map(|change| change.died.into_iter().collect::<Vec<_>>());
+            let found =
+                compare(old.as_ref(), new.as_ref()).map(|change| change.died.into_iter().collect::<Vec<_>>());
             assert_eq!(found, expected.map(|names| names.iter().map(|name| (*name).to_owned()).collect()));
         };
         check(None, None, None);

@@ -27,8 +27,8 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
 
 pub use diff::Change;
-pub use health::RuntimeHealth;
 use health::Health;
+pub use health::RuntimeHealth;
 
 /// What the `sync` thread hears from this room.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -68,11 +68,7 @@ pub fn new(cri: RuntimeClient) -> Observe {
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn spawn(
-    observe: &Observe,
-    news: Post<Subject, Change>,
-    on_death: OnDeath,
-) -> std::io::Result<Running> {
+pub fn spawn(observe: &Observe, news: Post<Subject, Change>, on_death: OnDeath) -> std::io::Result<Running> {
     relist::spawn(observe.clone(), news, on_death)
 }
 
@@ -101,11 +97,9 @@ impl Observe {
         let _waiting = crate::util::threads::waiting("inspection");
         let cri = self.cri.with_stop(stop.clone());
         let at = Instant::now();
-        let result = crate::cri::list_pods(&cri, Some(uid)).and_then(|mut listed| {
-            match listed.remove(uid) {
-                Some(pod) => inspect_listed(&cri, &pod),
-                None => Ok(PodRuntime::absent(uid.clone())),
-            }
+        let result = crate::cri::list_pods(&cri, Some(uid)).and_then(|mut listed| match listed.remove(uid) {
+            Some(pod) => inspect_listed(&cri, &pod),
+            None => Ok(PodRuntime::absent(uid.clone())),
         });
         match result {
             Ok(pod) => Ok(self.cache.put(uid, pod, at)),

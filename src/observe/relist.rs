@@ -89,8 +89,7 @@ fn relist(
         let _waiting = threads::waiting("list of pods");
         crate::cri::list_pods(&observe.cri, None)?
     };
-    let known: BTreeSet<PodUid> =
-        listed.keys().cloned().chain(observe.cache.uids()).collect();
+    let known: BTreeSet<PodUid> = listed.keys().cloned().chain(observe.cache.uids()).collect();
     for uid in known {
         if stop.is_stopped() {
             return Ok(());

@@ -26,10 +26,8 @@ pub(super) fn complete(container: &mut ContainerStatus) {
         && container.reason != "ContainerCannotRun";
     let mut text = String::new();
     if !container.termination_message_path.is_empty()
-        && let Some(mount) = container
-            .mounts
-            .iter()
-            .find(|mount| mount.container_path == container.termination_message_path)
+        && let Some(mount) =
+            container.mounts.iter().find(|mount| mount.container_path == container.termination_message_path)
     {
         match read_end(Path::new(&mount.host_path)) {
             Ok(found) => text = found,

@@ -124,8 +124,7 @@ impl Lifecycle {
     /// The containers have ended by themselves, for good.
     pub fn completed(&mut self) {
         if self.phase == Phase::Syncing {
-            self.phase =
-                Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
+            self.phase = Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
         }
     }
 
@@ -134,8 +133,7 @@ impl Lifecycle {
         let over = self.pod.is_deleting()
             || (!self.pod.is_static() && matches!(self.pod.source_phase(), "Failed" | "Succeeded"));
         if self.phase == Phase::Syncing && over {
-            self.phase =
-                Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
+            self.phase = Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
         }
     }
 }
@@ -192,10 +190,8 @@ mod tests {
 
     #[test]
     fn a_deleting_pod_terminates_with_its_deletion_grace() {
-        let deleting = pod(
-            json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 7}),
-            "api",
-        );
+        let deleting =
+            pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 7}), "api");
         let mut life = Lifecycle::new(pod(json!({}), "api"));
         assert_eq!(life.phase, Phase::Syncing);
         assert_eq!(life.apply(Update { pod: Some(deleting), kill: None }), Applied::Sooner);

@@ -217,7 +217,8 @@ impl Workers {
         match how {
             Ended::Panicked => {
                 record.panics = record.panics.saturating_add(1);
-                let wait = PANIC_RETRY.saturating_mul(1 << record.panics.min(5)).min(Duration::from_secs(300));
+                let wait =
+                    PANIC_RETRY.saturating_mul(1 << record.panics.min(5)).min(Duration::from_secs(300));
                 record.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error =
                     Some("internal error: the pod's worker panicked (see the log)".to_owned());
                 self.retries.set(uid.clone(), Instant::now() + wait);

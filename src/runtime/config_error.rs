@@ -50,7 +50,9 @@ pub enum ConfigError {
         mode: String,
     },
     /// A volumeMount that demands what the runtime cannot do.
-    #[error("failed to resolve recursive read-only mode: recursive read-only mount of volume {volume:?} {why}")]
+    #[error(
+        "failed to resolve recursive read-only mode: recursive read-only mount of volume {volume:?} {why}"
+    )]
     RecursiveReadOnly {
         /// The volume's name.
         volume: String,

@@ -282,7 +282,11 @@ mod tests {
         let mut spec = spec;
         spec["containers"] = json!([]);
         let pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec});
-        pod_resolver(&Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap()), host(), settings)
+        pod_resolver(
+            &Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap()),
+            host(),
+            settings,
+        )
     }
 
     #[test]

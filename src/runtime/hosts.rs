@@ -139,7 +139,9 @@ mod tests {
         let path = write(dir.path(), Path::new("/no/file"), &pod, &host, &ips).unwrap();
         assert_eq!(path, dir.path().join("pods/u/etc-hosts"));
         let text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-"));
+        assert!(
+            text.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-")
+        );
         assert!(text.ends_with(
             "fe00::2\tip6-allrouters\n10.0.0.1\th.s.n.svc.c\th\nfd00::1\th.s.n.svc.c\th\n\n\
              # Entries added by HostAliases.\n192.0.2.5\tfoo\tbar\n"

@@ -119,8 +119,7 @@ impl Core {
             }
             Op::Update | Op::Delete => {
                 for pod in update.pods {
-                    let rejected =
-                        self.desired.get(pod.uid()).is_some_and(|desired| desired.rejected);
+                    let rejected = self.desired.get(pod.uid()).is_some_and(|desired| desired.rejected);
                     self.desired.insert(pod.uid().clone(), Desired { pod: pod.clone(), rejected });
                     if !rejected {
                         effects.push(Effect::Update(pod));

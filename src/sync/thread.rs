@@ -230,7 +230,10 @@ impl Loop {
                 Effect::Duplicate(pod) => self.deps.events.warning(
                     &pod,
                     reasons::FAILED_VALIDATION,
-                    format!("Error validating pod {}: a pod of this name is already there, ignoring", pod.full_name()),
+                    format!(
+                        "Error validating pod {}: a pod of this name is already there, ignoring",
+                        pod.full_name()
+                    ),
                 ),
             }
         }
@@ -264,7 +267,5 @@ impl Loop {
 }
 
 fn is_over(status: &StatusCache, uid: &PodUid) -> bool {
-    status
-        .get(uid)
-        .is_some_and(|status| matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")))
+    status.get(uid).is_some_and(|status| matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")))
 }

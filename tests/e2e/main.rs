@@ -12,3 +12,4 @@ mod many;
 mod outages;
 mod outside;
 mod restarts;
+mod runtime;

@@ -133,7 +133,7 @@ impl Containerd {
         let pid = task.unwrap_or_else(|| panic!("no running task {id}")).pid;
         kill(pid, "KILL");
         wait_until(&format!("task {id} to be dead"), Duration::from_secs(20), || {
-            !Path::new(&format!("/proc/{pid}/root/proc")).exists()
+            self.tasks().iter().all(|task| task.id != id || !task.running)
         });
     }
 

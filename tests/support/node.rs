@@ -131,7 +131,7 @@ impl Node {
             .arg(self.dir.join("config.yaml"))
             .arg("--root-dir")
             .arg(self.root())
-            .args(["--hostname-override", NODE, "--node-ip", "127.0.0.1"])
+            .args(["--hostname-override", NODE, "--node-ip", "192.0.2.10"])
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)

@@ -1,0 +1,493 @@
+//! House rules that the compiler does not check: which room may import which, which room
+//! imports which third-party crate, threads and unsafe through their single doors, and
+//! documents that name what exists.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// The layering table: a room and its layer. Rooms of one layer do not import each other,
+/// except where [`SIDEWAYS`] says so.
+const LAYERS: &[(&str, u8)] = &[
+    ("model", 0),
+    ("util", 0),
+    ("transport", 1),
+    ("cri", 1),
+    ("kube", 1),
+    ("config", 1),
+    ("runtime", 2),
+    ("observe", 2),
+    ("volumes", 2),
+    ("resources", 2),
+    ("sources", 2),
+    ("status", 2),
+    ("pods", 3),
+    ("sync", 4),
+    ("server", 4),
+    ("agent", 5),
+    ("cli", 5),
+];
+
+/// Imports within a layer: the clients stand on the transport, the command line on the agent.
+const SIDEWAYS: &[(&str, &str)] =
+    &[("model", "util"), ("cri", "transport"), ("kube", "transport"), ("agent", "cli"), ("cli", "agent")];
+
+/// Third-party crates and the one room that imports each.
+const DOORS: &[(&str, &str)] = &[
+    ("grpcio", "transport"),
+    ("protobuf", "transport"),
+    ("ureq", "transport"),
+    ("tiny_http", "server"),
+    ("serde_saphyr", "config"),
+    ("lexopt", "cli"),
+    ("inotify", "sources"),
+    ("flate2", "runtime"),
+    ("signal_hook", "agent"),
+    ("env_logger", "util"),
+];
+
+/// Crates for everyone: data, logging, channels, API types, time, system calls.
+const SHARED: &[&str] =
+    &["serde", "serde_json", "log", "crossbeam_channel", "jiff", "thiserror", "k8s_openapi", "rustix"];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All files below a directory of the project, by relative path, with their text.
+fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut open = vec![root().join(below)];
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            for entry in std::fs::read_dir(&path).expect("a directory of the project is readable").flatten() {
+                open.push(entry.path());
+            }
+        } else if endings.is_empty() || endings.iter().any(|ending| path.to_string_lossy().ends_with(ending))
+        {
+            let bytes = std::fs::read(&path).expect("a file of the project is readable");
+            let name = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
+            if let Ok(text) = String::from_utf8(bytes) {
+                found.push((name, text));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn sources() -> Vec<(String, String)> {
+    files("src", &[".rs"])
+}
+
+/// The room a source file belongs to; `None` for main.rs and lib.rs.
+fn room(file: &str) -> Option<&str> {
+    let rest = file.strip_prefix("src/")?;
+    match rest.split_once('/') {
+        Some((room, _)) => Some(room),
+        None => rest.strip_suffix(".rs").filter(|name| *name != "main" && *name != "lib"),
+    }
+}
+
+/// Source text without comments and string literals, line structure kept, so that words in
+/// prose are not taken for code.
+fn code(text: &str) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    let at = |index: usize| chars.get(index).copied().unwrap_or('\0');
+    let mut out = String::with_capacity(text.len());
+    let mut index = 0;
+    while index < chars.len() {
+        let one = at(index);
+        let word_before = index > 0 && (at(index - 1).is_alphanumeric() || at(index - 1) == '_');
+        if one == '/' && at(index + 1) == '/' {
+            while index < chars.len() && at(index) != '\n' {
+                index += 1;
+            }
+        } else if one == '/' && at(index + 1) == '*' {
+            let mut depth = 0;
+            while index < chars.len() {
+                if at(index) == '/' && at(index + 1) == '*' {
+                    depth += 1;
+                    index += 2;
+                } else if at(index) == '*' && at(index + 1) == '/' {
+                    depth -= 1;
+                    index += 2;
+                    if depth == 0 {
+                        break;
+                    }
+                } else {
+                    if at(index) == '\n' {
+                        out.push('\n');
+                    }
+                    index += 1;
+                }
+            }
+        } else if one == '"' {
+            index = skip_string(&chars, index + 1, &mut out);
+        } else if one == 'r' && !word_before && (at(index + 1) == '"' || at(index + 1) == '#') {
+            let mut hashes = 0;
+            while at(index + 1 + hashes) == '#' {
+                hashes += 1;
+            }
+            if at(index + 1 + hashes) == '"' {
+                index += 2 + hashes;
+                while index < chars.len() {
+                    let closes = at(index) == '"' && (0..hashes).all(|more| at(index + 1 + more) == '#');
+                    if at(index) == '\n' {
+                        out.push('\n');
+                    }
+                    index += 1;
+                    if closes {
+                        index += hashes;
+                        break;
+                    }
+                }
+            } else {
+                out.push(one);
+                index += 1;
+            }
+        } else if one == '\'' {
+            // A character literal, or a lifetime.
+            if at(index + 1) == '\\' {
+                index += 3;
+                while index < chars.len() && at(index) != '\'' {
+                    index += 1;
+                }
+                index += 1;
+            } else if at(index + 2) == '\'' {
+                index += 3;
+            } else {
+                out.push(one);
+                index += 1;
+            }
+        } else {
+            out.push(one);
+            index += 1;
+        }
+    }
+    out
+}
+
+fn skip_string(chars: &[char], mut index: usize, out: &mut String) -> usize {
+    while let Some(one) = chars.get(index) {
+        match one {
+            '\\' => index += 1,
+            '"' => return index + 1,
+            '\n' => out.push('\n'),
+            _ => {}
+        }
+        index += 1;
+    }
+    index
+}
+
+/// The first path segments that follow `crate::`, braces included: `crate::{a, b::c}`.
+fn imported_rooms(code: &str) -> BTreeSet<String> {
+    let mut rooms = BTreeSet::new();
+    for (start, _) in code.match_indices("crate::") {
+        let rest = &code[start + "crate::".len()..];
+        if let Some(list) = rest.strip_prefix('{') {
+            let mut depth = 1;
+            let mut word = String::new();
+            let mut first = true;
+            for one in list.chars() {
+                match one {
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    ',' if depth == 1 => {
+                        rooms.insert(std::mem::take(&mut word));
+                        first = true;
+                        continue;
+                    }
+                    _ => {}
+                }
+                if depth == 0 {
+                    break;
+                }
+                if first && (one.is_alphanumeric() || one == '_') {
+                    word.push(one);
+                } else if !one.is_whitespace() {
+                    first = false;
+                }
+            }
+            rooms.insert(word);
+        } else {
+            rooms.insert(rest.chars().take_while(|one| one.is_alphanumeric() || *one == '_').collect());
+        }
+    }
+    rooms
+}
+
+/// Whether `word` occurs on its own and is followed by `::` or is imported by `use`.
+fn uses_crate(code: &str, name: &str) -> bool {
+    code.match_indices(name).any(|(start, _)| {
+        let before = code[..start].chars().next_back().unwrap_or(' ');
+        let after = &code[start + name.len()..];
+        // `a::name::b` is somebody's module of that name, `::name::b` is the crate.
+        let own_word = !(before.is_alphanumeric() || before == '_');
+        let inside_path = code[..start].ends_with("::")
+            && code[..start - 2]
+                .chars()
+                .next_back()
+                .is_some_and(|one| one.is_alphanumeric() || one == '_' || one == '>');
+        own_word
+            && !inside_path
+            && (after.starts_with("::") || (code[..start].ends_with("use ") && after.starts_with([';', ' '])))
+    })
+}
+
+fn report(problems: &[String]) {
+    let mut text = String::new();
+    for problem in problems {
+        let _ = writeln!(text, "  {problem}");
+    }
+    assert!(problems.is_empty(), "{} problems:\n{text}", problems.len());
+}
+
+fn layers() -> BTreeMap<&'static str, u8> {
+    LAYERS.iter().copied().collect()
+}
+
+fn rooms_on_disk() -> BTreeSet<String> {
+    sources().iter().filter_map(|(file, _)| room(file).map(str::to_owned)).collect()
+}
+
+#[test]
+fn every_room_has_its_layer() {
+    let layers = layers();
+    let problems: Vec<String> = rooms_on_disk()
+        .iter()
+        .filter(|room| !layers.contains_key(room.as_str()))
+        .map(|room| format!("src/{room} is not in the layering table of tests/tidy.rs"))
+        .collect();
+    report(&problems);
+}
+
+#[test]
+fn rooms_import_lower_layers_only() {
+    let layers = layers();
+    let mut problems = Vec::new();
+    for (file, text) in sources() {
+        let Some(here) = room(&file) else { continue };
+        let Some(&layer) = layers.get(here) else { continue };
+        for other in imported_rooms(&code(&text)) {
+            let Some(&theirs) = layers.get(other.as_str()) else { continue };
+            let sideways = SIDEWAYS.contains(&(here, other.as_str()));
+            if other != here && theirs >= layer && !sideways {
+                problems.push(format!("{file} (layer {layer}) imports {other} (layer {theirs})"));
+            }
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn each_third_party_crate_has_one_door() {
+    let mut problems = Vec::new();
+    for (file, text) in sources() {
+        let code = code(&text);
+        for (name, door) in DOORS {
+            // The tests inside a source file may drive a library from the other end.
+            if uses_crate(&code, name) && room(&file) != Some(door) {
+                problems.push(format!("{file} imports {name}, which belongs to {door}"));
+            }
+        }
+    }
+    report(&problems);
+}
+
+/// The names under `[dependencies]`, as crates are called in code.
+fn dependencies() -> Vec<String> {
+    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml is readable");
+    let mut names = Vec::new();
+    let mut section = String::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line.trim_matches(['[', ']']).to_owned();
+        } else if let (true, Some((name, _))) = (section.ends_with("dependencies"), line.split_once('=')) {
+            names.push(format!("{section}/{}", name.trim()));
+        }
+    }
+    names
+}
+
+#[test]
+fn every_dependency_has_a_door_or_is_shared() {
+    let mut problems = Vec::new();
+    for dependency in dependencies() {
+        let Some(name) = dependency.strip_prefix("dependencies/") else { continue };
+        let name = name.replace('-', "_");
+        if !SHARED.contains(&name.as_str()) && !DOORS.iter().any(|(crate_name, _)| *crate_name == name) {
+            problems.push(format!("{name} is in neither table of tests/tidy.rs"));
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn every_dependency_is_explained() {
+    let text =
+        std::fs::read_to_string(root().join("docs/dependencies.md")).expect("docs/dependencies.md is there");
+    let mut problems = Vec::new();
+    for dependency in dependencies() {
+        let name = dependency.rsplit('/').next().unwrap_or_default();
+        if !text.lines().any(|line| line.starts_with('|') && line.contains(&format!("`{name}`"))) {
+            problems.push(format!("docs/dependencies.md has no line for `{name}`"));
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn threads_sleep_and_unsafe_have_their_doors() {
+    let mut problems = Vec::new();
+    for (file, text) in sources() {
+        for (number, line) in code(&text).lines().enumerate() {
+            let place = format!("{file}:{}", number + 1);
+            if file != "src/util/threads.rs"
+                && (line.contains("thread::spawn")
+                    || line.contains("thread::Builder")
+                    || line.contains("thread::scope"))
+            {
+                problems.push(format!("{place} starts a thread: use util::threads::spawn"));
+            }
+            if line.contains("thread::sleep") {
+                problems.push(format!("{place} sleeps: wait on the stop token"));
+            }
+            if line.split(|one: char| !one.is_alphanumeric() && one != '_').any(|word| word == "unsafe") {
+                problems.push(format!("{place} is unsafe"));
+            }
+            if line
+                .split(|one: char| !one.is_alphanumeric() && one != '_')
+                .any(|word| word == "async" || word == "await")
+            {
+                problems.push(format!("{place} is async"));
+            }
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn no_test_is_ignored() {
+    let mut all = sources();
+    all.extend(files("tests", &[".rs"]));
+    let attribute = concat!("#[", "ignore");
+    let problems: Vec<String> = all
+        .iter()
+        .filter(|(_, text)| code(text).contains(attribute))
+        .map(|(file, _)| format!("{file} ignores a test: mend it or remove it"))
+        .collect();
+    report(&problems);
+}
+
+#[test]
+fn the_architecture_names_every_room() {
+    let text =
+        std::fs::read_to_string(root().join("docs/architecture.md")).expect("docs/architecture.md is there");
+    let problems: Vec<String> = rooms_on_disk()
+        .iter()
+        .filter(|room| !text.contains(&format!("`{room}`")))
+        .map(|room| format!("docs/architecture.md does not name `{room}`"))
+        .collect();
+    report(&problems);
+}
+
+#[test]
+fn differences_are_listed() {
+    let text = std::fs::read_to_string(root().join("docs/differences.md")).unwrap_or_default();
+    let mut problems = Vec::new();
+    for (file, source) in sources() {
+        let Some(here) = room(&file) else { continue };
+        if source.contains("DIFFERS:") && !text.contains(&format!("`{here}`")) {
+            problems.push(format!(
+                "{file} has a DIFFERS: comment; docs/differences.md does not name room `{here}`"
+            ));
+        }
+    }
+    problems.dedup();
+    report(&problems);
+}
+
+#[test]
+fn room_docs_are_there() {
+    let mut problems = Vec::new();
+    for (file, text) in sources() {
+        if file.ends_with("/mod.rs") && file.matches('/').count() == 2 {
+            let lines = text.lines().take_while(|line| line.starts_with("//!")).count();
+            if lines == 0 || lines > 25 {
+                problems.push(format!("{file} opens with {lines} lines of documentation (1 to 25 wanted)"));
+            }
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn no_path_or_host_of_one_machine() {
+    // Spelled in pieces, so that this file does not find itself.
+    let forbidden =
+        [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
+    let mut all = Vec::new();
+    for below in ["src", "tests", "packaging", "docs", ".ci", "proto"] {
+        if root().join(below).exists() {
+            all.extend(files(below, &[]));
+        }
+    }
+    for single in ["Cargo.toml", "build.rs", "README.md", "CHANGELOG.md"] {
+        all.extend(files(single, &[]));
+    }
+    let mut problems = Vec::new();
+    for (file, text) in all {
+        // Recorded requests hold paths inside containers.
+        if file.starts_with("tests/golden/") {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            for path in forbidden {
+                let quotes_a_container = line.contains("HOME") || line.contains("passwd");
+                if line.contains(path) && !quotes_a_container {
+                    problems.push(format!("{file}:{} names {path}", number + 1));
+                }
+            }
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn the_top_level_is_as_agreed() {
+    let allowed = [
+        "Cargo.toml",
+        "Cargo.lock",
+        "src",
+        "proto",
+        "build.rs",
+        "tests",
+        "packaging",
+        "docs",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "target",
+    ];
+    let problems: Vec<String> = std::fs::read_dir(root())
+        .expect("the project is readable")
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with('.') && !allowed.contains(&name.as_str()))
+        .map(|name| format!("{name} does not belong at the top level"))
+        .collect();
+    report(&problems);
+}
+
+#[test]
+fn the_reader_of_code_skips_prose() {
+    let text = "let a = \"crate::sync\"; // crate::pods\n/* crate::cli */ use crate::{model::x, util::{a, b}};\nlet c = '\"'; crate::cri::y; r#\"crate::server\"#;";
+    let rooms: Vec<String> = imported_rooms(&code(text)).into_iter().collect();
+    assert_eq!(rooms, ["cri", "model", "util"]);
+    assert!(uses_crate("use ureq::Agent;", "ureq"));
+    assert!(uses_crate("let a = ureq::get(b);", "ureq"));
+    assert!(!uses_crate("use crate::runtime::inotify::x;", "inotify"));
+    assert!(!uses_crate("my_ureq::x", "ureq"));
+}
