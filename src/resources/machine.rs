@@ -32,7 +32,7 @@ fn scaled(bytes: u64) -> (u64, &'static str) {
     let mut number = bytes;
     let mut unit = "";
     for next in ["K", "M", "G", "T"] {
-        if number < 1024 || number % 1024 != 0 {
+        if number < 1024 || !number.is_multiple_of(1024) {
             break;
         }
         number /= 1024;

@@ -15,7 +15,7 @@ const MAX_NAME: usize = 255;
 pub struct LogTree {
     /// Names of pod directories, with the UID in each.
     pub pod_dirs: Vec<(String, PodUid)>,
-    /// Names of links that lead nowhere, with the container id in each.
+    /// Names of links that lead nowhere, with the container id in each, or its beginning.
     pub dangling_links: Vec<(String, ContainerId)>,
 }
 
@@ -44,14 +44,15 @@ impl LogTree {
 /// The name of the link for one container.
 #[must_use]
 pub fn legacy_link_name(pod: &str, namespace: &str, container: &str, id: &ContainerId) -> String {
-    let suffix = format!("-{id}.log");
-    let mut name = format!("{pod}_{namespace}_{container}");
-    let mut end = name.len().min(MAX_NAME.saturating_sub(suffix.len()));
+    const SUFFIX: &str = ".log";
+    let mut name = format!("{pod}_{namespace}_{container}-{id}");
+    // Upstream cuts the id, too.
+    let mut end = name.len().min(MAX_NAME - SUFFIX.len());
     while !name.is_char_boundary(end) {
         end -= 1;
     }
     name.truncate(end);
-    name + &suffix
+    name + SUFFIX
 }
 
 /// The directory of a pod's logs, below the directory of all.
@@ -130,9 +131,9 @@ mod tests {
         let name = legacy_link_name("pod", "ns", "main", &id);
         assert_eq!(name, "pod_ns_main-0123456789abcdef.log");
         assert_eq!(container_id(&name), Some(id.clone()));
-        let long = legacy_link_name(&"p".repeat(200), &"n".repeat(63), "c", &id);
+        let long = legacy_link_name(&"p".repeat(200), &"n".repeat(38), "c", &id);
         assert_eq!(long.len(), 255);
-        assert!(long.ends_with("-0123456789abcdef.log"));
+        assert_eq!(container_id(&long), Some(ContainerId::from("012345678")));
         for name in ["x.log", "a-b.log", "a-0123456789", "-.log"] {
             assert_eq!(container_id(name), None, "{name}");
         }

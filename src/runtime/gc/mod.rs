@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::cri::{CriError, RuntimeClient};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::reasons;
@@ -63,6 +64,27 @@ pub trait Remover {
     /// # Errors
     /// When the call fails.
     fn remove_sandbox(&self, id: &SandboxId) -> Result<(), Self::Error>;
+}
+
+/// Calls end at once when the client's own stop token says so.
+impl Remover for RuntimeClient {
+    type Error = CriError;
+
+    fn stop_container(&self, id: &ContainerId, grace: Duration, stop: &StopToken) -> Result<(), CriError> {
+        RuntimeClient::stop_container(self, id, grace, stop)
+    }
+
+    fn remove_container(&self, id: &ContainerId) -> Result<(), CriError> {
+        RuntimeClient::remove_container(self, id)
+    }
+
+    fn stop_sandbox(&self, id: &SandboxId) -> Result<(), CriError> {
+        self.stop_pod_sandbox(id)
+    }
+
+    fn remove_sandbox(&self, id: &SandboxId) -> Result<(), CriError> {
+        self.remove_pod_sandbox(id)
+    }
 }
 
 /// What a clean-up did.

@@ -8,14 +8,11 @@ use jiff::Timestamp;
 
 use super::log_tree::{self, LogTree};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::labels;
 use crate::model::runtime::{
     ContainerState, ContainerStatus, ListedContainer, ListedPod, PodRuntime, SandboxState,
 };
 
-/// Annotation with the number of the instance, which is in the name of its log.
-const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
-/// Annotation with the pod's grace period.
-const GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
 /// No container gets less time to stop than this.
 const MIN_GRACE: Duration = Duration::from_secs(2);
 /// Dead instances of each container that the quick way keeps at least: the last one is
@@ -163,7 +160,12 @@ pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
         .map(|container| &container.id)
         .collect();
     for (name, id) in &inputs.logs.dangling_links {
-        if !alive.contains(id) {
+        // A long name may have lost the end of the id.
+        if !alive
+            .range::<&ContainerId, _>(id..)
+            .next()
+            .is_some_and(|alive| alive.as_str().starts_with(id.as_str()))
+        {
             removals.push(Removal::Link { name: name.clone() });
         }
     }
@@ -262,8 +264,9 @@ fn content_goes(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
 
 fn instance(pod: &ListedPod, container: &ListedContainer) -> Instance {
     let number = |key: &str| container.annotations.get(key)?.parse::<u32>().ok();
-    let restarts = number(RESTART_COUNT).unwrap_or(container.attempt);
-    let grace = number(GRACE_PERIOD).map_or(MIN_GRACE, |seconds| Duration::from_secs(seconds.into()));
+    let restarts = number(labels::CONTAINER_RESTART_COUNT).unwrap_or(container.attempt);
+    let grace = number(labels::POD_TERMINATION_GRACE_PERIOD)
+        .map_or(MIN_GRACE, |seconds| Duration::from_secs(seconds.into()));
     Instance {
         pod: pod.uid.clone(),
         id: container.id.clone(),

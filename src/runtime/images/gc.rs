@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::cri::{CriError, ImageClient};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::ImageRef;
 use crate::model::reasons;
+use crate::transport::generated::runtime::{Image, ImageSpec};
 use crate::util::stop::StopToken;
 
 /// `imageGCHighThresholdPercent` and its siblings.
@@ -206,6 +208,59 @@ pub trait Images {
     /// # Errors
     /// When the call fails, or the file system cannot be looked at.
     fn disk(&self) -> Result<DiskUse, Self::Error>;
+}
+
+/// Why the runtime's images or their file system are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageCallError {
+    /// A call to the runtime failed.
+    #[error("{0}")]
+    Cri(CriError),
+    /// The runtime does not say where its images are.
+    #[error("the runtime reports no image filesystem")]
+    NoFilesystem,
+    /// The file system of the images cannot be looked at.
+    #[error("cannot get the disk usage of {path}: {errno}")]
+    Disk {
+        /// Where the runtime keeps images.
+        path: String,
+        /// Why.
+        errno: rustix::io::Errno,
+    },
+}
+
+/// Calls end at once when the client's own stop token says so.
+impl Images for ImageClient {
+    type Error = ImageCallError;
+
+    fn list(&self) -> Result<Vec<SeenImage>, ImageCallError> {
+        let images = self.list_images().map_err(ImageCallError::Cri)?;
+        let seen = |image: Image| SeenImage {
+            id: ImageRef::from(image.id),
+            names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
+            size_bytes: image.size,
+            pinned: image.pinned,
+        };
+        Ok(images.into_iter().map(seen).collect())
+    }
+
+    fn remove(&self, id: &ImageRef) -> Result<(), ImageCallError> {
+        let image = ImageSpec { image: id.to_string(), ..Default::default() };
+        self.remove_image(image).map_err(ImageCallError::Cri)
+    }
+
+    fn disk(&self) -> Result<DiskUse, ImageCallError> {
+        let info = self.image_fs_info().map_err(ImageCallError::Cri)?;
+        let first = info.image_filesystems.first().ok_or(ImageCallError::NoFilesystem)?;
+        let path = &first.fs_id.mountpoint;
+        let stat = rustix::fs::statvfs(path.as_str())
+            .map_err(|errno| ImageCallError::Disk { path: path.clone(), errno })?;
+        let unit = if stat.f_frsize > 0 { stat.f_frsize } else { stat.f_bsize };
+        Ok(DiskUse {
+            capacity_bytes: stat.f_blocks.saturating_mul(unit),
+            available_bytes: stat.f_bavail.saturating_mul(unit),
+        })
+    }
 }
 
 /// Why a clean-up of images failed.

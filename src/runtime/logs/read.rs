@@ -55,7 +55,7 @@ pub fn read(
         let start = tail::start_of_last_lines(&mut file, end, lines).map_err(LogError::io("read", path))?;
         file.seek(SeekFrom::Start(start)).map_err(LogError::io("read", path))?;
     }
-    let mut printer = Printer { out, options, left: options.limit_bytes, rest: Rest::NextLine };
+    let mut printer = Printer { out, options, left: options.limit_bytes, rest: Rest::None };
     let mut source = Source::new(file).map_err(LogError::io("read", path))?;
     let mut wait = FIRST_WAIT;
     // Set once the container has ended: one more pass then finds its last lines.
@@ -178,12 +178,12 @@ enum Printed {
     LimitReached,
 }
 
-/// What the next piece is, after a line longer than a piece.
+/// Of what the next piece is the rest, after a line longer than a piece.
 #[derive(Clone, Copy)]
 enum Rest {
-    NextLine,
-    OfPrintedLine,
-    OfSkippedLine,
+    None,
+    Printed,
+    Skipped,
 }
 
 struct Printer<'a> {
@@ -200,18 +200,18 @@ impl Printer<'_> {
         let goes_on = !ends && line.len() >= MAX_LINE_BYTES;
         let before = self.rest;
         if ends {
-            self.rest = Rest::NextLine;
+            self.rest = Rest::None;
         }
         match before {
-            Rest::NextLine => {}
-            Rest::OfPrintedLine => return self.write(line),
-            Rest::OfSkippedLine => return Ok(Printed::Done),
+            Rest::None => {}
+            Rest::Printed => return self.write(line),
+            Rest::Skipped => return Ok(Printed::Done),
         }
         let parsed = log_line::parse(line)
             .ok()
             .filter(|parsed| self.options.since.is_none_or(|since| parsed.at >= since));
         if goes_on {
-            self.rest = if parsed.is_some() { Rest::OfPrintedLine } else { Rest::OfSkippedLine };
+            self.rest = if parsed.is_some() { Rest::Printed } else { Rest::Skipped };
         }
         let Some(parsed) = parsed else { return Ok(Printed::Done) };
         if self.options.timestamps {

@@ -12,6 +12,7 @@ use flate2::write::GzEncoder;
 use jiff::Zoned;
 
 use super::LogError;
+use crate::cri::RuntimeClient;
 use crate::model::ids::ContainerId;
 use crate::util::stop::StopToken;
 
@@ -34,6 +35,12 @@ pub trait Reopen {
     /// # Errors
     /// The runtime's words.
     fn reopen_log(&self, container: &ContainerId) -> Result<(), String>;
+}
+
+impl Reopen for RuntimeClient {
+    fn reopen_log(&self, container: &ContainerId) -> Result<(), String> {
+        self.reopen_container_log(container).map_err(|error| error.to_string())
+    }
 }
 
 /// What to do with the log of one container, in this order.
@@ -148,7 +155,7 @@ pub fn plan_rotation(
     }
     let rename_to = format!("{log}.{now}");
     // Two rotations in one second would lose a file; the next look is seconds away.
-    if listing.iter().any(|name| *name == rename_to) {
+    if listing.contains(&rename_to) {
         return Plan::Nothing;
     }
     let prefix = format!("{log}.");
