@@ -18,3 +18,7 @@ pub mod termination_log;
 mod golden_tests;
 #[cfg(test)]
 mod tests;
+
+pub mod gc;
+pub mod images;
+pub mod logs;
