@@ -1,1 +1,3 @@
 //! Room `transport`.
+
+pub mod http;
