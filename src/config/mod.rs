@@ -1,1 +1,3 @@
 //! Room `config`.
+
+pub mod yaml;
