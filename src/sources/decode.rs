@@ -63,7 +63,8 @@ pub(super) fn decode(bytes: &[u8], lists: Lists) -> Result<Decoding, Flaw> {
 }
 
 fn document_pods(document: usize, value: &Value, lists: Lists, pods: &mut Vec<Decoded>) {
-    let refuse = |flaw| Decoded { pod: Err(vec![flaw]), unknown: Vec::new(), document, prefix: String::new() };
+    let refuse =
+        |flaw| Decoded { pod: Err(vec![flaw]), unknown: Vec::new(), document, prefix: String::new() };
     let kind = value.get("kind").and_then(Value::as_str);
     match kind {
         Some("PodList" | "List") if lists == Lists::Accepted => {
@@ -144,9 +145,8 @@ mod tests {
     use super::*;
 
     fn flaws(text: &str, lists: Lists) -> Vec<(Option<u32>, String)> {
-        let show = |flaw: Flaw| {
-            (flaw.line, format!("{}: {}", flaw.field.clone().unwrap_or_default(), flaw.message))
-        };
+        let show =
+            |flaw: Flaw| (flaw.line, format!("{}: {}", flaw.field.clone().unwrap_or_default(), flaw.message));
         match decode(text.as_bytes(), lists) {
             Err(flaw) => vec![show(flaw)],
             Ok(decoding) => {
@@ -203,9 +203,12 @@ mod tests {
         let decoding = decode(text.as_bytes(), Lists::Accepted).unwrap();
         assert_eq!(decoding.pods.len(), 4);
         let found: Vec<String> = flaws(text, Lists::Accepted).into_iter().map(|(_, text)| text).collect();
-        assert_eq!(found, [
-            "items[2].metadata.name: Invalid value: want a string, found integer `1`",
-            "items[3]: want a mapping with apiVersion, kind, metadata and spec",
-        ]);
+        assert_eq!(
+            found,
+            [
+                "items[2].metadata.name: Invalid value: want a string, found integer `1`",
+                "items[3]: want a mapping with apiVersion, kind, metadata and spec",
+            ]
+        );
     }
 }

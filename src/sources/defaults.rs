@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::model::Quantity;
 use crate::model::api::{
     Container, ContainerPort, DownwardAPIVolumeFile, EmptyDirVolumeSource, EnvVar, EphemeralContainer,
-    HTTPGetAction, Lifecycle, LifecycleHandler, Pod, PodSecurityContext, PodSpec, Probe, ResourceRequirements,
-    Volume, VolumeProjection,
+    HTTPGetAction, Lifecycle, LifecycleHandler, Pod, PodSecurityContext, PodSpec, Probe,
+    ResourceRequirements, Volume, VolumeProjection,
 };
 
 /// File mode of volumes that do not name one.
@@ -71,7 +71,8 @@ fn set_container(container: &mut Container) {
     for variable in container.env.iter_mut().flatten() {
         set_env(variable);
     }
-    for probe in [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe] {
+    for probe in [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe]
+    {
         set_probe(probe.as_mut());
     }
     set_lifecycle(container.lifecycle.as_mut());

@@ -18,6 +18,7 @@ use super::manifest::{self, Manifest};
 use super::watch::{Bell, Touched, Watch, Woken};
 use super::{Deps, Error, FileSettings, Flaw, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary};
 use crate::model::event::{EventType, Regarding};
+use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::{Pod, SourceName};
 use crate::model::reasons;
 use crate::util::stop::StopToken;
@@ -212,8 +213,8 @@ impl Files {
     /// The pods of all files, without those that a later one replaces, and the replaced.
     fn winners(&self) -> (Vec<(&Path, &Pod)>, Vec<(PathBuf, String)>) {
         let all = self.entries.iter().flat_map(|(path, entry)| entry.pods.iter().map(move |pod| (path, pod)));
-        let mut names = HashMap::new();
-        let mut uids = HashMap::new();
+        let mut names: HashMap<FullName, &PathBuf> = HashMap::new();
+        let mut uids: HashMap<PodUid, &PathBuf> = HashMap::new();
         let mut winners: Vec<(&Path, &Pod)> = Vec::new();
         let mut losers = Vec::new();
         // The last file wins, so it is asked first.
@@ -226,7 +227,6 @@ impl Files {
                 } else {
                     format!("UID {}", pod.uid())
                 };
-                let winner: &PathBuf = winner;
                 losers.push((path.clone(), format!("{what} is also in {}, which counts", winner.display())));
                 continue;
             }

@@ -140,7 +140,10 @@ impl Remote {
         };
         let Answer { status, body } = answer;
         if body.len() > MAX_MANIFEST_BYTES {
-            return refuse(self, format!("the answer is larger than the limit of {MAX_MANIFEST_BYTES} bytes"));
+            return refuse(
+                self,
+                format!("the answer is larger than the limit of {MAX_MANIFEST_BYTES} bytes"),
+            );
         }
         if status != 200 {
             return refuse(self, format!("GET was answered with status {status}"));

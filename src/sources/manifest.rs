@@ -35,8 +35,7 @@ pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
     };
     for decoded in &decoding.pods {
         let place = |flaw: Flaw| decoding.locate(decoded, flaw);
-        let unknown =
-            decoded.unknown.iter().map(|path| Flaw::at(path.as_str(), "unknown field, ignored"));
+        let unknown = decoded.unknown.iter().map(|path| Flaw::at(path.as_str(), "unknown field, ignored"));
         manifest.unknown.extend(unknown.map(place));
         match static_pod(decoded, node_name, origin) {
             Ok(pod) => manifest.pods.push(pod),
@@ -131,13 +130,16 @@ spec:
             .replace("containerPort: 80,", "containerPort: 80000,")
             .replace("name: data, mount", "name: date, mount")
             .replace("  volumes:\n", "  restartPolicy: Maybe\n  serviceAccountName: sa\n  volumes:\n");
-        assert_eq!(flaws(&text), [
-            "7: spec.containers[0].image: Required value",
-            "10: spec.containers[0].ports[0].containerPort: Invalid value: 80000: must be between 1 and 65535, inclusive",
-            "12: spec.containers[0].volumeMounts[0].name: Not found: \"date\"",
-            "13: spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\", \"OnFailure\"",
-            "14: spec.serviceAccountName: static pods may not reference serviceaccounts",
-        ]);
+        assert_eq!(
+            flaws(&text),
+            [
+                "7: spec.containers[0].image: Required value",
+                "10: spec.containers[0].ports[0].containerPort: Invalid value: 80000: must be between 1 and 65535, inclusive",
+                "12: spec.containers[0].volumeMounts[0].name: Not found: \"date\"",
+                "13: spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\", \"OnFailure\"",
+                "14: spec.serviceAccountName: static pods may not reference serviceaccounts",
+            ]
+        );
     }
 
     #[test]
@@ -146,7 +148,7 @@ spec:
         let manifest = read(text.as_bytes(), "node", &file());
         assert_eq!(manifest.pods.len(), 1);
         assert_eq!(manifest.flaws[0].field.as_deref(), Some("metadata.name"));
-        assert_eq!(manifest.flaws[0].line, Some(20));
+        assert_eq!(manifest.flaws[0].line, Some(21));
     }
 
     #[test]
@@ -160,14 +162,22 @@ spec:
 
     #[test]
     fn a_fault_takes_no_pod_away() {
-        let named = |name: &str| Pod::from(crate::model::api::Pod {
-            metadata: crate::model::meta::ObjectMeta { name: Some(name.to_owned()), ..Default::default() },
-            ..Default::default()
-        });
+        let named = |name: &str| {
+            Pod::from(crate::model::api::Pod {
+                metadata: crate::model::meta::ObjectMeta {
+                    name: Some(name.to_owned()),
+                    ..Default::default()
+                },
+                ..Default::default()
+            })
+        };
         let names = |pods: &[Pod]| pods.iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>();
         let old = [named("a"), named("b")];
         let (pods, kept) = carry_over(&old, vec![named("b"), named("c")], true);
-        assert_eq!((names(&pods), names(&kept)), (vec!["b".into(), "c".into(), "a".into()], vec!["a".into()]));
+        assert_eq!(
+            (names(&pods), names(&kept)),
+            (vec!["b".into(), "c".into(), "a".into()], vec!["a".into()])
+        );
         let (pods, kept) = carry_over(&old, vec![named("c")], false);
         assert_eq!((names(&pods), names(&kept)), (vec!["c".into()], vec![]));
     }

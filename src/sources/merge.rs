@@ -210,7 +210,8 @@ fn compare(old: &Pod, new: &Pod, source: SourceName) -> Option<(Op, Pod)> {
 fn differ(before: &api::Pod, after: &api::Pod) -> bool {
     let (old, new) = (&before.metadata, &after.metadata);
     before.spec != after.spec
-        || old.labels.as_ref().filter(|map| !map.is_empty()) != new.labels.as_ref().filter(|map| !map.is_empty())
+        || old.labels.as_ref().filter(|map| !map.is_empty())
+            != new.labels.as_ref().filter(|map| !map.is_empty())
         || old.deletion_timestamp != new.deletion_timestamp
         || old.deletion_grace_period_seconds != new.deletion_grace_period_seconds
         || !foreign_annotations(before).eq(foreign_annotations(after))
@@ -223,11 +224,8 @@ fn foreign_annotations(pod: &api::Pod) -> impl Iterator<Item = (&String, &String
 /// RFC 3339 in local time with exactly nine digits of a second.
 fn seen_text(now: Timestamp, zone: &TimeZone) -> String {
     let local = now.to_zoned(zone.clone());
-    let format = if local.offset().seconds() == 0 {
-        "%Y-%m-%dT%H:%M:%S.%9fZ"
-    } else {
-        "%Y-%m-%dT%H:%M:%S.%9f%:z"
-    };
+    let format =
+        if local.offset().seconds() == 0 { "%Y-%m-%dT%H:%M:%S.%9fZ" } else { "%Y-%m-%dT%H:%M:%S.%9f%:z" };
     // The format is fixed and a zoned time has all its fields.
     strtime::format(format, &local).unwrap_or_else(|_| now.to_string())
 }
@@ -296,13 +294,16 @@ mod tests {
             plain("new"),
         ];
         let updates = merge.apply(FILE, next.clone(), at(2));
-        assert_eq!(brief(&updates), [
-            told(Op::Remove, &["gone"]),
-            told(Op::Add, &["new"]),
-            told(Op::Update, &["edited"]),
-            told(Op::Delete, &["dying"]),
-            told(Op::Reconcile, &["ran"]),
-        ]);
+        assert_eq!(
+            brief(&updates),
+            [
+                told(Op::Remove, &["gone"]),
+                told(Op::Add, &["new"]),
+                told(Op::Update, &["edited"]),
+                told(Op::Delete, &["dying"]),
+                told(Op::Reconcile, &["ran"]),
+            ]
+        );
         assert_eq!(merge.apply(FILE, next, at(3)), []);
     }
 
@@ -372,10 +373,13 @@ mod tests {
         assert_eq!(brief(&merge.apply(FILE, set.clone(), at(1))), [told(Op::Add, &["a"])]);
         let messages: Vec<String> =
             merge.take_rejected().into_iter().map(|rejected| rejected.message).collect();
-        assert_eq!(messages, [
-            "Error validating pod web_ns(b) from file due to duplicate pod name \"web\", ignoring",
-            "Error validating pod other_ns(a) from file due to duplicate UID \"a\", ignoring",
-        ]);
+        assert_eq!(
+            messages,
+            [
+                "Error validating pod web_ns(b) from file due to duplicate pod name \"web\", ignoring",
+                "Error validating pod other_ns(a) from file due to duplicate UID \"a\", ignoring",
+            ]
+        );
         merge.apply(FILE, set.clone(), at(2));
         assert_eq!(merge.take_rejected(), []);
         merge.apply(FILE, vec![plain("z")], at(3));

@@ -260,7 +260,7 @@ mod tests {
             "/etc/m/a.yaml:7: spec.containers[0].image: Required value; \
              7: spec.containers[0].image: Required value"
         );
-        let many: Vec<_> = (0..100).map(|_| whole.clone()).collect();
+        let many: Vec<_> = (0..1000).map(|_| whole.clone()).collect();
         assert!(summary("/etc/m/a.yaml", &many).chars().count() < 1024);
         assert!(summary("/etc/m/a.yaml", &many).ends_with("more"));
     }

@@ -7,7 +7,6 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Error as _, Unexpected, Visitor};
 use serde_json::Value;
 
@@ -426,14 +425,17 @@ mod tests {
         });
         let misfits = read::<Pod>(&value).unwrap_err();
         let paths: Vec<&str> = misfits.iter().map(|misfit| misfit.path.as_str()).collect();
-        assert_eq!(paths, [
-            "metadata.labels[a.b/c]",
-            "metadata.name",
-            "spec.containers[0].ports[0].containerPort",
-            "spec.containers[1]",
-            "spec.containers[2].resources.limits[cpu]",
-            "spec.hostNetwork",
-        ]);
+        assert_eq!(
+            paths,
+            [
+                "metadata.labels[a.b/c]",
+                "metadata.name",
+                "spec.containers[0].ports[0].containerPort",
+                "spec.containers[1]",
+                "spec.containers[2].resources.limits[cpu]",
+                "spec.hostNetwork",
+            ]
+        );
         assert_eq!(misfits[1].message, "want a string, found integer `7`");
     }
 
@@ -458,7 +460,8 @@ mod tests {
         let limits = spec.containers[0].resources.clone().unwrap().limits.unwrap();
         let texts: Vec<&str> = limits.values().map(|quantity| quantity.0.as_str()).collect();
         assert_eq!(texts, ["0.5", "1000000000", "0"]);
-        for value in [json!(1), json!("x"), json!([1, 2]), json!(null), json!({"spec": {"priority": 1e300}})] {
+        for value in [json!(1), json!("x"), json!([1, 2]), json!(null), json!({"spec": {"priority": 1e300}})]
+        {
             // Must not panic; null is an empty pod.
             let _ = read::<Pod>(&value);
         }

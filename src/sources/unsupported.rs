@@ -91,12 +91,15 @@ mod tests {
             "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}],
         }}))
         .unwrap();
-        assert_eq!(unsupported_fields(&Pod::from(object)), [
-            "spec.initContainers",
-            "spec.hostUsers",
-            "spec.volumes[1].downwardAPI",
-            "spec.containers[0].livenessProbe",
-            "spec.containers[0].volumeMounts[1].subPath",
-        ]);
+        assert_eq!(
+            unsupported_fields(&Pod::from(object)),
+            [
+                "spec.initContainers",
+                "spec.hostUsers",
+                "spec.volumes[1].downwardAPI",
+                "spec.containers[0].livenessProbe",
+                "spec.containers[0].volumeMounts[1].subPath",
+            ]
+        );
     }
 }

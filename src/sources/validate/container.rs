@@ -69,7 +69,10 @@ fn init_container(container: &Container, spec: &PodSpec, path: &Path<'_>, report
         (container.startup_probe.is_some(), "startupProbe"),
     ] {
         if set {
-            report.forbidden(&path.field(field), "may not be set for init containers without restartPolicy=Always");
+            report.forbidden(
+                &path.field(field),
+                "may not be set for init containers without restartPolicy=Always",
+            );
         }
     }
 }
@@ -80,10 +83,8 @@ fn restart_policy(container: &Container, choices: &[&str], path: &Path<'_>, repo
     let rules = container.restart_policy_rules.as_deref().unwrap_or_default();
     let place = path.field("restartPolicyRules");
     if !rules.is_empty() && policy.is_none() {
-        report.required(
-            &path.field("restartPolicy"),
-            "must specify restartPolicy when restart rules are used",
-        );
+        report
+            .required(&path.field("restartPolicy"), "must specify restartPolicy when restart rules are used");
     }
     if rules.len() > 20 {
         report.too_many(&place, rules.len(), 20);
@@ -129,8 +130,8 @@ fn common(container: &Container, spec: &PodSpec, path: &Path<'_>, report: &mut R
         container.termination_message_policy.as_deref(),
         &["FallbackToLogsOnError", "File"],
     );
-    let lists =
-        [("command", &container.command), ("args", &container.args)].map(|(name, list)| (name, list.iter().flatten()));
+    let lists = [("command", &container.command), ("args", &container.args)]
+        .map(|(name, list)| (name, list.iter().flatten()));
     for (name, list) in lists {
         for (index, text) in list.enumerate() {
             if text.contains('\0') {
@@ -143,12 +144,7 @@ fn common(container: &Container, spec: &PodSpec, path: &Path<'_>, report: &mut R
     environment::variables(container.env.as_deref(), volumes, &path.field("env"), report);
     environment::sources(container.env_from.as_deref(), &path.field("envFrom"), report);
     volume::mounts(container, volumes, path, report);
-    resources::requirements(
-        container.resources.as_ref(),
-        Level::Container,
-        &path.field("resources"),
-        report,
-    );
+    resources::requirements(container.resources.as_ref(), Level::Container, &path.field("resources"), report);
     resources::resize_policies(container.resize_policy.as_deref(), &path.field("resizePolicy"), report);
     security::container(
         container.security_context.as_ref(),
@@ -178,7 +174,10 @@ fn ports(ports: &[ContainerPort], spec: &PodSpec, path: &Path<'_>, report: &mut 
             Some(host) if host != port.container_port => {
                 handlers::number(host, &item.field("hostPort"), report);
                 if spec.host_network == Some(true) {
-                    let detail = format!("must match `containerPort` when `hostNetwork` is true ({})", port.container_port);
+                    let detail = format!(
+                        "must match `containerPort` when `hostNetwork` is true ({})",
+                        port.container_port
+                    );
                     report.invalid(&item.field("hostPort"), &host, detail);
                 }
             }

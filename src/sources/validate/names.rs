@@ -198,10 +198,18 @@ mod tests {
             &["", "/a", "a/", "a/b/c", "-a", "a-", "Ex/a", "a b", "é", &longer],
         );
         check(label_value, &["", "a", "A.b_c-1"], &["-a", "a-", "a b", "a/b", &longer]);
-        check(port_name, &["http", "a-1", "8080a"], &["", "8080", "a--b", "-a", "a-", "HTTP", "abcdefghijklmnop"]);
+        check(
+            port_name,
+            &["http", "a-1", "8080a"],
+            &["", "8080", "a--b", "-a", "a-", "HTTP", "abcdefghijklmnop"],
+        );
         check(env_name, &["A", "a.b-c", "A B"], &["", "A=B", "é", "a\tb"]);
         check(config_key, &["a", "a.b", ".a", "-"], &["", ".", "..", "..a", "a/b"]);
-        check(sysctl_name, &["net.core.somaxconn", "net/ipv4/ip_forward", "a"], &["", ".", "a..b", "A.b", "a b"]);
+        check(
+            sysctl_name,
+            &["net.core.somaxconn", "net/ipv4/ip_forward", "a"],
+            &["", ".", "a..b", "A.b", "a b"],
+        );
         check(ip_address, &["1.2.3.4", "::1"], &["", "1.2.3", "1.2.3.400", "a", "1.2.3.4/8"]);
         check(uid_problem, &["0123abcd", "a-b-c", "A"], &["", "..", "a/b", "../../x", ".a", &longer]);
         check(header_name, &["X-A", "Host"], &["", "a b", "a:"]);

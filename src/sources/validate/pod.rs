@@ -67,10 +67,7 @@ fn specification(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
         spec.restart_policy.as_deref(),
         &["Always", "Never", "OnFailure"],
     );
-    report.not_negative(
-        &path.field("terminationGracePeriodSeconds"),
-        spec.termination_grace_period_seconds,
-    );
+    report.not_negative(&path.field("terminationGracePeriodSeconds"), spec.termination_grace_period_seconds);
     if let Some(deadline) = spec.active_deadline_seconds
         && !(1..=i64::from(i32::MAX)).contains(&deadline)
     {
@@ -82,7 +79,6 @@ fn specification(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
     host_names(spec, path, report);
     labels(spec.node_selector.as_ref(), &path.field("nodeSelector"), report);
     for (name, value) in [
-        ("nodeName", &spec.node_name),
         ("serviceAccountName", &spec.service_account_name),
         ("priorityClassName", &spec.priority_class_name),
         ("runtimeClassName", &spec.runtime_class_name),
@@ -119,7 +115,8 @@ fn specification(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
         );
     }
     if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
-        report.forbidden(&path.field("nodeName"), "cannot be set until all schedulingGates have been cleared");
+        report
+            .forbidden(&path.field("nodeName"), "cannot be set until all schedulingGates have been cleared");
     }
 }
 
@@ -234,7 +231,11 @@ fn tolerations(tolerations: &[Toleration], path: &Path<'_>, report: &mut Report)
         match operator {
             "" | "Equal" => report.check(&item.field("operator"), value, names::label_value(value)),
             "Exists" if !value.is_empty() => {
-                report.invalid(&item.field("operator"), &value, "value must be empty when `operator` is 'Exists'");
+                report.invalid(
+                    &item.field("operator"),
+                    &value,
+                    "value must be empty when `operator` is 'Exists'",
+                );
             }
             "Exists" | "Lt" | "Gt" => {}
             other => report.unsupported(&item.field("operator"), other, &["Equal", "Exists", "Gt", "Lt"]),

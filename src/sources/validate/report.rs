@@ -77,11 +77,8 @@ impl Report {
 
     /// Nothing is there.
     pub(super) fn required(&mut self, path: &Path<'_>, detail: &str) {
-        let message = if detail.is_empty() {
-            "Required value".to_owned()
-        } else {
-            format!("Required value: {detail}")
-        };
+        let message =
+            if detail.is_empty() { "Required value".to_owned() } else { format!("Required value: {detail}") };
         self.add(path, message);
     }
 
@@ -174,13 +171,16 @@ mod tests {
         report.not_found(&spec, "v");
         let lines: Vec<String> =
             report.into_flaws().into_iter().map(|f| format!("{}: {}", f.field.unwrap(), f.message)).collect();
-        assert_eq!(lines, [
-            "spec.containers[0].image: Required value",
-            "spec.containers[0].name: Invalid value: \"A\": no",
-            "spec.x: Invalid value: -1: must be greater than or equal to 0",
-            "spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\"",
-            "spec.y[a.b/c]: Duplicate value: \"web\"",
-            "spec: Not found: \"v\"",
-        ]);
+        assert_eq!(
+            lines,
+            [
+                "spec.containers[0].image: Required value",
+                "spec.containers[0].name: Invalid value: \"A\": no",
+                "spec.x: Invalid value: -1: must be greater than or equal to 0",
+                "spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\"",
+                "spec.y[a.b/c]: Duplicate value: \"web\"",
+                "spec: Not found: \"v\"",
+            ]
+        );
     }
 }

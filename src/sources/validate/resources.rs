@@ -55,7 +55,8 @@ pub(super) fn requirements(
         }
     }
     let huge = limits.keys().chain(requests.keys()).any(|name| name.starts_with("hugepages-"));
-    let base = ["cpu", "memory"].iter().any(|name| limits.contains_key(*name) || requests.contains_key(*name));
+    let base =
+        ["cpu", "memory"].iter().any(|name| limits.contains_key(*name) || requests.contains_key(*name));
     if huge && !base {
         report.forbidden(path, "HugePages require cpu or memory");
     }

@@ -16,11 +16,9 @@ pub(super) fn pod(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
         );
     }
     if spec.host_users == Some(false) {
-        for (set, name) in [
-            (spec.host_network, "hostNetwork"),
-            (spec.host_pid, "hostPID"),
-            (spec.host_ipc, "hostIPC"),
-        ] {
+        for (set, name) in
+            [(spec.host_network, "hostNetwork"), (spec.host_pid, "hostPID"), (spec.host_ipc, "hostIPC")]
+        {
             if on(set) {
                 report.forbidden(&path.field(name), "when `hostUsers` is false");
             }
@@ -105,11 +103,7 @@ pub(super) fn container(
     one_id(&path.field("runAsGroup"), context.run_as_group, report);
     report.choice(&path.field("procMount"), context.proc_mount.as_deref(), &["Default", "Unmasked"]);
     if context.proc_mount.as_deref() == Some("Unmasked") && host_users != Some(false) {
-        report.invalid(
-            &path.field("procMount"),
-            &"Unmasked",
-            "`hostUsers` must be false to use `Unmasked`",
-        );
+        report.invalid(&path.field("procMount"), &"Unmasked", "`hostUsers` must be false to use `Unmasked`");
     }
     seccomp(context.seccomp_profile.as_ref(), &path.field("seccompProfile"), report);
     app_armor(context.app_armor_profile.as_ref(), &path.field("appArmorProfile"), report);
@@ -171,7 +165,11 @@ fn profile_type(kind: &str, localhost: Option<&str>, path: &Path<'_>, report: &m
         }
         ("RuntimeDefault" | "Unconfined", None) => {}
         ("RuntimeDefault" | "Unconfined", Some(profile)) => {
-            report.invalid(&path.field("localhostProfile"), &profile, "can only be set when type is Localhost");
+            report.invalid(
+                &path.field("localhostProfile"),
+                &profile,
+                "can only be set when type is Localhost",
+            );
         }
         ("", _) => report.required(&path.field("type"), "type is required when a profile is set"),
         _ => report.unsupported(&path.field("type"), kind, &["Localhost", "RuntimeDefault", "Unconfined"]),

@@ -66,7 +66,11 @@ fn source(volume: &Volume, path: &Path<'_>, report: &mut Report) {
         if source.reference.as_deref().unwrap_or_default().is_empty() {
             report.required(&place.field("reference"), "");
         }
-        report.choice(&place.field("pullPolicy"), source.pull_policy.as_deref(), super::container::PULL_POLICIES);
+        report.choice(
+            &place.field("pullPolicy"),
+            source.pull_policy.as_deref(),
+            super::container::PULL_POLICIES,
+        );
     }
     if let Some(source) = &volume.git_repo {
         let place = path.field("gitRepo");
@@ -168,11 +172,20 @@ fn downward(files: Option<&[DownwardAPIVolumeFile]>, path: &Path<'_>, report: &m
         mode(file.mode, &place.field("mode"), report);
         match (&file.field_ref, &file.resource_field_ref) {
             (Some(_), Some(_)) => {
-                report.invalid(&place, &"resource", "fieldRef and resourceFieldRef can not be specified simultaneously");
+                report.invalid(
+                    &place,
+                    &"resource",
+                    "fieldRef and resourceFieldRef can not be specified simultaneously",
+                );
             }
             (Some(field), None) => environment::file_field(field, &place.field("fieldRef"), report),
             (None, Some(selector)) => {
-                environment::resource_field(selector, Scope::Volume, &place.field("resourceFieldRef"), report);
+                environment::resource_field(
+                    selector,
+                    Scope::Volume,
+                    &place.field("resourceFieldRef"),
+                    report,
+                );
             }
             (None, None) => report.required(&place, "one of fieldRef and resourceFieldRef is required"),
         }
@@ -215,7 +228,11 @@ pub(super) fn mounts(container: &Container, volumes: &[Volume], path: &Path<'_>,
                 report.invalid(&place, &mount.mount_path, "must not contain a NUL character");
             }
             if devices.iter().any(|device| device.device_path == mount.mount_path) {
-                report.invalid(&place, &mount.mount_path, "must not already exist as a path in volumeDevices");
+                report.invalid(
+                    &place,
+                    &mount.mount_path,
+                    "must not already exist as a path in volumeDevices",
+                );
             }
         }
         if devices.iter().any(|device| device.name == mount.name) {
@@ -259,9 +276,11 @@ fn one_mount(container: &Container, mount: &VolumeMount, path: &Path<'_>, report
     let place = path.field("mountPropagation");
     let propagation = mount.mount_propagation.as_deref();
     report.choice(&place, propagation, &["Bidirectional", "HostToContainer", "None"]);
-    let privileged = container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true));
+    let privileged =
+        container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true));
     if propagation == Some("Bidirectional") && !privileged {
-        report.forbidden(&place, "Bidirectional mount propagation is available only to privileged containers");
+        report
+            .forbidden(&place, "Bidirectional mount propagation is available only to privileged containers");
     }
     let recursive = mount.recursive_read_only.as_deref().filter(|text| !text.is_empty());
     let place = path.field("recursiveReadOnly");
