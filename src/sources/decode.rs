@@ -49,6 +49,8 @@ impl Decoding {
 }
 
 /// Reads a whole manifest. The outer error means that not even its documents are known.
+///
+/// DIFFERS: upstream takes the first YAML document and is silent about the others.
 pub(super) fn decode(bytes: &[u8], lists: Lists) -> Result<Decoding, Flaw> {
     let documents = yaml::parse_bytes(bytes)
         .map_err(|error| Flaw { line: Some(error.line), ..Flaw::whole(error.message) })?;

@@ -206,16 +206,16 @@ impl Files {
                 problems.push(flaw.into_problem(&path.to_string_lossy(), *since, false));
             }
         }
-        let pods = self.known.then(|| self.winners().0.into_iter().map(|(_, pod)| pod.clone()).collect());
+        let pods = self.known.then(|| self.winners().0.into_iter().cloned().collect());
         SourceSet { pods, problems }
     }
 
     /// The pods of all files, without those that a later one replaces, and the replaced.
-    fn winners(&self) -> (Vec<(&Path, &Pod)>, Vec<(PathBuf, String)>) {
+    fn winners(&self) -> (Vec<&Pod>, Vec<(PathBuf, String)>) {
         let all = self.entries.iter().flat_map(|(path, entry)| entry.pods.iter().map(move |pod| (path, pod)));
         let mut names: HashMap<FullName, &PathBuf> = HashMap::new();
         let mut uids: HashMap<PodUid, &PathBuf> = HashMap::new();
-        let mut winners: Vec<(&Path, &Pod)> = Vec::new();
+        let mut winners: Vec<&Pod> = Vec::new();
         let mut losers = Vec::new();
         // The last file wins, so it is asked first.
         for (path, pod) in all.collect::<Vec<_>>().into_iter().rev() {
@@ -232,7 +232,7 @@ impl Files {
             }
             names.insert(pod.full_name(), path);
             uids.insert(pod.uid().clone(), path);
-            winners.push((path, pod));
+            winners.push(pod);
         }
         winners.reverse();
         (winners, losers)
@@ -265,7 +265,7 @@ impl Files {
                 if changed {
                     let place = self.root.to_string_lossy().into_owned();
                     let problem = flaw.clone().into_problem(&place, since, false);
-                    let kept = self.winners().0.into_iter().map(|(_, pod)| pod.clone()).collect();
+                    let kept = self.winners().0.into_iter().cloned().collect();
                     news.push(News { place, message: problem.to_string(), kept });
                 }
                 self.unlisted = Some((flaw, since));

@@ -149,7 +149,8 @@ impl Remote {
             return refuse(self, format!("GET was answered with status {status}"));
         }
         if body.is_empty() {
-            // What follows an empty answer is news, even if it is what was there before.
+            // DIFFERS: upstream compares the next body with the one before the empty answer
+            // and, if they are equal, leaves the pods away.
             self.body = None;
             self.pods = Some(Vec::new());
             self.kept.clear();
@@ -272,5 +273,54 @@ mod tests {
         ] {
             assert_eq!(without_credentials(url), shown);
         }
+    }
+
+    #[test]
+    fn the_thread_polls_and_stops_in_the_middle_of_a_request() {
+        use crate::model::event::EventSink;
+        use crate::util::mailbox::{mailbox, newest};
+        use std::io::{Read, Write};
+        const LIMIT: Duration = Duration::from_secs(20);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/pods", listener.local_addr().unwrap());
+        let (asked, asking) = crossbeam_channel::bounded(4);
+        let body = list(&[pod("a")]);
+        let server = threads::spawn("t/server", Stack::Small, OnDeath::Nobody, move |_| {
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            for answer in [answer.as_str(), "HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", ""] {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut byte = [0];
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+                    request.push(byte[0]);
+                }
+                stream.write_all(answer.as_bytes()).unwrap();
+                let _ = asked.send(());
+                if answer.is_empty() {
+                    // The client hangs until it is told to stop.
+                    let _ = stream.read(&mut byte);
+                }
+            }
+        })
+        .unwrap();
+        let (post, inbox) = mailbox(newest);
+        let (events_sink, events) = EventSink::new();
+        let (on_death, _deaths) = crossbeam_channel::bounded(1);
+        let settings = HttpSettings { url, headers: Default::default(), check: Duration::ZERO };
+        let running = spawn("n", &settings, &Deps { post, events: events_sink, on_death }).unwrap();
+        let next = || {
+            inbox.bell().recv_timeout(LIMIT).expect("a set in time");
+            inbox.take().remove(&SourceName::Http).unwrap()
+        };
+        let first = next();
+        assert_eq!(first.pods.as_ref().map(Vec::len), Some(1));
+        let second = next();
+        assert_eq!((&second.pods, second.problems.len()), (&first.pods, 1));
+        assert_eq!(events.recv_timeout(LIMIT).unwrap().reason, "InvalidManifest");
+        for _ in 0..3 {
+            asking.recv_timeout(LIMIT).unwrap();
+        }
+        assert_eq!(running.stop(threads::JOIN_LIMIT), threads::Stopped::Joined);
+        drop(server);
     }
 }

@@ -13,16 +13,6 @@ pub(super) enum Origin {
     Http(String),
 }
 
-impl Origin {
-    /// The path or the URL.
-    pub(super) fn place(&self) -> &str {
-        match self {
-            Origin::File(path) => path,
-            Origin::Http(url) => url,
-        }
-    }
-}
-
 /// Hashes what identifies a pod; call it with the object as the manifest has it.
 ///
 /// DIFFERS: upstream hashes the defaulted object in a form that changes with every release,
@@ -76,7 +66,8 @@ pub(super) fn identify(
             tolerations.push(stay);
         }
     }
-    // A manifest may be the export of a pod that ran elsewhere; its status means nothing here.
+    // DIFFERS: upstream only sets the phase. A manifest may be the export of a pod that ran
+    // elsewhere; nothing of its status is true here.
     pod.status = Some(PodStatus { phase: Some("Pending".to_owned()), ..PodStatus::default() });
     Ok(())
 }

@@ -222,6 +222,24 @@ spec:
         assert_eq!(flaws(&rich().to_string()), Vec::<String>::new());
     }
 
+    #[test]
+    fn the_threads_stack_is_deep_enough() {
+        use crate::util::threads::{OnDeath, Stack, spawn};
+        let deep = (0..60).fold(json!(1), |inner, _| json!({"a": [inner]}));
+        let mut pod = rich();
+        pod["spec"]["deep"] = deep;
+        let texts =
+            [rich().to_string(), pod.to_string(), format!("a: {}1{}", "[".repeat(9000), "]".repeat(9000))];
+        let (tx, rx) = crossbeam_channel::bounded(1);
+        let _running = spawn("t/stack", Stack::Large, OnDeath::Nobody, move |_| {
+            let flaws: Vec<usize> =
+                texts.iter().map(|text| read(text.as_bytes(), "node", &file()).flaws.len()).collect();
+            let _ = tx.send(flaws);
+        })
+        .unwrap();
+        assert_eq!(rx.recv_timeout(std::time::Duration::from_secs(20)), Ok(vec![0, 1, 1]));
+    }
+
     #[derive(Debug, Clone)]
     enum Mutation {
         Flip(usize, u8),

@@ -1,7 +1,7 @@
 //! Many sources, one ordered stream of small typed updates (Go: pkg/kubelet/config/config.go).
 //! Pure: sets in, updates out, time as an argument.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, fmt::strtime};
@@ -135,19 +135,19 @@ impl Merge {
 
 /// Drops every pod whose full name, or UID, came earlier in the set.
 fn distinct(source: SourceName, pods: Vec<Pod>, known: &mut Known, rejected: &mut Vec<Rejected>) -> Vec<Pod> {
-    let mut names: HashMap<FullName, PodUid> = HashMap::new();
+    let mut names: HashSet<FullName> = HashSet::new();
     let mut uids: HashSet<PodUid> = HashSet::new();
     let mut told = HashSet::new();
     let mut kept = Vec::with_capacity(pods.len());
     for pod in pods {
         let name = pod.full_name();
-        let why = if names.contains_key(&name) {
+        let why = if names.contains(&name) {
             format!("duplicate pod name {:?}", pod.name())
         } else if uids.contains(pod.uid()) {
             // DIFFERS: upstream lets the later pod overwrite the earlier one.
             format!("duplicate UID {:?}", pod.uid().as_str())
         } else {
-            names.insert(name, pod.uid().clone());
+            names.insert(name);
             uids.insert(pod.uid().clone());
             kept.push(pod);
             continue;

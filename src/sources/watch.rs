@@ -2,6 +2,7 @@
 //!
 //! Only says that something may have changed and which names; what is true is read by the
 //! next scan. Without inotify (limits reached) the periodic list remains.
+//! DIFFERS: upstream reads a file at its first write, so a slow writer starts half a manifest.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -90,17 +91,18 @@ pub(super) struct Watch {
 
 /// What is of interest in the directory of manifests, or about a single manifest.
 fn content_mask() -> WatchMask {
-    place_mask()
-        | WatchMask::MODIFY
-        | WatchMask::CLOSE_WRITE
-        | WatchMask::ATTRIB
-        | WatchMask::DELETE_SELF
-        | WatchMask::MOVE_SELF
+    place_mask() | WatchMask::MODIFY | WatchMask::CLOSE_WRITE | WatchMask::ATTRIB
 }
 
 /// What is of interest in a directory above: whether the path is there.
 fn place_mask() -> WatchMask {
-    WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO | WatchMask::ONLYDIR
+    WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::MOVED_FROM
+        | WatchMask::MOVED_TO
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF
+        | WatchMask::ONLYDIR
 }
 
 impl Watch {
@@ -127,7 +129,8 @@ impl Watch {
         let Some(inotify) = &self.inotify else { return };
         let is_directory = self.root.is_dir();
         let mut wanted: Vec<(PathBuf, WatchMask, Interest)> = Vec::new();
-        // The nearest directory above tells when the path comes, goes or is replaced.
+        // The nearest directory above tells when the path comes, goes or is replaced. What
+        // happens further up shows at the next list: those directories may be busy ones.
         let mut below = self.root.as_path();
         while let Some(above) = below.parent() {
             if above.is_dir() {

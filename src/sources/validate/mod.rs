@@ -15,3 +15,6 @@ mod security;
 mod volume;
 
 pub(super) use pod::validate;
+
+#[cfg(test)]
+mod tests;
