@@ -237,7 +237,7 @@ spec:
             let _ = tx.send(flaws);
         })
         .unwrap();
-        assert_eq!(rx.recv_timeout(std::time::Duration::from_secs(20)), Ok(vec![0, 1, 1]));
+        assert_eq!(rx.recv_timeout(std::time::Duration::from_secs(20)), Ok(vec![0, 0, 1]));
     }
 
     #[derive(Debug, Clone)]
