@@ -1,4 +1,4 @@
-//! Wire protocols: gRPC over Unix sockets today (Go: google.golang.org/grpc and cri-client's
+//! Wire protocols: gRPC over Unix sockets, HTTP to a URL (Go: google.golang.org/grpc and cri-client's
 //! connection code).
 //!
 //! Owns: the gRPC library and its one completion-queue thread `grpc-0`, the messages that
@@ -11,3 +11,4 @@
 pub mod endpoint;
 pub mod generated;
 pub mod grpc;
+pub mod http;

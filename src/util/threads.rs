@@ -135,9 +135,13 @@ pub fn report() -> Vec<ThreadReport> {
 pub struct Running {
     name: String,
     stop: Option<StopSource>,
+    waker: Option<Waker>,
     done: Receiver<()>,
     handle: Option<JoinHandle<()>>,
 }
+
+/// Ends a wait that the stop token cannot end: a write to an eventfd, a socket's shutdown.
+pub type Waker = Box<dyn FnOnce() + Send + Sync>;
 
 /// How a [`Running::stop`] went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +168,16 @@ impl Running {
     /// Gives the stop signal without waiting, so that many threads stop side by side.
     pub fn ask_to_stop(&mut self) {
         self.stop = None;
+        if let Some(wake) = self.waker.take() {
+            wake();
+        }
+    }
+
+    /// Adds what breaks the thread's blocking call. It is called once, after the stop signal.
+    #[must_use]
+    pub fn with_waker(mut self, waker: Waker) -> Self {
+        self.waker = Some(waker);
+        self
     }
 
     /// Gives the stop signal and waits up to `limit` for the end.
@@ -172,7 +186,7 @@ impl Running {
     }
 
     fn finish(&mut self, limit: Duration) -> Stopped {
-        self.stop = None;
+        self.ask_to_stop();
         let Some(handle) = self.handle.take() else { return Stopped::Joined };
         if handle.thread().id() == std::thread::current().id() {
             return Stopped::Joined;
@@ -236,7 +250,7 @@ where
                 OnDeath::Nobody => {}
             }
         })?;
-    Ok(Running { name, stop: Some(source), done, handle: Some(handle) })
+    Ok(Running { name, stop: Some(source), waker: None, done, handle: Some(handle) })
 }
 
 fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
@@ -275,6 +289,17 @@ mod tests {
         .unwrap();
         drop(running);
         assert_eq!(rx.try_recv(), Ok(()));
+    }
+
+    #[test]
+    fn a_waker_ends_what_the_token_cannot() {
+        let (wake, woken) = bounded::<()>(1);
+        let running = spawn("t/waker", Stack::Small, OnDeath::Nobody, move |_| {
+            let _ = woken.recv();
+        })
+        .unwrap()
+        .with_waker(Box::new(move || drop(wake)));
+        assert_eq!(running.stop(JOIN_LIMIT), Stopped::Joined);
     }
 
     #[test]

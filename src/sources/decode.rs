@@ -1,0 +1,216 @@
+//! From bytes to typed pods: documents, kinds, types. No defaults, no judgement yet.
+
+use serde_json::Value;
+
+use super::{Flaw, typed};
+use crate::config::yaml::{self, Document};
+use crate::model::api;
+
+/// Whether a list of pods may stand where a pod may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lists {
+    /// As at a URL.
+    Accepted,
+    /// As in a file.
+    Refused,
+}
+
+/// One pod of a manifest, or what is wrong with it.
+pub(super) struct Decoded {
+    /// The pod, as its types go.
+    pub(super) pod: Result<api::Pod, Vec<Flaw>>,
+    /// Paths of fields that no type knows.
+    pub(super) unknown: Vec<String>,
+    document: usize,
+    prefix: String,
+}
+
+/// All pods of one manifest.
+pub(super) struct Decoding {
+    /// In the order of the manifest.
+    pub(super) pods: Vec<Decoded>,
+    documents: Vec<Document>,
+}
+
+impl Decoding {
+    /// Adds the line, and the place in a list, to a fault of `pod`.
+    pub(super) fn locate(&self, pod: &Decoded, mut flaw: Flaw) -> Flaw {
+        let field = flaw.field.unwrap_or_default();
+        let path = match (pod.prefix.as_str(), field.as_str()) {
+            ("", _) => field,
+            (prefix, "") => prefix.to_owned(),
+            (prefix, _) => format!("{prefix}.{field}"),
+        };
+        let document = self.documents.get(pod.document);
+        flaw.line = flaw.line.or_else(|| document.and_then(|document| document.line_of(&path)));
+        flaw.field = Some(path).filter(|path| !path.is_empty());
+        flaw
+    }
+}
+
+/// Reads a whole manifest. The outer error means that not even its documents are known.
+///
+/// DIFFERS: upstream takes the first YAML document and is silent about the others.
+pub(super) fn decode(bytes: &[u8], lists: Lists) -> Result<Decoding, Flaw> {
+    let documents = yaml::parse_bytes(bytes)
+        .map_err(|error| Flaw { line: Some(error.line), ..Flaw::whole(error.message) })?;
+    if documents.is_empty() {
+        return Err(Flaw::whole("the manifest is empty"));
+    }
+    let mut pods = Vec::new();
+    for (index, document) in documents.iter().enumerate() {
+        document_pods(index, &document.value, lists, &mut pods);
+    }
+    Ok(Decoding { pods, documents })
+}
+
+fn document_pods(document: usize, value: &Value, lists: Lists, pods: &mut Vec<Decoded>) {
+    let refuse =
+        |flaw| Decoded { pod: Err(vec![flaw]), unknown: Vec::new(), document, prefix: String::new() };
+    let kind = value.get("kind").and_then(Value::as_str);
+    match kind {
+        Some("PodList" | "List") if lists == Lists::Accepted => {
+            if let Err(flaw) = version(value) {
+                pods.push(refuse(flaw));
+                return;
+            }
+            let items = match value.get("items") {
+                None | Some(Value::Null) => &[],
+                Some(Value::Array(items)) => items.as_slice(),
+                Some(_) => {
+                    pods.push(refuse(Flaw::at("items", "want a list")));
+                    return;
+                }
+            };
+            for (index, item) in items.iter().enumerate() {
+                let prefix = format!("items[{index}]");
+                // Upstream's lists leave kind and version out of their items.
+                let (pod, unknown) = match item.get("kind") {
+                    None | Some(Value::Null) if item.is_object() => typed_pod(item),
+                    _ => one_pod(item),
+                };
+                pods.push(Decoded { pod, unknown, document, prefix });
+            }
+        }
+        _ => {
+            let (pod, unknown) = one_pod(value);
+            pods.push(Decoded { pod, unknown, document, prefix: String::new() });
+        }
+    }
+}
+
+type PodAndUnknown = (Result<api::Pod, Vec<Flaw>>, Vec<String>);
+
+fn one_pod(value: &Value) -> PodAndUnknown {
+    let checked = (|| {
+        if !value.is_object() {
+            return Err(Flaw::whole("want a mapping with apiVersion, kind, metadata and spec"));
+        }
+        match value.get("kind") {
+            Some(Value::String(kind)) if kind == "Pod" => version(value),
+            None | Some(Value::Null) => Err(Flaw::at("kind", "Required value")),
+            Some(other) => {
+                Err(Flaw::at("kind", format!("Unsupported value: {other}: supported values: \"Pod\"")))
+            }
+        }
+    })();
+    match checked {
+        Ok(()) => typed_pod(value),
+        Err(flaw) => (Err(vec![flaw]), Vec::new()),
+    }
+}
+
+fn version(value: &Value) -> Result<(), Flaw> {
+    match value.get("apiVersion") {
+        Some(Value::String(version)) if version == "v1" => Ok(()),
+        None | Some(Value::Null) => Err(Flaw::at("apiVersion", "Required value")),
+        Some(other) => {
+            Err(Flaw::at("apiVersion", format!("Unsupported value: {other}: supported values: \"v1\"")))
+        }
+    }
+}
+
+fn typed_pod(value: &Value) -> PodAndUnknown {
+    match typed::read::<api::Pod>(value) {
+        Ok(typed) => (Ok(typed.object), typed.unknown),
+        Err(misfits) => {
+            let flaws = misfits
+                .into_iter()
+                .map(|misfit| Flaw::at(misfit.path, format!("Invalid value: {}", misfit.message)));
+            (Err(flaws.collect()), Vec::new())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flaws(text: &str, lists: Lists) -> Vec<(Option<u32>, String)> {
+        let show =
+            |flaw: Flaw| (flaw.line, format!("{}: {}", flaw.field.clone().unwrap_or_default(), flaw.message));
+        match decode(text.as_bytes(), lists) {
+            Err(flaw) => vec![show(flaw)],
+            Ok(decoding) => {
+                let mut all = Vec::new();
+                for pod in &decoding.pods {
+                    for flaw in pod.pod.as_ref().err().into_iter().flatten() {
+                        all.push(show(decoding.locate(pod, flaw.clone())));
+                    }
+                }
+                all
+            }
+        }
+    }
+
+    #[test]
+    fn every_document_counts_and_kinds_are_checked() {
+        let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n---\n# nothing\n---\n\
+                    apiVersion: v1\nkind: Pod\nmetadata: {name: b}\n";
+        let decoding = decode(text.as_bytes(), Lists::Refused).unwrap();
+        let names: Vec<_> =
+            decoding.pods.iter().map(|pod| pod.pod.as_ref().unwrap().metadata.name.clone()).collect();
+        assert_eq!(names, [Some("a".to_owned()), Some("b".to_owned())]);
+
+        let check = |text: &str, line, expected: &str| {
+            assert_eq!(flaws(text, Lists::Refused), [(line, expected.to_owned())], "{text}");
+        };
+        check("", None, ": the manifest is empty");
+        check("# only words\n---\n", None, ": the manifest is empty");
+        check("apiVersion: v1\n", Some(1), "kind: Required value");
+        check("kind: Pod\n", Some(1), "apiVersion: Required value");
+        check(
+            "apiVersion: v1\nkind: PodList\n",
+            Some(2),
+            "kind: Unsupported value: \"PodList\": supported values: \"Pod\"",
+        );
+        check(
+            "kind: Pod\napiVersion: v2\n",
+            Some(2),
+            "apiVersion: Unsupported value: \"v2\": supported values: \"v1\"",
+        );
+        check("- a\n", Some(1), ": want a mapping with apiVersion, kind, metadata and spec");
+        check(
+            "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - name: a\n    image: [x]\n",
+            Some(6),
+            "spec.containers[0].image: Invalid value: want a string, found list",
+        );
+    }
+
+    #[test]
+    fn lists_are_for_urls() {
+        let text = "{\"apiVersion\":\"v1\",\"kind\":\"PodList\",\"items\":[\
+                    {\"metadata\":{\"name\":\"a\"}},{\"kind\":\"Pod\",\"apiVersion\":\"v1\"},\
+                    {\"metadata\":{\"name\":1}},7]}";
+        let decoding = decode(text.as_bytes(), Lists::Accepted).unwrap();
+        assert_eq!(decoding.pods.len(), 4);
+        let found: Vec<String> = flaws(text, Lists::Accepted).into_iter().map(|(_, text)| text).collect();
+        assert_eq!(
+            found,
+            [
+                "items[2].metadata.name: Invalid value: want a string, found integer `1`",
+                "items[3]: want a mapping with apiVersion, kind, metadata and spec",
+            ]
+        );
+    }
+}

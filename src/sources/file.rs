@@ -1,0 +1,457 @@
+//! Static pods in files: what is known of each file, and the thread that keeps it true
+//! (Go: pkg/kubelet/config/file.go, file_linux.go).
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use rustix::fs::OFlags;
+
+use super::identity::{Fnv128, Origin};
+use super::manifest::{self, Manifest};
+use super::watch::{Bell, Touched, Watch, Woken};
+use super::{Deps, Error, FileSettings, Flaw, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary};
+use crate::model::event::{EventType, Regarding};
+use crate::model::ids::{FullName, PodUid};
+use crate::model::pod::{Pod, SourceName};
+use crate::model::reasons;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+/// Bounds of the time between full lists: zero would spin, a century would overflow.
+const CHECK_MIN: Duration = Duration::from_secs(1);
+const CHECK_MAX: Duration = Duration::from_secs(24 * 3600);
+/// A file changed this recently may change again without a new time stamp.
+const STAMP_GRAIN_NANOSECONDS: i128 = 1_000_000_000;
+
+/// Starts the thread `src-file`.
+pub(super) fn spawn(node_name: &str, settings: &FileSettings, deps: &Deps) -> std::io::Result<Running> {
+    let bell = Bell::new()?;
+    let ring = bell.clone();
+    // A relative path would mean another place after a change of directory.
+    let root = std::path::absolute(&settings.path).unwrap_or_else(|_| settings.path.clone());
+    let root: PathBuf = root.components().collect();
+    let check = settings.check.clamp(CHECK_MIN, CHECK_MAX);
+    let (node_name, deps) = (node_name.to_owned(), deps.clone());
+    let on_death = OnDeath::Supervisor(deps.on_death.clone());
+    let running = threads::spawn("src-file", Stack::Large, on_death, move |stop| {
+        run(Watch::new(&root, bell), Files::new(&root, &node_name), check, &deps, &stop);
+    })?;
+    Ok(running.with_waker(Box::new(move || ring.ring())))
+}
+
+fn run(mut watch: Watch, mut files: Files, check: Duration, deps: &Deps, stop: &StopToken) {
+    let mut posted: Option<SourceSet> = None;
+    let mut due = Instant::now() + check;
+    while !stop.is_stopped() {
+        watch.arm();
+        let news = files.scan(&mut watch, Timestamp::now());
+        for item in news {
+            item.tell(deps);
+        }
+        let set = files.set();
+        if posted.as_ref() != Some(&set) {
+            deps.post.put(SourceName::File, set.clone());
+            posted = Some(set);
+        }
+        let now = Instant::now();
+        if now >= due {
+            due = now + check;
+        }
+        if watch.wait(due) == Woken::Stopped {
+            return;
+        }
+    }
+}
+
+/// Something an operator should hear of, once.
+#[derive(Debug)]
+struct News {
+    place: String,
+    message: String,
+    /// Pods that run on though their manifest is bad.
+    kept: Vec<Pod>,
+}
+
+impl News {
+    fn tell(self, deps: &Deps) {
+        log::warn!("{}", self.message);
+        let source = Regarding::Manifest { source: self.place };
+        deps.events.raise(source, EventType::Warning, reasons::INVALID_MANIFEST, self.message.clone());
+        for pod in &self.kept {
+            let message = format!("running on the last good version: {}", self.message);
+            deps.events.warning(pod, reasons::INVALID_MANIFEST, message);
+        }
+    }
+}
+
+/// What identifies a version of a file without reading it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(meta: &Metadata) -> Self {
+        Stamp {
+            device: meta.dev(),
+            inode: meta.ino(),
+            size: meta.size(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+
+    /// Whether a later write could leave the very same stamp.
+    fn is_fresh(&self, now: Timestamp) -> bool {
+        let changed = i128::from(self.changed.0) * 1_000_000_000 + i128::from(self.changed.1);
+        now.as_nanosecond() - changed < STAMP_GRAIN_NANOSECONDS
+    }
+}
+
+/// One file as it was last read.
+#[derive(Debug, Default)]
+struct Entry {
+    /// `None`: read it again in any case.
+    stamp: Option<Stamp>,
+    /// Hash of the content that `pods` and `flaws` come from.
+    content: Option<u128>,
+    pods: Vec<Pod>,
+    flaws: Vec<Flaw>,
+    kept: Vec<Pod>,
+    since: Option<Timestamp>,
+}
+
+impl Entry {
+    fn problems<'a>(&'a self, place: &'a str) -> impl Iterator<Item = SourceProblem> + 'a {
+        let since = self.since.unwrap_or_default();
+        let kept = !self.kept.is_empty();
+        self.flaws.iter().map(move |flaw| flaw.clone().into_problem(place, since, kept))
+    }
+
+    /// Takes the outcome of a reading. News if something is wrong that was not before.
+    fn take(&mut self, place: &str, outcome: Manifest, now: Timestamp) -> Option<News> {
+        let Manifest { pods, flaws, unknown: _ } = outcome;
+        let changed = flaws != self.flaws;
+        (self.pods, self.kept) = manifest::carry_over(&self.pods, pods, !flaws.is_empty());
+        self.flaws = flaws;
+        if self.flaws.is_empty() {
+            if self.since.take().is_some() {
+                log::info!("{place}: good again");
+            }
+            return None;
+        }
+        self.since.get_or_insert(now);
+        let problems: Vec<SourceProblem> = self.problems(place).collect();
+        changed.then(|| News {
+            place: place.to_owned(),
+            message: summary(place, &problems),
+            kept: self.kept.clone(),
+        })
+    }
+}
+
+/// What is at the path now.
+enum Listing {
+    Missing,
+    Files(Vec<PathBuf>),
+}
+
+/// Everything known of the files at a path. INVARIANT: entries are the listed files.
+struct Files {
+    root: PathBuf,
+    node_name: String,
+    /// Whether the path was ever listed; before that nothing may be called complete.
+    known: bool,
+    entries: BTreeMap<PathBuf, Entry>,
+    /// Why the path could not be listed the last time.
+    unlisted: Option<(Flaw, Timestamp)>,
+    /// Pods that lost against another of their name or UID, by file and message.
+    collisions: BTreeMap<(PathBuf, String), Timestamp>,
+}
+
+impl Files {
+    fn new(root: &Path, node_name: &str) -> Self {
+        Files {
+            root: root.to_owned(),
+            node_name: node_name.to_owned(),
+            known: false,
+            entries: BTreeMap::new(),
+            unlisted: None,
+            collisions: BTreeMap::new(),
+        }
+    }
+
+    /// The complete set now.
+    fn set(&self) -> SourceSet {
+        let mut problems = Vec::new();
+        if let Some((flaw, since)) = &self.unlisted {
+            let kept = self.entries.values().any(|entry| !entry.pods.is_empty());
+            problems.push(flaw.clone().into_problem(&self.root.to_string_lossy(), *since, kept));
+        }
+        for (path, entry) in &self.entries {
+            problems.extend(entry.problems(&path.to_string_lossy()));
+            for ((_, message), since) in self.collisions.iter().filter(|((loser, _), _)| loser == path) {
+                let flaw = Flaw::at("metadata.name", message.as_str());
+                problems.push(flaw.into_problem(&path.to_string_lossy(), *since, false));
+            }
+        }
+        let pods = self.known.then(|| self.winners().0.into_iter().cloned().collect());
+        SourceSet { pods, problems }
+    }
+
+    /// The pods of all files, without those that a later one replaces, and the replaced.
+    fn winners(&self) -> (Vec<&Pod>, Vec<(PathBuf, String)>) {
+        let all = self.entries.iter().flat_map(|(path, entry)| entry.pods.iter().map(move |pod| (path, pod)));
+        let mut names: HashMap<FullName, &PathBuf> = HashMap::new();
+        let mut uids: HashMap<PodUid, &PathBuf> = HashMap::new();
+        let mut winners: Vec<&Pod> = Vec::new();
+        let mut losers = Vec::new();
+        // The last file wins, so it is asked first.
+        for (path, pod) in all.collect::<Vec<_>>().into_iter().rev() {
+            let named = names.get(&pod.full_name());
+            let known = named.or_else(|| uids.get(pod.uid()));
+            if let Some(winner) = known {
+                let what = if named.is_some() {
+                    format!("pod {}/{}", pod.namespace(), pod.name())
+                } else {
+                    format!("UID {}", pod.uid())
+                };
+                losers.push((path.clone(), format!("{what} is also in {}, which counts", winner.display())));
+                continue;
+            }
+            names.insert(pod.full_name(), path);
+            uids.insert(pod.uid().clone(), path);
+            winners.push(pod);
+        }
+        winners.reverse();
+        (winners, losers)
+    }
+
+    /// Looks at everything once.
+    fn scan(&mut self, watch: &mut Watch, now: Timestamp) -> Vec<News> {
+        let touched = watch.take_touched();
+        let mut news = Vec::new();
+        match list(&self.root) {
+            Ok(Listing::Missing) => {
+                if !self.known || !self.entries.is_empty() {
+                    log::info!("{} does not exist: no static pods from files", self.root.display());
+                }
+                self.entries.clear();
+                self.unlisted = None;
+                self.known = true;
+            }
+            Ok(Listing::Files(paths)) => {
+                if self.unlisted.take().is_some() {
+                    log::info!("{}: readable again", self.root.display());
+                }
+                news.extend(self.read_all(paths, &touched, watch, now));
+                self.known = true;
+            }
+            Err(error) => {
+                let flaw = Flaw::whole(error.chain());
+                let changed = self.unlisted.as_ref().is_none_or(|(old, _)| *old != flaw);
+                let since = self.unlisted.as_ref().map_or(now, |(_, since)| *since);
+                if changed {
+                    let place = self.root.to_string_lossy().into_owned();
+                    let problem = flaw.clone().into_problem(&place, since, false);
+                    let kept = self.winners().0.into_iter().cloned().collect();
+                    news.push(News { place, message: problem.to_string(), kept });
+                }
+                self.unlisted = Some((flaw, since));
+            }
+        }
+        news.extend(self.collide(now));
+        watch.forget_holds(Instant::now());
+        news
+    }
+
+    fn collide(&mut self, now: Timestamp) -> Vec<News> {
+        let losers = self.winners().1;
+        let before = std::mem::take(&mut self.collisions);
+        let mut news = Vec::new();
+        for key in losers {
+            let since = before.get(&key).copied().unwrap_or(now);
+            if !before.contains_key(&key) && !self.collisions.contains_key(&key) {
+                let place = key.0.to_string_lossy().into_owned();
+                let message = format!("{place}: metadata.name: {}", key.1);
+                news.push(News { place, message, kept: Vec::new() });
+            }
+            self.collisions.insert(key, since);
+        }
+        news
+    }
+
+    fn read_all(
+        &mut self,
+        paths: Vec<PathBuf>,
+        touched: &Touched,
+        watch: &mut Watch,
+        now: Timestamp,
+    ) -> Vec<News> {
+        let mut news = Vec::new();
+        let mut old = std::mem::take(&mut self.entries);
+        for path in paths {
+            let known = old.remove(&path);
+            let name = path.file_name().unwrap_or_default().to_owned();
+            let mut entry = match known {
+                // A held file stays what it was, or stays away, until it is complete.
+                Some(entry) if held(watch, &path, &name) => {
+                    self.entries.insert(path, entry);
+                    continue;
+                }
+                None if held(watch, &path, &name) => continue,
+                Some(entry) => entry,
+                None => Entry::default(),
+            };
+            if touched.all || touched.names.contains(&name) {
+                entry.stamp = None;
+            }
+            let place = path.to_string_lossy().into_owned();
+            match read(&path, entry.stamp) {
+                Ok(Reading::Gone) => continue,
+                Ok(Reading::Unchanged) => {}
+                Ok(Reading::Content(bytes, stamp)) => {
+                    // A fresh stamp proves nothing about the next reading.
+                    entry.stamp = (!stamp.is_fresh(now)).then_some(stamp);
+                    let mut hash = Fnv128::default();
+                    hash.add(&bytes);
+                    let hash = hash.value();
+                    if entry.content.replace(hash) != Some(hash) {
+                        let manifest = manifest::read(&bytes, &self.node_name, &Origin::File(place.clone()));
+                        for flaw in &manifest.unknown {
+                            log::warn!("{}", flaw.clone().into_problem(&place, now, false));
+                        }
+                        news.extend(entry.take(&place, manifest, now));
+                    }
+                }
+                Err(error) => {
+                    entry.stamp = None;
+                    entry.content = None;
+                    let flaws = vec![Flaw::whole(error.chain())];
+                    news.extend(entry.take(&place, Manifest { flaws, ..Manifest::default() }, now));
+                }
+            }
+            self.entries.insert(path, entry);
+        }
+        news
+    }
+}
+
+fn held(watch: &mut Watch, path: &Path, name: &OsStr) -> bool {
+    let size = std::fs::metadata(path).map_or(0, |meta| meta.len());
+    watch.holds(name, size, Instant::now())
+}
+
+fn list(root: &Path) -> Result<Listing, Error> {
+    let meta = match std::fs::metadata(root) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Listing::Missing),
+        Err(error) => return Err(Error::Open(root.to_owned(), error)),
+    };
+    if !meta.is_dir() {
+        // A single manifest; what it really is shows when it is read.
+        return Ok(Listing::Files(vec![root.to_owned()]));
+    }
+    let failed = |error: std::io::Error| Error::List(root.to_owned(), error);
+    let directory = match std::fs::read_dir(root) {
+        Ok(directory) => directory,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Listing::Missing),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut paths = Vec::new();
+    for entry in directory {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_name().as_bytes().starts_with(b".") {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(Listing::Files(paths))
+}
+
+/// What a look at one listed name brought.
+enum Reading {
+    /// It is not there any more, or it is a directory.
+    Gone,
+    /// The stamp is still the same.
+    Unchanged,
+    /// All of it.
+    Content(Vec<u8>, Stamp),
+}
+
+/// Reads a file if it is one, without ever waiting for a writer, a terminal or a lease.
+fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
+    let failed = |error: std::io::Error| Error::Open(path.to_owned(), error);
+    // Opening a device may act on it, so the type is asked first and again once it is open.
+    let meta = match std::fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == ErrorKind::NotFound && std::fs::symlink_metadata(path).is_err() => {
+            return Ok(Reading::Gone);
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    if meta.is_dir() {
+        return Ok(Reading::Gone);
+    }
+    regular(path, &meta)?;
+    if last == Some(Stamp::of(&meta)) {
+        return Ok(Reading::Unchanged);
+    }
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let flags = i32::try_from(flags.bits()).unwrap_or(0);
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Reading::Gone),
+        Err(error) => return Err(failed(error)),
+    };
+    let meta = file.metadata().map_err(failed)?;
+    regular(path, &meta)?;
+    let bytes = content(path, file, &meta)?;
+    Ok(Reading::Content(bytes, Stamp::of(&meta)))
+}
+
+fn regular(path: &Path, meta: &Metadata) -> Result<(), Error> {
+    let kind = meta.file_type();
+    let what = if kind.is_file() {
+        return Ok(());
+    } else if kind.is_fifo() {
+        "a named pipe"
+    } else if kind.is_socket() {
+        "a socket"
+    } else if kind.is_char_device() || kind.is_block_device() {
+        "a device"
+    } else if kind.is_dir() {
+        "a directory"
+    } else {
+        "no regular file"
+    };
+    Err(Error::NotAFile(path.to_owned(), what))
+}
+
+fn content(path: &Path, file: File, meta: &Metadata) -> Result<Vec<u8>, Error> {
+    let limit = MAX_MANIFEST_BYTES as u64;
+    if meta.len() > limit {
+        return Err(Error::TooLarge(path.to_owned()));
+    }
+    let mut bytes = Vec::new();
+    // It may have grown since; one byte over the limit is enough to know.
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| Error::Read(path.to_owned(), error))?;
+    if bytes.len() > MAX_MANIFEST_BYTES {
+        return Err(Error::TooLarge(path.to_owned()));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,374 @@
+use std::os::unix::fs::symlink;
+
+use super::*;
+use crate::model::event::{Event, EventSink};
+use crate::util::mailbox::{Inbox, mailbox, newest};
+use crossbeam_channel::Receiver;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn manifest(name: &str, image: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - name: c\n    image: {image}\n"
+    )
+}
+
+fn names(set: &SourceSet) -> Option<Vec<String>> {
+    Some(set.pods.as_ref()?.iter().map(|pod| pod.name().to_owned()).collect())
+}
+
+fn some(names: &[&str]) -> Option<Vec<String>> {
+    Some(names.iter().map(|name| (*name).to_owned()).collect())
+}
+
+/// A path under watch without its thread: every scan is one call.
+struct Desk {
+    directory: tempfile::TempDir,
+    files: Files,
+    watch: Watch,
+    clock: i64,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::new(directory.path(), "n");
+        let watch = Watch::new(directory.path(), Bell::new().unwrap());
+        Desk { directory, files, watch, clock: 0 }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: impl AsRef<[u8]>) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    /// One scan; the news' messages without the directory.
+    fn scan(&mut self) -> Vec<String> {
+        self.clock += 1;
+        let news = self.files.scan(&mut self.watch, Timestamp::from_second(self.clock).unwrap());
+        let prefix = format!("{}/", self.directory.path().display());
+        news.into_iter().map(|item| item.message.replace(&prefix, "")).collect()
+    }
+
+    fn names(&self) -> Option<Vec<String>> {
+        names(&self.files.set())
+    }
+}
+
+#[test]
+fn harmful_files_harm_no_one() {
+    let mut desk = Desk::new();
+    desk.write("b.yaml", manifest("good", "i:1"));
+    desk.write(".hidden.yaml", manifest("hidden", "i:1"));
+    desk.write("empty.yaml", "");
+    desk.write("comment.yaml", "# nothing here\n");
+    desk.write("binary.yaml", [0, 159, 146, 150, 255]);
+    desk.write(
+        "bomb.yaml",
+        "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\n\
+        c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\n\
+        e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]\n",
+    );
+    desk.write("half.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: [");
+    File::create(desk.path("huge.yaml")).unwrap().set_len(MAX_MANIFEST_BYTES as u64 + 1).unwrap();
+    std::fs::create_dir(desk.path("directory.yaml")).unwrap();
+    symlink("/nowhere/at/all", desk.path("dangling.yaml")).unwrap();
+    symlink("loop.yaml", desk.path("loop.yaml")).unwrap();
+    symlink("/dev/zero", desk.path("zero.yaml")).unwrap();
+    let fifo = desk.path("fifo.yaml");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(desk.path("socket.yaml")).unwrap();
+    desk.write("real", manifest("linked", "i:1"));
+    std::fs::rename(desk.path("real"), desk.path(".real")).unwrap();
+    symlink(".real", desk.path("link.yaml")).unwrap();
+
+    let news = desk.scan();
+    assert_eq!(desk.names(), some(&["good-n", "linked-n"]));
+    let told: Vec<&str> = news.iter().filter_map(|line| line.split('.').next()).collect();
+    assert_eq!(
+        told,
+        ["binary", "bomb", "comment", "dangling", "empty", "fifo", "half", "huge", "loop", "socket", "zero",]
+    );
+    let set = desk.files.set();
+    assert_eq!(set.problems.len(), told.len());
+    assert!(set.problems.iter().all(|problem| !problem.kept));
+    assert!(news[5].contains("is a named pipe; only regular files are read"), "{}", news[5]);
+    // Nothing changed: nothing is told again, and the pods are the very same.
+    assert_eq!(desk.scan(), Vec::<String>::new());
+    assert_eq!(desk.files.set(), set);
+}
+
+#[test]
+fn a_broken_manifest_keeps_its_pod() {
+    let mut desk = Desk::new();
+    desk.write("a.yaml", manifest("a", "i:1"));
+    assert_eq!(desk.scan(), Vec::<String>::new());
+    let good = desk.files.set();
+    assert_eq!(good.problems, []);
+
+    desk.write("a.yaml", manifest("a", "[broken"));
+    let news = desk.files.scan(&mut desk.watch, Timestamp::from_second(7).unwrap());
+    assert_eq!((news.len(), news[0].kept.len()), (1, 1));
+    let set = desk.files.set();
+    assert_eq!(set.pods, good.pods);
+    assert!(set.problems[0].kept && set.problems[0].line.is_some());
+    assert_eq!(set.problems[0].since, Timestamp::from_second(7).unwrap());
+
+    // Every later list keeps it; another fault is news, but the trouble is as old as it is.
+    assert_eq!(desk.scan(), Vec::<String>::new());
+    desk.write("a.yaml", manifest("a", "i:1\n    imagePullPolicy: Maybe"));
+    let news = desk.scan();
+    assert_eq!(
+        news,
+        ["a.yaml:8: spec.containers[0].imagePullPolicy: Unsupported value: \"Maybe\": \
+         supported values: \"Always\", \"IfNotPresent\", \"Never\""]
+    );
+    assert_eq!(desk.files.set().pods, good.pods);
+    assert_eq!(desk.files.set().problems[0].since, Timestamp::from_second(7).unwrap());
+
+    // Truncated to nothing: still there. Repaired as it was: the same pod. Deleted: gone.
+    desk.write("a.yaml", "");
+    assert_eq!(desk.scan(), ["a.yaml: the manifest is empty"]);
+    assert_eq!(desk.files.set().pods, good.pods);
+    desk.write("a.yaml", manifest("a", "i:1"));
+    assert_eq!(desk.scan(), Vec::<String>::new());
+    assert_eq!(desk.files.set().pods.unwrap()[0].uid(), good.pods.unwrap()[0].uid());
+    desk.write("a.yaml", "{");
+    desk.scan();
+    std::fs::remove_file(desk.path("a.yaml")).unwrap();
+    assert_eq!(desk.scan(), Vec::<String>::new());
+    assert_eq!(desk.files.set(), SourceSet { pods: Some(vec![]), problems: vec![] });
+}
+
+#[test]
+fn several_documents_are_several_pods() {
+    let mut desk = Desk::new();
+    let both = format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1"));
+    desk.write("x.yaml", &both);
+    desk.scan();
+    assert_eq!(desk.names(), some(&["a-n", "b-n"]));
+    // One goes bad: it stays as it was, an edit of the other counts.
+    let before = desk.files.set().pods.unwrap();
+    desk.write("x.yaml", format!("{}---\n{}", manifest("a", "i:2"), manifest("b", "''")));
+    assert_eq!(desk.scan(), ["x.yaml:15: spec.containers[0].image: Required value"]);
+    let after = desk.files.set().pods.unwrap();
+    assert_eq!(desk.names(), some(&["a-n", "b-n"]));
+    assert_ne!(before[0].uid(), after[0].uid());
+    assert_eq!(before[1], after[1]);
+    desk.write("x.yaml", manifest("b", "i:1"));
+    desk.scan();
+    assert_eq!(desk.names(), some(&["b-n"]));
+}
+
+#[test]
+fn of_two_files_with_one_pod_the_later_counts() {
+    let mut desk = Desk::new();
+    desk.write("a.yaml", manifest("web", "i:a"));
+    desk.write("b.yaml", manifest("web", "i:b"));
+    let news = desk.scan();
+    assert_eq!(news, ["a.yaml: metadata.name: pod default/web-n is also in b.yaml, which counts"]);
+    let set = desk.files.set();
+    assert_eq!(set.pods.as_ref().unwrap()[0].containers()[0].image.as_deref(), Some("i:b"));
+    assert_eq!((set.pods.unwrap().len(), set.problems.len()), (1, 1));
+    assert_eq!(desk.scan(), Vec::<String>::new());
+    std::fs::remove_file(desk.path("b.yaml")).unwrap();
+    assert_eq!(desk.scan(), Vec::<String>::new());
+    let set = desk.files.set();
+    assert_eq!(set.pods.unwrap()[0].containers()[0].image.as_deref(), Some("i:a"));
+    assert_eq!(set.problems, []);
+
+    let fixed = |name: &str| manifest(name, "i:1").replace("metadata: {", "metadata: {uid: one, ");
+    desk.write("c.yaml", fixed("c"));
+    desk.write("d.yaml", fixed("d"));
+    assert_eq!(desk.scan(), ["c.yaml: metadata.name: UID one is also in d.yaml, which counts"]);
+}
+
+#[test]
+fn a_missing_path_is_an_empty_set_and_an_unreadable_one_is_none() {
+    let mut desk = Desk::new();
+    let inner = desk.path("inner");
+    desk.files = Files::new(&inner, "n");
+    assert_eq!(desk.files.set().pods, None, "nothing is known before the first look");
+    desk.scan();
+    assert_eq!(desk.names(), some(&[]));
+
+    std::fs::create_dir(&inner).unwrap();
+    desk.write("inner/a.yaml", manifest("a", "i:1"));
+    desk.scan();
+    assert_eq!(desk.names(), some(&["a-n"]));
+
+    // Root may list whatever it likes, so the path becomes a loop of links instead.
+    std::fs::rename(&inner, desk.path("away")).unwrap();
+    symlink("inner", &inner).unwrap();
+    let news = desk.scan();
+    assert_eq!(news.len(), 1);
+    assert_eq!(desk.names(), some(&["a-n"]));
+    assert!(desk.files.set().problems[0].kept);
+    assert_eq!(desk.scan(), Vec::<String>::new());
+
+    std::fs::remove_file(&inner).unwrap();
+    std::fs::rename(desk.path("away"), &inner).unwrap();
+    desk.scan();
+    assert_eq!((desk.names(), desk.files.set().problems.len()), (some(&["a-n"]), 0));
+    std::fs::remove_dir_all(&inner).unwrap();
+    desk.scan();
+    assert_eq!(desk.names(), some(&[]));
+
+    let unreadable = desk.path("loop");
+    symlink("loop", &unreadable).unwrap();
+    desk.files = Files::new(&unreadable, "n");
+    desk.scan();
+    assert_eq!(desk.names(), None, "a path that was never read is not an empty one");
+    assert_eq!(desk.files.set().problems.len(), 1);
+}
+
+#[test]
+fn a_single_file_is_a_source_too() {
+    let mut desk = Desk::new();
+    desk.write("pod.yaml", manifest("a", "i:1"));
+    desk.files = Files::new(&desk.path("pod.yaml"), "n");
+    desk.scan();
+    assert_eq!(desk.names(), some(&["a-n"]));
+    desk.write("pod.yaml", "]");
+    assert_eq!(desk.scan().len(), 1);
+    assert_eq!(desk.names(), some(&["a-n"]));
+}
+
+#[test]
+fn an_unchanged_file_is_not_read_again() {
+    let desk = Desk::new();
+    desk.write("a", "x");
+    let Ok(Reading::Content(bytes, stamp)) = read(&desk.path("a"), None) else { panic!() };
+    assert_eq!(bytes, b"x");
+    assert!(matches!(read(&desk.path("a"), Some(stamp)), Ok(Reading::Unchanged)));
+    assert!(stamp.is_fresh(Timestamp::now()));
+    assert!(!stamp.is_fresh(Timestamp::now() + Duration::from_secs(5)));
+    desk.write("a", "yy");
+    assert!(matches!(read(&desk.path("a"), Some(stamp)), Ok(Reading::Content(..))));
+    assert!(matches!(read(&desk.path("b"), None), Ok(Reading::Gone)));
+}
+
+/// The real thread over a real directory; only its neighbors are bare ends.
+struct Live {
+    directory: tempfile::TempDir,
+    inbox: Inbox<SourceName, SourceSet>,
+    events: Receiver<Event>,
+    _deaths: Receiver<threads::Died>,
+    running: Running,
+}
+
+impl Live {
+    fn new(below: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (post, inbox) = mailbox(newest);
+        let (sink, events) = EventSink::new();
+        let (on_death, deaths) = crossbeam_channel::bounded(1);
+        // No periodic list takes part: what is seen came from inotify.
+        let settings = FileSettings { path: directory.path().join(below), check: CHECK_MAX };
+        let running = spawn("Node", &settings, &Deps { post, events: sink, on_death }).unwrap();
+        Live { directory, inbox, events, _deaths: deaths, running }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn next(&self) -> SourceSet {
+        self.inbox.bell().recv_timeout(LIMIT).expect("a set in time");
+        self.inbox.take().remove(&SourceName::File).unwrap()
+    }
+}
+
+#[test]
+fn the_thread_follows_the_directory() {
+    let live = Live::new("");
+    assert_eq!(live.next(), SourceSet { pods: Some(vec![]), problems: vec![] });
+
+    // As an editor does: a swap file, a temporary file, a rename. One change.
+    std::fs::write(live.path(".a.yaml.swp"), "x").unwrap();
+    std::fs::write(live.path("a.yaml.tmp"), manifest("a", "i:1")).unwrap();
+    std::fs::rename(live.path("a.yaml.tmp"), live.path("a.yaml")).unwrap();
+    let set = live.next();
+    assert_eq!(names(&set), some(&["a-node"]));
+    let first = set.pods.unwrap()[0].clone();
+
+    std::fs::write(live.path("new"), manifest("a", "i:2")).unwrap();
+    std::fs::rename(live.path("new"), live.path("a.yaml")).unwrap();
+    let set = live.next();
+    assert_eq!((names(&set), set.problems.len()), (some(&["a-node"]), 0));
+    assert_ne!(set.pods.unwrap()[0].uid(), first.uid());
+
+    std::fs::write(live.path("a.yaml"), "kind: [").unwrap();
+    let set = live.next();
+    assert_eq!(names(&set), some(&["a-node"]));
+    assert!(set.problems[0].kept);
+    let event = live.events.recv_timeout(LIMIT).unwrap();
+    assert_eq!(event.reason, "InvalidManifest");
+    assert!(matches!(event.regarding, Regarding::Manifest { source } if source.ends_with("a.yaml")));
+    let event = live.events.recv_timeout(LIMIT).unwrap();
+    assert!(matches!(event.regarding, Regarding::Pod { name, .. } if name == "a-node"));
+
+    std::fs::remove_file(live.path("a.yaml")).unwrap();
+    assert_eq!(live.next(), SourceSet { pods: Some(vec![]), problems: vec![] });
+    assert_eq!(live.running.stop(threads::JOIN_LIMIT), threads::Stopped::Joined);
+}
+
+#[test]
+fn the_thread_waits_for_a_slow_writer() {
+    use std::io::Write;
+    let live = Live::new("");
+    live.next();
+    let text = format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1"));
+    let (start, end) = text.split_at(manifest("a", "i:1").len());
+    let mut file = File::create(live.path("x.yaml")).unwrap();
+    file.write_all(start.as_bytes()).unwrap();
+    // Well past the settling time, but the file is still open: the first half is a whole pod.
+    assert!(live.inbox.bell().recv_timeout(Duration::from_millis(500)).is_err());
+    file.write_all(end.as_bytes()).unwrap();
+    drop(file);
+    assert_eq!(names(&live.next()), some(&["a-node", "b-node"]));
+}
+
+#[test]
+fn the_thread_sees_the_path_come_and_go() {
+    let live = Live::new("etc/manifests");
+    assert_eq!(names(&live.next()), some(&[]));
+    std::fs::create_dir(live.path("etc")).unwrap();
+    std::fs::create_dir(live.path("staged")).unwrap();
+    std::fs::write(live.path("staged/a.yaml"), manifest("a", "i:1")).unwrap();
+    std::fs::rename(live.path("staged"), live.path("etc/manifests")).unwrap();
+    assert_eq!(names(&live.next()), some(&["a-node"]));
+    std::fs::write(live.path("etc/manifests/b.yaml"), manifest("b", "i:1")).unwrap();
+    assert_eq!(names(&live.next()), some(&["a-node", "b-node"]));
+    std::fs::rename(live.path("etc"), live.path("gone")).unwrap();
+    assert_eq!(names(&live.next()), some(&[]));
+    std::fs::rename(live.path("gone"), live.path("etc")).unwrap();
+    assert_eq!(names(&live.next()), some(&["a-node", "b-node"]));
+}
+
+#[test]
+fn the_thread_follows_a_single_file_and_swapped_links() {
+    let live = Live::new("pod.yaml");
+    assert_eq!(names(&live.next()), some(&[]));
+    std::fs::write(live.path("pod.yaml"), manifest("a", "i:1")).unwrap();
+    assert_eq!(names(&live.next()), some(&["a-node"]));
+    std::fs::write(live.path("pod.yaml"), manifest("b", "i:1")).unwrap();
+    assert_eq!(names(&live.next()), some(&["b-node"]));
+
+    let live = Live::new("");
+    live.next();
+    for (version, image) in [("..1", "i:1"), ("..2", "i:2")] {
+        std::fs::create_dir(live.path(version)).unwrap();
+        std::fs::write(live.path(version).join("a.yaml"), manifest("a", image)).unwrap();
+    }
+    symlink("..1", live.path("..data")).unwrap();
+    symlink("..data/a.yaml", live.path("a.yaml")).unwrap();
+    let image = |set: SourceSet| set.pods.unwrap()[0].containers()[0].image.clone();
+    assert_eq!(image(live.next()).as_deref(), Some("i:1"));
+    symlink("..2", live.path("..next")).unwrap();
+    std::fs::rename(live.path("..next"), live.path("..data")).unwrap();
+    assert_eq!(image(live.next()).as_deref(), Some("i:2"));
+}

@@ -1,0 +1,326 @@
+//! Static pods behind a URL: poll, compare, read (Go: pkg/kubelet/config/http.go).
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::identity::{Fnv128, Origin};
+use super::manifest;
+use super::{Deps, Flaw, HttpSettings, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary};
+use crate::model::event::{EventType, Regarding};
+use crate::model::pod::{Pod, SourceName};
+use crate::model::reasons;
+use crate::transport::http::{Answer, GetError, Getter};
+use crate::util::stop::{StopToken, Waited};
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+/// For one request, its body included.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const CHECK_MIN: Duration = Duration::from_secs(1);
+const CHECK_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Starts the thread `src-http`.
+pub(super) fn spawn(node_name: &str, settings: &HttpSettings, deps: &Deps) -> std::io::Result<Running> {
+    let getter = Getter::new(&settings.url, &settings.headers, TIMEOUT, MAX_MANIFEST_BYTES);
+    let breaker = getter.clone();
+    let check = settings.check.clamp(CHECK_MIN, CHECK_MAX);
+    let remote = Remote::new(&settings.url, node_name);
+    let deps = deps.clone();
+    let on_death = OnDeath::Supervisor(deps.on_death.clone());
+    let running = threads::spawn("src-http", Stack::Large, on_death, move |stop| {
+        run(&getter, remote, check, &deps, &stop);
+    })?;
+    Ok(running.with_waker(Box::new(move || breaker.shut_down())))
+}
+
+fn run(getter: &Getter, mut remote: Remote, check: Duration, deps: &Deps, stop: &StopToken) {
+    let mut posted: Option<SourceSet> = None;
+    loop {
+        let answer = {
+            let _waiting = threads::waiting("an answer of the manifest URL");
+            getter.get()
+        };
+        if stop.is_stopped() {
+            return;
+        }
+        if let Some(message) = remote.take(answer, Timestamp::now()) {
+            log::warn!("{message}");
+            let source = Regarding::Manifest { source: remote.place.clone() };
+            deps.events.raise(source, EventType::Warning, reasons::INVALID_MANIFEST, message.clone());
+            for pod in &remote.kept {
+                let message = format!("running on the last good version: {message}");
+                deps.events.warning(pod, reasons::INVALID_MANIFEST, message);
+            }
+        }
+        let set = remote.set();
+        if posted.as_ref() != Some(&set) {
+            deps.post.put(SourceName::Http, set.clone());
+            posted = Some(set);
+        }
+        let _waiting = threads::waiting("poll timer or stop");
+        if stop.wait(check) == Waited::Stopped {
+            return;
+        }
+    }
+}
+
+/// What is known of the URL.
+struct Remote {
+    origin: Origin,
+    /// The URL as messages show it: without a password.
+    place: String,
+    node_name: String,
+    /// `None` until the first answer that says what should run.
+    pods: Option<Vec<Pod>>,
+    /// Hash of the last body that was read.
+    body: Option<u128>,
+    /// What is wrong with that body.
+    body_flaws: Vec<Flaw>,
+    /// Pods that are not in that body, but were in the last good one.
+    body_kept: Vec<Pod>,
+    /// What is wrong now.
+    flaws: Vec<Flaw>,
+    /// Pods that run on because of it.
+    kept: Vec<Pod>,
+    since: Option<Timestamp>,
+}
+
+impl Remote {
+    fn new(url: &str, node_name: &str) -> Self {
+        Remote {
+            origin: Origin::Http(url.to_owned()),
+            place: without_credentials(url),
+            node_name: node_name.to_owned(),
+            pods: None,
+            body: None,
+            body_flaws: Vec::new(),
+            body_kept: Vec::new(),
+            flaws: Vec::new(),
+            kept: Vec::new(),
+            since: None,
+        }
+    }
+
+    fn problems(&self) -> Vec<SourceProblem> {
+        let since = self.since.unwrap_or_default();
+        let kept = !self.kept.is_empty();
+        self.flaws.iter().map(|flaw| flaw.clone().into_problem(&self.place, since, kept)).collect()
+    }
+
+    fn set(&self) -> SourceSet {
+        SourceSet { pods: self.pods.clone(), problems: self.problems() }
+    }
+
+    /// Takes the outcome of one request. A message if something is wrong that was not before.
+    fn take(&mut self, outcome: Result<Answer, GetError>, now: Timestamp) -> Option<String> {
+        let flaws = match outcome {
+            Ok(answer) => self.answer(answer),
+            Err(error) => {
+                self.kept = self.pods.clone().unwrap_or_default();
+                let cause = std::error::Error::source(&error).map(ToString::to_string);
+                vec![Flaw::whole(format!("GET failed: {}", cause.unwrap_or_default()))]
+            }
+        };
+        let changed = flaws != self.flaws;
+        self.flaws = flaws;
+        if self.flaws.is_empty() {
+            if self.since.take().is_some() {
+                log::info!("{}: good again", self.place);
+            }
+            return None;
+        }
+        self.since.get_or_insert(now);
+        changed.then(|| summary(&self.place, &self.problems()))
+    }
+
+    fn answer(&mut self, answer: Answer) -> Vec<Flaw> {
+        let refuse = |remote: &mut Self, message: String| {
+            remote.kept = remote.pods.clone().unwrap_or_default();
+            vec![Flaw::whole(message)]
+        };
+        let Answer { status, body } = answer;
+        if body.len() > MAX_MANIFEST_BYTES {
+            return refuse(
+                self,
+                format!("the answer is larger than the limit of {MAX_MANIFEST_BYTES} bytes"),
+            );
+        }
+        if status != 200 {
+            return refuse(self, format!("GET was answered with status {status}"));
+        }
+        if body.is_empty() {
+            // DIFFERS: upstream compares the next body with the one before the empty answer
+            // and, if they are equal, leaves the pods away.
+            self.body = None;
+            self.pods = Some(Vec::new());
+            self.kept.clear();
+            self.body_kept.clear();
+            return vec![Flaw::whole("the answer is empty: there are no pods")];
+        }
+        let mut hash = Fnv128::default();
+        hash.add(&body);
+        let hash = hash.value();
+        if self.body.replace(hash) != Some(hash) {
+            let manifest = manifest::read(&body, &self.node_name, &self.origin);
+            for flaw in manifest.unknown {
+                log::warn!("{}: unknown field {}", self.place, flaw.field.unwrap_or_default());
+            }
+            self.body_flaws = manifest.flaws;
+            let faulty = !self.body_flaws.is_empty();
+            // A first answer without one good pod says nothing about what should run.
+            if self.pods.is_some() || !faulty || !manifest.pods.is_empty() {
+                let old = self.pods.take().unwrap_or_default();
+                let (pods, kept) = manifest::carry_over(&old, manifest.pods, faulty);
+                self.pods = Some(pods);
+                self.body_kept = kept;
+            }
+        }
+        self.kept.clone_from(&self.body_kept);
+        self.body_flaws.clone()
+    }
+}
+
+/// Takes `user:password@` out of a URL.
+fn without_credentials(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let host = authority.rsplit('@').next().unwrap_or(authority);
+    format!("{scheme}://{host}{path}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn pod(name: &str) -> String {
+        format!(
+            "{{\"metadata\":{{\"name\":\"{name}\"}},\"spec\":{{\"containers\":[{{\"name\":\"c\",\"image\":\"i\"}}]}}}}"
+        )
+    }
+
+    fn list(items: &[String]) -> String {
+        format!("{{\"apiVersion\":\"v1\",\"kind\":\"PodList\",\"items\":[{}]}}", items.join(","))
+    }
+
+    fn answer(status: u16, body: &str) -> Result<Answer, GetError> {
+        Ok(Answer { status, body: body.as_bytes().to_vec() })
+    }
+
+    fn names(remote: &Remote) -> Option<Vec<String>> {
+        Some(remote.set().pods?.iter().map(|pod| pod.name().to_owned()).collect())
+    }
+
+    #[test]
+    fn an_error_keeps_the_last_set() {
+        let mut remote = Remote::new("http://u:p@h/x", "n");
+        let body = list(&[pod("a"), pod("b")]);
+        assert!(remote.take(answer(500, "x"), at(1)).is_some());
+        assert_eq!(names(&remote), None, "not seen yet");
+        assert_eq!(remote.set().problems[0].to_string(), "http://h/x: GET was answered with status 500");
+        assert_eq!(remote.take(answer(200, &body), at(2)), None);
+        let first = remote.set();
+        assert_eq!(names(&remote), Some(vec!["a-n".into(), "b-n".into()]));
+        assert_eq!(first.problems, []);
+
+        assert!(remote.take(answer(500, ""), at(3)).is_some());
+        assert_eq!(remote.take(answer(500, ""), at(4)), None, "told once");
+        let set = remote.set();
+        assert_eq!(set.pods, first.pods);
+        assert!(set.problems[0].kept && set.problems[0].since == at(3));
+        assert_eq!(remote.take(answer(200, &body), at(5)), None);
+        assert_eq!(remote.set(), first);
+
+        assert!(remote.take(answer(200, ""), at(6)).is_some());
+        assert_eq!(names(&remote), Some(vec![]));
+        assert!(!remote.set().problems[0].kept);
+        remote.take(answer(200, &body), at(7));
+        assert_eq!(remote.set().pods, first.pods);
+    }
+
+    #[test]
+    fn a_bad_answer_takes_no_pod_away() {
+        let mut remote = Remote::new("http://h/x", "n");
+        assert!(remote.take(answer(200, "{\"kind\":"), at(1)).is_some());
+        assert_eq!(names(&remote), None);
+        remote.take(answer(200, &list(&[pod("a"), pod("b")])), at(2));
+        let bad = list(&[pod("b"), pod("UP")]);
+        let message = remote.take(answer(200, &bad), at(3)).unwrap();
+        assert!(message.contains("items[1].metadata.name"), "{message}");
+        assert_eq!(names(&remote), Some(vec!["b-n".into(), "a-n".into()]));
+        assert_eq!(remote.kept.len(), 1);
+        assert_eq!(remote.take(answer(200, &bad), at(4)), None);
+        assert!(remote.set().problems[0].kept);
+        remote.take(answer(200, &list(&[pod("b")])), at(5));
+        assert_eq!(names(&remote), Some(vec!["b-n".into()]));
+        assert_eq!(remote.set().problems, []);
+        let huge = " ".repeat(MAX_MANIFEST_BYTES + 1);
+        assert!(remote.take(answer(200, &huge), at(6)).is_some());
+        assert_eq!(names(&remote), Some(vec!["b-n".into()]));
+    }
+
+    #[test]
+    fn passwords_do_not_show() {
+        for (url, shown) in [
+            ("http://u:p@h:1/a@b", "http://h:1/a@b"),
+            ("http://h/x?y=z@w", "http://h/x?y=z@w"),
+            ("https://u@h", "https://h"),
+            ("nonsense", "nonsense"),
+        ] {
+            assert_eq!(without_credentials(url), shown);
+        }
+    }
+
+    #[test]
+    fn the_thread_polls_and_stops_in_the_middle_of_a_request() {
+        use crate::model::event::EventSink;
+        use crate::util::mailbox::{mailbox, newest};
+        use std::io::{Read, Write};
+        const LIMIT: Duration = Duration::from_secs(20);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/pods", listener.local_addr().unwrap());
+        let (asked, asking) = crossbeam_channel::bounded(4);
+        let body = list(&[pod("a")]);
+        let server = threads::spawn("t/server", Stack::Small, OnDeath::Nobody, move |_| {
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            for answer in [answer.as_str(), "HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", ""] {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut byte = [0];
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+                    request.push(byte[0]);
+                }
+                stream.write_all(answer.as_bytes()).unwrap();
+                let _ = asked.send(());
+                if answer.is_empty() {
+                    // The client hangs until it is told to stop.
+                    let _ = stream.read(&mut byte);
+                }
+            }
+        })
+        .unwrap();
+        let (post, inbox) = mailbox(newest);
+        let (events_sink, events) = EventSink::new();
+        let (on_death, _deaths) = crossbeam_channel::bounded(1);
+        let settings = HttpSettings { url, headers: Default::default(), check: Duration::ZERO };
+        let running = spawn("n", &settings, &Deps { post, events: events_sink, on_death }).unwrap();
+        let next = || {
+            inbox.bell().recv_timeout(LIMIT).expect("a set in time");
+            inbox.take().remove(&SourceName::Http).unwrap()
+        };
+        let first = next();
+        assert_eq!(first.pods.as_ref().map(Vec::len), Some(1));
+        let second = next();
+        assert_eq!((&second.pods, second.problems.len()), (&first.pods, 1));
+        assert_eq!(events.recv_timeout(LIMIT).unwrap().reason, "InvalidManifest");
+        for _ in 0..3 {
+            asking.recv_timeout(LIMIT).unwrap();
+        }
+        assert_eq!(running.stop(threads::JOIN_LIMIT), threads::Stopped::Joined);
+        drop(server);
+    }
+}

@@ -1,0 +1,184 @@
+//! Who a static pod is: UID, name, namespace, node and marks (Go: pkg/kubelet/config/common.go).
+
+use super::Flaw;
+use crate::model::api::{self, PodStatus, Toleration};
+use crate::model::pod::CONFIG_HASH;
+
+/// Where a manifest was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A file's path.
+    File(String),
+    /// A URL.
+    Http(String),
+}
+
+/// Hashes what identifies a pod; call it with the object as the manifest has it.
+///
+/// DIFFERS: upstream hashes the defaulted object in a form that changes with every release,
+/// which restarts all static pods on an upgrade. Here the manifest's own fields count, so
+/// that a new default of a later version is no new pod.
+pub(super) fn uid(pod: &api::Pod, node_name: &str, origin: &Origin) -> String {
+    if let Some(given) = pod.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) {
+        return given.to_owned();
+    }
+    let mut hash = Fnv128::default();
+    // An object of maps with string keys always serializes, and always in the same order.
+    hash.add(&serde_json::to_vec(pod).unwrap_or_default());
+    match origin {
+        Origin::File(path) => {
+            hash.add(format!("host:{node_name}").as_bytes());
+            hash.add(format!("file:{path}").as_bytes());
+        }
+        Origin::Http(url) => hash.add(format!("url:{url}").as_bytes()),
+    }
+    hash.hex()
+}
+
+/// Makes a decoded, defaulted pod the static pod `uid` of this node.
+pub(super) fn identify(
+    pod: &mut api::Pod,
+    uid: String,
+    node_name: &str,
+    origin: &Origin,
+) -> Result<(), Flaw> {
+    let name = pod.metadata.name.take().unwrap_or_default();
+    if name.is_empty() {
+        return Err(Flaw::at("metadata.name", "Required value: a static pod needs a name"));
+    }
+    pod.metadata.name = Some(format!("{name}-{}", node_name.to_lowercase()));
+    let namespace = pod.metadata.namespace.get_or_insert_default();
+    if namespace.is_empty() {
+        *namespace = "default".to_owned();
+    }
+    pod.metadata.annotations.get_or_insert_default().insert(CONFIG_HASH.to_owned(), uid.clone());
+    pod.metadata.uid = Some(uid);
+    let spec = pod.spec.get_or_insert_default();
+    spec.node_name = Some(node_name.to_owned());
+    if matches!(origin, Origin::File(_)) {
+        let stay = Toleration {
+            operator: Some("Exists".to_owned()),
+            effect: Some("NoExecute".to_owned()),
+            ..Toleration::default()
+        };
+        let tolerations = spec.tolerations.get_or_insert_default();
+        if !tolerations.iter().any(|toleration| same_toleration(toleration, &stay)) {
+            tolerations.push(stay);
+        }
+    }
+    // DIFFERS: upstream only sets the phase. A manifest may be the export of a pod that ran
+    // elsewhere; nothing of its status is true here.
+    pod.status = Some(PodStatus { phase: Some("Pending".to_owned()), ..PodStatus::default() });
+    Ok(())
+}
+
+fn same_toleration(one: &Toleration, other: &Toleration) -> bool {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    text(&one.key) == text(&other.key)
+        && text(&one.operator) == text(&other.operator)
+        && text(&one.value) == text(&other.value)
+        && text(&one.effect) == text(&other.effect)
+        && one.toleration_seconds == other.toleration_seconds
+}
+
+/// FNV-1a, 128 bits.
+pub(super) struct Fnv128(u128);
+
+impl Default for Fnv128 {
+    fn default() -> Self {
+        Fnv128(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+}
+
+impl Fnv128 {
+    /// Takes more bytes in.
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        }
+    }
+
+    /// The hash so far.
+    pub(super) fn value(&self) -> u128 {
+        self.0
+    }
+
+    fn hex(&self) -> String {
+        format!("{:032x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(value: serde_json::Value) -> api::Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn fnv_is_fnv() {
+        let mut hash = Fnv128::default();
+        assert_eq!(hash.hex(), "6c62272e07bb014262b821756295c58d");
+        hash.add(b"a");
+        assert_eq!(hash.hex(), "d228cb696f1a8caf78912b704e4a8964");
+    }
+
+    #[test]
+    fn uid_follows_content_node_and_path() {
+        let file = Origin::File("/m/a.yaml".into());
+        let one = pod(json!({"metadata": {"name": "a", "labels": {"x": "1", "y": "2"}}}));
+        let base = uid(&one, "node", &file);
+        assert_eq!(base.len(), 32);
+        assert!(base.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
+        let same = pod(json!({"metadata": {"labels": {"y": "2", "x": "1"}, "name": "a"}}));
+        assert_eq!(uid(&same, "node", &file), base);
+        let edited = pod(json!({"metadata": {"name": "a", "labels": {"x": "1", "y": "3"}}}));
+        let url = Origin::Http("http://x/".into());
+        for other in [
+            uid(&edited, "node", &file),
+            uid(&one, "other", &file),
+            uid(&one, "node", &Origin::File("/m/b.yaml".into())),
+            uid(&one, "node", &url),
+        ] {
+            assert_ne!(other, base);
+        }
+        // From a URL the pod has one UID on every node.
+        assert_eq!(uid(&one, "node", &url), uid(&one, "other", &url));
+        let fixed = pod(json!({"metadata": {"name": "a", "uid": "given"}}));
+        assert_eq!(uid(&fixed, "node", &file), "given");
+    }
+
+    #[test]
+    fn a_pod_is_tied_to_its_node() {
+        let mut static_pod = pod(json!({"metadata": {"name": "web"}}));
+        identify(&mut static_pod, "u".into(), "Node-1", &Origin::File("/a".into())).unwrap();
+        let expected = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": "web-node-1", "namespace": "default", "uid": "u",
+                "annotations": {"kubernetes.io/config.hash": "u"},
+            },
+            "spec": {
+                "containers": [], "nodeName": "Node-1",
+                "tolerations": [{"operator": "Exists", "effect": "NoExecute"}],
+            },
+            "status": {"phase": "Pending"},
+        });
+        assert_eq!(serde_json::to_value(&static_pod).unwrap(), expected);
+
+        let mut tolerant = pod(json!({"metadata": {"name": "a"}, "spec": {
+            "tolerations": [{"key": "", "operator": "Exists", "effect": "NoExecute"}]}}));
+        identify(&mut tolerant, "u".into(), "n", &Origin::File("/a".into())).unwrap();
+        assert_eq!(tolerant.spec.unwrap().tolerations.unwrap().len(), 1);
+
+        let mut fetched = pod(json!({"metadata": {"name": "a", "namespace": "x"}}));
+        identify(&mut fetched, "u".into(), "n", &Origin::Http("http://a".into())).unwrap();
+        assert_eq!(fetched.spec.unwrap().tolerations, None);
+        assert_eq!(fetched.metadata.namespace.as_deref(), Some("x"));
+
+        let nameless = identify(&mut pod(json!({})), "u".into(), "n", &Origin::File("/a".into()));
+        assert_eq!(nameless.unwrap_err().field.as_deref(), Some("metadata.name"));
+    }
+}

@@ -1,0 +1,377 @@
+//! One manifest, from bytes to static pods: decode, default, identify, validate, refuse.
+
+use std::collections::HashSet;
+
+use super::decode::{self, Decoded, Lists};
+use super::identity::{self, Origin};
+use super::{Flaw, defaults, references, validate};
+use crate::model::ids::FullName;
+use crate::model::pod::Pod;
+
+/// What a manifest holds: its good pods, and every fault of the others.
+#[derive(Debug, Default)]
+pub(super) struct Manifest {
+    /// The pods that may run, in the order of the manifest.
+    pub(super) pods: Vec<Pod>,
+    /// What keeps the others from it.
+    pub(super) flaws: Vec<Flaw>,
+    /// Fields that no type knows; they have no effect.
+    pub(super) unknown: Vec<Flaw>,
+}
+
+/// Reads a manifest. Pods of one manifest are judged one by one.
+pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
+    let lists = match origin {
+        Origin::File(_) => Lists::Refused,
+        Origin::Http(_) => Lists::Accepted,
+    };
+    let mut manifest = Manifest::default();
+    let decoding = match decode::decode(bytes, lists) {
+        Ok(decoding) => decoding,
+        Err(flaw) => {
+            manifest.flaws.push(flaw);
+            return manifest;
+        }
+    };
+    for decoded in &decoding.pods {
+        let place = |flaw: Flaw| decoding.locate(decoded, flaw);
+        let unknown = decoded.unknown.iter().map(|path| Flaw::at(path.as_str(), "unknown field, ignored"));
+        manifest.unknown.extend(unknown.map(place));
+        match static_pod(decoded, node_name, origin) {
+            Ok(pod) => manifest.pods.push(pod),
+            Err(flaws) => manifest.flaws.extend(flaws.into_iter().map(place)),
+        }
+    }
+    manifest
+}
+
+fn static_pod(decoded: &Decoded, node_name: &str, origin: &Origin) -> Result<Pod, Vec<Flaw>> {
+    let mut pod = decoded.pod.clone()?;
+    let uid = identity::uid(&pod, node_name, origin);
+    defaults::set_defaults(&mut pod);
+    identity::identify(&mut pod, uid, node_name, origin).map_err(|flaw| vec![flaw])?;
+    let mut flaws = validate::validate(&pod);
+    flaws.extend(references::forbidden(&pod));
+    if flaws.is_empty() { Ok(Pod::from(pod)) } else { Err(flaws) }
+}
+
+/// The pods that count now: the good ones, and, while anything is wrong, every pod of the
+/// last good version that no good one replaces. A fault never takes a pod away.
+///
+/// DIFFERS: upstream removes the pods of a bad file at its next full list.
+pub(super) fn carry_over(old: &[Pod], good: Vec<Pod>, faulty: bool) -> (Vec<Pod>, Vec<Pod>) {
+    if !faulty {
+        return (good, Vec::new());
+    }
+    let replaced: HashSet<FullName> = good.iter().map(Pod::full_name).collect();
+    let kept: Vec<Pod> = old.iter().filter(|pod| !replaced.contains(&pod.full_name())).cloned().collect();
+    let mut pods = good;
+    pods.extend(kept.iter().cloned());
+    (pods, kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn file() -> Origin {
+        Origin::File("/m/a.yaml".to_owned())
+    }
+
+    fn flaws(text: &str) -> Vec<String> {
+        let manifest = read(text.as_bytes(), "node", &file());
+        let show = |flaw: Flaw| {
+            format!("{}: {}: {}", flaw.line.unwrap_or(0), flaw.field.unwrap_or_default(), flaw.message)
+        };
+        manifest.flaws.into_iter().map(show).collect()
+    }
+
+    const WEB: &str = "apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+spec:
+  containers:
+  - name: web
+    image: localhost/busybox:1
+    command: [sleep, '1000']
+    ports:
+    - {containerPort: 80, hostPort: 8080}
+    volumeMounts:
+    - {name: data, mountPath: /data}
+  volumes:
+  - name: data
+    emptyDir: {}
+";
+
+    #[test]
+    fn a_good_manifest_becomes_a_static_pod() {
+        let manifest = read(WEB.as_bytes(), "Node-1", &file());
+        assert_eq!(manifest.flaws, []);
+        let pod = &manifest.pods[0];
+        assert_eq!((pod.name(), pod.namespace()), ("web-node-1", "default"));
+        assert_eq!(pod.annotation("kubernetes.io/config.hash"), Some(pod.uid().as_str()));
+        assert_eq!(pod.source_phase(), "Pending");
+        assert_eq!(pod.spec().restart_policy.as_deref(), Some("Always"));
+        assert_eq!(read(WEB.as_bytes(), "Node-1", &file()).pods[0].uid(), pod.uid());
+        // A comment is no new pod, a changed label is.
+        let commented = format!("# hello\n{WEB}");
+        assert_eq!(read(commented.as_bytes(), "Node-1", &file()).pods[0].uid(), pod.uid());
+        let labelled = WEB.replace("  name: web\nspec", "  name: web\n  labels: {a: b}\nspec");
+        assert_ne!(read(labelled.as_bytes(), "Node-1", &file()).pods[0].uid(), pod.uid());
+    }
+
+    #[test]
+    fn all_faults_are_told_at_once_with_their_lines() {
+        let text = WEB
+            .replace("    image: localhost/busybox:1\n", "")
+            .replace("containerPort: 80,", "containerPort: 80000,")
+            .replace("name: data, mount", "name: date, mount")
+            .replace("  volumes:\n", "  restartPolicy: Maybe\n  serviceAccountName: sa\n  volumes:\n");
+        assert_eq!(
+            flaws(&text),
+            [
+                "7: spec.containers[0].image: Required value",
+                "10: spec.containers[0].ports[0].containerPort: Invalid value: 80000: must be between 1 and 65535, inclusive",
+                "12: spec.containers[0].volumeMounts[0].name: Not found: \"date\"",
+                "13: spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\", \"OnFailure\"",
+                "14: spec.serviceAccountName: static pods may not reference serviceaccounts",
+            ]
+        );
+    }
+
+    #[test]
+    fn one_bad_document_leaves_the_others() {
+        let text = format!("{WEB}---\n{}", WEB.replace("name: web\nspec", "name: UP\nspec"));
+        let manifest = read(text.as_bytes(), "node", &file());
+        assert_eq!(manifest.pods.len(), 1);
+        assert_eq!(manifest.flaws[0].field.as_deref(), Some("metadata.name"));
+        assert_eq!(manifest.flaws[0].line, Some(21));
+    }
+
+    #[test]
+    fn unknown_fields_are_named_but_do_no_harm() {
+        let text = WEB.replace("    command:", "    comand: x\n    command:");
+        let manifest = read(text.as_bytes(), "node", &file());
+        assert_eq!(manifest.pods.len(), 1);
+        assert_eq!(manifest.unknown[0].field.as_deref(), Some("spec.containers[0].comand"));
+        assert_eq!(manifest.unknown[0].line, Some(9));
+    }
+
+    #[test]
+    fn a_fault_takes_no_pod_away() {
+        let named = |name: &str| {
+            Pod::from(crate::model::api::Pod {
+                metadata: crate::model::meta::ObjectMeta {
+                    name: Some(name.to_owned()),
+                    ..Default::default()
+                },
+                ..Default::default()
+            })
+        };
+        let names = |pods: &[Pod]| pods.iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>();
+        let old = [named("a"), named("b")];
+        let (pods, kept) = carry_over(&old, vec![named("b"), named("c")], true);
+        assert_eq!(
+            (names(&pods), names(&kept)),
+            (vec!["b".into(), "c".into(), "a".into()], vec!["a".into()])
+        );
+        let (pods, kept) = carry_over(&old, vec![named("c")], false);
+        assert_eq!((names(&pods), names(&kept)), (vec!["c".into()], vec![]));
+    }
+
+    /// A pod that uses most of what a manifest may say.
+    fn rich() -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "rich", "namespace": "golden", "labels": {"app": "x"},
+                "annotations": {"example.org/note": "n"}},
+            "spec": {
+                "terminationGracePeriodSeconds": 1, "hostNetwork": true, "dnsPolicy": "None",
+                "dnsConfig": {"nameservers": ["10.0.0.1"], "searches": ["a.b"], "options": [{"name": "ndots", "value": "2"}]},
+                "hostAliases": [{"ip": "10.1.2.3", "hostnames": ["a", "b.c"]}],
+                "tolerations": [{"key": "k", "operator": "Exists"}],
+                "securityContext": {"runAsUser": 7, "supplementalGroups": [1], "sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}],
+                    "seccompProfile": {"type": "RuntimeDefault"}},
+                "initContainers": [{"name": "s", "image": "i:1", "restartPolicy": "Always",
+                    "startupProbe": {"exec": {"command": ["true"]}}}],
+                "containers": [{
+                    "name": "main", "image": "localhost/busybox:1", "command": ["sh"], "args": ["-c", "x"],
+                    "env": [{"name": "A", "value": "1"},
+                        {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
+                        {"name": "C", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}}}],
+                    "ports": [{"name": "web", "containerPort": 80, "protocol": "TCP"}],
+                    "resources": {"limits": {"cpu": "500m", "memory": "64Mi"}, "requests": {"cpu": 0.25}},
+                    "livenessProbe": {"httpGet": {"port": "web", "httpHeaders": [{"name": "X-A", "value": "b"}]}},
+                    "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
+                    "securityContext": {"capabilities": {"add": ["NET_ADMIN"], "drop": ["ALL"]}, "privileged": false},
+                    "volumeMounts": [{"name": "e", "mountPath": "/e"}, {"name": "h", "mountPath": "/h", "readOnly": true}],
+                }],
+                "volumes": [{"name": "e", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+                    {"name": "h", "hostPath": {"path": "/tmp", "type": "Directory"}},
+                    {"name": "p", "projected": {"sources": [{"downwardAPI": {"items": [
+                        {"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}}]}}]}}],
+            },
+        })
+    }
+
+    #[test]
+    fn the_rich_pod_is_good() {
+        assert_eq!(flaws(&rich().to_string()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_threads_stack_is_deep_enough() {
+        use crate::util::threads::{OnDeath, Stack, spawn};
+        let deep = (0..60).fold(json!(1), |inner, _| json!({"a": [inner]}));
+        let mut pod = rich();
+        pod["spec"]["deep"] = deep;
+        let texts =
+            [rich().to_string(), pod.to_string(), format!("a: {}1{}", "[".repeat(9000), "]".repeat(9000))];
+        let (tx, rx) = crossbeam_channel::bounded(1);
+        let _running = spawn("t/stack", Stack::Large, OnDeath::Nobody, move |_| {
+            let flaws: Vec<usize> =
+                texts.iter().map(|text| read(text.as_bytes(), "node", &file()).flaws.len()).collect();
+            let _ = tx.send(flaws);
+        })
+        .unwrap();
+        assert_eq!(rx.recv_timeout(std::time::Duration::from_secs(20)), Ok(vec![0, 0, 1]));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Mutation {
+        Flip(usize, u8),
+        Cut(usize),
+        Insert(usize, Vec<u8>),
+        Replace(usize, Value),
+        Repeat(usize, usize),
+    }
+
+    fn odd_value() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            Just(json!(null)),
+            Just(json!({})),
+            Just(json!([])),
+            Just(json!(true)),
+            Just(json!("")),
+            Just(json!("../../../etc")),
+            Just(json!("a\0b")),
+            Just(json!(i64::MIN)),
+            Just(json!(u64::MAX)),
+            Just(json!(1e308)),
+            Just(json!(-0.5)),
+            Just(json!("9999999999999999999999Ei")),
+            Just(json!("-1")),
+            Just(json!([null, [], {}, 1, "x"])),
+            Just(json!({"": {"": {"": null}}})),
+            Just(json!("🦀".repeat(100))),
+            (1..200_usize).prop_map(|depth| (0..depth).fold(json!(1), |inner, _| json!([inner]))),
+            (1..200_usize).prop_map(|depth| (0..depth).fold(json!({}), |inner, _| json!({"spec": inner}))),
+            ".{0,40}".prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+        ]
+    }
+
+    fn mutation() -> impl Strategy<Value = Mutation> {
+        prop_oneof![
+            (any::<usize>(), any::<u8>()).prop_map(|(at, bit)| Mutation::Flip(at, bit)),
+            any::<usize>().prop_map(Mutation::Cut),
+            (any::<usize>(), prop::collection::vec(any::<u8>(), 1..20))
+                .prop_map(|(at, bytes)| Mutation::Insert(at, bytes)),
+            (any::<usize>(), any::<usize>()).prop_map(|(at, times)| Mutation::Repeat(at, times)),
+            (any::<usize>(), odd_value()).prop_map(|(at, value)| Mutation::Replace(at, value)),
+            (any::<usize>(), odd_value()).prop_map(|(at, value)| Mutation::Replace(at, value)),
+            (any::<usize>(), odd_value()).prop_map(|(at, value)| Mutation::Replace(at, value)),
+        ]
+    }
+
+    fn count(value: &Value) -> usize {
+        1 + match value {
+            Value::Array(items) => items.iter().map(count).sum(),
+            Value::Object(map) => map.values().map(count).sum(),
+            _ => 0,
+        }
+    }
+
+    /// Replaces the value with the number `at`, counted depth first.
+    fn replace(value: &mut Value, at: &mut usize, new: &Value) {
+        if *at == 0 {
+            *value = new.clone();
+            *at = usize::MAX;
+            return;
+        }
+        *at -= 1;
+        let children: Vec<&mut Value> = match value {
+            Value::Array(items) => items.iter_mut().collect(),
+            Value::Object(map) => map.values_mut().collect(),
+            _ => Vec::new(),
+        };
+        for child in children {
+            replace(child, at, new);
+            if *at == usize::MAX {
+                return;
+            }
+        }
+    }
+
+    fn mutate(seed: usize, mutations: &[Mutation]) -> Vec<u8> {
+        let seeds = [rich(), json!({"apiVersion": "v1", "kind": "PodList", "items": [rich()]})];
+        let mut value = seeds[seed % 2].clone();
+        for mutation in mutations {
+            if let Mutation::Replace(at, new) = mutation {
+                let mut at = at % count(&value);
+                replace(&mut value, &mut at, new);
+            }
+        }
+        let mut bytes = match seed % 3 {
+            0 => WEB.as_bytes().to_vec(),
+            _ => value.to_string().into_bytes(),
+        };
+        for mutation in mutations {
+            let at = |at: usize| if bytes.is_empty() { 0 } else { at % bytes.len() };
+            match mutation {
+                Mutation::Flip(place, bit) => {
+                    let place = at(*place);
+                    if let Some(byte) = bytes.get_mut(place) {
+                        *byte ^= 1 << (bit % 8);
+                    }
+                }
+                Mutation::Cut(place) => bytes.truncate(at(*place)),
+                Mutation::Insert(place, new) => {
+                    let place = at(*place);
+                    bytes.splice(place..place, new.iter().copied());
+                }
+                Mutation::Repeat(place, times) => {
+                    let place = at(*place);
+                    let end = (place + 40).min(bytes.len());
+                    let piece = bytes[place..end].repeat(times % 30);
+                    bytes.splice(place..place, piece);
+                }
+                Mutation::Replace(..) => {}
+            }
+        }
+        bytes
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn mutated_manifests_never_panic(seed in 0..6_usize, mutations in prop::collection::vec(mutation(), 0..5)) {
+            let bytes = mutate(seed, &mutations);
+            for origin in [file(), Origin::Http("http://localhost/pods".to_owned())] {
+                let manifest = read(&bytes, "node", &origin);
+                for flaw in &manifest.flaws {
+                    prop_assert!(flaw.message.chars().count() <= 501 && !flaw.message.contains('\n'));
+                }
+                for pod in &manifest.pods {
+                    prop_assert!(!pod.uid().is_empty() && !pod.uid().as_str().contains('/'));
+                    prop_assert!(pod.name().ends_with("-node") && !pod.namespace().is_empty());
+                    let _ = super::super::unsupported_fields(pod);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! Many sources, one ordered stream of small typed updates (Go: pkg/kubelet/config/config.go).
+//! Pure: sets in, updates out, time as an argument.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, fmt::strtime};
+
+use crate::model::api;
+use crate::model::ids::{FullName, PodUid};
+use crate::model::pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, Pod, SourceName};
+
+/// What happened to the pods of an update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Op {
+    /// Gone from the source.
+    Remove,
+    /// Their UIDs are new to the source.
+    Add,
+    /// Their specification, labels or annotations changed.
+    Update,
+    /// As `Update`, but deletion has been asked for.
+    Delete,
+    /// Only their status changed at the source.
+    Reconcile,
+}
+
+/// Pods of one source to which the same thing happened.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Update {
+    /// What happened.
+    pub op: Op,
+    /// Where.
+    pub source: SourceName,
+    /// To which pods, as they are now. Empty only in the `Add` of an empty first set.
+    pub pods: Vec<Pod>,
+}
+
+/// A pod that was left out of its set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rejected {
+    /// The pod.
+    pub pod: Pod,
+    /// The text of its `FailedValidation` event.
+    pub message: String,
+}
+
+/// The pods of every source as they were last told.
+#[derive(Debug)]
+pub struct Merge {
+    sources: BTreeMap<SourceName, Known>,
+    rejected: Vec<Rejected>,
+    zone: TimeZone,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    pods: BTreeMap<PodUid, Pod>,
+    /// Rejections already told, so that a lasting duplicate is one event.
+    told: HashSet<(FullName, PodUid)>,
+}
+
+impl Default for Merge {
+    /// With the node's own time zone, in which `config.seen` is written.
+    fn default() -> Self {
+        Merge::new(TimeZone::system())
+    }
+}
+
+impl Merge {
+    /// With no source seen.
+    #[must_use]
+    pub fn new(zone: TimeZone) -> Self {
+        Merge { sources: BTreeMap::new(), rejected: Vec::new(), zone }
+    }
+
+    /// Whether every source of `configured` has delivered a set.
+    #[must_use]
+    pub fn all_seen(&self, configured: &[SourceName]) -> bool {
+        configured.iter().all(|source| self.sources.contains_key(source))
+    }
+
+    /// The pods of a source as they were last told, by UID.
+    pub fn pods(&self, source: SourceName) -> impl Iterator<Item = &Pod> {
+        self.sources.get(&source).into_iter().flat_map(|known| known.pods.values())
+    }
+
+    /// Takes the duplicates found since the last call.
+    pub fn take_rejected(&mut self) -> Vec<Rejected> {
+        std::mem::take(&mut self.rejected)
+    }
+
+    /// Compares the complete set of a source with its previous one. The updates come in the
+    /// order remove, add, update, delete, (empty add,) reconcile, each at most once.
+    pub fn apply(&mut self, source: SourceName, pods: Vec<Pod>, now: Timestamp) -> Vec<Update> {
+        let first = !self.sources.contains_key(&source);
+        let seen_text = seen_text(now, &self.zone);
+        let known = self.sources.entry(source).or_default();
+        let pods = distinct(source, pods, known, &mut self.rejected);
+
+        let mut lists: BTreeMap<Op, Vec<Pod>> = BTreeMap::new();
+        let present: BTreeSet<PodUid> = pods.iter().map(|pod| pod.uid().clone()).collect();
+        let gone: Vec<PodUid> = known.pods.keys().filter(|uid| !present.contains(*uid)).cloned().collect();
+        for pod in gone.iter().filter_map(|uid| known.pods.remove(uid)) {
+            lists.entry(Op::Remove).or_default().push(pod);
+        }
+        for pod in pods {
+            let (op, pod) = match known.pods.get(pod.uid()) {
+                None => (Op::Add, stamped(&pod, source, &seen_text)),
+                Some(old) => match compare(old, &pod, source) {
+                    Some(change) => change,
+                    None => continue,
+                },
+            };
+            known.pods.insert(pod.uid().clone(), pod.clone());
+            lists.entry(op).or_default().push(pod);
+        }
+
+        let mut updates = Vec::new();
+        for op in [Op::Remove, Op::Add, Op::Update, Op::Delete] {
+            if let Some(pods) = lists.remove(&op) {
+                updates.push(Update { op, source, pods });
+            }
+        }
+        // Something must say that the source has spoken.
+        if first && updates.is_empty() {
+            updates.push(Update { op: Op::Add, source, pods: Vec::new() });
+        }
+        if let Some(pods) = lists.remove(&Op::Reconcile) {
+            updates.push(Update { op: Op::Reconcile, source, pods });
+        }
+        updates
+    }
+}
+
+/// Drops every pod whose full name, or UID, came earlier in the set.
+fn distinct(source: SourceName, pods: Vec<Pod>, known: &mut Known, rejected: &mut Vec<Rejected>) -> Vec<Pod> {
+    let mut names: HashSet<FullName> = HashSet::new();
+    let mut uids: HashSet<PodUid> = HashSet::new();
+    let mut told = HashSet::new();
+    let mut kept = Vec::with_capacity(pods.len());
+    for pod in pods {
+        let name = pod.full_name();
+        let why = if names.contains(&name) {
+            format!("duplicate pod name {:?}", pod.name())
+        } else if uids.contains(pod.uid()) {
+            // DIFFERS: upstream lets the later pod overwrite the earlier one.
+            format!("duplicate UID {:?}", pod.uid().as_str())
+        } else {
+            names.insert(name);
+            uids.insert(pod.uid().clone());
+            kept.push(pod);
+            continue;
+        };
+        let key = (name, pod.uid().clone());
+        if !known.told.contains(&key) && !told.contains(&key) {
+            let described = format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid());
+            let message =
+                format!("Error validating pod {described} from {} due to {why}, ignoring", source.as_str());
+            rejected.push(Rejected { pod, message });
+        }
+        told.insert(key);
+    }
+    known.told = told;
+    kept
+}
+
+/// A pod that is new to its source, with its marks.
+fn stamped(pod: &Pod, source: SourceName, seen_text: &str) -> Pod {
+    let mut object = pod.object().clone();
+    let annotations = object.metadata.annotations.get_or_insert_default();
+    annotations.insert(CONFIG_SOURCE.to_owned(), source.as_str().to_owned());
+    annotations.insert(CONFIG_SEEN.to_owned(), seen_text.to_owned());
+    Pod::from(object)
+}
+
+/// Annotations that belong to the agent: they make no difference and outlast an update.
+const LOCAL: [&str; 3] = [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN];
+
+/// What changed between the stored and the incoming object of one UID, and the result.
+fn compare(old: &Pod, new: &Pod, source: SourceName) -> Option<(Op, Pod)> {
+    let (before, after) = (old.object(), new.object());
+    if differ(before, after) {
+        let mut object = before.clone();
+        object.spec.clone_from(&after.spec);
+        object.status.clone_from(&after.status);
+        object.metadata.labels.clone_from(&after.metadata.labels);
+        object.metadata.deletion_timestamp.clone_from(&after.metadata.deletion_timestamp);
+        object.metadata.deletion_grace_period_seconds = after.metadata.deletion_grace_period_seconds;
+        object.metadata.generation = after.metadata.generation;
+        let mut annotations = after.metadata.annotations.clone().unwrap_or_default();
+        annotations.insert(CONFIG_SOURCE.to_owned(), source.as_str().to_owned());
+        for key in LOCAL {
+            if let Some(value) = old.annotation(key) {
+                annotations.insert(key.to_owned(), value.to_owned());
+            }
+        }
+        object.metadata.annotations = Some(annotations);
+        let op = if after.metadata.deletion_timestamp.is_some() { Op::Delete } else { Op::Update };
+        return Some((op, Pod::from(object)));
+    }
+    if before.status == after.status {
+        return None;
+    }
+    let mut object = before.clone();
+    object.status.clone_from(&after.status);
+    Some((Op::Reconcile, Pod::from(object)))
+}
+
+fn differ(before: &api::Pod, after: &api::Pod) -> bool {
+    let (old, new) = (&before.metadata, &after.metadata);
+    before.spec != after.spec
+        || old.labels.as_ref().filter(|map| !map.is_empty())
+            != new.labels.as_ref().filter(|map| !map.is_empty())
+        || old.deletion_timestamp != new.deletion_timestamp
+        || old.deletion_grace_period_seconds != new.deletion_grace_period_seconds
+        || !foreign_annotations(before).eq(foreign_annotations(after))
+}
+
+fn foreign_annotations(pod: &api::Pod) -> impl Iterator<Item = (&String, &String)> {
+    pod.metadata.annotations.iter().flatten().filter(|(key, _)| !LOCAL.contains(&key.as_str()))
+}
+
+/// RFC 3339 in local time with exactly nine digits of a second.
+fn seen_text(now: Timestamp, zone: &TimeZone) -> String {
+    let local = now.to_zoned(zone.clone());
+    let format =
+        if local.offset().seconds() == 0 { "%Y-%m-%dT%H:%M:%S.%9fZ" } else { "%Y-%m-%dT%H:%M:%S.%9f%:z" };
+    // The format is fixed and a zoned time has all its fields.
+    strtime::format(format, &local).unwrap_or_else(|_| now.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    const FILE: SourceName = SourceName::File;
+    const API: SourceName = SourceName::Api;
+
+    fn pod(uid: &str, name: &str, rest: Value) -> Pod {
+        let mut value = json!({"metadata": {"name": name, "namespace": "ns", "uid": uid},
+                               "spec": {"containers": []}});
+        fn lay(onto: &mut Value, over: Value) {
+            match (onto, over) {
+                (Value::Object(map), Value::Object(over)) => {
+                    for (key, value) in over {
+                        lay(map.entry(key).or_insert(Value::Null), value);
+                    }
+                }
+                (onto, over) => *onto = over,
+            }
+        }
+        lay(&mut value, rest);
+        Pod::from(serde_json::from_value::<api::Pod>(value).unwrap())
+    }
+
+    fn plain(uid: &str) -> Pod {
+        pod(uid, uid, json!({}))
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn utc() -> Merge {
+        Merge::new(TimeZone::UTC)
+    }
+
+    fn brief(updates: &[Update]) -> Vec<(Op, Vec<String>)> {
+        let uids = |update: &Update| update.pods.iter().map(|pod| pod.uid().to_string()).collect();
+        updates.iter().map(|update| (update.op, uids(update))).collect()
+    }
+
+    fn told(op: Op, uids: &[&str]) -> (Op, Vec<String>) {
+        (op, uids.iter().map(|uid| (*uid).to_owned()).collect())
+    }
+
+    #[test]
+    fn emits_in_the_fixed_order() {
+        let mut merge = utc();
+        let names = ["gone", "edited", "dying", "ran", "same"];
+        merge.apply(FILE, names.map(plain).to_vec(), at(1));
+        let next = vec![
+            pod("ran", "ran", json!({"status": {"phase": "Running"}})),
+            pod(
+                "dying",
+                "dying",
+                json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 3}}),
+            ),
+            pod("edited", "edited", json!({"spec": {"hostNetwork": true}})),
+            plain("same"),
+            plain("new"),
+        ];
+        let updates = merge.apply(FILE, next.clone(), at(2));
+        assert_eq!(
+            brief(&updates),
+            [
+                told(Op::Remove, &["gone"]),
+                told(Op::Add, &["new"]),
+                told(Op::Update, &["edited"]),
+                told(Op::Delete, &["dying"]),
+                told(Op::Reconcile, &["ran"]),
+            ]
+        );
+        assert_eq!(merge.apply(FILE, next, at(3)), []);
+    }
+
+    #[test]
+    fn a_first_set_always_speaks() {
+        let mut merge = utc();
+        assert!(merge.all_seen(&[]) && !merge.all_seen(&[FILE]));
+        assert_eq!(brief(&merge.apply(FILE, vec![], at(1))), [told(Op::Add, &[])]);
+        assert!(merge.all_seen(&[FILE]) && !merge.all_seen(&[FILE, API]));
+        assert_eq!(merge.apply(FILE, vec![], at(2)), []);
+        assert_eq!(brief(&merge.apply(API, vec![plain("a")], at(3))), [told(Op::Add, &["a"])]);
+        assert!(merge.all_seen(&[FILE, API]));
+        // The sources do not know of each other.
+        assert_eq!(brief(&merge.apply(FILE, vec![plain("a")], at(4))), [told(Op::Add, &["a"])]);
+        assert_eq!(merge.pods(API).count(), 1);
+    }
+
+    #[test]
+    fn stamps_source_and_first_sight() {
+        let mut merge = utc();
+        let mirror = json!({"metadata": {"annotations": {
+            "kubernetes.io/config.source": "file", "kubernetes.io/config.mirror": "h",
+            "kubernetes.io/config.seen": "before"}}});
+        let added = merge.apply(API, vec![pod("a", "a", mirror)], at(1)).remove(0).pods.remove(0);
+        assert_eq!(added.annotation(CONFIG_SOURCE), Some("api"));
+        assert_eq!(added.annotation(CONFIG_SEEN), Some("1970-01-01T00:00:01.000000000Z"));
+        let edit = json!({"metadata": {"annotations": {"a": "b"}, "resourceVersion": "9"}});
+        let updates = merge.apply(API, vec![pod("a", "a", edit)], at(2));
+        assert_eq!(brief(&updates), [told(Op::Update, &["a"])]);
+        let edited = &updates[0].pods[0];
+        assert_eq!(edited.annotation(CONFIG_SEEN), added.annotation(CONFIG_SEEN));
+        assert_eq!(edited.annotation(CONFIG_MIRROR), Some("h"));
+        assert_eq!(edited.annotation("a"), Some("b"));
+        assert_eq!(edited.object().metadata.resource_version, None);
+    }
+
+    #[test]
+    fn local_annotations_and_empty_maps_make_no_difference() {
+        let mut merge = utc();
+        merge.apply(FILE, vec![plain("a")], at(1));
+        let marked = json!({"metadata": {"labels": {}, "annotations": {"kubernetes.io/config.seen": "x"}}});
+        assert_eq!(merge.apply(FILE, vec![pod("a", "a", marked)], at(2)), []);
+    }
+
+    #[test]
+    fn every_change_of_a_deleting_pod_is_a_delete() {
+        let mut merge = utc();
+        let dying = |grace: i64| {
+            pod(
+                "a",
+                "a",
+                json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace}}),
+            )
+        };
+        merge.apply(API, vec![plain("a")], at(1));
+        assert_eq!(brief(&merge.apply(API, vec![dying(30)], at(2))), [told(Op::Delete, &["a"])]);
+        assert_eq!(brief(&merge.apply(API, vec![dying(1)], at(3))), [told(Op::Delete, &["a"])]);
+        assert_eq!(merge.apply(API, vec![dying(1)], at(4)), []);
+        // A pod that is first seen while it is deleted is an addition.
+        assert_eq!(brief(&utc().apply(API, vec![dying(1)], at(1))), [told(Op::Add, &["a"])]);
+    }
+
+    #[test]
+    fn the_first_of_two_equal_names_wins_and_is_told_once() {
+        let mut merge = utc();
+        let set = vec![pod("a", "web", json!({})), pod("b", "web", json!({})), pod("a", "other", json!({}))];
+        assert_eq!(brief(&merge.apply(FILE, set.clone(), at(1))), [told(Op::Add, &["a"])]);
+        let messages: Vec<String> =
+            merge.take_rejected().into_iter().map(|rejected| rejected.message).collect();
+        assert_eq!(
+            messages,
+            [
+                "Error validating pod web_ns(b) from file due to duplicate pod name \"web\", ignoring",
+                "Error validating pod other_ns(a) from file due to duplicate UID \"a\", ignoring",
+            ]
+        );
+        merge.apply(FILE, set.clone(), at(2));
+        assert_eq!(merge.take_rejected(), []);
+        merge.apply(FILE, vec![plain("z")], at(3));
+        merge.apply(FILE, set, at(4));
+        assert_eq!(merge.take_rejected().len(), 2);
+    }
+
+    #[test]
+    fn seen_is_local_time_with_nine_digits() {
+        let now = Timestamp::new(1_700_000_000, 5_000).unwrap();
+        assert_eq!(seen_text(now, &TimeZone::UTC), "2023-11-14T22:13:20.000005000Z");
+        let east = TimeZone::fixed(jiff::tz::offset(2));
+        assert_eq!(seen_text(now, &east), "2023-11-15T00:13:20.000005000+02:00");
+    }
+
+    /// A pod of a small world: few UIDs and names, so that everything collides.
+    fn any_pod() -> impl Strategy<Value = Pod> {
+        (0..6_u8, 0..4_u8, 0..3_u8, 0..3_u8, any::<bool>()).prop_map(|(uid, name, label, phase, deleting)| {
+            let mut rest = json!({"metadata": {"labels": {"l": label.to_string()}},
+                                  "status": {"phase": phase.to_string()}});
+            if deleting {
+                rest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
+            pod(&format!("u{uid}"), &format!("n{name}"), rest)
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+
+        /// Whoever follows the updates knows the set: no UID is lost, none is left over, and
+        /// spec, labels, deletion and status are the newest.
+        #[test]
+        fn updates_add_up_to_the_set(sets in prop::collection::vec(prop::collection::vec(any_pod(), 0..8), 1..8)) {
+            let mut merge = utc();
+            let mut followed: BTreeMap<PodUid, Pod> = BTreeMap::new();
+            for (turn, set) in sets.into_iter().enumerate() {
+                let updates = merge.apply(FILE, set.clone(), at(i64::try_from(turn).unwrap()));
+                let ops: Vec<Op> = updates.iter().map(|update| update.op).collect();
+                prop_assert!(ops.is_sorted() && ops.windows(2).all(|pair| pair[0] != pair[1]));
+                for update in updates {
+                    for pod in update.pods {
+                        let before = match update.op {
+                            Op::Remove => followed.remove(pod.uid()),
+                            _ => followed.insert(pod.uid().clone(), pod.clone()),
+                        };
+                        prop_assert_eq!(before.is_none(), update.op == Op::Add);
+                        if update.op != Op::Add {
+                            let seen = before.as_ref().and_then(|before| before.annotation(CONFIG_SEEN));
+                            prop_assert_eq!(seen, pod.annotation(CONFIG_SEEN));
+                        }
+                    }
+                }
+                let rejected = merge.take_rejected().len();
+                prop_assert!(followed.len() + rejected <= set.len());
+                let mut names = HashSet::new();
+                let mut uids = HashSet::new();
+                for wanted in set {
+                    if names.contains(&wanted.full_name()) || uids.contains(wanted.uid()) {
+                        continue;
+                    }
+                    names.insert(wanted.full_name());
+                    uids.insert(wanted.uid().clone());
+                    let found = &followed[wanted.uid()];
+                    prop_assert_eq!(&found.object().metadata.labels, &wanted.object().metadata.labels);
+                    prop_assert_eq!(&found.object().status, &wanted.object().status);
+                    prop_assert_eq!(found.is_deleting(), wanted.is_deleting());
+                }
+                prop_assert_eq!(followed.len(), uids.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What a static pod may not name: objects that only an API server has
+//! (Go: pkg/api/pod HasAPIObjectReference).
+
+use super::Flaw;
+use crate::model::api::{Container, EnvFromSource, EnvVar, Pod, Volume};
+
+/// Every use of an API object in a static pod.
+pub(super) fn forbidden(pod: &Pod) -> Vec<Flaw> {
+    let mut found = Found(Vec::new());
+    let Some(spec) = &pod.spec else { return found.0 };
+    if !spec.service_account_name.as_deref().unwrap_or_default().is_empty() {
+        let field = if spec.service_account_name == spec.service_account {
+            "spec.serviceAccount"
+        } else {
+            "spec.serviceAccountName"
+        };
+        found.add(field, "serviceaccounts");
+    }
+    if spec.image_pull_secrets.as_ref().is_some_and(|secrets| !secrets.is_empty()) {
+        found.add("spec.imagePullSecrets", "secrets");
+    }
+    if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
+        found.add("spec.resourceClaims", "resourceclaims");
+    }
+    for (kind, list) in [
+        ("initContainers", spec.init_containers.as_deref().unwrap_or_default()),
+        ("containers", spec.containers.as_slice()),
+    ] {
+        for (index, Container { env, env_from, .. }) in list.iter().enumerate() {
+            let path = format!("spec.{kind}[{index}]");
+            found.environment(&path, env.as_deref(), env_from.as_deref());
+        }
+    }
+    for (index, container) in spec.ephemeral_containers.iter().flatten().enumerate() {
+        let path = format!("spec.ephemeralContainers[{index}]");
+        found.environment(&path, container.env.as_deref(), container.env_from.as_deref());
+    }
+    for (index, volume) in spec.volumes.iter().flatten().enumerate() {
+        found.volume(&format!("spec.volumes[{index}]"), volume);
+    }
+    found.0
+}
+
+struct Found(Vec<Flaw>);
+
+impl Found {
+    fn add(&mut self, field: &str, resource: &str) {
+        self.0.push(Flaw::at(field, format!("static pods may not reference {resource}")));
+    }
+
+    fn environment(&mut self, path: &str, env: Option<&[EnvVar]>, from: Option<&[EnvFromSource]>) {
+        for (index, variable) in env.unwrap_or_default().iter().enumerate() {
+            let Some(source) = &variable.value_from else { continue };
+            if source.secret_key_ref.is_some() {
+                self.add(&format!("{path}.env[{index}].valueFrom.secretKeyRef"), "secrets");
+            }
+            if source.config_map_key_ref.is_some() {
+                self.add(&format!("{path}.env[{index}].valueFrom.configMapKeyRef"), "configmaps");
+            }
+        }
+        for (index, source) in from.unwrap_or_default().iter().enumerate() {
+            if source.secret_ref.is_some() {
+                self.add(&format!("{path}.envFrom[{index}].secretRef"), "secrets");
+            }
+            if source.config_map_ref.is_some() {
+                self.add(&format!("{path}.envFrom[{index}].configMapRef"), "configmaps");
+            }
+        }
+    }
+
+    fn volume(&mut self, path: &str, volume: &Volume) {
+        for (set, name, resource) in [
+            (volume.secret.is_some(), "secret", "secrets"),
+            (volume.config_map.is_some(), "configMap", "configmaps"),
+            (volume.csi.is_some(), "csi", "csidrivers"),
+            (volume.persistent_volume_claim.is_some(), "persistentVolumeClaim", "persistentvolumeclaims"),
+            (volume.ephemeral.is_some(), "ephemeral", "persistentvolumeclaims"),
+            (volume.glusterfs.is_some(), "glusterfs", "endpoints"),
+            (volume.azure_file.is_some(), "azureFile", "secrets"),
+        ] {
+            if set {
+                self.add(&format!("{path}.{name}"), resource);
+            }
+        }
+        self.volume_secrets(path, volume);
+        let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+        for (index, source) in sources.enumerate() {
+            for (set, name, resource) in [
+                (source.secret.is_some(), "secret", "secrets"),
+                (source.config_map.is_some(), "configMap", "configmaps"),
+                (source.service_account_token.is_some(), "serviceAccountToken", "serviceaccounts"),
+                (source.cluster_trust_bundle.is_some(), "clusterTrustBundle", "clustertrustbundles"),
+                (source.pod_certificate.is_some(), "podCertificate", "podcertificates"),
+            ] {
+                if set {
+                    self.add(&format!("{path}.projected.sources[{index}].{name}"), resource);
+                }
+            }
+        }
+    }
+
+    /// Network volumes are fine, but not with credentials from a secret.
+    fn volume_secrets(&mut self, path: &str, volume: &Volume) {
+        for (set, name) in [
+            (volume.cephfs.as_ref().is_some_and(|source| source.secret_ref.is_some()), "cephfs"),
+            (volume.cinder.as_ref().is_some_and(|source| source.secret_ref.is_some()), "cinder"),
+            (volume.flex_volume.as_ref().is_some_and(|source| source.secret_ref.is_some()), "flexVolume"),
+            (volume.rbd.as_ref().is_some_and(|source| source.secret_ref.is_some()), "rbd"),
+            (volume.iscsi.as_ref().is_some_and(|source| source.secret_ref.is_some()), "iscsi"),
+            (volume.storageos.as_ref().is_some_and(|source| source.secret_ref.is_some()), "storageos"),
+            (volume.scale_io.is_some(), "scaleIO"),
+        ] {
+            if set {
+                self.add(&format!("{path}.{name}.secretRef"), "secrets");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn check(spec: Value, expected: &[(&str, &str)]) {
+        let mut spec = spec;
+        spec.as_object_mut().unwrap().entry("containers").or_insert(json!([]));
+        let pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+        let found: Vec<(String, String)> =
+            forbidden(&pod).into_iter().map(|flaw| (flaw.field.unwrap(), flaw.message)).collect();
+        let expected: Vec<(String, String)> = expected
+            .iter()
+            .map(|(field, resource)| {
+                ((*field).to_owned(), format!("static pods may not reference {resource}"))
+            })
+            .collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn local_things_are_fine() {
+        check(
+            json!({"containers": [{"name": "c", "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}],
+                "volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/"}},
+                    {"name": "c", "downwardAPI": {}}, {"name": "d", "image": {}},
+                    {"name": "e", "nfs": {"server": "s", "path": "/"}},
+                    {"name": "f", "projected": {"sources": [{"downwardAPI": {}}]}}]}),
+            &[],
+        );
+    }
+
+    #[test]
+    fn api_objects_are_not() {
+        check(json!({"serviceAccountName": "x"}), &[("spec.serviceAccountName", "serviceaccounts")]);
+        check(
+            json!({"imagePullSecrets": [{"name": "x"}], "resourceClaims": [{"name": "x"}]}),
+            &[("spec.imagePullSecrets", "secrets"), ("spec.resourceClaims", "resourceclaims")],
+        );
+        check(
+            json!({"initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "s"}}]}],
+                "containers": [{"name": "c",
+                    "env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]}]}),
+            &[
+                ("spec.initContainers[0].envFrom[0].secretRef", "secrets"),
+                ("spec.containers[0].env[0].valueFrom.configMapKeyRef", "configmaps"),
+            ],
+        );
+        check(
+            json!({"volumes": [{"name": "a", "secret": {"secretName": "s"}},
+                {"name": "b", "persistentVolumeClaim": {"claimName": "c"}},
+                {"name": "c", "projected": {"sources": [{"downwardAPI": {}}, {"serviceAccountToken": {"path": "t"}}]}},
+                {"name": "d", "rbd": {"image": "i", "monitors": [], "secretRef": {"name": "s"}}}]}),
+            &[
+                ("spec.volumes[0].secret", "secrets"),
+                ("spec.volumes[1].persistentVolumeClaim", "persistentvolumeclaims"),
+                ("spec.volumes[2].projected.sources[1].serviceAccountToken", "serviceaccounts"),
+                ("spec.volumes[3].rbd.secretRef", "secrets"),
+            ],
+        );
+    }
+}

@@ -1,0 +1,469 @@
+//! From a JSON value to a typed object, with the place of every fault.
+//!
+//! A deserializer that knows where it is: a wrong type is reported with its field path,
+//! the place is blanked and reading goes on, so that one run finds them all. What no type
+//! asked for is an unknown field. `null` counts as absent, as in Go.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use serde::de::{self, DeserializeSeed, Error as _, Unexpected, Visitor};
+use serde_json::Value;
+
+/// Wrong types reported per object; the rest show up once these are repaired.
+const MAX_FAULTS: usize = 20;
+/// Unknown fields reported per object.
+const MAX_UNKNOWN: usize = 50;
+
+/// A value at `path` that does not fit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Misfit {
+    /// Field path, such as `spec.containers[0].ports[0].hostPort`.
+    pub(super) path: String,
+    /// What was found and what was wanted.
+    pub(super) message: String,
+}
+
+/// A typed object and the paths of the fields that it has no place for.
+#[derive(Debug)]
+pub(super) struct Typed<T> {
+    /// The object.
+    pub(super) object: T,
+    /// Paths of fields that the type does not know.
+    pub(super) unknown: Vec<String>,
+}
+
+/// Reads `value` as a `T`, or tells every place that does not fit.
+pub(super) fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misfit>> {
+    let mut misfits = Vec::new();
+    let mut blanked: Option<Value> = None;
+    loop {
+        let trace = RefCell::new(Trace::default());
+        let place = Place { value: blanked.as_ref().unwrap_or(value), trace: &trace };
+        let error = match T::deserialize(place) {
+            Ok(object) if misfits.is_empty() => {
+                return Ok(Typed { object, unknown: trace.into_inner().unknown });
+            }
+            Ok(_) => return Err(misfits),
+            Err(error) => error,
+        };
+        let steps = trace.into_inner().failed.unwrap_or_default();
+        let misfit = Misfit { path: render(&steps), message: error.0 };
+        // Blank already and still wrong: nothing more can be learned.
+        let stuck = misfits.iter().any(|known: &Misfit| known.path == misfit.path);
+        if !stuck {
+            misfits.push(misfit);
+        }
+        let next = blanked.get_or_insert_with(|| value.clone());
+        if stuck || misfits.len() >= MAX_FAULTS || !blank(next, &steps) {
+            return Err(misfits);
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Step {
+    Field(String),
+    Key(String),
+    Index(usize),
+}
+
+#[derive(Default)]
+struct Trace {
+    path: Vec<Step>,
+    failed: Option<Vec<Step>>,
+    unknown: Vec<String>,
+}
+
+fn render(steps: &[Step]) -> String {
+    let mut text = String::new();
+    for step in steps {
+        match step {
+            Step::Field(name) if text.is_empty() => text.push_str(name),
+            Step::Field(name) => {
+                text.push('.');
+                text.push_str(name);
+            }
+            Step::Key(key) => {
+                text.push('[');
+                text.push_str(key);
+                text.push(']');
+            }
+            Step::Index(index) => {
+                text.push_str(&format!("[{index}]"));
+            }
+        }
+    }
+    text
+}
+
+/// Puts null at `steps`. False if there is no such place.
+fn blank(value: &mut Value, steps: &[Step]) -> bool {
+    if steps.is_empty() {
+        return false;
+    }
+    let mut at = value;
+    for step in steps {
+        let next = match step {
+            Step::Field(key) | Step::Key(key) => at.get_mut(key.as_str()),
+            Step::Index(index) => at.get_mut(*index),
+        };
+        match next {
+            Some(next) => at = next,
+            None => return false,
+        }
+    }
+    *at = Value::Null;
+    true
+}
+
+/// The fault's text; its place is in the trace.
+#[derive(Debug)]
+struct Fault(String);
+
+impl fmt::Display for Fault {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl de::Error for Fault {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Fault(super::clip(&message.to_string()))
+    }
+
+    fn invalid_type(found: Unexpected<'_>, wanted: &dyn de::Expected) -> Self {
+        Fault::custom(format!("want {wanted}, found {found}"))
+    }
+
+    fn invalid_value(found: Unexpected<'_>, wanted: &dyn de::Expected) -> Self {
+        Fault::custom(format!("want {wanted}, found {found}"))
+    }
+}
+
+/// A value and the trace of how it was reached.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    value: &'a Value,
+    trace: &'a RefCell<Trace>,
+}
+
+impl<'a> Place<'a> {
+    /// Reads one step further down; remembers where the first fault was.
+    fn descend<'de, S: DeserializeSeed<'de>>(
+        value: &'a Value,
+        trace: &'a RefCell<Trace>,
+        step: Step,
+        seed: S,
+    ) -> Result<S::Value, Fault> {
+        trace.borrow_mut().path.push(step);
+        let result = seed.deserialize(Place { value, trace });
+        let mut trace = trace.borrow_mut();
+        if result.is_err() && trace.failed.is_none() {
+            trace.failed = Some(trace.path.clone());
+        }
+        trace.path.pop();
+        result
+    }
+
+    fn found(self) -> Unexpected<'a> {
+        match self.value {
+            Value::Null => Unexpected::Unit,
+            Value::Bool(value) => Unexpected::Bool(*value),
+            Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+                (Some(value), ..) => Unexpected::Signed(value),
+                (_, Some(value), _) => Unexpected::Unsigned(value),
+                (.., Some(value)) => Unexpected::Float(value),
+                _ => Unexpected::Other("number"),
+            },
+            Value::String(text) => Unexpected::Str(text),
+            Value::Array(_) => Unexpected::Other("list"),
+            Value::Object(_) => Unexpected::Other("mapping"),
+        }
+    }
+
+    fn number<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        let Value::Number(number) = self.value else {
+            return if self.value.is_null() {
+                visitor.visit_i64(0)
+            } else {
+                Err(Fault::invalid_type(self.found(), &visitor))
+            };
+        };
+        match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(value), ..) => visitor.visit_i64(value),
+            (_, Some(value), _) => visitor.visit_u64(value),
+            // YAML's 1.0 is the integer 1 to Go. 2^53: beyond it a float is no exact integer.
+            (.., Some(value)) if value.fract() == 0.0 && value.abs() < 9_007_199_254_740_992.0 => {
+                visitor.visit_i64(value as i64)
+            }
+            (.., Some(value)) => visitor.visit_f64(value),
+            _ => Err(Fault::invalid_type(self.found(), &visitor)),
+        }
+    }
+
+    fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value {
+            Value::String(text) => visitor.visit_str(text),
+            Value::Null => visitor.visit_str(""),
+            _ => Err(Fault::invalid_type(self.found(), &"a string")),
+        }
+    }
+
+    fn mapping<'de, V: Visitor<'de>>(self, visitor: V, free_keys: bool) -> Result<V::Value, Fault> {
+        let entries = match self.value {
+            Value::Object(entries) => Some(entries.iter()),
+            Value::Null => None,
+            _ => return Err(Fault::invalid_type(self.found(), &"a mapping")),
+        };
+        visitor.visit_map(Entries { entries, current: None, trace: self.trace, free_keys })
+    }
+}
+
+macro_rules! numbers {
+    ($($name:ident)*) => {
+        $(fn $name<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+            self.number(visitor)
+        })*
+    };
+}
+
+impl<'de> de::Deserializer<'de> for Place<'_> {
+    type Error = Fault;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value {
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(value) => visitor.visit_bool(*value),
+            Value::Number(_) => self.number(visitor),
+            Value::String(text) => visitor.visit_str(text),
+            Value::Array(_) => self.deserialize_seq(visitor),
+            Value::Object(_) => self.mapping(visitor, true),
+        }
+    }
+
+    numbers! {
+        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
+        deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
+        deserialize_f32 deserialize_f64
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value {
+            Value::Bool(value) => visitor.visit_bool(*value),
+            Value::Null => visitor.visit_bool(false),
+            _ => Err(Fault::invalid_type(self.found(), &visitor)),
+        }
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        self.text(visitor)
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        self.text(visitor)
+    }
+
+    fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        self.text(visitor)
+    }
+
+    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        self.text(visitor)
+    }
+
+    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        self.text(visitor)
+    }
+
+    fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        self.text(visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        if self.value.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
+    }
+
+    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        self.deserialize_any(visitor)
+    }
+
+    fn deserialize_unit_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        self.deserialize_any(visitor)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        match (name, self.value) {
+            ("Quantity", Value::Null) => visitor.visit_str("0"),
+            ("Quantity", Value::String(text)) => visitor.visit_str(text),
+            ("Quantity", Value::Number(_)) => self.number(visitor),
+            ("Quantity", _) => Err(Fault::invalid_type(self.found(), &"a quantity")),
+            _ => visitor.visit_newtype_struct(self),
+        }
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        let items = match self.value {
+            Value::Array(items) => items.as_slice(),
+            Value::Null => &[],
+            _ => return Err(Fault::invalid_type(self.found(), &"a list")),
+        };
+        visitor.visit_seq(Items { items: items.iter().enumerate(), trace: self.trace })
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Fault> {
+        self.deserialize_seq(visitor)
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: usize,
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        self.deserialize_seq(visitor)
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        self.mapping(visitor, true)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        self.mapping(visitor, false)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Fault> {
+        Err(Fault::custom("enumerations do not occur in the API types"))
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        let mut trace = self.trace.borrow_mut();
+        if trace.unknown.len() < MAX_UNKNOWN {
+            let path = super::clip(&render(&trace.path));
+            trace.unknown.push(path);
+        }
+        drop(trace);
+        visitor.visit_unit()
+    }
+}
+
+struct Entries<'a> {
+    entries: Option<serde_json::map::Iter<'a>>,
+    current: Option<(&'a String, &'a Value)>,
+    trace: &'a RefCell<Trace>,
+    free_keys: bool,
+}
+
+impl<'de> de::MapAccess<'de> for Entries<'_> {
+    type Error = Fault;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Fault> {
+        self.current = self.entries.as_mut().and_then(Iterator::next);
+        let Some((key, _)) = self.current else { return Ok(None) };
+        seed.deserialize(de::value::StrDeserializer::<Fault>::new(key)).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Fault> {
+        let Some((key, value)) = self.current else {
+            return Err(Fault::custom("a value was asked for before its key"));
+        };
+        let step = if self.free_keys { Step::Key(key.clone()) } else { Step::Field(key.clone()) };
+        Place::descend(value, self.trace, step, seed)
+    }
+}
+
+struct Items<'a> {
+    items: std::iter::Enumerate<std::slice::Iter<'a, Value>>,
+    trace: &'a RefCell<Trace>,
+}
+
+impl<'de> de::SeqAccess<'de> for Items<'_> {
+    type Error = Fault;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
+        let Some((index, value)) = self.items.next() else { return Ok(None) };
+        Place::descend(value, self.trace, Step::Index(index), seed).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::api::Pod;
+    use serde_json::json;
+
+    #[test]
+    fn every_wrong_type_is_named_with_its_path() {
+        let value = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": 7, "labels": {"a.b/c": true}},
+            "spec": {"containers": [
+                {"name": "a", "ports": [{"containerPort": "http"}]},
+                "b",
+                {"name": "c", "resources": {"limits": {"cpu": [1]}}},
+            ], "hostNetwork": "yes"},
+        });
+        let misfits = read::<Pod>(&value).unwrap_err();
+        let paths: Vec<&str> = misfits.iter().map(|misfit| misfit.path.as_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "metadata.labels[a.b/c]",
+                "metadata.name",
+                "spec.containers[0].ports[0].containerPort",
+                "spec.containers[1]",
+                "spec.containers[2].resources.limits[cpu]",
+                "spec.hostNetwork",
+            ]
+        );
+        assert_eq!(misfits[1].message, "want a string, found integer `7`");
+    }
+
+    #[test]
+    fn unknown_fields_are_named_and_null_is_absent() {
+        let value = json!({
+            "metadata": {"name": "a", "creationTimestamp": null, "labels": {"x": null}, "foo": {"deep": 1}},
+            "spec": {"containers": [{"name": "c", "imagee": "x", "env": null}], "volumes": null},
+        });
+        let typed = read::<Pod>(&value).unwrap();
+        assert_eq!(typed.unknown, ["metadata.foo", "spec.containers[0].imagee"]);
+        assert_eq!(typed.object.metadata.labels.unwrap()["x"], "");
+    }
+
+    #[test]
+    fn quantities_and_integers_are_read_as_go_reads_them() {
+        let value = json!({"spec": {"terminationGracePeriodSeconds": 3.0, "containers": [
+            {"name": "c", "resources": {"limits": {"cpu": 0.5, "memory": 1_000_000_000_u64, "x": null}}},
+        ]}});
+        let spec = read::<Pod>(&value).unwrap().object.spec.unwrap();
+        assert_eq!(spec.termination_grace_period_seconds, Some(3));
+        let limits = spec.containers[0].resources.clone().unwrap().limits.unwrap();
+        let texts: Vec<&str> = limits.values().map(|quantity| quantity.0.as_str()).collect();
+        assert_eq!(texts, ["0.5", "1000000000", "0"]);
+        for value in [json!(1), json!("x"), json!([1, 2]), json!(null), json!({"spec": {"priority": 1e300}})]
+        {
+            // Must not panic; null is an empty pod.
+            let _ = read::<Pod>(&value);
+        }
+    }
+}

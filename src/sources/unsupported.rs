@@ -1,0 +1,105 @@
+//! Pod fields that have no effect in this version, so that nobody waits for them in vain.
+
+use crate::model::api::{Container, Volume};
+use crate::model::pod::Pod;
+
+use super::defaults::sources_of;
+
+/// Paths of the fields of `pod` that are set but not acted on yet, for one
+/// `UnsupportedField` event. Fields that a node never acts on (affinity, priority class
+/// names, topology spread) are not among them.
+#[must_use]
+pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
+    let spec = pod.spec();
+    let mut found: Vec<String> = Vec::new();
+    let mut spec_field = |set: bool, name: &str| {
+        if set {
+            found.push(format!("spec.{name}"));
+        }
+    };
+    spec_field(filled(&spec.init_containers), "initContainers");
+    spec_field(filled(&spec.ephemeral_containers), "ephemeralContainers");
+    spec_field(filled(&spec.resource_claims), "resourceClaims");
+    spec_field(filled(&spec.readiness_gates), "readinessGates");
+    spec_field(spec.host_users == Some(false), "hostUsers");
+    spec_field(spec.resources.is_some(), "resources");
+    spec_field(spec.runtime_class_name.is_some(), "runtimeClassName");
+    spec_field(spec.preemption_policy.is_some(), "preemptionPolicy");
+    if let Some(security) = &spec.security_context {
+        spec_field(security.fs_group.is_some(), "securityContext.fsGroup");
+    }
+    for (index, volume) in spec.volumes.iter().flatten().enumerate() {
+        volume_fields(&format!("spec.volumes[{index}]"), volume, &mut found);
+    }
+    for (index, container) in pod.containers().iter().enumerate() {
+        container_fields(&format!("spec.containers[{index}]"), container, &mut found);
+    }
+    found
+}
+
+fn filled<T>(list: &Option<Vec<T>>) -> bool {
+    list.as_ref().is_some_and(|list| !list.is_empty())
+}
+
+fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
+    let later = sources_of(volume).into_iter().filter(|name| !matches!(*name, "emptyDir" | "hostPath"));
+    found.extend(later.map(|name| format!("{path}.{name}")));
+}
+
+fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) {
+    let mut field = |set: bool, name: &str| {
+        if set {
+            found.push(format!("{path}.{name}"));
+        }
+    };
+    field(container.liveness_probe.is_some(), "livenessProbe");
+    field(container.readiness_probe.is_some(), "readinessProbe");
+    field(container.startup_probe.is_some(), "startupProbe");
+    field(container.lifecycle.is_some(), "lifecycle");
+    field(container.restart_policy.is_some(), "restartPolicy");
+    field(filled(&container.restart_policy_rules), "restartPolicyRules");
+    field(filled(&container.env_from), "envFrom");
+    field(filled(&container.volume_devices), "volumeDevices");
+    field(filled(&container.resize_policy), "resizePolicy");
+    let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
+    field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");
+    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
+        for (value, name) in [(&mount.sub_path, "subPath"), (&mount.sub_path_expr, "subPathExpr")] {
+            if value.as_deref().is_some_and(|value| !value.is_empty()) {
+                field(true, &format!("volumeMounts[{index}].{name}"));
+            }
+        }
+    }
+    for (index, variable) in container.env.iter().flatten().enumerate() {
+        if variable.value_from.as_ref().is_some_and(|source| source.file_key_ref.is_some()) {
+            field(true, &format!("env[{index}].valueFrom.fileKeyRef"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn names_what_has_no_effect() {
+        let object: crate::model::api::Pod = serde_json::from_value(json!({"metadata": {}, "spec": {
+            "initContainers": [{"name": "i"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
+            "containers": [{"name": "c", "livenessProbe": {}, "volumeMounts": [
+                {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
+            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}],
+        }}))
+        .unwrap();
+        assert_eq!(
+            unsupported_fields(&Pod::from(object)),
+            [
+                "spec.initContainers",
+                "spec.hostUsers",
+                "spec.volumes[1].downwardAPI",
+                "spec.containers[0].livenessProbe",
+                "spec.containers[0].volumeMounts[1].subPath",
+            ]
+        );
+    }
+}

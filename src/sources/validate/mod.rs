@@ -1,0 +1,20 @@
+//! Whether a defaulted pod may be created: every fault at once, in upstream's words
+//! (Go: pkg/apis/core/validation, the part that concerns pods on a node).
+//!
+//! Absent on purpose: fields that only a scheduler or an API server reads (affinity,
+//! topology spread, owner references), and Windows.
+
+mod container;
+mod environment;
+mod handlers;
+mod names;
+mod pod;
+mod report;
+mod resources;
+mod security;
+mod volume;
+
+pub(super) use pod::validate;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+//! What may be a name (Go: apimachinery pkg/util/validation). Each check returns what is wrong.
+
+/// `[a-z0-9]([-a-z0-9]*[a-z0-9])?`, at most 63 bytes.
+pub(super) fn dns_label(name: &str) -> Option<String> {
+    if name.len() > 63 {
+        return Some("must be no more than 63 bytes".to_owned());
+    }
+    (!is_label(name)).then(|| {
+        "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', \
+         and must start and end with an alphanumeric character (e.g. 'my-name')"
+            .to_owned()
+    })
+}
+
+/// Labels joined by dots, at most 253 bytes.
+pub(super) fn dns_subdomain(name: &str) -> Option<String> {
+    if name.len() > 253 {
+        return Some("must be no more than 253 bytes".to_owned());
+    }
+    (!name.split('.').all(is_label)).then(|| {
+        "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
+         and must start and end with an alphanumeric character (e.g. 'example.com')"
+            .to_owned()
+    })
+}
+
+fn is_label(text: &str) -> bool {
+    let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    text.bytes().all(|byte| word(byte) || byte == b'-') && ends(text, word)
+}
+
+/// Whether the text is not empty and its first and last byte satisfy `good`.
+fn ends(text: &str, good: impl Fn(u8) -> bool) -> bool {
+    matches!((text.bytes().next(), text.bytes().next_back()), (Some(first), Some(last)) if good(first) && good(last))
+}
+
+fn is_word(text: &str) -> bool {
+    let alphanumeric = |byte: u8| byte.is_ascii_alphanumeric();
+    text.bytes().all(|byte| alphanumeric(byte) || matches!(byte, b'-' | b'_' | b'.'))
+        && ends(text, alphanumeric)
+}
+
+/// A key of labels, annotations or resources: `[prefix/]name`.
+pub(super) fn qualified_name(key: &str) -> Option<String> {
+    let (prefix, name) = match key.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, key),
+    };
+    if name.contains('/') {
+        return Some(
+            "a qualified name must consist of alphanumeric characters, '-', '_' or '.', with an optional \
+             DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+                .to_owned(),
+        );
+    }
+    match prefix {
+        Some("") => return Some("prefix part must be non-empty".to_owned()),
+        Some(prefix) => {
+            if let Some(problem) = dns_subdomain(prefix) {
+                return Some(format!("prefix part {problem}"));
+            }
+        }
+        None => {}
+    }
+    if name.is_empty() {
+        return Some("name part must be non-empty".to_owned());
+    }
+    if name.len() > 63 {
+        return Some("name part must be no more than 63 bytes".to_owned());
+    }
+    (!is_word(name)).then(|| {
+        "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end \
+         with an alphanumeric character (e.g. 'MyName')"
+            .to_owned()
+    })
+}
+
+/// A label's value: empty, or up to 63 bytes of a word.
+pub(super) fn label_value(value: &str) -> Option<String> {
+    if value.len() > 63 {
+        return Some("must be no more than 63 bytes".to_owned());
+    }
+    (!value.is_empty() && !is_word(value)).then(|| {
+        "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
+         and must start and end with an alphanumeric character (e.g. 'MyValue')"
+            .to_owned()
+    })
+}
+
+/// A port's name: at most 15 lower-case letters, digits and single dashes, with a letter.
+pub(super) fn port_name(name: &str) -> Option<String> {
+    let problem = if name.len() > 15 {
+        "must be no more than 15 bytes"
+    } else if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-') {
+        "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)"
+    } else if !name.bytes().any(|byte| byte.is_ascii_lowercase()) {
+        "must contain at least one letter (a-z)"
+    } else if name.contains("--") {
+        "must not contain consecutive hyphens"
+    } else if name.starts_with('-') || name.ends_with('-') {
+        "must not begin or end with a hyphen"
+    } else {
+        return None;
+    };
+    Some(problem.to_owned())
+}
+
+/// An environment variable's name: printable ASCII except `=`.
+pub(super) fn env_name(name: &str) -> Option<String> {
+    (name.is_empty() || !name.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'=')).then(|| {
+        "a valid environment variable name must consist only of printable ASCII characters other than '='"
+            .to_owned()
+    })
+}
+
+/// A key of a ConfigMap, a Secret or a file of variables.
+pub(super) fn config_key(key: &str) -> Option<String> {
+    if key.len() > 253 {
+        return Some("must be no more than 253 bytes".to_owned());
+    }
+    if key == "." || key == ".." {
+        return Some(format!("must not be '{key}'"));
+    }
+    if key.starts_with("..") {
+        return Some("must not start with '..'".to_owned());
+    }
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (key.is_empty() || !key.bytes().all(good)).then(|| {
+        "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name')"
+            .to_owned()
+    })
+}
+
+/// A header's name.
+pub(super) fn header_name(name: &str) -> Option<String> {
+    (name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')).then(|| {
+        "a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name')".to_owned()
+    })
+}
+
+/// A namespaced kernel parameter, with dots or slashes between its parts.
+pub(super) fn sysctl_name(name: &str) -> Option<String> {
+    let part = |text: &str| {
+        let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        text.bytes().all(|byte| word(byte) || matches!(byte, b'-' | b'_')) && ends(text, word)
+    };
+    (name.len() > 253 || !name.split(['.', '/']).all(part)).then(|| {
+        "must have at most 253 bytes and consist of lower case parts joined by '.' or '/' \
+         (e.g. 'net.core.somaxconn')"
+            .to_owned()
+    })
+}
+
+/// An IP address, v4 or v6.
+pub(super) fn ip_address(text: &str) -> Option<String> {
+    text.parse::<std::net::IpAddr>()
+        .is_err()
+        .then(|| "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned())
+}
+
+/// A UID that a manifest brings along. It becomes a directory's name, so it must be one.
+///
+/// DIFFERS: upstream takes any text.
+pub(super) fn uid_problem(uid: &str) -> Option<String> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (uid.len() > 63 || !uid.bytes().all(good) || !ends(uid, |byte| byte.is_ascii_alphanumeric())).then(|| {
+        "must have at most 63 bytes, consist of alphanumeric characters, '-', '_' or '.', and start and \
+         end with an alphanumeric character"
+            .to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(test: fn(&str) -> Option<String>, good: &[&str], bad: &[&str]) {
+        for name in good {
+            assert_eq!(test(name), None, "{name:?}");
+        }
+        for name in bad {
+            assert!(test(name).is_some(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn names() {
+        let (long, longer, longest) = ("a".repeat(63), "a".repeat(64), "a".repeat(254));
+        check(dns_label, &["a", "a-b", "0a", &long], &["", "-a", "a-", "A", "a.b", "a_b", "é", &longer]);
+        check(
+            dns_subdomain,
+            &["a", "a.b-c.d", "1.2"],
+            &["", ".", "a..b", "a.", ".a", "a.-b", "A.b", &longest],
+        );
+        check(
+            qualified_name,
+            &["a", "A_b.C-1", "example.com/Name", "a/b"],
+            &["", "/a", "a/", "a/b/c", "-a", "a-", "Ex/a", "a b", "é", &longer],
+        );
+        check(label_value, &["", "a", "A.b_c-1"], &["-a", "a-", "a b", "a/b", &longer]);
+        check(
+            port_name,
+            &["http", "a-1", "8080a"],
+            &["", "8080", "a--b", "-a", "a-", "HTTP", "abcdefghijklmnop"],
+        );
+        check(env_name, &["A", "a.b-c", "A B"], &["", "A=B", "é", "a\tb"]);
+        check(config_key, &["a", "a.b", ".a", "-"], &["", ".", "..", "..a", "a/b"]);
+        check(
+            sysctl_name,
+            &["net.core.somaxconn", "net/ipv4/ip_forward", "a"],
+            &["", ".", "a..b", "A.b", "a b"],
+        );
+        check(ip_address, &["1.2.3.4", "::1"], &["", "1.2.3", "1.2.3.400", "a", "1.2.3.4/8"]);
+        check(uid_problem, &["0123abcd", "a-b-c", "A"], &["", "..", "a/b", "../../x", ".a", &longer]);
+        check(header_name, &["X-A", "Host"], &["", "a b", "a:"]);
+    }
+}

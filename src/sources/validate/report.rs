@@ -1,0 +1,186 @@
+//! Field paths, and the list of what is wrong at them (Go: apimachinery field.ErrorList).
+
+use std::fmt::{self, Debug, Display};
+
+use super::super::{Flaw, clip};
+
+/// A field path, as cheap as its last step until it is printed.
+#[derive(Clone, Copy)]
+pub(super) struct Path<'a> {
+    parent: Option<&'a Path<'a>>,
+    step: Step<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    Field(&'a str),
+    Key(&'a str),
+    Index(usize),
+}
+
+impl<'a> Path<'a> {
+    /// A top-level field.
+    pub(super) fn root(name: &'a str) -> Self {
+        Path { parent: None, step: Step::Field(name) }
+    }
+
+    /// A field of this one.
+    pub(super) fn field(&'a self, name: &'a str) -> Path<'a> {
+        Path { parent: Some(self), step: Step::Field(name) }
+    }
+
+    /// An entry of this mapping.
+    pub(super) fn key(&'a self, key: &'a str) -> Path<'a> {
+        Path { parent: Some(self), step: Step::Key(key) }
+    }
+
+    /// An item of this list.
+    pub(super) fn index(&'a self, index: usize) -> Path<'a> {
+        Path { parent: Some(self), step: Step::Index(index) }
+    }
+}
+
+impl Display for Path<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(parent) = self.parent {
+            parent.fmt(out)?;
+        }
+        match self.step {
+            Step::Field(name) if self.parent.is_some() => write!(out, ".{name}"),
+            Step::Field(name) => out.write_str(name),
+            Step::Key(key) => write!(out, "[{key}]"),
+            Step::Index(index) => write!(out, "[{index}]"),
+        }
+    }
+}
+
+/// Everything that is wrong with one pod.
+#[derive(Default)]
+pub(super) struct Report {
+    flaws: Vec<Flaw>,
+}
+
+/// Faults listed for one pod; a manifest of thousands of ports needs no more to be mended.
+const MAX_FLAWS: usize = 100;
+
+impl Report {
+    /// The faults in the order in which they were found.
+    pub(super) fn into_flaws(self) -> Vec<Flaw> {
+        self.flaws
+    }
+
+    fn add(&mut self, path: &Path<'_>, message: String) {
+        if self.flaws.len() < MAX_FLAWS {
+            self.flaws.push(Flaw::at(path.to_string(), message));
+        }
+    }
+
+    /// Nothing is there.
+    pub(super) fn required(&mut self, path: &Path<'_>, detail: &str) {
+        let message =
+            if detail.is_empty() { "Required value".to_owned() } else { format!("Required value: {detail}") };
+        self.add(path, message);
+    }
+
+    /// What is there does not do. Strings are quoted, numbers are not.
+    pub(super) fn invalid(&mut self, path: &Path<'_>, value: &dyn Debug, detail: impl Display) {
+        self.add(path, format!("Invalid value: {}: {detail}", brief(value)));
+    }
+
+    /// What is there is none of the choices.
+    pub(super) fn unsupported(&mut self, path: &Path<'_>, value: &str, choices: &[&str]) {
+        let choices: Vec<String> = choices.iter().map(|choice| format!("{choice:?}")).collect();
+        let message =
+            format!("Unsupported value: {}: supported values: {}", brief(&value), choices.join(", "));
+        self.add(path, message);
+    }
+
+    /// Something else has it already.
+    pub(super) fn duplicate(&mut self, path: &Path<'_>, value: &dyn Debug) {
+        self.add(path, format!("Duplicate value: {}", brief(value)));
+    }
+
+    /// It names something that is not there.
+    pub(super) fn not_found(&mut self, path: &Path<'_>, value: &str) {
+        self.add(path, format!("Not found: {}", brief(&value)));
+    }
+
+    /// It may not be here.
+    pub(super) fn forbidden(&mut self, path: &Path<'_>, detail: &str) {
+        self.add(path, format!("Forbidden: {detail}"));
+    }
+
+    /// It has too many bytes.
+    pub(super) fn too_long(&mut self, path: &Path<'_>, max: usize) {
+        self.add(path, format!("Too long: may not be more than {max} bytes"));
+    }
+
+    /// It has too many items.
+    pub(super) fn too_many(&mut self, path: &Path<'_>, count: usize, max: usize) {
+        self.add(path, format!("Too many: {count}: must have at most {max} items"));
+    }
+
+    /// Adds what a name check found.
+    pub(super) fn check(&mut self, path: &Path<'_>, value: &str, problem: Option<String>) {
+        if let Some(problem) = problem {
+            self.invalid(path, &value, problem);
+        }
+    }
+
+    /// Wants one of `choices`; empty counts as absent.
+    pub(super) fn choice(&mut self, path: &Path<'_>, value: Option<&str>, choices: &[&str]) {
+        if let Some(value) = value.filter(|value| !value.is_empty() && !choices.contains(value)) {
+            self.unsupported(path, value, choices);
+        }
+    }
+
+    /// Wants a number that is not below zero; absent is fine.
+    pub(super) fn not_negative(&mut self, path: &Path<'_>, value: Option<i64>) {
+        if let Some(value) = value.filter(|value| *value < 0) {
+            self.invalid(path, &value, "must be greater than or equal to 0");
+        }
+    }
+}
+
+/// A value as a message quotes it.
+fn brief(value: &dyn Debug) -> String {
+    const MAX: usize = 120;
+    let text = format!("{value:?}");
+    if text.chars().nth(MAX).is_none() {
+        return clip(&text);
+    }
+    let cut: String = text.chars().take(MAX).collect();
+    format!("{}…", clip(&cut))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speaks_as_upstream_does() {
+        let mut report = Report::default();
+        let spec = Path::root("spec");
+        let containers = spec.field("containers");
+        let first = containers.index(0);
+        report.required(&first.field("image"), "");
+        report.invalid(&first.field("name"), &"A", "no");
+        report.invalid(&spec.field("x"), &-1, "must be greater than or equal to 0");
+        report.unsupported(&spec.field("restartPolicy"), "Maybe", &["Always", "Never"]);
+        report.duplicate(&spec.field("y").key("a.b/c"), &"web");
+        report.not_found(&spec, "v");
+        let lines: Vec<String> =
+            report.into_flaws().into_iter().map(|f| format!("{}: {}", f.field.unwrap(), f.message)).collect();
+        assert_eq!(
+            lines,
+            [
+                "spec.containers[0].image: Required value",
+                "spec.containers[0].name: Invalid value: \"A\": no",
+                "spec.x: Invalid value: -1: must be greater than or equal to 0",
+                "spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\"",
+                "spec.y[a.b/c]: Duplicate value: \"web\"",
+                "spec: Not found: \"v\"",
+            ]
+        );
+    }
+}

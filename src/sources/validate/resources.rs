@@ -1,0 +1,138 @@
+//! Requests, limits and resize policies.
+
+use std::collections::BTreeMap;
+
+use super::names;
+use super::report::{Path, Report};
+use crate::model::Quantity;
+use crate::model::api::{ContainerResizePolicy, ResourceRequirements};
+use crate::model::quantity::Amount;
+
+/// Whose resources they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    /// One container's.
+    Container,
+    /// The whole pod's, where only CPU, memory and huge pages may be set.
+    Pod,
+}
+
+/// Checks requests against limits.
+pub(super) fn requirements(
+    resources: Option<&ResourceRequirements>,
+    level: Level,
+    path: &Path<'_>,
+    report: &mut Report,
+) {
+    let Some(resources) = resources else { return };
+    let empty = BTreeMap::new();
+    let limits = resources.limits.as_ref().unwrap_or(&empty);
+    let requests = resources.requests.as_ref().unwrap_or(&empty);
+    let (limits_path, requests_path) = (path.field("limits"), path.field("requests"));
+    for (name, quantity) in limits {
+        one(name, quantity, level, &limits_path.key(name), report);
+    }
+    for (name, quantity) in requests {
+        let place = requests_path.key(name);
+        // A request that was filled in from its limit has been checked with it.
+        if limits.get(name) != Some(quantity) {
+            one(name, quantity, level, &place, report);
+        }
+        let Ok(request) = Amount::parse(&quantity.0) else { continue };
+        match limits.get(name).map(|limit| (limit, Amount::parse(&limit.0))) {
+            Some((limit, Ok(most))) if request > most => {
+                let detail = format!("must be less than or equal to {name} limit of {}", limit.0);
+                report.invalid(&requests_path, &quantity.0, detail);
+            }
+            Some((limit, Ok(most))) if request != most && !overcommits(name) => {
+                let detail = format!("must be equal to {name} limit of {}", limit.0);
+                report.invalid(&requests_path, &quantity.0, detail);
+            }
+            None if !overcommits(name) => {
+                report.required(&limits_path, "Limit must be set for non overcommitable resources");
+            }
+            _ => {}
+        }
+    }
+    let huge = limits.keys().chain(requests.keys()).any(|name| name.starts_with("hugepages-"));
+    let base =
+        ["cpu", "memory"].iter().any(|name| limits.contains_key(*name) || requests.contains_key(*name));
+    if huge && !base {
+        report.forbidden(path, "HugePages require cpu or memory");
+    }
+}
+
+/// Only the built-in resources may be requested below their limit.
+fn overcommits(name: &str) -> bool {
+    matches!(name, "cpu" | "memory" | "ephemeral-storage")
+}
+
+fn one(name: &str, value: &Quantity, level: Level, path: &Path<'_>, report: &mut Report) {
+    if let Some(problem) = names::qualified_name(name) {
+        report.invalid(path, &name, problem);
+        return;
+    }
+    let huge = name.strip_prefix("hugepages-");
+    let known = matches!(name, "cpu" | "memory") || huge.is_some();
+    match level {
+        Level::Pod if !known => report.unsupported(path, name, &["cpu", "hugepages-", "memory"]),
+        Level::Container if !known && name != "ephemeral-storage" && !name.contains('/') => {
+            report.invalid(path, &name, "must be a standard resource for containers or fully qualified");
+        }
+        _ => {}
+    }
+    if let Some(problem) = quantity(&value.0) {
+        report.invalid(path, &value.0, problem);
+        return;
+    }
+    let Ok(parsed) = Amount::parse(&value.0) else { return };
+    if !matches!(name, "cpu" | "memory" | "ephemeral-storage") && !parsed.is_whole() {
+        report.invalid(path, &value.0, "must be an integer");
+    }
+    if let Some(size) = huge {
+        let size = Amount::parse(size).unwrap_or(Amount::ZERO);
+        if size <= Amount::ZERO {
+            report.invalid(path, &name, "the page size must be a positive quantity");
+        } else if parsed.units() % size.units().max(1) != 0 {
+            report.invalid(path, &value.0, "must be a multiple of the page size");
+        }
+    }
+}
+
+/// What is wrong with a quantity that may not be negative.
+pub(super) fn quantity(text: &str) -> Option<String> {
+    match Amount::parse(text) {
+        Err(_) => Some(
+            "quantities must be a number with an optional suffix (n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, \
+             Pi, Ei or an exponent)"
+                .to_owned(),
+        ),
+        Ok(amount) if amount.is_negative() => Some("must be greater than or equal to 0".to_owned()),
+        Ok(_) => None,
+    }
+}
+
+/// Checks what a container wants to happen on a resize.
+pub(super) fn resize_policies(
+    policies: Option<&[ContainerResizePolicy]>,
+    path: &Path<'_>,
+    report: &mut Report,
+) {
+    let mut seen = Vec::new();
+    for (index, policy) in policies.unwrap_or_default().iter().enumerate() {
+        let place = path.index(index);
+        if seen.contains(&policy.resource_name.as_str()) {
+            report.duplicate(&place, &policy.resource_name);
+        }
+        seen.push(policy.resource_name.as_str());
+        for (name, value, choices) in [
+            ("resourceName", &policy.resource_name, &["cpu", "memory"]),
+            ("restartPolicy", &policy.restart_policy, &["NotRequired", "RestartContainer"]),
+        ] {
+            if value.is_empty() {
+                report.required(&place.field(name), "");
+            }
+            report.choice(&place.field(name), Some(value), choices);
+        }
+    }
+}

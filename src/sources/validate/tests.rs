@@ -1,0 +1,457 @@
+use super::super::defaults;
+use super::validate;
+use crate::model::api::Pod;
+use serde_json::{Value, json};
+
+/// Lays `over` onto a good pod, defaults it and returns what validation finds.
+fn found(over: Value) -> Vec<String> {
+    fn lay(onto: &mut Value, over: Value) {
+        match (onto, over) {
+            (Value::Object(map), Value::Object(over)) => {
+                for (key, value) in over {
+                    lay(map.entry(key).or_insert(Value::Null), value);
+                }
+            }
+            (onto, over) => *onto = over,
+        }
+    }
+    let mut value = json!({
+        "metadata": {"name": "p", "namespace": "default", "uid": "u"},
+        "spec": {"containers": [{"name": "c", "image": "i"}]},
+    });
+    lay(&mut value, over);
+    let mut pod: Pod = serde_json::from_value(value).unwrap();
+    defaults::set_defaults(&mut pod);
+    validate(&pod)
+        .into_iter()
+        .map(|flaw| format!("{}: {}", flaw.field.unwrap_or_default(), flaw.message))
+        .collect()
+}
+
+/// Each expectation is the start of a fault, in order.
+fn check(over: Value, expected: &[&str]) {
+    let lines = found(over.clone());
+    let fits = lines.len() == expected.len()
+        && lines.iter().zip(expected).all(|(line, start)| line.starts_with(start));
+    assert!(fits, "{over}\nfound: {lines:#?}\nwanted: {expected:#?}");
+}
+
+/// The same for the fields of the only container.
+fn container(over: Value, expected: &[&str]) {
+    let mut value = json!({"name": "c", "image": "i"});
+    value.as_object_mut().unwrap().extend(over.as_object().unwrap().clone());
+    let expected: Vec<String> = expected.iter().map(|text| format!("spec.containers[0].{text}")).collect();
+    let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+    check(json!({"spec": {"containers": [value], "volumes": [{"name": "v"}, {"name": "w"}]}}), &expected);
+}
+
+#[test]
+fn metadata() {
+    check(json!({}), &[]);
+    check(
+        json!({"metadata": {"name": "A", "namespace": "a.b", "uid": "../x"}}),
+        &[
+            "metadata.name: Invalid value: \"A\": a lowercase RFC 1123 subdomain",
+            "metadata.namespace: Invalid value: \"a.b\": a lowercase RFC 1123 label",
+            "metadata.uid: Invalid value: \"../x\"",
+        ],
+    );
+    check(
+        json!({"metadata": {"labels": {"a b": "x", "ok": "-"}, "annotations": {"Example.org/a": "any thing", "/": ""}}}),
+        &[
+            "metadata.labels: Invalid value: \"a b\": name part must consist",
+            "metadata.labels[ok]: Invalid value: \"-\": a valid label",
+            "metadata.annotations: Invalid value: \"/\": prefix part must be non-empty",
+        ],
+    );
+    check(
+        json!({"metadata": {"annotations": {"a": "x".repeat(256 * 1024)}}}),
+        &["metadata.annotations: Too long: may not be more than 262144 bytes"],
+    );
+}
+
+#[test]
+fn specification() {
+    check(json!({"spec": {"containers": []}}), &["spec.containers: Required value"]);
+    check(
+        json!({"spec": {"restartPolicy": "Maybe", "terminationGracePeriodSeconds": -1, "activeDeadlineSeconds": 0,
+            "hostname": "A", "subdomain": "a.b", "priorityClassName": "-", "preemptionPolicy": "x",
+            "os": {"name": "plan9"}, "overhead": {"cpu": "x"}}}),
+        &[
+            "spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\", \"OnFailure\"",
+            "spec.terminationGracePeriodSeconds: Invalid value: -1: must be greater than or equal to 0",
+            "spec.activeDeadlineSeconds: Invalid value: 0",
+            "spec.hostname: Invalid value: \"A\"",
+            "spec.subdomain: Invalid value: \"a.b\"",
+            "spec.priorityClassName: Invalid value: \"-\"",
+            "spec.preemptionPolicy: Unsupported value: \"x\"",
+            "spec.os.name: Unsupported value: \"plan9\"",
+            "spec.overhead[cpu]: Invalid value: \"x\"",
+        ],
+    );
+    check(
+        json!({"spec": {"dnsPolicy": "None"}}),
+        &["spec.dnsConfig: Required value: must provide `dnsConfig` when `dnsPolicy` is None"],
+    );
+    check(
+        json!({"spec": {"dnsPolicy": "Own", "dnsConfig": {"nameservers": ["1.1.1.1", "2.2.2.2", "x", "::1"],
+            "searches": [".", "a_b.c.", "-"], "options": [{"name": "ndots"}, {"value": "1"}]}}}),
+        &[
+            "spec.dnsPolicy: Unsupported value: \"Own\"",
+            "spec.dnsConfig.nameservers: Too many: 4: must have at most 3 items",
+            "spec.dnsConfig.nameservers[2]: Invalid value: \"x\"",
+            "spec.dnsConfig.searches[2]: Invalid value: \"-\"",
+            "spec.dnsConfig.options[1]: Required value",
+        ],
+    );
+    check(
+        json!({"spec": {"hostAliases": [{"ip": "x", "hostnames": ["a", "-"]}], "hostNetwork": true,
+            "hostnameOverride": "a", "nodeSelector": {"a": "-"}, "schedulingGates": [{"name": "g"}]}}),
+        &[
+            "spec.hostnameOverride: Forbidden: may not be specified when hostNetwork",
+            "spec.hostAliases[0].ip: Invalid value: \"x\": must be a valid IP address",
+            "spec.hostAliases[0].hostnames[1]: Invalid value",
+            "spec.nodeSelector[a]: Invalid value",
+            "spec.nodeName: Forbidden: cannot be set until all schedulingGates",
+        ],
+    );
+    check(
+        json!({"spec": {"tolerations": [{"operator": "Exists"}, {"operator": "Equal", "value": "x"},
+            {"key": "k", "operator": "Exists", "value": "x"}, {"key": "k", "operator": "Near"},
+            {"key": "k", "tolerationSeconds": 3, "effect": "NoSchedule"}, {"key": "k", "effect": "Eek"}]}}),
+        &[
+            "spec.tolerations[1].operator: Invalid value: \"Equal\": operator must be Exists when `key` is empty",
+            "spec.tolerations[2].operator: Invalid value: \"x\": value must be empty",
+            "spec.tolerations[3].operator: Unsupported value: \"Near\"",
+            "spec.tolerations[4].effect: Invalid value: \"NoSchedule\": effect must be 'NoExecute'",
+            "spec.tolerations[5].effect: Unsupported value: \"Eek\"",
+        ],
+    );
+}
+
+#[test]
+fn container_names_images_and_enums() {
+    check(
+        json!({"spec": {"containers": [{"name": "c"}, {"image": " i "}, {"name": "C", "image": "i"}],
+            "initContainers": [{"name": "c", "image": "i"}]}}),
+        &[
+            "spec.containers[0].image: Required value",
+            "spec.containers[1].image: Invalid value: \" i \": must not have leading or trailing whitespace",
+            "spec.containers[1].name: Required value",
+            "spec.containers[2].name: Invalid value: \"C\": a lowercase RFC 1123 label",
+            "spec.initContainers[0].name: Duplicate value: \"c\"",
+        ],
+    );
+    container(
+        json!({"imagePullPolicy": "Maybe", "terminationMessagePolicy": "x", "args": ["a\u{0}"]}),
+        &[
+            "imagePullPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"IfNotPresent\", \"Never\"",
+            "terminationMessagePolicy: Unsupported value: \"x\"",
+            "args[0]: Invalid value: \"a\\0\": must not contain a NUL character",
+        ],
+    );
+    check(
+        json!({"spec": {"ephemeralContainers": [{"name": "e", "image": "i"}]}}),
+        &["spec.ephemeralContainers: Forbidden: cannot be set on create"],
+    );
+}
+
+#[test]
+fn init_containers_and_restart_rules() {
+    let probe = json!({"exec": {"command": ["true"]}});
+    check(
+        json!({"spec": {"initContainers": [
+            {"name": "s", "image": "i", "restartPolicy": "Always", "livenessProbe": probe, "lifecycle": {"preStop": {"exec": {"command": ["x"]}}}},
+            {"name": "i", "image": "i", "livenessProbe": probe, "lifecycle": {}}]}}),
+        &[
+            "spec.initContainers[1].lifecycle: Forbidden: may not be set for init containers without restartPolicy=Always",
+            "spec.initContainers[1].livenessProbe: Forbidden",
+        ],
+    );
+    container(
+        json!({"restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}]}),
+        &["restartPolicy: Required value"],
+    );
+    container(
+        json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Dance"}, {"action": "Restart", "exitCodes": {"operator": "x"}}]}),
+        &[
+            "restartPolicyRules[0].action: Unsupported value: \"Dance\"",
+            "restartPolicyRules[0].exitCodes: Required value",
+            "restartPolicyRules[1].exitCodes.operator: Unsupported value: \"x\"",
+            "restartPolicyRules[1].exitCodes.values: Required value",
+        ],
+    );
+}
+
+#[test]
+fn ports() {
+    container(
+        json!({"ports": [
+            {"containerPort": 80, "name": "web"}, {"containerPort": 81, "name": "web"}, {"name": "BAD"},
+            {"containerPort": 65536}, {"containerPort": 1, "hostPort": -1, "protocol": "ICMP", "hostIP": "x"}]}),
+        &[
+            "ports[1].name: Duplicate value: \"web\"",
+            "ports[2].name: Invalid value: \"BAD\"",
+            "ports[2].containerPort: Required value",
+            "ports[3].containerPort: Invalid value: 65536: must be between 1 and 65535, inclusive",
+            "ports[4].hostPort: Invalid value: -1: must be between 1 and 65535, inclusive",
+            "ports[4].protocol: Unsupported value: \"ICMP\": supported values: \"SCTP\", \"TCP\", \"UDP\"",
+            "ports[4].hostIP: Invalid value: \"x\"",
+        ],
+    );
+    let one = |port: i32| json!([{"containerPort": port, "hostPort": 80}]);
+    check(
+        json!({"spec": {"containers": [{"name": "a", "image": "i", "ports": one(80)}, {"name": "b", "image": "i", "ports": one(80)}]}}),
+        &["spec.containers[1].ports[0].hostPort: Duplicate value: \"80/TCP/0.0.0.0\""],
+    );
+    check(
+        json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "image": "i", "ports": one(81)}]}}),
+        &[
+            "spec.containers[0].ports[0].hostPort: Invalid value: 80: must match `containerPort` when `hostNetwork` is true",
+        ],
+    );
+    check(
+        json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "image": "i", "ports": [{"containerPort": 80}]}]}}),
+        &[],
+    );
+}
+
+#[test]
+fn environment() {
+    let from = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
+    container(
+        json!({"env": [{"value": "x"}, {"name": "A=B"}, {"name": "a.b-c", "value": "$(X)"}, {"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}),
+        &[
+            "env[0].name: Required value",
+            "env[1].name: Invalid value: \"A=B\"",
+            "env[3].valueFrom: Invalid value: \"\": may not be specified when `value` is not empty",
+        ],
+    );
+    container(from(json!({})), &["env[0].valueFrom: Invalid value: \"\": must specify one of"]);
+    container(
+        from(json!({"fieldRef": {"fieldPath": "spec.color"}, "configMapKeyRef": {"key": ".."}})),
+        &[
+            "env[0].valueFrom.fieldRef.fieldPath: Unsupported value: \"spec.color\"",
+            "env[0].valueFrom.configMapKeyRef.name: Required value",
+            "env[0].valueFrom.configMapKeyRef.key: Invalid value: \"..\"",
+            "env[0].valueFrom: Invalid value: \"\": may not have more than one field",
+        ],
+    );
+    for good in ["metadata.labels['a.b/c']", "metadata.annotations['Example.org/x']", "status.podIPs"] {
+        container(from(json!({"fieldRef": {"fieldPath": good}})), &[]);
+    }
+    for bad in ["metadata.labels", "metadata.labels['']", "spec.nodeName['x']", "", "metadata.labels['a'"] {
+        assert_eq!(
+            found(json!({"spec": {"containers": [{"name": "c", "image": "i",
+                "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": bad}}}]}]}}))
+            .len(),
+            1,
+            "{bad}"
+        );
+    }
+    container(
+        from(json!({"resourceFieldRef": {"resource": "limits.color", "divisor": "3"}})),
+        &[
+            "env[0].valueFrom.resourceFieldRef.resource: Unsupported value: \"limits.color\"",
+            "env[0].valueFrom.resourceFieldRef.divisor: Unsupported value: \"3\"",
+        ],
+    );
+    container(from(json!({"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}})), &[]);
+    container(
+        json!({"envFrom": [{}, {"prefix": "=", "secretRef": {"name": "s"}}, {"configMapRef": {"name": ""}, "secretRef": {"name": "s"}}]}),
+        &[
+            "envFrom[0]: Invalid value: \"\": must specify one of",
+            "envFrom[1].prefix: Invalid value: \"=\"",
+            "envFrom[2].configMapRef.name: Required value",
+            "envFrom[2]: Invalid value: \"\": may not have more than one field",
+        ],
+    );
+}
+
+#[test]
+fn resources() {
+    container(
+        json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi", "color": "1", "e.g/x": "1500m", "hugepages-2Mi": "3Mi"},
+            "requests": {"cpu": "2", "memory": "-1", "ephemeral-storage": "lots"}}}),
+        &[
+            "resources.limits[color]: Invalid value: \"color\": must be a standard resource",
+            "resources.limits[e.g/x]: Invalid value: \"1500m\": must be an integer",
+            "resources.limits[hugepages-2Mi]: Invalid value: \"3Mi\": must be a multiple of the page size",
+            "resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1",
+            "resources.requests[ephemeral-storage]: Invalid value: \"lots\"",
+            "resources.requests[memory]: Invalid value: \"-1\": must be greater than or equal to 0",
+        ],
+    );
+    container(
+        json!({"resources": {"limits": {"e.g/x": "2"}, "requests": {"e.g/x": "1", "e.g/y": "1"}}}),
+        &[
+            "resources.requests: Invalid value: \"1\": must be equal to e.g/x limit of 2",
+            "resources.limits: Required value: Limit must be set for non overcommitable resources",
+        ],
+    );
+    container(
+        json!({"resources": {"limits": {"hugepages-2Mi": "4Mi"}}}),
+        &["resources: Forbidden: HugePages require cpu or memory"],
+    );
+    container(
+        json!({"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}, {"resourceName": "cpu", "restartPolicy": "x"}]}),
+        &[
+            "resizePolicy[1]: Duplicate value: \"cpu\"",
+            "resizePolicy[1].restartPolicy: Unsupported value: \"x\"",
+        ],
+    );
+    check(
+        json!({"spec": {"resources": {"limits": {"e.g/x": "1"}}}}),
+        &["spec.resources.limits[e.g/x]: Unsupported value: \"e.g/x\""],
+    );
+}
+
+#[test]
+fn volumes_and_mounts() {
+    let volume = |source: Value, expected: &[&str]| {
+        let mut volume = json!({"name": "v"});
+        volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
+        let expected: Vec<String> = expected.iter().map(|text| format!("spec.volumes[0].{text}")).collect();
+        let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+        check(json!({"spec": {"volumes": [volume]}}), &expected);
+    };
+    check(
+        json!({"spec": {"volumes": [{"name": "v"}, {"name": "v"}, {"name": "V"}, {"emptyDir": {}}]}}),
+        &[
+            "spec.volumes[1].name: Duplicate value: \"v\"",
+            "spec.volumes[2].name: Invalid value: \"V\"",
+            "spec.volumes[3].name: Required value",
+        ],
+    );
+    volume(
+        json!({"emptyDir": {}, "hostPath": {"path": "/x"}}),
+        &["hostPath: Forbidden: may not specify more than 1 volume type"],
+    );
+    volume(json!({"emptyDir": {"sizeLimit": "-1"}}), &["emptyDir.sizeLimit: Invalid value: \"-1\""]);
+    volume(json!({"hostPath": {"path": ""}}), &["hostPath.path: Required value"]);
+    volume(
+        json!({"hostPath": {"path": "/a/../b", "type": "Door"}}),
+        &[
+            "hostPath.path: Invalid value: \"/a/../b\": must not contain '..'",
+            "hostPath.type: Unsupported value: \"Door\"",
+        ],
+    );
+    volume(json!({"hostPath": {"path": "/a/..b"}}), &[]);
+    volume(
+        json!({"downwardAPI": {"defaultMode": 512, "items": [{"path": "../x", "fieldRef": {"fieldPath": "metadata.labels"}}, {"path": "/y"},
+            {"path": "z", "resourceFieldRef": {"resource": "limits.cpu"}}]}}),
+        &[
+            "downwardAPI.defaultMode: Invalid value: 512",
+            "downwardAPI.items[0].path: Invalid value: \"../x\": must not contain '..'",
+            "downwardAPI.items[1].path: Invalid value: \"/y\": must be a relative path",
+            "downwardAPI.items[1]: Required value: one of fieldRef and resourceFieldRef",
+            "downwardAPI.items[2].resourceFieldRef.containerName: Required value",
+        ],
+    );
+    volume(json!({"image": {}}), &["image.reference: Required value"]);
+    volume(
+        json!({"nfs": {"server": "", "path": "x"}}),
+        &["nfs.server: Required value", "nfs.path: Invalid value: \"x\": must be an absolute path"],
+    );
+
+    container(
+        json!({"volumeMounts": [{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/b"},
+            {"name": "w", "mountPath": "/a"}, {"name": "x", "mountPath": ""}, {"mountPath": "/c"}]}),
+        &[
+            "volumeMounts[2].mountPath: Invalid value: \"/a\": must be unique",
+            "volumeMounts[3].name: Not found: \"x\"",
+            "volumeMounts[3].mountPath: Required value",
+            "volumeMounts[4].name: Required value",
+        ],
+    );
+    container(
+        json!({"volumeMounts": [{"name": "v", "mountPath": "/a", "subPath": "/x", "subPathExpr": "a/../b"},
+            {"name": "v", "mountPath": "/b", "mountPropagation": "Bidirectional", "recursiveReadOnly": "Enabled"},
+            {"name": "v", "mountPath": "/c", "mountPropagation": "Up"}]}),
+        &[
+            "volumeMounts[0].subPath: Invalid value: \"/x\": must be a relative path",
+            "volumeMounts[0].subPathExpr: Invalid value: \"a/../b\": must not contain '..'",
+            "volumeMounts[0].subPathExpr: Invalid value: \"a/../b\": subPathExpr and subPath are mutually exclusive",
+            "volumeMounts[1].mountPropagation: Forbidden: Bidirectional mount propagation is available only to privileged",
+            "volumeMounts[1].recursiveReadOnly: Forbidden: may only be specified when readOnly is true",
+            "volumeMounts[1].recursiveReadOnly: Forbidden: may only be specified when mountPropagation",
+            "volumeMounts[2].mountPropagation: Unsupported value: \"Up\"",
+        ],
+    );
+    container(
+        json!({"securityContext": {"privileged": true}, "volumeMounts": [{"name": "v", "mountPath": "/a", "mountPropagation": "Bidirectional"}]}),
+        &[],
+    );
+}
+
+#[test]
+fn probes_and_hooks() {
+    container(
+        json!({"livenessProbe": {"periodSeconds": -1, "successThreshold": 2, "terminationGracePeriodSeconds": 0},
+            "readinessProbe": {"exec": {}, "tcpSocket": {"port": 1}, "successThreshold": 2, "terminationGracePeriodSeconds": 5},
+            "startupProbe": {"httpGet": {"port": 0, "scheme": "FTP", "httpHeaders": [{"name": "a b", "value": ""}]}}}),
+        &[
+            "livenessProbe: Required value: must specify a handler type",
+            "livenessProbe.periodSeconds: Invalid value: -1",
+            "livenessProbe.terminationGracePeriodSeconds: Invalid value: 0: must be greater than 0",
+            "livenessProbe.successThreshold: Invalid value: 2: must be 1",
+            "readinessProbe.exec.command: Required value",
+            "readinessProbe.tcpSocket: Forbidden: may not specify more than 1 handler type",
+            "readinessProbe.terminationGracePeriodSeconds: Invalid value: 5: must not be set for readinessProbes",
+            "startupProbe.httpGet.port: Invalid value: 0",
+            "startupProbe.httpGet.scheme: Unsupported value: \"FTP\"",
+            "startupProbe.httpGet.httpHeaders[0].name: Invalid value: \"a b\"",
+        ],
+    );
+    container(
+        json!({"livenessProbe": {"grpc": {"port": 70000}}, "readinessProbe": {"tcpSocket": {"port": "NAME"}},
+            "lifecycle": {"postStart": {}, "preStop": {"sleep": {"seconds": 31}}}}),
+        &[
+            "livenessProbe.grpc.port: Invalid value: 70000",
+            "readinessProbe.tcpSocket.port: Invalid value: \"NAME\"",
+            "lifecycle.postStart: Required value: must specify a handler type",
+            "lifecycle.preStop.sleep.seconds: Invalid value: 31",
+        ],
+    );
+}
+
+#[test]
+fn security() {
+    check(
+        json!({"spec": {"hostPID": true, "shareProcessNamespace": true, "hostIPC": true, "hostNetwork": true,
+            "securityContext": {"runAsUser": -1, "fsGroup": 4_294_967_296_i64, "supplementalGroups": [0, -5], "fsGroupChangePolicy": "x",
+                "sysctls": [{"name": "net.a", "value": "1"}, {"name": "kernel.sem", "value": "1"}, {"name": "A", "value": ""},
+                    {"name": "vm/x", "value": ""}, {"name": "vm.x", "value": ""}, {"name": "", "value": ""}],
+                "seccompProfile": {"type": "Localhost", "localhostProfile": "../x"}, "appArmorProfile": {"type": "Odd"}}}}),
+        &[
+            "spec.shareProcessNamespace: Invalid value: true: ShareProcessNamespace and HostPID cannot both be enabled",
+            "spec.securityContext.runAsUser: Invalid value: -1: must be between 0 and 2147483647, inclusive",
+            "spec.securityContext.fsGroup: Invalid value: 4294967296",
+            "spec.securityContext.supplementalGroups[1]: Invalid value: -5",
+            "spec.securityContext.fsGroupChangePolicy: Unsupported value: \"x\"",
+            "spec.securityContext.seccompProfile.localhostProfile: Invalid value: \"../x\": must not contain '..'",
+            "spec.securityContext.appArmorProfile.type: Unsupported value: \"Odd\"",
+            "spec.securityContext.sysctls[0].name: Invalid value: \"net.a\": may not be specified when 'hostNetwork' is true",
+            "spec.securityContext.sysctls[1].name: Invalid value: \"kernel.sem\": may not be specified when 'hostIPC' is true",
+            "spec.securityContext.sysctls[2].name: Invalid value: \"A\"",
+            "spec.securityContext.sysctls[4].name: Duplicate value: \"vm.x\"",
+            "spec.securityContext.sysctls[5].name: Required value",
+        ],
+    );
+    check(
+        json!({"spec": {"hostUsers": false, "hostNetwork": true}}),
+        &["spec.hostNetwork: Forbidden: when `hostUsers` is false"],
+    );
+    container(
+        json!({"securityContext": {"privileged": true, "allowPrivilegeEscalation": false, "runAsGroup": -1, "procMount": "Unmasked",
+            "capabilities": {"add": ["CAP_SYS_ADMIN"]},
+            "seccompProfile": {"type": "RuntimeDefault", "localhostProfile": "x"}}}),
+        &[
+            "securityContext.runAsGroup: Invalid value: -1",
+            "securityContext.procMount: Invalid value: \"Unmasked\": `hostUsers` must be false",
+            "securityContext.seccompProfile.localhostProfile: Invalid value: \"x\": can only be set when type is Localhost",
+            "securityContext: Invalid value: \"allowPrivilegeEscalation\": cannot set `allowPrivilegeEscalation` to false and `privileged` to true",
+            "securityContext: Invalid value: \"allowPrivilegeEscalation\": cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN",
+        ],
+    );
+}

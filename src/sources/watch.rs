@@ -1,0 +1,407 @@
+//! Waiting for a change below the static pod path: inotify, an eventfd to stop, a deadline.
+//!
+//! Only says that something may have changed and which names; what is true is read by the
+//! next scan. Without inotify (limits reached) the periodic list remains.
+//! DIFFERS: upstream reads a file at its first write, so a slow writer starts half a manifest.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+use crate::util::threads;
+
+/// Quiet time after a change before it is looked at: an editor's write, rename and clean-up
+/// are one change.
+const SETTLE: Duration = Duration::from_millis(100);
+/// A path that is never quiet is looked at this often.
+const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+/// A file that was written to but not closed is left alone this long after the last write.
+const HOLD: Duration = Duration::from_secs(2);
+/// But not for longer than this in all.
+const HOLD_LIMIT: Duration = Duration::from_secs(10);
+
+/// The write end of the stop signal.
+#[derive(Clone)]
+pub(super) struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    /// Makes a bell.
+    pub(super) fn new() -> std::io::Result<Self> {
+        Ok(Bell(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Ends the wait of whoever polls it, for ever.
+    pub(super) fn ring(&self) {
+        // The counter cannot overflow: it is rung once.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Why a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Woken {
+    /// The bell rang.
+    Stopped,
+    /// Something changed and settled, or the deadline passed: look again.
+    Look,
+}
+
+/// Which names a watched directory is watched for.
+enum Interest {
+    All,
+    Only(OsString),
+}
+
+/// A file that someone is writing.
+#[derive(Debug, Clone, Copy)]
+struct Writing {
+    first: Instant,
+    last: Instant,
+    /// False: it was only made; most likely the writes follow.
+    written: bool,
+}
+
+/// The names whose files have to be read again.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Touched {
+    /// All of them: events were lost.
+    pub(super) all: bool,
+    /// These.
+    pub(super) names: HashSet<OsString>,
+}
+
+/// The watch over one path.
+pub(super) struct Watch {
+    root: PathBuf,
+    bell: Bell,
+    inotify: Option<Inotify>,
+    watched: HashMap<WatchDescriptor, Interest>,
+    writing: HashMap<OsString, Writing>,
+    touched: Touched,
+    warned: bool,
+}
+
+/// What is of interest in the directory of manifests, or about a single manifest.
+fn content_mask() -> WatchMask {
+    place_mask() | WatchMask::MODIFY | WatchMask::CLOSE_WRITE | WatchMask::ATTRIB
+}
+
+/// What is of interest in a directory above: whether the path is there.
+fn place_mask() -> WatchMask {
+    WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::MOVED_FROM
+        | WatchMask::MOVED_TO
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF
+        | WatchMask::ONLYDIR
+}
+
+impl Watch {
+    /// A watch over `root`, an absolute path.
+    pub(super) fn new(root: &Path, bell: Bell) -> Self {
+        let inotify = Inotify::init()
+            .inspect_err(|error| {
+                log::warn!("no inotify for {}, only the periodic list: {error}", root.display());
+            })
+            .ok();
+        Watch {
+            root: root.to_owned(),
+            bell,
+            inotify,
+            watched: HashMap::new(),
+            writing: HashMap::new(),
+            touched: Touched::default(),
+            warned: false,
+        }
+    }
+
+    /// Watches what is there now. Call it before a scan, so that nothing falls between.
+    pub(super) fn arm(&mut self) {
+        let Some(inotify) = &self.inotify else { return };
+        let is_directory = self.root.is_dir();
+        let mut wanted: Vec<(PathBuf, WatchMask, Interest)> = Vec::new();
+        // The nearest directory above tells when the path comes, goes or is replaced. What
+        // happens further up shows at the next list: those directories may be busy ones.
+        let mut below = self.root.as_path();
+        while let Some(above) = below.parent() {
+            if above.is_dir() {
+                let single = !is_directory && below == self.root;
+                let mask = if single { content_mask() } else { place_mask() };
+                let name = below.file_name().unwrap_or_default().to_owned();
+                wanted.push((above.to_owned(), mask, Interest::Only(name)));
+                break;
+            }
+            below = above;
+        }
+        if is_directory {
+            wanted.push((self.root.clone(), content_mask(), Interest::All));
+        }
+        let mut watches = inotify.watches();
+        let mut now = HashMap::new();
+        for (path, mask, interest) in wanted {
+            match watches.add(&path, mask) {
+                Ok(descriptor) => {
+                    now.insert(descriptor, interest);
+                }
+                // It may just have gone; then the watch above tells.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    if !std::mem::replace(&mut self.warned, true) {
+                        log::warn!("cannot watch {}, only the periodic list: {error}", path.display());
+                    }
+                }
+            }
+        }
+        for (old, _) in std::mem::replace(&mut self.watched, now) {
+            if !self.watched.contains_key(&old) {
+                // Fails when its directory is gone and the watch with it.
+                let _ = watches.remove(old);
+            }
+        }
+    }
+
+    /// Takes the names that changed since the last call.
+    pub(super) fn take_touched(&mut self) -> Touched {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// Whether a file of this name and size is being written and better left alone. Asking
+    /// forgets a hold that is over.
+    pub(super) fn holds(&mut self, name: &OsStr, size: u64, now: Instant) -> bool {
+        let Some(writing) = self.writing.get(name) else { return false };
+        let over = now >= writing.release();
+        if over || (!writing.written && size > 0) {
+            self.writing.remove(name);
+            return false;
+        }
+        // Whoever is held back is looked at again once it is let go.
+        self.touched.names.insert(name.to_owned());
+        true
+    }
+
+    /// Forgets holds on files that are not there.
+    pub(super) fn forget_holds(&mut self, now: Instant) {
+        self.writing.retain(|_, writing| now < writing.release());
+    }
+
+    /// Waits until something changed and settled, until `due`, or until the bell.
+    pub(super) fn wait(&mut self, due: Instant) -> Woken {
+        let mut first_change: Option<Instant> = None;
+        loop {
+            let now = Instant::now();
+            let release = self.writing.values().map(Writing::release).min();
+            let mut until = release.map_or(due, |release| release.min(due));
+            if let Some(first) = first_change {
+                until = until.min(now + SETTLE).min(first + SETTLE_LIMIT);
+            }
+            match self.poll(until) {
+                Polled::Stopped => return Woken::Stopped,
+                Polled::TimedOut => return Woken::Look,
+                Polled::Readable => {
+                    if self.read() {
+                        let now = Instant::now();
+                        let first = *first_change.get_or_insert(now);
+                        if now >= first + SETTLE_LIMIT {
+                            return Woken::Look;
+                        }
+                    } else if first_change.is_none() && Instant::now() >= due {
+                        return Woken::Look;
+                    }
+                }
+            }
+        }
+    }
+
+    fn poll(&self, until: Instant) -> Polled {
+        let _waiting = threads::waiting("inotify, list timer or stop");
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            // Rounding down would spin through the last part of a millisecond.
+            let timeout = Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let bell: BorrowedFd<'_> = self.bell.0.as_fd();
+            let mut fds = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+            if let Some(inotify) = &self.inotify {
+                fds.push(PollFd::from_borrowed_fd(inotify.as_fd(), PollFlags::IN));
+            }
+            match poll(&mut fds, Some(&timeout)) {
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    // Only a lack of kernel memory is left; the deadline then paces the list.
+                    log::warn!("cannot wait for changes of {}: {error}", self.root.display());
+                    return Polled::TimedOut;
+                }
+                Ok(_) if fds.first().is_some_and(|fd| !fd.revents().is_empty()) => return Polled::Stopped,
+                Ok(_) if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) => return Polled::Readable,
+                Ok(_) => return Polled::TimedOut,
+            }
+        }
+    }
+
+    /// Reads what is queued. True if any of it matters.
+    fn read(&mut self) -> bool {
+        let mut buffer = [0; 4096];
+        let mut matters = false;
+        let Some(inotify) = &mut self.inotify else { return false };
+        let now = Instant::now();
+        loop {
+            let events = match inotify.read_events(&mut buffer) {
+                Ok(events) => events,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return matters,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    log::warn!("inotify for {} failed, only the periodic list: {error}", self.root.display());
+                    self.inotify = None;
+                    self.touched.all = true;
+                    return true;
+                }
+            };
+            for event in events {
+                let interest = self.watched.get(&event.wd);
+                matters |= note(
+                    &mut self.touched,
+                    &mut self.writing,
+                    Note { mask: event.mask, name: event.name, interest, now },
+                );
+            }
+        }
+    }
+}
+
+impl Writing {
+    /// When it is looked at though nobody closed it.
+    fn release(&self) -> Instant {
+        (self.last + HOLD).min(self.first + HOLD_LIMIT)
+    }
+}
+
+enum Polled {
+    Stopped,
+    Readable,
+    TimedOut,
+}
+
+struct Note<'a> {
+    mask: EventMask,
+    name: Option<&'a OsStr>,
+    interest: Option<&'a Interest>,
+    now: Instant,
+}
+
+/// Takes one event in. True if it calls for a look.
+fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: Note<'_>) -> bool {
+    let Note { mask, name, interest, now } = event;
+    if mask.contains(EventMask::Q_OVERFLOW) {
+        touched.all = true;
+        return true;
+    }
+    let Some(name) = name else {
+        // Of the directory itself; of one that is no longer watched it does not matter.
+        return interest.is_some();
+    };
+    match interest {
+        None => return false,
+        Some(Interest::Only(only)) if only != name => return false,
+        Some(_) => {}
+    }
+    if name.as_bytes().starts_with(b".") && matches!(interest, Some(Interest::All)) {
+        // Never a manifest, but manifests may be links through it, and it may be swapped.
+        return mask.intersects(EventMask::MOVED_TO | EventMask::DELETE);
+    }
+    if mask.contains(EventMask::ISDIR) {
+        return true;
+    }
+    if mask.intersects(EventMask::MODIFY | EventMask::CREATE) {
+        let entry =
+            writing.entry(name.to_owned()).or_insert(Writing { first: now, last: now, written: false });
+        entry.last = now;
+        entry.written |= mask.contains(EventMask::MODIFY);
+    } else if !mask.contains(EventMask::ATTRIB) {
+        // Closed, moved or deleted.
+        writing.remove(name);
+    }
+    touched.names.insert(name.to_owned());
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_held_from_its_first_write_to_its_close() {
+        let mut touched = Touched::default();
+        let mut writing = HashMap::new();
+        let now = Instant::now();
+        let mut event = |mask, name: &str| {
+            let interest = Interest::All;
+            let note_it = Note { mask, name: Some(OsStr::new(name)), interest: Some(&interest), now };
+            let matters = note(&mut touched, &mut writing, note_it);
+            (matters, writing.contains_key(OsStr::new(name)))
+        };
+        assert_eq!(event(EventMask::CREATE, "a"), (true, true));
+        assert_eq!(event(EventMask::MODIFY, "a"), (true, true));
+        assert_eq!(event(EventMask::ATTRIB, "a"), (true, true));
+        assert_eq!(event(EventMask::CLOSE_WRITE, "a"), (true, false));
+        assert_eq!(event(EventMask::MOVED_TO, "b"), (true, false));
+        assert_eq!(event(EventMask::CREATE | EventMask::ISDIR, "d"), (true, false));
+        assert_eq!(event(EventMask::MODIFY, ".a.swp"), (false, false));
+        assert_eq!(event(EventMask::MOVED_TO, "..data"), (true, false));
+        assert_eq!(touched.names, HashSet::from(["a".into(), "b".into()]));
+    }
+
+    #[test]
+    fn only_the_next_step_of_the_path_matters_above_it() {
+        let mut touched = Touched::default();
+        let mut writing = HashMap::new();
+        let interest = Interest::Only("manifests".into());
+        let mut event = |name: Option<&str>, interest, mask| {
+            let name = name.map(OsStr::new);
+            note(&mut touched, &mut writing, Note { mask, name, interest, now: Instant::now() })
+        };
+        assert!(!event(Some("other"), Some(&interest), EventMask::CREATE));
+        assert!(event(Some("manifests"), Some(&interest), EventMask::CREATE));
+        assert!(!event(Some("manifests"), None, EventMask::CREATE));
+        assert!(event(None, Some(&interest), EventMask::DELETE_SELF));
+        assert!(!event(None, None, EventMask::IGNORED));
+        assert!(event(None, None, EventMask::Q_OVERFLOW));
+        assert!(touched.all);
+    }
+
+    #[test]
+    fn holds_end_by_themselves() {
+        let mut watch = Watch::new(Path::new("/nowhere"), Bell::new().unwrap());
+        let start = Instant::now();
+        let writing = |first, last, written| Writing { first, last, written };
+        watch.writing.insert("made".into(), writing(start, start, false));
+        assert!(watch.holds(OsStr::new("made"), 0, start));
+        assert!(!watch.holds(OsStr::new("made"), 9, start), "a link to a full file");
+        watch.writing.insert("slow".into(), writing(start, start, true));
+        assert!(watch.holds(OsStr::new("slow"), 9, start + HOLD / 2));
+        assert!(!watch.holds(OsStr::new("slow"), 9, start + HOLD));
+        watch.writing.insert("log".into(), writing(start, start + HOLD_LIMIT, true));
+        assert!(!watch.holds(OsStr::new("log"), 9, start + HOLD_LIMIT));
+        assert!(!watch.holds(OsStr::new("idle"), 0, start));
+    }
+
+    #[test]
+    fn the_bell_ends_a_wait() {
+        let bell = Bell::new().unwrap();
+        let mut watch = Watch::new(Path::new("/nowhere"), bell.clone());
+        let now = Instant::now();
+        assert_eq!(watch.wait(now), Woken::Look);
+        bell.ring();
+        assert_eq!(watch.wait(now + Duration::from_secs(3600)), Woken::Stopped);
+    }
+}
