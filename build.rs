@@ -45,7 +45,8 @@ fn main() {
 
     let (mut methods, mut service, mut json) = (String::new(), String::new(), String::new());
     for file in &parsed.file_descriptors {
-        let module = Path::new(file.name()).file_stem().and_then(|stem| stem.to_str()).expect("a .proto name");
+        let module =
+            Path::new(file.name()).file_stem().and_then(|stem| stem.to_str()).expect("a .proto name");
         for service_type in &file.service {
             let service_name = service_type.name();
             let mut add = String::new();
@@ -107,9 +108,10 @@ fn main() {
                 let kind = field.type_.map_or(0, |kind| kind.value());
                 let repeated = field.label.is_some_and(|label| label.value() == LABEL_REPEATED);
                 let is_map = kind == TYPE_MESSAGE
-                    && message.nested_type.iter().any(|nested| {
-                        nested.name() == last(field.type_name()) && nested.options.map_entry()
-                    });
+                    && message
+                        .nested_type
+                        .iter()
+                        .any(|nested| nested.name() == last(field.type_name()) && nested.options.map_entry());
                 let one = |value: &str| match kind {
                     TYPE_MESSAGE => format!("{value}.to_json()"),
                     TYPE_ENUM => format!("enum_json({value})"),
@@ -132,7 +134,7 @@ fn main() {
                     )
                 } else {
                     format!(
-                        "if self.{rust} != Self::default().{rust} {{ let item = &self.{rust}; \
+                        "if filled(&self.{rust}) {{ let item = &self.{rust}; \
                          map.insert({name:?}.into(), {}); }}",
                         one("item")
                     )

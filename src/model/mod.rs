@@ -5,6 +5,7 @@ pub mod event;
 pub mod ids;
 pub mod log_line;
 pub mod mount;
+pub mod labels;
 pub mod pod;
 pub mod quantity;
 pub mod reasons;

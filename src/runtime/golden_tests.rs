@@ -43,6 +43,10 @@ mod protojson {
         super::base64(bytes).into()
     }
 
+    fn filled<T: Default + PartialEq>(value: &T) -> bool {
+        *value != T::default()
+    }
+
     fn map_json<K: Display>(map: &mut Map<String, Value>, name: &str, entries: &BTreeMap<K, String>) {
         if !entries.is_empty() {
             let entries = entries.iter().map(|(key, value)| (key.to_string(), value.clone().into()));

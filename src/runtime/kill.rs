@@ -9,6 +9,7 @@ use crossbeam_channel::{Sender, bounded};
 use crate::cri::{Class, CriError};
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::labels;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
@@ -16,7 +17,7 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 
 use super::start::regarding;
-use super::{Runtime, labels};
+use super::Runtime;
 
 /// Every container gets this long, whatever was asked for.
 pub const MINIMUM_GRACE_SECONDS: i64 = 2;
@@ -136,7 +137,7 @@ fn grace_seconds(who: &KillTarget, grace_override: Option<i64>) -> i64 {
             .or(pod.spec().termination_grace_period_seconds),
         KillTarget::Orphan(orphan) => {
             let number = |key: &str| orphan.annotations.as_ref()?.get(key)?.parse::<i64>().ok();
-            number(labels::DELETION_GRACE_PERIOD).or_else(|| number(labels::TERMINATION_GRACE_PERIOD))
+            number(labels::POD_DELETION_GRACE_PERIOD).or_else(|| number(labels::POD_TERMINATION_GRACE_PERIOD))
         }
     });
     wanted.unwrap_or(MINIMUM_GRACE_SECONDS).max(MINIMUM_GRACE_SECONDS)

@@ -22,7 +22,7 @@ mod hostname;
 mod hosts;
 mod images;
 mod kill;
-pub mod labels;
+mod labels;
 mod log_files;
 mod numbers;
 mod sandbox;

@@ -9,7 +9,9 @@ pub enum EndpointError {
     #[error("the endpoint is empty")]
     Empty,
     /// A path that does not start at the root.
-    #[error("endpoint {0:?}: the socket's path must be absolute, as in unix:///run/containerd/containerd.sock")]
+    #[error(
+        "endpoint {0:?}: the socket's path must be absolute, as in unix:///run/containerd/containerd.sock"
+    )]
     Relative(String),
     /// The kernel takes 107 bytes.
     #[error("endpoint {0:?}: the socket's path is longer than 107 bytes")]
@@ -57,8 +59,7 @@ fn unix(endpoint: &str, path: &str) -> Result<String, EndpointError> {
 
 fn loopback(endpoint: &str, address: &str) -> Result<String, EndpointError> {
     let address = address.replacen("localhost:", "127.0.0.1:", 1);
-    let address: SocketAddr =
-        address.parse().map_err(|_| EndpointError::Address(endpoint.to_owned()))?;
+    let address: SocketAddr = address.parse().map_err(|_| EndpointError::Address(endpoint.to_owned()))?;
     match address.ip() {
         ip if !ip.is_loopback() => Err(EndpointError::NotLoopback(endpoint.to_owned())),
         IpAddr::V4(_) => Ok(format!("ipv4:{address}")),
