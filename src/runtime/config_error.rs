@@ -50,7 +50,9 @@ pub enum ConfigError {
         mode: String,
     },
     /// A volumeMount that demands what the runtime cannot do.
-    #[error("failed to resolve recursive read-only mode: recursive read-only mount of volume {volume:?} {why}")]
+    #[error(
+        "failed to resolve recursive read-only mode: recursive read-only mount of volume {volume:?} {why}"
+    )]
     RecursiveReadOnly {
         /// The volume's name.
         volume: String,
@@ -127,13 +129,13 @@ pub enum ConfigError {
     #[error(transparent)]
     Dns(#[from] super::dns::DnsError),
     /// A file or directory of the pod.
-    #[error("cannot {what} {}: {source}", path.display())]
+    #[error("cannot {what} {}: {error}", path.display())]
     File {
         /// What was tried.
         what: &'static str,
         /// On which path.
         path: PathBuf,
         /// Why not.
-        source: std::io::Error,
+        error: std::io::Error,
     },
 }

@@ -196,8 +196,18 @@ mod tests {
         let mut settings = super::super::tests::settings();
         settings.recursive_read_only_mounts = supported;
         let volumes = [
-            MountedVolume { volume: "v".into(), host_path: "/v".into(), read_only: false, selinux_relabel: true },
-            MountedVolume { volume: "r".into(), host_path: "/r".into(), read_only: true, selinux_relabel: false },
+            MountedVolume {
+                volume: "v".into(),
+                host_path: "/v".into(),
+                read_only: false,
+                selinux_relabel: true,
+            },
+            MountedVolume {
+                volume: "r".into(),
+                host_path: "/r".into(),
+                read_only: true,
+                selinux_relabel: false,
+            },
         ];
         mounts(&ContainerInputs {
             pod: &pod,
@@ -222,12 +232,19 @@ mod tests {
     #[test]
     fn volume_mounts() {
         let mount = one(json!({"name": "v", "mountPath": "a/b"}), false).unwrap();
-        assert_eq!((mount.container_path.as_str(), mount.readonly, mount.selinux_relabel), ("/a/b", false, true));
-        let mount = one(json!({"name": "r", "mountPath": "/x", "mountPropagation": "Bidirectional"}), false).unwrap();
+        assert_eq!(
+            (mount.container_path.as_str(), mount.readonly, mount.selinux_relabel),
+            ("/a/b", false, true)
+        );
+        let mount =
+            one(json!({"name": "r", "mountPath": "/x", "mountPropagation": "Bidirectional"}), false).unwrap();
         assert!(mount.readonly && !mount.selinux_relabel);
         assert_eq!(mount.propagation.enum_value_or_default(), MountPropagation::PROPAGATION_BIDIRECTIONAL);
         for (mount, part) in [
-            (json!({"name": "z", "mountPath": "/x"}), "cannot find volume \"z\" to mount into container \"c\""),
+            (
+                json!({"name": "z", "mountPath": "/x"}),
+                "cannot find volume \"z\" to mount into container \"c\"",
+            ),
             (json!({"name": "v", "mountPath": "/x", "mountPropagation": "Up"}), "\"Up\""),
             (json!({"name": "v", "mountPath": "/x", "subPath": "s"}), "subPath of volumeMount \"v\""),
             (json!({"name": "v", "mountPath": "/x", "recursiveReadOnly": "Enabled"}), "needs readOnly"),

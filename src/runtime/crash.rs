@@ -39,7 +39,9 @@ fn key(pod: &Pod, container: &Container) -> u64 {
     ];
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
     // FNV-1a, 64 bits.
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 impl Runtime {

@@ -134,7 +134,10 @@ mod tests {
     #[test]
     fn sources_of_a_later_version_are_named() {
         for (container, part) in [
-            (json!({"name": "c", "envFrom": [{"configMapRef": {"name": "m"}}]}), "envFrom.configMapRef \"m\""),
+            (
+                json!({"name": "c", "envFrom": [{"configMapRef": {"name": "m"}}]}),
+                "envFrom.configMapRef \"m\"",
+            ),
             (json!({"name": "c", "envFrom": [{"secretRef": {"name": "s"}}]}), "envFrom.secretRef \"s\""),
             (
                 json!({"name": "c", "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}),

@@ -54,7 +54,12 @@ mod protojson {
         }
     }
 
-    include!(concat!(env!("OUT_DIR"), "/json.rs"));
+    #[allow(clippy::all)]
+    mod generated {
+        use super::*;
+
+        include!(concat!(env!("OUT_DIR"), "/json.rs"));
+    }
 }
 
 use protojson::ToJson;
@@ -92,7 +97,8 @@ fn load(path: &Path) -> Value {
 /// The node of the recording.
 fn settings(dir: &Path) -> Settings {
     let resolv_conf = dir.join("resolv.conf");
-    std::fs::write(&resolv_conf, "nameserver 198.51.100.1\nsearch host.example\noptions attempts:3\n").unwrap();
+    std::fs::write(&resolv_conf, "nameserver 198.51.100.1\nsearch host.example\noptions attempts:3\n")
+        .unwrap();
     let mut settings = super::tests::settings();
     settings.root_dir = Path::new(BASE).join("root");
     settings.pod_logs_dir = Path::new(BASE).join("logs");
@@ -170,7 +176,8 @@ impl Node {
         let (resolver, notices) = pod_resolver(pod, host, &self.settings);
         assert!(notices.is_empty());
         let settings = &self.settings;
-        sandbox_config(SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "" }).unwrap()
+        sandbox_config(SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "" })
+            .unwrap()
     }
 
     fn container(&self, pod: &Pod, name: &str, restart_count: u32) -> Result<ContainerConfig, String> {
@@ -220,7 +227,8 @@ fn differences(path: &str, expected: &Value, actual: &Value, out: &mut Vec<Strin
         (Value::Object(a), Value::Object(b)) => {
             let keys: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
             for key in keys {
-                let side = |map: &serde_json::Map<String, Value>| map.get(key).cloned().unwrap_or(Value::Null);
+                let side =
+                    |map: &serde_json::Map<String, Value>| map.get(key).cloned().unwrap_or(Value::Null);
                 differences(&format!("{path}.{key}"), &side(a), &side(b), out);
             }
         }
@@ -242,7 +250,9 @@ fn compare(node: &Node, pod: &Pod, recorded: &Value) -> (usize, Vec<String>) {
         let number = |value: &Value| u32::try_from(value.as_u64().unwrap_or(0)).unwrap();
         let built = match call["call"].as_str().unwrap() {
             "RunPodSandbox" => RunPodSandboxRequest {
-                config: MessageField::some(node.sandbox(pod, number(&request["config"]["metadata"]["attempt"]))),
+                config: MessageField::some(
+                    node.sandbox(pod, number(&request["config"]["metadata"]["attempt"])),
+                ),
                 ..RunPodSandboxRequest::default()
             }
             .to_json(),
@@ -276,7 +286,8 @@ fn compare(node: &Node, pod: &Pod, recorded: &Value) -> (usize, Vec<String>) {
 fn requests_are_the_recorded_ones() {
     let node = Node::new();
     let (mut pods, mut requests, mut differing) = (0, 0, Vec::new());
-    let mut files: Vec<_> = std::fs::read_dir(data().join("expected")).unwrap().map(|file| file.unwrap()).collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(data().join("expected")).unwrap().map(|file| file.unwrap()).collect();
     files.sort_by_key(std::fs::DirEntry::file_name);
     for file in &files {
         let name = file.path().file_stem().unwrap().to_string_lossy().into_owned();

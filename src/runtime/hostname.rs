@@ -120,7 +120,11 @@ mod tests {
         check("web", json!({"hostname": "h"}), Ok("h "));
         check("web", json!({"hostname": "H_"}), Err("spec.hostname \"H_\" of pod \"web\""));
         check("web", json!({"subdomain": "sub"}), Ok("web sub.n.svc.cluster.local"));
-        check("web", json!({"subdomain": "s", "setHostnameAsFQDN": true}), Ok("web.s.n.svc.cluster.local s.n.svc.cluster.local"));
+        check(
+            "web",
+            json!({"subdomain": "s", "setHostnameAsFQDN": true}),
+            Ok("web.s.n.svc.cluster.local s.n.svc.cluster.local"),
+        );
         check("web", json!({"setHostnameAsFQDN": true}), Ok("web "));
         check("web", json!({"hostnameOverride": "a.b", "subdomain": "s"}), Ok("a.b "));
         check(&format!("{}--.x", "a".repeat(61)), json!({}), Ok(&format!("{} ", "a".repeat(61))));

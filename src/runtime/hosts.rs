@@ -84,20 +84,20 @@ pub fn write(
 ) -> Result<PathBuf, ConfigError> {
     let aliases = pod.spec().host_aliases.as_deref().unwrap_or_default();
     let text = if pod.host_network() {
-        let bytes = std::fs::read(node_file).map_err(|source| ConfigError::File {
+        let bytes = std::fs::read(node_file).map_err(|error| ConfigError::File {
             what: "read hosts file",
             path: node_file.to_owned(),
-            source,
+            error,
         })?;
         of_node(&String::from_utf8_lossy(&bytes), aliases)
     } else {
         managed(hostname, pod_ips, aliases)
     };
     let path = path(root_dir, pod);
-    write_in_place(&path, text.as_bytes()).map_err(|source| ConfigError::File {
+    write_in_place(&path, text.as_bytes()).map_err(|error| ConfigError::File {
         what: "write hosts file",
         path: path.clone(),
-        source,
+        error,
     })?;
     Ok(path)
 }
@@ -106,7 +106,9 @@ pub fn write(
 /// new text: a rename would leave them with the old one.
 fn write_in_place(path: &Path, text: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    if std::fs::read(path).is_ok_and(|old| old == text) {
+    // Containers may write here as much as they like: look at the size first.
+    let same_size = std::fs::metadata(path).is_ok_and(|meta| meta.len() == text.len() as u64);
+    if same_size && std::fs::read(path).is_ok_and(|old| old == text) {
         return Ok(());
     }
     if let Some(dir) = path.parent() {
@@ -139,7 +141,9 @@ mod tests {
         let path = write(dir.path(), Path::new("/no/file"), &pod, &host, &ips).unwrap();
         assert_eq!(path, dir.path().join("pods/u/etc-hosts"));
         let text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-"));
+        assert!(
+            text.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-")
+        );
         assert!(text.ends_with(
             "fe00::2\tip6-allrouters\n10.0.0.1\th.s.n.svc.c\th\nfd00::1\th.s.n.svc.c\th\n\n\
              # Entries added by HostAliases.\n192.0.2.5\tfoo\tbar\n"

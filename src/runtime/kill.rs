@@ -16,8 +16,8 @@ use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 
-use super::start::regarding;
 use super::Runtime;
+use super::start::regarding;
 
 /// Every container gets this long, whatever was asked for.
 pub const MINIMUM_GRACE_SECONDS: i64 = 2;
@@ -282,21 +282,22 @@ fn plan(
         Observed::Runtime(runtime) => (&runtime.uid, &runtime.namespace, &runtime.name),
         Observed::Listed(listed) => (&listed.uid, &listed.namespace, &listed.name),
     };
-    let kill = |id: &ContainerId, container: &str, annotations: Option<&Arc<BTreeMap<String, String>>>| Kill {
-        who: match pod {
-            Some(pod) => KillTarget::Pod(pod.clone()),
-            None => KillTarget::Orphan(Orphan {
-                namespace: namespace.clone(),
-                name: name.clone(),
-                uid: uid.clone(),
-                annotations: annotations.map(Arc::clone),
-            }),
-        },
-        id: id.clone(),
-        name: container.to_owned(),
-        message: None,
-        grace_override,
-    };
+    let kill =
+        |id: &ContainerId, container: &str, annotations: Option<&Arc<BTreeMap<String, String>>>| Kill {
+            who: match pod {
+                Some(pod) => KillTarget::Pod(pod.clone()),
+                None => KillTarget::Orphan(Orphan {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                    uid: uid.clone(),
+                    annotations: annotations.map(Arc::clone),
+                }),
+            },
+            id: id.clone(),
+            name: container.to_owned(),
+            message: None,
+            grace_override,
+        };
     let (kills, sandboxes) = match observed {
         Observed::Runtime(runtime) => (
             runtime.running().map(|container| kill(&container.id, &container.name, None)).collect(),

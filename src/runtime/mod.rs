@@ -10,10 +10,10 @@
 //! Absent on purpose: what should happen to a pod is decided in `pods`; hooks, probes,
 //! credentials of pods and user namespaces come later.
 
-pub mod config_error;
+mod config_error;
 mod container_config;
 mod crash;
-pub mod dns;
+mod dns;
 mod durations;
 mod env;
 mod expand;
@@ -44,6 +44,7 @@ use crate::cri;
 use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
 
+pub use config_error::ConfigError;
 pub use images::name::{repository, with_default_tag};
 pub use kill::{Kill, KillError, KillTarget, MINIMUM_GRACE_SECONDS, Observed, Orphan, Unstopped};
 pub use numbers::page_size_name;

@@ -239,16 +239,22 @@ mod tests {
 
     fn pod(spec: serde_json::Value) -> Pod {
         Pod::from(
-            serde_json::from_value::<crate::model::api::Pod>(json!({"metadata": {"name": "p"}, "spec": spec}))
-                .unwrap(),
+            serde_json::from_value::<crate::model::api::Pod>(
+                json!({"metadata": {"name": "p"}, "spec": spec}),
+            )
+            .unwrap(),
         )
     }
 
     #[test]
     fn shares_and_quota() {
-        for (milli, shares, quota) in
-            [(0, 2, 0), (1, 2, 1000), (100, 102, 10_000), (1000, 1024, 100_000), (300_000, 262_144, 30_000_000)]
-        {
+        for (milli, shares, quota) in [
+            (0, 2, 0),
+            (1, 2, 1000),
+            (100, 102, 10_000),
+            (1000, 1024, 100_000),
+            (300_000, 262_144, 30_000_000),
+        ] {
             assert_eq!((cpu_shares(milli), cpu_quota(milli, 100_000)), (shares, quota), "{milli}");
         }
         assert_eq!(cpu_shares(i64::MAX), 262_144);
@@ -258,7 +264,8 @@ mod tests {
     #[test]
     fn the_sandbox_sums_containers_and_respects_init_containers() {
         let cpu = |name: &str, cpu: &str, extra: serde_json::Value| {
-            let mut container = json!({"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}});
+            let mut container =
+                json!({"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}});
             container.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
             container
         };
@@ -295,7 +302,8 @@ mod tests {
             let container = pod.all_containers().find(|c| c.name == container).unwrap();
             assert_eq!(oom_score_adj(&pod, container, 1000 << 20), expected);
         };
-        let memory = |name: &str, memory: &str| json!({"name": name, "resources": {"requests": {"memory": memory}}});
+        let memory =
+            |name: &str, memory: &str| json!({"name": name, "resources": {"requests": {"memory": memory}}});
         check(json!({"containers": [{"name": "c"}]}), "c", 1000);
         check(json!({"containers": [memory("c", "100Mi")]}), "c", 900);
         check(json!({"containers": [memory("c", "1Ki")]}), "c", 999);
@@ -313,7 +321,8 @@ mod tests {
         );
         let mut sidecar = memory("s", "10Mi");
         sidecar["restartPolicy"] = json!("Always");
-        let spec = json!({"containers": [memory("a", "200Mi"), memory("b", "50Mi")], "initContainers": [sidecar]});
+        let spec =
+            json!({"containers": [memory("a", "200Mi"), memory("b", "50Mi")], "initContainers": [sidecar]});
         check(spec.clone(), "s", 950);
         check(spec, "a", 800);
         check(

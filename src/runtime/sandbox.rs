@@ -40,23 +40,23 @@ pub enum SandboxError {
         name: String,
     },
     /// Its log directory.
-    #[error("cannot make log directory {}: {source}", path.display())]
+    #[error("cannot make log directory {}: {error}", path.display())]
     LogDirectory {
         /// The directory.
         path: PathBuf,
         /// Why not.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The runtime refused.
     #[error("{0}")]
     Run(cri::CriError),
     /// The sandbox runs, but its addresses cannot be learned.
-    #[error("{source}")]
+    #[error("{error}")]
     Status {
         /// The new sandbox.
         id: SandboxId,
         /// Why not.
-        source: cri::CriError,
+        error: cri::CriError,
     },
 }
 
@@ -64,7 +64,7 @@ impl SandboxError {
     /// Whether this is only our own stopping.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
-        matches!(self, SandboxError::Run(error) | SandboxError::Status { source: error, .. }
+        matches!(self, SandboxError::Run(error) | SandboxError::Status { error, .. }
             if error.class() == cri::Class::Stopping)
     }
 
@@ -118,12 +118,13 @@ impl Runtime {
         }
         let path = log_directory(&shared.settings, pod);
         log_files::make_directory(&path)
-            .map_err(|source| SandboxError::LogDirectory { path: path.clone(), source })?;
+            .map_err(|error| SandboxError::LogDirectory { path: path.clone(), error })?;
         let client = shared.cri.with_stop(stop.clone());
         let id = client.run_pod_sandbox(config, "").map_err(SandboxError::Run)?;
-        log::info!("sandbox {id} runs pod={} attempt={attempt}", pod_text(pod));
+        let (namespace, name) = (pod.namespace(), pod.name());
+        log::info!("sandbox {id} runs, attempt {attempt} pod={namespace}/{name} uid={}", pod.uid());
         let status =
-            client.pod_sandbox_status(&id).map_err(|source| SandboxError::Status { id: id.clone(), source })?;
+            client.pod_sandbox_status(&id).map_err(|error| SandboxError::Status { id: id.clone(), error })?;
         let ips = if pod.host_network() { Vec::new() } else { addresses(&status) };
         Ok(NewSandbox { id, ips })
     }
@@ -140,6 +141,21 @@ impl Runtime {
         // Pod cgroups will name the parent; until then the runtime chooses it.
         let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "" };
         Ok((sandbox_config(inputs)?, notices))
+    }
+
+    /// Looks at the node's resolver file once at start and raises an event about what pods
+    /// will not get from it.
+    pub fn check_resolv_conf(&self) {
+        let settings = &self.shared.settings;
+        let problems = match dns::read_host(&settings.resolv_conf) {
+            Ok(host) => dns::check_host(&host, &settings.resolv_conf, &settings.cluster_domain),
+            Err(error) => vec![error.to_string()],
+        };
+        for problem in problems {
+            log::warn!("{problem}");
+            let events = &self.shared.events;
+            events.raise(Regarding::Node, EventType::Warning, reasons::CHECK_LIMITS_FOR_RESOLV_CONF, problem);
+        }
     }
 
     fn tell_dns(&self, pod: &Pod, notice: DnsNotice) {

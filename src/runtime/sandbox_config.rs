@@ -116,20 +116,25 @@ fn port_mappings(container: &Container) -> Vec<PortMapping> {
 
 fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
     let wanted = pod.spec().security_context.as_ref().and_then(|context| context.sysctls.as_ref());
-    wanted
-        .into_iter()
-        .flatten()
-        .map(|sysctl| (dotted(&sysctl.name), sysctl.value.clone()))
-        .collect()
+    wanted.into_iter().flatten().map(|sysctl| (dotted(&sysctl.name), sysctl.value.clone())).collect()
 }
 
 /// The dotted form of a sysctl's name. In the slash form a dot belongs to a segment
 /// (an interface such as `eth0.100`), and the dotted form writes it as a slash.
 fn dotted(name: &str) -> String {
     match name.find(['.', '/']).and_then(|at| name.as_bytes().get(at)) {
-        Some(b'/') => {
-            name.chars().map(|c| if c == '/' { '.' } else if c == '.' { '/' } else { c }).collect()
-        }
+        Some(b'/') => name
+            .chars()
+            .map(|c| {
+                if c == '/' {
+                    '.'
+                } else if c == '.' {
+                    '/'
+                } else {
+                    c
+                }
+            })
+            .collect(),
         _ => name.to_owned(),
     }
 }

@@ -344,15 +344,19 @@ mod tests {
     #[test]
     fn profiles() {
         let seccomp = |own: Value| {
-            context(&pod(json!({}), own), &ImageUser::default())
-                .map(|context| (context.seccomp.profile_type.enum_value_or_default(), context.seccomp.localhost_ref.clone()))
+            context(&pod(json!({}), own), &ImageUser::default()).map(|context| {
+                (context.seccomp.profile_type.enum_value_or_default(), context.seccomp.localhost_ref.clone())
+            })
         };
         assert_eq!(seccomp(json!({})).unwrap().0, ProfileType::Unconfined);
         assert_eq!(
-            seccomp(json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}})).unwrap(),
+            seccomp(json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}}))
+                .unwrap(),
             (ProfileType::Localhost, "/root/seccomp/a/b.json".to_owned())
         );
-        assert!(seccomp(json!({"seccompProfile": {"type": "Localhost"}})).unwrap_err().contains("must be set"));
+        assert!(
+            seccomp(json!({"seccompProfile": {"type": "Localhost"}})).unwrap_err().contains("must be set")
+        );
         assert!(seccomp(json!({"seccompProfile": {"type": "X"}})).unwrap_err().contains("\"X\""));
         let apparmor = |own: Value| {
             context(&pod(json!({"appArmorProfile": {"type": "Unconfined"}}), own), &ImageUser::default())

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-
 use crate::cri;
 use crate::model::event::EventSink;
 use crate::model::quantity::Amount;
@@ -131,7 +130,10 @@ mod tests {
         assert!(!host.selinux);
         assert_eq!(
             host.thermal_throttle,
-            ["/sys/devices/system/cpu/cpu2/thermal_throttle", "/sys/devices/system/cpu/cpu10/thermal_throttle"]
+            [
+                "/sys/devices/system/cpu/cpu2/thermal_throttle",
+                "/sys/devices/system/cpu/cpu10/thermal_throttle"
+            ]
         );
         assert_eq!(Host::detect(std::path::Path::new("/no/such/dir")), Host::default());
     }

@@ -142,10 +142,10 @@ impl Runtime {
         // Before any file is made: this fails at every retry until the manifest changes.
         security_context::verify_non_root(pod, container, &image.user)?;
         let log_dir = self.container_log_dir(start);
-        log_files::make_directory(&log_dir).map_err(|source| ConfigError::File {
+        log_files::make_directory(&log_dir).map_err(|error| ConfigError::File {
             what: "make log directory",
             path: log_dir,
-            source,
+            error,
         })?;
         let hosts_file = if hosts::wanted(pod, start.pod_ips) {
             let hostname = hostname(pod, &settings.cluster_domain)?;
@@ -198,6 +198,9 @@ impl Runtime {
             runtime_failure(reasons::RUN_CONTAINER_ERROR, &error)
         })?;
         self.tell(regarding, reasons::STARTED, "Container started");
+        let (pod, container) = (start.pod, &start.container.name);
+        let (namespace, name) = (pod.namespace(), pod.name());
+        log::info!("container {id} runs pod={namespace}/{name} uid={} container={container}", pod.uid());
         Ok(())
     }
 
@@ -235,10 +238,5 @@ impl Runtime {
 }
 
 fn runtime_failure(reason: &'static str, error: &CriError) -> StartFailure {
-    StartFailure {
-        reason,
-        message: error.desc(),
-        retry_at: None,
-        stopping: error.class() == Class::Stopping,
-    }
+    StartFailure { reason, message: error.desc(), retry_at: None, stopping: error.class() == Class::Stopping }
 }

@@ -94,7 +94,9 @@ impl Keyring {
                 match parse(&text, kind) {
                     Ok(entries) => return index(entries),
                     // The error names line and column only, no content.
-                    Err(error) => log::warn!("cannot use registry credentials in {}: {error}", file.display()),
+                    Err(error) => {
+                        log::warn!("cannot use registry credentials in {}: {error}", file.display())
+                    }
                 }
             }
         }
@@ -109,8 +111,7 @@ fn index(entries: BTreeMap<String, Entry>) -> Index {
             let (username, password) = text.split_once(':')?;
             Some(Credential { username: username.to_owned(), password: password.to_owned() })
         });
-        let credential =
-            decoded.unwrap_or(Credential { username: entry.username, password: entry.password });
+        let credential = decoded.unwrap_or(Credential { username: entry.username, password: entry.password });
         if !credential.username.is_empty() {
             index.entry(normal_key(&key)).or_default().push(credential);
         }
@@ -124,7 +125,9 @@ fn normal_key(key: &str) -> String {
     let (host, path) = key.split_once('/').map_or((key, ""), |(host, path)| (host, path));
     let path = ["v1", "v2"]
         .iter()
-        .find_map(|version| path.strip_prefix(version).filter(|rest| rest.is_empty() || rest.starts_with('/')))
+        .find_map(|version| {
+            path.strip_prefix(version).filter(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
         .unwrap_or(path)
         .trim_matches('/');
     if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
@@ -166,9 +169,7 @@ fn key_matches(key: &str, domain: &str, path: &str) -> bool {
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     match (pattern.split_first(), text.split_first()) {
         (None, rest) => rest.is_none(),
-        (Some((b'*', after)), rest) => {
-            glob(after, text) || rest.is_some_and(|(_, tail)| glob(pattern, tail))
-        }
+        (Some((b'*', after)), rest) => glob(after, text) || rest.is_some_and(|(_, tail)| glob(pattern, tail)),
         (Some((want, after)), Some((got, tail))) => (*want == b'?' || want == got) && glob(after, tail),
         (Some(_), None) => false,
     }
@@ -247,8 +248,11 @@ mod tests {
             let files = [vec![dir.path().join("config.json")], vec![dir.path().join(".dockercfg")]];
             Keyring { files, cache: Mutex::new(None) }.for_image("r.example/x", Instant::now())
         };
-        std::fs::write(dir.path().join(".dockercfg"), r#"{"r.example": {"username": "old", "password": "p"}}"#)
-            .unwrap();
+        std::fs::write(
+            dir.path().join(".dockercfg"),
+            r#"{"r.example": {"username": "old", "password": "p"}}"#,
+        )
+        .unwrap();
         let found = keyring(r#"{"auths": {"r.example": {"auth": "dTpw", "username": "x"}}}"#);
         assert_eq!(found, [Credential { username: "u".into(), password: "p".into() }]);
         assert_eq!(keyring("{broken").first().map(|c| c.username.as_str()), Some("old"));

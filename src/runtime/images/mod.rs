@@ -137,8 +137,9 @@ impl Images {
                 Err(failure(reasons::IMAGE_INSPECT_ERROR, message))
             }
             Ok(Some(found)) => {
-                let message =
-                    format!("Container image {requested:?} already present on machine and can be accessed by the pod");
+                let message = format!(
+                    "Container image {requested:?} already present on machine and can be accessed by the pod"
+                );
                 self.tell(wanted, reasons::PULLED, &message);
                 Ok(Found { reference: ImageRef::from(found.id.as_str()), user: user_of(&found) })
             }
@@ -200,9 +201,7 @@ impl Images {
                     )),
                 }
             }
-            Err(PullError::Stopped) => {
-                Err(failure(reasons::ERR_IMAGE_PULL, PullError::Stopped.text()))
-            }
+            Err(PullError::Stopped) => Err(failure(reasons::ERR_IMAGE_PULL, PullError::Stopped.text())),
             Err(error) => {
                 let text = error.text();
                 self.warn(wanted, reasons::FAILED, &format!("Failed to pull image {requested:?}: {text}"));
@@ -327,11 +326,7 @@ fn error_text(error: &cri::CriError) -> String {
 }
 
 fn spec(image: &str) -> ImageSpec {
-    ImageSpec {
-        image: image.to_owned(),
-        user_specified_image: image.to_owned(),
-        ..ImageSpec::default()
-    }
+    ImageSpec { image: image.to_owned(), user_specified_image: image.to_owned(), ..ImageSpec::default() }
 }
 
 fn auth(credential: Credential) -> AuthConfig {
@@ -380,7 +375,8 @@ mod tests {
 
     #[test]
     fn several_errors_are_listed() {
-        let text = |errors: &[&str]| PullError::Runtime(errors.iter().map(|e| (*e).to_owned()).collect()).text();
+        let text =
+            |errors: &[&str]| PullError::Runtime(errors.iter().map(|e| (*e).to_owned()).collect()).text();
         assert_eq!(text(&["a"]), "a");
         assert_eq!(text(&["a", "b"]), "[a, b]");
     }

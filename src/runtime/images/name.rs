@@ -173,7 +173,9 @@ mod tests {
             "a:5000/x",
         ] {
             assert_eq!(with_default_tag(image), Ok(format!("{image}:latest")), "{image}");
-            for suffix in [":1".to_owned(), ":V_1.2-x".to_owned(), format!("@{digest}"), format!(":1@{digest}")] {
+            for suffix in
+                [":1".to_owned(), ":V_1.2-x".to_owned(), format!("@{digest}"), format!(":1@{digest}")]
+            {
                 let image = format!("{image}{suffix}");
                 assert_eq!(with_default_tag(&image).as_deref(), Ok(image.as_str()));
             }
@@ -187,7 +189,27 @@ mod tests {
         check("a/UPPER:1", NameError::Uppercase("a/UPPER".into()));
         check("Busybox", NameError::Uppercase("library/Busybox".into()));
         check(&"a".repeat(64), NameError::Identifier("a".repeat(64)));
-        for image in ["", "/", "a//b", "a/", ":1", "a:", "a b", "-a", "a-", "a._b", "a___b", "a..b", "x.y/", "-x.y/a", "a:1:2", "a@", "a@sha256", "a@sha256:12", "ü"] {
+        for image in [
+            "",
+            "/",
+            "a//b",
+            "a/",
+            ":1",
+            "a:",
+            "a b",
+            "-a",
+            "a-",
+            "a._b",
+            "a___b",
+            "a..b",
+            "x.y/",
+            "-x.y/a",
+            "a:1:2",
+            "a@",
+            "a@sha256",
+            "a@sha256:12",
+            "ü",
+        ] {
             check(image, NameError::Format);
         }
         check(&format!("a:{}", "1".repeat(129)), NameError::Format);
@@ -197,14 +219,22 @@ mod tests {
         check(&format!("a@sha256:{}", "A".repeat(64)), NameError::DigestFormat);
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_judged(image in "\\PC{0,80}") {
+            if let Ok(tagged) = with_default_tag(&image) {
+                proptest::prop_assert!(tagged.starts_with(&image));
+                proptest::prop_assert_eq!(with_default_tag(&tagged), Ok(tagged));
+            }
+            let _ = repository(&image);
+        }
+    }
+
     #[test]
     fn repositories() {
-        for (image, expected) in [
-            ("a", "a"),
-            ("a:1", "a"),
-            ("r:5000/a", "r:5000/a"),
-            ("r:5000/a:1@sha256:00", "r:5000/a"),
-        ] {
+        for (image, expected) in
+            [("a", "a"), ("a:1", "a"), ("r:5000/a", "r:5000/a"), ("r:5000/a:1@sha256:00", "r:5000/a")]
+        {
             assert_eq!(repository(image), expected);
         }
     }
