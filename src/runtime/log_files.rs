@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
 
-/// The longest file name that common file systems take.
-const NAME_LIMIT: usize = 255;
+use super::gc::legacy_link_name;
 
 /// Makes `dir` and its parents, readable for log collectors.
 pub(super) fn make_directory(dir: &Path) -> io::Result<()> {
@@ -33,16 +32,9 @@ pub(super) fn next_restart_count(container_dir: &Path) -> u32 {
         .map_or(0, |highest| highest.saturating_add(1))
 }
 
-/// `<pod>_<namespace>_<container>-<id>.log` in `dir`, cut where it would be too long.
+/// The container's link in `dir`.
 pub(super) fn link_path(dir: &Path, pod: &Pod, container: &str, id: &ContainerId) -> PathBuf {
-    const SUFFIX: &str = ".log";
-    let mut name = format!("{}_{container}-{id}", pod.full_name());
-    let mut end = name.len().min(NAME_LIMIT - SUFFIX.len());
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    name.truncate(end);
-    dir.join(name + SUFFIX)
+    dir.join(legacy_link_name(pod.name(), pod.namespace(), container, id))
 }
 
 /// Points the container's link at its log file, if the runtime has made that file.
@@ -105,7 +97,5 @@ mod tests {
         link(&path, &one).unwrap();
         link(&path, &two).unwrap();
         assert_eq!(std::fs::read_link(&path).unwrap(), two);
-        let long = link_path(Path::new("/l"), &pod, &"é".repeat(200), &ContainerId::from("abc"));
-        assert!(long.file_name().unwrap().len() <= 255 && long.to_string_lossy().ends_with(".log"));
     }
 }

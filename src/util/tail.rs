@@ -115,7 +115,7 @@ mod tests {
         check(9, 13, "second\nthird\n", false);
         check(9, 10, "ond\nthird\n", true);
         check(1, 10, "third\n", false);
-        check(9, 0, "", true);
+        check(9, 0, "", false);
         assert!(last(&dir.path().join("none"), 1, 1).is_err());
     }
 }

@@ -60,14 +60,17 @@ pub(super) fn below(mounts: &[PathBuf], dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Takes off everything that is mounted below `dir`. A busy mount stays: it is an error,
-/// and the others are tried all the same.
-pub(super) fn unmount_below(dir: &Path) -> Result<Vec<VolumeError>, VolumeError> {
+/// named below `dir`, and the others are tried all the same.
+pub(super) fn unmount_below(dir: &Path) -> Result<Vec<(String, VolumeError)>, VolumeError> {
     let mut failures = Vec::new();
     for mount in below(&read()?, dir) {
         match rustix::mount::unmount(mount.as_os_str().as_bytes(), UnmountFlags::NOFOLLOW) {
             // Gone already, with the one above it or by another hand.
             Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
-            Err(errno) => failures.push(VolumeError::io("unmount", &mount)(errno)),
+            Err(errno) => {
+                let name = mount.strip_prefix(dir).unwrap_or(&mount).display().to_string();
+                failures.push((name, VolumeError::io("unmount", &mount)(errno)));
+            }
         }
     }
     Ok(failures)

@@ -31,8 +31,8 @@ impl Volumes {
         let mut left = Left::default();
         // Sub-path mounts lie on the volumes' own: they go first.
         for name in ["volume-subpaths", "volumes"] {
-            for error in mounts::unmount_below(&path.join(name))? {
-                left.add(name.to_owned(), chain(&error));
+            for (volume, error) in mounts::unmount_below(&path.join(name))? {
+                left.add(volume, chain(&error));
             }
         }
         // Without its marker a half-removed volume is made anew if the pod comes back.

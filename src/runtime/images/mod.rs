@@ -2,6 +2,7 @@
 //! (Go: pkg/kubelet/images). Called by pod workers, who wait here for pulls.
 
 mod credentials;
+pub mod gc;
 pub mod name;
 mod permits;
 
