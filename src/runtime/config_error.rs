@@ -129,13 +129,13 @@ pub enum ConfigError {
     #[error(transparent)]
     Dns(#[from] super::dns::DnsError),
     /// A file or directory of the pod.
-    #[error("cannot {what} {}: {source}", path.display())]
+    #[error("cannot {what} {}: {error}", path.display())]
     File {
         /// What was tried.
         what: &'static str,
         /// On which path.
         path: PathBuf,
         /// Why not.
-        source: std::io::Error,
+        error: std::io::Error,
     },
 }

@@ -32,12 +32,12 @@ pub struct Resolver {
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
     /// It cannot be read.
-    #[error("cannot read resolv.conf {}: {source}", path.display())]
+    #[error("cannot read resolv.conf {}: {error}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// It is larger than 10 MiB.
     #[error("resolv.conf {} is larger than {FILE_LIMIT} bytes", path.display())]
@@ -75,7 +75,7 @@ pub fn read_host(path: &Path) -> Result<Resolver, DnsError> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(FILE_LIMIT + 1).read_to_end(&mut bytes))
-        .map_err(|source| DnsError::Read { path: path.to_owned(), source })?;
+        .map_err(|error| DnsError::Read { path: path.to_owned(), error })?;
     if bytes.len() as u64 > FILE_LIMIT {
         return Err(DnsError::TooLarge { path: path.to_owned() });
     }

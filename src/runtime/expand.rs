@@ -35,6 +35,13 @@ pub fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> String {
 mod tests {
     use super::*;
 
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_expanded(text in "[$()A-Cü]{0,40}") {
+            let _ = expand(&text, |name| Some(name.to_owned()));
+        }
+    }
+
     #[test]
     fn follows_the_rules_for_dollars() {
         let lookup = |name: &str| match name {

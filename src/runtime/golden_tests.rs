@@ -43,6 +43,10 @@ mod protojson {
         super::base64(bytes).into()
     }
 
+    fn filled<T: Default + PartialEq>(value: &T) -> bool {
+        *value != T::default()
+    }
+
     fn map_json<K: Display>(map: &mut Map<String, Value>, name: &str, entries: &BTreeMap<K, String>) {
         if !entries.is_empty() {
             let entries = entries.iter().map(|(key, value)| (key.to_string(), value.clone().into()));
@@ -50,7 +54,12 @@ mod protojson {
         }
     }
 
-    include!(concat!(env!("OUT_DIR"), "/json.rs"));
+    #[allow(clippy::all)]
+    mod generated {
+        use super::*;
+
+        include!(concat!(env!("OUT_DIR"), "/json.rs"));
+    }
 }
 
 use protojson::ToJson;

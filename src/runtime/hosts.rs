@@ -84,20 +84,20 @@ pub fn write(
 ) -> Result<PathBuf, ConfigError> {
     let aliases = pod.spec().host_aliases.as_deref().unwrap_or_default();
     let text = if pod.host_network() {
-        let bytes = std::fs::read(node_file).map_err(|source| ConfigError::File {
+        let bytes = std::fs::read(node_file).map_err(|error| ConfigError::File {
             what: "read hosts file",
             path: node_file.to_owned(),
-            source,
+            error,
         })?;
         of_node(&String::from_utf8_lossy(&bytes), aliases)
     } else {
         managed(hostname, pod_ips, aliases)
     };
     let path = path(root_dir, pod);
-    write_in_place(&path, text.as_bytes()).map_err(|source| ConfigError::File {
+    write_in_place(&path, text.as_bytes()).map_err(|error| ConfigError::File {
         what: "write hosts file",
         path: path.clone(),
-        source,
+        error,
     })?;
     Ok(path)
 }
@@ -106,7 +106,9 @@ pub fn write(
 /// new text: a rename would leave them with the old one.
 fn write_in_place(path: &Path, text: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    if std::fs::read(path).is_ok_and(|old| old == text) {
+    // Containers may write here as much as they like: look at the size first.
+    let same_size = std::fs::metadata(path).is_ok_and(|meta| meta.len() == text.len() as u64);
+    if same_size && std::fs::read(path).is_ok_and(|old| old == text) {
         return Ok(());
     }
     if let Some(dir) = path.parent() {

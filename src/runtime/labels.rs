@@ -7,40 +7,16 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::model::api::{Container, LifecycleHandler};
+use crate::model::labels as keys;
 use crate::model::pod::{Pod, container_hash};
-
-/// Label: `metadata.name` of the pod.
-pub const POD_NAME: &str = "io.kubernetes.pod.name";
-/// Label: `metadata.namespace` of the pod.
-pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// Label: `metadata.uid` of the pod.
-pub const POD_UID: &str = "io.kubernetes.pod.uid";
-/// Label: the container's name.
-pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
-/// Annotation: hash over name and image, lower-case hex.
-pub const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
-/// Annotation: how often the container was restarted before this instance.
-pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
-/// Annotation: `terminationMessagePath`.
-pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
-/// Annotation: `terminationMessagePolicy`.
-pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
-/// Annotation: the preStop handler as JSON.
-pub const PRE_STOP_HANDLER: &str = "io.kubernetes.container.preStopHandler";
-/// Annotation: the declared ports as JSON.
-pub const PORTS: &str = "io.kubernetes.container.ports";
-/// Annotation: `metadata.deletionGracePeriodSeconds`.
-pub const DELETION_GRACE_PERIOD: &str = "io.kubernetes.pod.deletionGracePeriod";
-/// Annotation: `spec.terminationGracePeriodSeconds`.
-pub const TERMINATION_GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
 
 type Map = BTreeMap<String, String>;
 
 fn identity(pod: &Pod) -> [(String, String); 3] {
     [
-        (POD_NAME.to_owned(), pod.name().to_owned()),
-        (POD_NAMESPACE.to_owned(), pod.namespace().to_owned()),
-        (POD_UID.to_owned(), pod.uid().to_string()),
+        (keys::POD_NAME.to_owned(), pod.name().to_owned()),
+        (keys::POD_NAMESPACE.to_owned(), pod.namespace().to_owned()),
+        (keys::POD_UID.to_owned(), pod.uid().to_string()),
     ]
 }
 
@@ -62,7 +38,7 @@ pub fn sandbox_annotations(pod: &Pod) -> Map {
 #[must_use]
 pub fn container_labels(pod: &Pod, container: &Container) -> Map {
     let mut labels = Map::from(identity(pod));
-    labels.insert(CONTAINER_NAME.to_owned(), container.name.clone());
+    labels.insert(keys::CONTAINER_NAME.to_owned(), container.name.clone());
     labels
 }
 
@@ -72,10 +48,10 @@ pub fn container_annotations(pod: &Pod, container: &Container, restart_count: u3
     let image = container.image.as_deref().unwrap_or_default();
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let mut annotations = Map::from([
-        (CONTAINER_HASH.to_owned(), format!("{:x}", container_hash(&container.name, image))),
-        (RESTART_COUNT.to_owned(), restart_count.to_string()),
-        (TERMINATION_MESSAGE_PATH.to_owned(), text(&container.termination_message_path)),
-        (TERMINATION_MESSAGE_POLICY.to_owned(), text(&container.termination_message_policy)),
+        (keys::CONTAINER_HASH.to_owned(), format!("{:x}", container_hash(&container.name, image))),
+        (keys::CONTAINER_RESTART_COUNT.to_owned(), restart_count.to_string()),
+        (keys::CONTAINER_TERMINATION_MESSAGE_PATH.to_owned(), text(&container.termination_message_path)),
+        (keys::CONTAINER_TERMINATION_MESSAGE_POLICY.to_owned(), text(&container.termination_message_policy)),
     ]);
     let mut add = |key: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -83,11 +59,11 @@ pub fn container_annotations(pod: &Pod, container: &Container, restart_count: u3
         }
     };
     let seconds = |value: Option<i64>| value.map(|value| value.to_string());
-    add(DELETION_GRACE_PERIOD, seconds(pod.object().metadata.deletion_grace_period_seconds));
-    add(TERMINATION_GRACE_PERIOD, seconds(pod.spec().termination_grace_period_seconds));
+    add(keys::POD_DELETION_GRACE_PERIOD, seconds(pod.object().metadata.deletion_grace_period_seconds));
+    add(keys::POD_TERMINATION_GRACE_PERIOD, seconds(pod.spec().termination_grace_period_seconds));
     let pre_stop = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.as_ref());
-    add(PRE_STOP_HANDLER, pre_stop.and_then(handler_json));
-    add(PORTS, ports_json(container));
+    add(keys::CONTAINER_PRE_STOP_HANDLER, pre_stop.and_then(handler_json));
+    add(keys::CONTAINER_PORTS, ports_json(container));
     annotations
 }
 
@@ -220,21 +196,21 @@ mod tests {
                     "httpHeaders": [{"name": "n", "value": "v"}]},
                 "tcpSocket": {"host": "h", "port": 1}, "sleep": {"seconds": 2}}}}));
         assert_eq!(
-            map[PORTS],
+            map[keys::CONTAINER_PORTS],
             r#"[{"name":"http","hostPort":81,"containerPort":80,"protocol":"TCP","hostIP":"::1"}]"#
         );
         assert_eq!(
-            map[PRE_STOP_HANDLER],
+            map[keys::CONTAINER_PRE_STOP_HANDLER],
             concat!(
                 r#"{"exec":{"command":["sh","-c","a \u0026\u0026 b \u003e c"]},"#,
                 r#""httpGet":{"path":"/x","port":"web","host":"h","scheme":"HTTP","httpHeaders":[{"name":"n","value":"v"}]},"#,
                 r#""tcpSocket":{"port":1,"host":"h"},"sleep":{"seconds":2}}"#
             )
         );
-        assert_eq!(map[DELETION_GRACE_PERIOD], "4");
-        assert_eq!(map[TERMINATION_GRACE_PERIOD], "9");
-        assert_eq!(map[RESTART_COUNT], "3");
-        assert_eq!(map[CONTAINER_HASH], "dd609c43");
-        assert_eq!(map[TERMINATION_MESSAGE_PATH], "");
+        assert_eq!(map[keys::POD_DELETION_GRACE_PERIOD], "4");
+        assert_eq!(map[keys::POD_TERMINATION_GRACE_PERIOD], "9");
+        assert_eq!(map[keys::CONTAINER_RESTART_COUNT], "3");
+        assert_eq!(map[keys::CONTAINER_HASH], "dd609c43");
+        assert_eq!(map[keys::CONTAINER_TERMINATION_MESSAGE_PATH], "");
     }
 }

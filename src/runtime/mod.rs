@@ -1,24 +1,90 @@
-//! Room `runtime`.
-pub mod config_error;
-pub mod container_config;
-pub mod dns;
-pub mod env;
-pub mod expand;
-pub mod fields;
-pub mod hostname;
-pub mod hosts;
-pub mod labels;
-pub mod numbers;
-pub mod sandbox_config;
-pub mod security_context;
-pub mod settings;
-pub mod termination_log;
+//! Pods at the container runtime: sandboxes, containers, images, kills, restart waits
+//! (Go: pkg/kubelet/kuberuntime, images, network/dns and the hosts file).
+//!
+//! Owns: the requests that the runtime gets, the files that containers mount (hosts file,
+//! termination logs), log directories and links, back-off of restarts and of pulls.
+//! Threads: none of its own; calls block the pod worker that makes them, until `stop`.
+//! Stopping a pod of several containers starts a thread per container and joins it.
+//! Invariants: the same pod gives the same requests (`golden_tests`); every failure ends in
+//! a reason, a message and an event with upstream's words; nothing is retried here.
+//! Absent on purpose: what should happen to a pod is decided in `pods`; hooks, probes,
+//! credentials of pods and user namespaces come later.
+
+mod config_error;
+mod container_config;
+mod crash;
+mod dns;
+mod durations;
+mod env;
+mod expand;
+mod fields;
+pub mod gc;
+mod hostname;
+mod hosts;
+pub mod images;
+mod kill;
+mod labels;
+mod log_files;
+pub mod logs;
+mod numbers;
+mod sandbox;
+mod sandbox_config;
+mod security_context;
+mod settings;
+mod start;
+mod termination_log;
 
 #[cfg(test)]
 mod golden_tests;
 #[cfg(test)]
 mod tests;
 
-pub mod gc;
-pub mod images;
-pub mod logs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use crate::cri;
+use crate::model::event::EventSink;
+use crate::util::backoff::KeyedBackoff;
+
+pub use config_error::ConfigError;
+pub use images::name::{repository, with_default_tag};
+pub use kill::{Kill, KillError, KillTarget, MINIMUM_GRACE_SECONDS, Observed, Orphan, Unstopped};
+pub use numbers::page_size_name;
+pub use sandbox::{NewSandbox, SandboxError};
+pub use sandbox_config::log_directory;
+pub use security_context::pod_text;
+pub use settings::{Deps, MachineNumbers, Settings};
+pub use start::{Start, StartFailure, regarding};
+
+/// The room's client. Clones share everything.
+#[derive(Clone)]
+pub struct Runtime {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    settings: Settings,
+    host: settings::Host,
+    cri: cri::RuntimeClient,
+    images: images::Images,
+    events: EventSink,
+    /// Waits between restarts, by pod and container.
+    crashes: Mutex<KeyedBackoff<u64>>,
+}
+
+impl Runtime {
+    /// Prepares the room; nothing is called yet.
+    #[must_use]
+    pub fn new(settings: Settings, deps: Deps) -> Runtime {
+        Runtime {
+            shared: Arc::new(Shared {
+                host: settings::Host::detect(Path::new("/sys")),
+                images: images::Images::new(deps.images, deps.events.clone(), &settings),
+                crashes: Mutex::new(crash::backoff(settings.crash_backoff_max)),
+                cri: deps.cri,
+                events: deps.events,
+                settings,
+            }),
+        }
+    }
+}

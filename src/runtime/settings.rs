@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::cri;
 use crate::model::event::EventSink;
 use crate::model::quantity::Amount;
 
@@ -78,9 +79,9 @@ pub struct MachineNumbers {
 #[derive(Clone)]
 pub struct Deps {
     /// The runtime service.
-    //CRI pub cri: cri::RuntimeClient,
+    pub cri: cri::RuntimeClient,
     /// The image service.
-    //CRI pub images: cri::ImageClient,
+    pub images: cri::ImageClient,
     /// Kubernetes events.
     pub events: EventSink,
 }

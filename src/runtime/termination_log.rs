@@ -39,7 +39,7 @@ pub fn create(root_dir: &Path, pod: &Pod, container: &Container) -> Result<Optio
 
 fn file_error(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ConfigError {
     let path = path.to_owned();
-    move |source| ConfigError::File { what, path, source }
+    move |error| ConfigError::File { what, path, error }
 }
 
 #[cfg(test)]

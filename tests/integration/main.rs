@@ -6,3 +6,4 @@
 mod support;
 
 mod cri;
+mod runtime;

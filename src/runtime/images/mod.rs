@@ -1,3 +1,384 @@
-//! Images.
+//! An image for each container: parse the name, look, pull, wait between failures
+//! (Go: pkg/kubelet/images). Called by pod workers, who wait here for pulls.
 
+mod credentials;
 pub mod gc;
+pub mod name;
+mod permits;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use crate::cri;
+use crate::model::api::Container;
+use crate::model::event::{EventSink, EventType, Regarding};
+use crate::model::ids::ImageRef;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::transport::generated::runtime::{AuthConfig, Image, ImageSpec, PodSandboxConfig};
+use crate::transport::grpc::Kind;
+use crate::util::backoff::KeyedBackoff;
+use crate::util::stop::StopToken;
+
+use super::durations;
+use super::security_context::ImageUser;
+use super::settings::Settings;
+use credentials::{Credential, Keyring};
+use name::with_default_tag;
+use permits::{Permits, RateLimit};
+
+const BACKOFF_FIRST: Duration = Duration::from_secs(10);
+const BACKOFF_MAX: Duration = Duration::from_secs(300);
+/// A failure this old is forgotten.
+const BACKOFF_RESET: Duration = Duration::from_secs(600);
+
+/// What a container is started from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) reference: ImageRef,
+    pub(super) user: ImageUser,
+}
+
+/// Why there is no image: the waiting reason and its message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ImageFailure {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+    /// End of the wait, for a pull in back-off.
+    pub(super) retry_at: Option<Timestamp>,
+}
+
+/// For whom an image is wanted.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) pod: &'a Pod,
+    pub(super) container: &'a Container,
+    pub(super) regarding: &'a Regarding,
+    pub(super) sandbox_config: &'a PodSandboxConfig,
+    pub(super) stop: &'a StopToken,
+}
+
+/// When a key may be tried again, and what went wrong last.
+struct Failures {
+    waits: KeyedBackoff<String>,
+    last: HashMap<String, (Timestamp, String)>,
+}
+
+/// See the module.
+pub(super) struct Images {
+    client: cri::ImageClient,
+    events: EventSink,
+    failures: Mutex<Failures>,
+    permits: Permits,
+    rate: Option<RateLimit>,
+    keyring: Keyring,
+}
+
+/// A pull that did not succeed.
+enum PullError {
+    /// The node's own limit on pulls per second.
+    Rate,
+    /// Told to stop.
+    Stopped,
+    /// What the runtime said, once per credential that was tried.
+    Runtime(Vec<String>),
+}
+
+impl PullError {
+    fn text(&self) -> String {
+        match self {
+            PullError::Rate => "pull QPS exceeded".to_owned(),
+            PullError::Stopped => "context canceled".to_owned(),
+            PullError::Runtime(errors) => match errors.as_slice() {
+                [one] => one.clone(),
+                many => format!("[{}]", many.join(", ")),
+            },
+        }
+    }
+}
+
+impl Images {
+    pub(super) fn new(client: cri::ImageClient, events: EventSink, settings: &Settings) -> Images {
+        let parallel = settings.max_parallel_image_pulls.map(|n| usize::try_from(n).unwrap_or(1));
+        Images {
+            client,
+            events,
+            failures: Mutex::new(Failures {
+                waits: KeyedBackoff::new(BACKOFF_FIRST, BACKOFF_MAX, BACKOFF_RESET),
+                last: HashMap::new(),
+            }),
+            permits: Permits::new(if settings.serialize_image_pulls { Some(1) } else { parallel }),
+            rate: RateLimit::new(settings.registry_pull_qps, settings.registry_burst),
+            keyring: Keyring::new(&settings.root_dir),
+        }
+    }
+
+    /// Makes sure that the container's image is on the node.
+    pub(super) fn ensure(&self, wanted: Wanted<'_>) -> Result<Found, ImageFailure> {
+        let requested = wanted.container.image.as_deref().unwrap_or_default();
+        let image = with_default_tag(requested).map_err(|error| {
+            let message = format!(
+                "Failed to apply default image tag {requested:?}: couldn't parse image name {requested:?}: {error}"
+            );
+            self.warn(wanted, reasons::INSPECT_FAILED, &message);
+            failure(reasons::INVALID_IMAGE_NAME, message)
+        })?;
+        let policy = policy(wanted.container, &image);
+        if policy == Policy::Always {
+            return self.pull(wanted, requested, &image);
+        }
+        match self.client.with_stop(wanted.stop.clone()).image_status(spec(&image)) {
+            Err(error) => {
+                // The blank name is what upstream's users and tools see.
+                let message = format!("Failed to inspect image \"\": {}", error_text(&error));
+                self.warn(wanted, reasons::INSPECT_FAILED, &message);
+                Err(failure(reasons::IMAGE_INSPECT_ERROR, message))
+            }
+            Ok(Some(found)) => {
+                let message = format!(
+                    "Container image {requested:?} already present on machine and can be accessed by the pod"
+                );
+                self.tell(wanted, reasons::PULLED, &message);
+                Ok(Found { reference: ImageRef::from(found.id.as_str()), user: user_of(&found) })
+            }
+            Ok(None) if policy == Policy::Never => {
+                let message =
+                    format!("Container image {requested:?} is not present with pull policy of Never");
+                self.warn(wanted, reasons::ERR_IMAGE_NEVER_PULL, &message);
+                Err(failure(reasons::ERR_IMAGE_NEVER_PULL, message))
+            }
+            Ok(None) => self.pull(wanted, requested, &image),
+        }
+    }
+
+    /// Forgets failures that are long past.
+    pub(super) fn collect_garbage(&self, now: Timestamp) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.waits.collect_garbage(now);
+        failures.last.retain(|_, (at, _)| {
+            Duration::try_from(now.duration_since(*at)).unwrap_or_default() <= BACKOFF_RESET
+        });
+    }
+
+    fn pull(&self, wanted: Wanted<'_>, requested: &str, image: &str) -> Result<Found, ImageFailure> {
+        // Per pod, not per container: a new pod starts afresh.
+        let key = format!("{}_{requested}", wanted.pod.uid());
+        self.check_backoff(wanted, requested, &key)?;
+        self.tell(wanted, reasons::PULLING, &format!("Pulling image {requested:?}"));
+        let asked = Instant::now();
+        let result = match self.permits.take(wanted.stop) {
+            Some(_permit) => {
+                let started = Instant::now();
+                self.pull_now(wanted, image).map(|reference| (reference, started.elapsed()))
+            }
+            None => Err(PullError::Stopped),
+        };
+        match result {
+            Ok((reference, pulling)) => {
+                let found = self.client.with_stop(wanted.stop.clone()).image_status(spec(reference.as_str()));
+                let size = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.size);
+                self.tell(
+                    wanted,
+                    reasons::PULLED,
+                    &format!(
+                        "Successfully pulled image {requested:?} in {} ({} including waiting). Image size: {size} bytes.",
+                        durations::millis_text(pulling),
+                        durations::millis_text(asked.elapsed()),
+                    ),
+                );
+                self.succeeded(&key);
+                match found {
+                    Ok(Some(found)) => Ok(Found { reference, user: user_of(&found) }),
+                    Ok(None) => Err(failure(
+                        reasons::IMAGE_INSPECT_ERROR,
+                        format!("Failed to inspect image \"\": {reference} is gone after its pull"),
+                    )),
+                    Err(error) => Err(failure(
+                        reasons::IMAGE_INSPECT_ERROR,
+                        format!("Failed to inspect image \"\": {}", error_text(&error)),
+                    )),
+                }
+            }
+            Err(PullError::Stopped) => Err(failure(reasons::ERR_IMAGE_PULL, PullError::Stopped.text())),
+            Err(error) => {
+                let text = error.text();
+                self.warn(wanted, reasons::FAILED, &format!("Failed to pull image {requested:?}: {text}"));
+                let failure = classify(requested, text);
+                self.failed(key, &failure);
+                Err(failure)
+            }
+        }
+    }
+
+    fn pull_now(&self, wanted: Wanted<'_>, image: &str) -> Result<ImageRef, PullError> {
+        let candidates = self.keyring.for_image(image, Instant::now());
+        let tries = if candidates.is_empty() {
+            vec![None]
+        } else {
+            candidates.into_iter().map(|credential| Some(auth(credential))).collect()
+        };
+        let mut errors: Vec<String> = Vec::new();
+        for auth in tries {
+            if self.rate.as_ref().is_some_and(|rate| !rate.allow(Instant::now())) {
+                return Err(PullError::Rate);
+            }
+            match self.client.pull_image(spec(image), auth, Some(wanted.sandbox_config), wanted.stop) {
+                Ok(reference) => return Ok(reference),
+                Err(error) if error.class() == cri::Class::Stopping => return Err(PullError::Stopped),
+                Err(error) => {
+                    let text = error_text(&error);
+                    if !errors.contains(&text) {
+                        errors.push(text);
+                    }
+                }
+            }
+        }
+        Err(PullError::Runtime(errors))
+    }
+
+    fn check_backoff(&self, wanted: Wanted<'_>, requested: &str, key: &String) -> Result<(), ImageFailure> {
+        let blocked = {
+            let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures.last.get(key).and_then(|(at, text)| {
+                let until = failures.waits.blocked_until(key, *at, Timestamp::now())?;
+                Some((until, text.clone()))
+            })
+        };
+        let Some((until, before)) = blocked else { return Ok(()) };
+        let message = format!("Back-off pulling image {requested:?}");
+        self.tell(wanted, reasons::BACK_OFF, &message);
+        Err(ImageFailure {
+            reason: reasons::IMAGE_PULL_BACK_OFF,
+            message: format!("{message}: {before}"),
+            retry_at: Some(until),
+        })
+    }
+
+    fn failed(&self, key: String, failure: &ImageFailure) {
+        let now = Timestamp::now();
+        let text = format!("{}: {}", failure.reason, failure.message);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.waits.advance(key.clone(), now, now);
+        failures.last.insert(key, (now, text));
+    }
+
+    fn succeeded(&self, key: &String) {
+        {
+            // The wait itself stays: a pull that fails soon after counts on.
+            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures.last.remove(key);
+        }
+        self.collect_garbage(Timestamp::now());
+    }
+
+    fn tell(&self, wanted: Wanted<'_>, reason: &'static str, message: &str) {
+        self.events.raise(wanted.regarding.clone(), EventType::Normal, reason, message);
+    }
+
+    fn warn(&self, wanted: Wanted<'_>, reason: &'static str, message: &str) {
+        // What fails because we stop is no news.
+        if !wanted.stop.is_stopped() {
+            self.events.raise(wanted.regarding.clone(), EventType::Warning, reason, message);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+fn policy(container: &Container, image: &str) -> Policy {
+    match container.image_pull_policy.as_deref() {
+        Some("Always") => Policy::Always,
+        Some("Never") => Policy::Never,
+        Some("IfNotPresent") => Policy::IfNotPresent,
+        // Sources fill it in; this is the API's default rule.
+        _ if image.ends_with(":latest") => Policy::Always,
+        _ => Policy::IfNotPresent,
+    }
+}
+
+fn failure(reason: &'static str, message: String) -> ImageFailure {
+    ImageFailure { reason, message, retry_at: None }
+}
+
+/// Some registries' troubles have a reason of their own, told by how the text begins.
+fn classify(image: &str, text: String) -> ImageFailure {
+    for (reason, what) in [
+        (reasons::REGISTRY_UNAVAILABLE, "the registry is unavailable"),
+        (reasons::SIGNATURE_VALIDATION_FAILED, "the signature validation failed"),
+    ] {
+        if let Some(rest) = text.strip_prefix(reason) {
+            return failure(reason, format!("image pull failed for {image} because {what}{rest}"));
+        }
+    }
+    failure(reasons::ERR_IMAGE_PULL, text)
+}
+
+/// An image error as users see it: a code of Unknown says nothing and is left out.
+fn error_text(error: &cri::CriError) -> String {
+    if error.kind() == Some(Kind::Unknown) { error.desc() } else { error.to_string() }
+}
+
+fn spec(image: &str) -> ImageSpec {
+    ImageSpec { image: image.to_owned(), user_specified_image: image.to_owned(), ..ImageSpec::default() }
+}
+
+fn auth(credential: Credential) -> AuthConfig {
+    AuthConfig { username: credential.username, password: credential.password, ..AuthConfig::default() }
+}
+
+fn user_of(image: &Image) -> ImageUser {
+    ImageUser { uid: image.uid.as_ref().map(|uid| uid.value), name: image.username.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies() {
+        let check = |policy_text: Option<&str>, image, expected| {
+            let container =
+                Container { image_pull_policy: policy_text.map(str::to_owned), ..Container::default() };
+            assert_eq!(policy(&container, image), expected);
+        };
+        check(Some("Always"), "a:1", Policy::Always);
+        check(Some("Never"), "a:latest", Policy::Never);
+        check(Some("IfNotPresent"), "a:latest", Policy::IfNotPresent);
+        check(None, "a:latest", Policy::Always);
+        check(None, "a:1", Policy::IfNotPresent);
+    }
+
+    #[test]
+    fn some_errors_have_a_reason_of_their_own() {
+        let check = |text: &str, reason, message: &str| {
+            assert_eq!(classify("x", text.to_owned()), failure(reason, message.to_owned()));
+        };
+        check("boom", reasons::ERR_IMAGE_PULL, "boom");
+        check(
+            "RegistryUnavailable: try later",
+            reasons::REGISTRY_UNAVAILABLE,
+            "image pull failed for x because the registry is unavailable: try later",
+        );
+        check(
+            "SignatureValidationFailed: no key",
+            reasons::SIGNATURE_VALIDATION_FAILED,
+            "image pull failed for x because the signature validation failed: no key",
+        );
+    }
+
+    #[test]
+    fn several_errors_are_listed() {
+        let text =
+            |errors: &[&str]| PullError::Runtime(errors.iter().map(|e| (*e).to_owned()).collect()).text();
+        assert_eq!(text(&["a"]), "a");
+        assert_eq!(text(&["a", "b"]), "[a, b]");
+    }
+}

@@ -1,0 +1,100 @@
+//! The wait before a container that ended is started again (Go: doBackOff).
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::model::api::Container;
+use crate::model::event::EventType;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::model::runtime::{ContainerState, PodRuntime};
+use crate::util::backoff::KeyedBackoff;
+
+use super::security_context::pod_text;
+use super::start::{StartFailure, regarding};
+use super::{Runtime, durations};
+
+const FIRST: Duration = Duration::from_secs(10);
+/// A run that lasted longer is not part of a crash loop.
+const RESET: Duration = Duration::from_secs(600);
+
+/// Waits by key, with the configured maximum.
+pub(super) fn backoff(max: Duration) -> KeyedBackoff<u64> {
+    KeyedBackoff::new(FIRST, max, RESET)
+}
+
+/// What a wait belongs to: another image or other resources begin a new count.
+fn key(pod: &Pod, container: &Container) -> u64 {
+    // A structure of maps and strings always serializes.
+    let resources = serde_json::to_string(&container.resources).unwrap_or_default();
+    let parts = [
+        pod.name(),
+        pod.namespace(),
+        pod.uid().as_str(),
+        &container.name,
+        container.image.as_deref().unwrap_or_default(),
+        &resources,
+    ];
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
+    // FNV-1a, 64 bits.
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+impl Runtime {
+    /// Asks whether `container` may be started at `now`. If so, that counts as a start:
+    /// call it once per attempt. If not, the `BackOff` event is raised.
+    ///
+    /// # Errors
+    /// `CrashLoopBackOff` with the end of the wait.
+    pub fn restart_allowed(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        runtime: &PodRuntime,
+        now: Timestamp,
+    ) -> Result<(), StartFailure> {
+        let ended = runtime
+            .containers
+            .iter()
+            .find(|status| status.name == container.name && status.state == ContainerState::Exited);
+        let Some(ended) = ended else { return Ok(()) };
+        let finished = ended.finished_at.unwrap_or(Timestamp::UNIX_EPOCH);
+        let key = key(pod, container);
+        let blocked = {
+            let mut waits = self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner);
+            let blocked = waits.blocked_until(&key, finished, now).map(|until| (until, waits.delay(&key)));
+            if blocked.is_none() {
+                waits.advance(key, finished, now);
+            }
+            blocked
+        };
+        let Some((until, delay)) = blocked else { return Ok(()) };
+        let (name, pod_text) = (&container.name, pod_text(pod));
+        self.shared.events.raise(
+            regarding(pod, name),
+            EventType::Warning,
+            reasons::BACK_OFF,
+            format!("Back-off restarting failed container {name} in pod {pod_text}"),
+        );
+        Err(StartFailure {
+            reason: reasons::CRASH_LOOP_BACK_OFF,
+            message: format!(
+                "back-off {} restarting failed container={name} pod={pod_text}",
+                durations::text(delay)
+            ),
+            retry_at: Some(until),
+            stopping: false,
+        })
+    }
+
+    /// Forgets waits that are long over. For housekeeping.
+    pub fn collect_backoff_garbage(&self) {
+        let now = Timestamp::now();
+        self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner).collect_garbage(now);
+        self.shared.images.collect_garbage(now);
+    }
+}

@@ -1,0 +1,241 @@
+//! Image names: which are valid, and the default tag (Go: distribution/reference).
+
+/// The longest repository name, registry included.
+const NAME_LIMIT: usize = 255;
+const TAG_LIMIT: usize = 128;
+
+/// Why a text is no image name. The words are those that users know.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// An image id in place of a name.
+    #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
+    Identifier(String),
+    /// Capital letters in the repository.
+    #[error("invalid reference format: repository name ({0}) must be lowercase")]
+    Uppercase(String),
+    /// Anything else that does not fit the grammar.
+    #[error("invalid reference format")]
+    Format,
+    /// The whole is too long.
+    #[error("repository name must not be more than {NAME_LIMIT} characters")]
+    TooLong,
+    /// A digest by an algorithm nobody knows.
+    #[error("unsupported digest algorithm")]
+    DigestAlgorithm,
+    /// A digest of the wrong length.
+    #[error("invalid checksum digest length")]
+    DigestLength,
+    /// A digest with other letters than lower-case hexadecimal ones.
+    #[error("invalid checksum digest format")]
+    DigestFormat,
+}
+
+/// `image` with `:latest` if it names neither a tag nor a digest. Nothing else changes.
+///
+/// # Errors
+/// When `image` is no image name.
+pub fn with_default_tag(image: &str) -> Result<String, NameError> {
+    if image.len() == 64 && image.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        return Err(NameError::Identifier(image.to_owned()));
+    }
+    let (domain, remainder) = split_domain(image);
+    let remote = remainder.split_once(':').map_or(remainder, |(remote, _)| remote);
+    if remote.chars().any(char::is_uppercase) {
+        // Upstream puts its default namespace in front of a name without one.
+        let namespace = if domain.is_none() && !remainder.contains('/') { "library/" } else { "" };
+        return Err(NameError::Uppercase(format!("{namespace}{remote}")));
+    }
+    let (name_and_tag, digest) = match remainder.split_once('@') {
+        Some((name, digest)) => (name, Some(digest)),
+        None => (remainder, None),
+    };
+    let (path, tag) = match name_and_tag.split_once(':') {
+        Some((path, tag)) => (path, Some(tag)),
+        None => (name_and_tag, None),
+    };
+    if !domain.is_none_or(is_domain) || !path.split('/').all(is_path_component) || !tag.is_none_or(is_tag) {
+        return Err(NameError::Format);
+    }
+    if let Some(digest) = digest {
+        check_digest(digest)?;
+    }
+    if domain.map_or(0, |domain| domain.len() + 1) + path.len() > NAME_LIMIT {
+        return Err(NameError::TooLong);
+    }
+    Ok(if tag.is_none() && digest.is_none() { format!("{image}:latest") } else { image.to_owned() })
+}
+
+/// The image without tag and digest.
+#[must_use]
+pub fn repository(image: &str) -> &str {
+    let name = image.split_once('@').map_or(image, |(name, _)| name);
+    match name.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => name,
+    }
+}
+
+/// The registry's host and port, if the name begins with one, and the rest.
+#[must_use]
+pub fn split_domain(image: &str) -> (Option<&str>, &str) {
+    match image.split_once('/') {
+        Some((first, rest))
+            if first == "localhost"
+                || first.contains(['.', ':'])
+                || first.chars().any(char::is_uppercase) =>
+        {
+            (Some(first), rest)
+        }
+        _ => (None, image),
+    }
+}
+
+fn is_domain(domain: &str) -> bool {
+    let (host, port) = match domain.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, Some(port)),
+        _ => (domain, None),
+    };
+    let component = |part: &str| {
+        let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+        edge(part.as_bytes().first())
+            && edge(part.as_bytes().last())
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    let bracketed = |host: &str| {
+        host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).is_some_and(|address| {
+            !address.is_empty() && address.bytes().all(|b| b.is_ascii_hexdigit() || b == b':')
+        })
+    };
+    let digits = |port: &str| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+    (host.split('.').all(component) || bracketed(host)) && port.is_none_or(digits)
+}
+
+/// Lower-case letters and digits with `.`, `_`, `__` or any number of `-` between them.
+fn is_path_component(component: &str) -> bool {
+    let is_word = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let bytes = component.as_bytes();
+    if !bytes.first().is_some_and(is_word) || !bytes.last().is_some_and(is_word) {
+        return false;
+    }
+    bytes
+        .split(is_word)
+        .filter(|separator| !separator.is_empty())
+        .all(|separator| matches!(separator, b"." | b"_" | b"__") || separator.iter().all(|b| *b == b'-'))
+}
+
+fn is_tag(tag: &str) -> bool {
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    tag.len() <= TAG_LIMIT
+        && tag.bytes().next().is_some_and(is_word)
+        && tag.bytes().all(|b| is_word(b) || b == b'.' || b == b'-')
+}
+
+fn check_digest(digest: &str) -> Result<(), NameError> {
+    let (algorithm, hex) = digest.split_once(':').ok_or(NameError::Format)?;
+    let starts_with_letter = |part: &str| {
+        part.bytes().next().is_some_and(|b| b.is_ascii_alphabetic())
+            && part.bytes().all(|b| b.is_ascii_alphanumeric())
+    };
+    let well_formed = algorithm.split(['-', '_', '+', '.']).all(starts_with_letter)
+        && hex.len() >= 32
+        && hex.bytes().all(|b| b.is_ascii_hexdigit());
+    let length = match algorithm {
+        _ if !well_formed => return Err(NameError::Format),
+        "sha256" => 64,
+        "sha384" => 96,
+        "sha512" => 128,
+        _ => return Err(NameError::DigestAlgorithm),
+    };
+    if hex.len() != length {
+        return Err(NameError::DigestLength);
+    }
+    if hex.bytes().any(|b| b.is_ascii_uppercase()) {
+        return Err(NameError::DigestFormat);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn valid_names_get_a_tag_only_if_they_have_none() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        for image in [
+            "busybox",
+            "library/busybox",
+            "localhost/busybox",
+            "registry.example/a/b_c/d__e/f---g.h",
+            "registry.example:5000/x",
+            "UPPER/case",
+            "[fd00::1]:5000/x",
+            "a:5000/x",
+        ] {
+            assert_eq!(with_default_tag(image), Ok(format!("{image}:latest")), "{image}");
+            for suffix in
+                [":1".to_owned(), ":V_1.2-x".to_owned(), format!("@{digest}"), format!(":1@{digest}")]
+            {
+                let image = format!("{image}{suffix}");
+                assert_eq!(with_default_tag(&image).as_deref(), Ok(image.as_str()));
+            }
+        }
+    }
+
+    #[test]
+    fn invalid_names() {
+        let check = |image: &str, expected| assert_eq!(with_default_tag(image), Err(expected), "{image}");
+        check("UPPER/case:!", NameError::Format);
+        check("a/UPPER:1", NameError::Uppercase("a/UPPER".into()));
+        check("Busybox", NameError::Uppercase("library/Busybox".into()));
+        check(&"a".repeat(64), NameError::Identifier("a".repeat(64)));
+        for image in [
+            "",
+            "/",
+            "a//b",
+            "a/",
+            ":1",
+            "a:",
+            "a b",
+            "-a",
+            "a-",
+            "a._b",
+            "a___b",
+            "a..b",
+            "x.y/",
+            "-x.y/a",
+            "a:1:2",
+            "a@",
+            "a@sha256",
+            "a@sha256:12",
+            "ü",
+        ] {
+            check(image, NameError::Format);
+        }
+        check(&format!("a:{}", "1".repeat(129)), NameError::Format);
+        check(&"b".repeat(256), NameError::TooLong);
+        check(&format!("a@md5:{}", "a".repeat(32)), NameError::DigestAlgorithm);
+        check(&format!("a@sha256:{}", "a".repeat(63)), NameError::DigestLength);
+        check(&format!("a@sha256:{}", "A".repeat(64)), NameError::DigestFormat);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_judged(image in "\\PC{0,80}") {
+            if let Ok(tagged) = with_default_tag(&image) {
+                proptest::prop_assert!(tagged.starts_with(&image));
+                proptest::prop_assert_eq!(with_default_tag(&tagged), Ok(tagged));
+            }
+            let _ = repository(&image);
+        }
+    }
+
+    #[test]
+    fn repositories() {
+        for (image, expected) in
+            [("a", "a"), ("a:1", "a"), ("r:5000/a", "r:5000/a"), ("r:5000/a:1@sha256:00", "r:5000/a")]
+        {
+            assert_eq!(repository(image), expected);
+        }
+    }
+}

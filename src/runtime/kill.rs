@@ -1,0 +1,317 @@
+//! Stopping containers and pods (Go: killContainer, killPodWithSyncResult).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, bounded};
+
+use crate::cri::{Class, CriError};
+use crate::model::event::{EventType, Regarding};
+use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::labels;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Stack};
+
+use super::Runtime;
+use super::start::regarding;
+
+/// Every container gets this long, whatever was asked for.
+pub const MINIMUM_GRACE_SECONDS: i64 = 2;
+
+/// To whom a container belongs.
+#[derive(Clone)]
+pub enum KillTarget {
+    /// A pod whose manifest is at hand.
+    Pod(Pod),
+    /// A pod of which only the runtime knows: the grace comes from the annotations.
+    Orphan(Orphan),
+}
+
+/// A pod without a manifest.
+#[derive(Clone)]
+pub struct Orphan {
+    /// From its labels.
+    pub namespace: String,
+    /// From its labels.
+    pub name: String,
+    /// From its labels.
+    pub uid: PodUid,
+    /// The container's annotations; `None`: the runtime is asked for them.
+    pub annotations: Option<Arc<BTreeMap<String, String>>>,
+}
+
+/// A container to stop.
+#[derive(Clone)]
+pub struct Kill {
+    /// To whom it belongs.
+    pub who: KillTarget,
+    /// Runtime id.
+    pub id: ContainerId,
+    /// Container name.
+    pub name: String,
+    /// The event's text; absent: `Stopping container <name>`.
+    pub message: Option<String>,
+    /// Seconds of grace in place of what the pod asks for (an evicted pod, or the
+    /// grace period of the probe that failed).
+    pub grace_override: Option<i64>,
+}
+
+/// What is known of a pod to be stopped.
+#[derive(Clone, Copy)]
+pub enum Observed<'a> {
+    /// By its status.
+    Runtime(&'a PodRuntime),
+    /// By the list of all pods.
+    Listed(&'a ListedPod),
+}
+
+/// One thing that did not stop.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unstopped {
+    /// A container.
+    #[error("failed to \"KillContainer\" for {name:?} with KillContainerError: \"{error}\"")]
+    Container {
+        /// Container name.
+        name: String,
+        /// Why.
+        error: CriError,
+    },
+    /// A sandbox.
+    #[error("failed to \"KillPodSandbox\" for {uid:?} with KillPodSandboxError: \"{error}\"")]
+    Sandbox {
+        /// The pod.
+        uid: String,
+        /// Why.
+        error: CriError,
+    },
+    /// The thread that was to stop a container ended without a result.
+    #[error("failed to \"KillContainer\" for {name:?} with KillContainerError: \"its thread panicked\"")]
+    Lost {
+        /// Container name.
+        name: String,
+    },
+}
+
+/// What of a pod (or the one container) did not stop. The rest did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KillError {
+    /// At least one entry.
+    pub unstopped: Vec<Unstopped>,
+}
+
+impl std::fmt::Display for KillError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.unstopped.as_slice() {
+            [one] => write!(out, "{one}"),
+            many => {
+                let texts: Vec<String> = many.iter().map(ToString::to_string).collect();
+                write!(out, "[{}]", texts.join(", "))
+            }
+        }
+    }
+}
+
+impl std::error::Error for KillError {}
+
+impl KillError {
+    /// Whether this is only our own stopping: nothing to report.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.unstopped.iter().all(|one| match one {
+            Unstopped::Container { error, .. } | Unstopped::Sandbox { error, .. } => {
+                error.class() == Class::Stopping
+            }
+            Unstopped::Lost { .. } => false,
+        })
+    }
+}
+
+/// Seconds that a container gets: what was asked for, and never less than the minimum.
+fn grace_seconds(who: &KillTarget, grace_override: Option<i64>) -> i64 {
+    let wanted = grace_override.or_else(|| match who {
+        KillTarget::Pod(pod) => (pod.object().metadata.deletion_grace_period_seconds)
+            .or(pod.spec().termination_grace_period_seconds),
+        KillTarget::Orphan(orphan) => {
+            let number = |key: &str| orphan.annotations.as_ref()?.get(key)?.parse::<i64>().ok();
+            number(labels::POD_DELETION_GRACE_PERIOD).or_else(|| number(labels::POD_TERMINATION_GRACE_PERIOD))
+        }
+    });
+    wanted.unwrap_or(MINIMUM_GRACE_SECONDS).max(MINIMUM_GRACE_SECONDS)
+}
+
+impl KillTarget {
+    fn regarding(&self, container: &str) -> Regarding {
+        match self {
+            KillTarget::Pod(pod) => regarding(pod, container),
+            KillTarget::Orphan(orphan) => Regarding::Pod {
+                namespace: orphan.namespace.clone(),
+                name: orphan.name.clone(),
+                uid: orphan.uid.clone(),
+                field_path: format!("spec.containers{{{container}}}"),
+            },
+        }
+    }
+}
+
+impl Runtime {
+    /// Stops one container and waits for its end; one that is gone already counts.
+    ///
+    /// # Errors
+    /// When the runtime did not stop it.
+    pub fn kill_container(&self, kill: &Kill, stop: &StopToken) -> Result<(), KillError> {
+        self.stop_one(kill, stop).map_err(|error| KillError {
+            unstopped: vec![Unstopped::Container { name: kill.name.clone(), error }],
+        })
+    }
+
+    fn stop_one(&self, kill: &Kill, stop: &StopToken) -> Result<(), CriError> {
+        let client = self.shared.cri.with_stop(stop.clone());
+        let mut who = kill.who.clone();
+        if let (KillTarget::Orphan(orphan), None) = (&mut who, kill.grace_override)
+            && orphan.annotations.is_none()
+        {
+            match client.container_status(&kill.id) {
+                Ok(status) => orphan.annotations = Some(Arc::new(status.annotations)),
+                Err(error) if error.is_not_found() => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        let message = kill.message.clone().unwrap_or_else(|| format!("Stopping container {}", kill.name));
+        self.shared.events.raise(who.regarding(&kill.name), EventType::Normal, reasons::KILLING, message);
+        let grace = grace_seconds(&who, kill.grace_override);
+        // The preStop hook and the sidecars' order belong here; both shorten the grace.
+        let grace = Duration::from_secs(grace.unsigned_abs());
+        match client.stop_container(&kill.id, grace, stop) {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Stops all running containers of a pod side by side, waits for all of them, and then
+    /// stops each of its sandboxes. One failure does not keep the rest running.
+    ///
+    /// DIFFERS: a running container that the manifest does not name is stopped, too, with
+    /// the pod's grace; upstream fails on it for ever.
+    ///
+    /// # Errors
+    /// All that did not stop.
+    pub fn kill_pod(
+        &self,
+        pod: Option<&Pod>,
+        observed: Observed<'_>,
+        grace_override: Option<i64>,
+        stop: &StopToken,
+    ) -> Result<(), KillError> {
+        let (uid, kills, sandboxes) = plan(pod, observed, grace_override);
+        let mut unstopped = self.stop_all(&uid, kills, stop);
+        let client = self.shared.cri.with_stop(stop.clone());
+        for sandbox in sandboxes {
+            match client.stop_pod_sandbox(&sandbox) {
+                Err(error) if !error.is_not_found() => {
+                    unstopped.push(Unstopped::Sandbox { uid: uid.to_string(), error });
+                }
+                _ => {}
+            }
+        }
+        if unstopped.is_empty() { Ok(()) } else { Err(KillError { unstopped }) }
+    }
+
+    fn stop_all(&self, uid: &PodUid, kills: Vec<Kill>, stop: &StopToken) -> Vec<Unstopped> {
+        let mut waiting: Vec<String> = kills.iter().map(|kill| kill.name.clone()).collect();
+        let (tx, results) = bounded(kills.len());
+        let mut threads = Vec::new();
+        let count = kills.len();
+        for (at, kill) in kills.into_iter().enumerate() {
+            // The last one (mostly the only one) needs no thread of its own.
+            if at + 1 == count {
+                self.stop_and_report(&kill, stop, &tx);
+                continue;
+            }
+            let (runtime, kill, stop, tx) = (self.clone(), Arc::new(kill), stop.clone(), tx.clone());
+            let (spare_kill, spare_stop, spare_tx) = (Arc::clone(&kill), stop.clone(), tx.clone());
+            let name = format!("kill/{}", uid.short());
+            match threads::spawn(&name, Stack::Small, OnDeath::Nobody, move |_| {
+                runtime.stop_and_report(&kill, &stop, &tx);
+            }) {
+                Ok(running) => threads.push(running),
+                Err(error) => {
+                    log::warn!("no thread to stop container {} in: {error}", spare_kill.name);
+                    self.stop_and_report(&spare_kill, &spare_stop, &spare_tx);
+                }
+            }
+        }
+        drop(tx);
+        let mut unstopped = Vec::new();
+        let _waiting = threads::waiting("containers to stop");
+        // Ends when every thread has reported or is gone: each call has a deadline and `stop`.
+        for (name, result) in results {
+            if let Some(at) = waiting.iter().position(|other| *other == name) {
+                waiting.swap_remove(at);
+            }
+            if let Err(error) = result {
+                unstopped.push(Unstopped::Container { name, error });
+            }
+        }
+        unstopped.extend(waiting.into_iter().map(|name| Unstopped::Lost { name }));
+        unstopped
+    }
+
+    fn stop_and_report(
+        &self,
+        kill: &Kill,
+        stop: &StopToken,
+        results: &Sender<(String, Result<(), CriError>)>,
+    ) {
+        let result = self.stop_one(kill, stop);
+        // One place per container: it is never full.
+        let _ = results.send((kill.name.clone(), result));
+    }
+}
+
+/// Whom to stop: containers, then sandboxes.
+fn plan(
+    pod: Option<&Pod>,
+    observed: Observed<'_>,
+    grace_override: Option<i64>,
+) -> (PodUid, Vec<Kill>, Vec<SandboxId>) {
+    let (uid, namespace, name) = match observed {
+        Observed::Runtime(runtime) => (&runtime.uid, &runtime.namespace, &runtime.name),
+        Observed::Listed(listed) => (&listed.uid, &listed.namespace, &listed.name),
+    };
+    let kill =
+        |id: &ContainerId, container: &str, annotations: Option<&Arc<BTreeMap<String, String>>>| Kill {
+            who: match pod {
+                Some(pod) => KillTarget::Pod(pod.clone()),
+                None => KillTarget::Orphan(Orphan {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                    uid: uid.clone(),
+                    annotations: annotations.map(Arc::clone),
+                }),
+            },
+            id: id.clone(),
+            name: container.to_owned(),
+            message: None,
+            grace_override,
+        };
+    let (kills, sandboxes) = match observed {
+        Observed::Runtime(runtime) => (
+            runtime.running().map(|container| kill(&container.id, &container.name, None)).collect(),
+            runtime.sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect(),
+        ),
+        Observed::Listed(listed) => (
+            listed
+                .containers
+                .iter()
+                .filter(|container| container.state == ContainerState::Running)
+                .map(|container| kill(&container.id, &container.name, Some(&container.annotations)))
+                .collect(),
+            listed.sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect(),
+        ),
+    };
+    (uid.clone(), kills, sandboxes)
+}

@@ -1,0 +1,101 @@
+//! Where container logs are: directories, restart numbers hidden in file names, and the
+//! links by container id that log collectors follow.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use crate::model::ids::ContainerId;
+use crate::model::pod::Pod;
+
+use super::gc::legacy_link_name;
+
+/// Makes `dir` and its parents, readable for log collectors.
+pub(super) fn make_directory(dir: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)
+}
+
+/// The restart count that follows from the logs in a container's log directory: one more
+/// than the highest number, or 0. So the count outlives the runtime's records.
+pub(super) fn next_restart_count(container_dir: &Path) -> u32 {
+    let number = |name: &str| -> Option<u32> {
+        let (digits, rest) = name.split_once(".log")?;
+        let numbered = digits.bytes().all(|b| b.is_ascii_digit());
+        (numbered && (rest.is_empty() || rest.starts_with('.'))).then(|| digits.parse().ok()).flatten()
+    };
+    std::fs::read_dir(container_dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| number(entry.file_name().to_str()?))
+        .max()
+        .map_or(0, |highest| highest.saturating_add(1))
+}
+
+/// The container's link in `dir`.
+pub(super) fn link_path(dir: &Path, pod: &Pod, container: &str, id: &ContainerId) -> PathBuf {
+    dir.join(legacy_link_name(pod.name(), pod.namespace(), container, id))
+}
+
+/// Points the container's link at its log file, if the runtime has made that file.
+pub(super) fn link(link: &Path, log: &Path) -> io::Result<()> {
+    if !log.exists() {
+        return Ok(());
+    }
+    let make = || std::os::unix::fs::symlink(log, link);
+    match make() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            link.parent().map_or(Ok(()), make_directory).and_then(|()| make())
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            std::fs::remove_file(link).and_then(|()| make())
+        }
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restart_counts_from_log_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let check = |name: Option<&str>, expected| {
+            if let Some(name) = name {
+                std::fs::write(dir.path().join(name), "").unwrap();
+            }
+            assert_eq!(next_restart_count(dir.path()), expected, "{name:?}");
+        };
+        check(None, 0);
+        check(Some("x.log"), 0);
+        check(Some("7.logs"), 0);
+        check(Some("+5.log"), 0);
+        check(Some("0.log"), 1);
+        check(Some("3.log.20260101-000000.gz"), 4);
+        check(Some("10.log"), 11);
+        check(Some("99999999999.log"), 11);
+        assert_eq!(next_restart_count(Path::new("/no/such/dir")), 0);
+    }
+
+    #[test]
+    fn links_appear_with_their_directory_and_are_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = Pod::from(
+            serde_json::from_value::<crate::model::api::Pod>(
+                serde_json::json!({"metadata": {"name": "p", "namespace": "n"}}),
+            )
+            .unwrap(),
+        );
+        let path = link_path(&dir.path().join("links"), &pod, "c", &ContainerId::from("abc"));
+        assert_eq!(path, dir.path().join("links/p_n_c-abc.log"));
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        link(&path, &one).unwrap();
+        assert!(!path.is_symlink());
+        std::fs::write(&one, "").unwrap();
+        std::fs::write(&two, "").unwrap();
+        link(&path, &one).unwrap();
+        link(&path, &two).unwrap();
+        assert_eq!(std::fs::read_link(&path).unwrap(), two);
+    }
+}

@@ -1,0 +1,217 @@
+//! Making a pod's sandbox (Go: createPodSandbox and what SyncPod does around it).
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use crate::cri;
+use crate::model::event::{EventType, Regarding};
+use crate::model::ids::SandboxId;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::transport::generated::runtime::{PodSandboxConfig, PodSandboxStatus};
+use crate::util::stop::StopToken;
+
+use super::Runtime;
+use super::config_error::ConfigError;
+use super::dns::{self, DnsNotice};
+use super::log_files;
+use super::sandbox_config::{SandboxInputs, log_directory, sandbox_config};
+use super::security_context::pod_text;
+
+/// A sandbox that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSandbox {
+    /// Its id.
+    pub id: SandboxId,
+    /// Its addresses, primary first; empty on the node's network.
+    pub ips: Vec<IpAddr>,
+}
+
+/// Why there is no usable sandbox. The event has been raised.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// The pod cannot be turned into a request.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The pod names a RuntimeClass, and no API server was asked for any.
+    #[error("runtimeclass.node.k8s.io {name:?} not found")]
+    RuntimeClass {
+        /// `spec.runtimeClassName`.
+        name: String,
+    },
+    /// Its log directory.
+    #[error("cannot make log directory {}: {error}", path.display())]
+    LogDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// The runtime refused.
+    #[error("{0}")]
+    Run(cri::CriError),
+    /// The sandbox runs, but its addresses cannot be learned.
+    #[error("{error}")]
+    Status {
+        /// The new sandbox.
+        id: SandboxId,
+        /// Why not.
+        error: cri::CriError,
+    },
+}
+
+impl SandboxError {
+    /// Whether this is only our own stopping.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        matches!(self, SandboxError::Run(error) | SandboxError::Status { error, .. }
+            if error.class() == cri::Class::Stopping)
+    }
+
+    /// The event's reason.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            SandboxError::Status { .. } => reasons::FAILED_POD_SANDBOX_STATUS,
+            _ => reasons::FAILED_CREATE_POD_SANDBOX,
+        }
+    }
+}
+
+impl Runtime {
+    /// Makes and starts a sandbox for `pod`, and learns its addresses. A failure is told in
+    /// an event, unless `stop` was given meanwhile.
+    ///
+    /// # Errors
+    /// See [`SandboxError`].
+    pub fn create_sandbox(
+        &self,
+        pod: &Pod,
+        attempt: u32,
+        stop: &StopToken,
+    ) -> Result<NewSandbox, SandboxError> {
+        self.try_create_sandbox(pod, attempt, stop).inspect_err(|error| {
+            if stop.is_stopped() || error.is_stopping() {
+                return;
+            }
+            let message = match error {
+                SandboxError::Status { .. } => format!("Unable to get pod sandbox status: {error}"),
+                _ => format!("Failed to create pod sandbox: {error}"),
+            };
+            self.shared.events.warning(pod, error.reason(), message);
+        })
+    }
+
+    fn try_create_sandbox(
+        &self,
+        pod: &Pod,
+        attempt: u32,
+        stop: &StopToken,
+    ) -> Result<NewSandbox, SandboxError> {
+        let shared = &self.shared;
+        if let Some(name) = pod.spec().runtime_class_name.as_deref().filter(|name| !name.is_empty()) {
+            return Err(SandboxError::RuntimeClass { name: name.to_owned() });
+        }
+        let (config, notices) = self.sandbox_config(pod, attempt)?;
+        for notice in notices {
+            self.tell_dns(pod, notice);
+        }
+        let path = log_directory(&shared.settings, pod);
+        log_files::make_directory(&path)
+            .map_err(|error| SandboxError::LogDirectory { path: path.clone(), error })?;
+        let client = shared.cri.with_stop(stop.clone());
+        let id = client.run_pod_sandbox(config, "").map_err(SandboxError::Run)?;
+        let (namespace, name) = (pod.namespace(), pod.name());
+        log::info!("sandbox {id} runs, attempt {attempt} pod={namespace}/{name} uid={}", pod.uid());
+        let status =
+            client.pod_sandbox_status(&id).map_err(|error| SandboxError::Status { id: id.clone(), error })?;
+        let ips = if pod.host_network() { Vec::new() } else { addresses(&status) };
+        Ok(NewSandbox { id, ips })
+    }
+
+    /// The configuration that the sandbox is made from, and that goes with each container.
+    pub(super) fn sandbox_config(
+        &self,
+        pod: &Pod,
+        attempt: u32,
+    ) -> Result<(PodSandboxConfig, Vec<DnsNotice>), ConfigError> {
+        let settings = &self.shared.settings;
+        let host = dns::read_host(&settings.resolv_conf)?;
+        let (resolver, notices) = dns::pod_resolver(pod, host, settings);
+        // Pod cgroups will name the parent; until then the runtime chooses it.
+        let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "" };
+        Ok((sandbox_config(inputs)?, notices))
+    }
+
+    /// Looks at the node's resolver file once at start and raises an event about what pods
+    /// will not get from it.
+    pub fn check_resolv_conf(&self) {
+        let settings = &self.shared.settings;
+        let problems = match dns::read_host(&settings.resolv_conf) {
+            Ok(host) => dns::check_host(&host, &settings.resolv_conf, &settings.cluster_domain),
+            Err(error) => vec![error.to_string()],
+        };
+        for problem in problems {
+            log::warn!("{problem}");
+            let events = &self.shared.events;
+            events.raise(Regarding::Node, EventType::Warning, reasons::CHECK_LIMITS_FOR_RESOLV_CONF, problem);
+        }
+    }
+
+    fn tell_dns(&self, pod: &Pod, notice: DnsNotice) {
+        let events = &self.shared.events;
+        match notice {
+            DnsNotice::MissingClusterDns => {
+                let message = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
+                events.raise(Regarding::Node, EventType::Warning, reasons::MISSING_CLUSTER_DNS, message);
+                let message = format!("pod: {:?}. {message}", pod_text(pod));
+                events.warning(pod, reasons::MISSING_CLUSTER_DNS, message);
+            }
+            DnsNotice::Forming(message) => events.warning(pod, reasons::DNS_CONFIG_FORMING, message),
+        }
+    }
+}
+
+/// The primary address and the others; one that cannot be read makes all useless.
+fn addresses(status: &PodSandboxStatus) -> Vec<IpAddr> {
+    let Some(network) = status.network.as_ref() else { return Vec::new() };
+    if network.ip.is_empty() {
+        return Vec::new();
+    }
+    let texts = std::iter::once(&network.ip).chain(network.additional_ips.iter().map(|ip| &ip.ip));
+    let parsed: Result<Vec<IpAddr>, _> = texts.map(|text| text.parse::<IpAddr>()).collect();
+    parsed.unwrap_or_else(|error| {
+        log::warn!("the runtime reports no usable address of sandbox {}: {error}", status.id);
+        Vec::new()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::generated::MessageField;
+    use crate::transport::generated::runtime::{PodIP, PodSandboxNetworkStatus};
+
+    #[test]
+    fn addresses_primary_first_or_none() {
+        let check = |ip: &str, more: &[&str], expected: &[&str]| {
+            let status = PodSandboxStatus {
+                network: MessageField::some(PodSandboxNetworkStatus {
+                    ip: ip.to_owned(),
+                    additional_ips: more
+                        .iter()
+                        .map(|ip| PodIP { ip: (*ip).to_owned(), ..PodIP::default() })
+                        .collect(),
+                    ..PodSandboxNetworkStatus::default()
+                }),
+                ..PodSandboxStatus::default()
+            };
+            let texts: Vec<String> = addresses(&status).iter().map(ToString::to_string).collect();
+            assert_eq!(texts, expected);
+        };
+        check("10.0.0.1", &["fd00::1"], &["10.0.0.1", "fd00::1"]);
+        check("", &["fd00::1"], &[]);
+        check("10.0.0.1", &["x"], &[]);
+        assert!(addresses(&PodSandboxStatus::default()).is_empty());
+    }
+}

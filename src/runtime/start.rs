@@ -1,0 +1,242 @@
+//! Starting one container: image, configuration, create, start, links (Go: startContainer).
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use jiff::Timestamp;
+
+use crate::cri::{Class, CriError};
+use crate::model::api::Container;
+use crate::model::event::{EventType, Regarding};
+use crate::model::ids::{ContainerId, SandboxId};
+use crate::model::mount::MountedVolume;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::model::runtime::PodRuntime;
+use crate::transport::generated::runtime::{ContainerConfig, PodSandboxConfig};
+use crate::util::stop::StopToken;
+
+use super::Runtime;
+use super::config_error::ConfigError;
+use super::container_config::{ContainerInputs, container_config, log_path};
+use super::fields::Addresses;
+use super::hostname::hostname;
+use super::images::{Found, Wanted};
+use super::sandbox_config::log_directory;
+use super::{hosts, log_files, security_context, termination_log};
+
+/// Which container to start, and all that it needs from other rooms.
+#[derive(Clone, Copy)]
+pub struct Start<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// One of its containers.
+    pub container: &'a Container,
+    /// The pod's ready sandbox.
+    pub sandbox_id: &'a SandboxId,
+    /// Its attempt number.
+    pub sandbox_attempt: u32,
+    /// The pod's addresses, primary first; empty on the node's network.
+    pub pod_ips: &'a [IpAddr],
+    /// The node's addresses, primary first.
+    pub host_ips: &'a [IpAddr],
+    /// What the runtime knows of the pod: restart counts go on from there.
+    pub runtime: &'a PodRuntime,
+    /// The pod's volumes, ready to be mounted.
+    pub volumes: &'a [MountedVolume],
+    /// Breaks off waiting for the runtime.
+    pub stop: &'a StopToken,
+}
+
+/// Why a container does not run: what `state.waiting` shows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}: {message}")]
+pub struct StartFailure {
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+    /// When trying again makes sense, for failures that are waits
+    /// (`CrashLoopBackOff`, `ImagePullBackOff`).
+    pub retry_at: Option<Timestamp>,
+    /// Whether this is only our own stopping: nothing to report.
+    pub stopping: bool,
+}
+
+/// What an event about a container refers to, such as `spec.containers{web}`.
+#[must_use]
+pub fn regarding(pod: &Pod, container: &str) -> Regarding {
+    let list = if pod.init_containers().iter().any(|init| init.name == container) {
+        "initContainers"
+    } else if pod.spec().ephemeral_containers.iter().flatten().any(|one| one.name == container) {
+        "ephemeralContainers"
+    } else {
+        "containers"
+    };
+    pod.regarding(&format!("spec.{list}{{{container}}}"))
+}
+
+impl Runtime {
+    /// Starts a container and returns its id. Each step and each failure is told in events.
+    /// May take as long as the image pull takes.
+    ///
+    /// # Errors
+    /// What the container's waiting state should show.
+    pub fn start_container(&self, start: Start<'_>) -> Result<ContainerId, StartFailure> {
+        let shared = &self.shared;
+        let regarding = regarding(start.pod, &start.container.name);
+        let (sandbox_config, _told_before) = self
+            .sandbox_config(start.pod, start.sandbox_attempt)
+            .map_err(|error| self.config_failure(&start, &regarding, &error))?;
+        let image = shared
+            .images
+            .ensure(Wanted {
+                pod: start.pod,
+                container: start.container,
+                regarding: &regarding,
+                sandbox_config: &sandbox_config,
+                stop: start.stop,
+            })
+            .map_err(|failure| {
+                let stopping = start.stop.is_stopped();
+                self.failed(&start, &regarding, failure.reason);
+                StartFailure {
+                    reason: failure.reason,
+                    message: failure.message,
+                    retry_at: failure.retry_at,
+                    stopping,
+                }
+            })?;
+        let restart_count = self.restart_count(&start);
+        let config = self
+            .prepare(&start, &image, restart_count)
+            .map_err(|error| self.config_failure(&start, &regarding, &error))?;
+        let id = self.create(&start, &regarding, config, &sandbox_config)?;
+        self.run(&start, &regarding, &id)?;
+        self.link_log(&start, &id, restart_count);
+        // The postStart hook belongs here: the container runs, its status is not told yet.
+        Ok(id)
+    }
+
+    /// One more than before; from the names of log files when the runtime has forgotten.
+    fn restart_count(&self, start: &Start<'_>) -> u32 {
+        match start.runtime.newest(&start.container.name) {
+            Some(status) => status.restart_count.saturating_add(1),
+            None => log_files::next_restart_count(&self.container_log_dir(start)),
+        }
+    }
+
+    fn container_log_dir(&self, start: &Start<'_>) -> PathBuf {
+        log_directory(&self.shared.settings, start.pod).join(&start.container.name)
+    }
+
+    /// Makes the files that the container mounts, and its configuration.
+    fn prepare(
+        &self,
+        start: &Start<'_>,
+        image: &Found,
+        restart_count: u32,
+    ) -> Result<ContainerConfig, ConfigError> {
+        let Start { pod, container, .. } = *start;
+        let settings = &self.shared.settings;
+        // Before any file is made: this fails at every retry until the manifest changes.
+        security_context::verify_non_root(pod, container, &image.user)?;
+        let log_dir = self.container_log_dir(start);
+        log_files::make_directory(&log_dir).map_err(|error| ConfigError::File {
+            what: "make log directory",
+            path: log_dir,
+            error,
+        })?;
+        let hosts_file = if hosts::wanted(pod, start.pod_ips) {
+            let hostname = hostname(pod, &settings.cluster_domain)?;
+            Some(hosts::write(&settings.root_dir, &settings.hosts_file, pod, &hostname, start.pod_ips)?)
+        } else {
+            None
+        };
+        let termination_log = termination_log::create(&settings.root_dir, pod, container)?;
+        container_config(ContainerInputs {
+            pod,
+            container,
+            restart_count,
+            image_ref: image.reference.as_str(),
+            image_user: &image.user,
+            addresses: Addresses { pod: start.pod_ips, host: start.host_ips },
+            volumes: start.volumes,
+            hosts_file: hosts_file.as_deref(),
+            termination_log: termination_log.as_deref(),
+            settings,
+            host: &self.shared.host,
+        })
+        .inspect_err(|_| {
+            if let Some(file) = &termination_log {
+                // It was made for an instance that will not be.
+                let _ = std::fs::remove_file(file);
+            }
+        })
+    }
+
+    fn create(
+        &self,
+        start: &Start<'_>,
+        regarding: &Regarding,
+        config: ContainerConfig,
+        sandbox_config: &PodSandboxConfig,
+    ) -> Result<ContainerId, StartFailure> {
+        let client = self.shared.cri.with_stop(start.stop.clone());
+        let id = client.create_container(start.sandbox_id, config, sandbox_config).map_err(|error| {
+            self.failed(start, regarding, &error.desc());
+            runtime_failure(reasons::CREATE_CONTAINER_ERROR, &error)
+        })?;
+        self.tell(regarding, reasons::CREATED, "Container created");
+        Ok(id)
+    }
+
+    fn run(&self, start: &Start<'_>, regarding: &Regarding, id: &ContainerId) -> Result<(), StartFailure> {
+        self.shared.cri.with_stop(start.stop.clone()).start_container(id).map_err(|error| {
+            // With the name in place of the id, repetitions are one event with a count.
+            self.failed(start, regarding, &error.desc().replace(id.as_str(), &start.container.name));
+            runtime_failure(reasons::RUN_CONTAINER_ERROR, &error)
+        })?;
+        self.tell(regarding, reasons::STARTED, "Container started");
+        let (pod, container) = (start.pod, &start.container.name);
+        let (namespace, name) = (pod.namespace(), pod.name());
+        log::info!("container {id} runs pod={namespace}/{name} uid={} container={container}", pod.uid());
+        Ok(())
+    }
+
+    fn link_log(&self, start: &Start<'_>, id: &ContainerId, restart_count: u32) {
+        let Start { pod, container, .. } = *start;
+        let settings = &self.shared.settings;
+        let link = log_files::link_path(&settings.container_logs_dir, pod, &container.name, id);
+        let log = log_directory(settings, pod).join(log_path(&container.name, restart_count));
+        if let Err(error) = log_files::link(&link, &log) {
+            log::warn!("cannot link {} to {}: {error}", link.display(), log.display());
+        }
+    }
+
+    fn config_failure(&self, start: &Start<'_>, regarding: &Regarding, error: &ConfigError) -> StartFailure {
+        let message = error.to_string();
+        self.failed(start, regarding, &message);
+        StartFailure {
+            reason: reasons::CREATE_CONTAINER_CONFIG_ERROR,
+            message,
+            retry_at: None,
+            stopping: false,
+        }
+    }
+
+    fn tell(&self, regarding: &Regarding, reason: &'static str, message: &str) {
+        self.shared.events.raise(regarding.clone(), EventType::Normal, reason, message);
+    }
+
+    fn failed(&self, start: &Start<'_>, regarding: &Regarding, message: &str) {
+        if !start.stop.is_stopped() {
+            let message = format!("Error: {message}");
+            self.shared.events.raise(regarding.clone(), EventType::Warning, reasons::FAILED, message);
+        }
+    }
+}
+
+fn runtime_failure(reason: &'static str, error: &CriError) -> StartFailure {
+    StartFailure { reason, message: error.desc(), retry_at: None, stopping: error.class() == Class::Stopping }
+}

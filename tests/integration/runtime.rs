@@ -1,0 +1,465 @@
+//! The `runtime` room against the fake runtime: calls, files, events and messages.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use coracle::cri;
+use coracle::model::api;
+use coracle::model::event::{Event, EventSink, EventType, Regarding};
+use coracle::model::ids::ContainerId;
+use coracle::model::pod::Pod;
+use coracle::model::runtime::{ListedPod, PodRuntime};
+use coracle::runtime::{
+    Deps, Kill, KillTarget, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
+};
+use coracle::transport::grpc::Kind;
+use coracle::util::stop::{self, StopToken};
+use crossbeam_channel::Receiver;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::support::fake_cri::{BUSYBOX, BUSYBOX_ID, FakeCri};
+
+struct Node {
+    fake: FakeCri,
+    dir: tempfile::TempDir,
+    runtime: Runtime,
+    client: cri::RuntimeClient,
+    events: Receiver<Event>,
+}
+
+impl Node {
+    fn new() -> Node {
+        Node::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut Settings)) -> Node {
+        let fake = FakeCri::start();
+        let dir = tempfile::tempdir().unwrap();
+        let resolv_conf = dir.path().join("resolv.conf");
+        std::fs::write(&resolv_conf, "nameserver 192.0.2.53\n").unwrap();
+        let mut settings = Settings {
+            root_dir: dir.path().join("root"),
+            pod_logs_dir: dir.path().join("logs"),
+            container_logs_dir: dir.path().join("links"),
+            node_name: "node".into(),
+            node_ips: vec!["192.0.2.10".parse().unwrap()],
+            cluster_dns: Vec::new(),
+            cluster_domain: "cluster.local".into(),
+            resolv_conf,
+            hosts_file: "/etc/hosts".into(),
+            seccomp_default: false,
+            cpu_cfs_quota: true,
+            cpu_cfs_quota_period: Duration::from_millis(100),
+            machine: MachineNumbers { memory_capacity_bytes: 1 << 34, ..MachineNumbers::default() },
+            single_process_oom_kill: None,
+            registry_pull_qps: 5,
+            registry_burst: 10,
+            serialize_image_pulls: true,
+            max_parallel_image_pulls: None,
+            crash_backoff_max: Duration::from_secs(300),
+            recursive_read_only_mounts: false,
+        };
+        change(&mut settings);
+        let (client, images) = fake.connect();
+        let (sink, events) = EventSink::new();
+        let deps = Deps { cri: client.clone(), images, events: sink };
+        Node { fake, dir, runtime: Runtime::new(settings, deps), client, events }
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    /// Reason and message of each event since the last call.
+    fn events(&self) -> Vec<(&'static str, String)> {
+        self.events.try_iter().map(|event| (event.reason, event.message)).collect()
+    }
+
+    fn sandbox(&self, pod: &Pod) -> NewSandbox {
+        self.runtime.create_sandbox(pod, 0, &StopToken::never()).unwrap()
+    }
+
+    fn observe(&self, pod: &Pod) -> (ListedPod, PodRuntime) {
+        let listed = cri::list_pods(&self.client, Some(pod.uid())).unwrap().remove(pod.uid()).unwrap();
+        let runtime = cri::pod_runtime(&self.client, &listed).unwrap();
+        (listed, runtime)
+    }
+
+    fn start(&self, pod: &Pod, sandbox: &NewSandbox, name: &str) -> Result<ContainerId, StartFailure> {
+        self.start_until(pod, sandbox, name, &StopToken::never())
+    }
+
+    fn start_until(
+        &self,
+        pod: &Pod,
+        sandbox: &NewSandbox,
+        name: &str,
+        stop: &StopToken,
+    ) -> Result<ContainerId, StartFailure> {
+        self.runtime.start_container(Start {
+            pod,
+            container: pod.all_containers().find(|container| container.name == name).unwrap(),
+            sandbox_id: &sandbox.id,
+            sandbox_attempt: 0,
+            pod_ips: &sandbox.ips,
+            host_ips: &[],
+            runtime: &self.observe(pod).1,
+            volumes: &[],
+            stop,
+        })
+    }
+}
+
+fn pod(spec: Value) -> Pod {
+    let pod = json!({"metadata": {"name": "web", "namespace": "ns", "uid": "u1"}, "spec": spec});
+    Pod::from(serde_json::from_value::<api::Pod>(pod).unwrap())
+}
+
+fn container(name: &str, image: &str, policy: &str) -> Value {
+    json!({"name": name, "image": image, "imagePullPolicy": policy, "command": ["run"],
+        "terminationMessagePath": "/dev/termination-log"})
+}
+
+fn plain() -> Pod {
+    pod(json!({"containers": [container("c", BUSYBOX, "IfNotPresent")], "dnsPolicy": "Default",
+        "terminationGracePeriodSeconds": 7}))
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn a_start_makes_files_calls_and_events() {
+    let node = Node::new();
+    node.fake.write_logs();
+    let pod = plain();
+    let sandbox = node.sandbox(&pod);
+    assert_eq!(sandbox.ips.len(), 1);
+    assert_eq!(mode(&node.path("logs/ns_web_u1")), 0o755);
+    let id = node.start(&pod, &sandbox, "c").unwrap();
+    assert_eq!(node.fake.calls(), ["RunPodSandbox", "CreateContainer", "StartContainer"]);
+    assert_eq!(
+        node.events(),
+        [
+            (
+                "Pulled",
+                format!(
+                    "Container image {BUSYBOX:?} already present on machine and can be accessed by the pod"
+                )
+            ),
+            ("Created", "Container created".to_owned()),
+            ("Started", "Container started".to_owned()),
+        ]
+    );
+    let made = node.fake.container("c").unwrap();
+    assert_eq!(made.config.image.image, BUSYBOX_ID);
+    let hosts = std::fs::read_to_string(node.path("root/pods/u1/etc-hosts")).unwrap();
+    assert!(hosts.ends_with(&format!("{}\tweb\n", sandbox.ips[0])));
+    let log = made.config.mounts.iter().find(|mount| mount.container_path == "/dev/termination-log").unwrap();
+    assert_eq!(mode(Path::new(&log.host_path)), 0o666);
+    let link = node.path(&format!("links/web_ns_c-{id}.log"));
+    assert_eq!(std::fs::read_link(link).unwrap(), node.path("logs/ns_web_u1/c/0.log"));
+}
+
+#[test]
+fn restart_counts_go_on_even_when_the_runtime_forgot() {
+    let node = Node::new();
+    let pod = plain();
+    let sandbox = node.sandbox(&pod);
+    let first = node.start(&pod, &sandbox, "c").unwrap();
+    node.fake.kill_container(first.as_str(), 1);
+    node.start(&pod, &sandbox, "c").unwrap();
+    assert_eq!(node.fake.container("c").unwrap().config.log_path, "c/1.log");
+    for container in node.fake.containers() {
+        node.client.remove_container(&ContainerId::from(container.status.id.as_str())).unwrap();
+    }
+    std::fs::write(node.path("logs/ns_web_u1/c/4.log.20260101-000000"), "").unwrap();
+    node.start(&pod, &sandbox, "c").unwrap();
+    let made = node.fake.container("c").unwrap();
+    assert_eq!((made.config.metadata.attempt, made.config.log_path.as_str()), (5, "c/5.log"));
+}
+
+#[test]
+fn sandbox_failures_are_told() {
+    let node = Node::new();
+    let create = |pod: &Pod| node.runtime.create_sandbox(pod, 0, &StopToken::never());
+    node.fake.fail_times("RunPodSandbox", 1, Kind::Unknown, "no network");
+    create(&plain()).unwrap_err();
+    node.fake.fail_times("PodSandboxStatus", 1, Kind::Internal, "no status");
+    create(&plain()).unwrap_err();
+    create(&pod(json!({"containers": [], "runtimeClassName": "gvisor"}))).unwrap_err();
+    create(&pod(json!({"containers": [], "hostname": "Ö"}))).unwrap_err();
+    let events = node.events();
+    let expected = [
+        (
+            "FailedCreatePodSandBox",
+            "Failed to create pod sandbox: rpc error: code = Unknown desc = no network",
+        ),
+        (
+            "FailedPodSandBoxStatus",
+            "Unable to get pod sandbox status: rpc error: code = Internal desc = no status",
+        ),
+        (
+            "FailedCreatePodSandBox",
+            "Failed to create pod sandbox: runtimeclass.node.k8s.io \"gvisor\" not found",
+        ),
+        (
+            "FailedCreatePodSandBox",
+            "Failed to create pod sandbox: spec.hostname \"Ö\" of pod \"web\" is not a valid DNS label",
+        ),
+    ];
+    assert_eq!(events, expected.map(|(reason, message)| (reason, message.to_owned())));
+}
+
+#[test]
+fn start_failures_have_reasons_messages_and_events() {
+    let node = Node::new();
+    let sandbox = node.sandbox(&plain());
+    let check = |container: Value, reason: &str, message: &str, last_event: &str| {
+        let pod = pod(json!({"containers": [container]}));
+        let _ = node.events();
+        let failure = node.start(&pod, &sandbox, "c").unwrap_err();
+        assert_eq!((failure.reason, failure.message.as_str()), (reason, message));
+        assert!(!failure.stopping);
+        assert_eq!(node.events().pop().unwrap(), ("Failed", format!("Error: {last_event}")));
+    };
+    check(
+        container("c", "localhost/none:1", "Never"),
+        "ErrImageNeverPull",
+        "Container image \"localhost/none:1\" is not present with pull policy of Never",
+        "ErrImageNeverPull",
+    );
+    check(
+        container("c", "UPPER/case:!", "IfNotPresent"),
+        "InvalidImageName",
+        "Failed to apply default image tag \"UPPER/case:!\": couldn't parse image name \"UPPER/case:!\": invalid reference format",
+        "InvalidImageName",
+    );
+    let mut from_map = container("c", BUSYBOX, "IfNotPresent");
+    from_map["env"] = json!([{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]);
+    let message =
+        "configMapKeyRef \"m\" of env variable \"A\" in container \"c\" has no effect in this version";
+    check(from_map, "CreateContainerConfigError", message, message);
+    let leftovers = std::fs::read_dir(node.path("root/pods/u1/containers/c")).unwrap().count();
+    assert_eq!(leftovers, 0, "a termination log of a container that was never made");
+
+    let good = || container("c", BUSYBOX, "IfNotPresent");
+    node.fake.fail_times("CreateContainer", 1, Kind::Unknown, "no space");
+    check(good(), "CreateContainerError", "no space", "no space");
+    node.fake.fail_times("ImageStatus", 1, Kind::Unavailable, "away");
+    let inspect = "Failed to inspect image \"\": rpc error: code = Unavailable desc = away";
+    check(good(), "ImageInspectError", inspect, "ImageInspectError");
+    let mut broken = good();
+    broken["command"] = json!(["/no/such/binary"]);
+    let pod = pod(json!({"containers": [broken]}));
+    let failure = node.start(&pod, &sandbox, "c").unwrap_err();
+    assert_eq!(failure.reason, "RunContainerError");
+    assert!(!failure.message.contains("rpc error"), "{failure}");
+}
+
+#[test]
+fn pulls_back_off_per_pod() {
+    let node = Node::new();
+    let pod = pod(json!({"containers": [container("c", "r.example/missing", "IfNotPresent")]}));
+    let sandbox = node.sandbox(&pod);
+    let _ = node.events();
+    let text = "rpc error: code = NotFound desc = failed to pull and unpack image \"r.example/missing:latest\": failed to resolve reference \"r.example/missing:latest\": r.example/missing:latest: not found";
+    let failure = node.start(&pod, &sandbox, "c").unwrap_err();
+    assert_eq!((failure.reason, failure.message.as_str()), ("ErrImagePull", text));
+    let reasons = |node: &Node| node.events().iter().map(|(reason, _)| *reason).collect::<Vec<_>>();
+    assert_eq!(reasons(&node), ["Pulling", "Failed", "Failed"]);
+    let failure = node.start(&pod, &sandbox, "c").unwrap_err();
+    assert_eq!(failure.reason, "ImagePullBackOff");
+    assert_eq!(
+        failure.message,
+        format!("Back-off pulling image \"r.example/missing\": ErrImagePull: {text}")
+    );
+    let wait = failure.retry_at.unwrap().duration_since(Timestamp::now()).as_secs();
+    assert!((8..=10).contains(&wait), "{wait}");
+    assert_eq!(reasons(&node), ["BackOff", "Failed"]);
+    assert_eq!(node.fake.count("PullImage"), 1);
+}
+
+#[test]
+fn a_pull_makes_the_container_start() {
+    let node = Node::new();
+    let pod = pod(json!({"containers": [container("c", "r.example/app", "Always")]}));
+    let sandbox = node.sandbox(&pod);
+    let _ = node.events();
+    node.start(&pod, &sandbox, "c").unwrap();
+    let events = node.events();
+    assert_eq!(events[0], ("Pulling", "Pulling image \"r.example/app\"".to_owned()));
+    assert_eq!(events[1].0, "Pulled");
+    let message = &events[1].1;
+    assert!(message.starts_with("Successfully pulled image \"r.example/app\" in "), "{message}");
+    assert!(message.ends_with(" including waiting). Image size: 4000000 bytes."), "{message}");
+    assert_eq!(node.fake.container("c").unwrap().config.image.user_specified_image, "r.example/app");
+}
+
+#[test]
+fn too_many_pulls_per_second_fail_at_once() {
+    let node = Node::with(|settings| {
+        settings.registry_pull_qps = 1;
+        settings.registry_burst = 1;
+    });
+    let pod = pod(json!({"containers": [
+        container("a", "r.example/one", "Always"), container("b", "r.example/two", "Always")]}));
+    let sandbox = node.sandbox(&pod);
+    node.start(&pod, &sandbox, "a").unwrap();
+    let failure = node.start(&pod, &sandbox, "b").unwrap_err();
+    assert_eq!((failure.reason, failure.message.as_str()), ("ErrImagePull", "pull QPS exceeded"));
+}
+
+#[test]
+fn a_stop_ends_a_hanging_pull_silently() {
+    let node = Node::new();
+    let pod = pod(json!({"containers": [container("c", "r.example/app", "Always")]}));
+    let sandbox = node.sandbox(&pod);
+    let _ = node.events();
+    let gate = node.fake.hang("PullImage");
+    let (source, token) = stop::pair();
+    let failure = std::thread::scope(|scope| {
+        let start = scope.spawn(|| node.start_until(&pod, &sandbox, "c", &token).unwrap_err());
+        node.fake.wait_until("the pull hangs", |_| gate.waiting() == 1);
+        drop(source);
+        start.join().unwrap()
+    });
+    assert!(failure.stopping);
+    let reasons: Vec<_> = node.events().iter().map(|(reason, _)| *reason).collect();
+    assert_eq!(reasons, ["Pulling"]);
+    node.fake.behave("PullImage");
+}
+
+#[test]
+fn restarts_wait_longer_each_time() {
+    let node = Node::new();
+    let pod = plain();
+    let sandbox = node.sandbox(&pod);
+    let now = Timestamp::now();
+    let allowed = |now: Timestamp| {
+        let runtime = node.observe(&pod).1;
+        node.runtime.restart_allowed(&pod, &pod.containers()[0], &runtime, now)
+    };
+    allowed(now).unwrap();
+    let id = node.start(&pod, &sandbox, "c").unwrap();
+    allowed(now).unwrap();
+    node.fake.kill_container(id.as_str(), 1);
+    allowed(now).unwrap();
+    let _ = node.events();
+    let failure = allowed(now).unwrap_err();
+    assert_eq!(failure.reason, "CrashLoopBackOff");
+    assert_eq!(failure.message, "back-off 10s restarting failed container=c pod=web_ns(u1)");
+    let wait = failure.retry_at.unwrap().duration_since(now).as_secs();
+    assert!((9..=11).contains(&wait), "{wait}");
+    let event = node.events.try_recv().unwrap();
+    assert_eq!((event.kind, event.reason), (EventType::Warning, "BackOff"));
+    assert_eq!(event.message, "Back-off restarting failed container c in pod web_ns(u1)");
+    let Regarding::Pod { field_path, .. } = event.regarding else { panic!() };
+    assert_eq!(field_path, "spec.containers{c}");
+    let later = |seconds| now.checked_add(Duration::from_secs(seconds)).unwrap();
+    allowed(later(15)).unwrap();
+    let failure = allowed(later(16)).unwrap_err();
+    assert!(failure.message.starts_with("back-off 20s "), "{failure}");
+    node.runtime.collect_backoff_garbage();
+}
+
+fn three() -> Pod {
+    let containers: Vec<Value> = ["a", "b", "c"].map(|name| container(name, BUSYBOX, "Never")).into();
+    pod(json!({"containers": containers, "terminationGracePeriodSeconds": 7}))
+}
+
+fn timeouts(node: &Node) -> Vec<Value> {
+    let stops = node.fake.journal().into_iter().filter(|entry| entry.method == "StopContainer");
+    stops.map(|entry| entry.request["timeout"].clone()).collect()
+}
+
+#[test]
+fn a_pod_is_stopped_side_by_side_then_its_sandboxes() {
+    let node = Node::new();
+    let pod = three();
+    let sandbox = node.sandbox(&pod);
+    for name in ["a", "b", "c"] {
+        node.start(&pod, &sandbox, name).unwrap();
+    }
+    let (_, runtime) = node.observe(&pod);
+    let _ = node.events();
+    node.fake.clear_journal();
+    let gate = node.fake.hang("StopContainer");
+    std::thread::scope(|scope| {
+        let kill = scope.spawn(|| {
+            node.runtime.kill_pod(Some(&pod), Observed::Runtime(&runtime), None, &StopToken::never())
+        });
+        node.fake.wait_until("all three are being stopped", |_| gate.waiting() == 3);
+        assert_eq!(node.fake.count("StopPodSandbox"), 0);
+        gate.open();
+        kill.join().unwrap().unwrap();
+    });
+    assert_eq!(timeouts(&node), [json!("7"), json!("7"), json!("7")]);
+    assert_eq!(node.fake.calls().last(), Some(&"StopPodSandbox"));
+    let mut messages: Vec<_> = node.events().into_iter().map(|(_, message)| message).collect();
+    messages.sort();
+    assert_eq!(messages, ["Stopping container a", "Stopping container b", "Stopping container c"]);
+}
+
+#[test]
+fn one_failure_does_not_keep_the_rest_running() {
+    let node = Node::new();
+    let pod = three();
+    let sandbox = node.sandbox(&pod);
+    for name in ["a", "b", "c"] {
+        node.start(&pod, &sandbox, name).unwrap();
+    }
+    let (listed, runtime) = node.observe(&pod);
+    node.fake.fail_times("StopContainer", 1, Kind::Unknown, "stuck");
+    let kill = |observed: Observed<'_>| node.runtime.kill_pod(None, observed, Some(0), &StopToken::never());
+    let error = kill(Observed::Runtime(&runtime)).unwrap_err();
+    assert_eq!(error.unstopped.len(), 1);
+    assert!(!error.is_stopping());
+    let text = error.to_string();
+    assert!(text.starts_with("failed to \"KillContainer\" for "), "{text}");
+    assert!(text.ends_with("with KillContainerError: \"rpc error: code = Unknown desc = stuck\""), "{text}");
+    assert_eq!(node.fake.count("StopPodSandbox"), 1);
+    assert_eq!(timeouts(&node), [json!("2"), json!("2"), json!("2")]);
+    // All is gone by now, and that counts as stopped.
+    for container in node.fake.containers() {
+        node.client.remove_container(&ContainerId::from(container.status.id.as_str())).unwrap();
+    }
+    kill(Observed::Listed(&listed)).unwrap();
+}
+
+#[test]
+fn a_pod_without_a_manifest_gets_its_grace_from_annotations() {
+    let node = Node::new();
+    let pod = plain();
+    let sandbox = node.sandbox(&pod);
+    node.start(&pod, &sandbox, "c").unwrap();
+    let (listed, runtime) = node.observe(&pod);
+    let stop = StopToken::never();
+    node.runtime.kill_pod(None, Observed::Listed(&listed), None, &stop).unwrap();
+    node.runtime.kill_pod(None, Observed::Runtime(&runtime), None, &stop).unwrap();
+    assert_eq!(timeouts(&node), [json!("7"), json!("7")]);
+}
+
+#[test]
+fn one_container_is_stopped_with_the_message_given() {
+    let node = Node::new();
+    let pod = plain();
+    let sandbox = node.sandbox(&pod);
+    let id = node.start(&pod, &sandbox, "c").unwrap();
+    let _ = node.events();
+    let kill = Kill {
+        who: KillTarget::Pod(pod),
+        id,
+        name: "c".into(),
+        message: Some("Container c definition changed, will be restarted".into()),
+        grace_override: None,
+    };
+    node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
+    assert_eq!(node.events(), [("Killing", "Container c definition changed, will be restarted".to_owned())]);
+    assert_eq!(timeouts(&node), [json!("7")]);
+    let gone = Kill { id: ContainerId::from("gone"), ..kill };
+    node.runtime.kill_container(&gone, &StopToken::never()).unwrap();
+}
