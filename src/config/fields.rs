@@ -91,6 +91,8 @@ pub enum Standing {
     NoEffectYet,
     /// It has no effect in the Go kubelet either, or cannot have one here.
     Ignored,
+    /// Setting it is an error.
+    Refused,
 }
 
 impl Standing {
@@ -101,6 +103,7 @@ impl Standing {
             Standing::Works => "works",
             Standing::NoEffectYet => "no effect yet",
             Standing::Ignored => "ignored",
+            Standing::Refused => "refused",
         }
     }
 }
@@ -140,6 +143,10 @@ impl Field {
 
     const fn ignored(self) -> Self {
         Field { standing: Standing::Ignored, ..self }
+    }
+
+    const fn refused(self) -> Self {
+        Field { standing: Standing::Refused, ..self }
     }
 
     const fn keeps_zero(self) -> Self {
@@ -329,7 +336,7 @@ pub static FIELDS: &[Field] = &[
     text("resolvConf", "/etc/resolv.conf", "resolver file that pods inherit; empty means none")
         .keeps_zero()
         .works(),
-    flag("runOnce", false, "no longer supported; must be false").ignored(),
+    flag("runOnce", false, "no longer supported; must be false").refused(),
     flag("cpuCFSQuota", true, "enforce CPU limits").works(),
     time("cpuCFSQuotaPeriod", "100ms", "period of CPU limits, 1ms to 1s").keeps_zero().works(),
     int("nodeStatusMaxImages", 50, "images listed in the node status; -1 means all").keeps_zero(),

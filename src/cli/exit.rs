@@ -1,0 +1,60 @@
+//! Exit codes. Scripts rely on them: a number never changes its meaning.
+
+/// How the process ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// It did what was asked.
+    Success = 0,
+    /// It failed while running.
+    Failure = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// The configuration is wrong.
+    Configuration = 3,
+    /// No agent answers on the local socket.
+    NotReachable = 4,
+    /// The pod, container or log asked for is not there.
+    NotFound = 5,
+    /// `coracle check` found something that keeps pods from running.
+    CheckFailed = 6,
+    /// Another agent holds the lock file.
+    Locked = 7,
+}
+
+/// Every code with its meaning, for `--help` and the documents.
+pub const EXITS: &[(Exit, &str)] = &[
+    (Exit::Success, "done"),
+    (Exit::Failure, "failed while running"),
+    (Exit::Usage, "the command line is wrong"),
+    (Exit::Configuration, "the configuration is wrong"),
+    (Exit::NotReachable, "no agent answers on the local socket"),
+    (Exit::NotFound, "the pod, container or log asked for is not there"),
+    (Exit::CheckFailed, "coracle check found something that keeps pods from running"),
+    (Exit::Locked, "another agent holds the lock file"),
+];
+
+impl Exit {
+    /// The number the shell sees.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        std::process::ExitCode::from(exit.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_listed_once_in_order() {
+        let codes: Vec<u8> = EXITS.iter().map(|(exit, _)| exit.code()).collect();
+        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+}

@@ -1,0 +1,69 @@
+//! `--help` and `--version`, made from the tables.
+
+use super::exit::EXITS;
+use super::flags::{Effect, FLAGS, Syntax};
+use super::local::COMMANDS;
+
+/// The Kubernetes version whose kubelet this agent stands in for.
+pub const KUBERNETES_VERSION: &str = "v1.36.3";
+
+/// The version line.
+#[must_use]
+pub fn version() -> String {
+    format!("coracle {} (Kubernetes {KUBERNETES_VERSION})", env!("CARGO_PKG_VERSION"))
+}
+
+/// The whole help.
+#[must_use]
+pub fn help() -> String {
+    let mut out = String::from(
+        "coracle: a Kubernetes node agent (a kubelet)\n\n\
+         Usage:\n  coracle [FLAGS]             run the agent\n  \
+         coracle COMMAND [OPTIONS]   ask the agent that runs on this machine\n\nCommands:\n",
+    );
+    for (_, synopsis, meaning) in COMMANDS {
+        out += &format!("  {synopsis}\n      {meaning}\n");
+    }
+    out += "  Every command takes --root-dir DIR, the root directory of the agent to ask.\n\nFlags:\n";
+    for flag in FLAGS {
+        let dashes = if flag.name.len() == 1 { "-" } else { "--" };
+        let form = match flag.syntax {
+            Syntax::Bool => String::new(),
+            _ => format!("={}", flag.form()),
+        };
+        out += &format!("  {dashes}{}{form}\n      {} (default {})", flag.name, flag.help(), flag.preset());
+        if !flag.field.is_empty() {
+            out += &format!(" [{}]", flag.field);
+        }
+        if flag.effect() != Effect::Works {
+            out += &format!(" [{}]", flag.effect().text());
+        }
+        out.push('\n');
+    }
+    out += "\nA field's name in brackets is the field of the configuration file that the flag sets.\n\nExit codes:\n";
+    for (exit, meaning) in EXITS {
+        out += &format!("  {}  {meaning}\n", exit.code());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_names_everything() {
+        let help = help();
+        for words in [
+            "--max-pods=N",
+            "-v=N",
+            "[maxPods]",
+            "pods [-o",
+            "  3  the configuration is wrong",
+            "[no effect yet]",
+        ] {
+            assert!(help.contains(words), "{words}");
+        }
+        assert!(version().starts_with("coracle "));
+    }
+}

@@ -1,0 +1,317 @@
+//! The commands that ask a running agent: their options and their parsing.
+
+use std::path::PathBuf;
+
+use lexopt::Arg;
+
+use super::parse::Command;
+use crate::config::{GoDuration, Problem};
+
+/// The socket in the root directory that a running agent answers on.
+pub const SOCKET_NAME: &str = "coracle.sock";
+
+/// How a command prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Output {
+    /// A table for people.
+    #[default]
+    Table,
+    /// A table with more columns.
+    Wide,
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+}
+
+/// A command with the agent it asks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LocalCommand {
+    /// The agent's root directory.
+    pub root_dir: PathBuf,
+    /// What is asked.
+    pub ask: Ask,
+}
+
+impl LocalCommand {
+    /// The socket to ask at.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.root_dir.join(SOCKET_NAME)
+    }
+}
+
+/// What is asked of a running agent.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ask {
+    /// `coracle pods`.
+    Pods {
+        /// `-o`.
+        output: Output,
+        /// `-w`.
+        watch: bool,
+        /// `-n`.
+        namespace: Option<String>,
+    },
+    /// `coracle describe POD`.
+    Describe {
+        /// The pod: a name, namespace/name or UID.
+        pod: String,
+        /// `-n`.
+        namespace: Option<String>,
+    },
+    /// `coracle logs POD`.
+    Logs {
+        /// The pod: a name, namespace/name or UID.
+        pod: String,
+        /// `-n`.
+        namespace: Option<String>,
+        /// `-c`.
+        container: Option<String>,
+        /// `-f`.
+        follow: bool,
+        /// `-p`.
+        previous: bool,
+        /// `--tail`.
+        tail: Option<u64>,
+        /// `--since`.
+        since: Option<GoDuration>,
+        /// `--timestamps`.
+        timestamps: bool,
+    },
+    /// `coracle status`.
+    Status {
+        /// `-o`.
+        output: Output,
+    },
+    /// `coracle events [POD]`.
+    Events {
+        /// The pod, if only one is of interest.
+        pod: Option<String>,
+        /// `-n`.
+        namespace: Option<String>,
+        /// `-o`.
+        output: Output,
+        /// `-w`.
+        watch: bool,
+    },
+    /// `coracle images`.
+    Images {
+        /// `-o`.
+        output: Output,
+    },
+    /// `coracle check`.
+    Check {
+        /// `-o`.
+        output: Output,
+    },
+    /// `coracle version`.
+    Version,
+}
+
+/// The commands: name, synopsis, meaning.
+pub const COMMANDS: &[(&str, &str, &str)] = &[
+    ("pods", "pods [-o json|yaml|wide] [-w] [-n NAMESPACE]", "list the pods; -w keeps watching"),
+    ("describe", "describe POD [-n NAMESPACE]", "everything about one pod"),
+    (
+        "logs",
+        "logs POD [-n NAMESPACE] [-c CONTAINER] [-f] [-p] [--tail N] [--since DURATION] [--timestamps]",
+        "a container's log; -f follows, -p shows the instance before",
+    ),
+    ("status", "status [-o json|yaml]", "node, runtime, sources, threads, memory, problems"),
+    ("events", "events [POD] [-n NAMESPACE] [-o json|yaml] [-w]", "recent events"),
+    ("images", "images [-o json|yaml]", "the images on this machine"),
+    ("check", "check [-o json|yaml]", "preflight: what would keep pods from running, and the fix"),
+    ("version", "version", "the version"),
+];
+
+/// Every option of every command; each command takes those in its row of [`TAKES`].
+#[derive(Default)]
+struct Options {
+    output: Output,
+    watch: bool,
+    namespace: Option<String>,
+    container: Option<String>,
+    follow: bool,
+    previous: bool,
+    tail: Option<u64>,
+    since: Option<GoDuration>,
+    timestamps: bool,
+    words: Vec<String>,
+}
+
+/// Options by command; `root-dir` and `help` go with all of them.
+const TAKES: &[(&str, &[&str])] = &[
+    ("pods", &["output", "watch", "namespace"]),
+    ("describe", &["namespace"]),
+    ("logs", &["namespace", "container", "follow", "previous", "tail", "since", "timestamps"]),
+    ("status", &["output"]),
+    ("events", &["output", "watch", "namespace"]),
+    ("images", &["output"]),
+    ("check", &["output"]),
+    ("version", &[]),
+];
+
+/// Reads the rest of the line after the command's name.
+///
+/// # Errors
+/// Every problem with it, after those found before.
+pub fn parse_local(
+    name: &str,
+    mut parser: lexopt::Parser,
+    mut root_dir: PathBuf,
+    mut problems: Vec<Problem>,
+) -> Result<Command, Vec<Problem>> {
+    let mut options = Options::default();
+    let takes = TAKES.iter().find(|(command, _)| *command == name).map_or(&[][..], |(_, takes)| takes);
+    let mut help = false;
+    loop {
+        let (shown, option) = match parser.next() {
+            Ok(None) => break,
+            Ok(Some(Arg::Value(word))) => {
+                options.words.push(word.to_string_lossy().into_owned());
+                continue;
+            }
+            Ok(Some(Arg::Short(letter))) => {
+                (format!("-{letter}"), short(letter).unwrap_or_default().to_owned())
+            }
+            Ok(Some(Arg::Long(long))) => (format!("--{long}"), long.to_owned()),
+            Err(error) => {
+                problems.push(problem(name, "", error.to_string()));
+                break;
+            }
+        };
+        let outcome = match option.as_str() {
+            "help" => {
+                help = true;
+                Ok(())
+            }
+            "root-dir" => value(&mut parser).map(|text| root_dir = PathBuf::from(text)),
+            option if takes.contains(&option) => options.set(option, &mut parser),
+            _ => Err("unknown option".to_owned()),
+        };
+        if let Err(message) = outcome {
+            problems.push(problem(name, &shown, message));
+        }
+    }
+    if help {
+        return Ok(Command::Help);
+    }
+    let ask = options.ask(name);
+    match ask {
+        Ok(ask) if problems.is_empty() => Ok(Command::Local(LocalCommand { root_dir, ask })),
+        Ok(_) => Err(problems),
+        Err(message) => {
+            problems.push(problem(name, "", message));
+            Err(problems)
+        }
+    }
+}
+
+fn problem(command: &str, field: &str, message: String) -> Problem {
+    Problem { place: format!("coracle {command}"), field: field.to_owned(), message }
+}
+
+fn short(letter: char) -> Option<&'static str> {
+    Some(match letter {
+        'o' => "output",
+        'w' => "watch",
+        'n' => "namespace",
+        'c' => "container",
+        'f' => "follow",
+        'p' => "previous",
+        'h' => "help",
+        _ => return None,
+    })
+}
+
+fn value(parser: &mut lexopt::Parser) -> Result<String, String> {
+    let value = parser.value().map_err(|_| "needs a value".to_owned())?;
+    match value.into_string() {
+        Ok(text) if text.is_empty() => Err("needs a value".to_owned()),
+        Ok(text) => Ok(text),
+        Err(_) => Err("the value is not UTF-8 text".to_owned()),
+    }
+}
+
+/// A bool that may stand alone, or be `=true` or `=false`.
+fn switch(parser: &mut lexopt::Parser) -> Result<bool, String> {
+    match parser.optional_value() {
+        None => Ok(true),
+        Some(text) if text == "true" => Ok(true),
+        Some(text) if text == "false" => Ok(false),
+        Some(text) => Err(format!("{:?} is neither true nor false", text.to_string_lossy())),
+    }
+}
+
+impl Options {
+    fn set(&mut self, option: &str, parser: &mut lexopt::Parser) -> Result<(), String> {
+        match option {
+            "output" => {
+                let text = value(parser)?;
+                self.output = match text.as_str() {
+                    "table" => Output::Table,
+                    "wide" => Output::Wide,
+                    "json" => Output::Json,
+                    "yaml" => Output::Yaml,
+                    other => return Err(format!("{other:?} must be one of table, wide, json, yaml")),
+                };
+            }
+            "watch" => self.watch = switch(parser)?,
+            "follow" => self.follow = switch(parser)?,
+            "previous" => self.previous = switch(parser)?,
+            "timestamps" => self.timestamps = switch(parser)?,
+            "namespace" => self.namespace = Some(value(parser)?),
+            "container" => self.container = Some(value(parser)?),
+            "tail" => {
+                let text = value(parser)?;
+                // -1 asks for all lines, as in kubectl.
+                self.tail = match text.as_str() {
+                    "-1" => None,
+                    text => Some(text.parse().map_err(|_| format!("{text:?} is not a number of lines"))?),
+                };
+            }
+            "since" => {
+                let since = GoDuration::parse(&value(parser)?).map_err(|error| error.to_string())?;
+                if since <= GoDuration::ZERO {
+                    return Err(format!("{since} must be greater than zero"));
+                }
+                self.since = Some(since);
+            }
+            _ => return Err("unknown option".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn ask(mut self, name: &str) -> Result<Ask, String> {
+        let most = match name {
+            "describe" | "logs" | "events" => 1,
+            _ => 0,
+        };
+        if let Some(extra) = self.words.get(most) {
+            return Err(format!("unexpected argument {extra:?}"));
+        }
+        let pod = self.words.pop();
+        let needed = |pod: Option<String>| pod.ok_or_else(|| "name a pod".to_owned());
+        let Options { output, watch, namespace, .. } = self;
+        Ok(match name {
+            "pods" => Ask::Pods { output, watch, namespace },
+            "describe" => Ask::Describe { pod: needed(pod)?, namespace },
+            "logs" => Ask::Logs {
+                pod: needed(pod)?,
+                namespace,
+                container: self.container,
+                follow: self.follow,
+                previous: self.previous,
+                tail: self.tail,
+                since: self.since,
+                timestamps: self.timestamps,
+            },
+            "status" => Ask::Status { output },
+            "events" => Ask::Events { pod, namespace, output, watch },
+            "images" => Ask::Images { output },
+            "check" => Ask::Check { output },
+            _ => Ask::Version,
+        })
+    }
+}

@@ -1,0 +1,532 @@
+//! From arguments to a command. Nothing is read from disk here; every bad flag is reported.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lexopt::Arg;
+use serde_json::{Map, Value, json};
+
+use super::flags::{Effect, FLAGS, Flag, REMOVED, Syntax, find};
+use super::local::{LocalCommand, parse_local};
+use crate::config::check::closest;
+use crate::config::fields::{Kind, field};
+use crate::config::validate::{is_dns_subdomain, is_label_value, is_qualified_name};
+use crate::config::{GoDuration, Override, Problem, Request};
+use crate::model::quantity::Amount;
+
+/// The directory of the agent's state unless `--root-dir` says otherwise.
+pub const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
+
+/// What the command line asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Command {
+    /// Run the agent.
+    Agent(Box<AgentArgs>),
+    /// Say what is wrong with flags and configuration.
+    CheckConfig(Box<AgentArgs>),
+    /// Print the effective configuration.
+    PrintConfig(Box<AgentArgs>),
+    /// Print the help.
+    Help,
+    /// Print the version.
+    Version,
+    /// Ask a running agent.
+    Local(LocalCommand),
+}
+
+/// The agent's flags: what is not a configuration field, and how to load the configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentArgs {
+    /// The configuration file, the drop-ins and the flags that set fields.
+    pub request: Request,
+    /// `--root-dir`.
+    pub root_dir: PathBuf,
+    /// `--hostname-override`; empty means the host's name.
+    pub hostname_override: String,
+    /// `--node-ip`: none, one, or an IPv4 and an IPv6 address.
+    pub node_ips: Vec<IpAddr>,
+    /// `--node-labels`.
+    pub node_labels: BTreeMap<String, String>,
+    /// `--kubeconfig`.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--bootstrap-kubeconfig`.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// `--cert-dir`.
+    pub cert_dir: PathBuf,
+    /// `--cloud-provider`: empty or `external`.
+    pub cloud_provider: String,
+    /// `--runtime-cgroups`.
+    pub runtime_cgroups: String,
+    /// `--lock-file`.
+    pub lock_file: Option<PathBuf>,
+    /// `--exit-on-lock-contention`.
+    pub exit_on_lock_contention: bool,
+    /// `--image-credential-provider-config`.
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// `--image-credential-provider-bin-dir`.
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
+    /// `--minimum-container-ttl-duration`.
+    pub minimum_container_ttl: Duration,
+    /// `--maximum-dead-containers-per-container`; negative means no limit.
+    pub maximum_dead_containers_per_container: i32,
+    /// `--maximum-dead-containers`; negative means no limit.
+    pub maximum_dead_containers: i32,
+    /// Flags that were given but have no effect yet and set no field.
+    pub without_effect: Vec<&'static str>,
+}
+
+impl Default for AgentArgs {
+    fn default() -> Self {
+        AgentArgs {
+            request: Request::default(),
+            root_dir: PathBuf::from(DEFAULT_ROOT_DIR),
+            hostname_override: String::new(),
+            node_ips: Vec::new(),
+            node_labels: BTreeMap::new(),
+            kubeconfig: None,
+            bootstrap_kubeconfig: None,
+            cert_dir: PathBuf::from("/var/lib/kubelet/pki"),
+            cloud_provider: String::new(),
+            runtime_cgroups: String::new(),
+            lock_file: None,
+            exit_on_lock_contention: false,
+            image_credential_provider_config: None,
+            image_credential_provider_bin_dir: None,
+            minimum_container_ttl: Duration::ZERO,
+            maximum_dead_containers_per_container: 1,
+            maximum_dead_containers: -1,
+            without_effect: Vec::new(),
+        }
+    }
+}
+
+/// Reads the arguments, without the program's name.
+///
+/// # Errors
+/// Every problem with them.
+pub fn parse<I>(args: I) -> Result<Command, Vec<Problem>>
+where
+    I: IntoIterator,
+    I::Item: Into<OsString>,
+{
+    let mut parser = lexopt::Parser::from_args(args);
+    let mut line = Line::default();
+    loop {
+        match parser.next() {
+            Ok(None) => break,
+            Ok(Some(Arg::Value(word))) => {
+                let word = word.to_string_lossy().into_owned();
+                if line.is_local(&word) {
+                    return parse_local(&word, parser, line.args.root_dir, line.problems);
+                }
+                line.stray(&word);
+            }
+            Ok(Some(arg)) => {
+                let name = match arg {
+                    Arg::Long(name) => name.to_owned(),
+                    Arg::Short(letter) => letter.to_string(),
+                    Arg::Value(_) => continue,
+                };
+                line.flag(&name, &mut parser);
+            }
+            Err(error) => {
+                line.fail("", error.to_string());
+                break;
+            }
+        }
+    }
+    line.finish()
+}
+
+/// What was read of the line so far.
+#[derive(Default)]
+struct Line {
+    args: AgentArgs,
+    problems: Vec<Problem>,
+    /// Names of the flags that were given.
+    given: Vec<&'static str>,
+    help: bool,
+    version: bool,
+    check: bool,
+    print: bool,
+}
+
+impl Line {
+    fn fail(&mut self, flag: &str, message: impl Into<String>) {
+        let problem =
+            Problem { place: "command line".to_owned(), field: flag.to_owned(), message: message.into() };
+        self.problems.push(problem);
+    }
+
+    fn is_local(&mut self, word: &str) -> bool {
+        if !super::local::COMMANDS.iter().any(|(name, ..)| *name == word) {
+            return false;
+        }
+        for name in std::mem::take(&mut self.given) {
+            if name != "root-dir" {
+                self.fail(&dashed(name), format!("does not go with the command {word}"));
+            }
+        }
+        true
+    }
+
+    fn stray(&mut self, word: &str) {
+        let near = closest(word, super::local::COMMANDS.iter().map(|(name, ..)| *name));
+        let hint = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
+        self.fail("", format!("unexpected argument {word:?}{hint}"));
+    }
+
+    fn flag(&mut self, name: &str, parser: &mut lexopt::Parser) {
+        let known = match name {
+            "h" => find("help"),
+            // One letter after one dash: only -v and -h are there, as in Go.
+            name => find(name),
+        };
+        let Some(flag) = known else {
+            self.unknown(name, parser);
+            return;
+        };
+        let shown = dashed(flag.name);
+        let text = match (flag.syntax, parser.optional_value()) {
+            (_, Some(value)) => value,
+            (Syntax::Bool, None) => OsString::from("true"),
+            (_, None) => match parser.value() {
+                Ok(value) => value,
+                Err(_) => {
+                    self.fail(&shown, format!("needs a value: {shown}={}", flag.form()));
+                    return;
+                }
+            },
+        };
+        let Ok(text) = text.into_string() else {
+            self.fail(&shown, "the value is not UTF-8 text");
+            return;
+        };
+        self.given.push(flag.name);
+        if let Effect::Refused(reason) = flag.effect()
+            && parse_bool(&text) != Some(false)
+        {
+            self.fail(&shown, reason);
+            return;
+        }
+        if flag.field.is_empty() {
+            self.own(flag, &text);
+        } else {
+            match self.field_value(flag, &text) {
+                Ok(value) => {
+                    self.args.request.overrides.retain(|before| before.path != flag.field);
+                    self.args.request.overrides.push(Override { flag: shown, path: flag.field, value });
+                }
+                Err(message) => self.fail(&shown, message),
+            }
+        }
+    }
+
+    fn unknown(&mut self, name: &str, parser: &mut lexopt::Parser) {
+        let shown = if name.chars().count() == 1 { format!("-{name}") } else { format!("--{name}") };
+        let plain = name.replace('_', "-");
+        let message = match REMOVED.iter().find(|(removed, _)| *removed == plain) {
+            Some((_, instead)) => format!("no longer a flag: {instead}"),
+            None => match closest(&plain, FLAGS.iter().map(|flag| flag.name)) {
+                Some(near) => format!("unknown flag; did you mean --{near}?"),
+                None => "unknown flag".to_owned(),
+            },
+        };
+        self.fail(&shown, message);
+        // Its value, if it seems to have one, is not a second problem.
+        if parser.optional_value().is_none()
+            && let Some(mut rest) = parser.try_raw_args()
+            && rest.peek().is_some_and(|next| !next.to_string_lossy().starts_with('-'))
+        {
+            let _ = rest.next();
+        }
+    }
+
+    /// The value of a flag that sets a field; repeated lists and maps add up.
+    fn field_value(&self, flag: &Flag, text: &str) -> Result<Value, String> {
+        let before = self.args.request.overrides.iter().find(|change| change.path == flag.field);
+        let value = read_value(flag, text)?;
+        Ok(match (before.map(|change| change.value.clone()), value) {
+            (Some(Value::Array(mut items)), Value::Array(more)) => {
+                items.extend(more);
+                Value::Array(items)
+            }
+            (Some(Value::Object(mut entries)), Value::Object(more)) => {
+                for (key, value) in more {
+                    match (entries.get_mut(&key), value) {
+                        (Some(Value::Array(items)), Value::Array(more)) => items.extend(more),
+                        (_, value) => {
+                            entries.insert(key, value);
+                        }
+                    }
+                }
+                Value::Object(entries)
+            }
+            (_, value) => value,
+        })
+    }
+
+    fn own(&mut self, flag: &Flag, text: &str) {
+        if let Err(message) = self.set_own(flag, text) {
+            self.fail(&dashed(flag.name), message);
+        } else if flag.effect() == Effect::NoEffectYet && !self.args.without_effect.contains(&flag.name) {
+            self.args.without_effect.push(flag.name);
+        }
+    }
+
+    fn set_own(&mut self, flag: &Flag, text: &str) -> Result<(), String> {
+        let args = &mut self.args;
+        let path = || (!text.is_empty()).then(|| PathBuf::from(text));
+        match flag.name {
+            "config" => args.request.file = path(),
+            "config-dir" => args.request.drop_ins = path(),
+            "root-dir" => {
+                args.root_dir = path().ok_or("must not be empty")?;
+            }
+            "cert-dir" => args.cert_dir = path().ok_or("must not be empty")?,
+            "kubeconfig" => args.kubeconfig = path(),
+            "bootstrap-kubeconfig" => args.bootstrap_kubeconfig = path(),
+            "lock-file" => args.lock_file = path(),
+            "image-credential-provider-config" => args.image_credential_provider_config = path(),
+            "image-credential-provider-bin-dir" => args.image_credential_provider_bin_dir = path(),
+            "exit-on-lock-contention" => args.exit_on_lock_contention = bool_value(text)?,
+            "runtime-cgroups" => args.runtime_cgroups = text.to_owned(),
+            "cloud-provider" => {
+                if !matches!(text, "" | "external") {
+                    return Err(format!("{text:?} must be empty or external"));
+                }
+                args.cloud_provider = text.to_owned();
+            }
+            "hostname-override" => {
+                let name = text.trim().to_lowercase();
+                if !name.is_empty() && !is_dns_subdomain(&name) {
+                    return Err(format!("{text:?} is not a node name: want a lower-case DNS name"));
+                }
+                args.hostname_override = name;
+            }
+            "node-ip" => args.node_ips = node_ips(text)?,
+            "node-labels" => args.node_labels.extend(node_labels(text)?),
+            "minimum-container-ttl-duration" => args.minimum_container_ttl = duration(text)?.to_std(),
+            "maximum-dead-containers" => args.maximum_dead_containers = int32(text)?,
+            "maximum-dead-containers-per-container" => {
+                args.maximum_dead_containers_per_container = int32(text)?
+            }
+            "help" => self.help = bool_value(text)?,
+            "version" => self.version = text == "raw" || bool_value(text)?,
+            "check-config" => self.check = bool_value(text)?,
+            "print-config" => self.print = bool_value(text)?,
+            // Without effect, but a value of the wrong form is a mistake all the same.
+            _ => match flag.syntax {
+                Syntax::Bool => drop(bool_value(text)?),
+                Syntax::Int => drop(int32(text)?),
+                Syntax::Duration => drop(duration(text)?),
+                _ => {}
+            },
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Command, Vec<Problem>> {
+        // Whoever asks for help gets it, whatever else is wrong.
+        if self.help {
+            return Ok(Command::Help);
+        }
+        let args = &self.args;
+        if args.lock_file.is_none() && args.exit_on_lock_contention {
+            self.fail("--exit-on-lock-contention", "cannot be used without --lock-file");
+        }
+        let (config, directory) =
+            (&self.args.image_credential_provider_config, &self.args.image_credential_provider_bin_dir);
+        if config.is_some() != directory.is_some() {
+            self.fail(
+                "--image-credential-provider-config",
+                "goes together with --image-credential-provider-bin-dir",
+            );
+        }
+        if !self.problems.is_empty() {
+            return Err(self.problems);
+        }
+        let args = Box::new(self.args);
+        Ok(match (self.version, self.check, self.print) {
+            (true, ..) => Command::Version,
+            (_, true, _) => Command::CheckConfig(args),
+            (_, _, true) => Command::PrintConfig(args),
+            _ => Command::Agent(args),
+        })
+    }
+}
+
+fn dashed(name: &str) -> String {
+    if name.len() == 1 { format!("-{name}") } else { format!("--{name}") }
+}
+
+/// Reads a flag's text into a value of its field's type.
+fn read_value(flag: &Flag, text: &str) -> Result<Value, String> {
+    Ok(match flag.syntax {
+        Syntax::Bool => Value::Bool(bool_value(text)?),
+        Syntax::Int => {
+            let number = text.parse::<i64>().map_err(|_| format!("{text:?} is not a whole number"))?;
+            if field(flag.field).is_some_and(|field| field.kind == Kind::Int32)
+                && i32::try_from(number).is_err()
+            {
+                return Err(format!("{text:?} does not fit 32 bits"));
+            }
+            Value::from(number)
+        }
+        Syntax::Duration => Value::from(duration(text)?.to_string()),
+        Syntax::Text => {
+            if field(flag.field).is_some_and(|field| field.kind == Kind::Quantity) {
+                Amount::parse(text).map_err(|error| error.to_string())?;
+            }
+            Value::from(text)
+        }
+        Syntax::List => parts(text).map(Value::from).collect::<Vec<_>>().into(),
+        Syntax::Pairs => pairs(text, '=')?.into(),
+        Syntax::Thresholds => pairs(text, '<')?.into(),
+        Syntax::Gates => {
+            let mut gates = Map::new();
+            for (name, value) in pairs(text, '=')? {
+                let on = value.as_str().and_then(parse_bool);
+                let on = on.ok_or_else(|| format!("{name} must be true or false, not {value}"))?;
+                gates.insert(name, Value::Bool(on));
+            }
+            gates.into()
+        }
+        Syntax::Headers => {
+            let mut headers: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+            for (name, value) in split_pairs(text, ':')? {
+                headers.entry(name).or_default().push(Value::from(value));
+            }
+            headers
+                .into_iter()
+                .map(|(name, values)| (name, Value::Array(values)))
+                .collect::<Map<_, _>>()
+                .into()
+        }
+        Syntax::Taints => parts(text).map(taint).collect::<Result<Vec<_>, _>>()?.into(),
+        Syntax::NumaMemory => numa_memory(text)?.into(),
+        Syntax::Vmodule => {
+            let mut rules = Vec::new();
+            for (pattern, level) in split_pairs(text, '=')? {
+                let level = level.parse::<u16>().map_err(|_| format!("{level:?} is not a verbosity"))?;
+                rules.push(json!({"filePattern": pattern, "verbosity": level}));
+            }
+            rules.into()
+        }
+    })
+}
+
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+fn split_pairs(text: &str, between: char) -> Result<Vec<(String, String)>, String> {
+    parts(text)
+        .map(|part| match part.split_once(between) {
+            Some((key, value)) if !key.trim().is_empty() => {
+                Ok((key.trim().to_owned(), value.trim().to_owned()))
+            }
+            _ => Err(format!("{part:?} is not of the form key{between}value")),
+        })
+        .collect()
+}
+
+fn pairs(text: &str, between: char) -> Result<Map<String, Value>, String> {
+    Ok(split_pairs(text, between)?.into_iter().map(|(key, value)| (key, Value::from(value))).collect())
+}
+
+fn taint(text: &str) -> Result<Value, String> {
+    let (rest, effect) =
+        text.rsplit_once(':').ok_or_else(|| format!("{text:?} is not of the form key=value:effect"))?;
+    let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
+    Ok(json!({"key": key, "value": value, "effect": effect}))
+}
+
+fn numa_memory(text: &str) -> Result<Vec<Value>, String> {
+    let wrong = |part: &str| format!("{part:?} is not of the form 0:memory=1Gi,hugepages-2Mi=2Gi");
+    let mut nodes = Vec::new();
+    for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+        let (node, limits) = part.split_once(':').ok_or_else(|| wrong(part))?;
+        let node: i32 = node.trim().parse().map_err(|_| wrong(part))?;
+        let limits = pairs(limits, '=')?;
+        for amount in limits.values() {
+            Amount::parse(amount.as_str().unwrap_or_default()).map_err(|error| error.to_string())?;
+        }
+        nodes.push(json!({"numaNode": node, "limits": limits}));
+    }
+    Ok(nodes)
+}
+
+/// Go's spellings of a bool.
+fn parse_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+fn bool_value(text: &str) -> Result<bool, String> {
+    parse_bool(text).ok_or_else(|| format!("{text:?} is neither true nor false"))
+}
+
+fn int32(text: &str) -> Result<i32, String> {
+    text.parse().map_err(|_| format!("{text:?} is not a whole number of 32 bits"))
+}
+
+fn duration(text: &str) -> Result<GoDuration, String> {
+    GoDuration::parse(text).map_err(|error| error.to_string())
+}
+
+fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {
+    let ips = parts(text)
+        .map(|ip| ip.parse::<IpAddr>().map_err(|_| format!("{ip:?} is not an IP address")))
+        .collect::<Result<Vec<_>, _>>()?;
+    match ips.as_slice() {
+        [] | [_] => Ok(ips),
+        [one, other] if one.is_ipv4() != other.is_ipv4() => Ok(ips),
+        _ => Err("must be one address, or an IPv4 and an IPv6 address".to_owned()),
+    }
+}
+
+/// Labels in Kubernetes' own domains that a node may give itself.
+const OWN_LABELS: [&str; 11] = [
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "beta.kubernetes.io/os",
+    "failure-domain.beta.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "kubernetes.io/arch",
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "node.kubernetes.io/instance-type",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+];
+
+fn node_labels(text: &str) -> Result<Vec<(String, String)>, String> {
+    let labels = split_pairs(text, '=')?;
+    for (key, value) in &labels {
+        if !is_qualified_name(key) {
+            return Err(format!("{key:?} is not a label key"));
+        }
+        if !is_label_value(value) {
+            return Err(format!("{value:?} is not a label value"));
+        }
+        let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+        let under =
+            |root: &str| domain == root || domain.strip_suffix(root).is_some_and(|rest| rest.ends_with('.'));
+        let reserved = under("kubernetes.io") || under("k8s.io");
+        if reserved
+            && !OWN_LABELS.contains(&key.as_str())
+            && !under("kubelet.kubernetes.io")
+            && !under("node.kubernetes.io")
+        {
+            return Err(format!("{key:?} is in a domain of Kubernetes, where a node cannot label itself"));
+        }
+    }
+    Ok(labels)
+}
