@@ -1,1 +1,59 @@
-//! Room `cri`.
+//! The container runtime behind verbs (Go: cri-client's remote runtime and image services,
+//! and the reading half of kuberuntime).
+//!
+//! Owns: which deadline each call has, what an unusable answer is, and the translation of
+//! the runtime's lists and statuses to `model::runtime`.
+//! Threads: none; a call blocks its caller, and a stop token breaks it off.
+//! Invariants: the clients never retry and keep no state of the pods; a runtime that is away
+//! is an error of each call, not of [`connect`].
+//! Absent on purpose: exec, attach and port-forward streams, and statistics.
+
+mod convert;
+mod errors;
+mod image_client;
+mod inspect;
+mod runtime_client;
+
+use std::time::Duration;
+
+pub use errors::{Class, CriError};
+pub use image_client::ImageClient;
+pub use inspect::{list_pods, pod_runtime};
+pub use runtime_client::{
+    CgroupDriver, ExecOutput, Handler, RuntimeClient, RuntimeFeatures, RuntimeStatus, RuntimeVersion,
+};
+
+use crate::transport::grpc::Channel;
+
+/// The value of `runtimeRequestTimeout` unless configured.
+pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Where the runtime listens and how patient we are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `containerRuntimeEndpoint`: `unix:///path`, an absolute path or a loopback address.
+    pub runtime_endpoint: String,
+    /// `imageServiceEndpoint`; the runtime's when absent.
+    pub image_endpoint: Option<String>,
+    /// `runtimeRequestTimeout`: the limit of an ordinary call.
+    pub request_timeout: Duration,
+}
+
+/// Prepares both clients. Nobody has to listen yet: connections are made by the first call
+/// and again after a loss.
+///
+/// # Errors
+/// When an endpoint is not a local one.
+pub fn connect(settings: Settings) -> Result<(RuntimeClient, ImageClient), CriError> {
+    let open =
+        |endpoint: &str, field| Channel::new(endpoint).map_err(|source| CriError::Endpoint { field, source });
+    let runtime = open(&settings.runtime_endpoint, "containerRuntimeEndpoint")?;
+    let images = match settings.image_endpoint.as_deref() {
+        Some(endpoint) if !endpoint.is_empty() && endpoint != settings.runtime_endpoint => {
+            open(endpoint, "imageServiceEndpoint")?
+        }
+        _ => runtime.clone(),
+    };
+    let timeout = settings.request_timeout;
+    Ok((RuntimeClient::new(runtime, timeout), ImageClient::new(images, timeout)))
+}

@@ -3,6 +3,9 @@
 
 pub mod event;
 pub mod ids;
+pub mod labels;
+pub mod log_line;
+pub mod mount;
 pub mod pod;
 pub mod quantity;
 pub mod reasons;

@@ -1,1 +1,5 @@
 //! Room `runtime`.
+
+pub mod gc;
+pub mod images;
+pub mod logs;

@@ -6,5 +6,6 @@ pub mod backoff;
 pub mod logging;
 pub mod mailbox;
 pub mod stop;
+pub mod tail;
 pub mod threads;
 pub mod timers;

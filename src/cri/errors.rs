@@ -1,0 +1,225 @@
+//! What can go wrong at the runtime, and how often it is said.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::transport::endpoint::EndpointError;
+use crate::transport::grpc::{CallError, Kind};
+
+/// A failed verb of the runtime or image service.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CriError {
+    /// The call failed. Printed as Go clients print it: events and statuses carry that text.
+    #[error("{error}")]
+    Call {
+        /// Sandbox, container or image that it was about; empty for the runtime itself.
+        object: String,
+        /// Method, kind and the server's words.
+        error: CallError,
+    },
+    /// The call was broken off because its caller stops.
+    #[error("rpc error: code = Canceled desc = context canceled")]
+    Stopped {
+        /// Bare method name.
+        method: &'static str,
+        /// As in [`CriError::Call`].
+        object: String,
+    },
+    /// The answer lacks what every runtime must send.
+    #[error("{method} of {object:?}: {what} is not set in the answer")]
+    Incomplete {
+        /// Bare method name.
+        method: &'static str,
+        /// As in [`CriError::Call`].
+        object: String,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// A configured endpoint cannot be used.
+    #[error("{field}")]
+    Endpoint {
+        /// The configuration field.
+        field: &'static str,
+        /// Why.
+        source: EndpointError,
+    },
+}
+
+/// What the caller should make of a [`CriError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Try again later; the runtime may be away or busy.
+    Retry,
+    /// The object is gone from the runtime.
+    Gone,
+    /// This runtime does not offer the call; trying again is useless.
+    Unsupported,
+    /// Our side is stopping.
+    Stopping,
+}
+
+impl CriError {
+    /// What to make of it.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        match self {
+            CriError::Stopped { .. } => Class::Stopping,
+            CriError::Call { error, .. } => match error.kind {
+                Kind::NotFound => Class::Gone,
+                Kind::Unimplemented => Class::Unsupported,
+                _ => Class::Retry,
+            },
+            CriError::Incomplete { .. } => Class::Retry,
+            CriError::Endpoint { .. } => Class::Unsupported,
+        }
+    }
+
+    /// The gRPC kind, if a server or the connection gave one.
+    #[must_use]
+    pub fn kind(&self) -> Option<Kind> {
+        match self {
+            CriError::Call { error, .. } => Some(error.kind),
+            CriError::Stopped { .. } => Some(Kind::Cancelled),
+            CriError::Incomplete { .. } | CriError::Endpoint { .. } => None,
+        }
+    }
+
+    /// Whether the object is gone from the runtime.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        self.kind() == Some(Kind::NotFound)
+    }
+
+    /// The runtime's own words without the `rpc error` frame, as container statuses show
+    /// them after a failed create or start.
+    #[must_use]
+    pub fn desc(&self) -> String {
+        match self {
+            CriError::Call { error, .. } => error.message.clone(),
+            other => other.to_string(),
+        }
+    }
+
+    /// The bare method name; empty for a bad endpoint.
+    #[must_use]
+    pub fn method(&self) -> &'static str {
+        match self {
+            CriError::Call { error, .. } => error.method,
+            CriError::Stopped { method, .. } | CriError::Incomplete { method, .. } => method,
+            CriError::Endpoint { .. } => "",
+        }
+    }
+
+    /// Sandbox, container or image that the call was about.
+    #[must_use]
+    pub fn object(&self) -> &str {
+        match self {
+            CriError::Call { object, .. }
+            | CriError::Stopped { object, .. }
+            | CriError::Incomplete { object, .. } => object,
+            CriError::Endpoint { .. } => "",
+        }
+    }
+}
+
+/// The same words about the same thing are logged once in this time.
+const QUIET: Duration = Duration::from_secs(60);
+/// More entries than this are swept; each is one failing call on one object.
+const SWEEP_AT: usize = 256;
+
+#[derive(Debug)]
+struct Said {
+    text: String,
+    at: Instant,
+}
+
+/// Says each error once a minute, however often it happens (Go: logreduction).
+#[derive(Debug, Default)]
+pub(super) struct ErrorLog {
+    said: Mutex<HashMap<(&'static str, String), Said>>,
+}
+
+impl ErrorLog {
+    /// Logs `error` unless the same was said within the last minute.
+    pub(super) fn note(&self, error: &CriError) {
+        // Gone objects and our own stop are ordinary; the caller says so if it matters.
+        if matches!(error.class(), Class::Gone | Class::Stopping) {
+            log::debug!("{} of {:?}: {error}", error.method(), error.object());
+        } else if self.is_news(error, Instant::now()) {
+            log::warn!("{} of {:?}: {error}", error.method(), error.object());
+        }
+    }
+
+    /// A success makes the next failure news again.
+    pub(super) fn succeeded(&self, method: &'static str, object: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if !said.is_empty() {
+            said.remove(&(method, object.to_owned()));
+        }
+    }
+
+    fn is_news(&self, error: &CriError, now: Instant) -> bool {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = |entry: &Said| now.saturating_duration_since(entry.at) < QUIET;
+        if said.len() >= SWEEP_AT {
+            said.retain(|_, entry| fresh(entry));
+        }
+        let key = (error.method(), error.object().to_owned());
+        let text = error.to_string();
+        if said.get(&key).is_some_and(|entry| entry.text == text && fresh(entry)) {
+            return false;
+        }
+        said.insert(key, Said { text, at: now });
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(kind: Kind, object: &str, message: &str) -> CriError {
+        let error = CallError { method: "StartContainer", kind, message: message.into() };
+        CriError::Call { object: object.into(), error }
+    }
+
+    #[test]
+    fn prints_like_a_go_client_and_knows_its_class() {
+        let error = call(Kind::NotFound, "c1", "no such container");
+        assert_eq!(error.to_string(), "rpc error: code = NotFound desc = no such container");
+        assert_eq!(error.desc(), "no such container");
+        for (kind, class) in [
+            (Kind::NotFound, Class::Gone),
+            (Kind::Unimplemented, Class::Unsupported),
+            (Kind::Unavailable, Class::Retry),
+            (Kind::Unknown, Class::Retry),
+            (Kind::Cancelled, Class::Retry),
+        ] {
+            assert_eq!(call(kind, "c1", "").class(), class);
+        }
+        let stopped = CriError::Stopped { method: "StopContainer", object: "c1".into() };
+        assert_eq!(stopped.class(), Class::Stopping);
+        assert_eq!(stopped.to_string(), "rpc error: code = Canceled desc = context canceled");
+    }
+
+    #[test]
+    fn the_same_error_is_said_once_a_minute() {
+        let log = ErrorLog::default();
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let error = call(Kind::Unknown, "c1", "boom");
+        assert!(log.is_news(&error, start));
+        assert!(!log.is_news(&error, after(59)));
+        assert!(log.is_news(&call(Kind::Unknown, "c2", "boom"), after(59)));
+        assert!(log.is_news(&call(Kind::Unknown, "c1", "bang"), after(59)));
+        assert!(log.is_news(&error, after(60)));
+        assert!(!log.is_news(&error, after(61)));
+        log.succeeded("StartContainer", "c1");
+        assert!(log.is_news(&error, after(62)));
+        for number in 0..2 * SWEEP_AT {
+            log.is_news(&call(Kind::Unknown, &number.to_string(), "boom"), after(200 + 60 * number as u64));
+        }
+        assert!(log.said.lock().unwrap().len() <= SWEEP_AT);
+    }
+}

@@ -1,0 +1,96 @@
+//! Verbs of the image service.
+
+use std::time::Duration;
+
+use super::errors::CriError;
+use super::runtime_client::Caller;
+use crate::model::ids::ImageRef;
+use crate::transport::generated::{MessageField, methods, runtime};
+use crate::transport::grpc::Channel;
+use crate::util::stop::StopToken;
+
+/// Client of the image service. Cloning is cheap; clones share the connection.
+#[derive(Clone)]
+pub struct ImageClient {
+    caller: Caller,
+}
+
+impl ImageClient {
+    pub(super) fn new(channel: Channel, request_timeout: Duration) -> ImageClient {
+        ImageClient { caller: Caller::new(channel, request_timeout) }
+    }
+
+    /// The same client, whose calls end at once when `stop` is given.
+    #[must_use]
+    pub fn with_stop(&self, stop: StopToken) -> ImageClient {
+        ImageClient { caller: self.caller.with_stop(stop) }
+    }
+
+    /// Every image on the node.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn list_images(&self) -> Result<Vec<runtime::Image>, CriError> {
+        Ok(self.caller.call(&methods::LIST_IMAGES, "", &runtime::ListImagesRequest::default())?.images)
+    }
+
+    /// The image, if it is on the node.
+    ///
+    /// # Errors
+    /// When the call fails, or the image has no id or no size.
+    pub fn image_status(&self, image: runtime::ImageSpec) -> Result<Option<runtime::Image>, CriError> {
+        let object = image.image.clone();
+        let request = runtime::ImageStatusRequest { image: MessageField::some(image), ..Default::default() };
+        let answer = self.caller.call(&methods::IMAGE_STATUS, &object, &request)?;
+        match answer.image.into_option() {
+            Some(found) if found.id.is_empty() || found.size == 0 => {
+                Err(self.caller.incomplete(methods::IMAGE_STATUS.name, &object, "id or size"))
+            }
+            found => Ok(found),
+        }
+    }
+
+    /// Fetches an image; returns what to start containers from. It takes as long as it takes:
+    /// only `stop` ends it early.
+    ///
+    /// # Errors
+    /// When the call fails or no reference comes back.
+    pub fn pull_image(
+        &self,
+        image: runtime::ImageSpec,
+        auth: Option<runtime::AuthConfig>,
+        sandbox_config: Option<&runtime::PodSandboxConfig>,
+        stop: &StopToken,
+    ) -> Result<ImageRef, CriError> {
+        let object = image.image.clone();
+        let request = runtime::PullImageRequest {
+            image: MessageField::some(image),
+            auth: MessageField::from_option(auth),
+            sandbox_config: MessageField::from_option(sandbox_config.cloned()),
+            ..Default::default()
+        };
+        let answer = self.caller.call_for(&methods::PULL_IMAGE, &object, &request, None, stop)?;
+        if answer.image_ref.is_empty() {
+            return Err(self.caller.incomplete(methods::PULL_IMAGE.name, &object, "image_ref"));
+        }
+        Ok(ImageRef::from(answer.image_ref))
+    }
+
+    /// Removes an image; one that is not there is no error.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn remove_image(&self, image: runtime::ImageSpec) -> Result<(), CriError> {
+        let object = image.image.clone();
+        let request = runtime::RemoveImageRequest { image: MessageField::some(image), ..Default::default() };
+        self.caller.call(&methods::REMOVE_IMAGE, &object, &request).map(drop)
+    }
+
+    /// Where images and writable layers are kept, and how much they use.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn image_fs_info(&self) -> Result<runtime::ImageFsInfoResponse, CriError> {
+        self.caller.call(&methods::IMAGE_FS_INFO, "", &runtime::ImageFsInfoRequest::default())
+    }
+}

@@ -1,0 +1,153 @@
+//! The runtime's view of our pods: all of them cheaply, or one in full
+//! (Go: kuberuntime GetPods and GetPodStatus).
+
+use std::collections::BTreeMap;
+
+use super::convert::{self, Owner};
+use super::{CriError, RuntimeClient};
+use crate::model::ids::PodUid;
+use crate::model::labels;
+use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
+use crate::transport::generated::runtime;
+
+/// Every pod of ours that the runtime knows, or just `only`, from two list calls.
+///
+/// # Errors
+/// When a list call fails: half a list would look like dead pods.
+pub fn list_pods(
+    client: &RuntimeClient,
+    only: Option<&PodUid>,
+) -> Result<BTreeMap<PodUid, ListedPod>, CriError> {
+    let selector: BTreeMap<String, String> =
+        only.map(|uid| (labels::POD_UID.to_owned(), uid.to_string())).into_iter().collect();
+    // Sandboxes first: a container that appears in between comes back without its sandbox
+    // and is complete at the next look; the other way round a sandbox would look empty.
+    let sandboxes = client.list_pod_sandbox(runtime::PodSandboxFilter {
+        label_selector: selector.clone(),
+        ..Default::default()
+    })?;
+    let containers = client
+        .list_containers(runtime::ContainerFilter { label_selector: selector, ..Default::default() })?;
+    Ok(group(sandboxes, containers))
+}
+
+fn group(
+    sandboxes: Vec<runtime::PodSandbox>,
+    containers: Vec<runtime::Container>,
+) -> BTreeMap<PodUid, ListedPod> {
+    let mut pods: BTreeMap<PodUid, ListedPod> = BTreeMap::new();
+    // DIFFERS: the Go kubelet takes every sandbox for its own, and kills those that other
+    // tools made; here a sandbox without the pod labels belongs to someone else.
+    for sandbox in &sandboxes {
+        if let Some(owner) = convert::owner(&sandbox.labels) {
+            entry(&mut pods, owner).sandboxes.push(convert::listed_sandbox(sandbox));
+        }
+    }
+    for container in containers {
+        if let Some(owner) = convert::owner(&container.labels) {
+            entry(&mut pods, owner).containers.push(convert::listed_container(container));
+        }
+    }
+    for pod in pods.values_mut() {
+        pod.sandboxes.sort_by(convert::sandbox_order);
+        pod.containers.sort_by(convert::container_order);
+    }
+    pods
+}
+
+fn entry(pods: &mut BTreeMap<PodUid, ListedPod>, owner: Owner) -> &mut ListedPod {
+    pods.entry(owner.uid.clone()).or_insert_with(|| ListedPod {
+        uid: owner.uid,
+        name: owner.name,
+        namespace: owner.namespace,
+        ..ListedPod::default()
+    })
+}
+
+/// Everything about the pod behind `listed`: one call per container, and one per sandbox
+/// that still matters. What vanished since the list was made is left out.
+///
+/// # Errors
+/// When any other call fails: the caller keeps its older view.
+pub fn pod_runtime(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRuntime, CriError> {
+    let mut pod = PodRuntime {
+        name: listed.name.clone(),
+        namespace: listed.namespace.clone(),
+        ..PodRuntime::absent(listed.uid.clone())
+    };
+    for (at, sandbox) in listed.sandboxes.iter().enumerate() {
+        // Of older, stopped sandboxes only their number and attempt matter.
+        if at > 0 && sandbox.state == SandboxState::NotReady {
+            pod.sandboxes.push(convert::past_sandbox(sandbox));
+            continue;
+        }
+        if let Some(status) = unless_gone(client.pod_sandbox_status(&sandbox.id))? {
+            let status = convert::sandbox_status(&status);
+            if at == 0 && status.state == SandboxState::Ready {
+                pod.ips.clone_from(&status.ips);
+            }
+            pod.sandboxes.push(status);
+        }
+    }
+    for container in &listed.containers {
+        if let Some(status) = unless_gone(client.container_status(&container.id))? {
+            pod.containers.push(convert::container_status(status, &container.sandbox_id));
+        }
+    }
+    Ok(pod)
+}
+
+fn unless_gone<T>(result: Result<T, CriError>) -> Result<Option<T>, CriError> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(uid: &str) -> BTreeMap<String, String> {
+        [(labels::POD_UID, uid), (labels::POD_NAME, "web"), (labels::POD_NAMESPACE, "default")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into()
+    }
+
+    #[test]
+    fn lists_are_grouped_by_pod_and_strangers_left_out() {
+        let sandbox = |id: &str, created_at, labels| runtime::PodSandbox {
+            id: id.into(),
+            created_at,
+            labels,
+            ..Default::default()
+        };
+        let container = |id: &str, created_at, labels| runtime::Container {
+            id: id.into(),
+            created_at,
+            labels,
+            ..Default::default()
+        };
+        let pods = group(
+            vec![
+                sandbox("s1", 1, labels("u1")),
+                sandbox("s2", 2, labels("u1")),
+                sandbox("x", 3, BTreeMap::new()),
+            ],
+            vec![
+                container("c1", 1, labels("u1")),
+                container("c2", 2, labels("u1")),
+                container("orphan", 3, labels("u2")),
+                container("y", 4, BTreeMap::new()),
+            ],
+        );
+        assert_eq!(pods.len(), 2);
+        let pod = &pods[&PodUid::from("u1")];
+        assert_eq!((&*pod.name, &*pod.namespace), ("web", "default"));
+        assert_eq!(pod.sandboxes.iter().map(|s| s.id.as_str()).collect::<Vec<_>>(), ["s2", "s1"]);
+        assert_eq!(pod.containers.iter().map(|c| c.id.as_str()).collect::<Vec<_>>(), ["c2", "c1"]);
+        let orphan = &pods[&PodUid::from("u2")];
+        assert!(orphan.sandboxes.is_empty() && orphan.containers.len() == 1);
+    }
+}

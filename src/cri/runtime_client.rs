@@ -1,0 +1,494 @@
+//! Verbs of the runtime service.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::errors::{CriError, ErrorLog};
+use crate::model::ids::{ContainerId, SandboxId};
+use crate::transport::generated::{MessageField, methods, runtime};
+use crate::transport::grpc::{CallError, Channel, Kind, Unary};
+use crate::util::stop::StopToken;
+
+/// The version of the kubelet's side that the `Version` call announces.
+const KUBELET_API_VERSION: &str = "0.1.0";
+
+/// A channel with our deadlines and our way to report failures.
+#[derive(Clone)]
+pub(super) struct Caller {
+    channel: Channel,
+    log: Arc<ErrorLog>,
+    stop: StopToken,
+    pub(super) request_timeout: Duration,
+}
+
+impl Caller {
+    pub(super) fn new(channel: Channel, request_timeout: Duration) -> Caller {
+        Caller { channel, log: Arc::default(), stop: StopToken::never(), request_timeout }
+    }
+
+    pub(super) fn with_stop(&self, stop: StopToken) -> Caller {
+        Caller { stop, ..self.clone() }
+    }
+
+    /// An ordinary call: the request timeout, and the client's own stop token.
+    pub(super) fn call<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        object: &str,
+        request: &Req,
+    ) -> Result<Resp, CriError> {
+        self.call_for(method, object, request, Some(self.request_timeout), &self.stop)
+    }
+
+    pub(super) fn call_within<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        object: &str,
+        request: &Req,
+        limit: Duration,
+    ) -> Result<Resp, CriError> {
+        self.call_for(method, object, request, Some(limit), &self.stop)
+    }
+
+    pub(super) fn call_for<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        object: &str,
+        request: &Req,
+        limit: Option<Duration>,
+        stop: &StopToken,
+    ) -> Result<Resp, CriError> {
+        match self.channel.call_with_stop(method, request, limit, stop) {
+            Ok(answer) => {
+                self.log.succeeded(method.name, object);
+                Ok(answer)
+            }
+            Err(CallError { kind: Kind::Cancelled, method, .. }) if stop.is_stopped() => {
+                Err(self.note(CriError::Stopped { method, object: object.to_owned() }))
+            }
+            Err(error) => Err(self.note(CriError::Call { object: object.to_owned(), error })),
+        }
+    }
+
+    pub(super) fn incomplete(&self, method: &'static str, object: &str, what: &'static str) -> CriError {
+        self.note(CriError::Incomplete { method, object: object.to_owned(), what })
+    }
+
+    fn note(&self, error: CriError) -> CriError {
+        self.log.note(&error);
+        error
+    }
+}
+
+/// What `Version` tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeVersion {
+    /// `containerd`, `cri-o`: the scheme of container ids in statuses.
+    pub runtime_name: String,
+    /// The runtime's own version.
+    pub runtime_version: String,
+    /// `v1`.
+    pub runtime_api_version: String,
+}
+
+/// What one runtime handler can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handler {
+    /// Name, as in a RuntimeClass; empty for the default one.
+    pub name: String,
+    /// Whether read-only mounts can be so for everything mounted below.
+    pub recursive_read_only_mounts: bool,
+    /// Whether pods can have their own user namespace.
+    pub user_namespaces: bool,
+}
+
+/// What the runtime as a whole can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RuntimeFeatures {
+    /// `supplementalGroupsPolicy` is honored.
+    pub supplemental_groups_policy: bool,
+    /// User namespaces together with the host's network.
+    pub user_namespaces_host_network: bool,
+}
+
+/// What `Status` tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeStatus {
+    /// Whether it can run containers; else `RuntimeReady=false reason:… message:…`.
+    pub ready: Result<(), String>,
+    /// Whether pods get a network; else `NetworkReady=false reason:… message:…`.
+    pub network_ready: Result<(), String>,
+    /// Handlers, sorted by name.
+    pub handlers: Vec<Handler>,
+    /// `None` when the runtime is too old to say.
+    pub features: Option<RuntimeFeatures>,
+}
+
+impl RuntimeStatus {
+    /// The handler `name`, if the runtime told of it.
+    #[must_use]
+    pub fn handler(&self, name: &str) -> Option<&Handler> {
+        self.handlers.iter().find(|handler| handler.name == name)
+    }
+}
+
+/// Who writes container cgroups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CgroupDriver {
+    /// systemd, in slices and scopes.
+    Systemd,
+    /// Plain directories.
+    Cgroupfs,
+}
+
+/// How a command in a container ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// All of its standard output; the runtime cuts it at 16 MiB.
+    pub stdout: Vec<u8>,
+    /// All of its standard error, cut likewise.
+    pub stderr: Vec<u8>,
+    /// Exit code.
+    pub exit_code: i32,
+}
+
+/// Client of the runtime service. Cloning is cheap; clones share the connection.
+#[derive(Clone)]
+pub struct RuntimeClient {
+    caller: Caller,
+}
+
+impl RuntimeClient {
+    pub(super) fn new(channel: Channel, request_timeout: Duration) -> RuntimeClient {
+        RuntimeClient { caller: Caller::new(channel, request_timeout) }
+    }
+
+    /// The same client, whose calls end at once when `stop` is given.
+    #[must_use]
+    pub fn with_stop(&self, stop: StopToken) -> RuntimeClient {
+        RuntimeClient { caller: self.caller.with_stop(stop) }
+    }
+
+    // ---- the runtime itself ----
+
+    /// Name and version of the runtime.
+    ///
+    /// # Errors
+    /// When the call fails or a field is empty.
+    pub fn version(&self) -> Result<RuntimeVersion, CriError> {
+        let request =
+            runtime::VersionRequest { version: KUBELET_API_VERSION.to_owned(), ..Default::default() };
+        let answer = self.caller.call(&methods::VERSION, "", &request)?;
+        let fields =
+            [&answer.version, &answer.runtime_name, &answer.runtime_version, &answer.runtime_api_version];
+        if fields.iter().any(|field| field.is_empty()) {
+            return Err(self.caller.incomplete(methods::VERSION.name, "", "a version field"));
+        }
+        Ok(RuntimeVersion {
+            runtime_name: answer.runtime_name,
+            runtime_version: answer.runtime_version,
+            runtime_api_version: answer.runtime_api_version,
+        })
+    }
+
+    /// Health and abilities of the runtime.
+    ///
+    /// # Errors
+    /// When the call fails or the two obligatory conditions are missing.
+    pub fn status(&self) -> Result<RuntimeStatus, CriError> {
+        let answer = self.caller.call(&methods::STATUS, "", &runtime::StatusRequest::default())?;
+        let condition = |name: &str| {
+            let found = answer.status.conditions.iter().find(|condition| condition.type_ == name)?;
+            Some(match found.status {
+                true => Ok(()),
+                false => Err(format!("{name}=false reason:{} message:{}", found.reason, found.message)),
+            })
+        };
+        let (Some(ready), Some(network_ready)) = (condition("RuntimeReady"), condition("NetworkReady"))
+        else {
+            let what = "the RuntimeReady or NetworkReady condition";
+            return Err(self.caller.incomplete(methods::STATUS.name, "", what));
+        };
+        let mut handlers: Vec<Handler> = answer
+            .runtime_handlers
+            .iter()
+            .map(|handler| Handler {
+                name: handler.name.clone(),
+                recursive_read_only_mounts: handler.features.recursive_read_only_mounts,
+                user_namespaces: handler.features.user_namespaces,
+            })
+            .collect();
+        handlers.sort_by(|a, b| a.name.cmp(&b.name));
+        let features = answer.features.as_ref().map(|features| RuntimeFeatures {
+            supplemental_groups_policy: features.supplemental_groups_policy,
+            user_namespaces_host_network: features.user_namespaces_host_network,
+        });
+        Ok(RuntimeStatus { ready, network_ready, handlers, features })
+    }
+
+    /// The cgroup driver that the runtime wants; `None` when it does not say.
+    ///
+    /// # Errors
+    /// When the call fails; [`super::Class::Unsupported`] from older runtimes.
+    pub fn cgroup_driver(&self) -> Result<Option<CgroupDriver>, CriError> {
+        let request = runtime::RuntimeConfigRequest::default();
+        let answer = self.caller.call(&methods::RUNTIME_CONFIG, "", &request)?;
+        Ok(answer.linux.as_ref().and_then(|linux| match linux.cgroup_driver.enum_value() {
+            Ok(runtime::CgroupDriver::SYSTEMD) => Some(CgroupDriver::Systemd),
+            Ok(runtime::CgroupDriver::CGROUPFS) => Some(CgroupDriver::Cgroupfs),
+            Err(_) => None,
+        }))
+    }
+
+    /// Tells the runtime the pod address range of this node.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn update_runtime_config(&self, pod_cidr: &str) -> Result<(), CriError> {
+        let network = runtime::NetworkConfig { pod_cidr: pod_cidr.to_owned(), ..Default::default() };
+        let config =
+            runtime::RuntimeConfig { network_config: MessageField::some(network), ..Default::default() };
+        let request = runtime::UpdateRuntimeConfigRequest {
+            runtime_config: MessageField::some(config),
+            ..Default::default()
+        };
+        self.caller.call(&methods::UPDATE_RUNTIME_CONFIG, pod_cidr, &request).map(drop)
+    }
+
+    // ---- sandboxes ----
+
+    /// Makes and starts a sandbox. May take twice the request timeout: networks are slow.
+    ///
+    /// # Errors
+    /// When the call fails or no id comes back.
+    pub fn run_pod_sandbox(
+        &self,
+        config: runtime::PodSandboxConfig,
+        runtime_handler: &str,
+    ) -> Result<SandboxId, CriError> {
+        let object = config.metadata.as_ref().map_or_else(String::new, |metadata| {
+            format!("{}_{}({})", metadata.name, metadata.namespace, metadata.uid)
+        });
+        let request = runtime::RunPodSandboxRequest {
+            config: MessageField::some(config),
+            runtime_handler: runtime_handler.to_owned(),
+            ..Default::default()
+        };
+        let limit = self.caller.request_timeout.saturating_mul(2);
+        let answer = self.caller.call_within(&methods::RUN_POD_SANDBOX, &object, &request, limit)?;
+        if answer.pod_sandbox_id.is_empty() {
+            return Err(self.caller.incomplete(methods::RUN_POD_SANDBOX.name, &object, "pod_sandbox_id"));
+        }
+        Ok(SandboxId::from(answer.pod_sandbox_id))
+    }
+
+    /// Kills whatever runs in the sandbox and takes its network away. Repeating it is fine.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn stop_pod_sandbox(&self, id: &SandboxId) -> Result<(), CriError> {
+        let request = runtime::StopPodSandboxRequest { pod_sandbox_id: id.to_string(), ..Default::default() };
+        self.caller.call(&methods::STOP_POD_SANDBOX, id.as_str(), &request).map(drop)
+    }
+
+    /// Removes the sandbox with all its containers.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn remove_pod_sandbox(&self, id: &SandboxId) -> Result<(), CriError> {
+        let request =
+            runtime::RemovePodSandboxRequest { pod_sandbox_id: id.to_string(), ..Default::default() };
+        self.caller.call(&methods::REMOVE_POD_SANDBOX, id.as_str(), &request).map(drop)
+    }
+
+    /// All about one sandbox.
+    ///
+    /// # Errors
+    /// When the call fails or no status comes back.
+    pub fn pod_sandbox_status(&self, id: &SandboxId) -> Result<runtime::PodSandboxStatus, CriError> {
+        let request =
+            runtime::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), ..Default::default() };
+        let answer = self.caller.call(&methods::POD_SANDBOX_STATUS, id.as_str(), &request)?;
+        answer
+            .status
+            .into_option()
+            .ok_or_else(|| self.caller.incomplete(methods::POD_SANDBOX_STATUS.name, id.as_str(), "status"))
+    }
+
+    /// Sandboxes that match `filter`; all of them for an empty one.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn list_pod_sandbox(
+        &self,
+        filter: runtime::PodSandboxFilter,
+    ) -> Result<Vec<runtime::PodSandbox>, CriError> {
+        let request =
+            runtime::ListPodSandboxRequest { filter: MessageField::some(filter), ..Default::default() };
+        Ok(self.caller.call(&methods::LIST_POD_SANDBOX, "", &request)?.items)
+    }
+
+    // ---- containers ----
+
+    /// Makes a container; it does not run yet.
+    ///
+    /// # Errors
+    /// When the call fails or no id comes back.
+    pub fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: runtime::ContainerConfig,
+        sandbox_config: &runtime::PodSandboxConfig,
+    ) -> Result<ContainerId, CriError> {
+        let name = config.metadata.as_ref().map_or("", |metadata| metadata.name.as_str());
+        let object = format!("{name} in {sandbox}");
+        let request = runtime::CreateContainerRequest {
+            pod_sandbox_id: sandbox.to_string(),
+            config: MessageField::some(config),
+            sandbox_config: MessageField::some(sandbox_config.clone()),
+            ..Default::default()
+        };
+        let answer = self.caller.call(&methods::CREATE_CONTAINER, &object, &request)?;
+        if answer.container_id.is_empty() {
+            return Err(self.caller.incomplete(methods::CREATE_CONTAINER.name, &object, "container_id"));
+        }
+        Ok(ContainerId::from(answer.container_id))
+    }
+
+    /// Starts a container.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn start_container(&self, id: &ContainerId) -> Result<(), CriError> {
+        let request = runtime::StartContainerRequest { container_id: id.to_string(), ..Default::default() };
+        self.caller.call(&methods::START_CONTAINER, id.as_str(), &request).map(drop)
+    }
+
+    /// Asks the container to end, kills it after `grace` (whole seconds, rounded up), and
+    /// waits for the end. `stop` breaks off our waiting, not the runtime's work.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn stop_container(
+        &self,
+        id: &ContainerId,
+        grace: Duration,
+        stop: &StopToken,
+    ) -> Result<(), CriError> {
+        let request = runtime::StopContainerRequest {
+            container_id: id.to_string(),
+            timeout: whole_seconds(grace),
+            ..Default::default()
+        };
+        let limit = self.caller.request_timeout.saturating_add(grace);
+        self.caller.call_for(&methods::STOP_CONTAINER, id.as_str(), &request, Some(limit), stop).map(drop)
+    }
+
+    /// Removes a container; the runtime kills it first if it still runs.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn remove_container(&self, id: &ContainerId) -> Result<(), CriError> {
+        let request = runtime::RemoveContainerRequest { container_id: id.to_string(), ..Default::default() };
+        self.caller.call(&methods::REMOVE_CONTAINER, id.as_str(), &request).map(drop)
+    }
+
+    /// Containers that match `filter`; all of them, in every state, for an empty one.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn list_containers(
+        &self,
+        filter: runtime::ContainerFilter,
+    ) -> Result<Vec<runtime::Container>, CriError> {
+        let request =
+            runtime::ListContainersRequest { filter: MessageField::some(filter), ..Default::default() };
+        Ok(self.caller.call(&methods::LIST_CONTAINERS, "", &request)?.containers)
+    }
+
+    /// All about one container.
+    ///
+    /// # Errors
+    /// When the call fails or no status comes back.
+    pub fn container_status(&self, id: &ContainerId) -> Result<runtime::ContainerStatus, CriError> {
+        let request = runtime::ContainerStatusRequest { container_id: id.to_string(), ..Default::default() };
+        let answer = self.caller.call(&methods::CONTAINER_STATUS, id.as_str(), &request)?;
+        answer
+            .status
+            .into_option()
+            .ok_or_else(|| self.caller.incomplete(methods::CONTAINER_STATUS.name, id.as_str(), "status"))
+    }
+
+    /// Changes the resources of a running container; fields at their default stay as they are.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn update_container_resources(
+        &self,
+        id: &ContainerId,
+        resources: runtime::LinuxContainerResources,
+    ) -> Result<(), CriError> {
+        let request = runtime::UpdateContainerResourcesRequest {
+            container_id: id.to_string(),
+            linux: MessageField::some(resources),
+            ..Default::default()
+        };
+        self.caller.call(&methods::UPDATE_CONTAINER_RESOURCES, id.as_str(), &request).map(drop)
+    }
+
+    /// Makes the runtime open the log file anew, after a rotation.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn reopen_container_log(&self, id: &ContainerId) -> Result<(), CriError> {
+        let request =
+            runtime::ReopenContainerLogRequest { container_id: id.to_string(), ..Default::default() };
+        self.caller.call(&methods::REOPEN_CONTAINER_LOG, id.as_str(), &request).map(drop)
+    }
+
+    /// Runs a command in the container and waits for its end. The runtime enforces `timeout`
+    /// (whole seconds, rounded up); zero means that only `stop` ends it early.
+    ///
+    /// # Errors
+    /// When the call fails; a non-zero exit code is no error here.
+    pub fn exec_sync(
+        &self,
+        id: &ContainerId,
+        command: Vec<String>,
+        timeout: Duration,
+        stop: &StopToken,
+    ) -> Result<ExecOutput, CriError> {
+        let request = runtime::ExecSyncRequest {
+            container_id: id.to_string(),
+            cmd: command,
+            timeout: whole_seconds(timeout),
+            ..Default::default()
+        };
+        let limit = (!timeout.is_zero()).then(|| self.caller.request_timeout.saturating_add(timeout));
+        let answer = self.caller.call_for(&methods::EXEC_SYNC, id.as_str(), &request, limit, stop)?;
+        Ok(ExecOutput { stdout: answer.stdout, stderr: answer.stderr, exit_code: answer.exit_code })
+    }
+}
+
+fn whole_seconds(time: Duration) -> i64 {
+    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    if time.subsec_nanos() > 0 { seconds.saturating_add(1) } else { seconds }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_second_counts_as_one() {
+        for (time, seconds) in [
+            (Duration::ZERO, 0),
+            (Duration::from_millis(1), 1),
+            (Duration::from_secs(30), 30),
+            (Duration::from_millis(30_001), 31),
+            (Duration::MAX, i64::MAX),
+        ] {
+            assert_eq!(whole_seconds(time), seconds, "{time:?}");
+        }
+    }
+}

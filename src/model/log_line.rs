@@ -1,0 +1,207 @@
+//! Lines of a container log as CRI runtimes write them:
+//! `2026-01-02T03:04:05.123456789Z stdout F text`. Pure; reading files is elsewhere.
+
+use jiff::Timestamp;
+
+/// Lines of the log that can become a termination message.
+pub const TERMINATION_LINES: u64 = 80;
+/// Bytes of text that can become a termination message.
+pub const TERMINATION_BYTES: usize = 2048;
+/// The end of the log file that certainly holds both: text and the longest headers.
+pub const TERMINATION_WINDOW: u64 = TERMINATION_BYTES as u64 + TERMINATION_LINES * HEADER_MAX as u64;
+
+/// No header (time, stream, tags) is longer than this.
+const HEADER_MAX: usize = 64;
+
+/// Which of the container's outputs a line came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// One line of a log file, borrowed from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogLine<'a> {
+    /// When the runtime read it from the container.
+    pub at: Timestamp,
+    /// The time as written, with the runtime's own offset.
+    pub time_text: &'a str,
+    /// Where it came from.
+    pub stream: Stream,
+    /// Whether the container's line goes on in the next one (tag `P`).
+    pub partial: bool,
+    /// The text, without the newline that ends the log line.
+    pub message: &'a [u8],
+}
+
+/// Why a line is not a CRI log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotALogLine {
+    /// The first word is missing or no RFC 3339 time.
+    #[error("the line does not start with an RFC 3339 time")]
+    Time,
+    /// The second word is neither output.
+    #[error("the second word is neither stdout nor stderr")]
+    Stream,
+    /// The third word is missing.
+    #[error("the tag is missing")]
+    Tag,
+}
+
+/// Reads one line; a newline at its end is not part of the message.
+///
+/// # Errors
+/// When the line has not the form in the module's documentation.
+pub fn parse(line: &[u8]) -> Result<LogLine<'_>, NotALogLine> {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let (time, rest) = word(line).ok_or(NotALogLine::Time)?;
+    let time_text = std::str::from_utf8(time).map_err(|_| NotALogLine::Time)?;
+    // Long words are no times; the parser need not see them.
+    if time_text.len() > 40 {
+        return Err(NotALogLine::Time);
+    }
+    let at = time_text.parse().map_err(|_| NotALogLine::Time)?;
+    let (stream, rest) = word(rest).ok_or(NotALogLine::Stream)?;
+    let stream = match stream {
+        b"stdout" => Stream::Stdout,
+        b"stderr" => Stream::Stderr,
+        _ => return Err(NotALogLine::Stream),
+    };
+    // A line without text may lack the blank after its tag.
+    let (tags, message) = word(rest).unwrap_or((rest, b""));
+    if tags.is_empty() {
+        return Err(NotALogLine::Tag);
+    }
+    let partial = tags.split(|byte| *byte == b':').next() == Some(b"P");
+    Ok(LogLine { at, time_text, stream, partial, message })
+}
+
+/// The line's time with all nine digits of the fraction, which runtimes shorten: for
+/// `--timestamps`, where the columns should line up.
+#[must_use]
+pub fn full_time(time_text: &str) -> String {
+    let seconds_end = time_text.char_indices().skip(19).map(|(at, _)| at).next().unwrap_or(time_text.len());
+    let (seconds, rest) = time_text.split_at(seconds_end);
+    let (fraction, zone) = match rest.strip_prefix('.') {
+        Some(digits) => digits.split_at(digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())),
+        None => ("", rest),
+    };
+    format!("{seconds}.{fraction:0<9}{zone}")
+}
+
+/// The end of the container's text, at most [`TERMINATION_BYTES`], from the last lines of
+/// its log file. `cut` says that the first line lacks its beginning, as it does when the
+/// file was read from [`TERMINATION_WINDOW`] bytes before its end.
+#[must_use]
+pub fn termination_text(lines: &[u8], cut: bool) -> String {
+    let mut text = Vec::new();
+    for (index, line) in lines.split_inclusive(|byte| *byte == b'\n').enumerate() {
+        match parse(line) {
+            Ok(parsed) => {
+                text.extend_from_slice(parsed.message);
+                if !parsed.partial && line.ends_with(b"\n") {
+                    text.push(b'\n');
+                }
+            }
+            // The window is so large that a header cut in two is never needed.
+            Err(_) if cut && index == 0 => text.extend_from_slice(line),
+            Err(_) => {}
+        }
+    }
+    let start = text.len().saturating_sub(TERMINATION_BYTES);
+    String::from_utf8_lossy(text.get(start..).unwrap_or_default()).into_owned()
+}
+
+fn word(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = text.iter().position(|byte| *byte == b' ')?;
+    Some((text.get(..end)?, text.get(end + 1..)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn reads_lines() {
+        let line = parse(b"2016-10-06T00:17:09.669794202Z stdout F log content 1\n").unwrap();
+        assert_eq!(line.stream, Stream::Stdout);
+        assert!(!line.partial);
+        assert_eq!(line.message, b"log content 1");
+        assert_eq!(line.at.subsec_nanosecond(), 669_794_202);
+        let line = parse(b"2016-10-06T02:17:09.5+02:00 stderr P:x:y half").unwrap();
+        assert_eq!((line.stream, line.partial, line.message), (Stream::Stderr, true, &b"half"[..]));
+        assert_eq!(line.at.to_string(), "2016-10-06T00:17:09.5Z");
+        assert_eq!(parse(b"2016-10-06T00:17:09Z stdout F ").unwrap().message, b"");
+        assert_eq!(parse(b"2016-10-06T00:17:09Z stdout F").unwrap().message, b"");
+        assert_eq!(parse(b"2016-10-06T00:17:09Z stdout F  two").unwrap().message, b" two");
+    }
+
+    #[test]
+    fn refuses_other_lines() {
+        let check = |line: &[u8], expected| assert_eq!(parse(line).unwrap_err(), expected);
+        check(b"", NotALogLine::Time);
+        check(b"hello", NotALogLine::Time);
+        check(b"hello world", NotALogLine::Time);
+        check(b"\xff\xfe stdout F x", NotALogLine::Time);
+        check(b"2016-10-06T00:17:09Z", NotALogLine::Time);
+        check(b"2016-10-06T00:17:09Z stdin F x", NotALogLine::Stream);
+        check(b"2016-10-06T00:17:09Z stdout ", NotALogLine::Tag);
+        check(b"2016-10-06T00:17:09Z stdout  x", NotALogLine::Tag);
+    }
+
+    #[test]
+    fn shows_nine_digits() {
+        for (text, full) in [
+            ("2016-10-06T00:17:09.669Z", "2016-10-06T00:17:09.669000000Z"),
+            ("2016-10-06T00:17:09Z", "2016-10-06T00:17:09.000000000Z"),
+            ("2016-10-06T00:17:09.5+02:00", "2016-10-06T00:17:09.500000000+02:00"),
+            ("x", "x.000000000"),
+        ] {
+            assert_eq!(full_time(text), full);
+        }
+    }
+
+    #[test]
+    fn termination_text_is_the_end_of_the_messages() {
+        let t = "2016-10-06T00:17:09Z";
+        let log = format!("{t} stdout P one \n{t} stderr F two\nbroken\n{t} stdout F three\n");
+        assert_eq!(termination_text(log.as_bytes(), false), "one two\nthree\n");
+        let cut = format!("rest of a line\n{t} stdout F last\n");
+        assert_eq!(termination_text(cut.as_bytes(), true), "rest of a line\nlast\n");
+        let long = format!("{t} stdout F {}\n", "x".repeat(5000));
+        let text = termination_text(long.as_bytes(), false);
+        assert_eq!(text.len(), TERMINATION_BYTES);
+        assert!(text.ends_with("x\n"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_written_line_reads_back(
+            second in -1_000_000_000_i64..4_000_000_000,
+            nano in 0_i32..1_000_000_000,
+            err: bool,
+            partial: bool,
+            message in proptest::collection::vec(any::<u8>().prop_filter("newline", |b| *b != b'\n'), 0..200),
+        ) {
+            let at = Timestamp::new(second, nano).unwrap();
+            let (stream, name) = if err { (Stream::Stderr, "stderr") } else { (Stream::Stdout, "stdout") };
+            let mut line = format!("{at} {name} {} ", if partial { "P" } else { "F" }).into_bytes();
+            line.extend_from_slice(&message);
+            line.push(b'\n');
+            let parsed = parse(&line).unwrap();
+            prop_assert_eq!((parsed.at, parsed.stream, parsed.partial, parsed.message), (at, stream, partial, &message[..]));
+            prop_assert_eq!(full_time(parsed.time_text).parse::<Timestamp>().unwrap(), at);
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), text: String) {
+            let _ = parse(&bytes);
+            let _ = termination_text(&bytes, true);
+            let _ = full_time(&text);
+        }
+    }
+}

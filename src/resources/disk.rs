@@ -1,0 +1,88 @@
+//! How full a file system is.
+
+use std::path::{Path, PathBuf};
+
+use super::ResourceError;
+
+/// Space and inodes of one file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskSpace {
+    /// All of it.
+    pub capacity_bytes: u64,
+    /// What an unprivileged user could still write.
+    pub available_bytes: u64,
+    /// All inodes; 0 where the file system does not count them.
+    pub inodes: u64,
+    /// Free inodes.
+    pub inodes_free: u64,
+}
+
+impl DiskSpace {
+    /// Space left in percent, rounded down; 100 for a file system without size.
+    #[must_use]
+    pub fn available_percent(&self) -> u64 {
+        percent(self.available_bytes, self.capacity_bytes)
+    }
+
+    /// Inodes left in percent, rounded down; 100 where they are not counted.
+    #[must_use]
+    pub fn inodes_free_percent(&self) -> u64 {
+        percent(self.inodes_free, self.inodes)
+    }
+}
+
+fn percent(part: u64, whole: u64) -> u64 {
+    let share = (u128::from(part) * 100).checked_div(whole.into()).unwrap_or(100);
+    u64::try_from(share).unwrap_or(100).min(100)
+}
+
+/// The file system that holds `path`.
+///
+/// # Errors
+/// When the path cannot be looked at.
+pub fn space(path: &Path) -> Result<DiskSpace, ResourceError> {
+    let stat = rustix::fs::statvfs(path).map_err(|errno| ResourceError::Io {
+        attempt: "get the disk usage of",
+        path: path.to_owned(),
+        source: errno.into(),
+    })?;
+    let unit = if stat.f_frsize > 0 { stat.f_frsize } else { stat.f_bsize };
+    Ok(DiskSpace {
+        capacity_bytes: stat.f_blocks.saturating_mul(unit),
+        available_bytes: stat.f_bavail.saturating_mul(unit),
+        inodes: stat.f_files,
+        inodes_free: stat.f_favail,
+    })
+}
+
+/// `path`, or the nearest directory above it that exists.
+#[must_use]
+pub fn nearest_existing(path: &Path) -> PathBuf {
+    let found = path.ancestors().find(|path| path.exists());
+    // A relative path may have nothing above it but the working directory.
+    found.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_of_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let found = space(dir.path()).unwrap();
+        assert!(found.capacity_bytes >= found.available_bytes && found.capacity_bytes > 0);
+        assert!(space(&dir.path().join("none")).is_err());
+        assert_eq!(nearest_existing(&dir.path().join("a/b")), dir.path());
+        assert_eq!(nearest_existing(Path::new("no-such-thing")), Path::new("."));
+    }
+
+    #[test]
+    fn percentages() {
+        let disk = DiskSpace { capacity_bytes: 1000, available_bytes: 149, inodes: 0, inodes_free: 0 };
+        assert_eq!((disk.available_percent(), disk.inodes_free_percent()), (14, 100));
+        let full =
+            DiskSpace { capacity_bytes: u64::MAX, available_bytes: u64::MAX, inodes: 3, inodes_free: 0 };
+        assert_eq!((full.available_percent(), full.inodes_free_percent()), (100, 0));
+    }
+}

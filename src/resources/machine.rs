@@ -1,0 +1,210 @@
+//! What the machine has: memory, processors, huge pages, swap, kernel.
+
+use super::{ResourceError, Roots, list, read};
+
+/// Huge pages of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HugePages {
+    /// Bytes per page.
+    pub size_bytes: u64,
+    /// Pages that are set aside.
+    pub total: u64,
+}
+
+impl HugePages {
+    /// The size as runtimes want it in container resources: `2MB`, `1GB`.
+    #[must_use]
+    pub fn runtime_size(&self) -> String {
+        let (number, unit) = scaled(self.size_bytes);
+        format!("{number}{unit}B")
+    }
+
+    /// The name of the resource in the API: `hugepages-2Mi`.
+    #[must_use]
+    pub fn resource_name(&self) -> String {
+        let (number, unit) = scaled(self.size_bytes);
+        let binary = if unit.is_empty() { "" } else { "i" };
+        format!("hugepages-{number}{unit}{binary}")
+    }
+}
+
+fn scaled(bytes: u64) -> (u64, &'static str) {
+    let mut number = bytes;
+    let mut unit = "";
+    for next in ["K", "M", "G", "T"] {
+        if number < 1024 || !number.is_multiple_of(1024) {
+            break;
+        }
+        number /= 1024;
+        unit = next;
+    }
+    (number, unit)
+}
+
+/// The machine's capacity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    /// `MemTotal`.
+    pub memory_bytes: u64,
+    /// Processors that are online.
+    pub cpus: u32,
+    /// By size, smallest first.
+    pub huge_pages: Vec<HugePages>,
+    /// Whether any swap space is in use by the kernel.
+    pub has_swap: bool,
+    /// `uname -r`.
+    pub kernel: String,
+}
+
+impl Machine {
+    /// Reads all of it.
+    ///
+    /// # Errors
+    /// When memory or processors cannot be told; the rest has defaults.
+    pub fn read(roots: &Roots) -> Result<Self, ResourceError> {
+        let meminfo = roots.proc.join("meminfo");
+        let memory_bytes = memory_field(&read(&meminfo)?, "MemTotal")
+            .ok_or(ResourceError::Content { path: meminfo, what: "MemTotal" })?;
+        let online = roots.sys.join("devices/system/cpu/online");
+        let cpus = count_list(&read(&online)?)
+            .filter(|count| *count > 0)
+            .ok_or(ResourceError::Content { path: online, what: "list of processors" })?;
+        Ok(Machine {
+            memory_bytes,
+            cpus,
+            huge_pages: huge_pages(roots),
+            has_swap: has_swap(roots),
+            kernel: kernel_release(),
+        })
+    }
+}
+
+/// `uname -r`.
+#[must_use]
+pub fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// The first two numbers of a kernel release: `6.1.0-18-amd64` is 6.1.
+#[must_use]
+pub fn kernel_version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// Whether the kernel uses swap: any line below the header of `/proc/swaps`.
+#[must_use]
+pub fn has_swap(roots: &Roots) -> bool {
+    read(&roots.proc.join("swaps"))
+        .is_ok_and(|swaps| swaps.lines().skip(1).any(|line| !line.trim().is_empty()))
+}
+
+fn huge_pages(roots: &Roots) -> Vec<HugePages> {
+    let dir = roots.sys.join("kernel/mm/hugepages");
+    let mut found: Vec<HugePages> = list(&dir)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|name| {
+            let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let total = read(&dir.join(name).join("nr_hugepages")).ok()?.trim().parse().ok()?;
+            Some(HugePages { size_bytes: kib.checked_mul(1024)?, total })
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// A line such as `MemTotal:  3946772 kB`, in bytes.
+pub(super) fn memory_field(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// How many numbers a list such as `0-3,8` names.
+fn count_list(text: &str) -> Option<u32> {
+    let mut count = 0_u32;
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::fs;
+
+    #[test]
+    fn reads_a_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = Roots { proc: dir.path().join("proc"), sys: dir.path().join("sys") };
+        for (path, content) in [
+            ("proc/meminfo", "MemTotal:        3946772 kB\nMemFree: 1 kB\n"),
+            ("proc/swaps", "Filename Type Size Used Priority\n/dev/sda2 partition 1 0 -2\n"),
+            ("sys/devices/system/cpu/online", "0-1,3\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "5\n"),
+            ("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "0\n"),
+            ("sys/kernel/mm/hugepages/rubbish/nr_hugepages", "0\n"),
+        ] {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        let machine = Machine::read(&roots).unwrap();
+        assert_eq!((machine.memory_bytes, machine.cpus, machine.has_swap), (4_041_494_528, 3, true));
+        let names: Vec<_> = machine
+            .huge_pages
+            .iter()
+            .map(|pages| (pages.runtime_size(), pages.resource_name(), pages.total))
+            .collect();
+        assert_eq!(
+            names,
+            [
+                ("2MB".to_owned(), "hugepages-2Mi".to_owned(), 5),
+                ("1GB".to_owned(), "hugepages-1Gi".to_owned(), 0)
+            ]
+        );
+        fs::write(dir.path().join("proc/swaps"), "Filename Type\n").unwrap();
+        assert!(!has_swap(&roots));
+        fs::write(dir.path().join("sys/devices/system/cpu/online"), "3-1").unwrap();
+        assert!(matches!(Machine::read(&roots), Err(ResourceError::Content { .. })));
+        fs::remove_file(dir.path().join("proc/meminfo")).unwrap();
+        assert!(matches!(Machine::read(&roots), Err(ResourceError::Io { .. })));
+    }
+
+    #[test]
+    fn this_machine_has_something() {
+        let machine = Machine::read(&Roots::default()).unwrap();
+        assert!(machine.memory_bytes > 0 && machine.cpus > 0 && !machine.kernel.is_empty());
+    }
+
+    #[test]
+    fn lists_and_versions() {
+        for (text, count) in [
+            ("0", Some(1)),
+            ("0-7\n", Some(8)),
+            ("", None),
+            ("a", None),
+            ("5-2", None),
+            ("0-4294967295", None),
+        ] {
+            assert_eq!(count_list(text), count, "{text:?}");
+        }
+        for (release, version) in [("6.1.0-18-amd64", (6, 1)), ("5.10", (5, 10)), ("", (0, 0))] {
+            assert_eq!(kernel_version(release), version);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text: String) {
+            let _ = count_list(&text);
+            let _ = memory_field(&text, "MemTotal");
+            let _ = kernel_version(&text);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What this process takes of the machine, for `coracle status` and the metrics.
+
+use std::time::Duration;
+
+use super::{ResourceError, Roots, list, machine, read};
+
+/// Clock ticks per second in `/proc/<pid>/stat`; the same on every architecture we build for.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// This process now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnUse {
+    /// Resident memory.
+    pub resident_bytes: u64,
+    /// The most it ever was.
+    pub peak_resident_bytes: u64,
+    /// Threads.
+    pub threads: u64,
+    /// Open file descriptors.
+    pub open_files: u64,
+    /// Processor time since the start, user and system.
+    pub cpu: Duration,
+    /// Times that a thread of this process waited for something: wake-ups.
+    pub voluntary_switches: u64,
+}
+
+impl OwnUse {
+    /// Reads it from `/proc/self`.
+    ///
+    /// # Errors
+    /// When a file cannot be read or understood.
+    pub fn read(roots: &Roots) -> Result<Self, ResourceError> {
+        let dir = roots.proc.join("self");
+        let path = dir.join("status");
+        let status = read(&path)?;
+        let lacks = |what| ResourceError::Content { path: path.clone(), what };
+        let memory = |name| machine::memory_field(&status, name);
+        let resident_bytes = memory("VmRSS").ok_or_else(|| lacks("VmRSS"))?;
+        let stat = dir.join("stat");
+        let cpu =
+            cpu_time(&read(&stat)?).ok_or(ResourceError::Content { path: stat, what: "processor time" })?;
+        // The descriptor that lists the directory is in the list, too.
+        let open_files = (list(&dir.join("fd"))?.len() as u64).saturating_sub(1);
+        Ok(OwnUse {
+            resident_bytes,
+            peak_resident_bytes: memory("VmHWM").unwrap_or(resident_bytes),
+            threads: number_field(&status, "Threads").ok_or_else(|| lacks("Threads"))?,
+            open_files,
+            cpu,
+            voluntary_switches: voluntary_switches(&dir),
+        })
+    }
+}
+
+/// The sum over all threads; one that ends meanwhile is left out.
+fn voluntary_switches(dir: &std::path::Path) -> u64 {
+    let tasks = dir.join("task");
+    list(&tasks)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|task| {
+            number_field(&read(&tasks.join(task).join("status")).ok()?, "voluntary_ctxt_switches")
+        })
+        .sum()
+}
+
+fn number_field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.trim().parse().ok()
+}
+
+/// Fields 14 and 15; the second field, a name in parentheses, may hold blanks.
+fn cpu_time(stat: &str) -> Option<Duration> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    let ticks = user.checked_add(system)?;
+    Some(Duration::from_millis(ticks.checked_mul(1000)? / TICKS_PER_SECOND))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_this_process() {
+        let own = OwnUse::read(&Roots::default()).unwrap();
+        assert!(own.resident_bytes > 0 && own.peak_resident_bytes >= own.resident_bytes);
+        assert!(own.threads > 0 && own.open_files > 0);
+    }
+
+    #[test]
+    fn processor_time() {
+        let stat = "7 (a (b) c) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 1 0 100 1 1";
+        assert_eq!(cpu_time(stat), Some(Duration::from_secs(3)));
+        for stat in ["", "7 (a) S 1", "7 a S"] {
+            assert_eq!(cpu_time(stat), None);
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! `coracle check`: whether the machine is fit to be a node, and what to do if not.
+
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use rustix::process::{Resource, getrlimit};
+
+use super::cgroups::{Cgroups, Version};
+use super::{Roots, disk, list, machine, read};
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Standing {
+    /// As it should be.
+    Ok,
+    /// Something will not work, or not well.
+    Warn,
+    /// The node cannot run.
+    Fail,
+}
+
+/// One line of the report.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct CheckLine {
+    /// What was looked at.
+    pub name: String,
+    /// How it came out.
+    pub standing: Standing,
+    /// What was found.
+    pub message: String,
+    /// What to do; empty when nothing is.
+    pub fix: String,
+}
+
+/// Where to look and what counts as wrong.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The kernel's files.
+    pub roots: Roots,
+    /// `--root-dir`; it need not exist yet.
+    pub root_dir: PathBuf,
+    /// Where the runtime looks for network configurations.
+    pub cni_config_dir: PathBuf,
+    /// Where it looks for the programs; the first that exists counts.
+    pub cni_bin_dirs: Vec<PathBuf>,
+    /// The machine's time zone.
+    pub time_zone: PathBuf,
+    /// `failSwapOn`.
+    pub fail_swap_on: bool,
+    /// `failCgroupV1`.
+    pub fail_cgroup_v1: bool,
+    /// Whether we are root.
+    pub is_root: bool,
+    /// The clock.
+    pub now: Timestamp,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            roots: Roots::default(),
+            root_dir: PathBuf::from("/var/lib/kubelet"),
+            cni_config_dir: PathBuf::from("/etc/cni/net.d"),
+            cni_bin_dirs: vec![PathBuf::from("/opt/cni/bin"), PathBuf::from("/usr/lib/cni")],
+            time_zone: PathBuf::from("/etc/localtime"),
+            fail_swap_on: true,
+            fail_cgroup_v1: true,
+            is_root: rustix::process::geteuid().is_root(),
+            now: Timestamp::now(),
+        }
+    }
+}
+
+/// Controllers without which containers cannot be limited.
+const NEEDED_V2: [&str; 3] = ["cpu", "memory", "pids"];
+const NEEDED_V1: [&str; 5] = ["cpu", "cpuacct", "cpuset", "memory", "pids"];
+/// The oldest kernel line that Kubernetes 1.36 is tested with; cgroup v2 wants 5.8.
+const OLDEST_KERNEL: (u32, u32) = (4, 19);
+const OLDEST_KERNEL_V2: (u32, u32) = (5, 8);
+/// Below this, images and logs will soon not fit; the node's eviction starts at 10 %.
+const LOW_PERCENT: u64 = 10;
+const LOW_BYTES: u64 = 1 << 30;
+/// Three descriptors per container and a reserve.
+const FEW_OPEN_FILES: u64 = 4096;
+/// 2024-01-01: the clock of a machine that lost its battery is far before that.
+const PLAUSIBLE_SECOND: i64 = 1_704_067_200;
+
+/// Kernel settings: name, value wanted, and why it matters. The Go kubelet wants the last
+/// six, too (`protectKernelDefaults`).
+const SYSCTLS: [(&str, Want, &str); 7] = [
+    ("net.ipv4.ip_forward", Want::Exactly(1), "pods cannot reach beyond the node"),
+    ("vm.overcommit_memory", Want::Exactly(1), "the kernel may refuse memory that is free"),
+    ("vm.panic_on_oom", Want::Exactly(0), "one pod out of memory stops the machine"),
+    ("kernel.panic", Want::Exactly(10), "after a kernel panic the machine does not restart in 10 s"),
+    ("kernel.panic_on_oops", Want::Exactly(1), "the kernel goes on after an internal error"),
+    ("kernel.keys.root_maxkeys", Want::AtLeast(1_000_000), "many containers run out of kernel keys"),
+    ("kernel.keys.root_maxbytes", Want::AtLeast(25_000_000), "many containers run out of kernel keys"),
+];
+
+#[derive(Clone, Copy)]
+enum Want {
+    Exactly(i64),
+    AtLeast(i64),
+}
+
+impl Want {
+    fn is_met(self, value: i64) -> bool {
+        match self {
+            Want::Exactly(wanted) => value == wanted,
+            Want::AtLeast(wanted) => value >= wanted,
+        }
+    }
+
+    fn value(self) -> i64 {
+        match self {
+            Want::Exactly(wanted) | Want::AtLeast(wanted) => wanted,
+        }
+    }
+}
+
+/// Looks at everything but the runtime, changes nothing, and never fails as a whole.
+#[must_use]
+pub fn preflight(settings: &Settings) -> Vec<CheckLine> {
+    let mut lines = vec![user(settings)];
+    lines.push(kernel(settings, &machine::kernel_release()));
+    lines.push(cgroups(settings));
+    lines.push(swap(settings));
+    lines.push(network_config(settings));
+    lines.push(network_plugins(settings));
+    lines.push(disk_space(&settings.root_dir));
+    lines.extend(sysctls(settings));
+    lines.push(clock(settings.now));
+    lines.push(time_zone(settings));
+    lines.push(open_files());
+    lines
+}
+
+fn line(name: &str, standing: Standing, message: impl Into<String>, fix: impl Into<String>) -> CheckLine {
+    CheckLine { name: name.to_owned(), standing, message: message.into(), fix: fix.into() }
+}
+
+fn ok(name: &str, message: impl Into<String>) -> CheckLine {
+    line(name, Standing::Ok, message, "")
+}
+
+fn user(settings: &Settings) -> CheckLine {
+    if settings.is_root {
+        return ok("user", "running as root");
+    }
+    line("user", Standing::Fail, "not running as root", "run it with sudo or as a system service")
+}
+
+fn kernel(settings: &Settings, release: &str) -> CheckLine {
+    let version = machine::kernel_version(release);
+    let root = settings.roots.sys.join("fs/cgroup");
+    let is_v2 = Cgroups::detect(&root).is_ok_and(|cgroups| cgroups.version.is_v2());
+    let oldest = if is_v2 { OLDEST_KERNEL_V2 } else { OLDEST_KERNEL };
+    if version >= oldest {
+        return ok("kernel", format!("Linux {release}"));
+    }
+    let message = format!("Linux {release} is older than {}.{}", oldest.0, oldest.1);
+    line("kernel", Standing::Warn, message, "install a newer kernel")
+}
+
+fn cgroups(settings: &Settings) -> CheckLine {
+    let name = "cgroups";
+    let cgroups = match Cgroups::detect(&settings.roots.sys.join("fs/cgroup")) {
+        Ok(cgroups) => cgroups,
+        Err(error) => {
+            let fix = "mount the cgroup file system at /sys/fs/cgroup";
+            return line(name, Standing::Fail, error.to_string(), fix);
+        }
+    };
+    let version = cgroups.version.as_str();
+    let wanted: &[&str] = if cgroups.version.is_v2() { &NEEDED_V2 } else { &NEEDED_V1 };
+    let missing = cgroups.missing(wanted);
+    if !missing.is_empty() {
+        let message = format!("cgroup {version} without the controllers {}", missing.join(", "));
+        let fix = "enable them on the kernel command line, for example with cgroup_enable=memory";
+        return line(name, Standing::Fail, message, fix);
+    }
+    if cgroups.version != Version::V2 && settings.fail_cgroup_v1 {
+        let message = format!("cgroup {version}, and failCgroupV1 is true");
+        return line(name, Standing::Fail, message, "boot with cgroup v2, or set failCgroupV1: false");
+    }
+    ok(name, format!("cgroup {version} with {}", wanted.join(", ")))
+}
+
+fn swap(settings: &Settings) -> CheckLine {
+    match (machine::has_swap(&settings.roots), settings.fail_swap_on) {
+        (false, _) => ok("swap", "no swap"),
+        (true, false) => ok("swap", "swap is on, and failSwapOn is false"),
+        (true, true) => {
+            let fix = "turn it off with swapoff -a, or set failSwapOn: false";
+            line("swap", Standing::Fail, "swap is on, and failSwapOn is true", fix)
+        }
+    }
+}
+
+fn network_config(settings: &Settings) -> CheckLine {
+    let dir = &settings.cni_config_dir;
+    let is_config =
+        |name: &&String| [".conf", ".conflist", ".json"].iter().any(|extension| name.ends_with(extension));
+    let names = list(dir).unwrap_or_default();
+    match names.iter().find(is_config) {
+        // The runtime takes the first one by name.
+        Some(name) => ok("cni config", dir.join(name).display().to_string()),
+        None => {
+            let message = format!("no network configuration in {}", dir.display());
+            let fix = "install a CNI configuration; until then only pods with hostNetwork start";
+            line("cni config", Standing::Warn, message, fix)
+        }
+    }
+}
+
+fn network_plugins(settings: &Settings) -> CheckLine {
+    let name = "cni plugins";
+    let found = settings.cni_bin_dirs.iter().find(|dir| dir.join("loopback").exists());
+    if let Some(dir) = found {
+        return ok(name, dir.display().to_string());
+    }
+    let dirs: Vec<String> = settings.cni_bin_dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let message = format!("no CNI plugins in {}", dirs.join(" or "));
+    let fix = "install containernetworking-plugins and point the runtime's bin_dir to them";
+    line(name, Standing::Warn, message, fix)
+}
+
+fn disk_space(root_dir: &Path) -> CheckLine {
+    let name = "disk";
+    let at = disk::nearest_existing(root_dir);
+    let space = match disk::space(&at) {
+        Ok(space) => space,
+        Err(error) => {
+            return line(name, Standing::Fail, error.to_string(), "make the root directory reachable");
+        }
+    };
+    let mib = space.available_bytes >> 20;
+    let message = format!("{mib} MiB ({} %) free at {}", space.available_percent(), at.display());
+    let fix = "make room: the node evicts pods when less than 10 % is free";
+    if space.available_bytes < LOW_BYTES || space.available_percent() < LOW_PERCENT {
+        return line(name, Standing::Warn, message, fix);
+    }
+    if space.inodes_free_percent() < LOW_PERCENT / 2 {
+        let message = format!("only {} inodes free at {}", space.inodes_free, at.display());
+        return line(name, Standing::Warn, message, fix);
+    }
+    ok(name, message)
+}
+
+fn sysctls(settings: &Settings) -> Vec<CheckLine> {
+    let mut lines = Vec::new();
+    let mut fine = Vec::new();
+    for (name, want, why) in SYSCTLS {
+        let path = settings.roots.proc.join("sys").join(name.replace('.', "/"));
+        let value = read(&path).ok().and_then(|text| text.trim().parse::<i64>().ok());
+        let fix = format!("sysctl -w {name}={}, and the same in /etc/sysctl.d", want.value());
+        match value {
+            Some(value) if want.is_met(value) => fine.push(name),
+            Some(value) => {
+                let message = format!("{name} is {value}: {why}");
+                lines.push(line("sysctl", Standing::Warn, message, fix));
+            }
+            // Kernels without the feature have nothing to set.
+            None => {}
+        }
+    }
+    if lines.is_empty() {
+        lines.push(ok("sysctl", format!("{} settings as they should be", fine.len())));
+    }
+    lines
+}
+
+fn clock(now: Timestamp) -> CheckLine {
+    let message = format!("{now:.0}");
+    if now.as_second() < PLAUSIBLE_SECOND {
+        let fix = "set the clock: certificates and time stamps will not be valid";
+        return line("time", Standing::Fail, format!("the clock says {message}"), fix);
+    }
+    ok("time", message)
+}
+
+fn time_zone(settings: &Settings) -> CheckLine {
+    let path = &settings.time_zone;
+    match std::fs::metadata(path) {
+        Ok(_) => ok("time zone", path.display().to_string()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && path.symlink_metadata().is_err() => {
+            ok("time zone", format!("no {}: local time is UTC", path.display()))
+        }
+        Err(error) => {
+            let message = format!("{} cannot be read: {error}", path.display());
+            line("time zone", Standing::Warn, message, "install tzdata, or remove the dangling link")
+        }
+    }
+}
+
+fn open_files() -> CheckLine {
+    // No limit at all is the best of limits.
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let message = format!("at most {limit} open files");
+    if limit < FEW_OPEN_FILES {
+        let fix = "raise it: LimitNOFILE= in the unit file, or ulimit -n";
+        return line("open files", Standing::Warn, message, fix);
+    }
+    ok("open files", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn write(root: &Path, files: &[(&str, &str)]) {
+        for (file, content) in files {
+            let path = root.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+    }
+
+    fn settings(root: &Path) -> Settings {
+        Settings {
+            roots: Roots { proc: root.join("proc"), sys: root.join("sys") },
+            root_dir: root.join("kubelet/not/yet"),
+            cni_config_dir: root.join("net.d"),
+            cni_bin_dirs: vec![root.join("opt"), root.join("usr")],
+            time_zone: root.join("localtime"),
+            fail_swap_on: true,
+            fail_cgroup_v1: true,
+            is_root: true,
+            now: Timestamp::from_second(1_800_000_000).unwrap(),
+        }
+    }
+
+    fn standing(lines: &[CheckLine], name: &str) -> Standing {
+        lines.iter().filter(|line| line.name == name).map(|line| line.standing).max().unwrap()
+    }
+
+    #[test]
+    fn a_fit_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        write(
+            dir.path(),
+            &[
+                ("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n"),
+                ("proc/swaps", "Filename\n"),
+                ("proc/sys/net/ipv4/ip_forward", "1\n"),
+                ("proc/sys/kernel/keys/root_maxkeys", "2000000\n"),
+                ("net.d/10-bridge.conflist", "{}"),
+                ("usr/loopback", ""),
+            ],
+        );
+        let lines = preflight(&settings(dir.path()));
+        for name in ["user", "cgroups", "swap", "cni config", "cni plugins", "sysctl", "time", "time zone"] {
+            assert_eq!(standing(&lines, name), Standing::Ok, "{lines:?}");
+        }
+        assert!(lines.iter().all(|line| line.standing != Standing::Ok || line.fix.is_empty()));
+    }
+
+    #[test]
+    fn an_unfit_machine_is_told_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        write(
+            dir.path(),
+            &[
+                ("proc/swaps", "Filename\n/swap file 1 0 -2\n"),
+                ("proc/sys/net/ipv4/ip_forward", "0\n"),
+                ("proc/sys/kernel/panic", "0\n"),
+            ],
+        );
+        std::os::unix::fs::symlink("/no/zone", dir.path().join("localtime")).unwrap();
+        let mut settings = settings(dir.path());
+        settings.is_root = false;
+        settings.now = Timestamp::UNIX_EPOCH;
+        let lines = preflight(&settings);
+        for (name, expected) in [
+            ("user", Standing::Fail),
+            ("cgroups", Standing::Fail),
+            ("swap", Standing::Fail),
+            ("cni config", Standing::Warn),
+            ("cni plugins", Standing::Warn),
+            ("sysctl", Standing::Warn),
+            ("time", Standing::Fail),
+            ("time zone", Standing::Warn),
+        ] {
+            assert_eq!(standing(&lines, name), expected, "{lines:?}");
+        }
+        assert_eq!(lines.iter().filter(|line| line.name == "sysctl").count(), 2);
+        assert!(lines.iter().all(|line| line.standing == Standing::Ok || !line.fix.is_empty()));
+    }
+
+    #[test]
+    fn cgroup_v1_is_a_matter_of_configuration() {
+        let dir = tempfile::tempdir().unwrap();
+        for controller in NEEDED_V1 {
+            write(dir.path(), &[(&format!("sys/fs/cgroup/{controller}/cgroup.procs"), "")]);
+        }
+        let mut settings = settings(dir.path());
+        assert_eq!(cgroups(&settings).standing, Standing::Fail);
+        settings.fail_cgroup_v1 = false;
+        assert_eq!(cgroups(&settings).standing, Standing::Ok);
+        assert_eq!(kernel(&settings, "4.18.0").standing, Standing::Warn);
+        assert_eq!(kernel(&settings, "4.19.0").standing, Standing::Ok);
+        fs::remove_dir_all(dir.path().join("sys/fs/cgroup/memory")).unwrap();
+        let line = cgroups(&settings);
+        assert_eq!(line.message, "cgroup v1 without the controllers memory");
+    }
+}

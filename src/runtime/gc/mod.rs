@@ -1,0 +1,234 @@
+//! Clean-up at the runtime: dead containers, old sandboxes, and the logs of both
+//! (Go: kuberuntime_gc.go, pod_container_deletor.go).
+//!
+//! `plan` decides from lists, without a call; this file carries the plan out, goes on
+//! after a failure, and removes nothing that a failed step before it still needs.
+//! Called by the thread `clean` every minute, and by whoever sees a container die.
+
+mod log_tree;
+mod plan;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::cri::{CriError, RuntimeClient};
+use crate::model::event::{EventSink, EventType, Regarding};
+use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::reasons;
+use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::util::stop::StopToken;
+
+pub use log_tree::{LogTree, legacy_link_name};
+pub use plan::{Inputs, Instance, PodStanding, Policy, Removal, Scope, plan, surplus};
+
+/// Where logs are, and how much is kept.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `podLogsDir`: one directory per pod.
+    pub pod_logs_dir: PathBuf,
+    /// Where the links by container id are (`/var/log/containers`).
+    pub container_logs_dir: PathBuf,
+    /// How many dead containers are kept.
+    pub policy: Policy,
+}
+
+/// The calls to the runtime that clean-up makes.
+pub trait Remover {
+    /// Why a call failed.
+    type Error: Error;
+
+    /// Stops a container of which the runtime does not know whether it runs.
+    ///
+    /// # Errors
+    /// When the call fails.
+    fn stop_container(&self, id: &ContainerId, grace: Duration, stop: &StopToken) -> Result<(), Self::Error>;
+
+    /// Removes a container's record and its file system.
+    ///
+    /// # Errors
+    /// When the call fails.
+    fn remove_container(&self, id: &ContainerId) -> Result<(), Self::Error>;
+
+    /// Stops what is left of a sandbox, its network above all.
+    ///
+    /// # Errors
+    /// When the call fails.
+    fn stop_sandbox(&self, id: &SandboxId) -> Result<(), Self::Error>;
+
+    /// Removes a sandbox's record.
+    ///
+    /// # Errors
+    /// When the call fails.
+    fn remove_sandbox(&self, id: &SandboxId) -> Result<(), Self::Error>;
+}
+
+/// Calls end at once when the client's own stop token says so.
+impl Remover for RuntimeClient {
+    type Error = CriError;
+
+    fn stop_container(&self, id: &ContainerId, grace: Duration, stop: &StopToken) -> Result<(), CriError> {
+        RuntimeClient::stop_container(self, id, grace, stop)
+    }
+
+    fn remove_container(&self, id: &ContainerId) -> Result<(), CriError> {
+        RuntimeClient::remove_container(self, id)
+    }
+
+    fn stop_sandbox(&self, id: &SandboxId) -> Result<(), CriError> {
+        self.stop_pod_sandbox(id)
+    }
+
+    fn remove_sandbox(&self, id: &SandboxId) -> Result<(), CriError> {
+        self.remove_pod_sandbox(id)
+    }
+}
+
+/// What a clean-up did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Collected {
+    /// Containers removed.
+    pub containers: usize,
+    /// Sandboxes removed.
+    pub sandboxes: usize,
+    /// Log directories and dangling links removed.
+    pub log_entries: usize,
+    /// What failed, one sentence each; the next round tries again.
+    pub problems: Vec<String>,
+}
+
+/// Plans and removes.
+#[derive(Debug)]
+pub struct Collector<R> {
+    settings: Settings,
+    runtime: R,
+    events: EventSink,
+}
+
+impl<R: Remover> Collector<R> {
+    /// Nothing happens before the first call.
+    pub fn new(settings: Settings, runtime: R, events: EventSink) -> Self {
+        Collector { settings, runtime, events }
+    }
+
+    /// One round over everything that the runtime and the log directories hold.
+    /// `standing` tells what the agent thinks of a pod; while `sources_ready` is false no
+    /// pod counts as gone. Failures are raised as one event on the node.
+    pub fn collect(
+        &self,
+        listed: &BTreeMap<PodUid, ListedPod>,
+        standing: &dyn Fn(&PodUid) -> PodStanding,
+        sources_ready: bool,
+        scope: Scope,
+        now: Timestamp,
+        stop: &StopToken,
+    ) -> Collected {
+        let (logs, problems) = LogTree::read(&self.settings.pod_logs_dir, &self.settings.container_logs_dir);
+        let inputs =
+            Inputs { listed, standing, sources_ready, scope, policy: self.settings.policy, logs: &logs, now };
+        let mut collected = self.remove(&plan(&inputs), stop);
+        collected.problems.extend(problems);
+        if !collected.problems.is_empty() {
+            let text = collected.problems.join("; ");
+            self.events.raise(Regarding::Node, EventType::Warning, reasons::CONTAINER_GC_FAILED, text);
+        }
+        collected
+    }
+
+    /// The quick way after a death: of the container `name` only the newest dead
+    /// instances stay, so that a crash loop does not pile them up until the next round.
+    pub fn on_container_died(
+        &self,
+        pod: &PodRuntime,
+        name: &str,
+        standing: PodStanding,
+        stop: &StopToken,
+    ) -> Collected {
+        self.remove(&surplus(pod, name, standing, self.settings.policy), stop)
+    }
+
+    fn remove(&self, removals: &[Removal], stop: &StopToken) -> Collected {
+        let mut done = Collected::default();
+        let mut kept = Kept::default();
+        for removal in removals {
+            if stop.is_stopped() {
+                break;
+            }
+            match removal {
+                Removal::Container(instance) => match self.remove_container(instance, stop) {
+                    Ok(()) => done.containers += 1,
+                    Err(problem) => {
+                        kept.sandboxes.insert(&instance.sandbox);
+                        kept.pods.insert(&instance.pod);
+                        done.problems.push(problem);
+                    }
+                },
+                Removal::Sandbox { pod, id } if !kept.sandboxes.contains(id) => {
+                    match self.remove_sandbox(id) {
+                        Ok(()) => done.sandboxes += 1,
+                        Err(problem) => {
+                            kept.pods.insert(pod);
+                            done.problems.push(problem);
+                        }
+                    }
+                }
+                Removal::LogDirectory { pod, name } if !kept.pods.contains(pod) => {
+                    let path = self.settings.pod_logs_dir.join(name);
+                    match log_tree::remove_tree(&path) {
+                        Ok(()) => done.log_entries += 1,
+                        Err(error) => {
+                            done.problems.push(format!("cannot remove {}: {error}", path.display()));
+                        }
+                    }
+                }
+                Removal::Link { name } => {
+                    let path = self.settings.container_logs_dir.join(name);
+                    match log_tree::remove_link(&path) {
+                        Ok(()) => done.log_entries += 1,
+                        Err(error) => {
+                            done.problems.push(format!("cannot remove {}: {error}", path.display()));
+                        }
+                    }
+                }
+                Removal::Sandbox { .. } | Removal::LogDirectory { .. } => {}
+            }
+        }
+        done
+    }
+
+    fn remove_container(&self, instance: &Instance, stop: &StopToken) -> Result<(), String> {
+        let failed = |attempt: &str, error: &dyn Error| {
+            format!("failed to {attempt} container {}: {error}", instance.id)
+        };
+        if let Some(grace) = instance.stop_first {
+            self.runtime.stop_container(&instance.id, grace, stop).map_err(|error| failed("stop", &error))?;
+        }
+        if let Some(log) = &instance.log {
+            let log = self.settings.pod_logs_dir.join(log);
+            log_tree::remove_with_rotated(&log).map_err(|error| failed("remove the logs of", &error))?;
+        }
+        if let Some(link) = &instance.link {
+            let link = self.settings.container_logs_dir.join(link);
+            log_tree::remove_link(&link).map_err(|error| failed("remove the log link of", &error))?;
+        }
+        self.runtime.remove_container(&instance.id).map_err(|error| failed("remove", &error))
+    }
+
+    fn remove_sandbox(&self, id: &SandboxId) -> Result<(), String> {
+        self.runtime.stop_sandbox(id).map_err(|error| format!("failed to stop sandbox {id}: {error}"))?;
+        self.runtime.remove_sandbox(id).map_err(|error| format!("failed to remove sandbox {id}: {error}"))
+    }
+}
+
+/// What must stay because a step before it failed.
+#[derive(Default)]
+struct Kept<'a> {
+    sandboxes: BTreeSet<&'a SandboxId>,
+    pods: BTreeSet<&'a PodUid>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+//! What has to go, as data. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::log_tree::{self, LogTree};
+use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::labels;
+use crate::model::runtime::{
+    ContainerState, ContainerStatus, ListedContainer, ListedPod, PodRuntime, SandboxState,
+};
+
+/// No container gets less time to stop than this.
+const MIN_GRACE: Duration = Duration::from_secs(2);
+/// Dead instances of each container that the quick way keeps at least: the last one is
+/// the container's status.
+const MIN_KEPT: usize = 1;
+
+/// How many dead containers are kept (three deprecated flags, still valid).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// `--minimum-container-ttl-duration`: younger ones stay.
+    pub min_age: Duration,
+    /// `--maximum-dead-containers-per-container`; `None` (a negative value): any number.
+    pub max_per_pod_container: Option<usize>,
+    /// `--maximum-dead-containers` on the node; `None` (a negative value): any number.
+    pub max_containers: Option<usize>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy { min_age: Duration::ZERO, max_per_pod_container: Some(1), max_containers: None }
+    }
+}
+
+/// What the agent thinks of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodStanding {
+    /// It should run, or be brought to its end.
+    Wanted,
+    /// It has ended by itself and is still shown: its last containers stay for their logs.
+    Finished,
+    /// It was deleted or evicted and has ended: everything of it may go.
+    Terminated,
+    /// Nobody asked for it.
+    Unknown,
+}
+
+/// How much has to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// What the policy says.
+    Policy,
+    /// Everything that no running pod needs: the disk is nearly full.
+    Everything,
+}
+
+/// What a plan is made from.
+pub struct Inputs<'a> {
+    /// All pods at the runtime.
+    pub listed: &'a BTreeMap<PodUid, ListedPod>,
+    /// The agent's view of them.
+    pub standing: &'a dyn Fn(&PodUid) -> PodStanding,
+    /// Whether every source of pods has spoken: before that no pod counts as gone.
+    pub sources_ready: bool,
+    /// How much has to go.
+    pub scope: Scope,
+    /// How much stays otherwise.
+    pub policy: Policy,
+    /// The log directories.
+    pub logs: &'a LogTree,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// One dead container, with what belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// Its pod.
+    pub pod: PodUid,
+    /// Itself.
+    pub id: ContainerId,
+    /// Its sandbox.
+    pub sandbox: SandboxId,
+    /// Its log below the directory of all pod logs; `None` if its names make no path.
+    pub log: Option<PathBuf>,
+    /// The name of its link in the directory of links; `None` likewise.
+    pub link: Option<String>,
+    /// Set when it may still run: it has to be stopped first, with this grace.
+    pub stop_first: Option<Duration>,
+}
+
+/// One thing that has to go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Removal {
+    /// A container and its logs.
+    Container(Instance),
+    /// A sandbox without containers.
+    Sandbox {
+        /// Its pod.
+        pod: PodUid,
+        /// Itself.
+        id: SandboxId,
+    },
+    /// The log directory of a pod that is gone.
+    LogDirectory {
+        /// The pod.
+        pod: PodUid,
+        /// The directory's name.
+        name: String,
+    },
+    /// A link to a log that is gone.
+    Link {
+        /// The link's name.
+        name: String,
+    },
+}
+
+/// Decides what goes, in an order in which it can go: containers, then their sandboxes,
+/// then logs.
+#[must_use]
+pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
+    let doomed = containers(inputs);
+    let goes: BTreeSet<&ContainerId> = doomed.iter().map(|(_, container)| &container.id).collect();
+    let stays = || {
+        let all = inputs.listed.values().flat_map(|pod| &pod.containers);
+        all.filter(|container| !goes.contains(&container.id))
+    };
+    let used: BTreeSet<&SandboxId> = stays().map(|container| &container.sandbox_id).collect();
+    let mut removals: Vec<Removal> =
+        doomed.iter().map(|(pod, container)| Removal::Container(instance(pod, container))).collect();
+    for pod in inputs.listed.values() {
+        let mut sandboxes: Vec<_> = pod.sandboxes.iter().collect();
+        sandboxes.sort_by(|a, b| {
+            (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at)).then_with(|| a.id.cmp(&b.id))
+        });
+        // The newest sandbox of a pod that stays carries its address for the status.
+        let keep = usize::from(!content_goes(inputs, &pod.uid));
+        for sandbox in sandboxes.into_iter().skip(keep) {
+            if sandbox.state == SandboxState::NotReady && !used.contains(&sandbox.id) {
+                removals.push(Removal::Sandbox { pod: pod.uid.clone(), id: sandbox.id.clone() });
+            }
+        }
+    }
+    for (name, uid) in &inputs.logs.pod_dirs {
+        let holds_containers = inputs
+            .listed
+            .get(uid)
+            .is_some_and(|pod| pod.containers.iter().any(|container| !goes.contains(&container.id)));
+        if is_gone(inputs, uid) && !holds_containers {
+            removals.push(Removal::LogDirectory { pod: uid.clone(), name: name.clone() });
+        }
+    }
+    // During a rotation the link of a running container may lead nowhere for a moment.
+    let alive: BTreeSet<&ContainerId> = stays()
+        .filter(|container| container.state != ContainerState::Exited)
+        .map(|container| &container.id)
+        .collect();
+    for (name, id) in &inputs.logs.dangling_links {
+        // A long name may have lost the end of the id.
+        if !alive
+            .range::<&ContainerId, _>(id..)
+            .next()
+            .is_some_and(|alive| alive.as_str().starts_with(id.as_str()))
+        {
+            removals.push(Removal::Link { name: name.clone() });
+        }
+    }
+    removals
+}
+
+/// Which dead instances of the container `name` go at once after one of them has died.
+#[must_use]
+pub fn surplus(pod: &PodRuntime, name: &str, standing: PodStanding, policy: Policy) -> Vec<Removal> {
+    let keep = match standing {
+        PodStanding::Terminated => 0,
+        _ => policy.max_per_pod_container.unwrap_or(MIN_KEPT).max(MIN_KEPT),
+    };
+    let mut dead: Vec<&ContainerStatus> = pod
+        .containers
+        .iter()
+        .filter(|container| container.name == name && container.state == ContainerState::Exited)
+        .collect();
+    dead.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+    dead.into_iter()
+        .skip(keep)
+        .map(|container| {
+            Removal::Container(Instance {
+                pod: pod.uid.clone(),
+                id: container.id.clone(),
+                sandbox: container.sandbox_id.clone(),
+                log: log_path(&pod.namespace, &pod.name, &pod.uid, name, container.restart_count),
+                link: link_name(&pod.namespace, &pod.name, name, &container.id),
+                stop_first: None,
+            })
+        })
+        .collect()
+}
+
+/// The dead instances of one container.
+type Unit<'a> = Vec<(&'a ListedPod, &'a ListedContainer)>;
+
+fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
+    let min_age = jiff::SignedDuration::try_from(inputs.policy.min_age).unwrap_or(jiff::SignedDuration::MAX);
+    let newest_to_go = inputs.now.saturating_sub(min_age).unwrap_or(Timestamp::MIN);
+    let mut doomed = Vec::new();
+    let mut units: Vec<Unit<'a>> = Vec::new();
+    for pod in inputs.listed.values() {
+        let mut of_pod: BTreeMap<&str, Unit<'a>> = BTreeMap::new();
+        for container in &pod.containers {
+            let old = container.created_at.is_none_or(|created| created <= newest_to_go);
+            if container.state != ContainerState::Running && old {
+                of_pod.entry(&container.name).or_default().push((pod, container));
+            }
+        }
+        let everything = content_goes(inputs, &pod.uid);
+        for (_, mut unit) in of_pod {
+            newest_first(&mut unit);
+            if everything {
+                doomed.append(&mut unit);
+            } else if let Some(keep) = inputs.policy.max_per_pod_container {
+                doomed.extend(cut(&mut unit, keep));
+            }
+            units.push(unit);
+        }
+    }
+    units.retain(|unit| !unit.is_empty());
+    if let Some(most) = inputs.policy.max_containers {
+        let total = |units: &[Unit<'_>]| units.iter().map(Vec::len).sum::<usize>();
+        if total(&units) > most {
+            let share = most.checked_div(units.len()).unwrap_or(0).max(1);
+            for unit in &mut units {
+                doomed.extend(cut(unit, share));
+            }
+            let mut rest: Unit<'a> = units.into_iter().flatten().collect();
+            newest_first(&mut rest);
+            doomed.extend(cut(&mut rest, most));
+        }
+    }
+    doomed
+}
+
+fn newest_first(unit: &mut Unit<'_>) {
+    unit.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+}
+
+fn cut<'a>(unit: &mut Unit<'a>, keep: usize) -> Unit<'a> {
+    unit.split_off(keep.min(unit.len()))
+}
+
+/// Whether the pod is deleted or unknown for certain.
+fn is_gone(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
+    inputs.sources_ready && matches!((inputs.standing)(uid), PodStanding::Terminated | PodStanding::Unknown)
+}
+
+/// Whether nothing of the pod is worth keeping.
+fn content_goes(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
+    is_gone(inputs, uid)
+        || (inputs.scope == Scope::Everything && (inputs.standing)(uid) == PodStanding::Finished)
+}
+
+fn instance(pod: &ListedPod, container: &ListedContainer) -> Instance {
+    let number = |key: &str| container.annotations.get(key)?.parse::<u32>().ok();
+    let restarts = number(labels::CONTAINER_RESTART_COUNT).unwrap_or(container.attempt);
+    let grace = number(labels::POD_TERMINATION_GRACE_PERIOD)
+        .map_or(MIN_GRACE, |seconds| Duration::from_secs(seconds.into()));
+    Instance {
+        pod: pod.uid.clone(),
+        id: container.id.clone(),
+        sandbox: container.sandbox_id.clone(),
+        log: log_path(&pod.namespace, &pod.name, &pod.uid, &container.name, restarts),
+        link: link_name(&pod.namespace, &pod.name, &container.name, &container.id),
+        stop_first: (container.state == ContainerState::Unknown).then_some(grace.max(MIN_GRACE)),
+    }
+}
+
+/// Names come from labels at the runtime, which others can write, too: where one is no
+/// plain path element, no log is touched.
+fn log_path(namespace: &str, pod: &str, uid: &PodUid, container: &str, restarts: u32) -> Option<PathBuf> {
+    let dir = log_tree::pod_dir_name(namespace, pod, uid);
+    let plain = |name: &str| !name.contains('/') && !matches!(name, "" | "." | "..");
+    (plain(&dir) && plain(container))
+        .then(|| PathBuf::from(dir).join(container).join(format!("{restarts}.log")))
+}
+
+fn link_name(namespace: &str, pod: &str, container: &str, id: &ContainerId) -> Option<String> {
+    let name = log_tree::legacy_link_name(pod, namespace, container, id);
+    (!name.contains('/')).then_some(name)
+}

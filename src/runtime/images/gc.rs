@@ -1,0 +1,610 @@
+//! Removing images that nothing uses: when the disk is nearly full, or when they have
+//! been idle too long (Go: pkg/kubelet/images image_gc_manager.go).
+//!
+//! The ledger remembers when each image was first seen and last used, since this agent
+//! started; what goes is decided from it without a call.
+
+use std::collections::{BTreeSet, HashMap};
+use std::error::Error;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::cri::{CriError, ImageClient};
+use crate::model::event::{EventSink, EventType, Regarding};
+use crate::model::ids::ImageRef;
+use crate::model::reasons;
+use crate::transport::generated::runtime::{Image, ImageSpec};
+use crate::util::stop::StopToken;
+
+/// `imageGCHighThresholdPercent` and its siblings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// From this usage of the image file system on, images go. 100 switches that off.
+    pub high_percent: u8,
+    /// Down to this usage.
+    pub low_percent: u8,
+    /// Images that were first seen later than this ago stay.
+    pub min_age: Duration,
+    /// Images that were idle for longer go in any case; `None`: never.
+    pub max_age: Option<Duration>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy { high_percent: 85, low_percent: 80, min_age: Duration::from_secs(120), max_age: None }
+    }
+}
+
+impl Policy {
+    /// Whether there is anything to do, ever.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        self.high_percent >= 100 && self.max_age.is_none()
+    }
+}
+
+/// An image as the runtime lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeenImage {
+    /// Its id.
+    pub id: ImageRef,
+    /// Its tags and digests.
+    pub names: Vec<String>,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Whether the runtime wants to keep it, as it does with the pause image.
+    pub pinned: bool,
+}
+
+/// The file system on which images lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskUse {
+    /// All of it.
+    pub capacity_bytes: u64,
+    /// What is left for unprivileged users.
+    pub available_bytes: u64,
+}
+
+impl DiskUse {
+    /// Used space in percent, rounded up as upstream does.
+    #[must_use]
+    pub fn used_percent(&self) -> u8 {
+        let available = u128::from(self.available_bytes.min(self.capacity_bytes)) * 100;
+        let free = available.checked_div(self.capacity_bytes.into()).unwrap_or(0);
+        100_u8.saturating_sub(u8::try_from(free).unwrap_or(100))
+    }
+
+    /// How much has to go, if usage has reached the high threshold.
+    #[must_use]
+    pub fn bytes_to_free(&self, policy: &Policy) -> Option<u64> {
+        if policy.high_percent >= 100 || self.used_percent() < policy.high_percent {
+            return None;
+        }
+        let free_share = u128::from(100_u8.saturating_sub(policy.low_percent));
+        let wanted = u64::try_from(u128::from(self.capacity_bytes) * free_share / 100).unwrap_or(u64::MAX);
+        Some(wanted.saturating_sub(self.available_bytes))
+    }
+}
+
+/// An image that may go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its id.
+    pub id: ImageRef,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Record {
+    first_seen: Timestamp,
+    last_used: Option<Timestamp>,
+    in_use: bool,
+    pinned: bool,
+    size_bytes: u64,
+}
+
+/// What is known of each image.
+#[derive(Debug)]
+pub struct Ledger {
+    started: Timestamp,
+    records: HashMap<ImageRef, Record>,
+}
+
+impl Ledger {
+    /// Nothing known; the agent started at `started`.
+    #[must_use]
+    pub fn new(started: Timestamp) -> Self {
+        Ledger { started, records: HashMap::new() }
+    }
+
+    /// Takes in what is on the node at `now`. `in_use` holds what containers, dead ones
+    /// too, and image volumes refer to: ids, tags or digests.
+    pub fn detect(&mut self, images: &[SeenImage], in_use: &BTreeSet<ImageRef>, now: Timestamp) {
+        let mut before = std::mem::take(&mut self.records);
+        for image in images {
+            let used = in_use.contains(&image.id)
+                || image.names.iter().any(|name| in_use.contains(&ImageRef::from(name.as_str())));
+            let old = before.remove(&image.id);
+            self.records.insert(
+                image.id.clone(),
+                Record {
+                    first_seen: old.as_ref().map_or(now, |record| record.first_seen),
+                    last_used: if used { Some(now) } else { old.and_then(|record| record.last_used) },
+                    in_use: used,
+                    pinned: image.pinned,
+                    size_bytes: image.size_bytes,
+                },
+            );
+        }
+    }
+
+    /// Images that have been idle for longer than the policy allows.
+    #[must_use]
+    pub fn expired(&self, policy: &Policy, now: Timestamp) -> Vec<Candidate> {
+        let Some(max_age) = policy.max_age else { return Vec::new() };
+        // Before that time nobody can say that an image was idle for so long.
+        if since(self.started, now) <= max_age {
+            return Vec::new();
+        }
+        // DIFFERS: an image that was never used counts as idle since it was first seen,
+        // not since for ever: upstream removes a fresh import before its first pod.
+        self.unused(|record| since(record.last_used.unwrap_or(record.first_seen), now) > max_age)
+    }
+
+    /// Images that may go to make room, the longest unused first.
+    #[must_use]
+    pub fn candidates(&self, policy: &Policy, now: Timestamp) -> Vec<Candidate> {
+        self.unused(|record| {
+            record.last_used.is_none_or(|used| used < now) && since(record.first_seen, now) >= policy.min_age
+        })
+    }
+
+    /// Every image that nothing uses, however young: for a disk that is nearly full.
+    #[must_use]
+    pub fn all_unused(&self) -> Vec<Candidate> {
+        self.unused(|_| true)
+    }
+
+    fn unused(&self, wanted: impl Fn(&Record) -> bool) -> Vec<Candidate> {
+        let mut found: Vec<(&ImageRef, &Record)> = self
+            .records
+            .iter()
+            .filter(|(_, record)| !record.in_use && !record.pinned && wanted(record))
+            .collect();
+        // Never used sorts before any time. The id only makes the order the same each time.
+        found.sort_by_key(|(id, record)| (record.last_used, record.first_seen, (*id).clone()));
+        found
+            .into_iter()
+            .map(|(id, record)| Candidate { id: id.clone(), size_bytes: record.size_bytes })
+            .collect()
+    }
+}
+
+fn since(earlier: Timestamp, later: Timestamp) -> Duration {
+    Duration::try_from(later.duration_since(earlier)).unwrap_or(Duration::ZERO)
+}
+
+/// The calls that image clean-up makes.
+pub trait Images {
+    /// Why a call failed.
+    type Error: Error;
+
+    /// All images on the node.
+    ///
+    /// # Errors
+    /// When the call fails.
+    fn list(&self) -> Result<Vec<SeenImage>, Self::Error>;
+
+    /// Removes an image with all its names.
+    ///
+    /// # Errors
+    /// When the call fails.
+    fn remove(&self, id: &ImageRef) -> Result<(), Self::Error>;
+
+    /// How full the image file system is.
+    ///
+    /// # Errors
+    /// When the call fails, or the file system cannot be looked at.
+    fn disk(&self) -> Result<DiskUse, Self::Error>;
+}
+
+/// Why the runtime's images or their file system are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageCallError {
+    /// A call to the runtime failed.
+    #[error("{0}")]
+    Cri(CriError),
+    /// The runtime does not say where its images are.
+    #[error("the runtime reports no image filesystem")]
+    NoFilesystem,
+    /// The file system of the images cannot be looked at.
+    #[error("cannot get the disk usage of {path}: {errno}")]
+    Disk {
+        /// Where the runtime keeps images.
+        path: String,
+        /// Why.
+        errno: rustix::io::Errno,
+    },
+}
+
+/// Calls end at once when the client's own stop token says so.
+impl Images for ImageClient {
+    type Error = ImageCallError;
+
+    fn list(&self) -> Result<Vec<SeenImage>, ImageCallError> {
+        let images = self.list_images().map_err(ImageCallError::Cri)?;
+        let seen = |image: Image| SeenImage {
+            id: ImageRef::from(image.id),
+            names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
+            size_bytes: image.size,
+            pinned: image.pinned,
+        };
+        Ok(images.into_iter().map(seen).collect())
+    }
+
+    fn remove(&self, id: &ImageRef) -> Result<(), ImageCallError> {
+        let image = ImageSpec { image: id.to_string(), ..Default::default() };
+        self.remove_image(image).map_err(ImageCallError::Cri)
+    }
+
+    fn disk(&self) -> Result<DiskUse, ImageCallError> {
+        let info = self.image_fs_info().map_err(ImageCallError::Cri)?;
+        let first = info.image_filesystems.first().ok_or(ImageCallError::NoFilesystem)?;
+        let path = &first.fs_id.mountpoint;
+        let stat = rustix::fs::statvfs(path.as_str())
+            .map_err(|errno| ImageCallError::Disk { path: path.clone(), errno })?;
+        let unit = if stat.f_frsize > 0 { stat.f_frsize } else { stat.f_bsize };
+        Ok(DiskUse {
+            capacity_bytes: stat.f_blocks.saturating_mul(unit),
+            available_bytes: stat.f_bavail.saturating_mul(unit),
+        })
+    }
+}
+
+/// Why a clean-up of images failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageGcError<E: Error + 'static> {
+    /// The runtime did not list its images.
+    #[error("failed to list images")]
+    List(#[source] E),
+    /// Nobody knows how full the disk is.
+    #[error("failed to get image file system usage")]
+    Disk(#[source] E),
+    /// The file system claims to have no space at all.
+    #[error("invalid capacity 0 on image filesystem")]
+    NoCapacity,
+    /// Not enough images could be removed.
+    #[error(
+        "failed to garbage collect required amount of images: wanted to free {wanted_bytes} bytes, \
+         but freed {freed_bytes} bytes"
+    )]
+    NotEnough {
+        /// What the thresholds ask for.
+        wanted_bytes: u64,
+        /// What was freed.
+        freed_bytes: u64,
+    },
+}
+
+/// What a clean-up removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Freed {
+    /// Images.
+    pub images: usize,
+    /// The sum of their sizes; layers that others share may still be there.
+    pub bytes: u64,
+}
+
+/// Looks and removes. Belongs to one thread.
+#[derive(Debug)]
+pub struct ImageCollector<I> {
+    images: I,
+    policy: Policy,
+    events: EventSink,
+    ledger: Ledger,
+    /// The first failure is only logged: right after the start, figures may be missing.
+    failed_before: bool,
+}
+
+impl<I: Images> ImageCollector<I>
+where
+    I::Error: 'static,
+{
+    /// Nothing is known yet; the agent started at `started`.
+    pub fn new(images: I, policy: Policy, events: EventSink, started: Timestamp) -> Self {
+        ImageCollector { images, policy, events, ledger: Ledger::new(started), failed_before: false }
+    }
+
+    /// Notes which images are there and in use; every five minutes.
+    ///
+    /// # Errors
+    /// When the runtime does not list its images.
+    pub fn detect(
+        &mut self,
+        in_use: &BTreeSet<ImageRef>,
+        now: Timestamp,
+    ) -> Result<(), ImageGcError<I::Error>> {
+        let images = self.images.list().map_err(ImageGcError::List)?;
+        self.ledger.detect(&images, in_use, now);
+        Ok(())
+    }
+
+    /// One round; every five minutes, unless [`Policy::is_off`]. Raises the events.
+    ///
+    /// # Errors
+    /// When a call fails, or too little could be freed.
+    pub fn collect(
+        &mut self,
+        in_use: &BTreeSet<ImageRef>,
+        now: Timestamp,
+        stop: &StopToken,
+    ) -> Result<Freed, ImageGcError<I::Error>> {
+        let result = self.round(in_use, now, stop);
+        match &result {
+            Ok(_) => self.failed_before = false,
+            Err(error) => {
+                let text = chain(error);
+                if std::mem::replace(&mut self.failed_before, true) {
+                    self.warn(reasons::IMAGE_GC_FAILED, &text);
+                } else {
+                    log::warn!("image garbage collection failed once: {text}");
+                }
+            }
+        }
+        result
+    }
+
+    /// Removes every image that nothing uses, without looking at ages and thresholds.
+    ///
+    /// # Errors
+    /// When the runtime does not list its images.
+    pub fn remove_all_unused(
+        &mut self,
+        in_use: &BTreeSet<ImageRef>,
+        now: Timestamp,
+        stop: &StopToken,
+    ) -> Result<Freed, ImageGcError<I::Error>> {
+        self.detect(in_use, now)?;
+        Ok(self.free(&self.ledger.all_unused(), u64::MAX, stop))
+    }
+
+    fn round(
+        &mut self,
+        in_use: &BTreeSet<ImageRef>,
+        now: Timestamp,
+        stop: &StopToken,
+    ) -> Result<Freed, ImageGcError<I::Error>> {
+        self.detect(in_use, now)?;
+        let expired = self.ledger.expired(&self.policy, now);
+        let mut freed = self.free(&expired, u64::MAX, stop);
+        let disk = self.images.disk().map_err(ImageGcError::Disk)?;
+        if disk.capacity_bytes == 0 {
+            self.warn(reasons::INVALID_DISK_CAPACITY, "invalid capacity 0 on image filesystem");
+            return Err(ImageGcError::NoCapacity);
+        }
+        let Some(wanted_bytes) = disk.bytes_to_free(&self.policy) else { return Ok(freed) };
+        let mut candidates = self.ledger.candidates(&self.policy, now);
+        candidates.retain(|candidate| !expired.contains(candidate));
+        let more = self.free(&candidates, wanted_bytes, stop);
+        freed = Freed { images: freed.images + more.images, bytes: freed.bytes.saturating_add(more.bytes) };
+        if more.bytes < wanted_bytes && !stop.is_stopped() {
+            let text = format!(
+                "Insufficient free disk space on the node's image filesystem ({}% of {} used). \
+                 Failed to free sufficient space by deleting unused images (freed {} bytes). \
+                 Look for space taken by images in use, logs and volumes.",
+                disk.used_percent(),
+                size_text(disk.capacity_bytes),
+                more.bytes
+            );
+            self.warn(reasons::FREE_DISK_SPACE_FAILED, &text);
+            return Err(ImageGcError::NotEnough { wanted_bytes, freed_bytes: more.bytes });
+        }
+        Ok(freed)
+    }
+
+    /// Removes candidates in order until enough is freed; one that fails is passed over.
+    fn free(&self, candidates: &[Candidate], wanted_bytes: u64, stop: &StopToken) -> Freed {
+        let mut freed = Freed::default();
+        for candidate in candidates {
+            if freed.bytes >= wanted_bytes || stop.is_stopped() {
+                break;
+            }
+            match self.images.remove(&candidate.id) {
+                Ok(()) => {
+                    log::info!("removed unused image {} of {} bytes", candidate.id, candidate.size_bytes);
+                    freed.images += 1;
+                    freed.bytes = freed.bytes.saturating_add(candidate.size_bytes);
+                }
+                Err(error) => log::warn!("cannot remove image {}: {error}", candidate.id),
+            }
+        }
+        freed
+    }
+
+    fn warn(&self, reason: &'static str, text: &str) {
+        self.events.raise(Regarding::Node, EventType::Warning, reason, text);
+    }
+}
+
+fn chain(error: &dyn Error) -> String {
+    let cause = error.source().map(|source| format!(": {source}"));
+    format!("{error}{}", cause.unwrap_or_default())
+}
+
+/// Bytes for people: `17.5 GiB`.
+fn size_text(bytes: u64) -> String {
+    let mut size = bytes as f64;
+    let mut units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].into_iter();
+    let mut unit = units.next().unwrap_or_default();
+    while size >= 1024.0
+        && let Some(next) = units.next()
+    {
+        size /= 1024.0;
+        unit = next;
+    }
+    format!("{size:.1} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn image(id: &str) -> SeenImage {
+        SeenImage { id: id.into(), names: vec![format!("{id}:tag")], size_bytes: 10, pinned: false }
+    }
+
+    fn used(ids: &[&str]) -> BTreeSet<ImageRef> {
+        ids.iter().map(|id| ImageRef::from(*id)).collect()
+    }
+
+    fn ids(candidates: &[Candidate]) -> Vec<&str> {
+        candidates.iter().map(|candidate| candidate.id.as_str()).collect()
+    }
+
+    #[test]
+    fn thresholds() {
+        let check = |capacity_bytes, available_bytes, percent, bytes| {
+            let disk = DiskUse { capacity_bytes, available_bytes };
+            assert_eq!((disk.used_percent(), disk.bytes_to_free(&Policy::default())), (percent, bytes));
+        };
+        check(1000, 500, 50, None);
+        check(1000, 151, 85, Some(49));
+        check(1000, 160, 84, None);
+        check(1000, 0, 100, Some(200));
+        check(1000, 2000, 0, None);
+        check(u64::MAX, 0, 100, Some(u64::MAX / 5));
+        check(0, 0, 100, Some(0));
+        let off = Policy { high_percent: 100, ..Policy::default() };
+        assert!(off.is_off());
+        assert_eq!(DiskUse { capacity_bytes: 10, available_bytes: 0 }.bytes_to_free(&off), None);
+    }
+
+    #[test]
+    fn the_longest_unused_go_first_and_the_young_stay() {
+        let mut ledger = Ledger::new(at(0));
+        let mut pinned = image("pinned");
+        pinned.pinned = true;
+        let images = [image("a"), image("b"), image("never"), pinned];
+        ledger.detect(&images, &used(&["a", "b:tag"]), at(0));
+        assert!(ledger.candidates(&Policy::default(), at(119)).is_empty());
+        assert_eq!(ids(&ledger.candidates(&Policy::default(), at(120))), ["never"]);
+        ledger.detect(&images, &used(&["a"]), at(300));
+        let mut more = images.to_vec();
+        more.push(image("young"));
+        ledger.detect(&more, &used(&[]), at(600));
+        assert_eq!(ids(&ledger.candidates(&Policy::default(), at(600))), ["never", "b", "a"]);
+        assert_eq!(ids(&ledger.all_unused()), ["never", "young", "b", "a"]);
+        ledger.detect(&more, &used(&["never"]), at(900));
+        assert_eq!(ids(&ledger.candidates(&Policy::default(), at(900))), ["young", "b", "a"]);
+        ledger.detect(&[], &used(&[]), at(900));
+        assert!(ledger.all_unused().is_empty());
+    }
+
+    #[test]
+    fn idle_images_expire() {
+        let policy = Policy { max_age: Some(Duration::from_secs(1000)), ..Policy::default() };
+        let mut ledger = Ledger::new(at(0));
+        ledger.detect(&[image("a"), image("never")], &used(&["a"]), at(0));
+        ledger.detect(&[image("a"), image("never")], &used(&["a"]), at(900));
+        assert!(ledger.expired(&policy, at(1000)).is_empty());
+        assert!(ledger.expired(&Policy::default(), at(9000)).is_empty());
+        ledger.detect(&[image("a"), image("never"), image("new")], &used(&[]), at(1001));
+        assert_eq!(ids(&ledger.expired(&policy, at(1001))), ["never"]);
+        assert_eq!(ids(&ledger.expired(&policy, at(1901))), ["never", "a"]);
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("told to")]
+    struct ToldTo;
+
+    struct Fake {
+        images: RefCell<Vec<SeenImage>>,
+        disk: DiskUse,
+        keeps: &'static str,
+    }
+
+    impl Images for Fake {
+        type Error = ToldTo;
+
+        fn list(&self) -> Result<Vec<SeenImage>, ToldTo> {
+            Ok(self.images.borrow().clone())
+        }
+
+        fn remove(&self, id: &ImageRef) -> Result<(), ToldTo> {
+            if id.as_str() == self.keeps {
+                return Err(ToldTo);
+            }
+            self.images.borrow_mut().retain(|image| image.id != *id);
+            Ok(())
+        }
+
+        fn disk(&self) -> Result<DiskUse, ToldTo> {
+            Ok(self.disk)
+        }
+    }
+
+    fn collector(
+        available_bytes: u64,
+        capacity_bytes: u64,
+    ) -> (ImageCollector<Fake>, crossbeam_channel::Receiver<crate::model::event::Event>) {
+        let (events, queue) = EventSink::new();
+        let images = RefCell::new(["a", "b", "c", "d"].map(image).to_vec());
+        let disk = DiskUse { capacity_bytes, available_bytes };
+        let policy = Policy { min_age: Duration::ZERO, ..Policy::default() };
+        (ImageCollector::new(Fake { images, disk, keeps: "a" }, policy, events, at(0)), queue)
+    }
+
+    #[test]
+    fn frees_until_it_is_enough() {
+        let (mut gc, queue) = collector(5, 100);
+        let freed = gc.collect(&used(&["d"]), at(10), &StopToken::never()).unwrap();
+        assert_eq!(freed, Freed { images: 2, bytes: 20 });
+        let left: Vec<String> = gc.images.list().unwrap().iter().map(|image| image.id.to_string()).collect();
+        assert_eq!(left, ["a", "d"]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn says_when_it_cannot_free_enough() {
+        let (mut gc, queue) = collector(0, 1000);
+        let mut collect = || gc.collect(&used(&["d"]), at(10), &StopToken::never());
+        let first = collect();
+        assert!(matches!(first, Err(ImageGcError::NotEnough { wanted_bytes: 200, freed_bytes: 20 })));
+        let event = queue.try_recv().unwrap();
+        assert_eq!(event.reason, "FreeDiskSpaceFailed");
+        assert!(event.message.starts_with(
+            "Insufficient free disk space on the node's image filesystem (100% of 1000.0 B used). \
+             Failed to free sufficient space by deleting unused images (freed 20 bytes)."
+        ));
+        assert!(queue.is_empty());
+        collect().unwrap_err();
+        assert_eq!(queue.try_recv().unwrap().reason, "FreeDiskSpaceFailed");
+        assert_eq!(queue.try_recv().unwrap().reason, "ImageGCFailed");
+    }
+
+    #[test]
+    fn a_disk_without_capacity_is_reported() {
+        let (mut gc, queue) = collector(0, 0);
+        let result = gc.collect(&used(&[]), at(10), &StopToken::never());
+        assert!(matches!(result, Err(ImageGcError::NoCapacity)));
+        assert_eq!(queue.try_recv().unwrap().reason, "InvalidDiskCapacity");
+        let mut gc = collector(0, 0).0;
+        let freed = gc.remove_all_unused(&used(&["d"]), at(10), &StopToken::never()).unwrap();
+        assert_eq!(freed.images, 2);
+    }
+
+    #[test]
+    fn sizes_for_people() {
+        for (bytes, text) in [(0, "0.0 B"), (1023, "1023.0 B"), (18_790_481_920, "17.5 GiB")] {
+            assert_eq!(size_text(bytes), text);
+        }
+        assert_eq!(size_text(u64::MAX), "16.0 EiB");
+    }
+}

@@ -1,0 +1,3 @@
+//! Images.
+
+pub mod gc;

@@ -1,0 +1,21 @@
+//! What `build.rs` makes of `proto/`: messages and the method table. Written by a
+//! machine, so the lints on style stay out; everything else goes through this door.
+
+#[allow(clippy::all, clippy::unwrap_used, missing_docs, non_snake_case, non_camel_case_types, unused)]
+mod messages {
+    include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
+}
+
+/// Messages of the Container Runtime Interface v1.
+pub use messages::runtime;
+/// An optional sub-message, and an enum value that may be newer than this build.
+pub use protobuf::{EnumOrUnknown, MessageField};
+
+/// One entry per remote method with a single answer, named like it.
+#[allow(missing_docs)]
+pub mod methods {
+    use super::runtime;
+    use crate::transport::grpc::Unary;
+
+    include!(concat!(env!("OUT_DIR"), "/methods.rs"));
+}

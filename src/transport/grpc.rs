@@ -1,0 +1,327 @@
+//! gRPC calls that block their caller and nobody else.
+//!
+//! A call is started on the shared completion queue; the calling thread then sleeps on two
+//! channels, the stop signal and a bell that the queue's thread rings when the answer is
+//! there. So any call can be broken off at once and nothing polls.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+
+use super::endpoint::{self, EndpointError};
+use crate::util::stop::StopToken;
+use crate::util::threads;
+
+/// The largest message accepted or sent; the Go kubelet's limit.
+pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+
+// Dial again after 100 ms, then up to 3 s later: a restarted runtime is found soon.
+const DIAL_BACKOFF_FIRST: Duration = Duration::from_millis(100);
+const DIAL_BACKOFF_MAX: Duration = Duration::from_secs(3);
+/// How long one attempt to connect may take.
+const DIAL_LIMIT_MS: i32 = 5_000;
+
+/// A remote method with one answer.
+pub struct Unary<Req: 'static, Resp: 'static> {
+    /// Its bare name, `StopContainer`.
+    pub name: &'static str,
+    pub(crate) method: grpcio::Method<Req, Resp>,
+}
+
+/// What kind of failure a call met: the gRPC codes, by their Go names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names are those of the gRPC specification")]
+pub enum Kind {
+    Cancelled,
+    Unknown,
+    InvalidArgument,
+    DeadlineExceeded,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    ResourceExhausted,
+    FailedPrecondition,
+    Aborted,
+    OutOfRange,
+    Unimplemented,
+    Internal,
+    Unavailable,
+    DataLoss,
+    Unauthenticated,
+}
+
+impl Kind {
+    /// The name that Go clients print.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Cancelled => "Canceled",
+            Kind::Unknown => "Unknown",
+            Kind::InvalidArgument => "InvalidArgument",
+            Kind::DeadlineExceeded => "DeadlineExceeded",
+            Kind::NotFound => "NotFound",
+            Kind::AlreadyExists => "AlreadyExists",
+            Kind::PermissionDenied => "PermissionDenied",
+            Kind::ResourceExhausted => "ResourceExhausted",
+            Kind::FailedPrecondition => "FailedPrecondition",
+            Kind::Aborted => "Aborted",
+            Kind::OutOfRange => "OutOfRange",
+            Kind::Unimplemented => "Unimplemented",
+            Kind::Internal => "Internal",
+            Kind::Unavailable => "Unavailable",
+            Kind::DataLoss => "DataLoss",
+            Kind::Unauthenticated => "Unauthenticated",
+        }
+    }
+
+    fn from_code(code: grpcio::RpcStatusCode) -> Kind {
+        use grpcio::RpcStatusCode as Code;
+        match code {
+            Code::CANCELLED => Kind::Cancelled,
+            Code::INVALID_ARGUMENT => Kind::InvalidArgument,
+            Code::DEADLINE_EXCEEDED => Kind::DeadlineExceeded,
+            Code::NOT_FOUND => Kind::NotFound,
+            Code::ALREADY_EXISTS => Kind::AlreadyExists,
+            Code::PERMISSION_DENIED => Kind::PermissionDenied,
+            Code::RESOURCE_EXHAUSTED => Kind::ResourceExhausted,
+            Code::FAILED_PRECONDITION => Kind::FailedPrecondition,
+            Code::ABORTED => Kind::Aborted,
+            Code::OUT_OF_RANGE => Kind::OutOfRange,
+            Code::UNIMPLEMENTED => Kind::Unimplemented,
+            Code::INTERNAL => Kind::Internal,
+            Code::UNAVAILABLE => Kind::Unavailable,
+            Code::DATA_LOSS => Kind::DataLoss,
+            Code::UNAUTHENTICATED => Kind::Unauthenticated,
+            _ => Kind::Unknown,
+        }
+    }
+}
+
+/// A call that failed. It prints as Go clients print it, because users meet that text in
+/// events and statuses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("rpc error: code = {} desc = {message}", kind.as_str())]
+pub struct CallError {
+    /// Bare method name.
+    pub method: &'static str,
+    /// What went wrong.
+    pub kind: Kind,
+    /// The server's words alone.
+    pub message: String,
+}
+
+impl CallError {
+    fn new(method: &'static str, error: grpcio::Error) -> CallError {
+        use grpcio::Error;
+        let (kind, message) = match error {
+            Error::RpcFailure(status) | Error::RpcFinished(Some(status)) => {
+                let kind = Kind::from_code(status.code());
+                match kind {
+                    // The library's own wording, where Go has another: tools match on Go's.
+                    Kind::DeadlineExceeded if status.message() == "Deadline Exceeded" => {
+                        (kind, "context deadline exceeded".to_owned())
+                    }
+                    _ => (kind, status.message().to_owned()),
+                }
+            }
+            Error::Codec(error) => (Kind::Internal, format!("unreadable message: {error}")),
+            Error::RemoteStopped | Error::RpcFinished(None) => {
+                (Kind::Unavailable, "the connection ended".to_owned())
+            }
+            Error::QueueShutdown => (Kind::Cancelled, "the client is shutting down".to_owned()),
+            other => (Kind::Internal, other.to_string()),
+        };
+        CallError { method, kind, message }
+    }
+
+    fn stopped(method: &'static str) -> CallError {
+        CallError { method, kind: Kind::Cancelled, message: "context canceled".to_owned() }
+    }
+}
+
+/// The library and its one thread live as long as any channel does.
+fn environment() -> Arc<grpcio::Environment> {
+    static SHARED: Mutex<Weak<grpcio::Environment>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.upgrade().unwrap_or_else(|| {
+        let fresh = Arc::new(
+            grpcio::EnvBuilder::new()
+                .cq_count(1)
+                .name_prefix("grpc")
+                .after_start(|| threads::adopt_current("grpc-0"))
+                .build(),
+        );
+        *shared = Arc::downgrade(&fresh);
+        fresh
+    })
+}
+
+/// A connection to one endpoint, made at the first call and again whenever it breaks.
+/// Clones share it.
+#[derive(Clone)]
+pub struct Channel {
+    client: grpcio::Client,
+    endpoint: Arc<str>,
+}
+
+impl std::fmt::Debug for Channel {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Channel({})", self.endpoint)
+    }
+}
+
+impl Channel {
+    /// Prepares a connection to `endpoint`; nobody has to listen there yet.
+    ///
+    /// # Errors
+    /// When `endpoint` is neither a local socket nor a loopback address.
+    pub fn new(endpoint: &str) -> Result<Channel, EndpointError> {
+        let target = endpoint::target(endpoint)?;
+        let number = |name: &std::ffi::CStr, value: i32| (name.to_owned(), value);
+        let mut builder = grpcio::ChannelBuilder::new(environment())
+            .max_receive_message_len(MAX_MESSAGE_BYTES as i32)
+            .max_send_message_len(MAX_MESSAGE_BYTES as i32)
+            .initial_reconnect_backoff(DIAL_BACKOFF_FIRST)
+            .max_reconnect_backoff(DIAL_BACKOFF_MAX)
+            .primary_user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
+            // A proxy variable in the environment must not capture a local socket.
+            .enable_http_proxy(false)
+            // No bandwidth probes: they cost pings and gain nothing on one machine.
+            .http2_bdp_probe(false)
+            // A repeated StopContainer or CreateContainer is the caller's decision.
+            .enable_retry(false)
+            // Channels do not share connections, so one endpoint's trouble stays its own.
+            .use_local_subchannel_pool(true);
+        for (name, value) in [
+            number(c"grpc.min_reconnect_backoff_ms", DIAL_LIMIT_MS),
+            number(c"grpc.service_config_disable_resolution", 1),
+            number(c"grpc.enable_channelz", 0),
+        ] {
+            builder = builder.raw_cfg_int(name, value);
+        }
+        let client = grpcio::Client::new(builder.connect(&target));
+        Ok(Channel { client, endpoint: Arc::from(endpoint) })
+    }
+
+    /// Where this channel leads, as configured.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Calls `method` and waits for the answer, for `limit` at most.
+    ///
+    /// # Errors
+    /// The server's status, or why none came.
+    pub fn call<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        request: &Req,
+        limit: Duration,
+    ) -> Result<Resp, CallError> {
+        self.start(method, request, Some(limit), &StopToken::never())
+    }
+
+    /// Like [`Channel::call`], but ends at once, with [`Kind::Cancelled`], when `stop` is
+    /// given. Without a `limit` the stop is the only way to end it early.
+    ///
+    /// # Errors
+    /// The server's status, or why none came.
+    pub fn call_with_stop<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        request: &Req,
+        limit: Option<Duration>,
+        stop: &StopToken,
+    ) -> Result<Resp, CallError> {
+        self.start(method, request, limit, stop)
+    }
+
+    fn start<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        request: &Req,
+        limit: Option<Duration>,
+        stop: &StopToken,
+    ) -> Result<Resp, CallError> {
+        if stop.is_stopped() {
+            return Err(CallError::stopped(method.name));
+        }
+        let mut receiver = self
+            .client
+            .unary_call_async(&method.method, request, options(limit))
+            .map_err(|error| CallError::new(method.name, error))?;
+        let _waiting = threads::waiting(method.name);
+        let bell = Bell::new();
+        loop {
+            // The library panics on a success without a message; that must not be our end.
+            let polled = catch_unwind(AssertUnwindSafe(|| {
+                Pin::new(&mut receiver).poll(&mut Context::from_waker(&bell.waker))
+            }));
+            match polled {
+                Ok(Poll::Ready(answer)) => return answer.map_err(|error| CallError::new(method.name, error)),
+                Ok(Poll::Pending) => {}
+                Err(_) => {
+                    let message = "the server answered without a message".to_owned();
+                    return Err(CallError { method: method.name, kind: Kind::Internal, message });
+                }
+            }
+            if bell.wait(stop) == Rang::Stop {
+                receiver.cancel();
+                return Err(CallError::stopped(method.name));
+            }
+        }
+    }
+}
+
+fn options(limit: Option<Duration>) -> grpcio::CallOption {
+    // Fail fast: a runtime that is away is news for the caller, not a reason to hang.
+    let options = grpcio::CallOption::default().wait_for_ready(false);
+    match limit {
+        Some(limit) => options.timeout(limit),
+        None => options,
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Rang {
+    Answer,
+    Stop,
+}
+
+/// Rung by the completion queue's thread when a call has news.
+struct Bell {
+    waker: Waker,
+    rung: Receiver<()>,
+}
+
+struct Ringer(Sender<()>);
+
+impl Wake for Ringer {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // A full bell already rings.
+        let _ = self.0.try_send(());
+    }
+}
+
+impl Bell {
+    fn new() -> Bell {
+        let (tx, rung) = bounded(1);
+        Bell { waker: Waker::from(Arc::new(Ringer(tx))), rung }
+    }
+
+    fn wait(&self, stop: &StopToken) -> Rang {
+        select_biased! {
+            recv(stop.signal()) -> _ => Rang::Stop,
+            recv(self.rung) -> _ => Rang::Answer,
+        }
+    }
+}

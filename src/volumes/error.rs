@@ -1,0 +1,114 @@
+//! The room's one error.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// What went wrong, with which volume or directory.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// The directories that every pod has could not be made.
+    #[error("error making pod data directories: {}", chain(.source))]
+    PodDirectories {
+        /// What exactly failed.
+        #[source]
+        source: Box<VolumeError>,
+    },
+    /// Some volumes are not ready; each has had its event, or waits to be tried again.
+    #[error("unmounted volumes=[{}], unattached volumes=[], failed to process volumes=[]: {cause}", volumes.join(" "))]
+    NotMounted {
+        /// The volumes that are missing, in the order of the pod's specification.
+        volumes: Vec<String>,
+        /// The first failure, in words.
+        cause: String,
+        /// When trying again makes sense, at the earliest.
+        retry_at: Instant,
+    },
+    /// The path of a hostPath volume is not what its type asks for.
+    #[error("hostPath type check failed: {path} is not {wanted}")]
+    HostPathType {
+        /// The path on the node.
+        path: String,
+        /// Such as `a directory`.
+        wanted: &'static str,
+    },
+    /// The type of a hostPath volume is none that Kubernetes has.
+    #[error("hostPath {path}: {kind:?} is an invalid volume type")]
+    HostPathKind {
+        /// The path on the node.
+        path: String,
+        /// The type as written.
+        kind: String,
+    },
+    /// A hostPath that climbs.
+    #[error("invalid HostPath `{path}`: must not contain '..'")]
+    HostPathBacksteps {
+        /// The path as written.
+        path: String,
+    },
+    /// A volume of a kind that this version cannot make.
+    #[error("volumes of type {kind} are not supported by this version of coracle")]
+    Unsupported {
+        /// The field's name in the API, such as `configMap`.
+        kind: String,
+    },
+    /// A pod UID or volume name that cannot be one path element.
+    #[error("{name:?} cannot be the name of a directory")]
+    Name {
+        /// The name in question.
+        name: String,
+    },
+    /// A file-system operation failed.
+    #[error("cannot {attempt} {}", path.display())]
+    Io {
+        /// A verb: `make directory`, `mount tmpfs at`.
+        attempt: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Volumes of a pod are still there after a clean-up. Mounts that do not come off and
+    /// data of foreign volume types are left alone.
+    #[error("mounted volumes=[{}]: {cause}", volumes.join(" "))]
+    LeftBehind {
+        /// The paths below the pod's directory.
+        volumes: Vec<String>,
+        /// The first failure, in words.
+        cause: String,
+    },
+    /// The agent stops.
+    #[error("stopping")]
+    Stopping,
+}
+
+impl VolumeError {
+    /// When the volumes may be tried again; `None` where nothing is gained by a set time.
+    #[must_use]
+    pub fn retry_at(&self) -> Option<Instant> {
+        match self {
+            VolumeError::NotMounted { retry_at, .. } => Some(*retry_at),
+            _ => None,
+        }
+    }
+
+    pub(super) fn io(
+        attempt: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(rustix::io::Errno) -> VolumeError + use<> {
+        let path = path.to_owned();
+        move |errno| VolumeError::Io { attempt, path, source: errno.into() }
+    }
+}
+
+/// The error and its causes on one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,146 @@
+//! hostPath: a path of the node as it is, checked or made as its type says.
+
+use std::fs::{FileType, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::VolumeError;
+use crate::model::api::HostPathVolumeSource;
+use crate::model::mount::MountedVolume;
+
+/// Checks the type, and makes what the two `…OrCreate` types allow to make.
+pub(super) fn set_up(volume: &str, source: &HostPathVolumeSource) -> Result<MountedVolume, VolumeError> {
+    let path = Path::new(&source.path);
+    if source.path.split('/').any(|part| part == "..") {
+        return Err(VolumeError::HostPathBacksteps { path: source.path.clone() });
+    }
+    match source.type_.as_deref().unwrap_or_default() {
+        "" => {}
+        "DirectoryOrCreate" => {
+            if !exists(path) {
+                make_directory(path)?;
+            }
+            want(path, FileType::is_dir, "a directory")?;
+        }
+        "Directory" => want(path, FileType::is_dir, "a directory")?,
+        "FileOrCreate" => {
+            if !exists(path) {
+                make_file(path)?;
+            }
+            want(path, FileType::is_file, "a file")?;
+        }
+        "File" => want(path, FileType::is_file, "a file")?,
+        "Socket" => want(path, FileType::is_socket, "a socket file")?,
+        "CharDevice" => want(path, FileType::is_char_device, "a character device")?,
+        "BlockDevice" => want(path, FileType::is_block_device, "a block device")?,
+        other => {
+            return Err(VolumeError::HostPathKind { path: source.path.clone(), kind: other.to_owned() });
+        }
+    }
+    Ok(MountedVolume {
+        volume: volume.to_owned(),
+        host_path: PathBuf::from(&source.path),
+        read_only: false,
+        selinux_relabel: false,
+    })
+}
+
+fn exists(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok()
+}
+
+fn want(path: &Path, is: fn(&FileType) -> bool, wanted: &'static str) -> Result<(), VolumeError> {
+    // What cannot be looked at counts as absent, as upstream has it.
+    if std::fs::metadata(path).is_ok_and(|found| is(&found.file_type())) {
+        return Ok(());
+    }
+    Err(VolumeError::HostPathType { path: path.display().to_string(), wanted })
+}
+
+fn make_directory(path: &Path) -> Result<(), VolumeError> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|source| VolumeError::Io {
+        attempt: "make directory",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// The parent must be there: a file is not worth guessing directories for.
+fn make_file(path: &Path) -> Result<(), VolumeError> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o644)
+        .open(path)
+        .map(drop)
+        .map_err(|source| VolumeError::Io { attempt: "make file", path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    fn check(path: &Path, kind: Option<&str>, expected: Option<&str>) {
+        let source =
+            HostPathVolumeSource { path: path.display().to_string(), type_: kind.map(str::to_owned) };
+        match (set_up("v", &source), expected) {
+            (Ok(volume), None) => assert_eq!(volume.host_path, path),
+            (Err(error), Some(text)) => {
+                assert_eq!(error.to_string(), text.replace('@', &path.display().to_string()));
+            }
+            (result, expected) => panic!("{path:?} {kind:?}: {result:?}, expected {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn every_type_is_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, socket, none) =
+            (dir.path().join("file"), dir.path().join("socket"), dir.path().join("none"));
+        std::fs::write(&file, "").unwrap();
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let not = |what: &str| Some(format!("hostPath type check failed: @ is not {what}"));
+        for (path, kind, expected) in [
+            (none.as_path(), None, None),
+            (&none, Some(""), None),
+            (dir.path(), Some("Directory"), None),
+            (&file, Some("Directory"), not("a directory")),
+            (&none, Some("Directory"), not("a directory")),
+            (&file, Some("DirectoryOrCreate"), not("a directory")),
+            (&file, Some("File"), None),
+            (dir.path(), Some("File"), not("a file")),
+            (dir.path(), Some("FileOrCreate"), not("a file")),
+            (&socket, Some("Socket"), None),
+            (&file, Some("Socket"), not("a socket file")),
+            (Path::new("/dev/null"), Some("CharDevice"), None),
+            (&file, Some("CharDevice"), not("a character device")),
+            (Path::new("/dev/null"), Some("BlockDevice"), not("a block device")),
+            (&file, Some("Pipe"), Some("hostPath @: \"Pipe\" is an invalid volume type".to_owned())),
+            (Path::new("/a/../b"), None, Some("invalid HostPath `@`: must not contain '..'".to_owned())),
+            (Path::new("/tmp/a..b"), None, None),
+        ] {
+            check(path, kind, expected.as_deref());
+        }
+    }
+
+    #[test]
+    fn makes_what_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = dir.path().join("a/b/c");
+        check(&made, Some("DirectoryOrCreate"), None);
+        assert_eq!(std::fs::metadata(&made).unwrap().permissions().mode() & 0o700, 0o700);
+        let file = made.join("f");
+        check(&file, Some("FileOrCreate"), None);
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o611, 0o600);
+        let orphan = dir.path().join("x/y");
+        let source = HostPathVolumeSource {
+            path: orphan.display().to_string(),
+            type_: Some("FileOrCreate".to_owned()),
+        };
+        assert!(matches!(set_up("v", &source), Err(VolumeError::Io { attempt: "make file", .. })));
+        assert!(!orphan.exists());
+    }
+}

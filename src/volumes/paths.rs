@@ -1,0 +1,53 @@
+//! Where things are below the root directory (reference: the kubelet's own layout).
+
+use std::path::{Path, PathBuf};
+
+use super::VolumeError;
+use crate::model::ids::PodUid;
+
+/// Directory of an emptyDir's plugin below `volumes` and `plugins`.
+pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+
+/// Plugins whose content is made by the agent from what others still have, or belongs to
+/// the pod alone: it goes with the pod, whichever agent made it.
+pub(super) const OWNED_CONTENT: [&str; 5] = [
+    EMPTY_DIR,
+    "kubernetes.io~configmap",
+    "kubernetes.io~downward-api",
+    "kubernetes.io~projected",
+    "kubernetes.io~secret",
+];
+
+/// `<root-dir>/pods`.
+pub(super) fn pods(root_dir: &Path) -> PathBuf {
+    root_dir.join("pods")
+}
+
+/// `<root-dir>/pods/<uid>`, refused unless the UID is one path element.
+pub(super) fn pod(root_dir: &Path, uid: &PodUid) -> Result<PathBuf, VolumeError> {
+    Ok(pods(root_dir).join(element(uid.as_str())?))
+}
+
+/// `name`, if it is one element of a path and neither `.` nor `..`.
+pub(super) fn element(name: &str) -> Result<&str, VolumeError> {
+    let fine = !matches!(name, "" | "." | "..") && !name.contains(['/', '\0']) && name.len() <= 255;
+    if fine { Ok(name) } else { Err(VolumeError::Name { name: name.to_owned() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_names_become_paths() {
+        for name in ["a", "..a", "a b", "0b31"] {
+            assert!(element(name).is_ok(), "{name}");
+        }
+        for name in ["", ".", "..", "a/b", "/", "a\0b"] {
+            assert!(element(name).is_err(), "{name}");
+        }
+        let uid = PodUid::from("../../etc");
+        assert!(pod(Path::new("/r"), &uid).is_err());
+        assert_eq!(pod(Path::new("/r"), &PodUid::from("u")).unwrap(), Path::new("/r/pods/u"));
+    }
+}

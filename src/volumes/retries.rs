@@ -1,0 +1,99 @@
+//! The wait after a failed set-up, one per pod and volume. Pure: time comes in.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::model::ids::PodUid;
+
+/// The first wait.
+const INITIAL: Duration = Duration::from_millis(500);
+/// The longest wait: two minutes and two seconds.
+const MAX: Duration = Duration::from_secs(122);
+
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    delay: Duration,
+    until: Instant,
+    cause_is_final: bool,
+}
+
+/// All waits in force.
+#[derive(Debug, Default)]
+pub(super) struct Retries {
+    waits: HashMap<PodUid, HashMap<String, Wait>>,
+}
+
+/// Whether trying again may help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hope {
+    /// It may: the world can change.
+    Some,
+    /// It will not: only another version of the agent could. The longest wait at once.
+    None,
+}
+
+impl Retries {
+    /// Until when the volume must not be tried, if that is later than `now`.
+    pub(super) fn blocked(&self, uid: &PodUid, volume: &str, now: Instant) -> Option<Instant> {
+        let wait = self.waits.get(uid)?.get(volume)?;
+        (now < wait.until).then_some(wait.until)
+    }
+
+    /// Counts a failure at `now` and says when to try again.
+    pub(super) fn failed(&mut self, uid: &PodUid, volume: &str, hope: Hope, now: Instant) -> Instant {
+        let waits = self.waits.entry(uid.clone()).or_default();
+        let delay = match (hope, waits.get(volume)) {
+            (Hope::None, _) => MAX,
+            (Hope::Some, Some(wait)) if !wait.cause_is_final => (wait.delay * 2).min(MAX),
+            (Hope::Some, _) => INITIAL,
+        };
+        let until = now + delay;
+        waits.insert(volume.to_owned(), Wait { delay, until, cause_is_final: hope == Hope::None });
+        until
+    }
+
+    /// Forgets a volume that is ready.
+    pub(super) fn succeeded(&mut self, uid: &PodUid, volume: &str) {
+        if let Some(waits) = self.waits.get_mut(uid) {
+            waits.remove(volume);
+            if waits.is_empty() {
+                self.waits.remove(uid);
+            }
+        }
+    }
+
+    /// Forgets a pod.
+    pub(super) fn forget(&mut self, uid: &PodUid) {
+        self.waits.remove(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doubles_from_half_a_second_to_two_minutes() {
+        let mut retries = Retries::default();
+        let uid = PodUid::from("u");
+        let start = Instant::now();
+        let mut now = start;
+        let mut waits = Vec::new();
+        for _ in 0..10 {
+            assert_eq!(retries.blocked(&uid, "v", now), None);
+            let until = retries.failed(&uid, "v", Hope::Some, now);
+            assert_eq!(retries.blocked(&uid, "v", now), Some(until));
+            assert_eq!(retries.blocked(&uid, "other", now), None);
+            waits.push((until - now).as_millis());
+            now = until;
+        }
+        assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 122_000, 122_000]);
+        retries.succeeded(&uid, "v");
+        assert_eq!(retries.failed(&uid, "v", Hope::Some, now) - now, INITIAL);
+        assert_eq!(retries.failed(&uid, "v", Hope::None, now) - now, MAX);
+        assert_eq!(retries.failed(&uid, "v", Hope::Some, now) - now, INITIAL);
+        retries.forget(&uid);
+        assert_eq!(retries.blocked(&uid, "v", now), None);
+        assert!(retries.waits.is_empty());
+    }
+}

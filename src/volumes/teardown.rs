@@ -1,0 +1,198 @@
+//! Tearing down: after the last container of a pod is gone, its mounts come off and its
+//! own data goes.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
+
+use super::error::chain;
+use super::tree::Leftover;
+use super::{VolumeError, Volumes, empty_dir, mounts, paths, tree};
+use crate::model::ids::PodUid;
+use crate::util::stop::StopToken;
+
+impl Volumes {
+    /// Unmounts everything below the pod's volume directories, then removes the content
+    /// of its emptyDirs and of the volumes whose content an agent made. Doing it again is
+    /// harmless. Data of other volume types is never removed, only their empty mount points.
+    ///
+    /// # Errors
+    /// [`VolumeError::LeftBehind`] names what is still there; worth another try later.
+    pub fn tear_down(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
+        let path = paths::pod(&self.settings.root_dir, uid)?;
+        self.retries().forget(uid);
+        let dir = match tree::open(&path) {
+            Ok(dir) => dir,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(errno) => return Err(VolumeError::io("open", &path)(errno)),
+        };
+        let mut left = Left::default();
+        // Sub-path mounts lie on the volumes' own: they go first.
+        for name in ["volume-subpaths", "volumes"] {
+            for (volume, error) in mounts::unmount_below(&path.join(name))? {
+                left.add(volume, chain(&error));
+            }
+        }
+        // Without its marker a half-removed volume is made anew if the pod comes back.
+        let markers = remove_markers(dir.as_fd(), stop);
+        left.check("plugins", markers)?;
+        match tree::open_at(dir.as_fd(), c"volumes") {
+            Ok(volumes) => remove_volumes(volumes.as_fd(), &mut left, stop)?,
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(VolumeError::io("open", &path.join("volumes"))(errno)),
+        }
+        left.into_result()
+    }
+}
+
+/// What could not be removed, while it is being gathered.
+#[derive(Default)]
+struct Left {
+    volumes: Vec<String>,
+    cause: Option<String>,
+}
+
+impl Left {
+    fn add(&mut self, volume: String, cause: String) {
+        if !self.volumes.contains(&volume) {
+            self.volumes.push(volume);
+        }
+        self.cause.get_or_insert(cause);
+    }
+
+    fn check(&mut self, volume: &str, result: Result<(), Leftover>) -> Result<(), VolumeError> {
+        match result {
+            Ok(()) => Ok(()),
+            Err(Leftover::Stopping) => Err(VolumeError::Stopping),
+            Err(Leftover::Entry { path, errno }) => {
+                let errno = std::io::Error::from(errno);
+                self.add(volume.to_owned(), format!("cannot remove {volume}/{path}: {errno}"));
+                Ok(())
+            }
+        }
+    }
+
+    fn into_result(self) -> Result<(), VolumeError> {
+        match self.cause {
+            None => Ok(()),
+            Some(cause) => Err(VolumeError::LeftBehind { volumes: self.volumes, cause }),
+        }
+    }
+}
+
+fn remove_markers(pod_dir: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Leftover> {
+    let failed = |errno| Leftover::Entry { path: String::new(), errno };
+    let plugins = match tree::open_at(pod_dir, c"plugins") {
+        Ok(plugins) => plugins,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(failed(errno)),
+    };
+    for name in tree::names(plugins.as_fd()).map_err(failed)? {
+        if is_owned(&name) {
+            tree::remove_at(plugins.as_fd(), &name, stop)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_volumes(volumes: BorrowedFd<'_>, left: &mut Left, stop: &StopToken) -> Result<(), VolumeError> {
+    let list = |dir: BorrowedFd<'_>, left: &mut Left, shown: &str| {
+        tree::names(dir).unwrap_or_else(|errno| {
+            left.add(shown.to_owned(), format!("cannot list {shown}: {}", std::io::Error::from(errno)));
+            Vec::new()
+        })
+    };
+    for plugin in list(volumes, left, "volumes") {
+        let shown = empty_dir::shown(&plugin);
+        let dir = match tree::open_same_mount(volumes, &plugin) {
+            Ok(dir) => dir,
+            Err(Errno::NOENT) => continue,
+            Err(errno) => {
+                left.check(&shown, Err(Leftover::Entry { path: String::new(), errno }))?;
+                continue;
+            }
+        };
+        for name in list(dir.as_fd(), left, &shown) {
+            let shown = format!("{shown}/{}", empty_dir::shown(&name));
+            let result = if is_owned(&plugin) {
+                tree::remove_at(dir.as_fd(), &name, stop)
+            } else {
+                remove_empty(dir.as_fd(), &name)
+            };
+            left.check(&shown, result)?;
+        }
+        // Not empty when a volume stayed, which has been said above.
+        let _ = rustix::fs::unlinkat(volumes, &*plugin, AtFlags::REMOVEDIR);
+    }
+    Ok(())
+}
+
+/// A mount point of a volume type that is not ours: gone if it is empty, else untouched.
+fn remove_empty(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Leftover> {
+    match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(Leftover::Entry { path: String::new(), errno }),
+    }
+}
+
+fn is_owned(plugin: &CStr) -> bool {
+    paths::OWNED_CONTENT.iter().any(|owned| owned.as_bytes() == plugin.to_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Deps, Settings};
+    use super::*;
+    use crate::model::event::EventSink;
+    use std::path::Path;
+
+    fn volumes(root: &Path) -> Volumes {
+        let (events, _) = EventSink::new();
+        let settings = Settings { root_dir: root.to_owned(), allocatable_memory_bytes: None };
+        Volumes::new(settings, Deps { events })
+    }
+
+    #[test]
+    fn own_data_goes_and_foreign_data_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let volumes = volumes(root.path());
+        let uid = PodUid::from("u1");
+        let pod = root.path().join("pods/u1");
+        for dir in [
+            "volumes/kubernetes.io~empty-dir/e/deep/er",
+            "volumes/kubernetes.io~configmap/c/..data",
+            "volumes/kubernetes.io~nfs/done",
+            "plugins/kubernetes.io~empty-dir/e",
+        ] {
+            std::fs::create_dir_all(pod.join(dir)).unwrap();
+        }
+        std::fs::write(pod.join("plugins/kubernetes.io~empty-dir/e/ready"), "").unwrap();
+        std::fs::write(pod.join("volumes/kubernetes.io~empty-dir/e/f"), "x").unwrap();
+        volumes.tear_down(&uid, &StopToken::never()).unwrap();
+        assert_eq!(std::fs::read_dir(pod.join("volumes")).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(pod.join("plugins")).unwrap().count(), 0);
+        volumes.tear_down(&uid, &StopToken::never()).unwrap();
+
+        let busy = pod.join("volumes/kubernetes.io~nfs/busy");
+        std::fs::create_dir_all(&busy).unwrap();
+        std::fs::write(busy.join("precious"), "x").unwrap();
+        std::fs::create_dir_all(pod.join("volumes/kubernetes.io~empty-dir/e")).unwrap();
+        let error = volumes.tear_down(&uid, &StopToken::never()).unwrap_err();
+        assert!(
+            error.to_string().starts_with("mounted volumes=[kubernetes.io~nfs/busy]: cannot remove"),
+            "{error}"
+        );
+        assert!(busy.join("precious").exists());
+        assert!(!pod.join("volumes/kubernetes.io~empty-dir").exists());
+    }
+
+    #[test]
+    fn nothing_there_is_done() {
+        let root = tempfile::tempdir().unwrap();
+        volumes(root.path()).tear_down(&PodUid::from("never"), &StopToken::never()).unwrap();
+        let climbing = volumes(root.path()).tear_down(&PodUid::from(".."), &StopToken::never());
+        assert!(matches!(climbing, Err(VolumeError::Name { .. })));
+    }
+}

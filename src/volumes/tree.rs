@@ -1,0 +1,292 @@
+//! Directories by descriptor: opening, making, giving to a group, removing. No link is
+//! followed, and removal stays on one file system. Neither deep nor wide trees cost
+//! memory, descriptors or stack: whoever ran in the pod may have made them on purpose.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{self, AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags};
+use rustix::io::{self, Errno};
+
+use crate::util::stop::StopToken;
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Open directories while removing a tree. What lies deeper is moved up first.
+const MAX_DEPTH: usize = 32;
+
+/// Opens a directory by its path; links on the way are followed (the root directory is
+/// the operator's).
+pub(super) fn open(path: &Path) -> io::Result<OwnedFd> {
+    fs::open(path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty())
+}
+
+/// Opens the directory `name` in `parent`, a mounted one too.
+pub(super) fn open_at(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+    fs::openat(parent, name, DIRECTORY, Mode::empty())
+}
+
+/// Opens the directory `name` in `parent` if nothing is mounted there, bind mounts of
+/// the same file system included where the kernel can tell (5.6).
+pub(super) fn open_same_mount(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+    match fs::openat2(parent, name, DIRECTORY, Mode::empty(), resolve) {
+        Err(Errno::NOSYS) => {
+            let child = open_at(parent, name)?;
+            if fs::fstat(&child)?.st_dev == fs::fstat(parent)?.st_dev { Ok(child) } else { Err(Errno::XDEV) }
+        }
+        result => result,
+    }
+}
+
+/// Makes the directory `name` in `parent` unless it is there, and opens it. Says whether
+/// it was made.
+pub(super) fn make_at(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> io::Result<(OwnedFd, bool)> {
+    let made = match fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
+        Ok(()) => true,
+        Err(Errno::EXIST) => false,
+        Err(errno) => return Err(errno),
+    };
+    Ok((open_at(parent, name)?, made))
+}
+
+/// The names in a directory of our own making, which are few.
+pub(super) fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        if !is_dot(entry.file_name()) {
+            names.push(entry.file_name().to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// Gives a volume's root to the pod's group: group-writable, and new files inherit the group.
+pub(super) fn give_to_group(dir: BorrowedFd<'_>, gid: u32) -> io::Result<()> {
+    fs::fchown(dir, None, Some(Gid::from_raw(gid)))?;
+    let mode = fs::fstat(dir)?.st_mode & 0o7777;
+    fs::fchmod(dir, Mode::from_raw_mode(mode | 0o660 | 0o2000 | 0o110))
+}
+
+/// Why a tree is not gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Leftover {
+    /// The first entry that could not be removed, below the start, and why.
+    Entry {
+        /// Its name, with the names of the directories above it.
+        path: String,
+        /// Why.
+        errno: Errno,
+    },
+    /// The agent stops; the rest is for its next start.
+    Stopping,
+}
+
+struct Level {
+    dir: Dir,
+    /// Its name in the level above; empty for the start.
+    name: CString,
+}
+
+/// Removes everything in `top`, but not `top`. What cannot be removed stays, the rest goes.
+pub(super) fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Leftover> {
+    let mut first: Option<Leftover> = None;
+    let mut levels = vec![Level { dir: open_level(top)?, name: CString::default() }];
+    let mut moved_up: u64 = 0;
+    let mut moved_before = 0;
+    loop {
+        let depth = levels.len();
+        let Some(level) = levels.last_mut() else { break };
+        if stop.is_stopped() {
+            return Err(Leftover::Stopping);
+        }
+        let entry = match level.dir.read() {
+            Some(Ok(entry)) if is_dot(entry.file_name()) => continue,
+            Some(Ok(entry)) => entry,
+            Some(Err(errno)) => {
+                note(&mut first, &levels, c".", errno);
+                levels.pop();
+                continue;
+            }
+            // Deep directories were moved into the start while it was being read.
+            None if depth == 1 && moved_up > moved_before => {
+                moved_before = moved_up;
+                level.dir.rewind();
+                continue;
+            }
+            None => {
+                let done = levels.pop();
+                if let (Some(done), Some(parent)) = (done, levels.last())
+                    && let Err(errno) =
+                        fd(&parent.dir).and_then(|fd| fs::unlinkat(fd, &*done.name, AtFlags::REMOVEDIR))
+                    && errno != Errno::NOENT
+                {
+                    note(&mut first, &levels, &done.name, errno);
+                }
+                continue;
+            }
+        };
+        let name = entry.file_name();
+        match remove_entry(level, name, entry.file_type()) {
+            Ok(Step::Gone) => {}
+            Ok(Step::NotEmpty) => {
+                let outcome = if depth < MAX_DEPTH {
+                    descend(levels.last(), name).map(|deeper| levels.push(deeper))
+                } else {
+                    moved_up += 1;
+                    move_up(top, levels.last(), name, moved_up)
+                };
+                if let Err(errno) = outcome {
+                    note(&mut first, &levels, name, errno);
+                }
+            }
+            Err(errno) => note(&mut first, &levels, name, errno),
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
+/// Removes the directory `name` in `parent` with all its content.
+pub(super) fn remove_at(parent: BorrowedFd<'_>, name: &CStr, stop: &StopToken) -> Result<(), Leftover> {
+    let failed = |errno| Leftover::Entry { path: name.to_string_lossy().into_owned(), errno };
+    let dir = match open_same_mount(parent, name) {
+        Ok(dir) => dir,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(failed(errno)),
+    };
+    remove_contents(dir.as_fd(), stop)?;
+    match fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+enum Step {
+    Gone,
+    NotEmpty,
+}
+
+fn remove_entry(level: &Level, name: &CStr, kind: FileType) -> io::Result<Step> {
+    let dir = fd(&level.dir)?;
+    if kind != FileType::Directory {
+        match fs::unlinkat(dir, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(Step::Gone),
+            // Some file systems do not tell the type when listing.
+            Err(Errno::ISDIR | Errno::PERM) if kind == FileType::Unknown => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    match fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(Step::Gone),
+        Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(Step::NotEmpty),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn descend(level: Option<&Level>, name: &CStr) -> io::Result<Level> {
+    let parent = fd(&level.ok_or(Errno::BADF)?.dir)?;
+    let dir = Dir::new(open_same_mount(parent, name)?)?;
+    Ok(Level { dir, name: name.to_owned() })
+}
+
+fn move_up(top: BorrowedFd<'_>, level: Option<&Level>, name: &CStr, count: u64) -> io::Result<()> {
+    let parent = fd(&level.ok_or(Errno::BADF)?.dir)?;
+    let random = crate::util::backoff::random_u64();
+    fs::renameat(parent, name, top, format!(".coracle-removing-{random:016x}-{count}"))
+}
+
+fn open_level(top: BorrowedFd<'_>) -> Result<Dir, Leftover> {
+    Dir::read_from(top).map_err(|errno| Leftover::Entry { path: ".".to_owned(), errno })
+}
+
+fn fd(dir: &Dir) -> io::Result<BorrowedFd<'_>> {
+    dir.fd()
+}
+
+fn note(first: &mut Option<Leftover>, levels: &[Level], name: &CStr, errno: Errno) {
+    if first.is_none() {
+        let mut path = String::new();
+        for above in levels.iter().skip(1) {
+            path.push_str(&above.name.to_string_lossy());
+            path.push('/');
+        }
+        path.push_str(&name.to_string_lossy());
+        *first = Some(Leftover::Entry { path, errno });
+    }
+}
+
+fn is_dot(name: &CStr) -> bool {
+    matches!(name.to_bytes(), b"." | b"..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    #[test]
+    fn removes_everything_below_and_follows_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let outside = dir.path().join("outside");
+        std::fs::create_dir(&outside).unwrap();
+        std::fs::write(outside.join("precious"), "x").unwrap();
+        let top = dir.path().join("top");
+        std::fs::create_dir_all(top.join("a/b/c")).unwrap();
+        std::fs::create_dir(top.join("empty")).unwrap();
+        for n in 0..500 {
+            std::fs::write(top.join(format!("a/b/{n}")), "x").unwrap();
+        }
+        symlink(&outside, top.join("a/link")).unwrap();
+        let fd = open(&top).unwrap();
+        assert_eq!(remove_contents(fd.as_fd(), &StopToken::never()), Ok(()));
+        assert_eq!(std::fs::read_dir(&top).unwrap().count(), 0);
+        assert!(outside.join("precious").exists());
+        let parent = open(dir.path()).unwrap();
+        assert_eq!(remove_at(parent.as_fd(), c"top", &StopToken::never()), Ok(()));
+        assert_eq!(remove_at(parent.as_fd(), c"top", &StopToken::never()), Ok(()));
+        assert!(!top.exists());
+        symlink(&outside, &top).unwrap();
+        assert!(remove_at(parent.as_fd(), c"top", &StopToken::never()).is_err());
+        assert!(outside.join("precious").exists());
+    }
+
+    #[test]
+    fn depth_is_no_obstacle() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut at = open(dir.path()).unwrap();
+        for _ in 0..300 {
+            at = make_at(at.as_fd(), c"d", 0o755).unwrap().0;
+            make_at(at.as_fd(), c"side", 0o755).unwrap();
+        }
+        let top = open(dir.path()).unwrap();
+        assert_eq!(remove_contents(top.as_fd(), &StopToken::never()), Ok(()));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn stops_when_told() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), "x").unwrap();
+        let (source, stop) = crate::util::stop::pair();
+        drop(source);
+        let top = open(dir.path()).unwrap();
+        assert_eq!(remove_contents(top.as_fd(), &stop), Err(Leftover::Stopping));
+        assert!(dir.path().join("f").exists());
+    }
+
+    #[test]
+    fn the_group_gets_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = open(dir.path()).unwrap();
+        fs::fchmod(&top, Mode::from_raw_mode(0o777)).unwrap();
+        let gid = std::fs::metadata(dir.path()).unwrap().gid();
+        give_to_group(top.as_fd(), gid).unwrap();
+        assert_eq!(std::fs::metadata(dir.path()).unwrap().mode() & 0o7777, 0o2777);
+        fs::fchmod(&top, Mode::from_raw_mode(0o700)).unwrap();
+        give_to_group(top.as_fd(), gid).unwrap();
+        assert_eq!(std::fs::metadata(dir.path()).unwrap().mode() & 0o7777, 0o2770);
+    }
+}

@@ -1,0 +1,8 @@
+//! Whole rooms against fakes that speak the real protocols, in one process.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cri;

@@ -1,0 +1,298 @@
+//! A container runtime for tests: a real gRPC server on a Unix socket, with sandboxes,
+//! containers and images in memory, and misbehavior on request.
+//!
+//! Containers do what their commands say: a command that ends in `exit N` exits with N right
+//! after its start (`sleep S; exit N` after S seconds), one below `/no/such/` fails to start,
+//! and everything else runs until it is stopped. Images with `none` or `missing` in their
+//! names cannot be pulled; [`BUSYBOX`] is there from the beginning.
+
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    unused_imports,
+    missing_docs,
+    reason = "each test binary uses its own part"
+)]
+
+mod gate;
+mod json;
+mod service;
+mod state;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use coracle::cri::{self, ImageClient, RuntimeClient};
+use coracle::transport::grpc::Kind;
+use coracle::util::stop::StopToken;
+
+pub use gate::Gate;
+pub use json::ToJson;
+pub use service::Entry;
+use service::{Misbehavior, Service, Shared, create_image_service, create_runtime_service};
+pub use state::{BUSYBOX, BUSYBOX_ID, Container, ExecAnswer, Failure, Sandbox, State, state_name};
+
+/// How long the helpers here wait before they fail the test.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The fake. Dropping it ends the server.
+pub struct FakeCri {
+    dir: tempfile::TempDir,
+    shared: Arc<Shared>,
+    environment: Arc<grpcio::Environment>,
+    server: Mutex<Option<grpcio::Server>>,
+}
+
+impl FakeCri {
+    /// Starts a server on a fresh socket.
+    pub fn start() -> FakeCri {
+        let environment = grpcio::EnvBuilder::new().cq_count(1).name_prefix("fake-cri").build();
+        let fake = FakeCri {
+            dir: tempfile::tempdir().unwrap(),
+            shared: Arc::new(Shared {
+                state: Mutex::new(State::new()),
+                counts: Mutex::default(),
+                journal: Mutex::default(),
+                misbehavior: Mutex::default(),
+                delayed: Mutex::default(),
+            }),
+            environment: Arc::new(environment),
+            server: Mutex::new(None),
+        };
+        fake.go_up();
+        fake
+    }
+
+    // ---- how to reach it ----
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("cri.sock")
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.socket().display())
+    }
+
+    /// A directory that lives as long as the fake.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn settings(&self) -> cri::Settings {
+        cri::Settings {
+            runtime_endpoint: self.endpoint(),
+            image_endpoint: None,
+            request_timeout: cri::DEFAULT_REQUEST_TIMEOUT,
+        }
+    }
+
+    pub fn connect(&self) -> (RuntimeClient, ImageClient) {
+        cri::connect(self.settings()).unwrap()
+    }
+
+    // ---- the server ----
+
+    /// Ends the server; every open call fails. What it runs is kept.
+    pub fn go_down(&self) {
+        if let Some(mut server) = self.server.lock().unwrap().take() {
+            let shutdown = server.shutdown();
+            server.cancel_all_calls();
+            let _ = block_on(shutdown);
+        }
+    }
+
+    /// Serves again on the same socket.
+    pub fn go_up(&self) {
+        let mut slot = self.server.lock().unwrap();
+        if slot.is_some() {
+            return;
+        }
+        let service = Service(Arc::clone(&self.shared));
+        let mut server = grpcio::ServerBuilder::new(Arc::clone(&self.environment))
+            .register_service(create_runtime_service(service.clone()))
+            .register_service(create_image_service(service))
+            .requests_slot_per_cq(64)
+            .build()
+            .unwrap();
+        let address = format!("unix:{}", self.socket().display());
+        server.add_listening_port(address, grpcio::ServerCredentials::insecure()).unwrap();
+        server.start();
+        *slot = Some(server);
+    }
+
+    /// Down and up again, as in an upgrade of the runtime: its containers run on.
+    pub fn restart(&self) {
+        self.go_down();
+        self.go_up();
+    }
+
+    // ---- misbehavior, by method name ----
+
+    /// Every call of `method` fails from now on.
+    pub fn fail(&self, method: &str, kind: Kind, message: &str) {
+        self.misbehave(method, kind, message, None);
+    }
+
+    /// The next `times` calls of `method` fail.
+    pub fn fail_times(&self, method: &str, times: u32, kind: Kind, message: &str) {
+        if times > 0 {
+            self.misbehave(method, kind, message, Some(times));
+        }
+    }
+
+    fn misbehave(&self, method: &str, kind: Kind, message: &str, times: Option<u32>) {
+        let failure = Failure { code: service::code(kind), message: message.to_owned() };
+        self.spoil(method, Misbehavior::Fail { failure, times });
+    }
+
+    /// Calls of `method` wait until the gate is opened or [`FakeCri::behave`] is called;
+    /// then they are carried out.
+    pub fn hang(&self, method: &str) -> Gate {
+        let gate = Gate::default();
+        self.spoil(method, Misbehavior::Hang(gate.clone()));
+        gate
+    }
+
+    /// Calls of `method` take this long.
+    pub fn delay(&self, method: &str, delay: Duration) {
+        self.spoil(method, Misbehavior::Delay(delay));
+    }
+
+    /// Ends the misbehavior of `method` and lets its hanging calls go.
+    pub fn behave(&self, method: &str) {
+        if let Some(Misbehavior::Hang(gate)) = self.shared.misbehavior.lock().unwrap().remove(method) {
+            gate.open();
+        }
+    }
+
+    fn spoil(&self, method: &str, misbehavior: Misbehavior) {
+        self.behave(method);
+        self.shared.misbehavior.lock().unwrap().insert(method.to_owned(), misbehavior);
+    }
+
+    // ---- what happened ----
+
+    /// How often `method` was called.
+    pub fn count(&self, method: &str) -> usize {
+        self.shared.counts.lock().unwrap().get(method).copied().unwrap_or(0)
+    }
+
+    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
+        self.shared.counts.lock().unwrap().clone()
+    }
+
+    /// All mutating requests so far, in order of arrival.
+    pub fn journal(&self) -> Vec<Entry> {
+        self.shared.journal.lock().unwrap().clone()
+    }
+
+    /// The method names of the journal.
+    pub fn calls(&self) -> Vec<&'static str> {
+        self.shared.journal.lock().unwrap().iter().map(|entry| entry.method).collect()
+    }
+
+    pub fn clear_journal(&self) {
+        self.shared.journal.lock().unwrap().clear();
+        self.shared.counts.lock().unwrap().clear();
+    }
+
+    /// Waits until `condition` holds; fails the test after a while.
+    #[track_caller]
+    pub fn wait_until(&self, what: &str, mut condition: impl FnMut(&FakeCri) -> bool) {
+        let (start, pause) = (Instant::now(), StopToken::never());
+        while !condition(self) {
+            assert!(start.elapsed() < PATIENCE, "waited in vain until {what}; calls: {:?}", self.calls());
+            let _ = pause.wait(Duration::from_millis(5));
+        }
+    }
+
+    // ---- what is there ----
+
+    /// Looks at or changes the state directly.
+    pub fn with_state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.shared.state.lock().unwrap();
+        state.settle();
+        look(&mut state)
+    }
+
+    pub fn sandboxes(&self) -> Vec<Sandbox> {
+        self.with_state(|state| state.sandboxes.values().cloned().collect())
+    }
+
+    /// In order of creation.
+    pub fn containers(&self) -> Vec<Container> {
+        self.with_state(|state| state.containers.values().cloned().collect())
+    }
+
+    /// The newest container of that name, in any pod.
+    pub fn container(&self, name: &str) -> Option<Container> {
+        self.containers().into_iter().rfind(|container| container.config.metadata.name == name)
+    }
+
+    pub fn add_image(&self, name: &str) {
+        let id = format!("sha256:{:064x}", name.len());
+        self.with_state(|state| state.add_image(name, &id));
+    }
+
+    /// The container's process dies; `false` if it did not run.
+    pub fn kill_container(&self, id: &str, code: i32) -> bool {
+        self.with_state(|state| state.kill_container(id, code))
+    }
+
+    /// The sandbox dies with all its containers; `false` if it is not there.
+    pub fn kill_sandbox(&self, id: &str) -> bool {
+        self.with_state(|state| state.kill_sandbox(id))
+    }
+
+    /// Sets a condition of `Status`: `RuntimeReady` or `NetworkReady`.
+    pub fn set_condition(&self, name: &'static str, status: bool, reason: &str, message: &str) {
+        let condition = (status, reason.to_owned(), message.to_owned());
+        self.with_state(|state| state.conditions.insert(name, condition));
+    }
+
+    /// Decides what exec answers, from the container's name and the command.
+    pub fn on_exec(&self, rule: impl Fn(&str, &[String]) -> ExecAnswer + Send + Sync + 'static) {
+        self.with_state(|state| state.exec = Arc::new(rule));
+    }
+
+    /// From now on a start writes one line into the container's log.
+    pub fn write_logs(&self) {
+        self.with_state(|state| state.writes_logs = true);
+    }
+}
+
+impl Drop for FakeCri {
+    fn drop(&mut self) {
+        self.shared.misbehavior.lock().unwrap().retain(|_, misbehavior| {
+            if let Misbehavior::Hang(gate) = misbehavior {
+                gate.open();
+            }
+            false
+        });
+        self.go_down();
+    }
+}
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}

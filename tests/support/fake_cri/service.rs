@@ -1,0 +1,222 @@
+//! The gRPC side: every call is counted, noted, perhaps spoiled, and answered from the state.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use coracle::transport::generated::runtime as rt;
+use grpcio::{RpcContext, RpcStatus, RpcStatusCode as Code, UnarySink};
+use serde_json::Value;
+
+use super::gate::Gate;
+use super::json::ToJson;
+use super::state::{Answer, Failure, State};
+
+/// Stubs that `build.rs` writes.
+#[allow(clippy::all, clippy::unwrap_used, missing_docs, unused)]
+mod stubs {
+    use coracle::transport::generated::runtime;
+
+    include!(concat!(env!("OUT_DIR"), "/service.rs"));
+}
+
+pub use stubs::{create_image_service, create_runtime_service};
+
+/// What happens to calls of one method.
+#[derive(Clone)]
+pub enum Misbehavior {
+    Fail {
+        failure: Failure,
+        times: Option<u32>,
+    },
+    /// Calls wait behind the gate and are carried out when it opens.
+    Hang(Gate),
+    Delay(std::time::Duration),
+}
+
+/// One mutating request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    pub method: &'static str,
+    /// In protojson with proto field names.
+    pub request: Value,
+    /// What the fake refused it with; also `None` while it is not answered.
+    pub error: Option<Failure>,
+}
+
+/// Requests that only look; they are counted but not noted.
+const LOOKS: &[&str] = &[
+    "Version",
+    "Status",
+    "RuntimeConfig",
+    "ListPodSandbox",
+    "PodSandboxStatus",
+    "ListContainers",
+    "ContainerStatus",
+    "ListImages",
+    "ImageStatus",
+    "ImageFsInfo",
+];
+
+pub struct Shared {
+    pub state: Mutex<State>,
+    pub counts: Mutex<BTreeMap<&'static str, usize>>,
+    pub journal: Mutex<Vec<Entry>>,
+    pub misbehavior: Mutex<HashMap<String, Misbehavior>>,
+    pub delayed: Mutex<Vec<coracle::util::threads::Running>>,
+}
+
+#[derive(Clone)]
+pub struct Service(pub Arc<Shared>);
+
+impl Service {
+    fn answer<Req, Resp>(
+        &self,
+        ctx: &RpcContext<'_>,
+        method: &'static str,
+        request: Req,
+        sink: UnarySink<Resp>,
+        act: fn(&mut State, Req) -> Answer<Resp>,
+    ) where
+        Req: ToJson + Send + 'static,
+        Resp: Send + 'static,
+    {
+        let shared = Arc::clone(&self.0);
+        *shared.counts.lock().unwrap().entry(method).or_default() += 1;
+        let noted = (!LOOKS.contains(&method)).then(|| {
+            let mut journal = shared.journal.lock().unwrap();
+            journal.push(Entry { method, request: request.to_json(), error: None });
+            journal.len() - 1
+        });
+        let (failure, gate) = shared.spoil(method);
+        ctx.spawn(async move {
+            if let Some(gate) = gate {
+                gate.await;
+            }
+            let answer = match failure {
+                Some(failure) => Err(failure),
+                None => {
+                    let mut state = shared.state.lock().unwrap();
+                    state.settle();
+                    act(&mut state, request)
+                }
+            };
+            if let (Some(at), Err(failure)) = (noted, &answer)
+                && let Some(entry) = shared.journal.lock().unwrap().get_mut(at)
+            {
+                entry.error = Some(failure.clone());
+            }
+            // The client may be gone by now; that is its affair.
+            let _ = match answer {
+                Ok(answer) => sink.success(answer).await,
+                Err(Failure { code, message }) => sink.fail(RpcStatus::with_message(code, message)).await,
+            };
+        });
+    }
+}
+
+impl Shared {
+    fn spoil(&self, method: &str) -> (Option<Failure>, Option<Gate>) {
+        let mut all = self.misbehavior.lock().unwrap();
+        match all.get_mut(method) {
+            None => (None, None),
+            Some(Misbehavior::Fail { failure, times }) => {
+                let failure = failure.clone();
+                if let Some(left) = times {
+                    *left = left.saturating_sub(1);
+                    if *left == 0 {
+                        all.remove(method);
+                    }
+                }
+                (Some(failure), None)
+            }
+            Some(Misbehavior::Hang(gate)) => (None, Some(gate.clone())),
+            Some(Misbehavior::Delay(delay)) => {
+                let (gate, delay) = (Gate::default(), *delay);
+                (None, Some(self.open_after(gate, delay)))
+            }
+        }
+    }
+
+    fn open_after(&self, gate: Gate, delay: std::time::Duration) -> Gate {
+        use coracle::util::threads::{OnDeath, Stack, spawn};
+        let opened = gate.clone();
+        let running = spawn("fake-delay", Stack::Small, OnDeath::Nobody, move |stop| {
+            let _ = stop.wait(delay);
+            opened.open();
+        });
+        match running {
+            Ok(running) => {
+                let mut delayed = self.delayed.lock().unwrap();
+                delayed.retain(|running| !running.is_finished());
+                delayed.push(running);
+            }
+            Err(_) => gate.open(),
+        }
+        gate
+    }
+}
+
+macro_rules! serve {
+    ($($name:ident $method:literal ($request:ident) -> $response:ident;)*) => {
+        $(fn $name(&mut self, ctx: RpcContext, request: rt::$request, sink: UnarySink<rt::$response>) {
+            self.answer(&ctx, $method, request, sink, State::$name);
+        })*
+    };
+}
+
+impl stubs::RuntimeService for Service {
+    serve! {
+        version "Version" (VersionRequest) -> VersionResponse;
+        status "Status" (StatusRequest) -> StatusResponse;
+        runtime_config "RuntimeConfig" (RuntimeConfigRequest) -> RuntimeConfigResponse;
+        update_runtime_config "UpdateRuntimeConfig" (UpdateRuntimeConfigRequest) -> UpdateRuntimeConfigResponse;
+        run_pod_sandbox "RunPodSandbox" (RunPodSandboxRequest) -> RunPodSandboxResponse;
+        stop_pod_sandbox "StopPodSandbox" (StopPodSandboxRequest) -> StopPodSandboxResponse;
+        remove_pod_sandbox "RemovePodSandbox" (RemovePodSandboxRequest) -> RemovePodSandboxResponse;
+        pod_sandbox_status "PodSandboxStatus" (PodSandboxStatusRequest) -> PodSandboxStatusResponse;
+        list_pod_sandbox "ListPodSandbox" (ListPodSandboxRequest) -> ListPodSandboxResponse;
+        create_container "CreateContainer" (CreateContainerRequest) -> CreateContainerResponse;
+        start_container "StartContainer" (StartContainerRequest) -> StartContainerResponse;
+        stop_container "StopContainer" (StopContainerRequest) -> StopContainerResponse;
+        remove_container "RemoveContainer" (RemoveContainerRequest) -> RemoveContainerResponse;
+        list_containers "ListContainers" (ListContainersRequest) -> ListContainersResponse;
+        container_status "ContainerStatus" (ContainerStatusRequest) -> ContainerStatusResponse;
+        update_container_resources "UpdateContainerResources" (UpdateContainerResourcesRequest)
+            -> UpdateContainerResourcesResponse;
+        reopen_container_log "ReopenContainerLog" (ReopenContainerLogRequest) -> ReopenContainerLogResponse;
+        exec_sync "ExecSync" (ExecSyncRequest) -> ExecSyncResponse;
+    }
+}
+
+impl stubs::ImageService for Service {
+    serve! {
+        list_images "ListImages" (ListImagesRequest) -> ListImagesResponse;
+        image_status "ImageStatus" (ImageStatusRequest) -> ImageStatusResponse;
+        pull_image "PullImage" (PullImageRequest) -> PullImageResponse;
+        remove_image "RemoveImage" (RemoveImageRequest) -> RemoveImageResponse;
+        image_fs_info "ImageFsInfo" (ImageFsInfoRequest) -> ImageFsInfoResponse;
+    }
+}
+
+/// The gRPC code of a [`coracle::transport::grpc::Kind`].
+pub fn code(kind: coracle::transport::grpc::Kind) -> Code {
+    use coracle::transport::grpc::Kind;
+    match kind {
+        Kind::Cancelled => Code::CANCELLED,
+        Kind::Unknown => Code::UNKNOWN,
+        Kind::InvalidArgument => Code::INVALID_ARGUMENT,
+        Kind::DeadlineExceeded => Code::DEADLINE_EXCEEDED,
+        Kind::NotFound => Code::NOT_FOUND,
+        Kind::AlreadyExists => Code::ALREADY_EXISTS,
+        Kind::PermissionDenied => Code::PERMISSION_DENIED,
+        Kind::ResourceExhausted => Code::RESOURCE_EXHAUSTED,
+        Kind::FailedPrecondition => Code::FAILED_PRECONDITION,
+        Kind::Aborted => Code::ABORTED,
+        Kind::OutOfRange => Code::OUT_OF_RANGE,
+        Kind::Unimplemented => Code::UNIMPLEMENTED,
+        Kind::Internal => Code::INTERNAL,
+        Kind::Unavailable => Code::UNAVAILABLE,
+        Kind::DataLoss => Code::DATA_LOSS,
+        Kind::Unauthenticated => Code::UNAUTHENTICATED,
+    }
+}
