@@ -61,7 +61,9 @@ fn refusal(status: u16, text: &str) -> String {
         505 => "HTTP Version Not Supported",
         _ => "Service Unavailable",
     };
-    format!("HTTP/1.0 {status} {phrase}\r\nServer: coracle\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n{text}")
+    format!(
+        "HTTP/1.0 {status} {phrase}\r\nServer: coracle\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n{text}"
+    )
 }
 
 /// Why a head was not taken.

@@ -75,11 +75,7 @@ impl Gate {
         let number = self.table.next.fetch_add(1, Ordering::Relaxed);
         let key = format!("{:016x}-{number:x}", self.table.secret);
         let (give, request) = bounded(1);
-        self.table
-            .waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key.clone(), give);
+        self.table.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone(), give);
         Ticket { key, request, table: Arc::clone(&self.table) }
     }
 
@@ -114,7 +110,7 @@ impl Inner {
             let _ = broken.try_send(());
         }));
         let taker = threads::spawn("http/0", Stack::Small, on_death, move |stop| take(&queue, &table, &stop))
-        .map_err(|source| ServerError::Thread { name: "http/0", source })?;
+            .map_err(|source| ServerError::Thread { name: "http/0", source })?;
         Ok(Inner { server, taker: Some(taker) })
     }
 }
@@ -171,8 +167,7 @@ pub(super) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result
     let read_only =
         settings.read_only.map(|address| Bound::tcp("read-only port", address, false)).transpose()?;
     let healthz = settings.healthz.map(|address| Bound::tcp("healthz port", address, true)).transpose()?;
-    let addresses =
-        (healthz.as_ref().and_then(Bound::address), read_only.as_ref().and_then(Bound::address));
+    let addresses = (healthz.as_ref().and_then(Bound::address), read_only.as_ref().and_then(Bound::address));
 
     let pair = |source| ServerError::Thread { name: "http", source };
     let (wake_all, wake) = UnixStream::pair().map_err(pair)?;

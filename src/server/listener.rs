@@ -149,9 +149,9 @@ impl Bound {
             }
             Err(_) => {}
         }
-        let unix = bind_private(path).map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
-        unix.set_nonblocking(true)
-            .map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
+        let unix =
+            bind_private(path).map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
+        unix.set_nonblocking(true).map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
         Ok(Bound::Unix(unix))
     }
 }
@@ -230,7 +230,8 @@ pub(super) fn run(listener: Listener, mut bound: Bound, gate: &Gate, stop: &Stop
         };
         match accepted {
             Ok(socket) => admit(listener, socket, gate, &mut open),
-            Err(why) if matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
+            Err(why)
+                if matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
             Err(why) => {
                 log::warn!("cannot accept a connection: {why}");
                 if stop.wait(ACCEPT_PAUSE) == Waited::Stopped {

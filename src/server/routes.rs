@@ -160,7 +160,9 @@ fn logs(target: &Target, deps: &Deps) -> Result<Stream, Answer> {
                 ),
             ));
         }
-        None => default_container(&view.pod).ok_or_else(|| Answer::text(404, "the pod has no containers\n"))?,
+        None => {
+            default_container(&view.pod).ok_or_else(|| Answer::text(404, "the pod has no containers\n"))?
+        }
     };
     let source = (deps.log_path)(&PodUid::from(view.uid()), container, previous)
         .map_err(|why| Answer::text(400, format!("{why}\n")))?;

@@ -31,7 +31,8 @@ impl Stream {
     pub(super) fn run(self, out: &mut dyn Write, deps: &Deps, stop: &StopToken) -> io::Result<()> {
         match self {
             Stream::Logs { source, options, container, of } => {
-                let extra = format!("Coracle-Container: {}\r\nCoracle-Containers: {of}\r\n", tame(&container));
+                let extra =
+                    format!("Coracle-Container: {}\r\nCoracle-Containers: {of}\r\n", tame(&container));
                 let mut out = LateHead { out, extra, sent: false };
                 if options.follow {
                     // So that the client knows at once that it is connected.

@@ -59,10 +59,7 @@ impl Fixture {
             status: Arc::new(|| NodeReport { node: "node1".into(), ..NodeReport::default() }),
             checks: Vec::new(),
             log_path: Arc::new(|uid, container, _| {
-                Ok(LogSource {
-                    path: format!("/logs/{uid}/{container}").into(),
-                    running: Arc::new(|| true),
-                })
+                Ok(LogSource { path: format!("/logs/{uid}/{container}").into(), running: Arc::new(|| true) })
             }),
             read_log: Arc::new(|path, options, out, running, stop| {
                 if path.ends_with("b") {
@@ -251,7 +248,8 @@ fn streams_end_with_their_client_and_with_the_server() {
 fn a_second_agent_is_refused_and_a_stale_socket_replaced() {
     let fixture = Fixture::new();
     assert!(matches!(Bound::local(&fixture.socket), Err(ServerError::AlreadyRunning { .. })));
-    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&fixture.socket).unwrap().permissions());
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&fixture.socket).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
     let stale = fixture.dir.path().join("stale.sock");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());

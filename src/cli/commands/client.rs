@@ -1,5 +1,6 @@
 //! A small HTTP/1.0 client on the agent's Unix socket.
 
+use std::convert::Infallible;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -132,12 +133,12 @@ impl Client {
             .map_err(|why| CommandError::Answer { target: target.to_owned(), why: why.to_string() })
     }
 
-    /// Documents line by line until the agent ends the stream or `each` fails.
+    /// Documents line by line, until the agent stops or `each` fails.
     pub(super) fn follow<T: DeserializeOwned>(
         &self,
         target: &str,
         mut each: impl FnMut(T) -> Result<(), CommandError>,
-    ) -> Result<(), CommandError> {
+    ) -> Result<Infallible, CommandError> {
         let mut body = self.open(target, Patience::Endless)?.body;
         let mut line = Vec::new();
         loop {
@@ -147,7 +148,7 @@ impl Client {
                 .read_until(b'\n', &mut line)
                 .map_err(self.talk("hear from"))?;
             if count == 0 {
-                return Ok(());
+                return Err(CommandError::Ended(self.socket.clone()));
             }
             let value = serde_json::from_slice(&line)
                 .map_err(|why| CommandError::Answer { target: target.to_owned(), why: why.to_string() })?;
@@ -174,6 +175,7 @@ pub(super) fn encode(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::cli::Exit;
+    use crate::util::threads::{self, OnDeath, Stack};
 
     #[test]
     fn encodes_what_a_target_cannot_hold() {
@@ -200,22 +202,20 @@ mod tests {
         let socket = dir.path().join("coracle.sock");
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let check = |answer: &str, expected: &str| {
-            let text = answer.to_owned();
-            std::thread::scope(|scope| {
-                #[expect(clippy::disallowed_methods, reason = "a scoped thread plays the agent")]
-                let _ = std::thread::Builder::new().spawn_scoped(scope, || {
-                    let (mut stream, _) = listener.accept().unwrap();
-                    // Taken before the answer, or the close would reset the connection.
-                    let mut byte = [0];
-                    let mut seen = Vec::new();
-                    while !seen.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
-                        seen.push(byte[0]);
-                    }
-                    stream.write_all(text.as_bytes()).unwrap();
-                });
-                let error = Client::new(&socket).get::<Vec<String>>("/x").unwrap_err().to_string();
-                assert!(error.contains(expected), "{error}");
+            let (text, listener) = (answer.to_owned(), listener.try_clone().unwrap());
+            let agent = threads::spawn("t/agent", Stack::Small, OnDeath::Nobody, move |_| {
+                let (mut stream, _) = listener.accept().unwrap();
+                // Taken before the answer, or the close would reset the connection.
+                let mut byte = [0];
+                let mut seen = Vec::new();
+                while !seen.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+                    seen.push(byte[0]);
+                }
+                stream.write_all(text.as_bytes()).unwrap();
             });
+            let error = Client::new(&socket).get::<Vec<String>>("/x").unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+            drop(agent);
         };
         check("", "too early");
         check("SSH-2.0\r\n", "no HTTP status");

@@ -98,12 +98,9 @@ fn when(at: Option<&Time>, now: jiff::Timestamp) -> String {
     at.map_or_else(|| "<unknown>".to_owned(), |at| when_at(at.0, now))
 }
 
-fn map(
-    console: &mut Console<'_>,
-    key: &str,
-    values: Option<&BTreeMap<String, String>>,
-) -> io::Result<()> {
-    let lines: Vec<String> = values.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
+fn map(console: &mut Console<'_>, key: &str, values: Option<&BTreeMap<String, String>>) -> io::Result<()> {
+    let lines: Vec<String> =
+        values.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
     list(console, 0, key, &lines)
 }
 

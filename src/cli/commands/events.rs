@@ -37,23 +37,25 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options)
         }
     }
     if options.watch {
-        client.follow(&format!("/v1/events?follow=true&since={newest}"), |event: RecordedEvent| {
-            if !is_wanted(&event, options) {
-                return Ok(());
-            }
-            console.now = jiff::Timestamp::now();
-            match options.output {
-                Output::Json => console.json(&event),
-                Output::Yaml => {
-                    writeln!(console.out, "---")?;
-                    console.yaml(&event)
+        let never =
+            client.follow(&format!("/v1/events?follow=true&since={newest}"), |event: RecordedEvent| {
+                if !is_wanted(&event, options) {
+                    return Ok(());
                 }
-                Output::Table | Output::Wide => {
-                    let row = row(&event, console.now);
-                    Ok(console.table(&mut table, &[row])?)
+                console.now = jiff::Timestamp::now();
+                match options.output {
+                    Output::Json => console.json(&event),
+                    Output::Yaml => {
+                        writeln!(console.out, "---")?;
+                        console.yaml(&event)
+                    }
+                    Output::Table | Output::Wide => {
+                        let row = row(&event, console.now);
+                        Ok(console.table(&mut table, &[row])?)
+                    }
                 }
-            }
-        })?;
+            })?;
+        match never {}
     }
     Ok(Exit::Success)
 }

@@ -78,7 +78,10 @@ mod tests {
         };
         assert_eq!(
             texts(&image),
-            ["host:5000/a/b 1 0123456789ab 2.0 KiB yes no", "host:5000/a/b <none> 0123456789ab 2.0 KiB yes no"]
+            [
+                "host:5000/a/b 1 0123456789ab 2.0 KiB yes no",
+                "host:5000/a/b <none> 0123456789ab 2.0 KiB yes no"
+            ]
         );
         let bare = ImageRow { tags: Vec::new(), digests: vec!["x/y@sha256:1".into()], ..image };
         assert_eq!(texts(&bare), ["x/y <none> 0123456789ab 2.0 KiB yes no"]);

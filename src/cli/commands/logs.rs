@@ -50,11 +50,9 @@ fn target(options: &Options, now: jiff::Timestamp) -> String {
     if let Some(container) = &options.container {
         target.push_str(&format!("&container={}", encode(container)));
     }
-    for (flag, name) in [
-        (options.follow, "follow"),
-        (options.previous, "previous"),
-        (options.timestamps, "timestamps"),
-    ] {
+    for (flag, name) in
+        [(options.follow, "follow"), (options.previous, "previous"), (options.timestamps, "timestamps")]
+    {
         if flag {
             target.push_str(&format!("&{name}=true"));
         }

@@ -15,6 +15,8 @@ mod logs;
 mod pod_status;
 mod pods;
 mod status;
+#[cfg(test)]
+mod tests;
 mod version;
 
 use std::path::PathBuf;
@@ -55,6 +57,9 @@ pub(crate) enum CommandError {
         /// Why.
         why: String,
     },
+    /// A stream that goes on for ever ended.
+    #[error("the agent at {} stopped", .0.display())]
+    Ended(PathBuf),
     /// The agent said no.
     #[error("{text}")]
     Refused {
@@ -74,6 +79,7 @@ impl CommandError {
             CommandError::NoSocket(_)
             | CommandError::NobodyAnswers(_)
             | CommandError::NoPermission(_)
+            | CommandError::Ended(_)
             | CommandError::Talk { .. } => Exit::NotReachable,
             CommandError::Refused { status: 404 | 409, .. } => Exit::NotFound,
             // Whoever read the output has seen enough.
@@ -90,8 +96,7 @@ type Outcome = Result<Exit, CommandError>;
 pub fn run(command: LocalCommand) -> Exit {
     let client = Client::new(&command.socket());
     let mut stdout = std::io::stdout().lock();
-    let mut console =
-        Console { out: &mut stdout, paint: Paint::for_stdout(), now: jiff::Timestamp::now() };
+    let mut console = Console { out: &mut stdout, paint: Paint::for_stdout(), now: jiff::Timestamp::now() };
     match dispatch(command.ask, &client, &mut console) {
         Ok(exit) => exit,
         Err(error) => {

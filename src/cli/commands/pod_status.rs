@@ -245,11 +245,17 @@ mod tests {
         let running = || json!({"running": {}});
         let with = |init: Value| json!({"phase": "Pending", "initContainerStatuses": init});
         check(with(json!([container("i1", false, 0, running())])), ("0/3", "Init:0/2", 0));
-        check(with(json!([container("i1", false, 2, waiting("CrashLoopBackOff"))])), ("0/3", "Init:CrashLoopBackOff", 2));
+        check(
+            with(json!([container("i1", false, 2, waiting("CrashLoopBackOff"))])),
+            ("0/3", "Init:CrashLoopBackOff", 2),
+        );
         check(with(json!([container("i1", false, 1, ended(1, "Error"))])), ("0/3", "Init:Error", 1));
         check(with(json!([container("i1", false, 1, ended(7, ""))])), ("0/3", "Init:ExitCode:7", 1));
         check(
-            with(json!([container("i1", true, 0, ended(0, "Completed")), container("side", false, 0, waiting("PodInitializing"))])),
+            with(json!([
+                container("i1", true, 0, ended(0, "Completed")),
+                container("side", false, 0, waiting("PodInitializing"))
+            ])),
             ("0/3", "Init:1/2", 0),
         );
         let mut side = container("side", true, 4, running());
@@ -282,7 +288,9 @@ mod tests {
         let now: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
         let mut crashed = container("a", false, 3, waiting("CrashLoopBackOff"));
         crashed["lastState"] = json!({"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:57:00Z"}});
-        let got = summary(&view(json!({"metadata": {}, "status": {"phase": "Running", "containerStatuses": [crashed]}})));
+        let got = summary(&view(
+            json!({"metadata": {}, "status": {"phase": "Running", "containerStatuses": [crashed]}}),
+        ));
         assert_eq!(got.restarts(now), "3 (3m ago)");
         assert_eq!(got.color(), Some(Color::Red));
     }

@@ -70,7 +70,7 @@ fn watch_documents(
     output: Output,
     wanted: impl Fn(&PodView) -> bool,
 ) -> Result<(), CommandError> {
-    client.follow("/v1/pods/watch", |change: PodChange| {
+    let never = client.follow("/v1/pods/watch", |change: PodChange| {
         let (kind, view) = match &change {
             PodChange::Added(view) => ("ADDED", view),
             PodChange::Modified(view) => ("MODIFIED", view),
@@ -85,7 +85,8 @@ fn watch_documents(
         }
         writeln!(console.out, "---")?;
         console.yaml(&event)
-    })
+    })?;
+    match never {}
 }
 
 /// Prints the table and then, if asked to, each row that changes.
@@ -109,7 +110,7 @@ fn watch_table(
     }
     let mut shown: HashMap<String, Vec<Cell>> =
         pods.iter().map(|view| (view.uid().to_owned(), key(view, wide))).collect();
-    client.follow("/v1/pods/watch", |change: PodChange| {
+    let never = client.follow("/v1/pods/watch", |change: PodChange| {
         console.now = Timestamp::now();
         let rows = match &change {
             PodChange::Deleted(view) => {
@@ -131,7 +132,8 @@ fn watch_table(
             }
         };
         Ok(console.table(&mut table, &rows)?)
-    })
+    })?;
+    match never {}
 }
 
 /// The column that changes by itself.
@@ -161,7 +163,8 @@ fn row(view: &PodView, wide: bool, now: Timestamp) -> Vec<Cell> {
     ];
     if wide {
         let status = view.pod.status.as_ref();
-        let or_none = |text: Option<&str>| text.filter(|text| !text.is_empty()).unwrap_or("<none>").to_owned();
+        let or_none =
+            |text: Option<&str>| text.filter(|text| !text.is_empty()).unwrap_or("<none>").to_owned();
         row.extend([
             Cell::from(or_none(status.and_then(|status| status.pod_ip.as_deref()))),
             Cell::from(Pod::from(view.pod.clone()).qos().as_str()),

@@ -95,9 +95,17 @@ fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Resu
             size(memory.peak_rss_bytes)
         ),
     )?;
-    let busy: Vec<String> =
-        report.queues.iter().filter(|queue| queue.depth > 0).map(|q| format!("{} {}", q.name, q.depth)).collect();
-    console.field(0, "Queues", if busy.is_empty() { "empty".to_owned() } else { busy.join(", ") }.as_str())?;
+    let busy: Vec<String> = report
+        .queues
+        .iter()
+        .filter(|queue| queue.depth > 0)
+        .map(|q| format!("{} {}", q.name, q.depth))
+        .collect();
+    console.field(
+        0,
+        "Queues",
+        if busy.is_empty() { "empty".to_owned() } else { busy.join(", ") }.as_str(),
+    )?;
     threads(console, report, wide)
 }
 
