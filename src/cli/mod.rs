@@ -14,6 +14,7 @@ pub mod flags;
 pub mod help;
 pub mod local;
 mod parse;
+pub mod table;
 
 #[cfg(test)]
 mod tests;

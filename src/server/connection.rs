@@ -31,6 +31,9 @@ const HANDOVER: Duration = Duration::from_secs(10);
 /// A TCP client that takes nothing for so long is dropped.
 const STALL: Duration = Duration::from_secs(60);
 
+/// When the server stops, a handler in the middle of a call is left behind after this.
+const HANDLER_LIMIT: Duration = Duration::from_secs(1);
+
 /// How much of an answer waits for its client.
 const PUMP_BYTES: usize = 64 * 1024;
 
@@ -263,8 +266,10 @@ fn serve(listener: Listener, socket: Socket, gate: &Gate, stop: &StopToken) {
         Ok(mut handler) => {
             let patience = (listener != Listener::Local).then_some(STALL);
             pump(client.socket, &inner, gate, patience, &mut handler);
+            drain(&inner, gate);
             // A writer blocked on the private socket fails now, then the handler ends.
             drop(inner);
+            let _ = handler.stop(HANDLER_LIMIT);
         }
         // The request was dropped with the thread's body: tiny_http has answered 500.
         Err(why) => {
@@ -355,6 +360,28 @@ fn pump(
     }
     client.shutdown_write();
     handler.ask_to_stop();
+}
+
+/// Takes what is left of an answer whose client is gone: a handler in the middle of a call
+/// to the runtime keeps its place among the connections until the call ends.
+fn drain(mut inner: &UnixStream, gate: &Gate) {
+    let _waiting = threads::waiting("a call");
+    let mut chunk = [0; 4096];
+    loop {
+        match inner.read(&mut chunk) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(why) if is_passing(&why) => {
+                let mut fds = [PollFd::new(&gate.wake, PollFlags::IN), PollFd::new(inner, PollFlags::IN)];
+                let outcome = poll(&mut fds, None);
+                let broken = outcome.is_err_and(|why| why != rustix::io::Errno::INTR);
+                if broken || !fds[0].revents().is_empty() {
+                    return;
+                }
+            }
+            Err(_) => return,
+        }
+    }
 }
 
 /// The handler's thread: makes the answer.

@@ -34,7 +34,7 @@ pub fn resolve<'a>(pods: &'a [PodView], wanted: &str, node: &str) -> Selection<'
     let rules: [&dyn Fn(&PodView) -> bool; 3] = [
         &|view| in_namespace(view) && view.name() == name,
         &|view| in_namespace(view) && view.name().strip_suffix(&suffix) == Some(name),
-        &|view| namespace.is_none() && view.uid().starts_with(name),
+        &|view| in_namespace(view) && view.uid().starts_with(name),
     ];
     for rule in rules {
         let found: Vec<&PodView> = pods.iter().filter(|view| rule(view)).collect();
@@ -110,6 +110,7 @@ mod tests {
         check("ab", "2");
         check("abd", "abd2");
         check("default/abd", "none");
+        check("kube-system/ab", "abd2");
         check("", "none");
         check("default/", "none");
         check("nothing", "none");

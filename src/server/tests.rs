@@ -271,3 +271,27 @@ fn tiny_http_is_built_anew_when_it_breaks() {
         assert!(Instant::now() < deadline);
     }
 }
+
+#[test]
+fn an_impatient_client_leaves_a_slow_answer_alone() {
+    let (go, gate) = crossbeam_channel::bounded::<()>(0);
+    let fixture = Fixture::with(|deps| {
+        deps.images = Arc::new(move || {
+            let _ = gate.recv();
+            Ok(Vec::new())
+        });
+    });
+    let mut stream = connect_local(&fixture.socket).unwrap();
+    stream.write_all(b"GET /v1/images HTTP/1.0\r\n\r\n").unwrap();
+    let asked = || threads::report().iter().any(|line| line.waits_for == "a call");
+    drop(stream);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !asked() {
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(fixture.local("/v1/version").0, 200);
+    drop(go);
+    while asked() {
+        assert!(Instant::now() < deadline);
+    }
+}

@@ -1,0 +1,227 @@
+//! A small HTTP/1.0 client on the agent's Unix socket.
+
+use std::convert::Infallible;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use crate::server::connect_local;
+
+use super::CommandError;
+
+/// An answer may need a runtime call, whose limit is two minutes.
+const ANSWER_LIMIT: Duration = Duration::from_secs(130);
+
+/// Sending a request of a few hundred bytes takes no time unless the agent hangs.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+
+/// A whole answer is at most this; 500 big pods are about 10 MB.
+const ANSWER_BYTES: u64 = 256 * 1024 * 1024;
+
+/// How long to wait for the next byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// For an answer.
+    Limited,
+    /// For news.
+    Endless,
+}
+
+/// The way to the agent.
+#[derive(Debug, Clone)]
+pub(super) struct Client {
+    socket: PathBuf,
+}
+
+/// An answer whose body is still to be read.
+pub(super) struct Reply {
+    headers: Vec<(String, String)>,
+    pub body: BufReader<UnixStream>,
+}
+
+impl Reply {
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+}
+
+impl Client {
+    pub(super) fn new(socket: &Path) -> Self {
+        Client { socket: socket.to_owned() }
+    }
+
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    fn talk(&self, what: &'static str) -> impl FnOnce(io::Error) -> CommandError {
+        let path = self.socket.clone();
+        move |source| CommandError::Talk { what, path, source }
+    }
+
+    /// Asks, and returns once the head of a good answer is there.
+    pub(super) fn open(&self, target: &str, patience: Patience) -> Result<Reply, CommandError> {
+        let path = || self.socket.clone();
+        let mut stream = connect_local(&self.socket).map_err(|why| match why.kind() {
+            io::ErrorKind::NotFound => CommandError::NoSocket(path()),
+            io::ErrorKind::ConnectionRefused => CommandError::NobodyAnswers(path()),
+            io::ErrorKind::PermissionDenied => CommandError::NoPermission(path()),
+            _ => self.talk("reach")(why),
+        })?;
+        stream
+            .set_write_timeout(Some(SEND_LIMIT))
+            .and_then(|()| stream.set_read_timeout(Some(ANSWER_LIMIT)))
+            .and_then(|()| stream.write_all(format!("GET {target} HTTP/1.0\r\n\r\n").as_bytes()))
+            .map_err(self.talk("ask"))?;
+        let mut body = BufReader::new(stream);
+        let bad = |why: &str| CommandError::Answer { target: target.to_owned(), why: why.to_owned() };
+        let line = self.line(&mut body)?;
+        let status: u16 = line
+            .strip_prefix("HTTP/1.")
+            .and_then(|rest| rest.split(' ').nth(1))
+            .and_then(|status| status.parse().ok())
+            .ok_or_else(|| bad("no HTTP status"))?;
+        let mut headers = Vec::new();
+        loop {
+            let line = self.line(&mut body)?;
+            if line.is_empty() {
+                break;
+            }
+            let (name, value) = line.split_once(':').ok_or_else(|| bad("a header without a colon"))?;
+            headers.push((name.to_owned(), value.trim().to_owned()));
+            if headers.len() > 100 {
+                return Err(bad("too many headers"));
+            }
+        }
+        if status != 200 {
+            let mut text = Vec::new();
+            // What arrived of the reason is better than none.
+            let _ = body.take(64 * 1024).read_to_end(&mut text);
+            let text = String::from_utf8_lossy(&text).trim_end().to_owned();
+            return Err(CommandError::Refused { status, text });
+        }
+        if patience == Patience::Endless {
+            body.get_ref().set_read_timeout(None).map_err(self.talk("listen to"))?;
+        }
+        Ok(Reply { headers, body })
+    }
+
+    fn line(&self, body: &mut BufReader<UnixStream>) -> Result<String, CommandError> {
+        let mut line = Vec::new();
+        body.take(8 * 1024).read_until(b'\n', &mut line).map_err(self.talk("hear from"))?;
+        if !line.ends_with(b"\n") {
+            let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "the answer ends too early");
+            return Err(self.talk("hear from")(cut));
+        }
+        Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+    }
+
+    /// A whole document.
+    pub(super) fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, CommandError> {
+        let reply = self.open(target, Patience::Limited)?;
+        let length: Option<u64> = reply.header("Content-Length").and_then(|text| text.parse().ok());
+        let mut bytes = Vec::new();
+        reply.body.take(ANSWER_BYTES).read_to_end(&mut bytes).map_err(self.talk("hear from"))?;
+        if length.is_some_and(|length| length != u64::try_from(bytes.len()).unwrap_or(u64::MAX)) {
+            let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "the answer ends too early");
+            return Err(self.talk("hear from")(cut));
+        }
+        serde_json::from_slice(&bytes)
+            .map_err(|why| CommandError::Answer { target: target.to_owned(), why: why.to_string() })
+    }
+
+    /// Documents line by line, until the agent stops or `each` fails.
+    pub(super) fn follow<T: DeserializeOwned>(
+        &self,
+        target: &str,
+        mut each: impl FnMut(T) -> Result<(), CommandError>,
+    ) -> Result<Infallible, CommandError> {
+        let mut body = self.open(target, Patience::Endless)?.body;
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let count = (&mut body)
+                .take(ANSWER_BYTES)
+                .read_until(b'\n', &mut line)
+                .map_err(self.talk("hear from"))?;
+            if count == 0 {
+                return Err(CommandError::Ended(self.socket.clone()));
+            }
+            let value = serde_json::from_slice(&line)
+                .map_err(|why| CommandError::Answer { target: target.to_owned(), why: why.to_string() })?;
+            each(value)?;
+        }
+    }
+}
+
+/// Percent-encodes a query value.
+pub(super) fn encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' | b':' => {
+                out.push(char::from(byte));
+            }
+            other => out.push_str(&format!("%{other:02X}")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Exit;
+    use crate::util::threads::{self, OnDeath, Stack};
+
+    #[test]
+    fn encodes_what_a_target_cannot_hold() {
+        assert_eq!(encode("kube-system/a b&c=ä"), "kube-system/a%20b%26c%3D%C3%A4");
+    }
+
+    #[test]
+    fn an_absent_agent_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("coracle.sock");
+        let check = |expected: &str| {
+            let error = Client::new(&socket).open("/v1/pods", Patience::Limited).map(|_| ()).unwrap_err();
+            assert!(error.to_string().starts_with(expected), "{error}");
+            assert_eq!(error.exit(), Exit::NotReachable);
+        };
+        check("coracle does not run here (no socket at ");
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        check("coracle does not run here (nobody answers at ");
+    }
+
+    #[test]
+    fn strange_answers_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("coracle.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let check = |answer: &str, expected: &str| {
+            let (text, listener) = (answer.to_owned(), listener.try_clone().unwrap());
+            let agent = threads::spawn("t/agent", Stack::Small, OnDeath::Nobody, move |_| {
+                let (mut stream, _) = listener.accept().unwrap();
+                // Taken before the answer, or the close would reset the connection.
+                let mut byte = [0];
+                let mut seen = Vec::new();
+                while !seen.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+                    seen.push(byte[0]);
+                }
+                stream.write_all(text.as_bytes()).unwrap();
+            });
+            let error = Client::new(&socket).get::<Vec<String>>("/x").unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+            drop(agent);
+        };
+        check("", "too early");
+        check("SSH-2.0\r\n", "no HTTP status");
+        check("HTTP/1.0 200 OK\r\nbad\r\n\r\n", "colon");
+        check("HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n[]", "too early");
+        check("HTTP/1.0 200 OK\r\n\r\n{}", "not understood");
+        check("HTTP/1.0 404 Not Found\r\n\r\nno such pod\n", "no such pod");
+    }
+}

@@ -1,0 +1,148 @@
+//! `coracle events`.
+
+use crate::cli::table::{Cell, Color, Table};
+use crate::cli::{Exit, Output};
+use crate::kube::events::RecordedEvent;
+use crate::model::event::{EventType, Regarding};
+
+use super::client::Client;
+use super::console::Console;
+use super::{Outcome, age, complain};
+
+/// What was asked.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Options {
+    pub pod: Option<String>,
+    pub namespace: Option<String>,
+    pub output: Output,
+    pub watch: bool,
+}
+
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
+    let mut events: Vec<RecordedEvent> = client.get("/v1/events")?;
+    let newest = events.iter().map(|event| event.seq).max().unwrap_or(0);
+    events.retain(|event| is_wanted(event, options));
+    let is_table = matches!(options.output, Output::Table | Output::Wide);
+    if events.is_empty() && is_table && !options.watch {
+        complain("there are no events");
+        return Ok(Exit::Success);
+    }
+    let mut table = table();
+    match options.output {
+        Output::Json => console.json(&events)?,
+        Output::Yaml => console.yaml(&events)?,
+        Output::Table | Output::Wide => {
+            let rows: Vec<_> = events.iter().map(|event| row(event, console.now)).collect();
+            console.table(&mut table, &rows)?;
+        }
+    }
+    if options.watch {
+        let never =
+            client.follow(&format!("/v1/events?follow=true&since={newest}"), |event: RecordedEvent| {
+                if !is_wanted(&event, options) {
+                    return Ok(());
+                }
+                console.now = jiff::Timestamp::now();
+                match options.output {
+                    Output::Json => console.json(&event),
+                    Output::Yaml => {
+                        writeln!(console.out, "---")?;
+                        console.yaml(&event)
+                    }
+                    Output::Table | Output::Wide => {
+                        let row = row(&event, console.now);
+                        Ok(console.table(&mut table, &[row])?)
+                    }
+                }
+            })?;
+        match never {}
+    }
+    Ok(Exit::Success)
+}
+
+fn is_wanted(event: &RecordedEvent, options: &Options) -> bool {
+    if options.pod.is_none() && options.namespace.is_none() {
+        return true;
+    }
+    let Regarding::Pod { namespace, name, uid, .. } = &event.regarding else { return false };
+    let (wanted_namespace, wanted) = match options.pod.as_deref() {
+        Some(pod) => match pod.split_once('/') {
+            Some((namespace, pod)) => (Some(namespace), Some(pod)),
+            None => (options.namespace.as_deref(), Some(pod)),
+        },
+        None => (options.namespace.as_deref(), None),
+    };
+    let suffix = format!("-{}", event.host.to_lowercase());
+    wanted_namespace.is_none_or(|wanted| wanted == namespace)
+        && wanted.is_none_or(|wanted| {
+            name == wanted || name.strip_suffix(&suffix) == Some(wanted) || uid.as_str().starts_with(wanted)
+        })
+}
+
+/// A fresh table of events.
+pub(super) fn table() -> Table {
+    Table::new(&["LAST SEEN", "TYPE", "REASON", "OBJECT", "COUNT", "MESSAGE"])
+}
+
+/// An event in one line.
+pub(super) fn row(event: &RecordedEvent, now: jiff::Timestamp) -> Vec<Cell> {
+    let (kind, color) = match event.kind {
+        EventType::Normal => ("Normal", None),
+        EventType::Warning => ("Warning", Some(Color::Yellow)),
+    };
+    vec![
+        Cell::from(age::since(event.last_seen, now)),
+        Cell::colored(kind, color),
+        Cell::from(event.reason.as_str()),
+        Cell::from(event.object()),
+        Cell::from(event.count.to_string()),
+        Cell::from(event.message.as_str()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> RecordedEvent {
+        serde_json::from_value(serde_json::json!({
+            "seq": 1, "metadata": {"name": "e", "namespace": "default"},
+            "involvedObject": {"kind": "Pod", "namespace": "default", "name": "web-node1", "uid": "abc"},
+            "type": "Warning", "reason": "BackOff", "message": "line\none",
+            "source": {"component": "kubelet", "host": "Node1"},
+            "firstTimestamp": "2026-01-01T00:00:00Z", "lastTimestamp": "2026-01-01T00:01:00Z", "count": 4,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_event_in_one_line() {
+        let cells = row(&event(), "2026-01-01T00:01:05Z".parse().unwrap());
+        let texts: Vec<_> = cells.into_iter().map(|cell| cell.text).collect();
+        assert_eq!(texts, ["5s", "Warning", "BackOff", "pod/web-node1", "4", "line\none"]);
+    }
+
+    #[test]
+    fn filters_by_pod_and_namespace() {
+        let check = |pod: Option<&str>, namespace: Option<&str>, expected: bool| {
+            let options = Options {
+                pod: pod.map(str::to_owned),
+                namespace: namespace.map(str::to_owned),
+                ..Options::default()
+            };
+            assert_eq!(is_wanted(&event(), &options), expected, "{options:?}");
+        };
+        check(None, None, true);
+        check(Some("web"), None, true);
+        check(Some("web-node1"), Some("default"), true);
+        check(Some("default/web"), None, true);
+        check(Some("ab"), None, true);
+        check(None, Some("default"), true);
+        check(None, Some("other"), false);
+        check(Some("other/web"), None, false);
+        check(Some("we"), None, false);
+        let node = RecordedEvent { regarding: Regarding::Node, ..event() };
+        assert!(is_wanted(&node, &Options::default()));
+        assert!(!is_wanted(&node, &Options { namespace: Some("default".into()), ..Options::default() }));
+    }
+}

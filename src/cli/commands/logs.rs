@@ -1,0 +1,96 @@
+//! `coracle logs POD`: the container's bytes as they are.
+
+use std::io::Read;
+use std::time::Duration;
+
+use crate::cli::Exit;
+
+use super::client::{Client, Patience, encode};
+use super::console::Console;
+use super::{CommandError, Outcome, complain};
+
+/// What was asked.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Options {
+    pub pod: String,
+    pub container: Option<String>,
+    pub follow: bool,
+    pub previous: bool,
+    pub tail: Option<u64>,
+    pub since: Option<Duration>,
+    pub timestamps: bool,
+}
+
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
+    let patience = if options.follow { Patience::Endless } else { Patience::Limited };
+    let mut reply = client.open(&target(options, console.now), patience)?;
+    let several = reply.header("Coracle-Containers").and_then(|text| text.parse().ok()).unwrap_or(1) > 1;
+    if options.container.is_none() && several {
+        let name = reply.header("Coracle-Container").unwrap_or_default().to_owned();
+        complain(&format!("taking container {name}; choose another one with -c"));
+    }
+    let mut chunk = vec![0; 64 * 1024];
+    loop {
+        let count = reply.body.read(&mut chunk).map_err(|source| CommandError::Talk {
+            what: "hear from",
+            path: client.socket().to_owned(),
+            source,
+        })?;
+        if count == 0 {
+            return Ok(Exit::Success);
+        }
+        // Raw, as kubectl does: a log may be binary, and its colors are its own.
+        console.out.write_all(chunk.get(..count).unwrap_or_default())?;
+        console.out.flush()?;
+    }
+}
+
+fn target(options: &Options, now: jiff::Timestamp) -> String {
+    let mut target = format!("/v1/logs?pod={}", encode(&options.pod));
+    if let Some(container) = &options.container {
+        target.push_str(&format!("&container={}", encode(container)));
+    }
+    for (flag, name) in
+        [(options.follow, "follow"), (options.previous, "previous"), (options.timestamps, "timestamps")]
+    {
+        if flag {
+            target.push_str(&format!("&{name}=true"));
+        }
+    }
+    if let Some(tail) = options.tail {
+        target.push_str(&format!("&tail={tail}"));
+    }
+    if let Some(since) = options.since {
+        // A span that leads out of what a time can be means all of the log.
+        let at = now.checked_sub(since).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+        target.push_str(&format!("&since={at}"));
+    }
+    target
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_become_a_query() {
+        let now = "2026-01-01T00:10:00Z".parse().unwrap();
+        let plain = Options { pod: "a/b".into(), ..Options::default() };
+        assert_eq!(target(&plain, now), "/v1/logs?pod=a/b");
+        let all = Options {
+            pod: "p".into(),
+            container: Some("c d".into()),
+            follow: true,
+            previous: true,
+            tail: Some(3),
+            since: Some(Duration::from_secs(600)),
+            timestamps: true,
+        };
+        assert_eq!(
+            target(&all, now),
+            "/v1/logs?pod=p&container=c%20d&follow=true&previous=true&timestamps=true&tail=3&since=2026-01-01T00:00:00Z"
+        );
+        let ages = Options { since: Some(Duration::MAX), ..plain };
+        assert!(target(&ages, now).ends_with("since=1970-01-01T00:00:00Z"));
+    }
+}

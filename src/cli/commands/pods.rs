@@ -1,0 +1,229 @@
+//! `coracle pods`.
+
+use std::collections::HashMap;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::cli::table::{Cell, Color, Table};
+use crate::cli::{Exit, Output};
+use crate::model::pod::{CONFIG_SEEN, Pod};
+use crate::server::{PodChange, PodView, PodsReply};
+
+use super::client::Client;
+use super::console::Console;
+use super::pod_status::summary;
+use super::{CommandError, Outcome, age, complain};
+
+/// What was asked.
+pub(super) struct Options {
+    pub output: Output,
+    pub watch: bool,
+    pub namespace: Option<String>,
+}
+
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
+    let wanted =
+        |view: &PodView| options.namespace.as_deref().is_none_or(|namespace| view.namespace() == namespace);
+    let mut pods = client.get::<PodsReply>("/v1/pods")?.pods;
+    pods.retain(wanted);
+    match options.output {
+        Output::Json | Output::Yaml if !options.watch => {
+            let items: Vec<Value> = pods.iter().map(document).collect();
+            let list = json!({"apiVersion": "v1", "kind": "List", "items": items, "metadata": {}});
+            match options.output {
+                Output::Json => console.json(&list)?,
+                _ => console.yaml(&list)?,
+            }
+        }
+        Output::Json | Output::Yaml => watch_documents(client, console, options.output, wanted)?,
+        Output::Table | Output::Wide => {
+            if pods.is_empty() && !options.watch {
+                complain("there are no pods on this node");
+                return Ok(Exit::Success);
+            }
+            watch_table(client, console, options, &pods, wanted)?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+/// The object as the API has it, and beside it what its worker does.
+fn document(view: &PodView) -> Value {
+    let mut value = serde_json::to_value(&view.pod).unwrap_or_default();
+    if let Some(object) = value.as_object_mut() {
+        let mut worker = json!({"phase": view.phase});
+        if let Some(error) = &view.last_error {
+            worker["lastError"] = json!(error);
+        }
+        if let Some(next) = view.next_sync {
+            worker["nextSync"] = json!(next);
+        }
+        object.insert("worker".to_owned(), worker);
+    }
+    value
+}
+
+fn watch_documents(
+    client: &Client,
+    console: &mut Console<'_>,
+    output: Output,
+    wanted: impl Fn(&PodView) -> bool,
+) -> Result<(), CommandError> {
+    let never = client.follow("/v1/pods/watch", |change: PodChange| {
+        let (kind, view) = match &change {
+            PodChange::Added(view) => ("ADDED", view),
+            PodChange::Modified(view) => ("MODIFIED", view),
+            PodChange::Deleted(view) => ("DELETED", view),
+        };
+        if !wanted(view) {
+            return Ok(());
+        }
+        let event = json!({"type": kind, "object": document(view)});
+        if output == Output::Json {
+            return console.json(&event);
+        }
+        writeln!(console.out, "---")?;
+        console.yaml(&event)
+    })?;
+    match never {}
+}
+
+/// Prints the table and then, if asked to, each row that changes.
+fn watch_table(
+    client: &Client,
+    console: &mut Console<'_>,
+    options: &Options,
+    pods: &[PodView],
+    wanted: impl Fn(&PodView) -> bool,
+) -> Result<(), CommandError> {
+    let wide = options.output == Output::Wide;
+    let mut headers = vec!["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE"];
+    if wide {
+        headers.extend(["IP", "QOS", "WORKER", "UID"]);
+    }
+    let mut table = Table::new(&headers);
+    let rows: Vec<Vec<Cell>> = pods.iter().map(|view| row(view, wide, console.now)).collect();
+    console.table(&mut table, &rows)?;
+    if !options.watch {
+        return Ok(());
+    }
+    let mut shown: HashMap<String, Vec<Cell>> =
+        pods.iter().map(|view| (view.uid().to_owned(), key(view, wide))).collect();
+    let never = client.follow("/v1/pods/watch", |change: PodChange| {
+        console.now = Timestamp::now();
+        let rows = match &change {
+            PodChange::Deleted(view) => {
+                let Some(mut last) = shown.remove(view.uid()) else { return Ok(()) };
+                if let Some(status) = last.get_mut(3) {
+                    *status = Cell::colored("Deleted", Some(Color::Dim));
+                }
+                if let Some(age) = last.get_mut(AGE) {
+                    *age = Cell::from("-");
+                }
+                vec![last]
+            }
+            PodChange::Added(view) | PodChange::Modified(view) => {
+                let now = key(view, wide);
+                if !wanted(view) || shown.insert(view.uid().to_owned(), now.clone()) == Some(now) {
+                    return Ok(());
+                }
+                vec![row(view, wide, console.now)]
+            }
+        };
+        Ok(console.table(&mut table, &rows)?)
+    })?;
+    match never {}
+}
+
+/// The column that changes by itself.
+const AGE: usize = 5;
+
+/// A row without what changes by itself: an earlier row equal to it need not be repeated.
+fn key(view: &PodView, wide: bool) -> Vec<Cell> {
+    let mut row = row(view, wide, Timestamp::UNIX_EPOCH);
+    if let Some(age) = row.get_mut(AGE) {
+        *age = Cell::from("");
+    }
+    if let Some(restarts) = row.get_mut(4) {
+        *restarts = Cell::from(summary(view).restarts.to_string());
+    }
+    row
+}
+
+fn row(view: &PodView, wide: bool, now: Timestamp) -> Vec<Cell> {
+    let line = summary(view);
+    let mut row = vec![
+        Cell::from(view.namespace()),
+        Cell::from(view.name()),
+        Cell::from(format!("{}/{}", line.ready, line.total)),
+        Cell::colored(line.status.clone(), line.color()),
+        Cell::from(line.restarts(now)),
+        Cell::from(age::since_or_unknown(created(view), now)),
+    ];
+    if wide {
+        let status = view.pod.status.as_ref();
+        let or_none =
+            |text: Option<&str>| text.filter(|text| !text.is_empty()).unwrap_or("<none>").to_owned();
+        row.extend([
+            Cell::from(or_none(status.and_then(|status| status.pod_ip.as_deref()))),
+            Cell::from(Pod::from(view.pod.clone()).qos().as_str()),
+            Cell::from(or_none(Some(&view.phase))),
+            Cell::from(view.uid()),
+        ]);
+    }
+    row
+}
+
+/// When the pod came to be: its creation, else its start here, else when it was first seen.
+pub(super) fn created(view: &PodView) -> Option<Timestamp> {
+    let status = view.pod.status.as_ref();
+    let seen = || view.pod.metadata.annotations.as_ref()?.get(CONFIG_SEEN)?.parse().ok();
+    view.pod
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .or_else(|| status.and_then(|status| status.start_time.as_ref()))
+        .map(|time| time.0)
+        .or_else(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view() -> PodView {
+        let pod = json!({
+            "metadata": {"namespace": "default", "name": "web\u{1b}[31m", "uid": "u1",
+                "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"containers": [{"name": "a"}]},
+            "status": {"phase": "Running", "podIP": "10.0.0.7", "containerStatuses": [
+                {"name": "a", "ready": true, "restartCount": 0, "image": "", "imageID": "", "state": {"running": {}}}]},
+        });
+        PodView { pod: serde_json::from_value(pod).unwrap(), phase: "Syncing".into(), ..PodView::default() }
+    }
+
+    #[test]
+    fn rows_are_plain_and_wide() {
+        let now = "2026-01-01T00:03:20Z".parse().unwrap();
+        let texts = |wide| row(&view(), wide, now).into_iter().map(|cell| cell.text).collect::<Vec<_>>();
+        assert_eq!(texts(false), ["default", "web\u{1b}[31m", "1/1", "Running", "0", "3m20s"]);
+        assert_eq!(texts(true)[6..], ["10.0.0.7", "BestEffort", "Syncing", "u1"]);
+    }
+
+    #[test]
+    fn only_what_a_person_sees_counts_as_a_change() {
+        let mut other = view();
+        other.next_sync = Some(Timestamp::UNIX_EPOCH);
+        other.pod.metadata.creation_timestamp = None;
+        assert_eq!(key(&view(), false), key(&other, false));
+        other.phase = "Terminating".into();
+        assert_ne!(key(&view(), false), key(&other, false));
+    }
+
+    #[test]
+    fn a_document_is_the_object_with_its_worker() {
+        let value = document(&view());
+        assert_eq!((&value["kind"], &value["worker"]["phase"]), (&json!("Pod"), &json!("Syncing")));
+    }
+}

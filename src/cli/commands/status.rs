@@ -1,0 +1,226 @@
+//! `coracle status`: problems first.
+
+use std::io;
+
+use crate::cli::table::{Cell, Color, Table};
+use crate::cli::{Exit, Output};
+use crate::server::{NodeReport, ProblemReport, RuntimeReport, SourceReport};
+
+use super::client::Client;
+use super::console::{Console, size};
+use super::{Outcome, age};
+
+pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
+    let report: NodeReport = client.get("/v1/status")?;
+    match output {
+        Output::Json => console.json(&report)?,
+        Output::Yaml => console.yaml(&report)?,
+        Output::Table | Output::Wide => print(console, &report, output == Output::Wide)?,
+    }
+    Ok(Exit::Success)
+}
+
+/// Everything that is wrong, from all parts of the report.
+fn problems(report: &NodeReport, now: jiff::Timestamp) -> Vec<String> {
+    let mut all = report.problems.clone();
+    let mut add = |text: String| {
+        if !all.contains(&text) {
+            all.push(text);
+        }
+    };
+    if let Some(why) = &report.runtime.not_ready {
+        add(format!("the runtime is not ready: {why}"));
+    }
+    if let Some(why) = &report.runtime.network_not_ready {
+        add(format!("the network is not ready: {why}"));
+    }
+    for source in &report.sources {
+        if !source.seen {
+            add(format!("source {} ({}) has not been read yet", source.name, source.place));
+        }
+        source.problems.iter().for_each(|problem| add(problem_line(problem, now)));
+    }
+    for queue in report.queues.iter().filter(|queue| queue.lost > 0) {
+        add(format!("queue {} was full and dropped {} entries", queue.name, queue.lost));
+    }
+    all
+}
+
+fn problem_line(problem: &ProblemReport, now: jiff::Timestamp) -> String {
+    let mut line = problem.place.clone();
+    if let Some(number) = problem.line {
+        line.push_str(&format!(":{number}"));
+    }
+    line.push_str(": ");
+    if !problem.field.is_empty() {
+        line.push_str(&format!("{}: ", problem.field));
+    }
+    line.push_str(&problem.message);
+    if let Some(since) = problem.since {
+        line.push_str(&format!(" (for {})", age::since(since, now)));
+    }
+    if problem.kept {
+        line.push_str("; the last good version keeps running");
+    }
+    line
+}
+
+fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Result<()> {
+    let problems = problems(report, console.now);
+    if problems.is_empty() {
+        console.colored_field(0, "Problems", "none", Some(Color::Green))?;
+    } else {
+        console.heading("Problems:")?;
+        for problem in &problems {
+            let mark = console.paint.put(Some(Color::Red), "✗");
+            writeln!(console.out, "  {mark} {}", crate::cli::table::visible(problem))?;
+        }
+    }
+    let uptime = age::human(i64::try_from(report.uptime_seconds).unwrap_or(i64::MAX));
+    console.field(0, "Node", &report.node)?;
+    console.field(0, "Agent", &format!("coracle {}, up {uptime}", report.version))?;
+    runtime(console, &report.runtime)?;
+    console.field(0, "Cgroups", &report.cgroups)?;
+    let pods: Vec<String> = report.pods.iter().map(|(phase, count)| format!("{count} {phase}")).collect();
+    console.field(0, "Pods", if pods.is_empty() { "none".to_owned() } else { pods.join(", ") }.as_str())?;
+    sources(console, &report.sources)?;
+    let memory = &report.memory;
+    console.field(
+        0,
+        "Memory",
+        &format!(
+            "{} resident, {} of it anonymous, {} at most so far",
+            size(memory.rss_bytes),
+            size(memory.anonymous_bytes),
+            size(memory.peak_rss_bytes)
+        ),
+    )?;
+    let busy: Vec<String> = report
+        .queues
+        .iter()
+        .filter(|queue| queue.depth > 0)
+        .map(|q| format!("{} {}", q.name, q.depth))
+        .collect();
+    console.field(
+        0,
+        "Queues",
+        if busy.is_empty() { "empty".to_owned() } else { busy.join(", ") }.as_str(),
+    )?;
+    threads(console, report, wide)
+}
+
+fn runtime(console: &mut Console<'_>, runtime: &RuntimeReport) -> io::Result<()> {
+    let (state, color) = match (&runtime.not_ready, &runtime.network_not_ready) {
+        (None, None) => ("ready", Color::Green),
+        (None, Some(_)) => ("ready, its network is not", Color::Yellow),
+        (Some(_), _) => ("not ready", Color::Red),
+    };
+    let name = match (runtime.name.as_str(), runtime.version.as_str()) {
+        ("", _) => "unknown".to_owned(),
+        (name, version) => format!("{name} {version}"),
+    };
+    console.colored_field(0, "Runtime", &format!("{name} at {}: {state}", runtime.endpoint), Some(color))
+}
+
+fn sources(console: &mut Console<'_>, sources: &[SourceReport]) -> io::Result<()> {
+    if sources.is_empty() {
+        return console.field(0, "Sources", "none");
+    }
+    console.field(0, "Sources", "")?;
+    for source in sources {
+        let pods = match (source.seen, source.pods) {
+            (false, _) => "not read yet".to_owned(),
+            (true, 1) => "1 pod".to_owned(),
+            (true, count) => format!("{count} pods"),
+        };
+        let wrong = match source.problems.len() {
+            0 => String::new(),
+            1 => ", 1 problem".to_owned(),
+            count => format!(", {count} problems"),
+        };
+        console.field(1, &source.name, &format!("{}: {pods}{wrong}", source.place))?;
+    }
+    Ok(())
+}
+
+/// All threads when asked for; else how many, and who has been running for long.
+fn threads(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Result<()> {
+    const LONG_SECONDS: f64 = 1.0;
+    let busy = report.threads.iter().filter(|thread| thread.waits_for == "running");
+    let stuck: Vec<String> = busy
+        .filter(|thread| thread.seconds > LONG_SECONDS)
+        .map(|thread| format!("{} has been running for {:.0} s", thread.name, thread.seconds))
+        .collect();
+    let note = if stuck.is_empty() { String::new() } else { format!(": {}", stuck.join(", ")) };
+    console.field(0, "Threads", &format!("{}{note}", report.threads.len()))?;
+    if !wide {
+        return Ok(());
+    }
+    let mut threads = report.threads.clone();
+    threads.sort_by(|a, b| a.name.cmp(&b.name));
+    let row = |thread: &crate::server::ThreadRow| {
+        vec![
+            Cell::from(thread.name.as_str()),
+            Cell::from(thread.waits_for.as_str()),
+            Cell::from(format!("{:.1} s", thread.seconds)),
+        ]
+    };
+    let rows: Vec<_> = threads.iter().map(row).collect();
+    console.table(&mut Table::new(&["THREAD", "WAITS FOR", "SINCE"]), &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::table::Paint;
+    use crate::server::QueueReport;
+
+    #[test]
+    fn problems_come_first_and_from_everywhere() {
+        let report = NodeReport {
+            node: "node1".into(),
+            version: "0.1.0".into(),
+            uptime_seconds: 200,
+            problems: vec!["swap is on".into()],
+            runtime: RuntimeReport { network_not_ready: Some("no CNI".into()), ..RuntimeReport::default() },
+            sources: vec![SourceReport {
+                name: "file".into(),
+                place: "/etc/pods".into(),
+                seen: true,
+                pods: 1,
+                problems: vec![ProblemReport {
+                    place: "/etc/pods/a.yaml".into(),
+                    line: Some(7),
+                    field: "spec.containers[0].image".into(),
+                    message: "must be set".into(),
+                    since: Some("2026-01-01T00:00:00Z".parse().unwrap()),
+                    kept: true,
+                }],
+            }],
+            queues: vec![QueueReport { name: "events".into(), depth: 2, lost: 3 }],
+            ..NodeReport::default()
+        };
+        let mut out = Vec::new();
+        let now = "2026-01-01T00:05:00Z".parse().unwrap();
+        print(&mut Console { out: &mut out, paint: Paint::new(false), now }, &report, false).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let expected = "\
+Problems:
+  ✗ swap is on
+  ✗ the network is not ready: no CNI
+  ✗ /etc/pods/a.yaml:7: spec.containers[0].image: must be set (for 5m); the last good version keeps running
+  ✗ queue events was full and dropped 3 entries
+Node:              node1
+Agent:             coracle 0.1.0, up 3m20s
+Runtime:           unknown at : ready, its network is not
+Cgroups:
+Pods:              none
+Sources:
+  file:            /etc/pods: 1 pod, 1 problem
+Memory:            0 B resident, 0 B of it anonymous, 0 B at most so far
+Queues:            events 2
+Threads:           0
+";
+        assert_eq!(text, expected);
+    }
+}

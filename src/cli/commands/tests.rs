@@ -1,0 +1,193 @@
+//! The commands against a real server with made-up answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::client::Client;
+use super::*;
+use crate::cli::table::Paint;
+use crate::cli::{Exit, Output};
+use crate::model::event::{EventSink, EventType, Regarding};
+use crate::server::{self, Deps, ImageRow, LogSource, NodeReport, PodView};
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+struct Agent {
+    dir: tempfile::TempDir,
+    sink: EventSink,
+    version: Arc<AtomicU64>,
+    server: Option<server::Started>,
+    _events: Running,
+}
+
+fn view(name: &str, uid: &str, phase: &str) -> PodView {
+    let pod = json!({
+        "metadata": {"namespace": "default", "name": name, "uid": uid},
+        "spec": {"containers": [{"name": "a"}, {"name": "b"}]},
+        "status": {"phase": phase},
+    });
+    PodView { pod: serde_json::from_value(pod).unwrap(), phase: "Syncing".into(), ..PodView::default() }
+}
+
+impl Agent {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let version = Arc::new(AtomicU64::new(1));
+        let (for_pods, for_wait) = (Arc::clone(&version), Arc::clone(&version));
+        let (sink, inbox) = EventSink::new();
+        let (events, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+        let deps = Deps {
+            pods: Arc::new(move || match for_pods.load(Ordering::SeqCst) {
+                1 => vec![view("web-node1", "uid1", "Pending"), view("db-node1", "uid2", "Running")],
+                2 => vec![view("web-node1", "uid1", "Running"), view("db-node1", "uid2", "Running")],
+                _ => vec![view("web-node1", "uid1", "Running")],
+            }),
+            wait_pods: Arc::new(move |seen, limit| {
+                let deadline = Instant::now() + limit;
+                while for_wait.load(Ordering::SeqCst) <= seen && Instant::now() < deadline {
+                    std::thread::yield_now();
+                }
+                for_wait.load(Ordering::SeqCst)
+            }),
+            running: Arc::new(Vec::new),
+            images: Arc::new(|| {
+                Ok(vec![ImageRow { id: "sha256:1".into(), tags: vec!["a:1".into()], ..ImageRow::default() }])
+            }),
+            status: Arc::new(|| NodeReport { node: "node1".into(), ..NodeReport::default() }),
+            checks: Vec::new(),
+            log_path: Arc::new(|_, container, _| {
+                Ok(LogSource { path: container.into(), running: Arc::new(|| false) })
+            }),
+            read_log: Arc::new(|path, _, out, _, _| {
+                let bytes = [path.as_os_str().as_encoded_bytes(), b" \x1b[31m\xff\n"].concat();
+                out.write_all(&bytes).map_err(|why| why.to_string())
+            }),
+            events: log,
+        };
+        let settings = server::Settings {
+            healthz: None,
+            read_only: None,
+            local_socket: dir.path().join(server::LOCAL_SOCKET),
+        };
+        let server = server::spawn(settings, deps, OnDeath::Nobody).unwrap();
+        Agent { dir, sink, version, server: Some(server), _events: events }
+    }
+
+    fn run(&self, ask: Ask) -> (Result<Exit, String>, String) {
+        let mut out = Vec::new();
+        let outcome = self.run_into(ask, &mut out);
+        (outcome, String::from_utf8_lossy(&out).into_owned())
+    }
+
+    fn run_into(&self, ask: Ask, out: &mut dyn std::io::Write) -> Result<Exit, String> {
+        let client = Client::new(&self.dir.path().join(crate::cli::local::SOCKET_NAME));
+        let mut console = Console { out, paint: Paint::new(false), now: jiff::Timestamp::now() };
+        dispatch(ask, &client, &mut console).map_err(|why| format!("{:?}: {why}", why.exit()))
+    }
+}
+
+fn list(output: Output, watch: bool) -> Ask {
+    Ask::Pods { output, watch, namespace: None }
+}
+
+fn logs(pod: &str, container: Option<&str>) -> Ask {
+    Ask::Logs {
+        pod: pod.into(),
+        namespace: Some("default".into()),
+        container: container.map(str::to_owned),
+        follow: false,
+        previous: false,
+        tail: None,
+        since: None,
+        timestamps: false,
+    }
+}
+
+#[test]
+fn every_command_speaks_to_the_server() {
+    let agent = Agent::new();
+    let (outcome, text) = agent.run(list(Output::Table, false));
+    assert_eq!(outcome, Ok(Exit::Success));
+    assert_eq!(
+        text,
+        "NAMESPACE   NAME        READY   STATUS    RESTARTS   AGE\n\
+         default     db-node1    0/2     Running   0          <unknown>\n\
+         default     web-node1   0/2     Pending   0          <unknown>\n"
+    );
+    let (_, text) = agent.run(list(Output::Json, false));
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(value["items"][1]["worker"]["phase"], "Syncing");
+    let (_, text) = agent.run(list(Output::Yaml, false));
+    assert!(text.contains("kind: List"), "{text}");
+    let (_, text) = agent.run(Ask::Describe { pod: "web".into(), namespace: None });
+    assert!(text.contains("UID:               uid1\n"), "{text}");
+    let (_, text) = agent.run(Ask::Status { output: Output::Table });
+    assert!(text.contains("Node:              node1\n"), "{text}");
+    let (_, text) = agent.run(Ask::Images { output: Output::Table });
+    assert!(text.contains("a       1     1"), "{text}");
+    assert_eq!(agent.run(Ask::Version).0, Ok(Exit::Success));
+    agent.sink.raise(Regarding::Node, EventType::Normal, "Starting", "Starting kubelet.");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let ask = || Ask::Events { pod: None, namespace: None, output: Output::Table, watch: false };
+    while !agent.run(ask()).1.contains("Starting kubelet.") {
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn logs_are_raw_and_refusals_have_codes() {
+    let agent = Agent::new();
+    let mut out = Vec::new();
+    assert_eq!(agent.run_into(logs("web", Some("b")), &mut out), Ok(Exit::Success));
+    assert_eq!(out, b"b \x1b[31m\xff\n");
+    assert_eq!(agent.run(logs("web-node1", None)).1, "a \u{1b}[31m\u{fffd}\n");
+    let refused = |ask| agent.run(ask).0.unwrap_err();
+    assert_eq!(refused(logs("none", None)), "NotFound: there is no pod \"default/none\" on this node");
+    assert!(refused(logs("web", Some("x"))).starts_with("NotFound: pod default/web-node1 has no container"));
+    assert!(refused(logs("uid", None)).starts_with("NotFound: \"default/uid\" means several pods"));
+}
+
+/// Hands each line on, so that a test can follow a command that goes on.
+struct Lines(crossbeam_channel::Sender<String>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        // The test may have seen enough.
+        let _ = self.0.send(String::from_utf8_lossy(bytes).into_owned());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn watching_prints_rows_that_change() {
+    let mut agent = Agent::new();
+    let (give, lines) = crossbeam_channel::bounded(1000);
+    let (tell, end) = crossbeam_channel::bounded(1);
+    let version = Arc::clone(&agent.version);
+    let server = agent.server.take().unwrap();
+    let command = threads::spawn("t/watch", Stack::Large, OnDeath::Nobody, move |_| {
+        let _ = tell.send(agent.run_into(list(Output::Table, true), &mut Lines(give)));
+    })
+    .unwrap();
+    let mut seen = String::new();
+    let mut until = |text: &str| {
+        while !seen.contains(text) {
+            seen.push_str(&lines.recv_timeout(Duration::from_secs(30)).unwrap());
+        }
+    };
+    until("web-node1   0/2     Pending");
+    version.store(2, Ordering::SeqCst);
+    until("web-node1   0/2     Running");
+    version.store(3, Ordering::SeqCst);
+    until("db-node1    0/2     Deleted");
+    drop(server);
+    let end = end.recv_timeout(Duration::from_secs(30)).unwrap().unwrap_err();
+    assert!(end.starts_with("NotReachable: the agent at "), "{end}");
+    drop(command);
+}

@@ -1,0 +1,196 @@
+//! Tables for people: columns as wide as their widest cell, three blanks apart.
+
+use std::io::{self, Write};
+
+/// The colors in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Color {
+    /// Fine.
+    Green,
+    /// Look at it.
+    Yellow,
+    /// Broken.
+    Red,
+    /// Over, or of little interest.
+    Dim,
+    /// Headings.
+    Bold,
+}
+
+/// Puts colors on text, or leaves it alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Paint {
+    on: bool,
+}
+
+impl Paint {
+    /// Colors only when `on`.
+    #[must_use]
+    pub fn new(on: bool) -> Self {
+        Paint { on }
+    }
+
+    /// For standard output: only on a terminal, and not when `NO_COLOR` asks for none.
+    #[must_use]
+    pub fn for_stdout() -> Self {
+        use std::io::IsTerminal;
+        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+            || std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+        Paint { on: std::io::stdout().is_terminal() && !refused }
+    }
+
+    /// The text in a color.
+    #[must_use]
+    pub fn put(self, color: Option<Color>, text: &str) -> String {
+        let code = match color {
+            Some(Color::Green) => "32",
+            Some(Color::Yellow) => "33",
+            Some(Color::Red) => "31",
+            Some(Color::Dim) => "2",
+            Some(Color::Bold) => "1",
+            None => return text.to_owned(),
+        };
+        if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// One cell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cell {
+    /// What it says; control characters are made visible when it is printed.
+    pub text: String,
+    /// In which color.
+    pub color: Option<Color>,
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Cell { text: text.into(), color: None }
+    }
+}
+
+impl Cell {
+    /// A cell in a color.
+    #[must_use]
+    pub fn colored(text: impl Into<String>, color: Option<Color>) -> Self {
+        Cell { text: text.into(), color }
+    }
+}
+
+/// A table that can be printed row by row: widths grow and never shrink.
+#[derive(Debug, Clone)]
+pub struct Table {
+    headers: Vec<&'static str>,
+    widths: Vec<usize>,
+    headed: bool,
+}
+
+impl Table {
+    /// A table with these columns.
+    #[must_use]
+    pub fn new(headers: &[&'static str]) -> Self {
+        Table {
+            headers: headers.to_vec(),
+            widths: headers.iter().map(|text| text.chars().count()).collect(),
+            headed: false,
+        }
+    }
+
+    /// Prints rows, with the headers before the first ones.
+    ///
+    /// # Errors
+    /// When writing fails.
+    pub fn print(&mut self, out: &mut dyn Write, paint: Paint, rows: &[Vec<Cell>]) -> io::Result<()> {
+        let rows: Vec<Vec<Cell>> = rows
+            .iter()
+            .map(|row| row.iter().map(|cell| Cell::colored(visible(&cell.text), cell.color)).collect())
+            .collect();
+        for row in &rows {
+            for (width, cell) in self.widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.text.chars().count());
+            }
+        }
+        if !self.headed {
+            self.headed = true;
+            let headers: Vec<Cell> =
+                self.headers.iter().map(|text| Cell::colored(*text, Some(Color::Bold))).collect();
+            self.line(out, paint, &headers)?;
+        }
+        rows.iter().try_for_each(|row| self.line(out, paint, row))
+    }
+
+    fn line(&self, out: &mut dyn Write, paint: Paint, row: &[Cell]) -> io::Result<()> {
+        let last = row.len().saturating_sub(1);
+        let mut line = String::new();
+        for (index, (cell, width)) in row.iter().zip(&self.widths).enumerate() {
+            line.push_str(&paint.put(cell.color, &cell.text));
+            if index < last {
+                let blanks = width.saturating_sub(cell.text.chars().count()) + 3;
+                line.extend(std::iter::repeat_n(' ', blanks));
+            }
+        }
+        writeln!(out, "{}", line.trim_end())
+    }
+}
+
+/// Makes control characters visible: what a container writes into names and messages must
+/// not paint the operator's terminal or turn its text around.
+#[must_use]
+pub fn visible(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if is_unsafe(c) => out.push_str(&format!("\\u{{{:x}}}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Controls, and what reverses, isolates or hides text.
+fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(table: &mut Table, paint: Paint, rows: &[Vec<Cell>]) -> String {
+        let mut out = Vec::new();
+        table.print(&mut out, paint, rows).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn columns_line_up_and_keep_their_widths() {
+        let mut table = Table::new(&["NAME", "AGE", "NOTE"]);
+        let plain = Paint::new(false);
+        let row = |a: &str, b: &str, c: &str| vec![Cell::from(a), Cell::from(b), Cell::from(c)];
+        assert_eq!(
+            printed(&mut table, plain, &[row("grün", "5s", "x"), row("a", "10m", "")]),
+            "NAME   AGE   NOTE\ngrün   5s    x\na      10m\n"
+        );
+        assert_eq!(printed(&mut table, plain, &[row("longer", "1", "y")]), "longer   1     y\n");
+        assert_eq!(printed(&mut table, plain, &[row("b", "1", "y")]), "b        1     y\n");
+    }
+
+    #[test]
+    fn colors_do_not_count_as_width() {
+        let mut table = Table::new(&["A", "B"]);
+        let row = vec![Cell::colored("x", Some(Color::Red)), Cell::from("y")];
+        assert_eq!(
+            printed(&mut table, Paint::new(true), &[row]),
+            "\x1b[1mA\x1b[0m   \x1b[1mB\x1b[0m\n\x1b[31mx\x1b[0m   y\n"
+        );
+    }
+
+    #[test]
+    fn nothing_paints_the_terminal() {
+        assert_eq!(visible("a\x1b[31mb\u{9b}c\nd\u{202e}e ä"), "a\\u{1b}[31mb\\u{9b}c\\nd\\u{202e}e ä");
+    }
+}
