@@ -1,10 +1,124 @@
-//! Room `agent`.
+//! Plugs everything together (Go: cmd/kubelet/app, NewMainKubelet, Run).
+//!
+//! Owns: the order of start and stop. Thread: `main`, which waits for signals and deaths.
+//! `wiring` makes every long-lived channel and handle and turns the configuration into the
+//! rooms' settings; `report` puts snapshots together for the server; no decisions here.
+
+mod node;
+mod report;
+mod supervise;
+mod wiring;
+
+use std::path::Path;
 
 use crate::cli::{AgentArgs, Exit};
 use crate::config::Loaded;
+use crate::util::{logging, threads};
+use supervise::{Ending, Supervisor};
 
-/// Runs the agent until it is told to stop.
+/// Why the agent could not start. Each is shown once, to the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration and this machine do not fit.
+    #[error("{0}")]
+    Refused(String),
+    /// A directory of the agent's own could not be made.
+    #[error("cannot make the directory {}", path.display())]
+    Directory {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The facts of the machine could not be read.
+    #[error("cannot read the facts of this machine")]
+    Machine(#[from] crate::resources::ResourceError),
+    /// The runtime's endpoint is not usable.
+    #[error("cannot use the container runtime endpoint")]
+    Runtime(#[from] crate::cri::CriError),
+    /// A thread could not be started.
+    #[error("cannot start the thread {name}")]
+    Thread {
+        /// Its name.
+        name: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A server could not be started.
+    #[error("cannot start the server")]
+    Server(#[from] crate::server::ServerError),
+}
+
+/// Runs the agent until it is asked to stop. Pods keep running.
 #[must_use]
-pub fn run(_args: AgentArgs, _loaded: Loaded) -> Exit {
-    Exit::Failure
+pub fn run(args: AgentArgs, loaded: Loaded) -> Exit {
+    threads::adopt_current("main");
+    logging::init(u32::try_from(loaded.config.logging.verbosity).unwrap_or(0));
+    threads::install_panic_hook();
+    log::info!("coracle {} starts", env!("CARGO_PKG_VERSION"));
+    for file in &loaded.files {
+        log::info!("configuration from {}", file.display());
+    }
+    if let Some(warning) = crate::cli::warning(&args, &loaded) {
+        log::warn!("{warning}");
+    }
+    let supervisor = match Supervisor::listen() {
+        Ok(supervisor) => supervisor,
+        Err(error) => {
+            log::error!("cannot listen for signals: {error}");
+            return Exit::Failure;
+        }
+    };
+    let exit = match wiring::start(&args, &loaded.config, &supervisor) {
+        Err(error) => {
+            log::error!("cannot start: {}", chain(&error));
+            match error {
+                StartError::Refused(_) => Exit::Configuration,
+                StartError::Server(crate::server::ServerError::AlreadyRunning { .. }) => Exit::Locked,
+                _ => Exit::Failure,
+            }
+        }
+        Ok(agent) => {
+            let ending = supervisor.wait();
+            let exit = match &ending {
+                Ending::Asked => {
+                    log::info!("asked to stop; pods keep running");
+                    Exit::Success
+                }
+                Ending::Died(died) => {
+                    let why = died.panic.as_deref().unwrap_or("it ended by itself");
+                    log::error!("stopping because thread {} ended: {why}", died.thread);
+                    Exit::Failure
+                }
+            };
+            agent.stop();
+            exit
+        }
+    };
+    supervisor.close();
+    log::info!("stopped");
+    exit
+}
+
+/// An error with its causes, once each.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// Makes a directory and its parents; the last one gets exactly `mode`.
+fn make_dir(path: &Path, mode: u32) -> Result<(), StartError> {
+    use std::os::unix::fs::PermissionsExt;
+    let fail = |source| StartError::Directory { path: path.to_owned(), source };
+    if path.is_dir() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(path).map_err(fail)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(fail)
 }

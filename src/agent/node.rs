@@ -40,6 +40,22 @@ pub fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
         .collect()
 }
 
+/// Gives the process its limits and its place in the kernel's order of victims. Neither
+/// is worth not starting for: a container or a reduced capability set may forbid it.
+pub fn prepare_process(max_open_files: i64, oom_score_adj: i32) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let wanted = u64::try_from(max_open_files).ok();
+    let now = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: wanted, maximum: wanted }) {
+        log::debug!("cannot raise the limit of open files to {max_open_files}: {error}");
+        // Without the privilege: as far as it goes.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
+    }
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", oom_score_adj.to_string()) {
+        log::warn!("cannot set the agent's own oomScoreAdj to {oom_score_adj}: {error}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

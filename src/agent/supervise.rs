@@ -59,6 +59,12 @@ impl Supervisor {
         OnDeath::Supervisor(self.tell.clone())
     }
 
+    /// Where deaths are told.
+    #[must_use]
+    pub fn deaths(&self) -> Sender<Died> {
+        self.tell.clone()
+    }
+
     /// Waits until the process has to end. Answers SIGQUIT meanwhile.
     pub fn wait(&self) -> Ending {
         loop {

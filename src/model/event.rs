@@ -99,6 +99,12 @@ impl EventSink {
         self.raise(pod.regarding(""), EventType::Warning, reason, message);
     }
 
+    /// Events that wait for the recorder.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Events dropped so far because the queue was full.
     #[must_use]
     pub fn lost(&self) -> u64 {

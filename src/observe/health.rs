@@ -31,6 +31,7 @@ struct Facts {
     not_ready: Option<String>,
     unreachable: Option<String>,
     network: Option<String>,
+    version: Option<(String, String)>,
 }
 
 /// The facts that judgements are made from, shared.
@@ -47,6 +48,7 @@ impl Default for Health {
                 not_ready: None,
                 unreachable: None,
                 network: Some("network state unknown".to_owned()),
+                version: None,
             })),
         }
     }
@@ -67,6 +69,21 @@ impl Health {
     /// The runtime did not answer. A short outage is forgiven by the judgement.
     pub(super) fn silent(&self, error: String) {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).unreachable = Some(error);
+    }
+
+    /// The runtime said its name and version.
+    pub(super) fn set_version(&self, name: String, version: String) {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).version = Some((name, version));
+    }
+
+    /// Name and version, once known.
+    pub(super) fn version(&self) -> Option<(String, String)> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).version.clone()
+    }
+
+    /// Whether the last status call failed.
+    pub(super) fn is_silent(&self) -> bool {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).unreachable.is_some()
     }
 
     pub(super) fn get(&self, last_relist: Option<Instant>, now: Instant) -> RuntimeHealth {

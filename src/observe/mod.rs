@@ -146,6 +146,12 @@ impl Observe {
         self.cache.last_relist()
     }
 
+    /// The runtime's name and version; `containerd` and nothing while it never answered.
+    #[must_use]
+    pub fn runtime_version(&self) -> (String, String) {
+        self.health.version().unwrap_or_else(|| ("containerd".to_owned(), String::new()))
+    }
+
     /// Whether the runtime can be used now, and if not why.
     #[must_use]
     pub fn runtime_health(&self) -> RuntimeHealth {

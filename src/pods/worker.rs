@@ -16,7 +16,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
-use crate::runtime::{Kill as KillContainer, KillTarget, Runtime, Start, StartFailure};
+use crate::runtime::{Kill as KillContainer, KillTarget, Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{jitter, random_unit};
 use crate::util::mailbox::Inbox;
@@ -36,8 +36,6 @@ pub struct Settings {
     pub sync_frequency: Duration,
     /// The node's addresses, for hostNetwork pods.
     pub node: NodeAddresses,
-    /// Prefix of container ids in statuses, such as `containerd`.
-    pub runtime_name: Arc<Mutex<String>>,
 }
 
 /// What the workers work with.
@@ -217,7 +215,13 @@ impl Worker {
     fn failed(&mut self, failed: &Failed) {
         self.failures = self.failures.saturating_add(1);
         if self.failures.is_power_of_two() {
-            log::warn!("{} ({} times) pod={} uid={}", failed.message, self.failures, self.pod().full_name(), self.pod().uid());
+            log::warn!(
+                "{} ({} times) pod={} uid={}",
+                failed.message,
+                self.failures,
+                self.pod().full_name(),
+                self.pod().uid()
+            );
         }
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = Some(failed.message.clone());
     }
@@ -306,7 +310,7 @@ impl Worker {
         if plan.kill_pod {
             self.deps
                 .runtime
-                .kill_pod(KillTarget::Pod(self.pod()), runtime, None, cancel)
+                .kill_pod(Some(self.pod()), Observed::Runtime(runtime), None, cancel)
                 .map_err(|error| Failed::later(error.to_string()))?;
         } else {
             for kill in &plan.kill {
@@ -314,7 +318,7 @@ impl Worker {
                     .runtime
                     .kill_container(
                         &KillContainer {
-                            target: KillTarget::Pod(self.pod()),
+                            who: KillTarget::Pod(self.pod().clone()),
                             id: kill.id.clone(),
                             name: kill.name.clone(),
                             message: Some(kill.message.clone()),
@@ -336,17 +340,20 @@ impl Worker {
             let Some(id) = plan.sandbox_id.clone() else { return Ok(()) };
             (id, runtime.ips.clone(), plan.attempt)
         };
+        let pod = self.pod().clone();
+        let init = plan.start_init.iter().filter_map(|index| pod.init_containers().get(*index));
+        let regular = plan.start.iter().filter_map(|index| pod.containers().get(*index));
         let mut first: Option<Failed> = None;
-        for index in &plan.start {
+        for container in init.chain(regular) {
             if cancel.is_stopped() {
                 return Ok(());
             }
-            let Some(container) = self.pod().containers().get(*index) else { continue };
             let name = container.name.clone();
-            match self.start(*index, runtime, &sandbox, attempt, &ips, mounts, cancel) {
+            match self.start(container, runtime, &sandbox, attempt, &ips, mounts, cancel) {
                 Ok(_) => {
                     self.reasons.remove(&name);
                 }
+                Err(failure) if failure.stopping => return Ok(()),
                 Err(failure) => {
                     let failed = Failed {
                         message: format!(
@@ -373,7 +380,7 @@ impl Worker {
     #[expect(clippy::too_many_arguments, reason = "one call site; they are the parts of one request")]
     fn start(
         &self,
-        index: usize,
+        container: &crate::model::api::Container,
         runtime: &Arc<PodRuntime>,
         sandbox: &SandboxId,
         attempt: u32,
@@ -382,9 +389,8 @@ impl Worker {
         cancel: &StopToken,
     ) -> Result<ContainerId, StartFailure> {
         let pod = self.pod();
-        let container = &pod.containers()[index];
         self.deps.runtime.restart_allowed(pod, container, runtime, Timestamp::now())?;
-        self.deps.runtime.start_container(&Start {
+        self.deps.runtime.start_container(Start {
             pod,
             container,
             sandbox_id: sandbox,
@@ -392,7 +398,7 @@ impl Worker {
             pod_ips: ips,
             host_ips: &self.settings.node.host_ips,
             runtime,
-            mounts,
+            volumes: mounts,
             stop: cancel,
         })
     }
@@ -403,8 +409,7 @@ impl Worker {
         let old = self.deps.status.get(pod.uid());
         let failures = |name: &str| self.reasons.get(name).cloned();
         let now = Timestamp::now();
-        let runtime_name =
-            self.settings.runtime_name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (runtime_name, _) = self.deps.observe.runtime_version();
         let mut composed = status::compose(&status::Inputs {
             old: old.as_deref(),
             failures: &failures,
@@ -420,7 +425,10 @@ impl Worker {
             composed.message = Some(failure.message.clone());
         }
         let over = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
-        if over && composed.reason.as_deref() == Some(reasons::DEADLINE_EXCEEDED) && self.life.phase == Phase::Syncing {
+        if over
+            && composed.reason.as_deref() == Some(reasons::DEADLINE_EXCEEDED)
+            && self.life.phase == Phase::Syncing
+        {
             let message = composed.message.clone().unwrap_or_default();
             self.deps.events.normal(&pod, reasons::DEADLINE_EXCEEDED, message);
         }
@@ -453,14 +461,20 @@ impl Worker {
         let plan = Plan { create_sandbox: false, ..self.plan(&view.pod) };
         self.store_status(&view.pod, &plan, Finality::Open);
         if let Some(failure) = failure {
-            log::info!("pod is stopped: {}: {} pod={} uid={uid}", failure.reason, failure.message, self.pod().full_name());
+            log::info!(
+                "pod is stopped: {}: {} pod={} uid={uid}",
+                failure.reason,
+                failure.message,
+                self.pod().full_name()
+            );
         }
         let busy = self.deps.observe.busy(&uid);
         // The view may be older than the last thing that was started: ask again.
-        let before = self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
+        let before =
+            self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
         let killed = self.deps.runtime.kill_pod(
-            KillTarget::Pod(self.pod()),
-            &before,
+            Some(self.pod()),
+            Observed::Runtime(&before),
             Some(grace_seconds),
             stop,
         );
@@ -491,7 +505,7 @@ impl Worker {
     fn clean_up(&mut self, stop: &StopToken) -> Result<Next, Failed> {
         let uid = self.uid();
         self.deps.volumes.tear_down(&uid, stop).map_err(|error| Failed::later(error.to_string()))?;
-        self.deps.status.finish(self.pod());
+        self.deps.status.finish(self.pod(), Timestamp::now());
         self.life.phase = Phase::Finished;
         Ok(Next::Done)
     }
@@ -518,9 +532,9 @@ pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: 
             .observe
             .inspect(&pod.uid, stop)
             .map_err(|error| error.to_string())
-            .and_then(|now| {
+            .and_then(|_| {
                 deps.runtime
-                    .kill_pod(KillTarget::Listed(pod), &now, Some(1), stop)
+                    .kill_pod(None, Observed::Listed(pod), Some(1), stop)
                     .map_err(|error| error.to_string())
             })
             .and_then(|()| deps.observe.inspect(&pod.uid, stop).map_err(|error| error.to_string()));

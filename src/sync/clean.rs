@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, select_biased};
 use jiff::Timestamp;
 
 use super::view::{Snapshot, View};
-use crate::cri::RuntimeClient;
+use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
@@ -45,7 +45,7 @@ pub struct Deps {
     /// Removes containers, sandboxes and logs.
     pub collector: Collector<RuntimeClient>,
     /// Removes images; `None`: switched off.
-    pub images: Option<ImageCollector>,
+    pub images: Option<ImageCollector<ImageClient>>,
     /// Rotates logs; `None`: switched off.
     pub rotator: Option<(Rotator<RuntimeClient>, Duration)>,
     /// Removes directories.
@@ -99,9 +99,7 @@ impl Cleaner {
                         GARBAGE_PERIOD
                     }
                     Job::Images => {
-                        if let Some(images) = &mut self.deps.images {
-                            images.round(Timestamp::now(), stop);
-                        }
+                        self.images(stop);
                         IMAGES_PERIOD
                     }
                     Job::Logs => self.rotate(stop),
@@ -161,6 +159,23 @@ impl Cleaner {
             }
             Err(error) => log::warn!("cannot look for orphaned directories: {error}"),
         }
+    }
+
+    fn images(&mut self, stop: &StopToken) {
+        let Some(images) = &mut self.deps.images else { return };
+        let listed = match crate::cri::list_pods(&self.deps.cri, None) {
+            Ok(listed) => listed,
+            Err(error) => {
+                log::warn!("cannot tell which images are in use: {error}");
+                return;
+            }
+        };
+        let in_use = listed
+            .values()
+            .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.clone()))
+            .collect();
+        // Failures are logged and raised as events in there.
+        let _ = images.collect(&in_use, Timestamp::now(), stop);
     }
 
     fn rotate(&self, stop: &StopToken) -> Duration {

@@ -1,5 +1,6 @@
 //! What to do about each event (pure; Go: HandlePod{Additions,Updates,Removes,Cleanups}).
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
@@ -21,7 +22,7 @@ pub enum Effect {
         /// The pod.
         pod: Pod,
         /// CamelCase reason.
-        reason: String,
+        reason: Cow<'static, str>,
         /// For people.
         message: String,
     },
@@ -31,8 +32,13 @@ pub enum Effect {
     StopUnknown(ListedPod),
     /// Forget the status of a pod that is gone.
     Forget(PodUid),
-    /// A duplicate name within one source was left out.
-    Duplicate(Pod),
+    /// An object of a source was left out.
+    LeftOut {
+        /// The object.
+        pod: Pod,
+        /// For people.
+        message: String,
+    },
 }
 
 struct Desired {
@@ -98,9 +104,14 @@ impl Core {
         now: Timestamp,
         world: &World<'_>,
     ) -> Vec<Effect> {
-        let merged = self.merge.apply(source, pods, now);
-        let mut effects: Vec<Effect> = merged.duplicates.into_iter().map(Effect::Duplicate).collect();
-        for update in merged.updates {
+        let updates = self.merge.apply(source, pods, now);
+        let mut effects: Vec<Effect> = self
+            .merge
+            .take_rejected()
+            .into_iter()
+            .map(|rejected| Effect::LeftOut { pod: rejected.pod, message: rejected.message })
+            .collect();
+        for update in updates {
             self.route(update, world, &mut effects);
         }
         self.seen.insert(source);
@@ -170,7 +181,7 @@ impl Core {
                 for victim in victims {
                     let failure = Failure {
                         reason: crate::model::reasons::PREEMPTING,
-                        message: "Preempted in order to admit critical pod".to_owned(),
+                        message: admission::PREEMPTED_MESSAGE.to_owned(),
                     };
                     effects.push(Effect::Kill(victim, Kill { grace_override: None, failure: Some(failure) }));
                 }
@@ -275,7 +286,7 @@ mod tests {
                     Effect::Kill(uid, _) => format!("kill {uid}"),
                     Effect::StopUnknown(pod) => format!("stop {}", pod.uid),
                     Effect::Forget(uid) => format!("forget {uid}"),
-                    Effect::Duplicate(pod) => format!("duplicate {}", pod.uid()),
+                    Effect::LeftOut { pod, .. } => format!("left out {}", pod.uid()),
                 })
                 .collect()
         }

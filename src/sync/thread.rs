@@ -1,6 +1,6 @@
 //! The `sync` thread: waits in one place, lets the core decide, carries the effects out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crossbeam_channel::{Sender, select_biased};
 use jiff::Timestamp;
 
 use super::core::{Core, Effect, World};
-use super::view::{Entry, Snapshot, View};
+use super::view::{Entry, Snapshot, SourceState, View};
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::pod::{Pod, SourceName};
@@ -16,7 +16,7 @@ use crate::model::reasons;
 use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::workers::{Aftermath, Ended, Workers};
-use crate::sources::SourceSet;
+use crate::sources::{SourceSet, unsupported_fields};
 use crate::status::StatusCache;
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
@@ -70,7 +70,9 @@ pub struct Deps {
 /// When the thread cannot be started.
 pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("sync", Stack::Large, on_death, move |stop| {
-        Loop { core: Core::new(settings.sources.clone()), settings, deps, first_list: false }.run(&stop);
+        let core = Core::new(settings.sources.clone());
+        let sources = settings.sources.iter().map(|name| (*name, SourceState::default())).collect();
+        Loop { core, settings, deps, sources, first_list: false }.run(&stop);
     })
 }
 
@@ -78,6 +80,7 @@ struct Loop {
     settings: Settings,
     deps: Deps,
     core: Core,
+    sources: BTreeMap<SourceName, SourceState>,
     first_list: bool,
 }
 
@@ -124,6 +127,12 @@ impl Loop {
 
     fn sources_spoke(&mut self) {
         for (source, set) in self.deps.from_sources.take() {
+            let state = self.sources.entry(source).or_default();
+            state.problems = set.problems;
+            // Nothing could be read yet: that is not the same as an empty set.
+            let Some(pods) = set.pods else { continue };
+            state.seen = true;
+            state.pods = pods.len();
             let before = self.core.sources_ready();
             let effects = {
                 let workers = &self.deps.workers;
@@ -134,7 +143,7 @@ impl Loop {
                     is_over: &|uid| is_over(status, uid),
                     node: &self.settings.node,
                 };
-                self.core.source_spoke(source, set.pods, Timestamp::now(), &world)
+                self.core.source_spoke(source, pods, Timestamp::now(), &world)
             };
             self.carry_out(effects);
             if !before && self.core.sources_ready() {
@@ -213,6 +222,9 @@ impl Loop {
         for effect in effects {
             match effect {
                 Effect::Update(pod) => {
+                    if !self.deps.workers.knows(pod.uid()) {
+                        self.warn_of_unsupported(&pod);
+                    }
                     self.deps.workers.update(&pod);
                 }
                 Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
@@ -227,22 +239,31 @@ impl Loop {
                     self.deps.status.forget(&uid);
                     self.ring_cleaner();
                 }
-                Effect::Duplicate(pod) => self.deps.events.warning(
-                    &pod,
-                    reasons::FAILED_VALIDATION,
-                    format!(
-                        "Error validating pod {}: a pod of this name is already there, ignoring",
-                        pod.full_name()
-                    ),
-                ),
+                Effect::LeftOut { pod, message } => {
+                    self.deps.events.warning(&pod, reasons::FAILED_VALIDATION, message);
+                }
             }
+        }
+    }
+
+    /// A field without an effect is named, once per pod: silence would be a lie.
+    fn warn_of_unsupported(&self, pod: &Pod) {
+        let fields = unsupported_fields(pod);
+        if !fields.is_empty() {
+            let text = format!("this version of coracle does not support: {}", fields.join(", "));
+            log::warn!("{text} pod={} uid={}", pod.full_name(), pod.uid());
+            self.deps.events.warning(pod, reasons::UNSUPPORTED_FIELD, text);
         }
     }
 
     fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
         log::warn!("pod was rejected: {reason}: {message} pod={} uid={}", pod.full_name(), pod.uid());
         self.deps.events.warning(pod, reasons::intern(reason), message);
-        self.deps.status.set(pod, admission::rejected_status(pod, reason, message), Timestamp::now());
+        self.deps.status.set(
+            pod,
+            admission::rejected_status(pod, reason, message, pod.qos()),
+            Timestamp::now(),
+        );
     }
 
     fn ring_cleaner(&self) {
@@ -252,7 +273,11 @@ impl Loop {
 
     fn publish(&self) {
         let workers = self.deps.workers.reports();
-        let mut snapshot = Snapshot { sources_ready: self.core.sources_ready(), ..Snapshot::default() };
+        let mut snapshot = Snapshot {
+            sources_ready: self.core.sources_ready(),
+            sources: self.sources.clone(),
+            ..Snapshot::default()
+        };
         for (uid, pod, rejected) in self.core.desired() {
             snapshot.pods.insert(
                 uid.clone(),

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::model::ids::PodUid;
-use crate::model::pod::Pod;
+use crate::model::pod::{Pod, SourceName};
 use crate::pods::workers::WorkerHandle;
+use crate::sources::SourceProblem;
 
 /// One pod at the time of the snapshot.
 #[derive(Debug, Clone)]
@@ -18,11 +19,24 @@ pub struct Entry {
     pub worker: Option<WorkerHandle>,
 }
 
+/// How one source stands.
+#[derive(Debug, Clone, Default)]
+pub struct SourceState {
+    /// Whether it has handed over a set.
+    pub seen: bool,
+    /// How many pods it gives.
+    pub pods: usize,
+    /// What it could not read.
+    pub problems: Vec<SourceProblem>,
+}
+
 /// All pods that the node wants or still has to do with.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// By UID.
     pub pods: BTreeMap<PodUid, Entry>,
+    /// Every configured source.
+    pub sources: BTreeMap<SourceName, SourceState>,
     /// Whether every source has spoken: only then may anything unknown be removed.
     pub sources_ready: bool,
 }

@@ -1,0 +1,265 @@
+//! Puts together what the server shows, from snapshots.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use crate::cri::ImageClient;
+use crate::kube::events::EventLog;
+use crate::model::event::EventSink;
+use crate::model::ids::PodUid;
+use crate::model::pod::SourceName;
+use crate::model::runtime::ContainerState;
+use crate::observe::Observe;
+use crate::resources::{Roots, own::OwnUse};
+use crate::runtime::logs::read::{ReadOptions, read};
+use crate::server::{
+    Deps, HealthCheck, ImageRow, LogOptions, LogSource, MemoryReport, NodeReport, PodView, ProblemReport,
+    QueueReport, RuntimeReport, SourceReport, ThreadRow,
+};
+use crate::status::StatusCache;
+use crate::sync::view::View;
+use crate::util::stop::StopToken;
+use crate::util::threads;
+
+/// The handles that reports read from.
+#[derive(Clone)]
+pub(super) struct Sources {
+    pub node: String,
+    pub started: Instant,
+    pub endpoint: String,
+    pub cgroups: String,
+    pub places: BTreeMap<SourceName, String>,
+    pub view: View,
+    pub status: StatusCache,
+    pub observe: Observe,
+    pub images: ImageClient,
+    pub log: EventLog,
+    pub sink: EventSink,
+    pub turn: Arc<Mutex<Instant>>,
+    pub turn_limit: Duration,
+}
+
+impl Sources {
+    /// Everything that the server asks for.
+    pub(super) fn server_deps(&self) -> Deps {
+        let (pods, waiting, running, images, status, logs) =
+            (self.clone(), self.clone(), self.clone(), self.clone(), self.clone(), self.clone());
+        Deps {
+            pods: Arc::new(move || pods.pods()),
+            wait_pods: Arc::new(move |seen, limit| {
+                waiting.status.wait_newer(seen, &StopToken::never(), limit)
+            }),
+            running: Arc::new(move || running.running()),
+            images: Arc::new(move || images.image_rows()),
+            status: Arc::new(move || status.node_report()),
+            checks: self.checks(),
+            log_path: Arc::new(move |uid, container, previous| logs.find_log(uid, container, previous)),
+            read_log: Arc::new(|path, options: &LogOptions, out, running, stop| {
+                let options = ReadOptions {
+                    follow: options.follow,
+                    tail_lines: options.tail,
+                    since: options.since,
+                    timestamps: options.timestamps,
+                    limit_bytes: options.limit_bytes,
+                };
+                read(path, &options, out, running, stop).map_err(|error| error.to_string())
+            }),
+            events: self.log.clone(),
+        }
+    }
+
+    fn pods(&self) -> Vec<PodView> {
+        let snapshot = self.view.get();
+        snapshot
+            .pods
+            .iter()
+            .filter_map(|(uid, entry)| {
+                let mut object = entry.pod.as_ref()?.object().clone();
+                if let Some(status) = self.status.get(uid) {
+                    object.status = Some((*status).clone());
+                }
+                let worker = entry.worker.as_ref().map(|worker| worker.report()).unwrap_or_default();
+                let phase = if entry.rejected { "Rejected" } else { worker.phase };
+                Some(PodView {
+                    pod: object,
+                    phase: phase.to_owned(),
+                    last_error: worker.last_error,
+                    next_sync: worker.next_sync,
+                })
+            })
+            .collect()
+    }
+
+    fn running(&self) -> Vec<crate::model::runtime::ListedPod> {
+        self.observe.listed().values().filter(|pod| pod.is_running()).cloned().collect()
+    }
+
+    fn image_rows(&self) -> Result<Vec<ImageRow>, String> {
+        let images = self.images.list_images().map_err(|error| error.to_string())?;
+        let listed = self.observe.listed();
+        let used: std::collections::BTreeSet<&str> = listed
+            .values()
+            .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.as_str()))
+            .collect();
+        Ok(images
+            .into_iter()
+            .map(|image| ImageRow {
+                in_use: used.contains(image.id.as_str())
+                    || image
+                        .repo_tags
+                        .iter()
+                        .chain(&image.repo_digests)
+                        .any(|name| used.contains(name.as_str())),
+                id: image.id,
+                tags: image.repo_tags,
+                digests: image.repo_digests,
+                size_bytes: image.size,
+                pinned: image.pinned,
+            })
+            .collect())
+    }
+
+    fn node_report(&self) -> NodeReport {
+        let snapshot = self.view.get();
+        let health = self.observe.runtime_health();
+        let mut problems = Vec::new();
+        problems.extend(health.runtime.iter().map(|why| format!("container runtime: {why}")));
+        problems.extend(health.network.iter().map(|why| format!("network: {why}")));
+        let mut pods: BTreeMap<String, usize> = BTreeMap::new();
+        for view in self.pods() {
+            let phase = view.pod.status.as_ref().and_then(|status| status.phase.clone());
+            *pods.entry(phase.unwrap_or_else(|| "Pending".to_owned())).or_default() += 1;
+            if let Some(error) = &view.last_error {
+                problems.push(format!("pod {}/{}: {error}", view.namespace(), view.name()));
+            }
+        }
+        let sources = snapshot
+            .sources
+            .iter()
+            .map(|(name, state)| {
+                problems.extend(state.problems.iter().map(ToString::to_string));
+                if !state.seen {
+                    problems.push(format!("source {} has not delivered yet", name.as_str()));
+                }
+                SourceReport {
+                    name: name.as_str().to_owned(),
+                    place: self.places.get(name).cloned().unwrap_or_default(),
+                    seen: state.seen,
+                    pods: state.pods,
+                    problems: state
+                        .problems
+                        .iter()
+                        .map(|problem| ProblemReport {
+                            place: problem.place.clone(),
+                            line: problem.line.map(u64::from),
+                            field: problem.field.clone().unwrap_or_default(),
+                            message: problem.message.clone(),
+                            since: Some(problem.since),
+                            kept: problem.kept,
+                        })
+                        .collect(),
+                }
+            })
+            .collect();
+        let (name, version) = self.observe.runtime_version();
+        let own = OwnUse::read(&Roots::default()).ok();
+        let up = self.started.elapsed();
+        NodeReport {
+            node: self.node.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: jiff::SignedDuration::try_from(up)
+                .ok()
+                .and_then(|up| Timestamp::now().checked_sub(up).ok()),
+            uptime_seconds: up.as_secs(),
+            problems,
+            runtime: RuntimeReport {
+                name,
+                version,
+                endpoint: self.endpoint.clone(),
+                not_ready: (!health.runtime.is_empty()).then(|| health.runtime.join("; ")),
+                network_not_ready: health.network,
+            },
+            cgroups: self.cgroups.clone(),
+            pods,
+            sources,
+            threads: threads::report()
+                .into_iter()
+                .map(|line| ThreadRow {
+                    name: line.name,
+                    waits_for: line.waits_for.to_owned(),
+                    seconds: line.since.as_secs_f64(),
+                })
+                .collect(),
+            memory: own.map_or_else(MemoryReport::default, |own| MemoryReport {
+                rss_bytes: own.resident_bytes,
+                peak_rss_bytes: own.peak_resident_bytes,
+                ..MemoryReport::default()
+            }),
+            queues: vec![QueueReport {
+                name: "events".to_owned(),
+                depth: self.sink.depth(),
+                lost: self.sink.lost(),
+            }],
+        }
+    }
+
+    fn find_log(&self, uid: &PodUid, container: &str, previous: bool) -> Result<LogSource, String> {
+        let pod = self.observe.cached(uid).ok_or_else(|| "the runtime does not know this pod".to_owned())?;
+        let mut instances = pod.containers.iter().filter(|instance| instance.name == container);
+        let instance = if previous { instances.nth(1) } else { instances.next() }.ok_or_else(|| {
+            let which = if previous { "previous " } else { "" };
+            format!("there is no {which}instance of container {container}")
+        })?;
+        let (observe, uid, id) = (self.observe.clone(), uid.clone(), instance.id.clone());
+        Ok(LogSource {
+            path: PathBuf::from(&instance.log_path),
+            running: Arc::new(move || {
+                observe.cached(&uid).is_some_and(|pod| {
+                    pod.containers
+                        .iter()
+                        .any(|instance| instance.id == id && instance.state == ContainerState::Running)
+                })
+            }),
+        })
+    }
+
+    fn checks(&self) -> Vec<HealthCheck> {
+        let (turn, limit) = (Arc::clone(&self.turn), self.turn_limit);
+        let (observe, view) = (self.observe.clone(), self.view.clone());
+        vec![
+            HealthCheck {
+                name: "syncloop",
+                probe: Arc::new(move || {
+                    let age = turn.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+                    if age > limit {
+                        return Err(format!("sync Loop took longer than expected: last turn {age:.0?} ago"));
+                    }
+                    Ok(())
+                }),
+            },
+            HealthCheck {
+                name: "runtime",
+                probe: Arc::new(move || {
+                    let health = observe.runtime_health();
+                    if health.is_usable() { Ok(()) } else { Err(health.runtime.join("; ")) }
+                }),
+            },
+            HealthCheck {
+                name: "sources",
+                probe: Arc::new(move || {
+                    let snapshot = view.get();
+                    let problems: Vec<String> = snapshot
+                        .sources
+                        .values()
+                        .flat_map(|state| state.problems.iter().map(ToString::to_string))
+                        .collect();
+                    if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
+                }),
+            },
+        ]
+    }
+}

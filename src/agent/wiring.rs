@@ -1,0 +1,404 @@
+//! The one place that makes long-lived channels and handles, and that turns the
+//! configuration into the rooms' settings. Read from top to bottom: it is the machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::bounded;
+use jiff::Timestamp;
+
+use super::supervise::Supervisor;
+use super::{StartError, make_dir, node, report};
+use crate::cli::AgentArgs;
+use crate::config::KubeletConfiguration;
+use crate::model::event::{EventSink, EventType, Regarding};
+use crate::model::pod::SourceName;
+use crate::model::quantity::Amount;
+use crate::model::reasons;
+use crate::pods::admission::{Allocatable, NodeView};
+use crate::pods::workers::Workers;
+use crate::resources::cgroups::Cgroups;
+use crate::resources::machine::{Machine, kernel_release};
+use crate::resources::{Roots, disk};
+use crate::runtime::gc::{Collector, Policy};
+use crate::runtime::images::gc::{ImageCollector, Policy as ImagePolicy};
+use crate::runtime::logs::rotate::{self, Rotator};
+use crate::runtime::{MachineNumbers, Runtime};
+use crate::sources::{FileSettings, HttpSettings};
+use crate::status::{NodeAddresses, StatusCache};
+use crate::sync::view::View;
+use crate::util::mailbox::{mailbox, newest};
+use crate::util::threads::Running;
+use crate::{cri, kube, observe, pods, runtime, server, sources, sync, volumes};
+
+/// Where tools look for logs by container id.
+const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
+/// How long the threads together may take to stop.
+const STOP_LIMIT: Duration = Duration::from_millis(4500);
+/// The sync loop counts as stuck after this, or after twice the sync period.
+const TURN_LIMIT: Duration = Duration::from_secs(300);
+
+/// Owners of all threads, in start order.
+pub(super) struct Agent {
+    threads: Vec<Running>,
+}
+
+impl Agent {
+    /// Stops everything in reverse start order.
+    pub(super) fn stop(self) {
+        let deadline = Instant::now() + STOP_LIMIT;
+        for thread in self.threads.into_iter().rev() {
+            thread.stop(deadline.saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+/// Checks that the agent may run here, makes every room and starts it.
+pub(super) fn start(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    supervisor: &Supervisor,
+) -> Result<Agent, StartError> {
+    let started = Instant::now();
+    let roots = Roots::default();
+    let machine = Machine::read(&roots)?;
+    let cgroups = Cgroups::detect(&roots.sys.join("fs/cgroup"))?;
+    check_machine(config, &machine, &cgroups)?;
+    let node_name = node::name(&args.hostname_override).map_err(StartError::Refused)?;
+    let host_ips = node::addresses(&args.node_ips);
+    let pod_logs_dir = PathBuf::from(&config.pod_logs_dir);
+    make_dir(&args.root_dir, 0o750)?;
+    make_dir(&args.root_dir.join("pods"), 0o750)?;
+    make_dir(&pod_logs_dir, 0o750)?;
+    make_dir(Path::new(CONTAINER_LOGS_DIR), 0o755)?;
+    node::prepare_process(config.max_open_files, config.oom_score_adj);
+
+    // Handles without threads.
+    let (events, event_queue) = EventSink::new();
+    let (cri, images) = cri::connect(cri::Settings {
+        runtime_endpoint: config.container_runtime_endpoint.clone(),
+        image_endpoint: Some(config.image_service_endpoint.clone()).filter(|it| !it.is_empty()),
+        request_timeout: config.runtime_request_timeout.to_std(),
+    })?;
+    let status = StatusCache::new();
+    let observe = observe::new(cri.clone());
+    let allocatable = allocatable(config, &machine, &args.root_dir);
+    let runtime = Runtime::new(
+        runtime_settings(args, config, &machine, &cgroups, &allocatable, &node_name, &host_ips),
+        runtime::Deps { cri: cri.clone(), images: images.clone(), events: events.clone() },
+    );
+    let volumes = Arc::new(volumes::Volumes::new(
+        volumes::Settings {
+            root_dir: args.root_dir.clone(),
+            allocatable_memory_bytes: u64::try_from(allocatable.memory_bytes).ok(),
+        },
+        volumes::Deps { events: events.clone() },
+    ));
+
+    // Channels: who tells whom.
+    let (sources_post, from_sources) = mailbox(newest);
+    let (observe_post, from_observe) = mailbox(observe::Change::merge);
+    let (workers_post, from_workers) = mailbox(newest);
+    // One slot: a bell.
+    let (clean_bell, clean_wait) = bounded(1);
+    let view = View::default();
+    let turn = Arc::new(Mutex::new(Instant::now()));
+
+    let mut threads = Vec::new();
+    let thread = |name: &'static str| move |source| StartError::Thread { name, source };
+
+    let (recorder, log) =
+        kube::events::spawn(&node_name, event_queue, supervisor.on_death()).map_err(thread("events"))?;
+    threads.push(recorder);
+
+    let source_settings = source_settings(config, &node_name);
+    let configured = configured(&source_settings);
+    let workers = Workers::new(
+        pods::Settings {
+            sync_frequency: config.sync_frequency.to_std(),
+            node: NodeAddresses { host_ips: host_ips.clone() },
+        },
+        pods::Deps {
+            runtime: runtime.clone(),
+            observe: observe.clone(),
+            volumes: Arc::clone(&volumes),
+            status: status.clone(),
+            events: events.clone(),
+        },
+        workers_post,
+    );
+    threads.push(
+        sync::spawn(
+            sync::Settings {
+                sources: configured.keys().copied().collect::<BTreeSet<_>>(),
+                node: node_view(args, config, &node_name, allocatable),
+            },
+            sync::Deps {
+                workers,
+                observe: observe.clone(),
+                status: status.clone(),
+                events: events.clone(),
+                view: view.clone(),
+                clean: clean_bell,
+                from_sources,
+                from_observe,
+                from_workers,
+                turn: Arc::clone(&turn),
+            },
+            supervisor.on_death(),
+        )
+        .map_err(thread("sync"))?,
+    );
+    threads.push(
+        sync::clean::spawn(
+            sync::clean::Deps {
+                cri: cri.clone(),
+                observe: observe.clone(),
+                view: view.clone(),
+                collector: collector(args, &pod_logs_dir, &cri, &events),
+                images: image_collector(config, &images, &events),
+                rotator: rotator(config, &cri),
+                volumes,
+                runtime: runtime.clone(),
+                bell: clean_wait,
+            },
+            supervisor.on_death(),
+        )
+        .map_err(thread("clean"))?,
+    );
+    threads.push(observe::spawn(&observe, observe_post, supervisor.on_death()).map_err(thread("observe"))?);
+    threads.extend(
+        sources::spawn(
+            &source_settings,
+            &sources::Deps { post: sources_post, events: events.clone(), on_death: supervisor.deaths() },
+        )
+        .map_err(thread("sources"))?,
+    );
+
+    let facts = report::Sources {
+        node: node_name,
+        started,
+        endpoint: config.container_runtime_endpoint.clone(),
+        cgroups: cgroups.version.as_str().to_owned(),
+        places: configured,
+        view,
+        status,
+        observe,
+        images,
+        log,
+        sink: events.clone(),
+        turn,
+        turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
+    };
+    let server = server::spawn(server_settings(args, config), facts.server_deps(), supervisor.on_death())?;
+    threads.push(server.running);
+    runtime.check_resolv_conf();
+    events.raise(Regarding::Node, EventType::Normal, reasons::STARTING, "Starting kubelet.");
+    log::info!("node {} is up after {:?}", facts.node, started.elapsed());
+    Ok(Agent { threads })
+}
+
+/// Refuses machines that the configuration rules out.
+fn check_machine(
+    config: &KubeletConfiguration,
+    machine: &Machine,
+    cgroups: &Cgroups,
+) -> Result<(), StartError> {
+    if config.fail_cgroup_v1 && !cgroups.version.is_v2() {
+        return Err(StartError::Refused(format!(
+            "this machine uses cgroup {}, which failCgroupV1 rules out: set failCgroupV1: false or --fail-cgroupv1=false",
+            cgroups.version.as_str()
+        )));
+    }
+    if config.fail_swap_on && machine.has_swap {
+        return Err(StartError::Refused(
+            "swap is on, which failSwapOn rules out: switch swap off, or set failSwapOn: false".to_owned(),
+        ));
+    }
+    if let Err(error) = crate::pods::admission::check_allowed_unsafe(&config.allowed_unsafe_sysctls) {
+        return Err(StartError::Refused(format!("allowedUnsafeSysctls: {error}")));
+    }
+    Ok(())
+}
+
+fn allocatable(config: &KubeletConfiguration, machine: &Machine, root_dir: &Path) -> Allocatable {
+    let cpus = i64::from(machine.cpus);
+    let per_core = i64::from(config.pods_per_core) * cpus;
+    let most = i64::from(config.max_pods);
+    Allocatable {
+        cpu_milli: cpus * 1000,
+        memory_bytes: i64::try_from(machine.memory_bytes).unwrap_or(i64::MAX),
+        ephemeral_bytes: disk::space(&disk::nearest_existing(root_dir))
+            .map_or(i64::MAX, |space| i64::try_from(space.capacity_bytes).unwrap_or(i64::MAX)),
+        pods: if per_core > 0 { most.min(per_core) } else { most },
+        extended: machine
+            .huge_pages
+            .iter()
+            .map(|pages| {
+                let bytes = pages.size_bytes.saturating_mul(pages.total);
+                (pages.resource_name(), i64::try_from(bytes).unwrap_or(i64::MAX))
+            })
+            .collect(),
+    }
+}
+
+fn node_view(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    node_name: &str,
+    allocatable: Allocatable,
+) -> NodeView {
+    let mut labels = BTreeMap::from([
+        ("kubernetes.io/hostname".to_owned(), node_name.to_owned()),
+        ("kubernetes.io/os".to_owned(), "linux".to_owned()),
+        ("kubernetes.io/arch".to_owned(), arch().to_owned()),
+    ]);
+    labels.extend(args.node_labels.clone());
+    NodeView {
+        name: node_name.to_owned(),
+        labels,
+        allocatable,
+        os: "linux".to_owned(),
+        kernel_version: kernel_release(),
+        apparmor: Path::new("/sys/kernel/security/apparmor").is_dir(),
+        allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
+        strict_supplemental_groups: true,
+        ..NodeView::default()
+    }
+}
+
+/// The architecture in Go's words, which labels use.
+fn arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn runtime_settings(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    machine: &Machine,
+    cgroups: &Cgroups,
+    allocatable: &Allocatable,
+    node_name: &str,
+    host_ips: &[IpAddr],
+) -> runtime::Settings {
+    runtime::Settings {
+        root_dir: args.root_dir.clone(),
+        pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+        container_logs_dir: PathBuf::from(CONTAINER_LOGS_DIR),
+        node_name: node_name.to_owned(),
+        node_ips: host_ips.to_vec(),
+        // Validation has seen to it that they parse.
+        cluster_dns: config.cluster_dns.iter().filter_map(|ip| ip.parse().ok()).collect(),
+        cluster_domain: config.cluster_domain.clone(),
+        resolv_conf: PathBuf::from(&config.resolv_conf),
+        hosts_file: PathBuf::from("/etc/hosts"),
+        seccomp_default: config.seccomp_default,
+        cpu_cfs_quota: config.cpu_cfs_quota,
+        cpu_cfs_quota_period: config.cpu_cfs_quota_period.to_std(),
+        machine: MachineNumbers {
+            memory_capacity_bytes: machine.memory_bytes,
+            cpu_count: machine.cpus,
+            hugepage_sizes: machine.huge_pages.iter().map(|pages| pages.runtime_size()).collect(),
+            cgroup_v2: cgroups.version.is_v2(),
+            swap_controller: false,
+            allocatable_cpu: Amount::from_milli(allocatable.cpu_milli),
+            allocatable_memory: Amount::from_units(allocatable.memory_bytes),
+            allocatable_ephemeral_storage: Amount::from_units(allocatable.ephemeral_bytes),
+        },
+        single_process_oom_kill: config.single_process_oom_kill,
+        registry_pull_qps: config.registry_pull_qps,
+        registry_burst: config.registry_burst,
+        serialize_image_pulls: config.serialize_image_pulls,
+        max_parallel_image_pulls: config.max_parallel_image_pulls,
+        crash_backoff_max: config.crash_loop_back_off.max_container_restart_period.to_std(),
+        recursive_read_only_mounts: false,
+    }
+}
+
+fn source_settings(config: &KubeletConfiguration, node_name: &str) -> sources::Settings {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    sources::Settings {
+        node_name: node_name.to_owned(),
+        file: some(&config.static_pod_path).map(|path| FileSettings {
+            path: PathBuf::from(path),
+            check: config.file_check_frequency.to_std(),
+        }),
+        http: some(&config.static_pod_url).map(|url| HttpSettings {
+            url,
+            headers: config.static_pod_url_header.clone(),
+            check: config.http_check_frequency.to_std(),
+        }),
+    }
+}
+
+fn configured(settings: &sources::Settings) -> BTreeMap<SourceName, String> {
+    let file = settings.file.as_ref().map(|file| (SourceName::File, file.path.display().to_string()));
+    let http = settings.http.as_ref().map(|http| (SourceName::Http, http.url.clone()));
+    file.into_iter().chain(http).collect()
+}
+
+fn collector(
+    args: &AgentArgs,
+    pod_logs_dir: &Path,
+    cri: &cri::RuntimeClient,
+    events: &EventSink,
+) -> Collector<cri::RuntimeClient> {
+    let limit = |count: i32| usize::try_from(count).ok();
+    let settings = runtime::gc::Settings {
+        pod_logs_dir: pod_logs_dir.to_owned(),
+        container_logs_dir: PathBuf::from(CONTAINER_LOGS_DIR),
+        policy: Policy {
+            min_age: args.minimum_container_ttl,
+            max_per_pod_container: limit(args.maximum_dead_containers_per_container),
+            max_containers: limit(args.maximum_dead_containers),
+        },
+    };
+    Collector::new(settings, cri.clone(), events.clone())
+}
+
+fn image_collector(
+    config: &KubeletConfiguration,
+    images: &cri::ImageClient,
+    events: &EventSink,
+) -> Option<ImageCollector<cri::ImageClient>> {
+    let percent = |value: i32| u8::try_from(value.clamp(0, 100)).unwrap_or(100);
+    let policy = ImagePolicy {
+        high_percent: percent(config.image_gc_high_threshold_percent),
+        low_percent: percent(config.image_gc_low_threshold_percent),
+        min_age: config.image_minimum_gc_age.to_std(),
+        max_age: Some(config.image_maximum_gc_age.to_std()).filter(|age| !age.is_zero()),
+    };
+    (!policy.is_off()).then(|| ImageCollector::new(images.clone(), policy, events.clone(), Timestamp::now()))
+}
+
+fn rotator(
+    config: &KubeletConfiguration,
+    cri: &cri::RuntimeClient,
+) -> Option<(Rotator<cri::RuntimeClient>, Duration)> {
+    let size = Amount::parse(&config.container_log_max_size).ok()?;
+    let settings = rotate::Settings {
+        max_bytes: u64::try_from(size.units()).ok(),
+        max_files: usize::try_from(config.container_log_max_files).unwrap_or(2).max(2),
+    };
+    settings.max_bytes?;
+    Some((Rotator::new(settings, cri.clone()), config.container_log_monitor_interval.to_std()))
+}
+
+fn server_settings(args: &AgentArgs, config: &KubeletConfiguration) -> server::Settings {
+    let address = |ip: &str, port: i32| {
+        let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
+        Some(SocketAddr::new(ip.parse().ok()?, port))
+    };
+    server::Settings {
+        healthz: address(&config.healthz_bind_address, config.healthz_port),
+        read_only: address(&config.address, config.read_only_port).filter(|_| config.enable_server),
+        local_socket: args.root_dir.join(server::LOCAL_SOCKET),
+    }
+}
