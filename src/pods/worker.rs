@@ -278,6 +278,8 @@ impl Worker {
         let busy = self.deps.observe.busy(&uid);
         let outcome = self.carry_out(&plan, &runtime, &mounts, cancel);
         // Look again before the next decision: what was started may have ended already.
+        // DIFFERS: what stopped a start, a crash-loop wait too, shows at once and not after
+        // the next sync.
         let seen = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
         let seen = seen.map_err(|error| Failed::soon(error.to_string()))?;
