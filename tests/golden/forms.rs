@@ -168,7 +168,7 @@ pub fn differences(path: &str, recorded: &Value, seen: &Value, found: &mut Vec<S
 }
 
 /// The items by a key, each group in order.
-pub fn grouped<'a, T>(items: &'a [T], key: impl Fn(&T) -> String) -> BTreeMap<String, Vec<&'a T>> {
+pub fn grouped<T>(items: &[T], key: impl Fn(&T) -> String) -> BTreeMap<String, Vec<&T>> {
     let mut groups: BTreeMap<String, Vec<&T>> = BTreeMap::new();
     for item in items {
         groups.entry(key(item)).or_default().push(item);
