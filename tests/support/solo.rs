@@ -449,7 +449,6 @@ impl Solo {
         wait_until("no container and no sandbox records", limit, || {
             self.fake.containers().is_empty() && self.fake.sandboxes().is_empty()
         });
-        if std::env::var("DBG").is_ok() { eprintln!("{}\n{:?}", self.log(), self.fake.calls()); }
         wait_until("no pod directories", limit, || is_empty_dir(&self.root().join("pods")));
         cop::assert_no_mounts_below(&self.root());
         // A restarted agent starts from its own first look, which no test took.
