@@ -213,6 +213,7 @@ fn replace(
         KillReason::DefinitionChanged => format!("Init container {name} definition changed"),
         KillReason::StartupProbe => format!("Init container {name} failed startup probe"),
         KillReason::LivenessProbe => format!("Init container {name} failed liveness probe"),
+        KillReason::Twin => format!("Init container {name} runs twice"),
         KillReason::Unknown => {
             "Init container is in \"unknown\" state, try killing it before restart".to_owned()
         }
