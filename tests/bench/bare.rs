@@ -121,7 +121,7 @@ fn at_once<T: Send>(count: usize, width: usize, deed: impl Fn(usize) -> T + Sync
         }
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..width).map(|_| scope.spawn(&worker)).collect();
+        let workers: Vec<_> = (0..width).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().flat_map(|one| one.join().expect("a call failed")).collect()
     })
 }

@@ -94,7 +94,7 @@ impl Book {
         let mut out = String::new();
         let _ = writeln!(
             out,
-            "\n{:<46} {:<28} {:<28} {:<28} {:>8} {:>9}",
+            "\n{:<52} {:<28} {:<28} {:<28} {:>8} {:>9}",
             "measure, median (min–max, n)", BARE, CORACLE, OTHER, "/bare", "/other"
         );
         for measure in &self.order {
@@ -107,7 +107,7 @@ impl Book {
             let cell = |subject| figure.values.get(subject).map(|values| cell(values)).unwrap_or_default();
             let _ = writeln!(
                 out,
-                "{:<46} {:<28} {:<28} {:<28} {:>8} {:>9}",
+                "{:<52} {:<28} {:<28} {:<28} {:>8} {:>9}",
                 format!("{measure} [{}]", figure.unit),
                 cell(BARE),
                 cell(CORACLE),

@@ -72,7 +72,6 @@ struct Thread {
     name: String,
     cpu_nanos: f64,
     voluntary: f64,
-    involuntary: f64,
 }
 
 fn threads(pid: u32) -> BTreeMap<String, Thread> {
@@ -85,7 +84,6 @@ fn threads(pid: u32) -> BTreeMap<String, Thread> {
             name: read("comm").trim().to_owned(),
             cpu_nanos: schedstat.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0),
             voluntary: kib(&status, "voluntary_ctxt_switches"),
-            involuntary: kib(&status, "nonvoluntary_ctxt_switches"),
         };
         // One that ends while we look has no status any more.
         if thread.voluntary.is_finite() {
@@ -135,4 +133,25 @@ pub fn idle(pid: u32, span: Duration) -> Idle {
         wakeups_per_second: wakeups / seconds,
         by_thread: Value::from(by_thread),
     }
+}
+
+/// Resident KiB of a process by kind of mapping: `name permissions`.
+pub fn mappings(pid: u32) -> Value {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let mut by_kind: BTreeMap<String, f64> = BTreeMap::new();
+    let mut kind = String::new();
+    for line in text.lines() {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        if let [range, permissions, _, _, _, name @ ..] = fields[..]
+            && range.contains('-')
+            && permissions.len() == 4
+        {
+            let name = name.first().map_or("anonymous", |path| path.rsplit('/').next().unwrap_or(path));
+            kind = format!("{name} {permissions}");
+        } else if line.starts_with("Rss:") {
+            *by_kind.entry(kind.clone()).or_default() += kib(line, "Rss");
+        }
+    }
+    by_kind.retain(|_, kib| *kib > 0.0);
+    json!(by_kind)
 }

@@ -98,8 +98,9 @@ fn process_memory(book: &mut Book, subject: &'static str, agent: &Agent, when: &
     book.put(subject, &format!("resident, {when}"), "MiB", memory.resident);
     book.put(subject, &format!("proportional (PSS), {when}"), "MiB", memory.proportional);
     book.put(subject, &format!("anonymous, {when}"), "MiB", memory.anonymous);
-    book.put(subject, &format!("peak resident until, {when}"), "MiB", memory.peak);
+    book.put(subject, &format!("peak resident, {when}"), "MiB", memory.peak);
     book.put(subject, &format!("threads, {when}"), "", memory.threads);
+    book.note(subject, &format!("resident KiB by mapping, {when}"), &process::mappings(agent.pid()));
 }
 
 /// Lets the agent come to rest, watches it rest, then looks at its memory.
