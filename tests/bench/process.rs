@@ -142,7 +142,7 @@ pub fn mappings(pid: u32) -> Value {
     let mut kind = String::new();
     for line in text.lines() {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        if let [range, permissions, _, _, _, name @ ..] = fields[..]
+        if let [range, permissions, _, _, _, name @ ..] = fields.as_slice()
             && range.contains('-')
             && permissions.len() == 4
         {
