@@ -74,10 +74,10 @@ fn run(observe: &Observe, news: &Post<Subject, Change>, stop: &StopToken) {
 fn ask_status(observe: &Observe) {
     let _waiting = threads::waiting("runtime status");
     // A runtime that comes back may be another version.
-    if observe.health.version().is_none() || observe.health.is_silent() {
-        if let Ok(version) = observe.cri.version() {
-            observe.health.set_version(version.runtime_name, version.runtime_version);
-        }
+    if (observe.health.version().is_none() || observe.health.is_silent())
+        && let Ok(version) = observe.cri.version()
+    {
+        observe.health.set_version(version.runtime_name, version.runtime_version);
     }
     match observe.cri.status() {
         Ok(status) => observe.health.answered(status.ready, status.network_ready, Instant::now()),

@@ -297,7 +297,7 @@ mod tests {
 
     fn context(pod: &Pod, user: &ImageUser) -> Result<LinuxContainerSecurityContext, String> {
         let host = Host { thermal_throttle: vec!["/t".into()], ..Host::default() };
-        let node = Node { root_dir: Path::new("/root"), seccomp_default: false, host: &host };
+        let node = Node { root_dir: Path::new("/r"), seccomp_default: false, host: &host };
         of_container(pod, &pod.containers()[0], user, node).map_err(|error| error.to_string())
     }
 
@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(
             seccomp(json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}}))
                 .unwrap(),
-            (ProfileType::Localhost, "/root/seccomp/a/b.json".to_owned())
+            (ProfileType::Localhost, "/r/seccomp/a/b.json".to_owned())
         );
         assert!(
             seccomp(json!({"seccompProfile": {"type": "Localhost"}})).unwrap_err().contains("must be set")

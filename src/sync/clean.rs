@@ -144,12 +144,24 @@ impl Cleaner {
         if collected.containers + collected.sandboxes > 0 {
             log::debug!("removed {} containers and {} sandboxes", collected.containers, collected.sandboxes);
         }
-        for problem in collected.problems {
+        for problem in &collected.problems {
             log::warn!("cannot clean up: {problem}");
         }
         if !newer.sources_ready {
             return;
         }
+        // What was removed just now no longer keeps its pod's directory.
+        let listed = if collected.containers + collected.sandboxes == 0 {
+            listed
+        } else {
+            match crate::cri::list_pods(&self.deps.cri, None) {
+                Ok(listed) => listed,
+                Err(error) => {
+                    log::warn!("cannot clean up: {error}");
+                    return;
+                }
+            }
+        };
         let known = |uid: &PodUid| newer.pods.contains_key(uid) || listed.contains_key(uid);
         match self.deps.volumes.orphans(&known, stop) {
             Ok(report) => {
