@@ -114,12 +114,15 @@ pub(super) fn start(
         kube::events::spawn(&node_name, event_queue, supervisor.on_death()).map_err(thread("events"))?;
     threads.push(recorder);
 
-    let source_settings = source_settings(config, &node_name);
+    let source_settings = source_settings(args, config, &node_name);
     let configured = configured(&source_settings);
     let workers = Workers::new(
         pods::Settings {
             sync_frequency: config.sync_frequency.to_std(),
-            node: NodeAddresses { host_ips: host_ips.clone() },
+            // Without an API server there is no Node object whose addresses a status could
+            // repeat: the Go kubelet leaves them out, and so the IPs of hostNetwork pods.
+            node: NodeAddresses::default(),
+            host_ips: host_ips.clone(),
         },
         pods::Deps {
             runtime: runtime.clone(),
@@ -307,7 +310,7 @@ fn runtime_settings(
             cpu_count: machine.cpus,
             hugepage_sizes: machine.huge_pages.iter().map(|pages| pages.runtime_size()).collect(),
             cgroup_v2: cgroups.version.is_v2(),
-            swap_controller: false,
+            swap_controller: cgroups.limits_swap(),
             allocatable_cpu: Amount::from_milli(allocatable.cpu_milli),
             allocatable_memory: Amount::from_units(allocatable.memory_bytes),
             allocatable_ephemeral_storage: Amount::from_units(allocatable.ephemeral_bytes),
@@ -322,7 +325,7 @@ fn runtime_settings(
     }
 }
 
-fn source_settings(config: &KubeletConfiguration, node_name: &str) -> sources::Settings {
+fn source_settings(args: &AgentArgs, config: &KubeletConfiguration, node_name: &str) -> sources::Settings {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     sources::Settings {
         node_name: node_name.to_owned(),
@@ -335,6 +338,7 @@ fn source_settings(config: &KubeletConfiguration, node_name: &str) -> sources::S
             headers: config.static_pod_url_header.clone(),
             check: config.http_check_frequency.to_std(),
         }),
+        state_dir: Some(args.root_dir.join("sources")),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::model::ids::{ContainerId, SandboxId};
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::reasons;
-use crate::model::runtime::PodRuntime;
+use crate::model::runtime::{ContainerState, PodRuntime};
 use crate::transport::generated::runtime::{ContainerConfig, PodSandboxConfig};
 use crate::util::stop::StopToken;
 
@@ -107,6 +107,7 @@ impl Runtime {
                     stopping,
                 }
             })?;
+        self.remove_never_started(&start, &regarding)?;
         let restart_count = self.restart_count(&start);
         let config = self
             .prepare(&start, &image, restart_count)
@@ -116,6 +117,25 @@ impl Runtime {
         self.link_log(&start, &id, restart_count);
         // The postStart hook belongs here: the container runs, its status is not told yet.
         Ok(id)
+    }
+
+    /// Removes an instance that was made and never ran. Its start may still be under way at
+    /// the runtime (ours was broken off, or its caller is dead); carried out later, it would
+    /// make it a twin of the new one.
+    ///
+    /// DIFFERS: upstream leaves it there and relies on nobody starting it.
+    fn remove_never_started(&self, start: &Start<'_>, regarding: &Regarding) -> Result<(), StartFailure> {
+        let Some(status) = start.runtime.newest(&start.container.name) else { return Ok(()) };
+        if status.state != ContainerState::Created {
+            return Ok(());
+        }
+        match self.shared.cri.with_stop(start.stop.clone()).remove_container(&status.id) {
+            Err(error) if !error.is_not_found() => {
+                self.failed(start, regarding, &error.desc());
+                Err(runtime_failure(reasons::CREATE_CONTAINER_ERROR, &error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// One more than before; from the names of log files when the runtime has forgotten.

@@ -405,6 +405,24 @@ fn a_pod_is_stopped_side_by_side_then_its_sandboxes() {
 }
 
 #[test]
+fn an_instance_that_never_ran_goes_before_the_next_is_made() {
+    let node = Node::new();
+    let pod = plain();
+    let sandbox = node.sandbox(&pod);
+    node.fake.fail_times("StartContainer", 1, Kind::Unknown, "broken off");
+    assert_eq!(node.start(&pod, &sandbox, "c").unwrap_err().reason, "RunContainerError");
+    // While it cannot be removed, nothing new may start.
+    node.fake.fail_times("RemoveContainer", 1, Kind::Unknown, "it is starting");
+    let failure = node.start(&pod, &sandbox, "c").unwrap_err();
+    assert_eq!((failure.reason, failure.message.as_str()), ("CreateContainerError", "it is starting"));
+    assert_eq!(node.fake.containers().len(), 1);
+    node.start(&pod, &sandbox, "c").unwrap();
+    let all = node.fake.containers();
+    assert_eq!(all.len(), 1);
+    assert_eq!(all[0].config.metadata.attempt, 1);
+}
+
+#[test]
 fn one_failure_does_not_keep_the_rest_running() {
     let node = Node::new();
     let pod = three();

@@ -6,4 +6,5 @@ pub mod containerd;
 pub mod cop;
 pub mod fake_cri;
 pub mod node;
+pub mod solo;
 pub mod wait;

@@ -154,8 +154,21 @@ impl FakeCri {
     /// then they are carried out.
     pub fn hang(&self, method: &str) -> Gate {
         let gate = Gate::default();
-        self.spoil(method, Misbehavior::Hang(gate.clone()));
+        self.spoil(method, Misbehavior::Hang { gate: gate.clone(), times: None });
         gate
+    }
+
+    /// The next call of `method` waits until the gate is opened and is then carried out;
+    /// those after it are not affected.
+    pub fn hang_next(&self, method: &str) -> Gate {
+        let gate = Gate::default();
+        self.spoil(method, Misbehavior::Hang { gate: gate.clone(), times: Some(1) });
+        gate
+    }
+
+    /// Whether the next call of `method` will be spoiled.
+    pub fn misbehaves(&self, method: &str) -> bool {
+        self.shared.misbehavior.lock().unwrap().contains_key(method)
     }
 
     /// Calls of `method` take this long.
@@ -165,7 +178,7 @@ impl FakeCri {
 
     /// Ends the misbehavior of `method` and lets its hanging calls go.
     pub fn behave(&self, method: &str) {
-        if let Some(Misbehavior::Hang(gate)) = self.shared.misbehavior.lock().unwrap().remove(method) {
+        if let Some(Misbehavior::Hang { gate, .. }) = self.shared.misbehavior.lock().unwrap().remove(method) {
             gate.open();
         }
     }
@@ -269,7 +282,7 @@ impl FakeCri {
 impl Drop for FakeCri {
     fn drop(&mut self) {
         self.shared.misbehavior.lock().unwrap().retain(|_, misbehavior| {
-            if let Misbehavior::Hang(gate) = misbehavior {
+            if let Misbehavior::Hang { gate, .. } = misbehavior {
                 gate.open();
             }
             false

@@ -28,8 +28,11 @@ pub enum Misbehavior {
         failure: Failure,
         times: Option<u32>,
     },
-    /// Calls wait behind the gate and are carried out when it opens.
-    Hang(Gate),
+    /// Calls wait behind the gate and are carried out when it opens; `times` as above.
+    Hang {
+        gate: Gate,
+        times: Option<u32>,
+    },
     Delay(std::time::Duration),
 }
 
@@ -121,15 +124,18 @@ impl Shared {
             None => (None, None),
             Some(Misbehavior::Fail { failure, times }) => {
                 let failure = failure.clone();
-                if let Some(left) = times {
-                    *left = left.saturating_sub(1);
-                    if *left == 0 {
-                        all.remove(method);
-                    }
+                if is_last(times) {
+                    all.remove(method);
                 }
                 (Some(failure), None)
             }
-            Some(Misbehavior::Hang(gate)) => (None, Some(gate.clone())),
+            Some(Misbehavior::Hang { gate, times }) => {
+                let gate = gate.clone();
+                if is_last(times) {
+                    all.remove(method);
+                }
+                (None, Some(gate))
+            }
             Some(Misbehavior::Delay(delay)) => {
                 let (gate, delay) = (Gate::default(), *delay);
                 (None, Some(self.open_after(gate, delay)))
@@ -154,6 +160,13 @@ impl Shared {
         }
         gate
     }
+}
+
+/// Counts one call down.
+fn is_last(times: &mut Option<u32>) -> bool {
+    let Some(left) = times else { return false };
+    *left = left.saturating_sub(1);
+    *left == 0
 }
 
 macro_rules! serve {

@@ -1,0 +1,53 @@
+//! The real agent against a runtime that misbehaves: whatever fails, hangs or is slow, no
+//! pod is lost, no container has a twin, and the agent answers and stops in time.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod crashes;
+mod methods;
+mod outages;
+mod scale;
+mod stops;
+
+use std::any::Any;
+use std::fmt::Debug;
+
+use serde_json::{Value, json};
+
+use support::node::{FOREVER, busybox, pod};
+
+/// Runs one case per thread and fails with the names of all that failed. The cases mostly
+/// wait, so that they do not take more time together than the longest of them alone.
+fn side_by_side<T: Debug + Sync>(cases: &[T], run: impl Fn(&T) + Sync) {
+    let run = &run;
+    let failed: Vec<String> = std::thread::scope(|scope| {
+        let running: Vec<_> = cases.iter().map(|case| (case, scope.spawn(move || run(case)))).collect();
+        running
+            .into_iter()
+            .filter_map(|(case, thread)| Some(format!("{case:?}: {}", message(&*thread.join().err()?))))
+            .collect()
+    });
+    assert!(failed.is_empty(), "{} of {} failed:\n{}", failed.len(), cases.len(), failed.join("\n"));
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words")
+}
+
+/// The containers of [`two`].
+const BOTH: [&str; 2] = ["one", "two"];
+
+/// An image that is pulled at every start of a container.
+const REMOTE_IMAGE: &str = "registry.example/app:1";
+
+/// A pod of two containers, of which the first needs a pull.
+fn two(name: &str) -> Value {
+    let mut one = busybox("one", FOREVER);
+    one["image"] = json!(REMOTE_IMAGE);
+    one["imagePullPolicy"] = json!("Always");
+    pod(name, json!([one, busybox("two", FOREVER)]))
+}

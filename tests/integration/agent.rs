@@ -1,0 +1,547 @@
+//! The whole agent on the fake runtime, as its users meet it.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::Output;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use serde_json::{Value, json};
+
+use crate::support::node::{
+    FOREVER, NODE, busybox, container, container_id, is_ready, phase, pod, restarts, simple, uid,
+};
+use crate::support::solo::{LONG, Solo, full_name};
+use crate::support::wait::{holds_for, wait_for, wait_until};
+
+/// Exit codes, as `--help` lists them.
+const CONFIGURATION: i32 = 3;
+const NOT_REACHABLE: i32 = 4;
+const NOT_FOUND: i32 = 5;
+const LOCKED: i32 = 7;
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json_of(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// A web server of one document, which tests change. It ends when it is dropped.
+struct Web {
+    port: u16,
+    answer: Arc<Mutex<(u16, String)>>,
+    asked: Arc<Mutex<Vec<String>>>,
+    _running: Running,
+}
+
+impl Web {
+    fn start(status: u16, body: &str) -> Web {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let answer = Arc::new(Mutex::new((status, body.to_owned())));
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (serves, notes) = (Arc::clone(&answer), Arc::clone(&asked));
+        let running = spawn("t/web", Stack::Small, OnDeath::Nobody, move |stop| {
+            for stream in listener.incoming() {
+                if stop.is_stopped() {
+                    return;
+                }
+                let mut stream = stream.unwrap();
+                let mut head = Vec::new();
+                let mut byte = [0];
+                while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) == 1 {
+                    head.push(byte[0]);
+                }
+                notes.lock().unwrap().push(String::from_utf8_lossy(&head).into_owned());
+                let (status, body) = serves.lock().unwrap().clone();
+                let length = body.len();
+                // The agent may be gone by now; that is its affair.
+                let _ = write!(
+                    stream,
+                    "HTTP/1.1 {status} Text\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+                );
+            }
+        })
+        .unwrap();
+        // Whoever waits in `accept` is woken by a connection.
+        let running = running.with_waker(Box::new(move || {
+            let _ = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+        }));
+        Web { port, answer, asked, _running: running }
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/pods.json", self.port)
+    }
+
+    fn set(&self, status: u16, body: &str) {
+        *self.answer.lock().unwrap() = (status, body.to_owned());
+    }
+
+    /// Waits until the agent has asked `times` more, so that it has seen the answer.
+    fn wait_asked(&self, times: usize) {
+        let before = self.asked.lock().unwrap().len();
+        wait_until("the agent to ask", LONG, || self.asked.lock().unwrap().len() >= before + times);
+    }
+}
+
+#[test]
+fn health_and_the_read_only_port() {
+    let solo = Solo::start();
+    assert_eq!(solo.health("/healthz"), (200, "ok".to_owned()));
+    assert_eq!(solo.health("/healthz/ping"), (200, "ok".to_owned()));
+    assert_eq!(solo.health("/healthz/syncloop"), (200, "ok".to_owned()));
+    assert_eq!(solo.health("/healthz/nothing").0, 404);
+    assert_eq!(solo.health("/pods").0, 404, "the health port tells nothing else");
+    let (code, text) = solo.health("/healthz?verbose");
+    assert_eq!(code, 200);
+    assert!(text.contains("[+]syncloop ok") && text.ends_with("healthz check passed\n"), "{text}");
+
+    solo.apply(&simple("web"));
+    let web = solo.wait_ready("web");
+    let (code, text) = solo.read_only("/pods");
+    assert_eq!(code, 200);
+    let list = json_of(&text);
+    assert_eq!((&list["kind"], &list["apiVersion"]), (&json!("PodList"), &json!("v1")));
+    let item = &list["items"][0];
+    assert_eq!(item["metadata"]["name"], full_name("web"));
+    assert_eq!(item["metadata"]["annotations"]["kubernetes.io/config.source"], "file");
+    assert_eq!(item["spec"]["nodeName"], NODE);
+    let running = wait_for("the next list of the runtime", LONG, || {
+        let (code, text) = solo.read_only("/runningpods/");
+        assert_eq!(code, 200);
+        let running = json_of(&text);
+        running["items"].as_array().is_some_and(|items| !items.is_empty()).then_some(running)
+    });
+    assert_eq!(running["items"][0]["metadata"]["uid"], uid(&web));
+    assert_eq!(running["items"][0]["spec"]["containers"][0]["name"], "main");
+    for path in ["/exec/a/b/c", "/run/a/b/c", "/containerLogs/a/b/c", "/debug/pprof/"] {
+        assert_eq!(solo.read_only(path).0, 405, "{path}");
+    }
+    assert_eq!(solo.read_only("/nothing").0, 404);
+
+    // The status agrees with what the runtime says.
+    let status = container(&web, "main").unwrap();
+    assert_eq!(solo.running("web")["main"], [container_id(&web, "main")]);
+    assert!(status.container_id.as_ref().unwrap().starts_with("containerd://"));
+    assert!(solo.says(&["images"]).contains("localhost/busybox"));
+    solo.finish();
+}
+
+#[test]
+fn local_commands() {
+    let solo = Solo::start();
+    solo.fake.write_logs();
+    solo.apply(&pod("web", json!([busybox("one", FOREVER), busybox("two", FOREVER)])));
+    let web = solo.wait_ready("web");
+
+    let list = json_of(&solo.says(&["pods", "-o", "json"]));
+    assert_eq!(list["kind"], "List");
+    assert_eq!(list["items"][0]["metadata"]["uid"], uid(&web));
+    assert_eq!(list["items"][0]["status"]["phase"], "Running");
+    assert!(list["items"][0]["worker"]["phase"].is_string());
+    let table = solo.says(&["pods"]);
+    assert!(table.contains("web-e2e") && table.contains("2/2") && table.contains("Running"), "{table}");
+    assert!(solo.says(&["pods", "-o", "yaml"]).contains("name: web-e2e"));
+    let none = solo.command(&["pods", "-n", "elsewhere"]);
+    assert!(none.status.success() && stdout(&none).is_empty(), "{none:?}");
+
+    for name in ["web", "web-e2e", "default/web", &uid(&web)[..6]] {
+        let text = solo.says(&["describe", name]);
+        assert!(text.contains(&uid(&web)) && text.contains("Started"), "{name}: {text}");
+    }
+    let events = json_of(&solo.says(&["events", "-o", "json"]));
+    let reasons: Vec<&str> =
+        events.as_array().unwrap().iter().filter_map(|event| event["reason"].as_str()).collect();
+    for reason in ["Starting", "Pulled", "Created", "Started"] {
+        assert!(reasons.contains(&reason), "{reason}: {reasons:?}");
+    }
+    assert!(solo.says(&["events", "web"]).contains("Started"));
+
+    let status = solo.says(&["status"]);
+    for words in ["Problems", "none", NODE, "containerd", "1 Running", "resident"] {
+        assert!(status.contains(words), "{words}: {status}");
+    }
+    let status = json_of(&solo.says(&["status", "-o", "json"]));
+    assert_eq!(status["node"], NODE);
+    assert_eq!(status["runtime"]["name"], "containerd");
+    assert_eq!(status["sources"][0]["seen"], true);
+    assert!(status["memory"]["rssBytes"].as_u64().unwrap() > 0);
+
+    assert_eq!(solo.says(&["logs", "web", "-c", "two"]), "started\n");
+    let first = solo.command(&["logs", "web"]);
+    assert_eq!(stdout(&first), "started\n");
+    assert!(stderr(&first).contains("taking container one"), "{}", stderr(&first));
+    let stamped = solo.says(&["logs", "web", "-c", "one", "--timestamps"]);
+    assert!(stamped.starts_with("2026-01-02T03:04:05") && stamped.ends_with(" started\n"), "{stamped}");
+    assert!(solo.says(&["version"]).contains(env!("CARGO_PKG_VERSION")));
+
+    for (args, code) in [
+        (&["describe", "nobody"][..], NOT_FOUND),
+        (&["logs", "nobody"], NOT_FOUND),
+        (&["logs", "web", "-c", "three"], NOT_FOUND),
+        (&["logs"], 2),
+        (&["pods", "-o", "xml"], 2),
+    ] {
+        let output = solo.command(args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
+        assert!(!output.stderr.is_empty(), "{args:?}");
+    }
+    solo.finish();
+}
+
+#[test]
+fn commands_without_an_agent() {
+    let mut solo = Solo::prepare(json!({}));
+    for args in [&["pods"][..], &["status"], &["events"], &["describe", "web"], &["logs", "web"], &["images"]] {
+        let output = solo.command(args);
+        assert_eq!(output.status.code(), Some(NOT_REACHABLE), "{args:?}");
+        assert!(stderr(&output).contains("coracle does not run here"), "{}", stderr(&output));
+    }
+    // And one that was killed: its socket is still there.
+    solo.start_agent();
+    assert!(solo.command(&["pods"]).status.success());
+    solo.kill_agent();
+    let output = solo.command(&["pods"]);
+    assert_eq!(output.status.code(), Some(NOT_REACHABLE));
+    assert!(stderr(&output).contains("nobody answers"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_second_agent_on_the_same_root_directory_gives_way() {
+    let mut solo = Solo::start();
+    let before = solo.pid();
+    solo.configure(json!({"healthzPort": 0, "readOnlyPort": 0}));
+    let second = solo.agent_command().output().unwrap();
+    assert_eq!(second.status.code(), Some(LOCKED), "{}", stderr(&second));
+    assert!(stderr(&second).contains("another agent"), "{}", stderr(&second));
+    assert_eq!(solo.pid(), before);
+    solo.assert_answers();
+    assert!(solo.says(&["status"]).contains(NODE));
+    solo.stop_agent();
+}
+
+#[test]
+fn configuration_checks() {
+    let solo = Solo::prepare(json!({"maxPods": 7, "containerLogMaxSize": "3Mi"}));
+    let check = solo.agent_command().arg("--check-config").output().unwrap();
+    assert!(check.status.success(), "{}", stderr(&check));
+    assert_eq!(stdout(&check), "ok\n");
+    let print = solo.agent_command().args(["--print-config", "--max-pods=9"]).output().unwrap();
+    assert!(print.status.success(), "{}", stderr(&print));
+    let text = stdout(&print);
+    assert!(text.contains("maxPods: 9") && text.contains("containerLogMaxSize: 3Mi"), "{text}");
+    // What was printed is a configuration with the same meaning.
+    fs::write(solo.config_file(), &text).unwrap();
+    let again = solo.agent_command().arg("--print-config").output().unwrap();
+    assert_eq!(stdout(&again), text);
+
+    // Every problem is named in one go, and the agent does not start.
+    solo.configure(json!({"maxPods": "many", "podPidLimit": 5, "syncFrequency": "fast"}));
+    for flag in ["--check-config", "--print-config", "--v=0"] {
+        let output = solo.agent_command().arg(flag).output().unwrap();
+        assert_eq!(output.status.code(), Some(CONFIGURATION), "{flag}");
+        let text = stderr(&output);
+        for words in ["config.yaml", "maxPods", "podPidsLimit", "syncFrequency"] {
+            assert!(text.contains(words), "{flag}: {words}: {text}");
+        }
+    }
+    let output = solo.agent_command().arg("--no-such-flag").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    fs::remove_file(solo.config_file()).unwrap();
+    let output = solo.agent_command().output().unwrap();
+    assert_eq!(output.status.code(), Some(CONFIGURATION), "{}", stderr(&output));
+    assert!(stderr(&output).contains("config.yaml"), "{}", stderr(&output));
+}
+
+#[test]
+fn pods_from_a_url() {
+    let web = Web::start(200, &simple("web").to_string());
+    let solo = Solo::start_with(json!({
+        "staticPodPath": null,
+        "staticPodURL": web.url(),
+        "staticPodURLHeader": {"X-Site": ["harbour"]},
+        "httpCheckFrequency": "1s",
+    }));
+    let first = solo.wait_ready("web");
+    let annotations = first.metadata.annotations.clone().unwrap_or_default();
+    assert_eq!(annotations.get("kubernetes.io/config.source").map(String::as_str), Some("http"));
+    let request = web.asked.lock().unwrap()[0].to_lowercase();
+    assert!(request.starts_with("get /pods.json ") && request.contains("x-site: harbour"), "{request}");
+
+    // The same again, and a failing server: nothing happens to the pod.
+    let ids = solo.running("web");
+    web.wait_asked(2);
+    assert_eq!((solo.running("web"), uid(&solo.wait_ready("web"))), (ids.clone(), uid(&first)));
+    web.set(500, "sorry");
+    wait_until("the failure to be shown", LONG, || solo.says(&["status"]).contains("status 500"));
+    assert_eq!(solo.health("/healthz/sources").0, 500);
+    web.set(200, "{ this is no pod");
+    wait_until("the bad manifest to be shown", LONG, || {
+        let status = solo.says(&["status"]);
+        status.contains(&web.url()) && status.contains("last good version keeps running")
+    });
+    assert_eq!(solo.running("web"), ids);
+
+    // Two pods, then one of them, then none.
+    let two = json!({"apiVersion": "v1", "kind": "PodList", "items": [simple("web"), simple("more")]});
+    web.set(200, &two.to_string());
+    solo.wait_ready("more");
+    assert_eq!(solo.running("web"), ids);
+    assert_eq!(solo.health("/healthz/sources").0, 200);
+    web.set(200, &simple("more").to_string());
+    solo.wait_gone("web", LONG);
+    solo.wait_ready("more");
+    web.set(200, "");
+    solo.wait_gone("more", LONG);
+    web.set(200, &simple("more").to_string());
+    solo.wait_ready("more");
+    web.set(200, "");
+    solo.wait_gone("more", LONG);
+    solo.finish();
+}
+
+#[test]
+fn pods_from_a_single_file() {
+    let mut solo = Solo::prepare(json!({}));
+    let file = solo.path("pod.yaml");
+    solo.configure(json!({"staticPodPath": file, "fileCheckFrequency": "1s"}));
+    fs::write(&file, simple("web").to_string()).unwrap();
+    solo.start_agent();
+    let before = uid(&solo.wait_ready("web"));
+    let replace = |text: &str| {
+        fs::write(solo.path("new.yaml"), text).unwrap();
+        fs::rename(solo.path("new.yaml"), &file).unwrap();
+    };
+    // Broken: the last good version keeps running.
+    replace("apiVersion: v1\nkind: Pod\nmetadata: [");
+    wait_until("the problem to be shown", LONG, || solo.says(&["status"]).contains("pod.yaml:"));
+    assert_eq!(uid(&solo.wait_ready("web")), before);
+    // Another version of the same pod takes its place.
+    replace(&pod("web", json!([busybox("main", FOREVER), busybox("side", FOREVER)])).to_string());
+    wait_until("the new version", LONG, || {
+        solo.pod("web").is_some_and(|pod| uid(&pod) != before && is_ready(&pod))
+    });
+    solo.assert_runs_once("web", &["main", "side"]);
+    fs::remove_file(&file).unwrap();
+    solo.wait_gone("web", LONG);
+    solo.finish();
+}
+
+#[test]
+fn a_bad_edit_in_the_directory_touches_nothing() {
+    let solo = Solo::start();
+    solo.apply(&simple("web"));
+    solo.apply(&simple("calm"));
+    solo.wait_ready("calm");
+    let before = uid(&solo.wait_ready("web"));
+    let ids = solo.running("web");
+    solo.write("web.json", "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": 5}}");
+    wait_until("the problem to be shown", LONG, || solo.says(&["status"]).contains("web.json"));
+    let (code, text) = solo.health("/healthz/sources");
+    assert!(code == 500 && text.contains("web.json"), "{text}");
+    assert_eq!((uid(&solo.wait_ready("web")), solo.running("web")), (before, ids.clone()));
+    assert!(solo.says(&["events"]).contains("InvalidManifest"));
+    solo.apply(&simple("web"));
+    wait_until("the problem to be gone", LONG, || solo.health("/healthz/sources").0 == 200);
+    assert_eq!(solo.running("web"), ids);
+    solo.finish();
+}
+
+#[test]
+fn a_pod_that_does_not_fit_is_rejected() {
+    let solo = Solo::start_with(json!({"maxPods": 1}));
+    solo.apply(&simple("first"));
+    solo.wait_ready("first");
+    solo.apply(&simple("second"));
+    let rejected = solo.wait_pod("second", "rejected", LONG, |pod| phase(pod) == "Failed");
+    let status = rejected.status.unwrap();
+    // Static pods are critical: room would be made for them, were the other one not critical too.
+    assert_eq!(status.reason.as_deref(), Some("UnexpectedAdmissionError"));
+    let message = status.message.unwrap();
+    assert!(message.starts_with("Pod was rejected: ") && message.contains("res: pods, q: 1"), "{message}");
+    assert!(solo.says(&["events", "second"]).contains("UnexpectedAdmissionError"));
+    assert!(solo.sandboxes("second").is_empty());
+    // It is not taken up later: what is refused is refused.
+    solo.remove("first");
+    solo.wait_gone("first", LONG);
+    holds_for("it stays rejected", Duration::from_secs(2), || {
+        solo.pod("second").is_some_and(|pod| phase(&pod) == "Failed")
+    });
+    solo.remove("second");
+    solo.wait_gone("second", LONG);
+    solo.apply(&simple("third"));
+    solo.wait_ready("third");
+    solo.finish();
+}
+
+#[test]
+fn a_pod_ends_at_its_active_deadline() {
+    let solo = Solo::start();
+    let mut short = simple("short");
+    short["spec"]["activeDeadlineSeconds"] = json!(3);
+    solo.apply(&short);
+    solo.wait_ready("short");
+    let ended = solo.wait_pod("short", "ended", LONG, |pod| phase(pod) == "Failed");
+    let status = ended.status.clone().unwrap();
+    assert_eq!(status.reason.as_deref(), Some("DeadlineExceeded"));
+    assert_eq!(status.message.as_deref(), Some("Pod was active on the node longer than the specified deadline"));
+    wait_until("its containers to be stopped", LONG, || {
+        solo.running("short").is_empty() && solo.ready_sandboxes("short").is_empty()
+    });
+    assert!(solo.says(&["events", "short"]).contains("DeadlineExceeded"));
+    holds_for("it stays ended", Duration::from_secs(2), || solo.running("short").is_empty());
+    solo.finish();
+}
+
+#[test]
+fn restart_policies() {
+    let solo = Solo::start();
+    let with_policy = |name: &str, script: &str, policy: &str| {
+        let mut pod = pod(name, json!([busybox("main", script)]));
+        pod["spec"]["restartPolicy"] = json!(policy);
+        pod
+    };
+    solo.apply(&with_policy("done", "exit 0", "OnFailure"));
+    solo.apply(&with_policy("never", "exit 3", "Never"));
+    solo.apply(&with_policy("again", "exit 3", "OnFailure"));
+    let done = solo.wait_pod("done", "succeeded", LONG, |pod| phase(pod) == "Succeeded");
+    assert_eq!(restarts(&done, "main"), 0);
+    let never = solo.wait_pod("never", "failed", LONG, |pod| phase(pod) == "Failed");
+    assert_eq!(restarts(&never, "main"), 0);
+    let state = container(&never, "main").unwrap().state.clone().unwrap().terminated.unwrap();
+    assert_eq!((state.exit_code, state.reason.as_deref()), (3, Some("Error")));
+    let again = solo.wait_pod("again", "backing off", LONG, |pod| {
+        restarts(pod, "main") == 1
+            && crate::support::node::waiting_reason(pod, "main") == "CrashLoopBackOff"
+    });
+    assert_eq!(phase(&again), "Running");
+    solo.finish();
+}
+
+#[test]
+fn one_dead_record_per_container_is_kept() {
+    let mut solo = Solo::prepare(json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}));
+    solo.set_flags(&["--maximum-dead-containers-per-container=1"]);
+    solo.start_agent();
+    solo.apply(&pod("bad", json!([busybox("main", "sleep 0.2; exit 1"), busybox("good", FOREVER)])));
+    solo.wait_pod("bad", "restarted", LONG, |pod| restarts(pod, "main") >= 3);
+    // A running one, the dead one before it, and at most the one that has just died.
+    wait_until("old records to be removed", Duration::from_secs(90), || {
+        let main = |one: &crate::support::fake_cri::Container| one.config.metadata.name == "main";
+        let all = solo.containers("bad").into_iter().filter(main).count();
+        solo.fake.calls().contains(&"RemoveContainer") && all <= 3
+    });
+    let pod = solo.wait_pod("bad", "shown with its last state", LONG, |pod| {
+        container(pod, "main").is_some_and(|one| one.last_state.is_some())
+    });
+    assert!(restarts(&pod, "main") >= 3);
+    solo.finish();
+}
+
+#[test]
+fn long_logs_are_rotated() {
+    let solo = Solo::start_with(json!({
+        "containerLogMaxSize": "1Ki",
+        "containerLogMaxFiles": 3,
+        "containerLogMonitorInterval": "3s",
+    }));
+    solo.fake.write_logs();
+    solo.apply(&simple("web"));
+    solo.wait_ready("web");
+    let log = std::path::PathBuf::from(solo.containers("web")[0].status.log_path.clone());
+    let dir = log.parent().unwrap();
+    let fill = |text: &str| {
+        let line = format!("2026-01-02T03:04:05.000000006Z stdout F {text}\n");
+        let mut file = fs::OpenOptions::new().append(true).open(&log).unwrap();
+        file.write_all(line.repeat(60).as_bytes()).unwrap();
+    };
+    for round in 1..=4 {
+        let before = solo.fake.count("ReopenContainerLog");
+        fill(&format!("round {round}"));
+        wait_until("the log to be reopened", LONG, || solo.fake.count("ReopenContainerLog") > before);
+        wait_until("a fresh log", LONG, || fs::metadata(&log).is_ok_and(|meta| meta.len() < 1024));
+    }
+    wait_until("three files in all", LONG, || fs::read_dir(dir).unwrap().count() == 3);
+    let names: Vec<String> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    assert!(names.iter().any(|name| name == "0.log"), "{names:?}");
+    assert!(names.iter().any(|name| name.ends_with(".gz")), "{names:?}");
+    assert_eq!(restarts(&solo.wait_ready("web"), "main"), 0);
+    solo.finish();
+}
+
+#[test]
+fn unknown_pods_are_stopped_once_all_sources_have_spoken() {
+    let web = Web::start(500, "not yet");
+    let mut solo = Solo::start();
+    solo.apply(&simple("file"));
+    solo.apply(&simple("left"));
+    solo.wait_ready("file");
+    solo.wait_ready("left");
+    let (file, left) = (solo.running("file"), solo.running("left"));
+    solo.stop_agent();
+    solo.remove("left");
+    solo.configure(json!({"staticPodURL": web.url(), "httpCheckFrequency": "1s"}));
+    solo.launch_agent();
+    solo.wait_ready("file");
+    web.wait_asked(3);
+    holds_for("a pod that the silent source may know runs on", Duration::from_secs(3), || {
+        solo.running("left") == left
+    });
+    assert!(solo.says(&["status"]).contains("http"));
+    web.set(200, &simple("net").to_string());
+    wait_until("the unknown pod to be stopped", LONG, || solo.running("left").is_empty());
+    solo.wait_ready("net");
+    assert_eq!(solo.running("file"), file);
+    wait_until("its records to be removed", Duration::from_secs(90), || {
+        solo.containers("left").is_empty() && solo.sandboxes("left").is_empty()
+    });
+    web.set(200, "");
+    solo.finish();
+}
+
+#[test]
+fn an_edited_manifest_replaces_its_pod() {
+    let solo = Solo::start();
+    solo.apply(&simple("web"));
+    let before = solo.wait_ready("web");
+    solo.apply(&pod("web", json!([busybox("main", "sleep 3600"), busybox("side", FOREVER)])));
+    let after = wait_for("the new version", LONG, || {
+        solo.assert_no_twins();
+        solo.pod("web").filter(|pod| uid(pod) != uid(&before) && is_ready(pod))
+    });
+    assert_ne!(uid(&after), uid(&before));
+    solo.assert_runs_once("web", &["main", "side"]);
+    solo.finish();
+}
+
+#[test]
+fn a_missing_image_is_tried_again_with_growing_waits() {
+    let solo = Solo::start();
+    let mut missing = pod("missing", json!([busybox("good", FOREVER), busybox("bad", FOREVER)]));
+    missing["spec"]["containers"][1]["image"] = json!("registry.example/none:1");
+    solo.apply(&missing);
+    let reason = |wanted: &'static str| {
+        move |pod: &coracle::model::api::Pod| crate::support::node::waiting_reason(pod, "bad") == wanted
+    };
+    solo.wait_pod("missing", "in back-off", LONG, reason("ImagePullBackOff"));
+    assert_eq!(solo.running("missing").keys().collect::<Vec<_>>(), ["good"]);
+    let pulls = solo.fake.count("PullImage");
+    wait_until("another pull", LONG, || solo.fake.count("PullImage") > pulls);
+    // The image comes into being on the machine: no registry is needed.
+    solo.fake.add_image("registry.example/none:1");
+    let pod = solo.wait_ready("missing");
+    assert_eq!((restarts(&pod, "good"), restarts(&pod, "bad")), (0, 0));
+    solo.finish();
+}

@@ -1,0 +1,491 @@
+//! A real agent on the fake runtime, with a node's directories in a temporary place: writes
+//! manifests, reads statuses, and looks at the runtime's own memory for twins and leftovers.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use coracle::model::api::Pod;
+use coracle::transport::generated::runtime as rt;
+use serde_json::{Value, json};
+
+use super::containerd::kill;
+use super::cop::{self, Holding};
+use super::fake_cri::{Container, FakeCri, Sandbox};
+use super::node::{NODE, describe, http_get, is_ready};
+use super::wait::{pause, wait_for, wait_until};
+
+/// Long enough for many agents on a slow machine; a test that needs it has failed anyway.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// A stop may take this long, whatever the runtime does.
+pub const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// The ceiling of the debug build with a few pods.
+const MAX_RESIDENT_KIB: u64 = 80 * 1024;
+
+/// Between two looks.
+const STEP: Duration = Duration::from_millis(20);
+
+/// The label with a pod's name.
+const POD_NAME: &str = "io.kubernetes.pod.name";
+const POD_UID: &str = "io.kubernetes.pod.uid";
+const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+/// A port that nobody has, and that no other agent of this test program gets.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(23_000);
+    wait_for("a free port", LONG, || {
+        let port = NEXT.fetch_add(1, Ordering::Relaxed);
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok().then_some(port)
+    })
+}
+
+/// The agent with its runtime. Dropping it kills the agent; in a failed test its log is shown.
+pub struct Solo {
+    pub fake: FakeCri,
+    dir: tempfile::TempDir,
+    flags: Vec<String>,
+    read_only: u16,
+    healthz: u16,
+    agent: Option<Child>,
+    starts: u32,
+    first: Option<Holding>,
+}
+
+impl Solo {
+    /// A started, healthy agent on a new fake.
+    pub fn start() -> Solo {
+        Solo::start_with(json!({}))
+    }
+
+    /// As [`Solo::start`], with fields laid over the kubelet configuration.
+    pub fn start_with(config: Value) -> Solo {
+        let mut solo = Solo::prepare(config);
+        solo.start_agent();
+        solo
+    }
+
+    /// Everything but the agent. A field that is null in `config` is left away.
+    pub fn prepare(config: Value) -> Solo {
+        let dir = tempfile::Builder::new().prefix("solo").tempdir().expect("a temporary directory");
+        fs::create_dir(dir.path().join("manifests")).expect("the manifest directory can be made");
+        let solo = Solo {
+            fake: FakeCri::start(),
+            dir,
+            flags: Vec::new(),
+            read_only: free_port(),
+            healthz: free_port(),
+            agent: None,
+            starts: 0,
+            first: None,
+        };
+        solo.configure(config);
+        solo
+    }
+
+    /// Writes the configuration; the agent reads it at its next start.
+    pub fn configure(&self, extra: Value) {
+        let mut config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": self.fake.endpoint(),
+            "staticPodPath": self.manifests(),
+            "podLogsDir": self.path("logs"),
+            "address": "127.0.0.1",
+            "readOnlyPort": self.read_only,
+            "healthzPort": self.healthz,
+            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "failCgroupV1": false,
+            "failSwapOn": false,
+            "cgroupDriver": "cgroupfs",
+            "cgroupsPerQOS": false,
+            "enforceNodeAllocatable": [],
+        });
+        if let (Some(config), Value::Object(extra)) = (config.as_object_mut(), extra) {
+            config.extend(extra);
+            config.retain(|_, value| !value.is_null());
+        }
+        // JSON is YAML.
+        fs::write(self.config_file(), config.to_string()).expect("the configuration is written");
+    }
+
+    /// Flags for the next starts, beside the usual ones.
+    pub fn set_flags(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    }
+
+    // ---- places ----
+
+    /// Something below this test's directory.
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    pub fn config_file(&self) -> PathBuf {
+        self.path("config.yaml")
+    }
+
+    pub fn manifests(&self) -> PathBuf {
+        self.path("manifests")
+    }
+
+    /// The agent's root directory.
+    pub fn root(&self) -> PathBuf {
+        self.path("root")
+    }
+
+    // ---- the agent's life ----
+
+    /// Starts the agent and waits until it says that it is healthy.
+    pub fn start_agent(&mut self) {
+        self.launch_agent();
+        self.wait_healthy();
+        if self.starts == 1 {
+            self.first = self.holding();
+        }
+    }
+
+    /// Starts the agent without waiting.
+    pub fn launch_agent(&mut self) {
+        assert!(self.agent.is_none(), "the agent runs already");
+        self.starts += 1;
+        let log = File::create(self.log_file(self.starts)).expect("a log file");
+        let errors = log.try_clone().expect("a second handle of the log");
+        let agent = self
+            .agent_command()
+            .stdout(log)
+            .stderr(errors)
+            .spawn()
+            .expect("the agent starts");
+        self.agent = Some(agent);
+    }
+
+    /// The agent's command line.
+    pub fn agent_command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_coracle"));
+        command
+            .arg("--config")
+            .arg(self.config_file())
+            .arg("--root-dir")
+            .arg(self.root())
+            .args(["--hostname-override", NODE, "--node-ip", "192.0.2.10"])
+            .args(&self.flags)
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn log_file(&self, start: u32) -> PathBuf {
+        self.path(&format!("agent-{start}.log"))
+    }
+
+    /// What the running agent, or the last one, has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_file(self.starts)).unwrap_or_default()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.agent.as_ref().expect("the agent was started").id()
+    }
+
+    /// What the agent holds right now.
+    pub fn holding(&self) -> Option<Holding> {
+        self.agent.as_ref().and_then(|agent| Holding::of(agent.id()))
+    }
+
+    /// Waits until `/healthz` answers 200.
+    pub fn wait_healthy(&mut self) {
+        let port = self.healthz;
+        let agent = self.agent.as_mut().expect("the agent was started");
+        wait_until("the agent to be healthy", LONG, || {
+            if let Ok(Some(status)) = agent.try_wait() {
+                panic!("the agent ended with {status}");
+            }
+            matches!(http_get(port, "/healthz"), Ok((200, _)))
+        });
+    }
+
+    /// Asserts that the agent answers soon. What it says of its health is another matter: it
+    /// may name a runtime that is away.
+    pub fn assert_answers(&self) {
+        wait_until("the server to listen", LONG, || http_get(self.read_only, "/healthz").is_ok());
+        let begun = Instant::now();
+        let answer = http_get(self.healthz, "/healthz");
+        assert!(matches!(answer, Ok((200 | 500, _))), "/healthz: {answer:?}");
+        assert!(self.try_pods().is_some(), "/pods does not answer");
+        assert!(begun.elapsed() < Duration::from_secs(5), "the agent took {:?}", begun.elapsed());
+    }
+
+    /// An answer of the health port.
+    pub fn health(&self, path: &str) -> (u16, String) {
+        http_get(self.healthz, path).unwrap_or((0, String::new()))
+    }
+
+    /// An answer of the read-only port.
+    pub fn read_only(&self, path: &str) -> (u16, String) {
+        http_get(self.read_only, path).unwrap_or((0, String::new()))
+    }
+
+    /// Sends a signal to the agent.
+    pub fn signal(&self, signal: &str) {
+        kill(self.pid(), signal);
+    }
+
+    /// Ends the agent with SIGKILL, as a crash would.
+    pub fn kill_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+    }
+
+    /// Ends the agent with SIGTERM and asserts that it does so in time, with success.
+    pub fn stop_agent(&mut self) {
+        let Some(mut agent) = self.agent.take() else { return };
+        let begun = Instant::now();
+        kill(agent.id(), "TERM");
+        let status = wait_end(&mut agent);
+        let took = begun.elapsed();
+        assert!(took < STOP_LIMIT, "stopping took {took:?}; log:\n{}", self.log());
+        assert!(status.success(), "the agent ended with {status}");
+    }
+
+    /// Waits for the agent to end by itself.
+    pub fn wait_end(&mut self) -> ExitStatus {
+        wait_end(self.agent.as_mut().expect("the agent was started"))
+    }
+
+    // ---- manifests ----
+
+    /// Writes a file of the manifest directory whole: a half-written one is never seen.
+    pub fn write(&self, file: &str, text: impl AsRef<[u8]>) {
+        let scratch = self.path("scratch");
+        fs::write(&scratch, text).expect("the scratch file is written");
+        fs::rename(&scratch, self.manifests().join(file)).expect("the manifest is renamed into place");
+    }
+
+    /// Writes the manifest of a pod; the file is named after it.
+    pub fn apply(&self, manifest: &Value) {
+        let name = manifest["metadata"]["name"].as_str().expect("the manifest has a name");
+        self.write(&format!("{name}.json"), manifest.to_string());
+    }
+
+    /// Removes the manifest of a pod.
+    pub fn remove(&self, name: &str) {
+        fs::remove_file(self.manifests().join(format!("{name}.json"))).expect("the manifest was there");
+    }
+
+    // ---- what the agent says ----
+
+    /// All pods with their statuses. `None` while the agent does not answer.
+    pub fn try_pods(&self) -> Option<Vec<Pod>> {
+        let (code, body) = http_get(self.read_only, "/pods").ok()?;
+        let list: Value = (code == 200).then(|| serde_json::from_str(&body).expect("/pods answers JSON"))?;
+        let items = list.get("items").cloned().unwrap_or(Value::Null);
+        let pods = serde_json::from_value::<Option<Vec<Pod>>>(items).expect("/pods answers pods");
+        Some(pods.unwrap_or_default())
+    }
+
+    /// A pod by the name in its manifest.
+    pub fn pod(&self, name: &str) -> Option<Pod> {
+        let full = full_name(name);
+        self.try_pods()?.into_iter().find(|pod| pod.metadata.name.as_deref() == Some(&full))
+    }
+
+    /// Waits for a pod to satisfy a condition; no container may have a twin meanwhile.
+    pub fn wait_pod(&self, name: &str, what: &str, limit: Duration, holds: impl Fn(&Pod) -> bool) -> Pod {
+        let mut last = None;
+        let begun = Instant::now();
+        loop {
+            self.assert_no_twins();
+            if let Some(pod) = self.pod(name) {
+                if holds(&pod) {
+                    return pod;
+                }
+                last = Some(pod);
+            }
+            assert!(
+                begun.elapsed() < limit,
+                "waited {limit:?} in vain for pod {name} to be {what}; last seen: {}; calls: {:?}",
+                last.map_or_else(|| "not there".to_owned(), |pod| describe(&pod)),
+                self.fake.calls()
+            );
+            pause(STEP);
+        }
+    }
+
+    /// Waits until a pod runs and is ready.
+    pub fn wait_ready(&self, name: &str) -> Pod {
+        self.wait_pod(name, "ready", LONG, is_ready)
+    }
+
+    /// Waits until a pod is neither listed nor running, nor has a directory.
+    pub fn wait_gone(&self, name: &str, limit: Duration) {
+        let full = full_name(name);
+        wait_until(&format!("pod {name} to be listed no more"), limit, || {
+            self.try_pods()
+                .is_some_and(|pods| pods.iter().all(|pod| pod.metadata.name.as_deref() != Some(&full)))
+        });
+        wait_until(&format!("pod {name} to run no more"), limit, || {
+            self.running(name).is_empty() && self.ready_sandboxes(name).is_empty()
+        });
+    }
+
+    /// A local command of the binary, against this agent.
+    pub fn command(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_coracle"))
+            .args(args)
+            .arg("--root-dir")
+            .arg(self.root())
+            .stdin(Stdio::null())
+            .output()
+            .expect("the command runs")
+    }
+
+    /// Standard output of a local command that has to succeed.
+    pub fn says(&self, args: &[&str]) -> String {
+        let output = self.command(args);
+        assert!(
+            output.status.success(),
+            "coracle {args:?}: {}{}",
+            String::from_utf8_lossy(&output.stderr),
+            String::from_utf8_lossy(&output.stdout)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    // ---- what the runtime knows ----
+
+    /// All container records of a pod, in order of creation.
+    pub fn containers(&self, name: &str) -> Vec<Container> {
+        let full = full_name(name);
+        let mut all = self.fake.containers();
+        all.retain(|one| one.config.labels.get(POD_NAME) == Some(&full));
+        all
+    }
+
+    /// All sandbox records of a pod, in order of creation.
+    pub fn sandboxes(&self, name: &str) -> Vec<Sandbox> {
+        let full = full_name(name);
+        let mut all = self.fake.sandboxes();
+        all.retain(|one| one.config.labels.get(POD_NAME) == Some(&full));
+        all
+    }
+
+    /// Ids of the running containers of a pod by container name.
+    pub fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
+        let mut running: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for one in self.containers(name).into_iter().filter(Container::is_running) {
+            running.entry(one.config.metadata.name.clone()).or_default().push(one.status.id.clone());
+        }
+        running
+    }
+
+    /// Ids of the ready sandboxes of a pod.
+    pub fn ready_sandboxes(&self, name: &str) -> Vec<String> {
+        let ready = self.sandboxes(name).into_iter().filter(is_sandbox_ready);
+        ready.map(|sandbox| sandbox.status.id.clone()).collect()
+    }
+
+    /// Asserts that no pod has two ready sandboxes and no container runs twice.
+    pub fn assert_no_twins(&self) {
+        let mut running: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+        let key = |labels: &BTreeMap<String, String>, container: &str| {
+            labels.get(POD_UID).map(|uid| (uid.clone(), container.to_owned()))
+        };
+        for one in self.fake.sandboxes().into_iter().filter(is_sandbox_ready) {
+            if let Some(key) = key(&one.config.labels, "(sandbox)") {
+                running.entry(key).or_default().push(one.status.id.clone());
+            }
+        }
+        for one in self.fake.containers().into_iter().filter(Container::is_running) {
+            let name = one.config.labels.get(CONTAINER_NAME).cloned().unwrap_or_default();
+            if let Some(key) = key(&one.config.labels, &name) {
+                running.entry(key).or_default().push(one.status.id.clone());
+            }
+        }
+        for (which, ids) in running {
+            assert!(ids.len() < 2, "twins of {which:?}: {ids:?}; calls: {:?}", self.fake.calls());
+        }
+    }
+
+    /// Waits until the pod is ready and exactly these containers of it run, once each, in one
+    /// sandbox; then asserts that it stays so for longer than a relist takes.
+    pub fn assert_runs_once(&self, name: &str, containers: &[&str]) {
+        self.wait_ready(name);
+        let once = || {
+            let running = self.running(name);
+            running.len() == containers.len()
+                && containers.iter().all(|container| running.get(*container).is_some_and(|ids| ids.len() == 1))
+                && self.ready_sandboxes(name).len() == 1
+        };
+        wait_until(&format!("{containers:?} of pod {name} to run once each"), LONG, once);
+        let before = self.running(name);
+        super::wait::holds_for("what runs stays as it is", Duration::from_millis(1500), || {
+            self.assert_no_twins();
+            self.running(name) == before
+        });
+    }
+
+    // ---- the end ----
+
+    /// Removes every manifest and asserts that nothing stays: no pod, nothing running, no
+    /// container, sandbox or mount, no pod directory; that the agent holds what it held at
+    /// first; that it stops.
+    pub fn finish(mut self) {
+        for entry in fs::read_dir(self.manifests()).expect("the manifest directory is readable").flatten() {
+            fs::remove_file(entry.path()).expect("a manifest can be removed");
+        }
+        let limit = Duration::from_secs(90);
+        wait_until("no pods", limit, || self.try_pods().is_some_and(|pods| pods.is_empty()));
+        wait_until("no running containers", limit, || {
+            self.fake.containers().iter().all(|container| !container.is_running())
+        });
+        wait_until("no container and no sandbox records", limit, || {
+            self.fake.containers().is_empty() && self.fake.sandboxes().is_empty()
+        });
+        wait_until("no pod directories", limit, || is_empty_dir(&self.root().join("pods")));
+        cop::assert_no_mounts_below(&self.root());
+        // A restarted agent starts from its own first look, which no test took.
+        if let (1, Some(first)) = (self.starts, self.first) {
+            cop::assert_back_to(first, self.pid(), MAX_RESIDENT_KIB);
+        }
+        self.stop_agent();
+    }
+}
+
+impl Drop for Solo {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for start in 1..=self.starts {
+                let log = fs::read_to_string(self.log_file(start)).unwrap_or_default();
+                let lines: Vec<&str> = log.lines().collect();
+                let tail = lines.len().saturating_sub(60);
+                eprintln!("--- agent log {start} ({} lines) ---\n{}", lines.len(), lines[tail..].join("\n"));
+            }
+        }
+        self.kill_agent();
+    }
+}
+
+/// A static pod's name carries the node's.
+pub fn full_name(name: &str) -> String {
+    format!("{name}-{NODE}")
+}
+
+fn is_sandbox_ready(sandbox: &Sandbox) -> bool {
+    sandbox.status.state == rt::PodSandboxState::SANDBOX_READY.into()
+}
+
+fn is_empty_dir(dir: &Path) -> bool {
+    fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none())
+}
+
+fn wait_end(agent: &mut Child) -> ExitStatus {
+    wait_for("the agent to end", Duration::from_secs(30), || agent.try_wait().ok().flatten())
+}
