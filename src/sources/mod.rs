@@ -37,6 +37,7 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use jiff::Timestamp;
 
+use crate::model::api;
 use crate::model::event::EventSink;
 use crate::model::pod::{Pod, SourceName};
 use crate::util::mailbox::Post;
@@ -45,6 +46,18 @@ use crate::util::threads::{Died, Running};
 pub use unsupported::unsupported_fields;
 
 use store::Store;
+
+/// A pod from JSON that an agent has written itself: the same reading as a manifest's.
+///
+/// # Errors
+/// The first fields whose values do not fit, with their paths.
+pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, String> {
+    let misfit = |misfits: Vec<typed::Misfit>| {
+        let each = misfits.into_iter().take(3).map(|misfit| format!("{}: {}", misfit.path, misfit.message));
+        each.collect::<Vec<_>>().join("; ")
+    };
+    typed::read::<api::Pod>(value).map(|typed| typed.object).map_err(misfit)
+}
 
 /// The largest manifest that is read, from a file or a URL.
 pub const MAX_MANIFEST_BYTES: usize = 10 * 1024 * 1024;

@@ -53,7 +53,7 @@ struct Header {
 struct Record {
     place: String,
     node: String,
-    pods: Vec<api::Pod>,
+    pods: Vec<serde_json::Value>,
 }
 
 /// The same as it is written.
@@ -230,7 +230,8 @@ impl Store {
         }
         let mut pods = Vec::new();
         let mut refused = Vec::new();
-        for object in record.pods {
+        for value in record.pods {
+            let object = super::pod_from_value(&value).map_err(|why| format!("it is no record: {why}"))?;
             match self.judge(object) {
                 Ok(pod) => pods.push(pod),
                 Err(message) => refused.push(message),

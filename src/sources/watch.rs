@@ -19,8 +19,11 @@ use rustix::io::Errno;
 use crate::util::threads;
 
 /// Quiet time after a change before it is looked at: an editor's write, rename and clean-up
-/// are one change.
+/// are one change. A file that went may be about to come back.
 const SETTLE: Duration = Duration::from_millis(100);
+/// Quiet time when all that changed is whole: files renamed into place or closed by their
+/// writer. It is part of every pod's start.
+const SETTLE_WHOLE: Duration = Duration::from_millis(5);
 /// A path that is never quiet is looked at this often.
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 /// A file that was written to but not closed is left alone this long after the last write.
@@ -86,6 +89,10 @@ pub(super) struct Watch {
     watched: HashMap<WatchDescriptor, Interest>,
     writing: HashMap<OsString, Writing>,
     touched: Touched,
+    /// Names that changed and are not whole: gone, or being written. Empty: the directory.
+    unsettled: HashSet<OsString>,
+    /// When the last wait ended.
+    looked: Option<Instant>,
     warned: bool,
 }
 
@@ -120,6 +127,8 @@ impl Watch {
             watched: HashMap::new(),
             writing: HashMap::new(),
             touched: Touched::default(),
+            unsettled: HashSet::new(),
+            looked: None,
             warned: false,
         }
     }
@@ -195,13 +204,30 @@ impl Watch {
 
     /// Waits until something changed and settled, until `due`, or until the bell.
     pub(super) fn wait(&mut self, due: Instant) -> Woken {
+        let woken = self.wait_settled(due);
+        self.unsettled.clear();
+        self.looked = Some(Instant::now());
+        woken
+    }
+
+    /// When a change is looked at, if nothing more comes.
+    fn settled_at(&self, now: Instant) -> Instant {
+        if !self.unsettled.is_empty() {
+            return now + SETTLE;
+        }
+        // Not more often than changes of the other kind.
+        let soonest = self.looked.map_or(now, |looked| looked + SETTLE);
+        (now + SETTLE_WHOLE).max(soonest)
+    }
+
+    fn wait_settled(&mut self, due: Instant) -> Woken {
         let mut first_change: Option<Instant> = None;
         loop {
             let now = Instant::now();
             let release = self.writing.values().map(Writing::release).min();
             let mut until = release.map_or(due, |release| release.min(due));
             if let Some(first) = first_change {
-                until = until.min(now + SETTLE).min(first + SETTLE_LIMIT);
+                until = until.min(self.settled_at(now)).min(first + SETTLE_LIMIT);
             }
             match self.poll(until) {
                 Polled::Stopped => return Woken::Stopped,
@@ -269,11 +295,11 @@ impl Watch {
             };
             for event in events {
                 let interest = self.watched.get(&event.wd);
-                matters |= note(
-                    &mut self.touched,
-                    &mut self.writing,
-                    Note { mask: event.mask, name: event.name, interest, now },
-                );
+                let it = Note { mask: event.mask, name: event.name, interest, now };
+                if note(&mut self.touched, &mut self.writing, it) {
+                    matters = true;
+                    unsettle(&mut self.unsettled, event.mask, event.name);
+                }
             }
         }
     }
@@ -335,6 +361,16 @@ fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: 
     true
 }
 
+/// Keeps which names are not whole.
+fn unsettle(unsettled: &mut HashSet<OsString>, mask: EventMask, name: Option<&OsStr>) {
+    let name = name.unwrap_or_default();
+    if mask.intersects(EventMask::CLOSE_WRITE | EventMask::MOVED_TO) && !mask.contains(EventMask::ISDIR) {
+        unsettled.remove(name);
+    } else if !mask.contains(EventMask::ATTRIB) {
+        unsettled.insert(name.to_owned());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -377,6 +413,32 @@ mod tests {
         assert!(!event(None, None, EventMask::IGNORED));
         assert!(event(None, None, EventMask::Q_OVERFLOW));
         assert!(touched.all);
+    }
+
+    #[test]
+    fn whole_files_settle_soon_and_missing_ones_late() {
+        let editor = [
+            (EventMask::MOVED_FROM, "pod"),
+            (EventMask::MOVED_TO, "pod~"),
+            (EventMask::CREATE, "pod"),
+            (EventMask::MODIFY, "pod"),
+            (EventMask::CLOSE_WRITE, "pod"),
+            (EventMask::DELETE, "pod~"),
+        ];
+        let at = Instant::now();
+        let mut watch = Watch::new(Path::new("/nowhere"), Bell::new().unwrap());
+        let waits = editor.map(|(mask, name)| {
+            unsettle(&mut watch.unsettled, mask, Some(OsStr::new(name)));
+            watch.settled_at(at) - at
+        });
+        assert_eq!(waits, [SETTLE, SETTLE, SETTLE, SETTLE, SETTLE_WHOLE, SETTLE]);
+        watch.unsettled.clear();
+        unsettle(&mut watch.unsettled, EventMask::ATTRIB, Some(OsStr::new("pod")));
+        assert_eq!(watch.settled_at(at) - at, SETTLE_WHOLE);
+        watch.looked = Some(at);
+        assert_eq!(watch.settled_at(at) - at, SETTLE, "a busy directory is looked at as often as before");
+        unsettle(&mut watch.unsettled, EventMask::DELETE_SELF, None);
+        assert_eq!(watch.settled_at(at) - at, SETTLE);
     }
 
     #[test]

@@ -1,0 +1,199 @@
+//! A kubelet-compatible binary under measurement: the same flags, configuration and manifests
+//! for every subject.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use coracle::model::api::Pod;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::process;
+use crate::rounds::GRACE;
+use crate::runtime::{LONG, Runtime};
+use crate::support::node::{FOREVER, http_get};
+use crate::support::wait::{pause, wait_for, wait_until};
+
+const NODE: &str = "bench";
+/// The network namespace is ours alone.
+const HEALTHZ: u16 = 21_001;
+const READ_ONLY: u16 = 21_002;
+const SECURE: u16 = 21_003;
+
+/// The binary with its directories; it runs between `start` and `stop`.
+pub struct Agent {
+    binary: PathBuf,
+    dir: PathBuf,
+    child: Option<Child>,
+    starts: u32,
+}
+
+impl Agent {
+    pub fn new(binary: &Path, dir: PathBuf, runtime: &Runtime) -> Agent {
+        fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
+        let none = json!({"imagefs.available": "0%", "memory.available": "0%", "nodefs.available": "0%",
+            "nodefs.inodesFree": "0%"});
+        let config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": runtime.containerd.endpoint(),
+            "staticPodPath": dir.join("manifests"),
+            "podLogsDir": dir.join("logs"),
+            "address": "127.0.0.1",
+            "port": SECURE,
+            "readOnlyPort": READ_ONLY,
+            "healthzPort": HEALTHZ,
+            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "failCgroupV1": false,
+            "failSwapOn": false,
+            "cgroupDriver": "cgroupfs",
+            "cgroupsPerQOS": false,
+            "enforceNodeAllocatable": [],
+            "evictionHard": none,
+            "makeIPTablesUtilChains": false,
+        });
+        // JSON is YAML.
+        fs::write(dir.join("config.yaml"), config.to_string()).expect("the configuration is written");
+        Agent { binary: binary.to_owned(), dir, child: None, starts: 0 }
+    }
+
+    /// Starts the binary; the moment is the one before.
+    pub fn launch(&mut self) -> Instant {
+        self.starts += 1;
+        let log = File::create(self.dir.join(format!("agent-{}.log", self.starts))).expect("a log file");
+        let errors = log.try_clone().expect("a second handle of the log");
+        let begun = Instant::now();
+        let child = Command::new(&self.binary)
+            .arg("--config")
+            .arg(self.dir.join("config.yaml"))
+            .arg("--root-dir")
+            .arg(self.dir.join("root"))
+            .args(["--hostname-override", NODE, "--node-ip", "192.0.2.10"])
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            .spawn()
+            .expect("the agent starts");
+        self.child = Some(child);
+        begun
+    }
+
+    /// Waits until `/healthz` answers 200, looking every millisecond.
+    pub fn wait_healthy(&mut self) {
+        let begun = Instant::now();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ));
+        loop {
+            // A refused connection is cheap; only then is a request worth its while.
+            if TcpStream::connect(address).is_ok() && matches!(http_get(HEALTHZ, "/healthz"), Ok((200, _))) {
+                return;
+            }
+            if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
+                panic!("the agent ended with {status}");
+            }
+            assert!(begun.elapsed() < LONG, "the agent is not healthy: {:?}", http_get(HEALTHZ, "/healthz"));
+            pause(Duration::from_millis(1));
+        }
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the agent runs").id()
+    }
+
+    /// Ends it politely; the time that took.
+    pub fn stop(&mut self) -> Duration {
+        let Some(mut child) = self.child.take() else { return Duration::ZERO };
+        let begun = Instant::now();
+        process::signal(child.id(), Signal::TERM);
+        wait_for("the agent to stop", Duration::from_secs(30), || child.try_wait().ok().flatten());
+        begun.elapsed()
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.join("manifests").join(format!("{name}.json"))
+    }
+
+    /// Makes the manifests appear, each whole at once.
+    pub fn apply(&self, names: &[String]) {
+        for name in names {
+            fs::write(self.dir.join("scratch"), manifest(name).to_string()).expect("a manifest is written");
+            fs::rename(self.dir.join("scratch"), self.file(name)).expect("a manifest is renamed into place");
+        }
+    }
+
+    /// Makes the manifests disappear.
+    pub fn withdraw(&self, names: &[String]) {
+        for name in names {
+            fs::remove_file(self.file(name)).expect("the manifest was there");
+        }
+    }
+
+    /// What `/pods` shows; `None` while it does not answer.
+    pub fn pods(&self) -> Option<Vec<Pod>> {
+        let (200, body) = http_get(READ_ONLY, "/pods").ok()? else { return None };
+        let list: Value = serde_json::from_str(&body).ok()?;
+        serde_json::from_value::<Option<Vec<Pod>>>(list.get("items").cloned().unwrap_or_default())
+            .ok()
+            .map(Option::unwrap_or_default)
+    }
+
+    /// How many pods `/pods` shows with all containers running.
+    pub fn known_running(&self) -> usize {
+        let runs = |pod: &Pod| {
+            let Some(status) = &pod.status else { return false };
+            let all = status.container_statuses.as_deref().unwrap_or_default();
+            status.phase.as_deref() == Some("Running")
+                && !all.is_empty()
+                && all.iter().all(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
+        };
+        self.pods().unwrap_or_default().iter().filter(|pod| runs(pod)).count()
+    }
+
+    /// Waits until `/pods` shows no pod.
+    pub fn wait_no_pods(&self) {
+        wait_until("no pods on /pods", LONG, || self.pods().is_some_and(|pods| pods.is_empty()));
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.dir.join(format!("agent-{}.log", self.starts)));
+            let log = log.unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            eprintln!("--- the agent's log ---\n{}", lines[lines.len().saturating_sub(40)..].join("\n"));
+        }
+    }
+}
+
+/// The name of the pod that the node makes of a manifest.
+pub fn full_name(name: &str) -> String {
+    format!("{name}-{NODE}")
+}
+
+fn manifest(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "hostNetwork": true,
+            "terminationGracePeriodSeconds": GRACE.as_secs(),
+            "containers": [{
+                "name": "main",
+                "image": "localhost/busybox:1",
+                "command": ["sh", "-c", FOREVER],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    })
+}

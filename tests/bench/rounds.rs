@@ -1,0 +1,221 @@
+//! What is measured of an agent, in which order and how often.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::agent::{Agent, full_name};
+use crate::book::Book;
+use crate::process::{self, cpu_seconds};
+use crate::runtime::{LONG, Runtime, Started, millis, now_nanos};
+use crate::support::wait::{pause, wait_until};
+
+/// The grace period of the pods; they end at once when told to.
+pub const GRACE: Duration = Duration::from_secs(2);
+
+/// One pod from nothing to a started container.
+pub const ONE_STARTED: &str = "1 pod started";
+/// One pod from the order to nothing running.
+pub const ONE_STOPPED: &str = "1 pod stopped";
+/// A container of a running pod, dead, to its successor's start.
+pub const RESTARTED: &str = "container killed, next one started";
+
+/// Many pods at once, from nothing to the last container's start.
+pub fn started(count: usize) -> String {
+    format!("{count} pods started at once")
+}
+
+/// The same, from the order to nothing running.
+pub fn stopped(count: usize) -> String {
+    format!("{count} pods stopped")
+}
+
+/// The same, to no record left.
+pub fn removed(count: usize) -> String {
+    format!("{count} pods stopped, records removed")
+}
+
+/// How often and how long.
+#[derive(Debug)]
+pub struct Plan {
+    pub starts: usize,
+    pub singles: usize,
+    pub rounds: usize,
+    pub idle: Duration,
+    pub settle: Duration,
+    pub crowds: Vec<usize>,
+}
+
+impl Plan {
+    pub fn new(quick: bool, full: bool) -> Plan {
+        let crowds = if full { vec![30, 100] } else { vec![30] };
+        if quick {
+            let (idle, settle) = (Duration::from_secs(10), Duration::from_secs(3));
+            Plan { starts: 3, singles: 3, rounds: 1, idle, settle, crowds }
+        } else {
+            let (idle, settle) = (Duration::from_secs(30), Duration::from_secs(12));
+            Plan { starts: 7, singles: 7, rounds: 3, idle, settle, crowds }
+        }
+    }
+}
+
+/// All measures of one binary.
+pub fn measure(
+    book: &mut Book,
+    subject: &'static str,
+    binary: &Path,
+    runtime: &Runtime,
+    base: &Path,
+    plan: &Plan,
+) {
+    let mut agent = Agent::new(binary, base.join(subject), runtime);
+    for number in 0..plan.starts {
+        if number > 0 {
+            let took = agent.stop();
+            book.put(subject, "SIGTERM to end", "ms", took.as_secs_f64() * 1e3);
+        }
+        let begun = agent.launch();
+        agent.wait_healthy();
+        book.put(subject, "start to /healthz ok", "ms", begun.elapsed().as_secs_f64() * 1e3);
+    }
+    footprint(book, subject, &agent, plan, 0);
+    for number in 0..plan.singles {
+        single(book, subject, &agent, runtime, number);
+    }
+    for &count in &plan.crowds {
+        for round in 0..plan.rounds {
+            crowd(book, subject, &mut agent, runtime, plan, count, round);
+        }
+    }
+    process_memory(book, subject, &agent, "after all, no pods");
+    agent.stop();
+}
+
+fn process_memory(book: &mut Book, subject: &'static str, agent: &Agent, when: &str) {
+    let memory = process::memory(agent.pid());
+    book.put(subject, &format!("resident, {when}"), "MiB", memory.resident);
+    book.put(subject, &format!("proportional (PSS), {when}"), "MiB", memory.proportional);
+    book.put(subject, &format!("anonymous, {when}"), "MiB", memory.anonymous);
+    book.put(subject, &format!("peak resident, {when}"), "MiB", memory.peak);
+    book.put(subject, &format!("threads, {when}"), "", memory.threads);
+    book.note(subject, &format!("resident KiB by mapping, {when}"), &process::mappings(agent.pid()));
+}
+
+/// Lets the agent come to rest, watches it rest, then looks at its memory.
+fn footprint(book: &mut Book, subject: &'static str, agent: &Agent, plan: &Plan, count: usize) {
+    pause(plan.settle);
+    let idle = process::idle(agent.pid(), plan.idle);
+    book.put(subject, &format!("idle processor, {count} pods"), "%", idle.cpu_percent);
+    book.put(subject, &format!("idle wake-ups, {count} pods"), "1/s", idle.wakeups_per_second);
+    book.note(subject, &format!("idle threads, {count} pods: name, wake-ups/s, µs/s"), &idle.by_thread);
+    process_memory(book, subject, agent, &format!("{count} pods"));
+}
+
+fn single(book: &mut Book, subject: &'static str, agent: &Agent, runtime: &Runtime, number: usize) {
+    let name = format!("one{number}");
+    let names = [name.clone()];
+    let begun = now_nanos();
+    agent.apply(&names);
+    let first = runtime.wait_attempt(&full_name(&name), 0);
+    book.put(subject, ONE_STARTED, "ms", millis(begun, first.at));
+    wait_until("the pod to be known as running", LONG, || agent.known_running() == 1);
+    // Past the moment of the next relist, wherever that is: the kill comes at rest.
+    pause(Duration::from_millis(1500 + 130 * u64::try_from(number).unwrap_or(0)));
+    let pid = runtime.pid(&first.id);
+    let begun = now_nanos();
+    process::kill(pid);
+    let second = runtime.wait_attempt(&full_name(&name), first.attempt + 1);
+    book.put(subject, RESTARTED, "ms", millis(begun, second.at));
+    wait_until("the pod to be known as running", LONG, || agent.known_running() == 1);
+    pause(Duration::from_millis(1500));
+    let begun = now_nanos();
+    agent.withdraw(&names);
+    runtime.wait_empty();
+    book.put(subject, ONE_STOPPED, "ms", millis(begun, now_nanos()));
+    agent.wait_no_pods();
+}
+
+fn attempts(started: &[Started]) -> BTreeMap<String, String> {
+    started.iter().map(|one| (one.pod.clone(), one.id.to_string())).collect()
+}
+
+fn crowd(
+    book: &mut Book,
+    subject: &'static str,
+    agent: &mut Agent,
+    runtime: &Runtime,
+    plan: &Plan,
+    count: usize,
+    round: usize,
+) {
+    let names: Vec<String> = (0..count).map(|number| format!("many{round}-{number}")).collect();
+    let cpu = cpu_seconds(agent.pid());
+    let begun = now_nanos();
+    agent.apply(&names);
+    wait_until("all containers to run", LONG, || {
+        // Seldom, for the listing is work for the runtime; the times are the runtime's own.
+        pause(Duration::from_millis(80));
+        runtime.count() == count
+    });
+    let before = runtime.started();
+    let last = before.iter().map(|one| one.at).max().unwrap_or(0);
+    book.put(subject, &started(count), "ms", millis(begun, last));
+    wait_until("all pods to be known as running", LONG, || agent.known_running() == count);
+    book.put(subject, &format!("{count} pods known as running"), "ms", millis(begun, now_nanos()));
+    pause(Duration::from_secs(2));
+    book.put(subject, &format!("processor for {count} starts"), "s", cpu_seconds(agent.pid()) - cpu);
+    if round == 0 {
+        footprint(book, subject, agent, plan, count);
+    }
+    takeover(book, subject, agent, runtime, count, &before);
+    if round == 0 {
+        pause(plan.settle);
+        process_memory(book, subject, agent, &format!("{count} pods, agent restarted"));
+    }
+    let cpu = cpu_seconds(agent.pid());
+    let begun = now_nanos();
+    agent.withdraw(&names);
+    runtime.wait_empty();
+    book.put(subject, &stopped(count), "ms", millis(begun, now_nanos()));
+    agent.wait_no_pods();
+    book.put(subject, &format!("{count} pods gone from /pods"), "ms", millis(begun, now_nanos()));
+    book.put(subject, &format!("processor for {count} stops"), "s", cpu_seconds(agent.pid()) - cpu);
+}
+
+/// Replaces the agent above running pods.
+fn takeover(
+    book: &mut Book,
+    subject: &'static str,
+    agent: &mut Agent,
+    runtime: &Runtime,
+    count: usize,
+    before: &[Started],
+) {
+    agent.stop();
+    let begun = agent.launch();
+    let mut known: Option<Instant> = None;
+    wait_until("all statuses to be known again", LONG, || {
+        pause(Duration::from_millis(5));
+        if agent.known_running() == count {
+            known = Some(Instant::now());
+        }
+        known.is_some()
+    });
+    let took = known.map_or(Duration::ZERO, |known| known.duration_since(begun));
+    book.put(subject, &format!("agent restarted, {count} statuses known"), "ms", took.as_secs_f64() * 1e3);
+    agent.wait_healthy();
+    pause(Duration::from_secs(3));
+    let after = attempts(&runtime.started());
+    let changed = attempts(before).iter().filter(|(pod, id)| after.get(*pod) != Some(*id)).count();
+    let measure = format!("agent restarted, containers restarted of {count}");
+    book.put(subject, &measure, "", f64::from(u32::try_from(changed).unwrap_or(u32::MAX)));
+    if changed > 0 {
+        book.note(
+            subject,
+            "containers that did not stay",
+            &json!({"before": attempts(before), "after": after}),
+        );
+    }
+}
