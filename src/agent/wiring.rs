@@ -119,7 +119,10 @@ pub(super) fn start(
     let workers = Workers::new(
         pods::Settings {
             sync_frequency: config.sync_frequency.to_std(),
-            node: NodeAddresses { host_ips: host_ips.clone() },
+            // Without an API server there is no Node object whose addresses a status could
+            // repeat: the Go kubelet leaves them out, and so the IPs of hostNetwork pods.
+            node: NodeAddresses::default(),
+            host_ips: host_ips.clone(),
         },
         pods::Deps {
             runtime: runtime.clone(),
@@ -307,7 +310,7 @@ fn runtime_settings(
             cpu_count: machine.cpus,
             hugepage_sizes: machine.huge_pages.iter().map(|pages| pages.runtime_size()).collect(),
             cgroup_v2: cgroups.version.is_v2(),
-            swap_controller: false,
+            swap_controller: cgroups.limits_swap(),
             allocatable_cpu: Amount::from_milli(allocatable.cpu_milli),
             allocatable_memory: Amount::from_units(allocatable.memory_bytes),
             allocatable_ephemeral_storage: Amount::from_units(allocatable.ephemeral_bytes),

@@ -34,8 +34,10 @@ const RETRY_SOON: Duration = Duration::from_secs(1);
 pub struct Settings {
     /// Pause between two syncs of a healthy pod, before jitter (`syncFrequency`).
     pub sync_frequency: Duration,
-    /// The node's addresses, for hostNetwork pods.
+    /// What statuses say of the node's addresses.
     pub node: NodeAddresses,
+    /// The node's addresses, for environment variables and hosts files.
+    pub host_ips: Vec<std::net::IpAddr>,
 }
 
 /// What the workers work with.
@@ -245,7 +247,7 @@ impl Worker {
         }
         let runtime = view.pod;
         let plan = self.plan(&runtime);
-        if self.store_status(&runtime, &plan, Finality::Open) {
+        if self.store_status(&runtime, Finality::Open) {
             self.life.completed();
             return Ok(Next::Now);
         }
@@ -276,11 +278,13 @@ impl Worker {
         let busy = self.deps.observe.busy(&uid);
         let outcome = self.carry_out(&plan, &runtime, &mounts, cancel);
         // Look again before the next decision: what was started may have ended already.
+        // DIFFERS: what stopped a start, a crash-loop wait too, shows at once and not after
+        // the next sync.
         let seen = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
         let seen = seen.map_err(|error| Failed::soon(error.to_string()))?;
         let after = self.plan(&seen);
-        if self.store_status(&seen, &after, Finality::Open) {
+        if self.store_status(&seen, Finality::Open) {
             self.life.completed();
             return Ok(Next::Now);
         }
@@ -396,7 +400,7 @@ impl Worker {
             sandbox_id: sandbox,
             sandbox_attempt: attempt,
             pod_ips: ips,
-            host_ips: &self.settings.node.host_ips,
+            host_ips: &self.settings.host_ips,
             runtime,
             volumes: mounts,
             stop: cancel,
@@ -404,7 +408,7 @@ impl Worker {
     }
 
     /// Composes and stores the status. Returns whether the pod is over.
-    fn store_status(&mut self, runtime: &PodRuntime, plan: &Plan, finality: Finality) -> bool {
+    fn store_status(&mut self, runtime: &PodRuntime, finality: Finality) -> bool {
         let pod = self.pod().clone();
         let old = self.deps.status.get(pod.uid());
         let failures = |name: &str| self.reasons.get(name).cloned();
@@ -416,7 +420,8 @@ impl Worker {
             terminal: finality == Finality::Final,
             deleting: self.life.phase != Phase::Syncing,
             runtime_name: &runtime_name,
-            sandbox_needed: plan.create_sandbox,
+            // Also for a pod that is over and gets no new one.
+            sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
             ..status::Inputs::new(&pod, runtime, &self.settings.node, now)
         });
         if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase {
@@ -458,8 +463,7 @@ impl Worker {
     ) -> Result<Next, Failed> {
         let uid = self.uid();
         let Some(view) = self.deps.observe.view(&uid, stop) else { return Ok(Next::Now) };
-        let plan = Plan { create_sandbox: false, ..self.plan(&view.pod) };
-        self.store_status(&view.pod, &plan, Finality::Open);
+        self.store_status(&view.pod, Finality::Open);
         if let Some(failure) = failure {
             log::info!(
                 "pod is stopped: {}: {} pod={} uid={uid}",
@@ -495,8 +499,7 @@ impl Worker {
                 running.join(", ")
             )));
         }
-        let plan = self.plan(&after);
-        self.store_status(&after, &plan, Finality::Final);
+        self.store_status(&after, Finality::Final);
         self.life.phase = Phase::Terminated;
         Ok(Next::Now)
     }

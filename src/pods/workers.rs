@@ -41,6 +41,8 @@ struct Record {
     pending: Update,
     thread: Option<Thread>,
     shared: Shared,
+    /// Whether a thread was ever started: only then can anything run.
+    started: bool,
     finished: bool,
     again: bool,
     killed: bool,
@@ -133,6 +135,7 @@ impl Workers {
                 pending: Update::default(),
                 thread: None,
                 shared: Shared::default(),
+                started: false,
                 finished: false,
                 again: false,
                 killed: false,
@@ -172,15 +175,17 @@ impl Workers {
     pub fn kill(&mut self, uid: &PodUid, kill: Kill) -> Aftermath {
         let Some(record) = self.records.get_mut(uid) else { return Aftermath::Gone };
         record.again = false;
-        if record.finished || (record.thread.is_none() && matches!(record.body, Body::Pod(_))) {
+        if record.finished || !record.started {
             self.purge(uid);
             return Aftermath::Gone;
         }
         record.killed = true;
         record.feed(Update { pod: None, kill: Some(kill) });
-        if let Some(thread) = &mut record.thread {
+        match &mut record.thread {
             // After the update is in the mailbox: whoever is interrupted finds the reason there.
-            thread.cancel = None;
+            Some(thread) => thread.cancel = None,
+            // Its worker panicked; the end of the pod does not wait for the next try.
+            None => self.start(uid),
         }
         Aftermath::Stays
     }
@@ -200,6 +205,7 @@ impl Workers {
                 pending: Update::default(),
                 thread: None,
                 shared: Shared::default(),
+                started: false,
                 finished: false,
                 again: false,
                 killed: true,
@@ -345,6 +351,7 @@ impl Workers {
                 if pending != Update::default() {
                     post.put((), pending);
                 }
+                record.started = true;
                 record.thread = Some(Thread { post, cancel: Some(cancel_source), running });
             }
             Err(error) => {

@@ -76,6 +76,17 @@ impl Cgroups {
         Ok(of(version, controllers))
     }
 
+    /// Whether a container's swap can be limited. Version 2 has the file in every cgroup
+    /// but the root.
+    #[must_use]
+    pub fn limits_swap(&self) -> bool {
+        if self.version.is_v2() {
+            let below = list(&self.root).unwrap_or_default();
+            return below.iter().any(|dir| self.root.join(dir).join("memory.swap.max").exists());
+        }
+        self.root.join("memory/memory.memsw.limit_in_bytes").exists()
+    }
+
     /// Those of `wanted` that the node lacks.
     #[must_use]
     pub fn missing<'a>(&self, wanted: &[&'a str]) -> Vec<&'a str> {
@@ -103,6 +114,25 @@ mod tests {
             }
             (Err(ResourceError::NoCgroups { .. }), None) => {}
             _ => panic!("{files:?}: {found:?}"),
+        }
+    }
+
+    #[test]
+    fn swap_can_be_limited_where_the_kernel_has_the_file() {
+        for (version, file, expected) in [
+            (Version::V1, "memory/memory.memsw.limit_in_bytes", true),
+            (Version::V1, "memory/memory.limit_in_bytes", false),
+            (Version::V1, "system.slice/memory.swap.max", false),
+            (Version::V2, "system.slice/memory.swap.max", true),
+            (Version::V2, "system.slice/memory.max", false),
+            (Version::V2, "memory.swap.max", false),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+            let cgroups = Cgroups { root: root.path().to_owned(), version, controllers: BTreeSet::new() };
+            assert_eq!(cgroups.limits_swap(), expected, "{version:?} {file}");
         }
     }
 

@@ -72,7 +72,7 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
     threads::spawn("sync", Stack::Large, on_death, move |stop| {
         let core = Core::new(settings.sources.clone());
         let sources = settings.sources.iter().map(|name| (*name, SourceState::default())).collect();
-        Loop { core, settings, deps, sources, first_list: false }.run(&stop);
+        Loop { core, settings, deps, sources, first_list: false, garbage: false }.run(&stop);
     })
 }
 
@@ -82,6 +82,9 @@ struct Loop {
     core: Core,
     sources: BTreeMap<SourceName, SourceState>,
     first_list: bool,
+    /// The cleaner is to be rung at the end of the turn: it reads the snapshot, which has
+    /// to be the new one by then.
+    garbage: bool,
 }
 
 impl Loop {
@@ -115,6 +118,9 @@ impl Loop {
                         self.clean_up();
                     }
                 }
+            }
+            if std::mem::take(&mut self.garbage) {
+                self.ring_cleaner();
             }
             let took = start.elapsed();
             if took > LONG_TURN {
@@ -160,7 +166,7 @@ impl Loop {
             match subject {
                 Subject::Pod(uid) => {
                     if !change.died.is_empty() {
-                        self.ring_cleaner();
+                        self.garbage = true;
                     }
                     unknown |= !self.deps.workers.look_again(&uid) && !self.deps.workers.knows(&uid);
                 }
@@ -189,7 +195,7 @@ impl Loop {
                 Aftermath::Gone => self.deps.status.forget(&uid),
                 Aftermath::Stays => {}
             }
-            self.ring_cleaner();
+            self.garbage = true;
         }
         self.publish();
     }
@@ -231,13 +237,13 @@ impl Loop {
                 Effect::Kill(uid, kill) => {
                     if self.deps.workers.kill(&uid, kill) == Aftermath::Gone {
                         self.deps.status.forget(&uid);
-                        self.ring_cleaner();
+                        self.garbage = true;
                     }
                 }
                 Effect::StopUnknown(pod) => self.deps.workers.stop_unknown(&pod),
                 Effect::Forget(uid) => {
                     self.deps.status.forget(&uid);
-                    self.ring_cleaner();
+                    self.garbage = true;
                 }
                 Effect::LeftOut { pod, message } => {
                     self.deps.events.warning(&pod, reasons::FAILED_VALIDATION, message);

@@ -36,6 +36,7 @@ fn free_port() -> u16 {
 /// An agent under test with all that belongs to it.
 pub struct Node {
     pub containerd: Containerd,
+    node_name: String,
     dir: PathBuf,
     port: u16,
     healthz: u16,
@@ -52,12 +53,23 @@ impl Node {
 
     /// As [`Node::start`], with fields laid over the kubelet configuration.
     pub fn start_with(name: &str, config: Value) -> Node {
+        Node::start_as(name, NODE, config)
+    }
+
+    /// The directory of the node `name`, below which everything of it lies.
+    pub fn base(name: &str) -> PathBuf {
         let base = std::env::var("E2E_DIR").expect("the end-to-end tests run through: tests/run e2e");
-        let dir = Path::new(&base).join(name);
+        Path::new(&base).join(name)
+    }
+
+    /// As [`Node::start_with`], under a node name of its own.
+    pub fn start_as(name: &str, node_name: &str, config: Value) -> Node {
+        let dir = Node::base(name);
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
         let containerd = Containerd::start(&dir);
         let mut node = Node {
             containerd,
+            node_name: node_name.to_owned(),
             dir,
             port: free_port(),
             healthz: free_port(),
@@ -131,7 +143,7 @@ impl Node {
             .arg(self.dir.join("config.yaml"))
             .arg("--root-dir")
             .arg(self.root())
-            .args(["--hostname-override", NODE, "--node-ip", "192.0.2.10"])
+            .args(["--hostname-override", &self.node_name, "--node-ip", "192.0.2.10"])
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
@@ -201,17 +213,22 @@ impl Node {
     /// All pods with their statuses, as the read-only port shows them. `None` while the
     /// agent does not answer.
     pub fn try_pods(&self) -> Option<Vec<Pod>> {
-        let (code, body) = http_get(self.port, "/pods").ok()?;
-        if code != 200 {
-            return None;
-        }
-        let list: Value = serde_json::from_str(&body).expect("/pods answers JSON");
-        let items = list.get("items").cloned().unwrap_or(Value::Null);
+        let items = self.try_pods_json()?;
         Some(
             serde_json::from_value::<Option<Vec<Pod>>>(items)
                 .expect("/pods answers pods")
                 .unwrap_or_default(),
         )
+    }
+
+    /// As [`Node::try_pods`], the very JSON.
+    pub fn try_pods_json(&self) -> Option<Value> {
+        let (code, body) = http_get(self.port, "/pods").ok()?;
+        if code != 200 {
+            return None;
+        }
+        let mut list: Value = serde_json::from_str(&body).expect("/pods answers JSON");
+        Some(list.get_mut("items").map_or(Value::Null, Value::take))
     }
 
     /// All pods; waits for the agent to answer.
@@ -222,7 +239,7 @@ impl Node {
     /// A pod by the name in its manifest. With two of that name (an edit under way): the
     /// newest is not known, so none.
     pub fn pod(&self, name: &str) -> Option<Pod> {
-        let full = format!("{name}-{NODE}");
+        let full = format!("{name}-{}", self.node_name);
         let mut found: Vec<Pod> =
             self.pods().into_iter().filter(|pod| pod.metadata.name.as_deref() == Some(&full)).collect();
         if found.len() == 1 { found.pop() } else { None }
@@ -255,7 +272,7 @@ impl Node {
 
     /// Waits until no pod of that name is listed and no container of it is left.
     pub fn wait_gone(&self, name: &str) {
-        let full = format!("{name}-{NODE}");
+        let full = format!("{name}-{}", self.node_name);
         wait_until(&format!("pod {name} to be gone"), LONG, || {
             self.try_pods()
                 .is_some_and(|pods| pods.iter().all(|pod| pod.metadata.name.as_deref() != Some(&full)))
@@ -265,7 +282,7 @@ impl Node {
 
     /// Ids of the running containers of a pod by container name, without its sandbox.
     pub fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
-        let full = format!("{name}-{NODE}");
+        let full = format!("{name}-{}", self.node_name);
         self.running_where(&format!("labels.\"io.kubernetes.pod.name\"=={full}"))
             .remove(&full)
             .unwrap_or_default()
@@ -290,7 +307,7 @@ impl Node {
 
     /// Ids of the running sandboxes of a pod.
     pub fn running_sandboxes(&self, name: &str) -> Vec<String> {
-        let full = format!("{name}-{NODE}");
+        let full = format!("{name}-{}", self.node_name);
         let alive: Vec<String> =
             self.containerd.tasks().into_iter().filter(|task| task.running).map(|task| task.id).collect();
         self.containerd

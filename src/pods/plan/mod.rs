@@ -51,6 +51,8 @@ pub enum KillReason {
     DefinitionChanged,
     /// The runtime cannot tell its state, so it is stopped for certain before a new start.
     Unknown,
+    /// A newer instance of it exists.
+    Twin,
     /// Its liveness probe failed; the probe's own grace period applies.
     LivenessProbe,
     /// Its startup probe failed; the probe's own grace period applies.

@@ -236,6 +236,14 @@ fn a_container_without_a_readable_hash_is_left_alone() {
 #[test]
 fn only_the_newest_instance_counts() {
     check(one("Always"), ready("c=Running c=Exited:1 c=Unknown"), "");
+    // Except one that runs.
+    let twin = |instances: &str| {
+        let mut runtime = ready(instances);
+        runtime.containers[1].id = "old".into();
+        runtime
+    };
+    check(one("Always"), twin("c=Running c=Running"), "kill=[c:Twin]");
+    check(one("Always"), twin("c=Exited:1 c=Running"), "kill=[c:Twin] start=[0]");
 }
 
 #[test]
