@@ -114,7 +114,7 @@ pub(super) fn start(
         kube::events::spawn(&node_name, event_queue, supervisor.on_death()).map_err(thread("events"))?;
     threads.push(recorder);
 
-    let source_settings = source_settings(config, &node_name);
+    let source_settings = source_settings(args, config, &node_name);
     let configured = configured(&source_settings);
     let workers = Workers::new(
         pods::Settings {
@@ -325,7 +325,7 @@ fn runtime_settings(
     }
 }
 
-fn source_settings(config: &KubeletConfiguration, node_name: &str) -> sources::Settings {
+fn source_settings(args: &AgentArgs, config: &KubeletConfiguration, node_name: &str) -> sources::Settings {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     sources::Settings {
         node_name: node_name.to_owned(),
@@ -338,6 +338,7 @@ fn source_settings(config: &KubeletConfiguration, node_name: &str) -> sources::S
             headers: config.static_pod_url_header.clone(),
             check: config.http_check_frequency.to_std(),
         }),
+        state_dir: Some(args.root_dir.join("sources")),
     }
 }
 

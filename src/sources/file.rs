@@ -1,7 +1,7 @@
 //! Static pods in files: what is known of each file, and the thread that keeps it true
 //! (Go: pkg/kubelet/config/file.go, file_linux.go).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -15,6 +15,7 @@ use rustix::fs::OFlags;
 
 use super::identity::{Fnv128, Origin};
 use super::manifest::{self, Manifest};
+use super::store::Store;
 use super::watch::{Bell, Touched, Watch, Woken};
 use super::{Deps, Error, FileSettings, Flaw, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary};
 use crate::model::event::{EventType, Regarding};
@@ -31,7 +32,12 @@ const CHECK_MAX: Duration = Duration::from_secs(24 * 3600);
 const STAMP_GRAIN_NANOSECONDS: i128 = 1_000_000_000;
 
 /// Starts the thread `src-file`.
-pub(super) fn spawn(node_name: &str, settings: &FileSettings, deps: &Deps) -> std::io::Result<Running> {
+pub(super) fn spawn(
+    node_name: &str,
+    settings: &FileSettings,
+    store: Store,
+    deps: &Deps,
+) -> std::io::Result<Running> {
     let bell = Bell::new()?;
     let ring = bell.clone();
     // A relative path would mean another place after a change of directory.
@@ -41,7 +47,7 @@ pub(super) fn spawn(node_name: &str, settings: &FileSettings, deps: &Deps) -> st
     let (node_name, deps) = (node_name.to_owned(), deps.clone());
     let on_death = OnDeath::Supervisor(deps.on_death.clone());
     let running = threads::spawn("src-file", Stack::Large, on_death, move |stop| {
-        run(Watch::new(&root, bell), Files::new(&root, &node_name), check, &deps, &stop);
+        run(Watch::new(&root, bell), Files::new(&root, &node_name, store), check, &deps, &stop);
     })?;
     Ok(running.with_waker(Box::new(move || ring.ring())))
 }
@@ -60,6 +66,8 @@ fn run(mut watch: Watch, mut files: Files, check: Duration, deps: &Deps, stop: &
             deps.post.put(SourceName::File, set.clone());
             posted = Some(set);
         }
+        // No pod waits for a disk.
+        files.save(stop);
         let now = Instant::now();
         if now >= due {
             due = now + check;
@@ -130,9 +138,16 @@ struct Entry {
     flaws: Vec<Flaw>,
     kept: Vec<Pod>,
     since: Option<Timestamp>,
+    /// Whether `pods` are not yet what a restart would come back to.
+    unsaved: bool,
 }
 
 impl Entry {
+    /// A file that was not read since the start, with the pods of its last good version.
+    fn recalled(pods: Vec<Pod>) -> Self {
+        Entry { pods, ..Entry::default() }
+    }
+
     fn problems<'a>(&'a self, place: &'a str) -> impl Iterator<Item = SourceProblem> + 'a {
         let since = self.since.unwrap_or_default();
         let kept = !self.kept.is_empty();
@@ -143,7 +158,9 @@ impl Entry {
     fn take(&mut self, place: &str, outcome: Manifest, now: Timestamp) -> Option<News> {
         let Manifest { pods, flaws, unknown: _ } = outcome;
         let changed = flaws != self.flaws;
-        (self.pods, self.kept) = manifest::carry_over(&self.pods, pods, !flaws.is_empty());
+        let (pods, kept) = manifest::carry_over(&self.pods, pods, !flaws.is_empty());
+        self.unsaved |= pods != self.pods;
+        (self.pods, self.kept) = (pods, kept);
         self.flaws = flaws;
         if self.flaws.is_empty() {
             if self.since.take().is_some() {
@@ -178,10 +195,14 @@ struct Files {
     unlisted: Option<(Flaw, Timestamp)>,
     /// Pods that lost against another of their name or UID, by file and message.
     collisions: BTreeMap<(PathBuf, String), Timestamp>,
+    store: Store,
+    /// Files that may have a record in the store. `None` until the first listing: whatever
+    /// is in the store may still be needed.
+    recorded: Option<BTreeSet<PathBuf>>,
 }
 
 impl Files {
-    fn new(root: &Path, node_name: &str) -> Self {
+    fn new(root: &Path, node_name: &str, store: Store) -> Self {
         Files {
             root: root.to_owned(),
             node_name: node_name.to_owned(),
@@ -189,7 +210,43 @@ impl Files {
             entries: BTreeMap::new(),
             unlisted: None,
             collisions: BTreeMap::new(),
+            store,
+            recorded: None,
         }
+    }
+
+    /// Brings the store up to date. What fails, or is cut short by a stop, is left for the
+    /// next look at the files.
+    fn save(&mut self, stop: &StopToken) {
+        if !self.known || self.unlisted.is_some() {
+            return;
+        }
+        let recorded = self.recorded.get_or_insert_with(|| {
+            self.store.keep_only(self.entries.keys().map(|path| key(path)));
+            self.entries.keys().cloned().collect()
+        });
+        let store = &mut self.store;
+        recorded.retain(|path| {
+            self.entries.contains_key(path) || !store.save(key(path), &path.to_string_lossy(), &[])
+        });
+        for (path, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.unsaved) {
+            if stop.is_stopped() {
+                return;
+            }
+            entry.unsaved = !store.save(key(path), &path.to_string_lossy(), &entry.pods);
+            recorded.insert(path.clone());
+        }
+    }
+
+    /// What ran before the start, for as long as the path itself cannot be listed.
+    fn recall_all(&mut self) {
+        for (place, pods) in self.store.load_all() {
+            let path = PathBuf::from(place);
+            if !pods.is_empty() && (path == self.root || path.parent() == Some(&self.root)) {
+                self.entries.insert(path, Entry::recalled(pods));
+            }
+        }
+        self.known = !self.entries.is_empty();
     }
 
     /// The complete set now.
@@ -259,6 +316,9 @@ impl Files {
                 self.known = true;
             }
             Err(error) => {
+                if !self.known && self.unlisted.is_none() {
+                    self.recall_all();
+                }
                 let flaw = Flaw::whole(error.chain());
                 let changed = self.unlisted.as_ref().is_none_or(|(old, _)| *old != flaw);
                 let since = self.unlisted.as_ref().map_or(now, |(_, since)| *since);
@@ -292,6 +352,12 @@ impl Files {
         news
     }
 
+    /// The last good version of a file that is found at the start. Later a file without one
+    /// is a new file.
+    fn recall(&self, path: &Path) -> Vec<Pod> {
+        if self.known { Vec::new() } else { self.store.load(key(path), &path.to_string_lossy()) }
+    }
+
     fn read_all(
         &mut self,
         paths: Vec<PathBuf>,
@@ -310,10 +376,17 @@ impl Files {
                     self.entries.insert(path, entry);
                     continue;
                 }
-                None if held(watch, &path, &name) => continue,
+                None if held(watch, &path, &name) => {
+                    let pods = self.recall(&path);
+                    if !pods.is_empty() {
+                        self.entries.insert(path, Entry::recalled(pods));
+                    }
+                    continue;
+                }
                 Some(entry) => entry,
                 None => Entry::default(),
             };
+            let is_new = entry.content.is_none() && entry.pods.is_empty();
             if touched.all || touched.names.contains(&name) {
                 entry.stamp = None;
             }
@@ -332,6 +405,9 @@ impl Files {
                         for flaw in &manifest.unknown {
                             log::warn!("{}", flaw.clone().into_problem(&place, now, false));
                         }
+                        if is_new && !manifest.flaws.is_empty() {
+                            entry.pods = self.recall(&path);
+                        }
                         news.extend(entry.take(&place, manifest, now));
                     }
                 }
@@ -339,6 +415,9 @@ impl Files {
                     entry.stamp = None;
                     entry.content = None;
                     let flaws = vec![Flaw::whole(error.chain())];
+                    if is_new {
+                        entry.pods = self.recall(&path);
+                    }
                     news.extend(entry.take(&place, Manifest { flaws, ..Manifest::default() }, now));
                 }
             }
@@ -346,6 +425,11 @@ impl Files {
         }
         news
     }
+}
+
+/// What names a file's record in the store.
+fn key(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
 }
 
 fn held(watch: &mut Watch, path: &Path, name: &OsStr) -> bool {

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::identity::{Fnv128, Origin};
 use super::manifest;
+use super::store::Store;
 use super::{Deps, Flaw, HttpSettings, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary};
 use crate::model::event::{EventType, Regarding};
 use crate::model::pod::{Pod, SourceName};
@@ -20,11 +21,16 @@ const CHECK_MIN: Duration = Duration::from_secs(1);
 const CHECK_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Starts the thread `src-http`.
-pub(super) fn spawn(node_name: &str, settings: &HttpSettings, deps: &Deps) -> std::io::Result<Running> {
+pub(super) fn spawn(
+    node_name: &str,
+    settings: &HttpSettings,
+    store: Store,
+    deps: &Deps,
+) -> std::io::Result<Running> {
     let getter = Getter::new(&settings.url, &settings.headers, TIMEOUT, MAX_MANIFEST_BYTES);
     let breaker = getter.clone();
     let check = settings.check.clamp(CHECK_MIN, CHECK_MAX);
-    let remote = Remote::new(&settings.url, node_name);
+    let remote = Remote::new(&settings.url, node_name, store);
     let deps = deps.clone();
     let on_death = OnDeath::Supervisor(deps.on_death.clone());
     let running = threads::spawn("src-http", Stack::Large, on_death, move |stop| {
@@ -57,6 +63,8 @@ fn run(getter: &Getter, mut remote: Remote, check: Duration, deps: &Deps, stop: 
             deps.post.put(SourceName::Http, set.clone());
             posted = Some(set);
         }
+        // No pod waits for a disk.
+        remote.save();
         let _waiting = threads::waiting("poll timer or stop");
         if stop.wait(check) == Waited::Stopped {
             return;
@@ -66,11 +74,12 @@ fn run(getter: &Getter, mut remote: Remote, check: Duration, deps: &Deps, stop: 
 
 /// What is known of the URL.
 struct Remote {
+    url: String,
     origin: Origin,
     /// The URL as messages show it: without a password.
     place: String,
     node_name: String,
-    /// `None` until the first answer that says what should run.
+    /// `None` until something says what should run: an answer, or the record of one.
     pods: Option<Vec<Pod>>,
     /// Hash of the last body that was read.
     body: Option<u128>,
@@ -83,11 +92,19 @@ struct Remote {
     /// Pods that run on because of it.
     kept: Vec<Pod>,
     since: Option<Timestamp>,
+    store: Store,
+    /// Whether the store was asked; it is, once, if the first answer is bad.
+    recalled: bool,
+    /// Whether `pods` are not yet what a restart would come back to.
+    unsaved: bool,
+    /// Whether the records of other URLs are gone.
+    tidy: bool,
 }
 
 impl Remote {
-    fn new(url: &str, node_name: &str) -> Self {
+    fn new(url: &str, node_name: &str, store: Store) -> Self {
         Remote {
+            url: url.to_owned(),
             origin: Origin::Http(url.to_owned()),
             place: without_credentials(url),
             node_name: node_name.to_owned(),
@@ -98,6 +115,34 @@ impl Remote {
             flaws: Vec::new(),
             kept: Vec::new(),
             since: None,
+            store,
+            recalled: false,
+            unsaved: false,
+            tidy: false,
+        }
+    }
+
+    /// Lets what ran before the start run on while the URL does not say what should.
+    ///
+    /// DIFFERS: upstream has no pods from a URL until it answers.
+    fn recall(&mut self) {
+        if self.pods.is_none() && !self.recalled {
+            self.recalled = true;
+            let pods = self.store.load(self.url.as_bytes(), &self.place);
+            self.pods = Some(pods).filter(|pods| !pods.is_empty());
+        }
+    }
+
+    /// Brings the store up to date; what fails is tried again after the next answer.
+    fn save(&mut self) {
+        if !self.tidy {
+            self.tidy = true;
+            self.store.keep_only(std::iter::once(self.url.as_bytes()));
+        }
+        if self.unsaved
+            && let Some(pods) = &self.pods
+        {
+            self.unsaved = !self.store.save(self.url.as_bytes(), &self.place, pods);
         }
     }
 
@@ -113,14 +158,17 @@ impl Remote {
 
     /// Takes the outcome of one request. A message if something is wrong that was not before.
     fn take(&mut self, outcome: Result<Answer, GetError>, now: Timestamp) -> Option<String> {
+        let before = self.pods.clone();
         let flaws = match outcome {
             Ok(answer) => self.answer(answer),
             Err(error) => {
+                self.recall();
                 self.kept = self.pods.clone().unwrap_or_default();
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
                 vec![Flaw::whole(format!("GET failed: {}", cause.unwrap_or_default()))]
             }
         };
+        self.unsaved |= self.pods != before;
         let changed = flaws != self.flaws;
         self.flaws = flaws;
         if self.flaws.is_empty() {
@@ -135,6 +183,7 @@ impl Remote {
 
     fn answer(&mut self, answer: Answer) -> Vec<Flaw> {
         let refuse = |remote: &mut Self, message: String| {
+            remote.recall();
             remote.kept = remote.pods.clone().unwrap_or_default();
             vec![Flaw::whole(message)]
         };
@@ -167,6 +216,9 @@ impl Remote {
             }
             self.body_flaws = manifest.flaws;
             let faulty = !self.body_flaws.is_empty();
+            if faulty {
+                self.recall();
+            }
             // A first answer without one good pod says nothing about what should run.
             if self.pods.is_some() || !faulty || !manifest.pods.is_empty() {
                 let old = self.pods.take().unwrap_or_default();
@@ -211,13 +263,17 @@ mod tests {
         Ok(Answer { status, body: body.as_bytes().to_vec() })
     }
 
+    fn remote(url: &str, directory: Option<&std::path::Path>) -> Remote {
+        Remote::new(url, "n", Store::new(directory, SourceName::Http, "n"))
+    }
+
     fn names(remote: &Remote) -> Option<Vec<String>> {
         Some(remote.set().pods?.iter().map(|pod| pod.name().to_owned()).collect())
     }
 
     #[test]
     fn an_error_keeps_the_last_set() {
-        let mut remote = Remote::new("http://u:p@h/x", "n");
+        let mut remote = remote("http://u:p@h/x", None);
         let body = list(&[pod("a"), pod("b")]);
         assert!(remote.take(answer(500, "x"), at(1)).is_some());
         assert_eq!(names(&remote), None, "not seen yet");
@@ -244,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_bad_answer_takes_no_pod_away() {
-        let mut remote = Remote::new("http://h/x", "n");
+        let mut remote = remote("http://h/x", None);
         assert!(remote.take(answer(200, "{\"kind\":"), at(1)).is_some());
         assert_eq!(names(&remote), None);
         remote.take(answer(200, &list(&[pod("a"), pod("b")])), at(2));
@@ -261,6 +317,59 @@ mod tests {
         let huge = " ".repeat(MAX_MANIFEST_BYTES + 1);
         assert!(remote.take(answer(200, &huge), at(6)).is_some());
         assert_eq!(names(&remote), Some(vec!["b-n".into()]));
+    }
+
+    #[test]
+    fn a_restart_in_front_of_a_bad_url_keeps_the_set() {
+        let state = tempfile::tempdir().unwrap();
+        let start = || remote("http://u:p@h/x", Some(state.path()));
+        let records = || std::fs::read_dir(state.path()).unwrap().count();
+        let mut first = start();
+        first.take(answer(200, &list(&[pod("a"), pod("b")])), at(1));
+        first.save();
+        let good = first.set();
+        assert_eq!(records(), 1);
+        let record = std::fs::read_dir(state.path()).unwrap().next().unwrap().unwrap().path();
+        assert!(!std::fs::read_to_string(record).unwrap().contains("u:p"), "no password on disk");
+
+        for bad in [answer(503, ""), answer(200, "{"), answer(200, &list(&[pod("UP")]))] {
+            let mut again = start();
+            assert!(again.take(bad, at(2)).is_some());
+            again.save();
+            let set = again.set();
+            assert_eq!(set.pods, good.pods);
+            assert!(set.problems[0].kept && set.problems[0].since == at(2));
+            // As it was: the same pods. Then without one: it goes.
+            assert_eq!(again.take(answer(200, &list(&[pod("a"), pod("b")])), at(3)), None);
+            assert_eq!(again.set(), good);
+        }
+        // A half good answer counts as far as it goes, now and after the next restart.
+        let mut again = start();
+        again.take(answer(200, &list(&[pod("c"), pod("UP")])), at(2));
+        again.save();
+        assert_eq!(names(&again), Some(vec!["c-n".into(), "a-n".into(), "b-n".into()]));
+        let mut again = start();
+        again.take(answer(500, ""), at(2));
+        assert_eq!(names(&again), Some(vec!["c-n".into(), "a-n".into(), "b-n".into()]));
+
+        // Another URL starts with nothing, and an empty set is nothing to come back to.
+        let mut other = remote("http://h/y", Some(state.path()));
+        other.take(answer(500, ""), at(2));
+        assert_eq!(names(&other), None);
+        let mut again = start();
+        again.take(answer(200, &list(&[])), at(2));
+        again.save();
+        assert_eq!((names(&again), records()), (Some(vec![]), 0));
+        let mut again = start();
+        again.take(answer(500, ""), at(2));
+        assert_eq!(names(&again), None);
+
+        // The record of a URL that is not asked any more goes.
+        again.take(answer(200, &list(&[pod("a")])), at(3));
+        again.save();
+        assert_eq!(records(), 1);
+        other.save();
+        assert_eq!(records(), 0);
     }
 
     #[test]
@@ -307,7 +416,8 @@ mod tests {
         let (events_sink, events) = EventSink::new();
         let (on_death, _deaths) = crossbeam_channel::bounded(1);
         let settings = HttpSettings { url, headers: Default::default(), check: Duration::ZERO };
-        let running = spawn("n", &settings, &Deps { post, events: events_sink, on_death }).unwrap();
+        let store = Store::new(None, SourceName::Http, "n");
+        let running = spawn("n", &settings, store, &Deps { post, events: events_sink, on_death }).unwrap();
         let next = || {
             inbox.bell().recv_timeout(LIMIT).expect("a set in time");
             inbox.take().remove(&SourceName::Http).unwrap()

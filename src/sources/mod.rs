@@ -1,17 +1,19 @@
 //! What should run: static pods from files and from a URL, and the merge of all sources
 //! (Go: pkg/kubelet/config, pkg/apis/core/{v1/defaults,validation}).
 //!
-//! Owns: the last good version of every manifest; in [`merge`], the pods of each source.
+//! Owns: the last good version of every manifest, in memory and, for the next start, in
+//! `Settings::state_dir`; in [`merge`], the pods of each source.
 //! Threads: `src-file` (waits on inotify, an eventfd and the list timer) and `src-http`
 //! (waits on its token, then on one GET); none of them when nothing is configured.
 //! Posts: [`SourceSet`], always the complete current set of one source, newest wins.
 //! Raises: `InvalidManifest` events, once per fault, for the manifest and for its pods.
 //! May call: `config::yaml`, `transport::http`.
 //! Invariants: a fault in one manifest never touches another manifest, and never takes a
-//! pod away: only a deletion does. Nothing is posted unless pods or problems changed.
+//! pod away, over a restart neither: only a deletion does. Nothing is posted unless pods or
+//! problems changed. The disk is written after the post, and only what changed.
 //! Every document goes one way: decode, default, identify, validate, refuse references.
 //! Absent on purpose: the API source (room `kube` feeds the merge), events of the merge
-//! (`sync` raises them), any state on disk.
+//! (`sync` raises them).
 
 mod decode;
 mod defaults;
@@ -21,6 +23,7 @@ mod identity;
 mod manifest;
 pub mod merge;
 mod references;
+mod store;
 mod typed;
 mod unsupported;
 mod validate;
@@ -41,6 +44,8 @@ use crate::util::threads::{Died, Running};
 
 pub use unsupported::unsupported_fields;
 
+use store::Store;
+
 /// The largest manifest that is read, from a file or a URL.
 pub const MAX_MANIFEST_BYTES: usize = 10 * 1024 * 1024;
 
@@ -56,6 +61,8 @@ pub struct Settings {
     pub file: Option<FileSettings>,
     /// Static pods behind a URL.
     pub http: Option<HttpSettings>,
+    /// Where last good versions outlive a restart; without it they do not.
+    pub state_dir: Option<PathBuf>,
 }
 
 /// The file source.
@@ -147,11 +154,19 @@ pub struct Deps {
 /// URL is a problem of the source, not an error here.
 pub fn spawn(settings: &Settings, deps: &Deps) -> std::io::Result<Vec<Running>> {
     let mut running = Vec::new();
-    if let Some(file_settings) = &settings.file {
-        running.push(file::spawn(&settings.node_name, file_settings, deps)?);
+    let store = |source| Store::new(settings.state_dir.as_deref(), source, &settings.node_name);
+    // A source that is not configured has no pods, and none to come back to.
+    match &settings.file {
+        Some(file_settings) => {
+            running.push(file::spawn(&settings.node_name, file_settings, store(SourceName::File), deps)?);
+        }
+        None => store(SourceName::File).keep_only(std::iter::empty()),
     }
-    if let Some(http_settings) = &settings.http {
-        running.push(http::spawn(&settings.node_name, http_settings, deps)?);
+    match &settings.http {
+        Some(http_settings) => {
+            running.push(http::spawn(&settings.node_name, http_settings, store(SourceName::Http), deps)?);
+        }
+        None => store(SourceName::Http).keep_only(std::iter::empty()),
     }
     Ok(running)
 }

@@ -116,6 +116,57 @@ fn a_broken_edit_keeps_the_pod_and_is_named() {
 }
 
 #[test]
+fn a_manifest_that_broke_while_the_agent_was_down_keeps_its_pod() {
+    let mut node = Node::start("downbroken");
+    node.apply("web.json", &simple("web"));
+    node.apply("other.json", &simple("other"));
+    let before = node.wait_ready("web");
+    let id = container_id(&before, "main");
+    node.wait_ready("other");
+    let records = node.root().join("sources");
+    let count = || fs::read_dir(&records).map_or(0, |entries| entries.count());
+    wait_until("both manifests to be recorded", LONG, || count() == 2);
+
+    for kill in [false, true] {
+        if kill {
+            node.kill_agent()
+        } else {
+            node.stop_agent()
+        }
+        node.write("web.json", "{\"apiVersion\": \"v1\", \"kind\": \"Po");
+        node.start_agent();
+        wait_until("status to name the file", LONG, || {
+            let text = String::from_utf8_lossy(&node.command(&["status"]).stdout).into_owned();
+            text.contains("web.json") && text.contains("last good version")
+        });
+        let after = node.wait_ready("web");
+        assert_eq!((uid(&after), container_id(&after, "main")), (uid(&before), id.clone()));
+        holds_for("the container keeps running", A_WHILE, || {
+            node.pod("web").is_some_and(|pod| container_id(&pod, "main") == id && is_ready(&pod))
+        });
+        assert_eq!(restarts(&node.wait_ready("web"), "main"), 0);
+        assert_eq!(node.running("web").values().flatten().collect::<Vec<_>>(), [&id]);
+    }
+
+    // Gone while the agent was down is gone, though it was broken before.
+    node.write("other.json", "");
+    wait_until("the second problem", LONG, || node.health("/healthz/sources").1.contains("other.json"));
+    node.stop_agent();
+    node.remove("other.json");
+    node.start_agent();
+    node.wait_gone("other");
+
+    let mut repaired = simple("web");
+    repaired["metadata"]["labels"] = json!({"edition": "second"});
+    node.apply("web.json", &repaired);
+    node.wait_pod("web", "replaced", LONG, |now| uid(now) != uid(&before) && is_ready(now));
+    node.remove("web.json");
+    node.wait_gone("web");
+    wait_until("no record to be left", LONG, || count() == 0);
+    node.finish();
+}
+
+#[test]
 fn a_deleted_manifest_takes_everything_with_it() {
     let node = Node::start("delete");
     let mut manifest = simple("web");

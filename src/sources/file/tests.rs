@@ -21,6 +21,10 @@ fn some(names: &[&str]) -> Option<Vec<String>> {
     Some(names.iter().map(|name| (*name).to_owned()).collect())
 }
 
+fn nowhere() -> Store {
+    Store::new(None, SourceName::File, "n")
+}
+
 /// A path under watch without its thread: every scan is one call.
 struct Desk {
     directory: tempfile::TempDir,
@@ -32,7 +36,7 @@ struct Desk {
 impl Desk {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let files = Files::new(directory.path(), "n");
+        let files = Files::new(directory.path(), "n", nowhere());
         let watch = Watch::new(directory.path(), Bell::new().unwrap());
         Desk { directory, files, watch, clock: 0 }
     }
@@ -190,7 +194,7 @@ fn of_two_files_with_one_pod_the_later_counts() {
 fn a_missing_path_is_an_empty_set_and_an_unreadable_one_is_none() {
     let mut desk = Desk::new();
     let inner = desk.path("inner");
-    desk.files = Files::new(&inner, "n");
+    desk.files = Files::new(&inner, "n", nowhere());
     assert_eq!(desk.files.set().pods, None, "nothing is known before the first look");
     desk.scan();
     assert_eq!(desk.names(), some(&[]));
@@ -219,7 +223,7 @@ fn a_missing_path_is_an_empty_set_and_an_unreadable_one_is_none() {
 
     let unreadable = desk.path("loop");
     symlink("loop", &unreadable).unwrap();
-    desk.files = Files::new(&unreadable, "n");
+    desk.files = Files::new(&unreadable, "n", nowhere());
     desk.scan();
     assert_eq!(desk.names(), None, "a path that was never read is not an empty one");
     assert_eq!(desk.files.set().problems.len(), 1);
@@ -229,7 +233,7 @@ fn a_missing_path_is_an_empty_set_and_an_unreadable_one_is_none() {
 fn a_single_file_is_a_source_too() {
     let mut desk = Desk::new();
     desk.write("pod.yaml", manifest("a", "i:1"));
-    desk.files = Files::new(&desk.path("pod.yaml"), "n");
+    desk.files = Files::new(&desk.path("pod.yaml"), "n", nowhere());
     desk.scan();
     assert_eq!(desk.names(), some(&["a-n"]));
     desk.write("pod.yaml", "]");
@@ -251,6 +255,215 @@ fn an_unchanged_file_is_not_read_again() {
     assert!(matches!(read(&desk.path("b"), None), Ok(Reading::Gone)));
 }
 
+/// A desk whose agent can be restarted.
+struct Restarts {
+    desk: Desk,
+    state: tempfile::TempDir,
+}
+
+impl Restarts {
+    fn new() -> Self {
+        let mut restarts = Restarts { desk: Desk::new(), state: tempfile::tempdir().unwrap() };
+        restarts.start();
+        restarts
+    }
+
+    /// A new agent that has not looked yet.
+    fn start(&mut self) {
+        let root = self.desk.files.root.clone();
+        let store = Store::new(Some(self.state.path()), SourceName::File, "n");
+        self.desk.files = Files::new(&root, "n", store);
+        self.desk.watch = Watch::new(&root, Bell::new().unwrap());
+    }
+
+    /// One turn of the thread.
+    fn turn(&mut self) -> Vec<String> {
+        let news = self.desk.scan();
+        self.desk.files.save(&StopToken::never());
+        news
+    }
+
+    fn restart(&mut self) -> Vec<String> {
+        self.start();
+        self.turn()
+    }
+
+    fn records(&self) -> Vec<(PathBuf, u64)> {
+        let entries = std::fs::read_dir(self.state.path()).unwrap().map(Result::unwrap);
+        let mut records: Vec<_> =
+            entries.map(|entry| (entry.path(), entry.metadata().unwrap().ino())).collect();
+        records.sort();
+        records
+    }
+}
+
+#[test]
+fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
+    let mut agent = Restarts::new();
+    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    agent.desk.write("b.yaml", manifest("b", "i:1"));
+    agent.turn();
+    let good = agent.desk.files.set();
+    let records = agent.records();
+    assert_eq!(records.len(), 2);
+    // Nothing is written again, neither later nor by a start that finds all as it was.
+    agent.turn();
+    agent.restart();
+    assert_eq!((agent.records(), agent.desk.files.set()), (records.clone(), good.clone()));
+
+    for broken in ["", "kind: [", "apiVersion: v1\nkind: Service\n", &manifest("UP", "i:1")] {
+        agent.desk.write("a.yaml", broken);
+        let news = agent.restart();
+        assert_eq!(news.len(), 1);
+        assert!(news[0].starts_with("a.yaml:"), "{news:?}");
+        let set = agent.desk.files.set();
+        assert_eq!(set.pods, good.pods, "the very same pods, UIDs included");
+        assert_eq!(set.problems.len(), 1);
+        assert!(set.problems[0].kept && set.problems[0].since.as_second() == agent.desk.clock);
+        assert_eq!((agent.turn(), agent.records()), (vec![], records.clone()));
+    }
+    // What cannot be read at all is as bad.
+    std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
+    symlink("/nowhere/at/all", agent.desk.path("a.yaml")).unwrap();
+    agent.restart();
+    assert_eq!(agent.desk.files.set().pods, good.pods);
+    std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
+
+    // Repaired as it was, while it runs: nothing changes. With an edit: another pod.
+    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    assert_eq!((agent.turn(), agent.desk.files.set()), (vec![], good.clone()));
+    agent.desk.write("a.yaml", "{");
+    agent.restart();
+    agent.desk.write("a.yaml", manifest("a", "i:2"));
+    agent.turn();
+    let edited = agent.desk.files.set();
+    assert_ne!(edited.pods.as_ref().unwrap()[0].uid(), good.pods.unwrap()[0].uid());
+    agent.desk.write("a.yaml", "{");
+    agent.restart();
+    assert_eq!(agent.desk.files.set().pods, edited.pods, "the newest good version counts");
+}
+
+#[test]
+fn a_half_good_file_is_kept_as_it_ran() {
+    let mut agent = Restarts::new();
+    agent.desk.write("x.yaml", format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1")));
+    agent.turn();
+    agent.desk.write("x.yaml", format!("{}---\n{}", manifest("a", "i:2"), manifest("b", "''")));
+    agent.turn();
+    let mixed = agent.desk.files.set().pods;
+    agent.restart();
+    assert_eq!(agent.desk.files.set().pods, mixed);
+    agent.desk.write("x.yaml", "]");
+    agent.restart();
+    assert_eq!(agent.desk.files.set().pods, mixed);
+    assert_eq!(agent.records().len(), 1);
+}
+
+#[test]
+fn a_manifest_deleted_while_the_agent_was_down_is_gone() {
+    let mut agent = Restarts::new();
+    for name in ["a", "b", "c"] {
+        agent.desk.write(&format!("{name}.yaml"), manifest(name, "i:1"));
+    }
+    agent.turn();
+    assert_eq!(agent.records().len(), 3);
+    std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
+    agent.turn();
+    assert_eq!(agent.records().len(), 2);
+    std::fs::remove_file(agent.desk.path("b.yaml")).unwrap();
+    agent.restart();
+    assert_eq!((agent.desk.names(), agent.records().len()), (some(&["c-n"]), 1));
+    // It comes back broken: that is a new file.
+    agent.desk.write("b.yaml", "{");
+    agent.turn();
+    agent.restart();
+    assert_eq!(agent.desk.names(), some(&["c-n"]));
+
+    // A missing directory is an empty set at a start too.
+    std::fs::remove_dir_all(agent.desk.directory.path()).unwrap();
+    agent.restart();
+    assert_eq!(agent.desk.files.set(), SourceSet { pods: Some(vec![]), problems: vec![] });
+    assert_eq!(agent.records(), []);
+}
+
+#[test]
+fn a_path_that_cannot_be_listed_at_a_start_keeps_its_pods() {
+    let mut agent = Restarts::new();
+    let inner = agent.desk.path("inner");
+    std::fs::create_dir(&inner).unwrap();
+    agent.desk.files.root = inner.clone();
+    agent.start();
+    agent.desk.write("inner/a.yaml", manifest("a", "i:1"));
+    agent.turn();
+    let good = agent.desk.files.set();
+    std::fs::rename(&inner, agent.desk.path("away")).unwrap();
+    symlink("inner", &inner).unwrap();
+    assert_eq!(agent.restart().len(), 1);
+    let set = agent.desk.files.set();
+    assert_eq!((set.pods, set.problems.len()), (good.pods.clone(), 1));
+    assert!(set.problems[0].kept);
+    assert_eq!((agent.turn(), agent.records().len()), (vec![], 1));
+    std::fs::remove_file(&inner).unwrap();
+    std::fs::rename(agent.desk.path("away"), &inner).unwrap();
+    agent.turn();
+    assert_eq!(agent.desk.files.set(), good);
+    std::fs::remove_file(inner.join("a.yaml")).unwrap();
+    agent.turn();
+    assert_eq!((agent.desk.names(), agent.records().len()), (some(&[]), 0));
+}
+
+#[test]
+fn a_damaged_store_does_no_harm() {
+    let mut agent = Restarts::new();
+    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    agent.desk.write("b.yaml", manifest("b", "i:1"));
+    agent.turn();
+    let good = agent.desk.files.set();
+    std::fs::write(agent.state.path().join("stray"), "x").unwrap();
+    for (path, _) in agent.records() {
+        std::fs::write(path, "{\"format\": \"coracle/last-good-manifest\", \"version\": 99}").unwrap();
+    }
+    // The good file does not need its record, and writes a new one. The bad one has none.
+    agent.desk.write("a.yaml", "{");
+    agent.restart();
+    assert_eq!(agent.desk.names(), some(&["b-n"]));
+    assert!(!agent.desk.files.set().problems[0].kept);
+    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    agent.turn();
+    agent.desk.write("a.yaml", "{");
+    agent.desk.write("b.yaml", "{");
+    agent.restart();
+    assert_eq!(agent.desk.files.set().pods, good.pods);
+
+    // The store itself is gone, and something is in its way.
+    let state = agent.state.path().to_owned();
+    std::fs::remove_dir_all(&state).unwrap();
+    std::fs::write(&state, "x").unwrap();
+    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    agent.restart();
+    assert_eq!(agent.desk.names(), some(&["a-n"]));
+    std::fs::remove_file(&state).unwrap();
+    agent.turn();
+    assert_eq!(agent.records().len(), 1, "what failed is made up for");
+}
+
+#[test]
+fn a_file_that_is_written_during_a_start_keeps_its_pod() {
+    use std::io::Write;
+    let mut agent = Restarts::new();
+    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    agent.turn();
+    let good = agent.desk.files.set();
+    agent.start();
+    agent.desk.watch.arm();
+    let mut file = File::create(agent.desk.path("a.yaml")).unwrap();
+    file.write_all(b"apiVersion: v1\n").unwrap();
+    agent.desk.watch.wait(Instant::now() + Duration::from_millis(1));
+    agent.turn();
+    assert_eq!(agent.desk.files.set().pods, good.pods);
+    assert_eq!(agent.records().len(), 1);
+}
+
 /// The real thread over a real directory; only its neighbors are bare ends.
 struct Live {
     directory: tempfile::TempDir,
@@ -268,7 +481,8 @@ impl Live {
         let (on_death, deaths) = crossbeam_channel::bounded(1);
         // No periodic list takes part: what is seen came from inotify.
         let settings = FileSettings { path: directory.path().join(below), check: CHECK_MAX };
-        let running = spawn("Node", &settings, &Deps { post, events: sink, on_death }).unwrap();
+        let store = Store::new(None, SourceName::File, "Node");
+        let running = spawn("Node", &settings, store, &Deps { post, events: sink, on_death }).unwrap();
         Live { directory, inbox, events, _deaths: deaths, running }
     }
 
