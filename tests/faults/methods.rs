@@ -140,8 +140,7 @@ impl Active {
 
 /// An agent whose logs are rotated often, with a pod that nothing may happen to.
 pub fn prepare() -> Solo {
-    let solo =
-        Solo::prepare(json!({"containerLogMaxSize": "1Ki", "containerLogMonitorInterval": "3s"}));
+    let solo = Solo::prepare(json!({"containerLogMaxSize": "1Ki", "containerLogMonitorInterval": "3s"}));
     solo.fake.write_logs();
     solo.apply(&simple("calm"));
     solo

@@ -124,9 +124,8 @@ fn a_dead_container_comes_back_alone() {
     for count in 1..4 {
         let before = solo.running("web");
         assert!(solo.fake.kill_container(&before["one"][0], 3));
-        let pod = solo.wait_pod("web", "restarted", LONG, |pod| {
-            restarts(pod, "one") == count && is_ready(pod)
-        });
+        let pod =
+            solo.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "one") == count && is_ready(pod));
         let last = container(&pod, "one").unwrap().last_state.clone().unwrap().terminated.unwrap();
         assert_eq!(last.exit_code, 3);
         assert_eq!(restarts(&pod, "two"), 0);

@@ -44,6 +44,7 @@ fn scale_500_pods() {
     let begun = Instant::now();
     let pid = solo.pid();
     let idle = solo.holding().unwrap();
+    println!("   0 pods: {:>6} KiB resident, {:>3} threads", idle.resident_kib, idle.threads);
     let mut marks: Vec<Mark> = Vec::new();
     let mut made = 0;
     for pods in [100, 200, 300, 500] {
@@ -64,8 +65,7 @@ fn scale_500_pods() {
         // Threads that stop a container or answer a request have ended by then.
         let most = idle.threads + pods + SPARE_THREADS;
         wait_until(&format!("at most {most} threads"), PATIENCE, || solo.holding().unwrap().threads <= most);
-        let mark =
-            Mark { pods, holding: solo.holding().unwrap(), cpu: cpu(pid), elapsed: begun.elapsed() };
+        let mark = Mark { pods, holding: solo.holding().unwrap(), cpu: cpu(pid), elapsed: begun.elapsed() };
         println!(
             "{pods:>4} pods: {:>6} KiB resident, {:>3} threads, {:>3} descriptors, {:>5.2} s CPU, {:>5.1} s",
             mark.holding.resident_kib,

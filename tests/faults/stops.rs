@@ -64,9 +64,9 @@ fn a_quit_signal_shows_every_thread() {
     let worker = format!("pod/{}", &uid[..8]);
     wait_until("all threads to be named", Duration::from_secs(10), || {
         let log = solo.log();
-        ["main", "sync", "observe", "clean", "src-file", &worker].iter().all(|name| {
-            log.lines().any(|line| line.contains(&format!("  {name} ")) && line.contains(" s  "))
-        })
+        ["main", "sync", "observe", "clean", "src-file", &worker]
+            .iter()
+            .all(|name| log.lines().any(|line| line.contains(&format!("  {name} ")) && line.contains(" s  ")))
     });
     drop(log);
     solo.assert_answers();

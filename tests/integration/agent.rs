@@ -201,7 +201,8 @@ fn local_commands() {
 #[test]
 fn commands_without_an_agent() {
     let mut solo = Solo::prepare(json!({}));
-    for args in [&["pods"][..], &["status"], &["events"], &["describe", "web"], &["logs", "web"], &["images"]] {
+    for args in [&["pods"][..], &["status"], &["events"], &["describe", "web"], &["logs", "web"], &["images"]]
+    {
         let output = solo.command(args);
         assert_eq!(output.status.code(), Some(NOT_REACHABLE), "{args:?}");
         assert!(stderr(&output).contains("coracle does not run here"), "{}", stderr(&output));
@@ -393,7 +394,10 @@ fn a_pod_ends_at_its_active_deadline() {
     let ended = solo.wait_pod("short", "ended", LONG, |pod| phase(pod) == "Failed");
     let status = ended.status.clone().unwrap();
     assert_eq!(status.reason.as_deref(), Some("DeadlineExceeded"));
-    assert_eq!(status.message.as_deref(), Some("Pod was active on the node longer than the specified deadline"));
+    assert_eq!(
+        status.message.as_deref(),
+        Some("Pod was active on the node longer than the specified deadline")
+    );
     wait_until("its containers to be stopped", LONG, || {
         solo.running("short").is_empty() && solo.ready_sandboxes("short").is_empty()
     });
@@ -420,8 +424,7 @@ fn restart_policies() {
     let state = container(&never, "main").unwrap().state.clone().unwrap().terminated.unwrap();
     assert_eq!((state.exit_code, state.reason.as_deref()), (3, Some("Error")));
     let again = solo.wait_pod("again", "backing off", LONG, |pod| {
-        restarts(pod, "main") == 1
-            && crate::support::node::waiting_reason(pod, "main") == "CrashLoopBackOff"
+        restarts(pod, "main") == 1 && crate::support::node::waiting_reason(pod, "main") == "CrashLoopBackOff"
     });
     assert_eq!(phase(&again), "Running");
     solo.finish();

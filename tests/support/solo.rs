@@ -157,12 +157,7 @@ impl Solo {
         self.starts += 1;
         let log = File::create(self.log_file(self.starts)).expect("a log file");
         let errors = log.try_clone().expect("a second handle of the log");
-        let agent = self
-            .agent_command()
-            .stdout(log)
-            .stderr(errors)
-            .spawn()
-            .expect("the agent starts");
+        let agent = self.agent_command().stdout(log).stderr(errors).spawn().expect("the agent starts");
         self.agent = Some(agent);
     }
 
@@ -421,7 +416,9 @@ impl Solo {
         let once = || {
             let running = self.running(name);
             running.len() == containers.len()
-                && containers.iter().all(|container| running.get(*container).is_some_and(|ids| ids.len() == 1))
+                && containers
+                    .iter()
+                    .all(|container| running.get(*container).is_some_and(|ids| ids.len() == 1))
                 && self.ready_sandboxes(name).len() == 1
         };
         wait_until(&format!("{containers:?} of pod {name} to run once each"), LONG, once);
