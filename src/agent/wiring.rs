@@ -130,6 +130,7 @@ pub(super) fn start(
             volumes: Arc::clone(&volumes),
             status: status.clone(),
             events: events.clone(),
+            clean: clean_bell.clone(),
         },
         workers_post,
     );

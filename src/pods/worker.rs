@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::select_biased;
+use crossbeam_channel::{Sender, select_biased};
 use jiff::Timestamp;
 
 use super::lifecycle::{Lifecycle, Phase, Update};
@@ -14,7 +14,7 @@ use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::pod::Pod;
 use crate::model::reasons;
-use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
+use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
 use crate::runtime::{Kill as KillContainer, KillTarget, Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
@@ -53,6 +53,9 @@ pub struct Deps {
     pub status: StatusCache,
     /// Tells users.
     pub events: EventSink,
+    /// Rung when dead instances pile up: the cleaner has work. The relist does not see a
+    /// death that a worker has seen first.
+    pub clean: Sender<()>,
 }
 
 /// What others may see of a worker.
@@ -283,6 +286,10 @@ impl Worker {
         let seen = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
         let seen = seen.map_err(|error| Failed::soon(error.to_string()))?;
+        if has_surplus(&seen) {
+            // A full bell already rings.
+            let _ = self.deps.clean.try_send(());
+        }
         let after = self.plan(&seen);
         if self.store_status(&seen, Finality::Open) {
             self.life.completed();
@@ -519,6 +526,13 @@ impl Worker {
 enum Finality {
     Open,
     Final,
+}
+
+/// Whether a container has more than one dead instance.
+fn has_surplus(runtime: &PodRuntime) -> bool {
+    let mut dead = std::collections::HashSet::new();
+    let exited = |container: &&ContainerStatus| container.state == ContainerState::Exited;
+    runtime.containers.iter().filter(exited).any(|container| !dead.insert(container.name.as_str()))
 }
 
 fn until(at: Timestamp) -> Duration {
