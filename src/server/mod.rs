@@ -37,8 +37,8 @@ pub use claim::{Claim, claim};
 pub use listener::connect_local;
 pub use select::{Selection, resolve};
 pub use views::{
-    Described, ImageRow, MemoryReport, NodeReport, PodChange, PodView, PodsReply, ProblemReport, QueueReport,
-    RuntimeReport, SourceReport, ThreadRow, VersionReply,
+    Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView, PodsReply,
+    ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
 };
 
 use crate::kube::events::EventLog;
