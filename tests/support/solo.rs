@@ -444,7 +444,7 @@ impl Solo {
             self.fake.containers().iter().all(|container| !container.is_running())
         });
         wait_until("no container and no sandbox records", limit, || {
-            self.fake.containers().is_empty() && self.fake.sandboxes().is_empty()
+            self.fake.with_state(|state| state.containers.is_empty() && state.sandboxes.is_empty())
         });
         wait_until("no pod directories", limit, || is_empty_dir(&self.root().join("pods")));
         cop::assert_no_mounts_below(&self.root());
