@@ -11,6 +11,7 @@ fn main() -> ExitCode {
             Exit::Usage
         }
         Ok(Command::Help) => cli::print(&cli::help::help()),
+        Ok(Command::LocalHelp(command)) => cli::print(&cli::help::command(command)),
         Ok(Command::Version) => cli::print(&format!("{}\n", cli::help::version())),
         Ok(Command::CheckConfig(args)) => cli::check_config(&args),
         Ok(Command::PrintConfig(args)) => cli::print_config(&args),

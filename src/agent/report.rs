@@ -78,7 +78,9 @@ impl Sources {
             .pods
             .iter()
             .filter_map(|(uid, entry)| {
-                let mut object = entry.pod.as_ref()?.object().clone();
+                // One whose manifest is gone is shown until it has ended.
+                // DIFFERS: the Go kubelet's /pods drops it at once, though it still runs.
+                let mut object = entry.pod.as_ref().or(entry.leaving.as_ref())?.object().clone();
                 if let Some(status) = self.status.get(uid) {
                     object.status = Some((*status).clone());
                 }
@@ -210,7 +212,13 @@ impl Sources {
     fn find_log(&self, uid: &PodUid, container: &str, previous: bool) -> Result<LogSource, String> {
         let pod = self.observe.cached(uid).ok_or_else(|| "the runtime does not know this pod".to_owned())?;
         let mut instances = pod.containers.iter().filter(|instance| instance.name == container);
-        let instance = if previous { instances.nth(1) } else { instances.next() }.ok_or_else(|| {
+        let instance = if previous {
+            let last = self.last_ended(uid, container);
+            instances.find(|instance| last.as_deref() == Some(instance.id.as_str()))
+        } else {
+            instances.next()
+        };
+        let instance = instance.ok_or_else(|| {
             let which = if previous { "previous " } else { "" };
             format!("there is no {which}instance of container {container}")
         })?;
@@ -225,6 +233,19 @@ impl Sources {
                 })
             }),
         })
+    }
+
+    /// The id of the instance that the status has as the last one: during a back-off that
+    /// is the newest of all.
+    fn last_ended(&self, uid: &PodUid, container: &str) -> Option<String> {
+        let status = self.status.get(uid)?;
+        [&status.container_statuses, &status.init_container_statuses]
+            .into_iter()
+            .flatten()
+            .flatten()
+            .find(|status| status.name == container)
+            .and_then(|status| status.last_state.as_ref()?.terminated.as_ref()?.container_id.as_deref())
+            .map(|id| id.split_once("://").map_or(id, |(_, id)| id).to_owned())
     }
 
     fn checks(&self) -> Vec<HealthCheck> {

@@ -44,6 +44,8 @@ const TURN_LIMIT: Duration = Duration::from_secs(300);
 /// Owners of all threads, in start order.
 pub(super) struct Agent {
     threads: Vec<Running>,
+    /// Given up last.
+    _claim: server::Claim,
 }
 
 impl Agent {
@@ -71,6 +73,9 @@ pub(super) fn start(
     let host_ips = node::addresses(&args.node_ips);
     let pod_logs_dir = PathBuf::from(&config.pod_logs_dir);
     make_dir(&args.root_dir, 0o750)?;
+    // Before any thread: a second agent must not touch the first one's pods, not even for
+    // the moment until it finds the socket taken.
+    let claim = server::claim(&args.root_dir)?;
     make_dir(&args.root_dir.join("pods"), 0o750)?;
     make_dir(&pod_logs_dir, 0o750)?;
     make_dir(Path::new(CONTAINER_LOGS_DIR), 0o755)?;
@@ -202,7 +207,7 @@ pub(super) fn start(
     runtime.check_resolv_conf();
     events.raise(Regarding::Node, EventType::Normal, reasons::STARTING, "Starting kubelet.");
     log::info!("node {} is up after {:?}", facts.node, started.elapsed());
-    Ok(Agent { threads })
+    Ok(Agent { threads, _claim: claim })
 }
 
 /// Refuses machines that the configuration rules out.

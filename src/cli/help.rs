@@ -4,13 +4,23 @@ use super::exit::EXITS;
 use super::flags::{Effect, FLAGS, Syntax};
 use super::local::COMMANDS;
 
-/// The Kubernetes version whose kubelet this agent stands in for.
-pub const KUBERNETES_VERSION: &str = "v1.36.3";
+pub use crate::server::KUBERNETES_VERSION;
 
 /// The version line.
 #[must_use]
 pub fn version() -> String {
     format!("coracle {} (Kubernetes {KUBERNETES_VERSION})", env!("CARGO_PKG_VERSION"))
+}
+
+/// The help on one command.
+#[must_use]
+pub fn command(name: &str) -> String {
+    let mut out = String::new();
+    for (_, synopsis, meaning) in COMMANDS.iter().filter(|(known, ..)| *known == name) {
+        out += &format!("Usage:\n  coracle {synopsis}\n      {meaning}\n\n");
+    }
+    out + "  --root-dir DIR   the root directory of the agent to ask\n"
+        + "\ncoracle --help shows everything, with the exit codes.\n"
 }
 
 /// The whole help.
@@ -65,5 +75,6 @@ mod tests {
             assert!(help.contains(words), "{words}");
         }
         assert!(version().starts_with("coracle "));
+        assert!(command("logs").contains("logs POD") && !command("logs").contains("pods [-o"));
     }
 }

@@ -142,11 +142,11 @@ struct Options {
 
 /// Options by command; `root-dir` and `help` go with all of them.
 const TAKES: &[(&str, &[&str])] = &[
-    ("pods", &["output", "watch", "namespace"]),
+    ("pods", &["output", "watch", "namespace", "all-namespaces"]),
     ("describe", &["namespace"]),
     ("logs", &["namespace", "container", "follow", "previous", "tail", "since", "timestamps"]),
     ("status", &["output"]),
-    ("events", &["output", "watch", "namespace"]),
+    ("events", &["output", "watch", "namespace", "all-namespaces"]),
     ("images", &["output"]),
     ("check", &["output"]),
     ("version", &[]),
@@ -194,8 +194,8 @@ pub fn parse_local(
             problems.push(problem(name, &shown, message));
         }
     }
-    if help {
-        return Ok(Command::Help);
+    if help && let Some((known, ..)) = COMMANDS.iter().find(|(known, ..)| *known == name) {
+        return Ok(Command::LocalHelp(known));
     }
     let ask = options.ask(name);
     match ask {
@@ -209,7 +209,7 @@ pub fn parse_local(
 }
 
 fn problem(command: &str, field: &str, message: String) -> Problem {
-    Problem { place: format!("coracle {command}"), field: field.to_owned(), message }
+    Problem { place: command.to_owned(), field: field.to_owned(), message }
 }
 
 fn short(letter: char) -> Option<&'static str> {
@@ -217,6 +217,7 @@ fn short(letter: char) -> Option<&'static str> {
         'o' => "output",
         'w' => "watch",
         'n' => "namespace",
+        'A' => "all-namespaces",
         'c' => "container",
         'f' => "follow",
         'p' => "previous",
@@ -262,6 +263,12 @@ impl Options {
             "previous" => self.previous = switch(parser)?,
             "timestamps" => self.timestamps = switch(parser)?,
             "namespace" => self.namespace = Some(value(parser)?),
+            // What happens anyway; fingers that know kubectl type it.
+            "all-namespaces" => {
+                if switch(parser)? {
+                    self.namespace = None;
+                }
+            }
             "container" => self.container = Some(value(parser)?),
             "tail" => {
                 let text = value(parser)?;

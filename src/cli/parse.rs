@@ -31,6 +31,8 @@ pub enum Command {
     PrintConfig(Box<AgentArgs>),
     /// Print the help.
     Help,
+    /// Print the help on one command.
+    LocalHelp(&'static str),
     /// Print the version.
     Version,
     /// Ask a running agent.

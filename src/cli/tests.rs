@@ -208,7 +208,7 @@ fn ways_to_leave_early() {
         ("--help", Command::Help),
         ("-h", Command::Help),
         ("--nonsense --help", Command::Help),
-        ("pods --help", Command::Help),
+        ("pods --help", Command::LocalHelp("pods")),
         ("--version", Command::Version),
         ("--version=raw", Command::Version),
         ("--check-config", Command::CheckConfig(Box::default())),
@@ -269,15 +269,15 @@ fn local_commands() {
         assert_eq!(line(text).unwrap(), expected, "{text}");
     }
     for (text, expected) in [
-        ("pods -o xml", "coracle pods: -o: \"xml\" must be one of table, wide, json, yaml"),
-        ("pods -x", "coracle pods: -x: unknown option"),
-        ("pods web", "coracle pods: unexpected argument \"web\""),
-        ("describe", "coracle describe: name a pod"),
-        ("logs web other", "coracle logs: unexpected argument \"other\""),
-        ("logs web --tail x", "coracle logs: --tail: \"x\" is not a number of lines"),
-        ("logs web --since -1s", "coracle logs: --since: -1s must be greater than zero"),
-        ("logs web -c", "coracle logs: -c: needs a value"),
-        ("status -w", "coracle status: -w: unknown option"),
+        ("pods -o xml", "pods: -o: \"xml\" must be one of table, wide, json, yaml"),
+        ("pods -x", "pods: -x: unknown option"),
+        ("pods web", "pods: unexpected argument \"web\""),
+        ("describe", "describe: name a pod"),
+        ("logs web other", "logs: unexpected argument \"other\""),
+        ("logs web --tail x", "logs: --tail: \"x\" is not a number of lines"),
+        ("logs web --since -1s", "logs: --since: -1s must be greater than zero"),
+        ("logs web -c", "logs: -c: needs a value"),
+        ("status -w", "status: -w: unknown option"),
     ] {
         assert_eq!(problems(text), [expected], "{text}");
     }

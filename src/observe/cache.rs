@@ -70,7 +70,10 @@ impl Cache {
             error: None,
             at,
         });
-        entry.error = Some(error);
+        // A later inspection that went well is not spoilt by an earlier one that did not.
+        if entry.at <= at {
+            entry.error = Some(error);
+        }
     }
 
     pub(super) fn remove(&self, uid: &PodUid, at: Instant) {
@@ -98,10 +101,14 @@ impl Cache {
         self.lock().entries.keys().cloned().collect()
     }
 
-    /// A full list is done: stores it and lets the first syncs go.
-    pub(super) fn relisted(&self, listed: BTreeMap<PodUid, ListedPod>, at: Instant) {
+    /// Stores a full list, before news of its differences make anyone read it.
+    pub(super) fn set_listed(&self, listed: Arc<BTreeMap<PodUid, ListedPod>>) {
+        self.lock().listed = listed;
+    }
+
+    /// Everything of the list is inspected: lets the first syncs go.
+    pub(super) fn relisted(&self, at: Instant) {
         let mut inner = self.lock();
-        inner.listed = Arc::new(listed);
         inner.relisted = Some(at);
         // Dropping the senders wakes every waiter.
         inner.first_relist.clear();
@@ -146,6 +153,7 @@ mod tests {
         cache.put_error(&uid, "down".into(), late);
         assert_eq!(cache.get(&uid).unwrap().error.as_deref(), Some("down"));
         cache.put(&uid, named("again"), late);
+        cache.put_error(&uid, "was down".into(), early);
         assert!(cache.get(&uid).unwrap().error.is_none());
     }
 
@@ -164,7 +172,7 @@ mod tests {
         let cache = Cache::default();
         let gate = cache.first_relist();
         assert_eq!(gate.try_recv(), Err(TryRecvError::Empty));
-        cache.relisted(BTreeMap::new(), Instant::now());
+        cache.relisted(Instant::now());
         assert_eq!(gate.try_recv(), Err(TryRecvError::Disconnected));
         assert_eq!(cache.first_relist().try_recv(), Err(TryRecvError::Disconnected));
     }

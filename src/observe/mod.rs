@@ -140,6 +140,18 @@ impl Observe {
         })
     }
 
+    /// Another pod of the same namespace and name that still runs: an earlier version,
+    /// edited while no agent was there to see it.
+    #[must_use]
+    pub fn namesake(&self, uid: &PodUid, namespace: &str, name: &str) -> Option<PodUid> {
+        let listed = self.cache.listed();
+        listed
+            .values()
+            .filter(|pod| pod.uid != *uid && pod.namespace == namespace && pod.name == name)
+            .find(|pod| pod.is_running() && self.still_runs(&pod.uid))
+            .map(|pod| pod.uid.clone())
+    }
+
     /// When the last full list was asked for.
     #[must_use]
     pub fn last_relist(&self) -> Option<Instant> {

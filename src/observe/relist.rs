@@ -1,6 +1,7 @@
 //! The `observe` thread: list, compare, inspect what changed, pass the news on.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Change, Observe, Subject, diff};
@@ -93,8 +94,9 @@ fn relist(
     let at = Instant::now();
     let listed = {
         let _waiting = threads::waiting("list of pods");
-        crate::cri::list_pods(&observe.cri, None)?
+        Arc::new(crate::cri::list_pods(&observe.cri, None)?)
     };
+    observe.cache.set_listed(Arc::clone(&listed));
     let known: BTreeSet<PodUid> = listed.keys().cloned().chain(observe.cache.uids()).collect();
     for uid in known {
         if stop.is_stopped() {
@@ -137,6 +139,6 @@ fn relist(
         }
         news.put(Subject::Pod(uid), change);
     }
-    observe.cache.relisted(listed, at);
+    observe.cache.relisted(at);
     Ok(())
 }

@@ -29,6 +29,10 @@ const RETRY: Duration = Duration::from_secs(10);
 /// Wait for the network or the runtime, before jitter.
 const RETRY_SOON: Duration = Duration::from_secs(1);
 
+/// Steps that may follow one another at once. A plan that never empties, whatever the
+/// reason, must cost a second each and not a whole CPU.
+const STEPS_AT_ONCE: u32 = 10;
+
 /// What the workers need to know.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -140,12 +144,18 @@ impl Worker {
             for (_, update) in inbox.take() {
                 self.life.apply(update);
             }
+            let mut steps = 0;
             let next = loop {
                 if stop.is_stopped() {
                     return false;
                 }
                 self.report_phase();
+                steps += 1;
                 match self.step(cancel, stop) {
+                    Ok(Next::Now) if steps >= STEPS_AT_ONCE => {
+                        self.succeeded();
+                        break Next::After(jitter(RETRY_SOON, random_unit()));
+                    }
                     Ok(Next::Now) => self.succeeded(),
                     Ok(next) => {
                         self.succeeded();
@@ -154,6 +164,10 @@ impl Worker {
                     Err(failed) => {
                         if stop.is_stopped() {
                             return false;
+                        }
+                        // Interrupted by the kill that waits in the mailbox: no failure.
+                        if self.life.phase == Phase::Syncing && cancel.is_stopped() {
+                            break Next::Now;
                         }
                         self.failed(&failed);
                         break Next::After(failed.retry);
@@ -260,6 +274,13 @@ impl Worker {
         let health = self.deps.observe.runtime_health();
         if !health.is_usable() {
             return Err(Failed::soon(health.runtime.join("; ")));
+        }
+        // The lines of `Workers` know only versions that this process has seen.
+        if plan.create_sandbox && self.pod().is_static() {
+            let pod = self.pod();
+            if let Some(other) = self.deps.observe.namesake(&uid, pod.namespace(), pod.name()) {
+                return Err(Failed::soon(format!("waiting for the end of the pod's earlier version {other}")));
+            }
         }
         if let Some(network) = health.network.filter(|_| !self.pod().host_network()) {
             let message = format!("network is not ready: {network}");

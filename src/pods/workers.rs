@@ -46,6 +46,8 @@ struct Record {
     finished: bool,
     again: bool,
     killed: bool,
+    /// How it is to be stopped: a worker that panicked takes the order with it.
+    kill: Option<Kill>,
     panics: u32,
 }
 
@@ -102,6 +104,16 @@ impl Workers {
         self.records.get(uid).is_some_and(|record| record.finished)
     }
 
+    /// The newest version of the pod that its worker has; `None` also for a pod that only
+    /// the runtime knows.
+    #[must_use]
+    pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
+        match &self.records.get(uid)?.body {
+            Body::Pod(pod) => Some(pod),
+            Body::Unknown(_) => None,
+        }
+    }
+
     /// What can be seen of every worker.
     #[must_use]
     pub fn reports(&self) -> BTreeMap<PodUid, WorkerHandle> {
@@ -139,6 +151,7 @@ impl Workers {
                 finished: false,
                 again: false,
                 killed: false,
+                kill: None,
                 panics: 0,
             },
         );
@@ -180,7 +193,10 @@ impl Workers {
             return Aftermath::Gone;
         }
         record.killed = true;
-        record.feed(Update { pod: None, kill: Some(kill) });
+        let mut all = Update { pod: None, kill: record.kill.take() };
+        all.merge(Update { pod: None, kill: Some(kill) });
+        record.kill.clone_from(&all.kill);
+        record.feed(all);
         match &mut record.thread {
             // After the update is in the mailbox: whoever is interrupted finds the reason there.
             Some(thread) => thread.cancel = None,
@@ -209,6 +225,7 @@ impl Workers {
                 finished: false,
                 again: false,
                 killed: true,
+                kill: None,
                 panics: 0,
             },
         );
@@ -222,9 +239,11 @@ impl Workers {
         record.thread = None;
         match how {
             Ended::Panicked => {
-                record.panics = record.panics.saturating_add(1);
                 let wait =
                     PANIC_RETRY.saturating_mul(1 << record.panics.min(5)).min(Duration::from_secs(300));
+                record.panics = record.panics.saturating_add(1);
+                // The next worker starts from the beginning, but a pod never comes back.
+                record.pending.merge(Update { pod: None, kill: record.kill.clone() });
                 record.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error =
                     Some("internal error: the pod's worker panicked (see the log)".to_owned());
                 self.retries.set(uid.clone(), Instant::now() + wait);
@@ -311,6 +330,11 @@ impl Workers {
     fn start(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let (post, inbox) = mailbox::mailbox(Update::merge);
+        // What came while there was no thread; before the thread's first step, which would
+        // otherwise still be one for a pod that is to end.
+        if record.pending != Update::default() {
+            post.put((), record.pending.clone());
+        }
         let (cancel_source, cancel) = stop::pair();
         let news = self.news.clone();
         let (settings, deps, shared) = (self.settings.clone(), self.deps.clone(), record.shared.clone());
@@ -346,11 +370,7 @@ impl Workers {
         };
         match spawned {
             Ok(running) => {
-                // What came while there was no thread.
-                let pending = std::mem::take(&mut record.pending);
-                if pending != Update::default() {
-                    post.put((), pending);
-                }
+                record.pending = Update::default();
                 record.started = true;
                 record.thread = Some(Thread { post, cancel: Some(cancel_source), running });
             }

@@ -14,6 +14,7 @@
 //! they come with the main port; a listener is one file so that TLS fits in.
 //! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
 
+mod claim;
 mod connection;
 mod health;
 mod http;
@@ -32,11 +33,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use claim::{Claim, claim};
 pub use listener::connect_local;
 pub use select::{Selection, resolve};
 pub use views::{
-    Described, ImageRow, MemoryReport, NodeReport, PodChange, PodView, PodsReply, ProblemReport, QueueReport,
-    RuntimeReport, SourceReport, ThreadRow, VersionReply,
+    Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView, PodsReply,
+    ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
 };
 
 use crate::kube::events::EventLog;
@@ -126,11 +128,19 @@ pub struct Deps {
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Something already answers at the local socket.
-    #[error("another agent already answers at {}", path.display())]
+    /// Another agent has this root directory, or already answers at its socket.
+    #[error("another agent already runs here: it has {}", path.display())]
     AlreadyRunning {
-        /// The socket.
+        /// The directory or the socket.
         path: PathBuf,
+    },
+    /// The root directory could not be claimed.
+    #[error("cannot claim the directory {}", path.display())]
+    Claim {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
     },
     /// A Unix socket could not be made.
     #[error("cannot listen on the socket {}", path.display())]

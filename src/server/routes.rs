@@ -165,7 +165,7 @@ fn logs(target: &Target, deps: &Deps) -> Result<Stream, Answer> {
         }
     };
     let source = (deps.log_path)(&PodUid::from(view.uid()), container, previous)
-        .map_err(|why| Answer::text(400, format!("{why}\n")))?;
+        .map_err(|why| Answer::text(404, format!("{why}\n")))?;
     Ok(Stream::Logs { source, options, container: container.to_owned(), of: names.len() })
 }
 

@@ -129,16 +129,11 @@ fn pods(out: &mut dyn Write, deps: &Deps, stop: &StopToken) -> io::Result<()> {
             line(out, &change)?;
         }
         out.flush()?;
-        loop {
-            if stop.wait(GATHER) == Waited::Stopped {
-                return Ok(());
-            }
-            let now = (deps.wait_pods)(version, WATCH_SLICE);
-            if now > version {
-                version = now;
-                break;
-            }
+        if stop.wait(GATHER) == Waited::Stopped {
+            return Ok(());
         }
+        // Statuses ring; that a pod came, began to end or went shows within a slice.
+        version = version.max((deps.wait_pods)(version, WATCH_SLICE));
     }
 }
 
@@ -155,9 +150,13 @@ impl Known {
         let mut before = std::mem::take(&mut self.pods);
         let mut changes = Vec::new();
         for view in pods {
+            let next_sync = view.next_sync;
+            // That a pod was looked at again is no change of it.
+            let lasting = PodView { next_sync: None, ..view };
             // What cannot be written hashes as empty and fails when it is sent.
-            let text = serde_json::to_vec(&view).unwrap_or_default();
+            let text = serde_json::to_vec(&lasting).unwrap_or_default();
             let hash = self.hasher.hash_one(&text);
+            let view = PodView { next_sync, ..lasting };
             let old = before.remove(view.uid());
             self.pods.insert(view.uid().to_owned(), (hash, identity(&view)));
             match old {

@@ -10,6 +10,9 @@ use crate::model::api::{Pod, PodSpec, PodStatus};
 use crate::model::meta::ObjectMeta;
 use crate::model::runtime::{ContainerState, ListedPod};
 
+/// The Kubernetes version whose kubelet this agent stands in for.
+pub const KUBERNETES_VERSION: &str = "v1.36.3";
+
 /// A pod with what its worker is doing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
@@ -115,7 +118,10 @@ impl VersionReply {
     /// Of the program that asks.
     #[must_use]
     pub fn own() -> Self {
-        VersionReply { version: env!("CARGO_PKG_VERSION").to_owned(), kubernetes: "v1.36".to_owned() }
+        VersionReply {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kubernetes: KUBERNETES_VERSION.to_owned(),
+        }
     }
 }
 

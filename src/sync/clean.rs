@@ -126,12 +126,14 @@ impl Cleaner {
             }
         };
         self.failures = 0;
-        // The snapshot is older than the list, so a pod that started in between may look
-        // unknown: take the newer one and trust it only if both agree.
-        let newer = self.deps.view.get();
+        // A pod may come or go at any moment of this. Each question is answered from the
+        // newest snapshot: what was listed, or found as a directory, belongs to a pod that
+        // was published before its worker started. What was known before the list and is
+        // not now has only just ended: it is left for the next round.
+        let view = &self.deps.view;
         let collected = self.deps.collector.collect(
             &listed,
-            &|uid| match (standing(&snapshot, uid), standing(&newer, uid)) {
+            &|uid| match (standing(&snapshot, uid), standing(&view.get(), uid)) {
                 (PodStanding::Unknown, now) => now,
                 (before, PodStanding::Unknown) => before,
                 (_, now) => now,
@@ -147,7 +149,7 @@ impl Cleaner {
         for problem in &collected.problems {
             log::warn!("cannot clean up: {problem}");
         }
-        if !newer.sources_ready {
+        if !snapshot.sources_ready {
             return;
         }
         // What was removed just now no longer keeps its pod's directory.
@@ -162,7 +164,7 @@ impl Cleaner {
                 }
             }
         };
-        let known = |uid: &PodUid| newer.pods.contains_key(uid) || listed.contains_key(uid);
+        let known = |uid: &PodUid| view.get().pods.contains_key(uid) || listed.contains_key(uid);
         match self.deps.volumes.orphans(&known, stop) {
             Ok(report) => {
                 for (uid, why) in report.left {

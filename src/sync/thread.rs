@@ -151,6 +151,8 @@ impl Loop {
                 };
                 self.core.source_spoke(source, pods, Timestamp::now(), &world)
             };
+            // Before any worker starts: the cleaner removes what the snapshot does not know.
+            self.publish();
             self.carry_out(effects);
             if !before && self.core.sources_ready() {
                 log::info!("all sources have spoken");
@@ -287,11 +289,16 @@ impl Loop {
         for (uid, pod, rejected) in self.core.desired() {
             snapshot.pods.insert(
                 uid.clone(),
-                Entry { pod: Some(pod.clone()), rejected, worker: workers.get(uid).cloned() },
+                Entry { pod: Some(pod.clone()), leaving: None, rejected, worker: workers.get(uid).cloned() },
             );
         }
         for (uid, worker) in workers {
-            snapshot.pods.entry(uid).or_insert(Entry { pod: None, rejected: false, worker: Some(worker) });
+            snapshot.pods.entry(uid).or_insert_with_key(|uid| Entry {
+                pod: None,
+                leaving: self.deps.workers.pod(uid).cloned(),
+                rejected: false,
+                worker: Some(worker),
+            });
         }
         self.deps.view.set(snapshot);
     }

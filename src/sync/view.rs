@@ -13,6 +13,8 @@ use crate::sources::SourceProblem;
 pub struct Entry {
     /// The newest version that a source gave; `None` for pods that no source names any more.
     pub pod: Option<Pod>,
+    /// The last version of a pod that no source names any more, until it has ended.
+    pub leaving: Option<Pod>,
     /// Whether it was refused by admission.
     pub rejected: bool,
     /// Its worker, if it has one.

@@ -191,9 +191,9 @@ mod tests {
             assert!(error.to_string().starts_with(expected), "{error}");
             assert_eq!(error.exit(), Exit::NotReachable);
         };
-        check("coracle does not run here (no socket at ");
+        check("no agent runs here: there is no socket ");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        check("coracle does not run here (nobody answers at ");
+        check("no agent runs here: nobody answers at ");
     }
 
     #[test]

@@ -221,7 +221,8 @@ fn state(console: &mut Console<'_>, key: &str, state: Option<&ContainerState>) -
 }
 
 fn optional(console: &mut Console<'_>, key: &str, value: Option<&str>) -> io::Result<()> {
-    match value.filter(|value| !value.is_empty()) {
+    // A termination message is often one line with its end.
+    match value.map(str::trim_end).filter(|value| !value.is_empty()) {
         Some(value) => console.field(3, key, value),
         None => Ok(()),
     }

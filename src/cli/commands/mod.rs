@@ -31,10 +31,10 @@ use console::Console;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     /// No socket.
-    #[error("coracle does not run here (no socket at {})", .0.display())]
+    #[error("no agent runs here: there is no socket {} (--root-dir names another place)", .0.display())]
     NoSocket(PathBuf),
     /// A socket without anybody behind it.
-    #[error("coracle does not run here (nobody answers at {})", .0.display())]
+    #[error("no agent runs here: nobody answers at {}", .0.display())]
     NobodyAnswers(PathBuf),
     /// Only root may.
     #[error("no permission for {}: run this as root", .0.display())]

@@ -39,7 +39,12 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options)
         Output::Json | Output::Yaml => watch_documents(client, console, options.output, wanted)?,
         Output::Table | Output::Wide => {
             if pods.is_empty() && !options.watch {
-                complain("there are no pods on this node");
+                match &options.namespace {
+                    Some(namespace) => {
+                        complain(&format!("there are no pods in namespace {namespace} on this node"));
+                    }
+                    None => complain("there are no pods on this node"),
+                }
                 return Ok(Exit::Success);
             }
             watch_table(client, console, options, &pods, wanted)?;

@@ -23,19 +23,24 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) ->
 /// Everything that is wrong, from all parts of the report.
 fn problems(report: &NodeReport, now: jiff::Timestamp) -> Vec<String> {
     let mut all = report.problems.clone();
+    // The agent's own list has these without their age and what is done about them.
+    let sources: Vec<String> =
+        report.sources.iter().flat_map(|source| source.problems.iter().map(place_and_message)).collect();
+    all.retain(|text| !sources.contains(text));
+    let said = |start: &str| report.problems.iter().any(|text| text.starts_with(start));
     let mut add = |text: String| {
         if !all.contains(&text) {
             all.push(text);
         }
     };
-    if let Some(why) = &report.runtime.not_ready {
+    if let Some(why) = report.runtime.not_ready.as_ref().filter(|_| !said("container runtime: ")) {
         add(format!("the runtime is not ready: {why}"));
     }
-    if let Some(why) = &report.runtime.network_not_ready {
+    if let Some(why) = report.runtime.network_not_ready.as_ref().filter(|_| !said("network: ")) {
         add(format!("the network is not ready: {why}"));
     }
     for source in &report.sources {
-        if !source.seen {
+        if !source.seen && !said(&format!("source {} ", source.name)) {
             add(format!("source {} ({}) has not been read yet", source.name, source.place));
         }
         source.problems.iter().for_each(|problem| add(problem_line(problem, now)));
@@ -46,7 +51,7 @@ fn problems(report: &NodeReport, now: jiff::Timestamp) -> Vec<String> {
     all
 }
 
-fn problem_line(problem: &ProblemReport, now: jiff::Timestamp) -> String {
+fn place_and_message(problem: &ProblemReport) -> String {
     let mut line = problem.place.clone();
     if let Some(number) = problem.line {
         line.push_str(&format!(":{number}"));
@@ -55,7 +60,11 @@ fn problem_line(problem: &ProblemReport, now: jiff::Timestamp) -> String {
     if !problem.field.is_empty() {
         line.push_str(&format!("{}: ", problem.field));
     }
-    line.push_str(&problem.message);
+    line + &problem.message
+}
+
+fn problem_line(problem: &ProblemReport, now: jiff::Timestamp) -> String {
+    let mut line = place_and_message(problem);
     if let Some(since) = problem.since {
         line.push_str(&format!(" (for {})", age::since(since, now)));
     }
@@ -89,9 +98,13 @@ fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Resu
         0,
         "Memory",
         &format!(
-            "{} resident, {} of it anonymous, {} at most so far",
+            "{} resident{}, {} at most so far",
             size(memory.rss_bytes),
-            size(memory.anonymous_bytes),
+            // Nothing at all means that nobody has looked.
+            match memory.anonymous_bytes {
+                0 => String::new(),
+                bytes => format!(", {} of it anonymous", size(bytes)),
+            },
             size(memory.peak_rss_bytes)
         ),
     )?;
@@ -181,7 +194,10 @@ mod tests {
             node: "node1".into(),
             version: "0.1.0".into(),
             uptime_seconds: 200,
-            problems: vec!["swap is on".into()],
+            problems: vec![
+                "swap is on".into(),
+                "/etc/pods/a.yaml:7: spec.containers[0].image: must be set".into(),
+            ],
             runtime: RuntimeReport { network_not_ready: Some("no CNI".into()), ..RuntimeReport::default() },
             sources: vec![SourceReport {
                 name: "file".into(),
@@ -217,7 +233,7 @@ Cgroups:
 Pods:              none
 Sources:
   file:            /etc/pods: 1 pod, 1 problem
-Memory:            0 B resident, 0 B of it anonymous, 0 B at most so far
+Memory:            0 B resident, 0 B at most so far
 Queues:            events 2
 Threads:           0
 ";
