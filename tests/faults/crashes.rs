@@ -65,6 +65,8 @@ fn a_kill_in_each_step_of_a_start_and_the_runtime_finishes_after_the_restart() {
 #[test]
 fn a_restart_takes_over_what_runs() {
     let mut solo = Solo::start();
+    // A log that is missing would be reopened.
+    solo.fake.write_logs();
     solo.apply(&two("web"));
     solo.assert_runs_once("web", &BOTH);
     let before = (solo.running("web"), solo.fake.calls());

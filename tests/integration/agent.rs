@@ -205,7 +205,7 @@ fn commands_without_an_agent() {
     {
         let output = solo.command(args);
         assert_eq!(output.status.code(), Some(NOT_REACHABLE), "{args:?}");
-        assert!(stderr(&output).contains("coracle does not run here"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("no agent runs here"), "{}", stderr(&output));
     }
     // And one that was killed: its socket is still there.
     solo.start_agent();
