@@ -226,6 +226,17 @@ impl RuntimeClient {
         Ok(RuntimeStatus { ready, network_ready, handlers, features })
     }
 
+    /// The image that every sandbox is made from, where the runtime tells: containerd 1.x
+    /// does not pin it, so nobody else keeps it from being collected as unused.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn sandbox_image(&self) -> Result<Option<String>, CriError> {
+        let request = runtime::StatusRequest { verbose: true, ..Default::default() };
+        let answer = self.caller.call(&methods::STATUS, "", &request)?;
+        Ok(answer.info.get("config").and_then(|config| sandbox_image_in(config)))
+    }
+
     /// The cgroup driver that the runtime wants; `None` when it does not say.
     ///
     /// # Errors
@@ -473,6 +484,13 @@ impl RuntimeClient {
 fn whole_seconds(time: Duration) -> i64 {
     let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     if time.subsec_nanos() > 0 { seconds.saturating_add(1) } else { seconds }
+}
+
+/// Reads the name from containerd's own configuration, which its status carries as JSON.
+fn sandbox_image_in(config: &str) -> Option<String> {
+    let config: serde_json::Value = serde_json::from_str(config).ok()?;
+    let image = config.get("sandboxImage")?.as_str()?;
+    (!image.is_empty()).then(|| image.to_owned())
 }
 
 #[cfg(test)]
