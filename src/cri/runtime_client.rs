@@ -498,6 +498,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_sandbox_image_is_in_the_status_of_containerd_1() {
+        let image = sandbox_image_in(r#"{"containerd":{},"sandboxImage":"localhost/pause:1","x":1}"#);
+        assert_eq!(image.as_deref(), Some("localhost/pause:1"));
+        for other in ["", "{}", "[]", r#"{"sandboxImage":""}"#, r#"{"sandboxImage":7}"#] {
+            assert_eq!(sandbox_image_in(other), None, "{other}");
+        }
+    }
+
+    #[test]
     fn a_part_of_a_second_counts_as_one() {
         for (time, seconds) in [
             (Duration::ZERO, 0),
