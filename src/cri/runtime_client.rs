@@ -226,6 +226,17 @@ impl RuntimeClient {
         Ok(RuntimeStatus { ready, network_ready, handlers, features })
     }
 
+    /// The image that every sandbox is made from, where the runtime tells: containerd 1.x
+    /// does not pin it, so nobody else keeps it from being collected as unused.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn sandbox_image(&self) -> Result<Option<String>, CriError> {
+        let request = runtime::StatusRequest { verbose: true, ..Default::default() };
+        let answer = self.caller.call(&methods::STATUS, "", &request)?;
+        Ok(answer.info.get("config").and_then(|config| sandbox_image_in(config)))
+    }
+
     /// The cgroup driver that the runtime wants; `None` when it does not say.
     ///
     /// # Errors
@@ -475,9 +486,25 @@ fn whole_seconds(time: Duration) -> i64 {
     if time.subsec_nanos() > 0 { seconds.saturating_add(1) } else { seconds }
 }
 
+/// Reads the name from containerd's own configuration, which its status carries as JSON.
+fn sandbox_image_in(config: &str) -> Option<String> {
+    let config: serde_json::Value = serde_json::from_str(config).ok()?;
+    let image = config.get("sandboxImage")?.as_str()?;
+    (!image.is_empty()).then(|| image.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_sandbox_image_is_in_the_status_of_containerd_1() {
+        let image = sandbox_image_in(r#"{"containerd":{},"sandboxImage":"localhost/pause:1","x":1}"#);
+        assert_eq!(image.as_deref(), Some("localhost/pause:1"));
+        for other in ["", "{}", "[]", r#"{"sandboxImage":""}"#, r#"{"sandboxImage":7}"#] {
+            assert_eq!(sandbox_image_in(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn a_part_of_a_second_counts_as_one() {

@@ -279,7 +279,9 @@ impl Worker {
         if plan.create_sandbox && self.pod().is_static() {
             let pod = self.pod();
             if let Some(other) = self.deps.observe.namesake(&uid, pod.namespace(), pod.name()) {
-                return Err(Failed::soon(format!("waiting for the end of the pod's earlier version {other}")));
+                return Err(Failed::soon(format!(
+                    "waiting for the end of the pod's earlier version {other}"
+                )));
             }
         }
         if let Some(network) = health.network.filter(|_| !self.pod().host_network()) {

@@ -184,9 +184,18 @@ impl Cleaner {
                 return;
             }
         };
+        // No container names the image of the sandboxes, and without it no pod starts again.
+        let sandbox_image = match self.deps.cri.sandbox_image() {
+            Ok(image) => image,
+            Err(error) => {
+                log::warn!("cannot tell which image sandboxes are made from: {error}");
+                return;
+            }
+        };
         let in_use = listed
             .values()
             .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.clone()))
+            .chain(sandbox_image.map(crate::model::ids::ImageRef::from))
             .collect();
         // Failures are logged and raised as events in there.
         let _ = images.collect(&in_use, Timestamp::now(), stop);
