@@ -1,5 +1,5 @@
 //! The event recorder: equal events become one with a count, the newest [`KEPT`] stay.
-//! The pure part is [`Book`]; the thread moves events from the queue into it.
+//! The pure part is `Book`; the thread moves events from the queue into it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};

@@ -89,15 +89,17 @@ enum Next {
 struct Failed {
     message: String,
     retry: Duration,
+    /// Where the failure is news: a wait in a back-off has its own event each time.
+    level: log::Level,
 }
 
 impl Failed {
     fn later(message: impl Into<String>) -> Self {
-        Failed { message: message.into(), retry: jitter(RETRY, random_unit()) }
+        Failed { message: message.into(), retry: jitter(RETRY, random_unit()), level: log::Level::Warn }
     }
 
     fn soon(message: impl Into<String>) -> Self {
-        Failed { message: message.into(), retry: jitter(RETRY_SOON, random_unit()) }
+        Failed { message: message.into(), retry: jitter(RETRY_SOON, random_unit()), level: log::Level::Warn }
     }
 }
 
@@ -234,7 +236,8 @@ impl Worker {
     fn failed(&mut self, failed: &Failed) {
         self.failures = self.failures.saturating_add(1);
         if self.failures.is_power_of_two() {
-            log::warn!(
+            log::log!(
+                failed.level,
                 "{} ({} times) pod={} uid={}",
                 failed.message,
                 self.failures,
@@ -295,6 +298,7 @@ impl Worker {
                 |at| at.saturating_duration_since(Instant::now()),
             ),
             message: error.to_string(),
+            level: log::Level::Warn,
         })?;
         self.volumes_ready = true;
         if plan.is_empty() {
@@ -398,6 +402,10 @@ impl Worker {
                             || jitter(RETRY, random_unit()),
                             |at| until(at).min(self.settings.sync_frequency),
                         ),
+                        level: match failure.retry_at {
+                            Some(_) => log::Level::Debug,
+                            None => log::Level::Warn,
+                        },
                     };
                     self.reasons
                         .insert(name, StartReason { reason: failure.reason, message: failure.message });

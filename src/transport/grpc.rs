@@ -152,7 +152,7 @@ fn environment() -> Arc<grpcio::Environment> {
             grpcio::EnvBuilder::new()
                 .cq_count(1)
                 .name_prefix("grpc")
-                .after_start(|| threads::adopt_current("grpc-0"))
+                .after_start(|| threads::adopt_library("grpc-0", "answers of the runtime"))
                 .build(),
         );
         *shared = Arc::downgrade(&fresh);

@@ -83,6 +83,12 @@ pub fn adopt_current(name: &str) {
     OWN.with(|own| *own.borrow_mut() = Some(slot));
 }
 
+/// Enters a thread that a library started and that always waits for the same.
+pub fn adopt_library(name: &str, waits_for: &'static str) {
+    adopt_current(name);
+    set_wait(waits_for);
+}
+
 fn enter(name: &str) -> Arc<Slot> {
     let slot = Arc::new(Slot { name: name.to_owned(), waits: Mutex::new(("running", Instant::now())) });
     let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
