@@ -17,7 +17,6 @@ pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
             found.push(format!("spec.{name}"));
         }
     };
-    spec_field(filled(&spec.init_containers), "initContainers");
     spec_field(filled(&spec.ephemeral_containers), "ephemeralContainers");
     spec_field(filled(&spec.resource_claims), "resourceClaims");
     spec_field(filled(&spec.readiness_gates), "readinessGates");
@@ -25,11 +24,11 @@ pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
     spec_field(spec.resources.is_some(), "resources");
     spec_field(spec.runtime_class_name.is_some(), "runtimeClassName");
     spec_field(spec.preemption_policy.is_some(), "preemptionPolicy");
-    if let Some(security) = &spec.security_context {
-        spec_field(security.fs_group.is_some(), "securityContext.fsGroup");
-    }
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         volume_fields(&format!("spec.volumes[{index}]"), volume, &mut found);
+    }
+    for (index, container) in pod.init_containers().iter().enumerate() {
+        container_fields(&format!("spec.initContainers[{index}]"), container, &mut found);
     }
     for (index, container) in pod.containers().iter().enumerate() {
         container_fields(&format!("spec.containers[{index}]"), container, &mut found);
@@ -85,7 +84,7 @@ mod tests {
     #[test]
     fn names_what_has_no_effect() {
         let object: crate::model::api::Pod = serde_json::from_value(json!({"metadata": {}, "spec": {
-            "initContainers": [{"name": "i"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
             "containers": [{"name": "c", "livenessProbe": {}, "volumeMounts": [
                 {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
             "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}],
@@ -94,9 +93,9 @@ mod tests {
         assert_eq!(
             unsupported_fields(&Pod::from(object)),
             [
-                "spec.initContainers",
                 "spec.hostUsers",
                 "spec.volumes[1].downwardAPI",
+                "spec.initContainers[1].restartPolicy",
                 "spec.containers[0].livenessProbe",
                 "spec.containers[0].volumeMounts[1].subPath",
             ]
