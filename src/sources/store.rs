@@ -153,11 +153,12 @@ impl Store {
                 Some(source) if source == self.source.as_str() => {
                     own.push(name.to_string_lossy().into_owned());
                 }
-                Some(_) => {}
-                None => log::warn!(
+                // Every source comes by; one tells.
+                None if self.source == SourceName::File => log::warn!(
                     "{} does not belong there and is ignored",
                     clip(&entry.path().display().to_string())
                 ),
+                _ => {}
             }
         }
         own

@@ -134,7 +134,8 @@ fn a_manifest_that_broke_while_the_agent_was_down_keeps_its_pod() {
             node.stop_agent()
         }
         node.write("web.json", "{\"apiVersion\": \"v1\", \"kind\": \"Po");
-        node.start_agent();
+        // Not healthy: a source has a problem.
+        node.launch_agent();
         wait_until("status to name the file", LONG, || {
             let text = String::from_utf8_lossy(&node.command(&["status"]).stdout).into_owned();
             text.contains("web.json") && text.contains("last good version")
@@ -153,7 +154,7 @@ fn a_manifest_that_broke_while_the_agent_was_down_keeps_its_pod() {
     wait_until("the second problem", LONG, || node.health("/healthz/sources").1.contains("other.json"));
     node.stop_agent();
     node.remove("other.json");
-    node.start_agent();
+    node.launch_agent();
     node.wait_gone("other");
 
     let mut repaired = simple("web");
