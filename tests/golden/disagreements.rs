@@ -28,6 +28,7 @@ const fn waits_at_once(pod: &'static str) -> Disagreement {
 pub const DISAGREEMENTS: &[Disagreement] = &[
     waits_at_once("crash"),
     waits_at_once("exit1-onfailure"),
+    waits_at_once("bad-command"),
     later("downward", "downward API volumes are not built yet"),
     later("hooks", "container hooks are not built yet"),
     later("liveness", "probes are not built yet"),

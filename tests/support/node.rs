@@ -242,7 +242,10 @@ impl Node {
         let full = format!("{name}-{}", self.node_name);
         let mut found: Vec<Pod> =
             self.pods().into_iter().filter(|pod| pod.metadata.name.as_deref() == Some(&full)).collect();
-        if found.len() == 1 { found.pop() } else { None }
+        // An earlier version is shown until it has ended: the newest one counts.
+        let seen = |pod: &Pod| pod.metadata.annotations.as_ref()?.get("kubernetes.io/config.seen").cloned();
+        found.sort_by_key(seen);
+        found.pop()
     }
 
     /// Waits for a pod to satisfy a condition.
