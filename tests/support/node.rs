@@ -236,8 +236,7 @@ impl Node {
         wait_for("/pods", LONG, || self.try_pods())
     }
 
-    /// A pod by the name in its manifest. With two of that name (an edit under way): the
-    /// newest is not known, so none.
+    /// A pod by the name in its manifest. With two of that name (an edit under way): the newest.
     pub fn pod(&self, name: &str) -> Option<Pod> {
         let full = format!("{name}-{}", self.node_name);
         let mut found: Vec<Pod> =
