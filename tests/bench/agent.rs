@@ -113,6 +113,23 @@ impl Agent {
         begun.elapsed()
     }
 
+    /// Warnings and errors of all its logs, without their times; of this project's agent.
+    pub fn complaints(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for number in 1..=self.starts {
+            let log = fs::read_to_string(self.dir.join(format!("agent-{number}.log"))).unwrap_or_default();
+            let lines = log.lines().filter_map(|line| line.split_once(' '));
+            found.extend(
+                lines
+                    .filter(|(_, rest)| rest.starts_with("WARN") || rest.starts_with("ERROR"))
+                    .map(|(_, rest)| rest.to_owned()),
+            );
+        }
+        found.sort();
+        found.dedup();
+        found
+    }
+
     fn file(&self, name: &str) -> PathBuf {
         self.dir.join("manifests").join(format!("{name}.json"))
     }

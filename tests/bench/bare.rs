@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use coracle::model::ids::{ContainerId, SandboxId};
 use coracle::transport::generated::{EnumOrUnknown, MessageField, runtime as rt};
@@ -12,6 +13,7 @@ use crate::process;
 use crate::rounds::{self, GRACE, Plan};
 use crate::runtime::{Runtime, millis, now_nanos};
 use crate::support::node::FOREVER;
+use crate::support::wait::pause;
 
 struct BarePod {
     sandbox: SandboxId,
@@ -145,6 +147,7 @@ fn crowd(
     let pods = at_once(count, width, |number| start(runtime, dir, &format!("many{number}")));
     let took = millis(begun, last_start(runtime));
     book.put(BARE, started, "ms", took);
+    pause(Duration::from_millis(500));
     let begun = now_nanos();
     at_once(count, width, |number| pods.get(number).map(|pod| stop(runtime, pod)));
     book.put(BARE, stopped, "ms", millis(begun, now_nanos()));
@@ -174,6 +177,8 @@ pub fn measure(book: &mut Book, runtime: &Runtime, base: &Path, plan: &Plan) {
             .expect("CreateContainer");
         runtime.client.start_container(&pod.container).expect("StartContainer");
         book.put(BARE, rounds::RESTARTED, "ms", millis(begun, last_start(runtime)));
+        // Until the shell has set its trap, SIGTERM goes by and the grace period runs out.
+        pause(Duration::from_millis(500));
         let begun = now_nanos();
         stop(runtime, &pod);
         book.put(BARE, rounds::ONE_STOPPED, "ms", millis(begun, now_nanos()));

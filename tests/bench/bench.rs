@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     };
     let base = Path::new(&base);
     let plan = Plan::new(wishes.quick, wishes.full);
-    let mut book = Book::new(wishes.raw.as_deref());
+    let mut book = Book::new(wishes.raw.as_deref(), base);
     let runtime = Runtime::connect(Containerd::start(&base.join("bench")));
     book.environment(&runtime.describe(), Path::new(&binary), wishes.against.as_deref());
 
@@ -75,6 +75,7 @@ fn main() -> ExitCode {
         }
         runtime.clear();
     };
+    eprintln!("==> load average {}", std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim());
     // Before and after the agents, so that a machine that changes its speed shows.
     attempt("bare CRI calls", &mut |book| bare::measure(book, &runtime, base, &plan));
     attempt("coracle", &mut |book| {

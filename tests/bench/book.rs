@@ -28,18 +28,31 @@ pub struct Book {
     figures: BTreeMap<String, Figure>,
     notes: Vec<String>,
     raw: Option<File>,
+    base: String,
 }
 
 impl Book {
-    pub fn new(raw: Option<&Path>) -> Book {
+    pub fn new(raw: Option<&Path>, base: &Path) -> Book {
         let raw = raw.map(|path| File::create(path).expect("the raw file can be made"));
-        Book { order: Vec::new(), figures: BTreeMap::new(), notes: Vec::new(), raw }
+        Book {
+            order: Vec::new(),
+            figures: BTreeMap::new(),
+            notes: Vec::new(),
+            raw,
+            base: base.display().to_string(),
+        }
     }
 
     fn line(&mut self, value: &Value) {
+        let text = self.plain(value);
         if let Some(raw) = &mut self.raw {
-            writeln!(raw, "{value}").expect("the raw file can be written");
+            writeln!(raw, "{text}").expect("the raw file can be written");
         }
+    }
+
+    /// Without the directory of this run, which says nothing to anyone.
+    fn plain(&self, value: &Value) -> String {
+        value.to_string().replace(&self.base, "<base>")
     }
 
     /// What the figures are worth: the machine, without its name, and the versions.
@@ -86,6 +99,7 @@ impl Book {
     /// Detail for the raw file and below the table.
     pub fn note(&mut self, subject: &'static str, what: &str, detail: &Value) {
         self.line(&json!({"subject": subject, "note": what, "detail": detail}));
+        let detail = self.plain(detail);
         self.notes.push(format!("{subject}: {what}: {detail}"));
     }
 

@@ -91,6 +91,10 @@ pub fn measure(
     }
     process_memory(book, subject, &agent, "after all, no pods");
     agent.stop();
+    let complaints = agent.complaints();
+    if !complaints.is_empty() {
+        book.note(subject, "warnings and errors of its logs", &json!(complaints));
+    }
 }
 
 fn process_memory(book: &mut Book, subject: &'static str, agent: &Agent, when: &str) {
