@@ -22,7 +22,7 @@ fn a_killed_container_comes_back_alone() {
     assert_eq!(restarts(&after, "other"), 0);
     assert_eq!(node.running_sandboxes("web"), sandbox);
     let last = container(&after, "main").and_then(|status| status.last_state.clone()?.terminated);
-    assert_eq!(last.map(|last| last.exit_code), Some(137));
+    assert_eq!(last.map(|last| last.exit_code), Some(137), "{:#?}", after.status);
     node.finish();
 }
 

@@ -210,13 +210,16 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
     let mut units: Vec<Unit<'a>> = Vec::new();
     for pod in inputs.listed.values() {
         let mut of_pod: BTreeMap<&str, Unit<'a>> = BTreeMap::new();
+        let everything = content_goes(inputs, &pod.uid);
         for container in &pod.containers {
             let old = container.created_at.is_none_or(|created| created <= newest_to_go);
-            if container.state != ContainerState::Running && old {
+            // DIFFERS: the Go kubelet counts a container that is about to be started among
+            // the dead ones, and so may remove the one whose end the status has to tell.
+            let starting = !everything && is_about_to_start(pod, container);
+            if container.state != ContainerState::Running && old && !starting {
                 of_pod.entry(&container.name).or_default().push((pod, container));
             }
         }
-        let everything = content_goes(inputs, &pod.uid);
         for (_, mut unit) in of_pod {
             newest_first(&mut unit);
             if everything {
@@ -241,6 +244,15 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
         }
     }
     doomed
+}
+
+/// Whether this is the newest instance of its name, and only created so far.
+fn is_about_to_start(pod: &ListedPod, container: &ListedContainer) -> bool {
+    container.state == ContainerState::Created
+        && !pod
+            .containers
+            .iter()
+            .any(|other| other.name == container.name && other.created_at > container.created_at)
 }
 
 fn newest_first(unit: &mut Unit<'_>) {

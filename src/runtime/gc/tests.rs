@@ -101,7 +101,7 @@ fn keeps_the_newest_dead_instance_of_each_container() {
     let case = Case::new(vec![pod(
         "w1",
         &[('r', 0)],
-        &[("a", 'r', 9), ("a", 'e', 8), ("a", 'e', 7), ("b", 'e', 6), ("c", 'c', 5), ("c", 'e', 4)],
+        &[("a", 'r', 9), ("a", 'e', 8), ("a", 'e', 7), ("b", 'e', 6), ("c", 'e', 5), ("c", 'c', 4)],
     )]);
     assert_eq!(case.removals(), ["w1-a-7", "w1-c-4"]);
     let none = Policy { max_per_pod_container: Some(0), ..Policy::default() };
@@ -113,6 +113,13 @@ fn keeps_the_newest_dead_instance_of_each_container() {
     assert!(Case { policy: any, ..Case::new(case.pods.clone()) }.removals().is_empty());
     let old = Policy { min_age: Duration::from_secs(996), ..Policy::default() };
     assert!(Case { policy: old, ..Case::new(case.pods) }.removals().is_empty());
+}
+
+#[test]
+fn a_container_about_to_start_is_not_counted() {
+    let pods = |uid| vec![pod(uid, &[('r', 0)], &[("a", 'c', 3), ("a", 'e', 2), ("a", 'e', 1)])];
+    assert_eq!(Case::new(pods("w1")).removals(), ["w1-a-1"]);
+    assert_eq!(Case::new(pods("t1")).removals(), ["t1-a-3", "t1-a-2", "t1-a-1"]);
 }
 
 #[test]
