@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::errors::{CriError, ErrorLog};
 use crate::model::ids::{ContainerId, SandboxId};
 use crate::transport::generated::{MessageField, methods, runtime};
-use crate::transport::grpc::{CallError, Channel, Kind, Unary};
+use crate::transport::grpc::{CallError, Channel, Incoming, Kind, Unary};
 use crate::util::stop::StopToken;
 
 /// The version of the kubelet's side that the `Version` call announces.
@@ -63,11 +63,17 @@ impl Caller {
                 self.log.succeeded(method.name, object);
                 Ok(answer)
             }
-            Err(CallError { kind: Kind::Cancelled, method, .. }) if stop.is_stopped() => {
-                Err(self.note(CriError::Stopped { method, object: object.to_owned() }))
-            }
-            Err(error) => Err(self.note(CriError::Call { object: object.to_owned(), error })),
+            Err(error) => Err(self.failed(object, error, stop)),
         }
+    }
+
+    fn failed(&self, object: &str, error: CallError, stop: &StopToken) -> CriError {
+        let object = object.to_owned();
+        self.note(if error.kind == Kind::Cancelled && stop.is_stopped() {
+            CriError::Stopped { method: error.method, object }
+        } else {
+            CriError::Call { object, error }
+        })
     }
 
     pub(super) fn incomplete(&self, method: &'static str, object: &str, what: &'static str) -> CriError {
@@ -150,6 +156,23 @@ pub struct ExecOutput {
     pub stderr: Vec<u8>,
     /// Exit code.
     pub exit_code: i32,
+}
+
+/// News of containers as they happen. Dropping it ends the stream.
+pub struct ContainerEvents {
+    incoming: Incoming<runtime::ContainerEventResponse>,
+    caller: Caller,
+}
+
+impl ContainerEvents {
+    /// Waits for the next event; `None` when the runtime ended the stream in order.
+    ///
+    /// # Errors
+    /// When the stream breaks, when the runtime does not offer it
+    /// ([`super::Class::Unsupported`]), or after `stop`.
+    pub fn next(&mut self, stop: &StopToken) -> Result<Option<runtime::ContainerEventResponse>, CriError> {
+        self.incoming.next(stop).map_err(|error| self.caller.failed("", error, stop))
+    }
 }
 
 /// Client of the runtime service. Cloning is cheap; clones share the connection.
@@ -264,6 +287,19 @@ impl RuntimeClient {
             ..Default::default()
         };
         self.caller.call(&methods::UPDATE_RUNTIME_CONFIG, pod_cidr, &request).map(drop)
+    }
+
+    /// Opens the stream of container events. Refusals come with the first read.
+    ///
+    /// # Errors
+    /// When the call cannot be started.
+    pub fn container_events(&self) -> Result<ContainerEvents, CriError> {
+        let caller = self.caller.clone();
+        let request = runtime::GetEventsRequest::default();
+        match caller.channel.open(&methods::GET_CONTAINER_EVENTS, &request) {
+            Ok(incoming) => Ok(ContainerEvents { incoming, caller }),
+            Err(error) => Err(caller.failed("", error, &StopToken::never())),
+        }
     }
 
     // ---- sandboxes ----

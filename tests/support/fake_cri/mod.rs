@@ -14,6 +14,7 @@
     reason = "each test binary uses its own part"
 )]
 
+mod events;
 mod gate;
 mod json;
 mod service;
@@ -59,6 +60,7 @@ impl FakeCri {
                 counts: Mutex::default(),
                 journal: Mutex::default(),
                 misbehavior: Mutex::default(),
+                subscribers: Mutex::default(),
                 delayed: Mutex::default(),
             }),
             environment: Arc::new(environment),
@@ -103,6 +105,7 @@ impl FakeCri {
             let shutdown = server.shutdown();
             server.cancel_all_calls();
             let _ = block_on(shutdown);
+            self.shared.end_streams();
         }
     }
 
@@ -228,9 +231,23 @@ impl FakeCri {
 
     /// Looks at or changes the state directly.
     pub fn with_state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.shared.state.lock().unwrap();
-        state.settle();
-        look(&mut state)
+        let result = {
+            let mut state = self.shared.state.lock().unwrap();
+            state.settle();
+            look(&mut state)
+        };
+        self.shared.publish();
+        result
+    }
+
+    /// How many event streams are open.
+    pub fn listeners(&self) -> usize {
+        self.shared.subscribers.lock().unwrap().iter().filter(|it| !it.has_ended()).count()
+    }
+
+    /// Ends every event stream in order.
+    pub fn end_event_streams(&self) {
+        self.shared.end_streams();
     }
 
     pub fn sandboxes(&self) -> Vec<Sandbox> {
