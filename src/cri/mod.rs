@@ -20,7 +20,7 @@ pub use errors::{Class, CriError};
 pub use image_client::ImageClient;
 pub use inspect::{list_pods, pod_runtime};
 pub use runtime_client::{
-    CgroupDriver, ContainerEvents, ExecOutput, Handler, RuntimeClient, RuntimeFeatures, RuntimeStatus,
+    CgroupDriver, ContainerEvent, ContainerEvents, ExecOutput, Handler, RuntimeClient, RuntimeFeatures, RuntimeStatus,
     RuntimeVersion,
 };
 

@@ -451,19 +451,15 @@ fn events_arrive_as_they_happen_until_the_stream_ends() {
     let mut seen = Vec::new();
     for _ in 0..4 {
         let event = events.next(&never).unwrap().unwrap();
-        assert_eq!(event.pod_sandbox_status.id, sandbox.as_str());
-        seen.push((event.container_id, event.container_event_type.enum_value().unwrap()));
+        assert!(event.sandbox_known && event.made_at.is_some());
+        seen.push((event.id, event.uid.unwrap().to_string()));
     }
-    let (sandbox, container) = (sandbox.to_string(), container.to_string());
-    assert_eq!(
-        seen,
-        [
-            (sandbox, rt::ContainerEventType::CONTAINER_STARTED_EVENT),
-            (container.clone(), rt::ContainerEventType::CONTAINER_CREATED_EVENT),
-            (container.clone(), rt::ContainerEventType::CONTAINER_STARTED_EVENT),
-            (container, rt::ContainerEventType::CONTAINER_STOPPED_EVENT),
-        ]
-    );
+    let ids = [sandbox.as_str(), container.as_str(), container.as_str(), container.as_str()];
+    assert_eq!(seen, ids.map(|id| (id.to_owned(), "u1".to_owned())));
+    // What is gone is told without its sandbox.
+    client.remove_pod_sandbox(&sandbox).unwrap();
+    let event = events.next(&never).unwrap().unwrap();
+    assert_eq!((event.uid, event.sandbox_known), (None, false));
     fake.end_event_streams();
     assert_eq!(events.next(&never).unwrap(), None);
 
