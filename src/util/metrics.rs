@@ -436,15 +436,15 @@ mod tests {
 
     #[test]
     fn buckets_are_cumulative_and_a_bound_belongs_to_its_bucket() {
-        let histogram = Histogram::new("h", "x", &[0.005, 1.0, 10.0]);
-        for value in [0.005, 0.5, 1.0, 11.0] {
+        let histogram = Histogram::new("h", "x", &[0.25, 1.0, 10.0]);
+        for value in [0.25, 0.5, 1.0, 11.0] {
             histogram.observe(value);
         }
         assert_eq!(
             text(&histogram),
             "# HELP h x\n# TYPE h histogram\n\
-             h_bucket{le=\"0.005\"} 1\nh_bucket{le=\"1\"} 3\nh_bucket{le=\"10\"} 3\n\
-             h_bucket{le=\"+Inf\"} 4\nh_sum 12.505\nh_count 4\n"
+             h_bucket{le=\"0.25\"} 1\nh_bucket{le=\"1\"} 3\nh_bucket{le=\"10\"} 3\n\
+             h_bucket{le=\"+Inf\"} 4\nh_sum 12.75\nh_count 4\n"
         );
     }
 

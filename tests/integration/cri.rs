@@ -458,8 +458,10 @@ fn events_arrive_as_they_happen_until_the_stream_ends() {
     assert_eq!(seen, ids.map(|id| (id.to_owned(), "u1".to_owned())));
     // What is gone is told without its sandbox.
     client.remove_pod_sandbox(&sandbox).unwrap();
-    let event = events.next(&never).unwrap().unwrap();
-    assert_eq!((event.uid, event.sandbox_known), (None, false));
+    for (id, known) in [(container.as_str(), true), (sandbox.as_str(), false)] {
+        let event = events.next(&never).unwrap().unwrap();
+        assert_eq!((event.id.as_str(), event.uid.is_some(), event.sandbox_known), (id, known, known));
+    }
     fake.end_event_streams();
     assert_eq!(events.next(&never).unwrap(), None);
 

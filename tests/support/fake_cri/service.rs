@@ -8,7 +8,7 @@ use futures_util::SinkExt as _;
 use grpcio::{RpcContext, RpcStatus, RpcStatusCode as Code, ServerStreamingSink, UnarySink, WriteFlags};
 use serde_json::Value;
 
-use super::events::Subscriber;
+use super::events::{Spoiler, Subscriber};
 use super::gate::Gate;
 use super::json::ToJson;
 use super::state::{Answer, Failure, State};
@@ -68,6 +68,7 @@ pub struct Shared {
     pub journal: Mutex<Vec<Entry>>,
     pub misbehavior: Mutex<HashMap<String, Misbehavior>>,
     pub subscribers: Mutex<Vec<Subscriber>>,
+    pub spoiler: Mutex<Spoiler>,
     pub delayed: Mutex<Vec<coracle::util::threads::Running>>,
 }
 
@@ -126,9 +127,19 @@ impl Shared {
     pub fn publish(&self) {
         let subscribers = self.subscribers.lock().unwrap();
         let news = std::mem::take(&mut self.state.lock().unwrap().news);
+        let (news, cut) = self.spoiler.lock().unwrap().pass(news, std::time::Instant::now());
         if !news.is_empty() {
             subscribers.iter().for_each(|subscriber| subscriber.push(&news));
         }
+        if cut {
+            subscribers.iter().for_each(Subscriber::end);
+        }
+    }
+
+    /// Lets time pass: what ends by itself ends, what is late arrives.
+    pub fn tick(&self) {
+        self.state.lock().unwrap().settle();
+        self.publish();
     }
 
     pub fn end_streams(&self) {

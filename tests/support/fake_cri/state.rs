@@ -152,8 +152,13 @@ impl State {
     }
 
     fn tell(&mut self, id: &str, kind: rt::ContainerEventType) {
+        let sandbox_id = self.containers.get(id).map_or(id, |container| &container.sandbox_id).to_owned();
+        self.tell_of(id, &sandbox_id, kind);
+    }
+
+    /// As the runtime does, with all that it knows of the sandbox, which may be nothing.
+    fn tell_of(&mut self, id: &str, sandbox_id: &str, kind: rt::ContainerEventType) {
         let created_at = self.now();
-        let sandbox_id = self.containers.get(id).map_or(id, |container| &container.sandbox_id);
         let event = rt::ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind.into(),
@@ -170,6 +175,14 @@ impl State {
             ..Default::default()
         };
         self.news.push(event);
+    }
+
+    /// Tells of every container once more, though nothing has happened.
+    pub fn repeat_news(&mut self) {
+        let ids: Vec<String> = self.containers.keys().cloned().collect();
+        for id in ids {
+            self.tell(&id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
+        }
     }
 
     pub fn kill_container(&mut self, id: &str, code: i32) -> bool {
@@ -315,8 +328,16 @@ impl State {
         &mut self,
         request: rt::RemovePodSandboxRequest,
     ) -> Answer<rt::RemovePodSandboxResponse> {
-        self.sandboxes.remove(&request.pod_sandbox_id);
-        self.containers.retain(|_, container| container.sandbox_id != request.pod_sandbox_id);
+        let id = request.pod_sandbox_id;
+        let inside: Vec<String> =
+            self.containers.values().filter(|c| c.sandbox_id == id).map(|c| c.status.id.clone()).collect();
+        for container in inside {
+            let request = rt::RemoveContainerRequest { container_id: container, ..Default::default() };
+            self.remove_container(request)?;
+        }
+        if self.sandboxes.remove(&id).is_some() {
+            self.tell_of(&id, &id, rt::ContainerEventType::CONTAINER_DELETED_EVENT);
+        }
         Ok(rt::RemovePodSandboxResponse::default())
     }
 
@@ -481,8 +502,9 @@ impl State {
         &mut self,
         request: rt::RemoveContainerRequest,
     ) -> Answer<rt::RemoveContainerResponse> {
-        if self.containers.remove(&request.container_id).is_some() {
-            self.tell(&request.container_id, rt::ContainerEventType::CONTAINER_DELETED_EVENT);
+        if let Some(container) = self.containers.remove(&request.container_id) {
+            let kind = rt::ContainerEventType::CONTAINER_DELETED_EVENT;
+            self.tell_of(&request.container_id, &container.sandbox_id, kind);
         }
         Ok(rt::RemoveContainerResponse::default())
     }
