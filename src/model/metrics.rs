@@ -1,6 +1,9 @@
 //! Every metric that the agent counts by itself, under the kubelet's names, in one table.
 //! What a snapshot shows (running pods, threads, memory) is read at the scrape instead.
 
+use std::cell::Cell;
+use std::time::Duration;
+
 use crate::util::metrics::{Counter, CounterVec, Histogram, HistogramVec, Metric};
 
 /// Seconds of what should take moments.
@@ -130,6 +133,21 @@ metrics! { PROBES;
         ["probe_type", "result", "container", "pod", "namespace", "pod_uid"];
     PROBE_DURATION: HistogramVec<4> = "prober_probe_duration_seconds", "Duration of probes.", SHORT,
         ["probe_type", "container", "pod", "namespace"];
+}
+
+thread_local! {
+    static PULL_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Notes that the calling thread, which is a pod's worker, has waited for an image.
+pub fn add_pull_time(duration: Duration) {
+    PULL_TIME.set(PULL_TIME.get() + duration);
+}
+
+/// What [`add_pull_time`] noted on this thread since the last time.
+#[must_use]
+pub fn take_pull_time() -> Duration {
+    PULL_TIME.take()
 }
 
 /// The label of [`IMAGE_PULL`] for an image of so many bytes.
