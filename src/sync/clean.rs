@@ -117,9 +117,10 @@ impl Cleaner {
         let snapshot = self.deps.view.get();
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
+            Err(_) if stop.is_stopped() => return,
             Err(error) => {
                 self.failures = self.failures.saturating_add(1);
-                if self.failures.is_power_of_two() && !stop.is_stopped() {
+                if self.failures.is_power_of_two() {
                     log::warn!("cannot clean up: {error}");
                 }
                 return;
@@ -146,6 +147,10 @@ impl Cleaner {
         if collected.containers + collected.sandboxes > 0 {
             log::debug!("removed {} containers and {} sandboxes", collected.containers, collected.sandboxes);
         }
+        // What a stop has broken off is no news.
+        if stop.is_stopped() {
+            return;
+        }
         for problem in &collected.problems {
             log::warn!("cannot clean up: {problem}");
         }
@@ -158,6 +163,7 @@ impl Cleaner {
         } else {
             match crate::cri::list_pods(&self.deps.cri, None) {
                 Ok(listed) => listed,
+                Err(_) if stop.is_stopped() => return,
                 Err(error) => {
                     log::warn!("cannot clean up: {error}");
                     return;
@@ -222,7 +228,7 @@ impl Cleaner {
 
 fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
     let Some(entry) = snapshot.pods.get(uid) else { return PodStanding::Unknown };
-    let finished = entry.worker.as_ref().is_none_or(|worker| worker.report().phase == "Finished");
+    let finished = entry.worker.as_ref().is_none_or(|worker| worker.report().finished);
     match (&entry.pod, finished) {
         (_, false) => PodStanding::Wanted,
         (Some(_), true) if entry.rejected => PodStanding::Terminated,
