@@ -1,5 +1,5 @@
 //! The `clean` thread: removes what no pod needs any more (Go: HandlePodCleanups, container
-//! and image GC, log rotation). It waits until something is due or a pod has ended.
+//! and image GC, log rotation), memory included. It waits until something is due or a pod has ended.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
 use crate::runtime::images::gc::ImageCollector;
 use crate::runtime::logs::rotate::Rotator;
+use crate::util::memory;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers::{self, Deadlines};
@@ -26,9 +27,14 @@ use crate::volumes::Volumes;
 const GARBAGE_PERIOD: Duration = Duration::from_secs(60);
 /// Images.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
+/// Code that only the start needed, or the start of pods.
+const CODE_PERIOD: Duration = Duration::from_secs(30);
+/// By then a start without pods is over.
+const FIRST_CODE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Job {
+    Code,
     Garbage,
     Images,
     Logs,
@@ -77,6 +83,7 @@ impl Cleaner {
         let mut due = Deadlines::default();
         let now = Instant::now();
         due.set(Job::Garbage, now + GARBAGE_PERIOD);
+        due.set(Job::Code, now + FIRST_CODE);
         if self.deps.images.is_some() {
             due.set(Job::Images, now + IMAGES_PERIOD);
         }
@@ -94,6 +101,10 @@ impl Cleaner {
             }
             for job in due.take_due(Instant::now()) {
                 let period = match job {
+                    Job::Code => {
+                        memory::give_back_code();
+                        CODE_PERIOD
+                    }
                     Job::Garbage => {
                         self.garbage(stop);
                         GARBAGE_PERIOD
