@@ -1,11 +1,15 @@
 //! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`,
-//! `mailbox`, `timers`), waits (`backoff`), files, log lines and `metrics`.
+//! `mailbox`, `timers`), waits (`backoff`), files, memory, log lines and `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
 pub mod logging;
 pub mod mailbox;
+<<<<<<< HEAD
 pub mod metrics;
+=======
+pub mod memory;
+>>>>>>> main
 pub mod stop;
 pub mod tail;
 pub mod threads;
