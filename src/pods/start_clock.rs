@@ -115,15 +115,14 @@ mod tests {
     use serde_json::{Value, json};
 
     fn pod(volumes: Value) -> Pod {
-        Pod::try_new(
-            serde_json::from_value(json!({
+        Pod::from(
+            serde_json::from_value::<crate::model::api::Pod>(json!({
                 "metadata": {"name": "a", "namespace": "default", "uid": "u", "annotations": {
                     "kubernetes.io/config.seen": "2026-01-02T03:04:00Z", "kubernetes.io/config.source": "file"}},
                 "spec": {"containers": [{"name": "one"}, {"name": "two"}], "volumes": volumes},
             }))
             .unwrap(),
         )
-        .unwrap()
     }
 
     fn status(states: &[Value], init: Value) -> PodStatus {

@@ -10,8 +10,10 @@ use jiff::Timestamp;
 
 use super::lifecycle::{Lifecycle, Phase, Update};
 use super::plan::{self, Plan};
+use super::start_clock::StartClock;
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState};
@@ -116,11 +118,13 @@ pub(super) struct Worker {
     volumes_ready: bool,
     first_sync: bool,
     failures: u32,
+    clock: StartClock,
 }
 
 impl Worker {
     pub(super) fn new(settings: Settings, deps: Deps, pod: Pod, shared: Shared) -> Self {
         Worker {
+            clock: StartClock::new(&pod, Timestamp::now()),
             settings,
             deps,
             life: Lifecycle::new(pod),
@@ -155,7 +159,10 @@ impl Worker {
                 }
                 self.report_phase();
                 steps += 1;
-                match self.step(cancel, stop) {
+                let (work, begun) = (self.work(), Instant::now());
+                let stepped = self.step(cancel, stop);
+                metrics::POD_WORKER.took([work], begun.elapsed());
+                match stepped {
                     Ok(Next::Now) if steps >= STEPS_AT_ONCE => {
                         self.succeeded();
                         break Next::After(jitter(RETRY_SOON, random_unit()));
@@ -206,6 +213,16 @@ impl Worker {
             }
             Phase::Terminated => self.clean_up(stop),
             Phase::Finished => Ok(Next::Done),
+        }
+    }
+
+    /// The word for the next step in metrics.
+    fn work(&self) -> &'static str {
+        match self.life.phase {
+            Phase::Syncing if self.first_sync => "create",
+            Phase::Syncing => "sync",
+            Phase::Terminating { .. } => "kill",
+            Phase::Terminated | Phase::Finished => "terminated",
         }
     }
 
@@ -478,6 +495,7 @@ impl Worker {
             let message = composed.message.clone().unwrap_or_default();
             self.deps.events.normal(&pod, reasons::DEADLINE_EXCEEDED, message);
         }
+        self.clock.stored(&pod, &composed, now);
         self.deps.status.set(&pod, composed, now);
         if std::mem::take(&mut self.first_sync) {
             log::info!("pod is managed pod={} uid={}", pod.full_name(), pod.uid());

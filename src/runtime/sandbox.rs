@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::cri;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::SandboxId;
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::transport::generated::runtime::{PodSandboxConfig, PodSandboxStatus};
@@ -94,6 +95,7 @@ impl Runtime {
             if stop.is_stopped() || error.is_stopping() {
                 return;
             }
+            metrics::STARTED_PODS_ERRORS.inc();
             let message = match error {
                 SandboxError::Status { .. } => format!("Unable to get pod sandbox status: {error}"),
                 _ => format!("Failed to create pod sandbox: {error}"),
@@ -120,6 +122,7 @@ impl Runtime {
         log_files::make_directory(&path)
             .map_err(|error| SandboxError::LogDirectory { path: path.clone(), error })?;
         let client = shared.cri.with_stop(stop.clone());
+        metrics::STARTED_PODS.inc();
         let id = {
             let _pass = shared.sandbox_door.enter(stop);
             client.run_pod_sandbox(config, "").map_err(SandboxError::Run)?

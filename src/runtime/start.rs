@@ -9,6 +9,7 @@ use crate::cri::{Class, CriError};
 use crate::model::api::Container;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{ContainerId, SandboxId};
+use crate::model::metrics;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::reasons;
@@ -63,6 +64,17 @@ pub struct StartFailure {
     pub stopping: bool,
 }
 
+/// The word for a container's kind in metrics.
+fn container_type(pod: &Pod, container: &str) -> &'static str {
+    if pod.init_containers().iter().any(|init| init.name == container) {
+        "init_container"
+    } else if pod.spec().ephemeral_containers.iter().flatten().any(|one| one.name == container) {
+        "ephemeral_container"
+    } else {
+        "container"
+    }
+}
+
 /// What an event about a container refers to, such as `spec.containers{web}`.
 #[must_use]
 pub fn regarding(pod: &Pod, container: &str) -> Regarding {
@@ -83,6 +95,16 @@ impl Runtime {
     /// # Errors
     /// What the container's waiting state should show.
     pub fn start_container(&self, start: Start<'_>) -> Result<ContainerId, StartFailure> {
+        let kind = container_type(start.pod, &start.container.name);
+        metrics::STARTED_CONTAINERS.inc([kind]);
+        self.try_start(start).inspect_err(|failure| {
+            if !failure.stopping {
+                metrics::STARTED_CONTAINERS_ERRORS.inc([kind, failure.reason]);
+            }
+        })
+    }
+
+    fn try_start(&self, start: Start<'_>) -> Result<ContainerId, StartFailure> {
         let shared = &self.shared;
         let regarding = regarding(start.pod, &start.container.name);
         let (sandbox_config, _told_before) = self

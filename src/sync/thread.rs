@@ -11,6 +11,7 @@ use super::core::{Core, Effect, World};
 use super::view::{Entry, Snapshot, SourceState, View};
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
+use crate::model::metrics;
 use crate::model::pod::{Pod, SourceName};
 use crate::model::reasons;
 use crate::observe::{Change, Observe, Subject};
@@ -190,6 +191,7 @@ impl Loop {
             match self.deps.workers.ended(&uid, &how, wanted.is_some()) {
                 Aftermath::StartAnew => {
                     if let Some(pod) = wanted {
+                        metrics::RESTARTED_PODS.inc([if pod.is_static() { "true" } else { "" }]);
                         self.deps.status.forget(&uid);
                         self.deps.workers.update(&pod);
                     }
@@ -265,6 +267,7 @@ impl Loop {
     }
 
     fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
+        metrics::ADMISSION_REJECTIONS.inc([reasons::intern(reason)]);
         log::warn!("pod was rejected: {reason}: {message} pod={} uid={}", pod.full_name(), pod.uid());
         self.deps.events.warning(pod, reasons::intern(reason), message);
         self.deps.status.set(

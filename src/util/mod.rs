@@ -5,11 +5,8 @@ pub mod atomic_file;
 pub mod backoff;
 pub mod logging;
 pub mod mailbox;
-<<<<<<< HEAD
-pub mod metrics;
-=======
 pub mod memory;
->>>>>>> main
+pub mod metrics;
 pub mod stop;
 pub mod tail;
 pub mod threads;

@@ -16,6 +16,7 @@ use crate::cri;
 use crate::model::api::Container;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::ImageRef;
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::transport::generated::runtime::{AuthConfig, Image, ImageSpec, PodSandboxConfig};
@@ -180,6 +181,8 @@ impl Images {
             Ok((reference, pulling)) => {
                 let found = self.client.with_stop(wanted.stop.clone()).image_status(spec(reference.as_str()));
                 let size = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.size);
+                metrics::IMAGE_PULL.took([metrics::image_size(size)], pulling);
+                metrics::add_pull_time(pulling);
                 self.tell(
                     wanted,
                     reasons::PULLED,
