@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use super::supervise::Supervisor;
 use super::{StartError, make_dir, node, report};
 use crate::cli::AgentArgs;
-use crate::config::KubeletConfiguration;
+use crate::config::{Gates, KubeletConfiguration};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
@@ -328,6 +328,7 @@ fn runtime_settings(
         max_parallel_image_pulls: config.max_parallel_image_pulls,
         crash_backoff_max: config.crash_loop_back_off.max_container_restart_period.to_std(),
         recursive_read_only_mounts: false,
+        stop_signals: Gates::resolve(&config.feature_gates).0.enabled("ContainerStopSignals"),
     }
 }
 

@@ -11,7 +11,7 @@ use coracle::model::ids::ContainerId;
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
-    Deps, Kill, KillTarget, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
+    Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
 };
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
@@ -60,6 +60,7 @@ impl Node {
             max_parallel_image_pulls: None,
             crash_backoff_max: Duration::from_secs(300),
             recursive_read_only_mounts: false,
+            stop_signals: false,
         };
         change(&mut settings);
         let (client, images) = fake.connect();
@@ -469,11 +470,8 @@ fn one_container_is_stopped_with_the_message_given() {
     let id = node.start(&pod, &sandbox, "c").unwrap();
     let _ = node.events();
     let kill = Kill {
-        who: KillTarget::Pod(pod),
-        id,
-        name: "c".into(),
         message: Some("Container c definition changed, will be restarted".into()),
-        grace_override: None,
+        ..Kill::of(&pod, &id, "c")
     };
     node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
     assert_eq!(node.events(), [("Killing", "Container c definition changed, will be restarted".to_owned())]);
