@@ -16,6 +16,7 @@ use crate::model::event::EventType;
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
 use crate::model::reasons;
+use crate::transport::dial::{HttpGet, Scheme, http_get, join_host_port};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -24,6 +25,9 @@ use super::kill::Kill;
 use super::kill_order::pause;
 use super::security_context::pod_text;
 use super::start::{StartFailure, regarding};
+
+/// How HTTP hooks name their sender.
+const USER_AGENT: &str = "kube-lifecycle/1.36";
 
 /// A hook and the container that it belongs to.
 #[derive(Clone, Copy)]
@@ -181,17 +185,67 @@ impl Runtime {
         }
     }
 
+    /// Whatever the status, an answer is a success.
     fn run_http(
         &self,
         hook: Hook<'_>,
-        get: &HTTPGetAction,
-        _limit: Option<Duration>,
-        _stop: &StopToken,
+        action: &HTTPGetAction,
+        limit: Option<Duration>,
+        stop: &StopToken,
     ) -> Result<(), Trouble> {
-        let failure = |error: &str| hook.failure("HTTP", get.path.as_deref().unwrap_or_default(), error);
-        let _host = self.host_of(hook, get).map_err(|error| failure(&error))?;
-        let _port = port_number(hook.container, &get.port).map_err(|error| failure(&error))?;
-        Err(failure("todo"))
+        let start = Instant::now();
+        let failure = |error: &str| hook.failure("HTTP", action.path.as_deref().unwrap_or_default(), error);
+        let host = self.host_of(hook, action).map_err(|error| failure(&error))?;
+        let port = port_number(hook.container, &action.port).map_err(|error| failure(&error))?;
+        let mut headers: Vec<(String, String)> = action
+            .http_headers
+            .iter()
+            .flatten()
+            .map(|header| (header.name.clone(), header.value.clone()))
+            .collect();
+        let get = |scheme, headers: &[(String, String)]| {
+            let answer = http_get(
+                &HttpGet {
+                    scheme,
+                    host: &host,
+                    port,
+                    path: action.path.as_deref().unwrap_or_default(),
+                    headers,
+                    user_agent: USER_AGENT,
+                    timeout: limit.map(|limit| limit.saturating_sub(start.elapsed())),
+                },
+                stop,
+            );
+            match answer {
+                // The head was there, and nobody reads the body.
+                Err(error) if error.is_body() => Ok(()),
+                answer => answer.map(drop),
+            }
+        };
+        let scheme = if action.scheme.as_deref() == Some("HTTPS") { Scheme::Https } else { Scheme::Http };
+        let error = match get(scheme, &headers) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.is_stopped() => return Err(Trouble::Stopping),
+            Err(error) => error,
+        };
+        if !error.is_plain_http() {
+            return Err(failure(&error.to_string()));
+        }
+        // Older nodes never spoke TLS here, and containers rely on that. What is secret
+        // must not travel in the clear, though.
+        headers.retain(|(name, _)| !name.eq_ignore_ascii_case("Authorization"));
+        match get(Scheme::Http, &headers) {
+            Ok(()) => {
+                let host = join_host_port(&host, port);
+                let text = format!(
+                    "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
+                );
+                self.shared.events.warning(hook.pod, reasons::LIFECYCLE_HTTP_FALLBACK, text);
+                Ok(())
+            }
+            Err(again) if again.is_stopped() => Err(Trouble::Stopping),
+            Err(_) => Err(failure(&error.to_string())),
+        }
     }
 
     /// A container on the node's network has no address of its own at the runtime.

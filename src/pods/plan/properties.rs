@@ -136,41 +136,29 @@ impl World {
     /// Nothing runs twice, and nothing runs before its time.
     fn check_start(&self, name: &str) {
         assert!(self.runtime.running().all(|one| one.name != name), "{name} would run twice");
-        let here = self.runtime.sandboxes[0].id.clone();
-        let ran = |name: &str| {
-            self.runtime.containers.iter().any(|one| {
-                one.name == name
-                    && one.sandbox_id == here
-                    && one.state == ContainerState::Exited
-                    && one.exit_code == 0
-            })
+        let here = &self.runtime.sandboxes[0].id;
+        let instances = |name: &str| {
+            let of = |one: &&ContainerStatus| one.name == name && one.sandbox_id == *here;
+            self.runtime.containers.iter().filter(of).collect::<Vec<_>>()
         };
-        let runs = |name: &str| self.runtime.running().any(|one| one.name == name && one.sandbox_id == here);
-        if self.pod.containers().iter().any(|container| container.name == name) {
-            // The second start of a regular container does not ask for the init containers again.
-            let first = !self.runtime.containers.iter().any(|one| one.name == name && one.sandbox_id == here);
-            for container in self.pod.init_containers().iter().filter(|_| first) {
-                let fine = if is_sidecar(container) {
-                    // It may have died since.
-                    self.runtime
-                        .containers
-                        .iter()
-                        .any(|one| one.name == container.name && one.sandbox_id == here)
-                } else {
-                    ran(&container.name)
-                };
-                assert!(fine, "{name} starts before {}", container.name);
-            }
-        }
-        let before = self.pod.init_containers().iter().position(|container| container.name == name);
-        let regular_ran = self
-            .pod
-            .containers()
-            .iter()
-            .any(|container| self.runtime.containers.iter().any(|one| one.name == container.name));
-        for container in self.pod.init_containers().iter().take(before.unwrap_or(0)) {
-            let fine = if is_sidecar(container) { runs(&container.name) } else { ran(&container.name) };
-            assert!(fine || regular_ran, "{name} starts before {}", container.name);
+        let is_regular = |name: &str| self.pod.containers().iter().any(|one| one.name == name);
+        let init = self.pod.init_containers();
+        // Once a regular container was made, the init containers have done their work.
+        let initialized = self.pod.containers().iter().any(|one| !instances(&one.name).is_empty());
+        let earlier = match init.iter().position(|one| one.name == name) {
+            Some(at) => at,
+            None if is_regular(name) => init.len(),
+            None => 0,
+        };
+        for container in init.iter().take(earlier).filter(|_| !initialized) {
+            let fine = if is_sidecar(container) {
+                // It has started; that it may have died since holds nobody up.
+                !instances(&container.name).is_empty()
+            } else {
+                let done = |one: &&ContainerStatus| one.state == ContainerState::Exited && one.exit_code == 0;
+                instances(&container.name).iter().any(done)
+            };
+            assert!(fine, "{name} starts before {}", container.name);
         }
     }
 
