@@ -21,6 +21,7 @@ use crate::server::{
     QueueReport, RuntimeReport, SourceReport, ThreadRow,
 };
 use crate::status::StatusCache;
+use crate::sync::ephemeral::Counter;
 use crate::sync::view::View;
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -41,6 +42,7 @@ pub(super) struct Sources {
     pub sink: EventSink,
     pub turn: Arc<Mutex<Instant>>,
     pub turn_limit: Duration,
+    pub ephemeral: Counter,
 }
 
 impl Sources {
@@ -69,6 +71,10 @@ impl Sources {
                 read(path, &options, out, running, stop).map_err(|error| error.to_string())
             }),
             events: self.log.clone(),
+            add_ephemeral: {
+                let counter = self.ephemeral.clone();
+                Arc::new(move |pod, container| counter.want(pod, container))
+            },
         }
     }
 

@@ -109,6 +109,7 @@ pub(super) fn start(
     let (workers_post, from_workers) = mailbox(newest);
     // One slot: a bell.
     let (clean_bell, clean_wait) = bounded(1);
+    let (ephemeral, wishes) = sync::ephemeral::counter();
     let view = View::default();
     let turn = Arc::new(Mutex::new(Instant::now()));
 
@@ -155,6 +156,7 @@ pub(super) fn start(
                 from_sources,
                 from_observe,
                 from_workers,
+                wishes,
                 turn: Arc::clone(&turn),
             },
             supervisor.on_death(),
@@ -201,6 +203,7 @@ pub(super) fn start(
         sink: events.clone(),
         turn,
         turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
+        ephemeral,
     };
     let server = server::spawn(server_settings(args, config), facts.server_deps(), supervisor.on_death())?;
     threads.push(server.running);
