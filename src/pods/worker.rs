@@ -363,6 +363,7 @@ impl Worker {
         if plan.create_sandbox {
             self.remove_init_records(runtime, cancel);
         }
+        self.resize(&plan.resize, cancel)?;
         let (sandbox, ips, attempt) = if plan.create_sandbox {
             let made = self
                 .deps

@@ -206,17 +206,6 @@ impl Runtime {
         })
     }
 
-    /// Removes the record of a container; its log files stay. One that is gone counts.
-    ///
-    /// # Errors
-    /// When the runtime did not remove it.
-    pub fn remove_container(&self, id: &ContainerId, stop: &StopToken) -> Result<(), CriError> {
-        match self.shared.cri.with_stop(stop.clone()).remove_container(id) {
-            Err(error) if !error.is_not_found() => Err(error),
-            _ => Ok(()),
-        }
-    }
-
     fn stop_one(&self, kill: &Kill, order: Option<&KillOrder>, stop: &StopToken) -> Result<(), CriError> {
         let client = self.shared.cri.with_stop(stop.clone());
         let mut kill = kill.clone();

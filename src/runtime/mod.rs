@@ -10,6 +10,7 @@
 //! Absent on purpose: what should happen to a pod is decided in `pods`; credentials of pods
 //! and user namespaces come later.
 
+mod change;
 mod config_error;
 mod container_config;
 mod crash;
