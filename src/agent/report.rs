@@ -21,6 +21,7 @@ use crate::server::{
     QueueReport, RuntimeReport, SourceReport, ThreadRow,
 };
 use crate::status::StatusCache;
+use crate::sync::ephemeral::Counter;
 use crate::sync::view::View;
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -41,6 +42,7 @@ pub(super) struct Sources {
     pub sink: EventSink,
     pub turn: Arc<Mutex<Instant>>,
     pub turn_limit: Duration,
+    pub ephemeral: Counter,
 }
 
 impl Sources {
@@ -71,6 +73,10 @@ impl Sources {
             }),
             events: self.log.clone(),
             metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
+            add_ephemeral: {
+                let counter = self.ephemeral.clone();
+                Arc::new(move |pod, container| counter.want(pod, container))
+            },
         }
     }
 

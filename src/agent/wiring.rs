@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use super::supervise::Supervisor;
 use super::{StartError, make_dir, node, report};
 use crate::cli::AgentArgs;
-use crate::config::KubeletConfiguration;
+use crate::config::{Gates, KubeletConfiguration};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
@@ -109,6 +109,7 @@ pub(super) fn start(
     let (workers_post, from_workers) = mailbox(newest);
     // One slot: a bell.
     let (clean_bell, clean_wait) = bounded(1);
+    let (ephemeral, wishes) = sync::ephemeral::counter();
     let view = View::default();
     let turn = Arc::new(Mutex::new(Instant::now()));
 
@@ -155,6 +156,7 @@ pub(super) fn start(
                 from_sources,
                 from_observe,
                 from_workers,
+                wishes,
                 turn: Arc::clone(&turn),
             },
             supervisor.on_death(),
@@ -205,6 +207,7 @@ pub(super) fn start(
         sink: events.clone(),
         turn,
         turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
+        ephemeral,
     };
     let server = server::spawn(server_settings(args, config), facts.server_deps(), supervisor.on_death())?;
     threads.push(server.running);
@@ -332,6 +335,7 @@ fn runtime_settings(
         max_parallel_image_pulls: config.max_parallel_image_pulls,
         crash_backoff_max: config.crash_loop_back_off.max_container_restart_period.to_std(),
         recursive_read_only_mounts: false,
+        stop_signals: Gates::resolve(&config.feature_gates).0.enabled("ContainerStopSignals"),
     }
 }
 

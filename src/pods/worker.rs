@@ -1,6 +1,8 @@
 //! The thread of one pod: look, plan, act, look again (Go: podWorkerLoop, SyncPod,
 //! SyncTerminatingPod, SyncTerminatedPod).
 
+mod kills;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,7 +20,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
-use crate::runtime::{Kill as KillContainer, KillTarget, Observed, Runtime, Start, StartFailure};
+use crate::runtime::{Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{jitter, random_unit};
 use crate::util::mailbox::Inbox;
@@ -181,7 +183,9 @@ impl Worker {
                             break Next::Now;
                         }
                         self.failed(&failed);
-                        break Next::After(failed.retry);
+                        // A pod whose time is up ends even if nothing else works; but not in a hot loop.
+                        let wait = self.within_deadline(failed.retry).max(RETRY_SOON.min(failed.retry));
+                        break Next::After(wait);
                     }
                 }
                 for (_, update) in inbox.take() {
@@ -371,22 +375,15 @@ impl Worker {
                 .kill_pod(Some(self.pod()), Observed::Runtime(runtime), None, cancel)
                 .map_err(|error| Failed::later(error.to_string()))?;
         } else {
-            for kill in &plan.kill {
-                self.deps
-                    .runtime
-                    .kill_container(
-                        &KillContainer {
-                            who: KillTarget::Pod(self.pod().clone()),
-                            id: kill.id.clone(),
-                            name: kill.name.clone(),
-                            message: Some(kill.message.clone()),
-                            grace_override: None,
-                        },
-                        cancel,
-                    )
-                    .map_err(|error| Failed::later(error.to_string()))?;
-            }
+            self.kill_single(&plan.kill, runtime, cancel)?;
         }
+        if !plan.reset.is_empty() {
+            return self.reset(&plan.reset, runtime, cancel);
+        }
+        if plan.create_sandbox {
+            self.remove_init_records(runtime, cancel);
+        }
+        self.resize(&plan.resize, cancel)?;
         let (sandbox, ips, attempt) = if plan.create_sandbox {
             let made = self
                 .deps
@@ -399,10 +396,12 @@ impl Worker {
             (id, runtime.ips.clone(), plan.attempt)
         };
         let pod = self.pod().clone();
+        let ephemeral = pod.ephemeral_containers();
+        let ephemeral = plan.start_ephemeral.iter().filter_map(|index| ephemeral.get(*index));
         let init = plan.start_init.iter().filter_map(|index| pod.init_containers().get(*index));
         let regular = plan.start.iter().filter_map(|index| pod.containers().get(*index));
         let mut first: Option<Failed> = None;
-        for container in init.chain(regular) {
+        for container in ephemeral.chain(init).chain(regular) {
             if cancel.is_stopped() {
                 return Ok(());
             }
@@ -413,22 +412,7 @@ impl Worker {
                 }
                 Err(failure) if failure.stopping => return Ok(()),
                 Err(failure) => {
-                    let failed = Failed {
-                        message: format!(
-                            "failed to start container {name}: {}: {}",
-                            failure.reason, failure.message
-                        ),
-                        retry: failure.retry_at.map_or_else(
-                            || jitter(RETRY, random_unit()),
-                            |at| until(at).min(self.settings.sync_frequency),
-                        ),
-                        level: match failure.retry_at {
-                            Some(_) => log::Level::Debug,
-                            None => log::Level::Warn,
-                        },
-                    };
-                    self.reasons
-                        .insert(name, StartReason { reason: failure.reason, message: failure.message });
+                    let failed = self.not_started(&name, failure);
                     first = Some(match first {
                         Some(other) if other.retry <= failed.retry => other,
                         _ => failed,
@@ -504,7 +488,14 @@ impl Worker {
     }
 
     fn until_next_sync(&self) -> Duration {
-        let wait = jitter(self.settings.sync_frequency, random_unit());
+        self.within_deadline(jitter(self.settings.sync_frequency, random_unit()))
+    }
+
+    /// `wait`, or less if the pod's time is up before.
+    fn within_deadline(&self, wait: Duration) -> Duration {
+        if self.life.phase != Phase::Syncing {
+            return wait;
+        }
         let stored = self.deps.status.get(self.pod().uid());
         match status::active_deadline(self.pod(), stored.as_deref(), Timestamp::now()) {
             Some(Deadline::Remaining(left)) => wait.min(left),

@@ -27,6 +27,12 @@ pub enum ConfigError {
         /// As written.
         resource: String,
     },
+    /// An ephemeral container's target that does not run and never did.
+    #[error("unable to find target container {container}")]
+    NoTarget {
+        /// As written.
+        container: String,
+    },
     /// A source that this version cannot read.
     #[error("{what} in container {container:?} has no effect in this version")]
     Unsupported {

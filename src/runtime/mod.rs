@@ -7,9 +7,10 @@
 //! Stopping a pod of several containers starts a thread per container and joins it.
 //! Invariants: the same pod gives the same requests (`golden_tests`); every failure ends in
 //! a reason, a message and an event with upstream's words; nothing is retried here.
-//! Absent on purpose: what should happen to a pod is decided in `pods`; hooks, probes,
-//! credentials of pods and user namespaces come later.
+//! Absent on purpose: what should happen to a pod is decided in `pods`; credentials of pods
+//! and user namespaces come later.
 
+mod change;
 mod config_error;
 mod container_config;
 mod crash;
@@ -19,10 +20,12 @@ mod env;
 mod expand;
 mod fields;
 pub mod gc;
+mod hooks;
 mod hostname;
 mod hosts;
 pub mod images;
 mod kill;
+mod kill_order;
 mod labels;
 mod log_files;
 pub mod logs;

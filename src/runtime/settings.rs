@@ -52,6 +52,8 @@ pub struct Settings {
     pub crash_backoff_max: Duration,
     /// Whether the runtime says that it can make mounts recursively read-only.
     pub recursive_read_only_mounts: bool,
+    /// Gate `ContainerStopSignals`: whether `lifecycle.stopSignal` counts.
+    pub stop_signals: bool,
 }
 
 /// What the kernel numbers and node allocatable are computed from.

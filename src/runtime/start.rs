@@ -14,13 +14,15 @@ use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, PodRuntime};
-use crate::transport::generated::runtime::{ContainerConfig, PodSandboxConfig};
+use crate::transport::generated::Enum;
+use crate::transport::generated::runtime::{ContainerConfig, NamespaceMode, PodSandboxConfig, Signal};
 use crate::util::stop::StopToken;
 
 use super::Runtime;
 use super::config_error::ConfigError;
 use super::container_config::{ContainerInputs, container_config, log_path};
 use super::fields::Addresses;
+use super::hooks::Hook;
 use super::hostname::hostname;
 use super::images::{Found, Wanted};
 use super::sandbox_config::log_directory;
@@ -90,7 +92,7 @@ pub fn regarding(pod: &Pod, container: &str) -> Regarding {
 
 impl Runtime {
     /// Starts a container and returns its id. Each step and each failure is told in events.
-    /// May take as long as the image pull takes.
+    /// May take as long as the image pull and the postStart hook take.
     ///
     /// # Errors
     /// What the container's waiting state should show.
@@ -140,7 +142,11 @@ impl Runtime {
         self.run(&start, &regarding, &id)?;
         drop(pass);
         self.link_log(&start, &id, restart_count);
-        // The postStart hook belongs here: the container runs, its status is not told yet.
+        let lifecycle = start.container.lifecycle.as_ref();
+        if let Some(handler) = lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref()) {
+            let Start { pod, container, pod_ips, .. } = start;
+            self.post_start(Hook { handler, pod, container, id: &id, ips: pod_ips }, start.stop)?;
+        }
         Ok(id)
     }
 
@@ -198,8 +204,9 @@ impl Runtime {
         } else {
             None
         };
+        let target = target(start)?;
         let termination_log = termination_log::create(&settings.root_dir, pod, container)?;
-        container_config(ContainerInputs {
+        let config = container_config(ContainerInputs {
             pod,
             container,
             restart_count,
@@ -217,7 +224,8 @@ impl Runtime {
                 // It was made for an instance that will not be.
                 let _ = std::fs::remove_file(file);
             }
-        })
+        })?;
+        Ok(complete(config, container, target, settings.stop_signals))
     }
 
     fn create(
@@ -282,6 +290,75 @@ impl Runtime {
     }
 }
 
+/// The container whose processes an ephemeral container wants to see.
+fn target<'a>(start: &Start<'a>) -> Result<Option<&'a ContainerId>, ConfigError> {
+    let name = start
+        .pod
+        .spec()
+        .ephemeral_containers
+        .iter()
+        .flatten()
+        .find(|one| one.name == start.container.name)
+        .and_then(|one| one.target_container_name.as_deref())
+        .filter(|name| !name.is_empty());
+    let Some(name) = name else { return Ok(None) };
+    match start.runtime.newest(name) {
+        Some(status) => Ok(Some(&status.id)),
+        None => Err(ConfigError::NoTarget { container: name.to_owned() }),
+    }
+}
+
+/// The rest of a configuration: the process namespace of another container, and the signal
+/// that ends this one.
+fn complete(
+    mut config: ContainerConfig,
+    container: &Container,
+    target: Option<&ContainerId>,
+    stop_signals: bool,
+) -> ContainerConfig {
+    if let Some(id) = target
+        && let Some(namespaces) = config
+            .linux
+            .as_mut()
+            .and_then(|linux| linux.security_context.as_mut())
+            .and_then(|context| context.namespace_options.as_mut())
+    {
+        namespaces.pid = NamespaceMode::TARGET.into();
+        namespaces.target_id = id.to_string();
+    }
+    let signal = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.stop_signal.as_deref());
+    if let Some(signal) = signal.filter(|_| stop_signals) {
+        config.stop_signal = stop_signal(signal).into();
+    }
+    config
+}
+
+/// A signal by its name in a manifest, such as `SIGUSR1` or `SIGRTMIN+2`. One that the
+/// runtime interface does not know means the image's own.
+fn stop_signal(name: &str) -> Signal {
+    let name = name.replace('+', "PLUS").replace('-', "MINUS");
+    Signal::from_str(&format!("SIGNAL_{name}")).unwrap_or(Signal::SIGNAL_RUNTIME_DEFAULT)
+}
+
 fn runtime_failure(reason: &'static str, error: &CriError) -> StartFailure {
     StartFailure { reason, message: error.desc(), retry_at: None, stopping: error.class() == Class::Stopping }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_signals_by_name() {
+        for (name, signal) in [
+            ("SIGUSR1", Signal::SIGNAL_SIGUSR1),
+            ("SIGRTMIN+2", Signal::SIGNAL_SIGRTMINPLUS2),
+            ("SIGRTMAX-14", Signal::SIGNAL_SIGRTMAXMINUS14),
+            ("SIGRTMAX", Signal::SIGNAL_SIGRTMAX),
+            ("nonsense", Signal::SIGNAL_RUNTIME_DEFAULT),
+            ("", Signal::SIGNAL_RUNTIME_DEFAULT),
+        ] {
+            assert_eq!(stop_signal(name), signal, "{name}");
+        }
+    }
 }

@@ -32,5 +32,6 @@ pub(super) fn settings() -> Settings {
         max_parallel_image_pulls: None,
         crash_backoff_max: Duration::from_secs(300),
         recursive_read_only_mounts: false,
+        stop_signals: false,
     }
 }

@@ -17,7 +17,6 @@ pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
             found.push(format!("spec.{name}"));
         }
     };
-    spec_field(filled(&spec.ephemeral_containers), "ephemeralContainers");
     spec_field(filled(&spec.resource_claims), "resourceClaims");
     spec_field(filled(&spec.readiness_gates), "readinessGates");
     spec_field(spec.host_users == Some(false), "hostUsers");
@@ -54,12 +53,8 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
     field(container.liveness_probe.is_some(), "livenessProbe");
     field(container.readiness_probe.is_some(), "readinessProbe");
     field(container.startup_probe.is_some(), "startupProbe");
-    field(container.lifecycle.is_some(), "lifecycle");
-    field(container.restart_policy.is_some(), "restartPolicy");
-    field(filled(&container.restart_policy_rules), "restartPolicyRules");
     field(filled(&container.env_from), "envFrom");
     field(filled(&container.volume_devices), "volumeDevices");
-    field(filled(&container.resize_policy), "resizePolicy");
     let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
     field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
@@ -95,7 +90,6 @@ mod tests {
             [
                 "spec.hostUsers",
                 "spec.volumes[1].downwardAPI",
-                "spec.initContainers[1].restartPolicy",
                 "spec.containers[0].livenessProbe",
                 "spec.containers[0].volumeMounts[1].subPath",
             ]

@@ -7,4 +7,5 @@ mod support;
 
 mod agent;
 mod cri;
+mod hooks;
 mod runtime;

@@ -11,7 +11,7 @@ use coracle::model::ids::ContainerId;
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
-    Deps, Kill, KillTarget, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
+    Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
 };
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
@@ -21,20 +21,20 @@ use serde_json::{Value, json};
 
 use crate::support::fake_cri::{BUSYBOX, BUSYBOX_ID, FakeCri};
 
-struct Node {
-    fake: FakeCri,
+pub struct Node {
+    pub fake: FakeCri,
     dir: tempfile::TempDir,
-    runtime: Runtime,
+    pub runtime: Runtime,
     client: cri::RuntimeClient,
     events: Receiver<Box<Event>>,
 }
 
 impl Node {
-    fn new() -> Node {
+    pub fn new() -> Node {
         Node::with(|_| {})
     }
 
-    fn with(change: impl FnOnce(&mut Settings)) -> Node {
+    pub fn with(change: impl FnOnce(&mut Settings)) -> Node {
         let fake = FakeCri::start();
         let dir = tempfile::tempdir().unwrap();
         let resolv_conf = dir.path().join("resolv.conf");
@@ -60,6 +60,7 @@ impl Node {
             max_parallel_image_pulls: None,
             crash_backoff_max: Duration::from_secs(300),
             recursive_read_only_mounts: false,
+            stop_signals: false,
         };
         change(&mut settings);
         let (client, images) = fake.connect();
@@ -73,25 +74,25 @@ impl Node {
     }
 
     /// Reason and message of each event since the last call.
-    fn events(&self) -> Vec<(&'static str, String)> {
+    pub fn events(&self) -> Vec<(&'static str, String)> {
         self.events.try_iter().map(|event| (event.reason, event.message)).collect()
     }
 
-    fn sandbox(&self, pod: &Pod) -> NewSandbox {
+    pub fn sandbox(&self, pod: &Pod) -> NewSandbox {
         self.runtime.create_sandbox(pod, 0, &StopToken::never()).unwrap()
     }
 
-    fn observe(&self, pod: &Pod) -> (ListedPod, PodRuntime) {
+    pub fn observe(&self, pod: &Pod) -> (ListedPod, PodRuntime) {
         let listed = cri::list_pods(&self.client, Some(pod.uid())).unwrap().remove(pod.uid()).unwrap();
         let runtime = cri::pod_runtime(&self.client, &listed).unwrap();
         (listed, runtime)
     }
 
-    fn start(&self, pod: &Pod, sandbox: &NewSandbox, name: &str) -> Result<ContainerId, StartFailure> {
+    pub fn start(&self, pod: &Pod, sandbox: &NewSandbox, name: &str) -> Result<ContainerId, StartFailure> {
         self.start_until(pod, sandbox, name, &StopToken::never())
     }
 
-    fn start_until(
+    pub fn start_until(
         &self,
         pod: &Pod,
         sandbox: &NewSandbox,
@@ -100,7 +101,11 @@ impl Node {
     ) -> Result<ContainerId, StartFailure> {
         self.runtime.start_container(Start {
             pod,
-            container: pod.all_containers().find(|container| container.name == name).unwrap(),
+            container: pod
+                .all_containers()
+                .chain(&pod.ephemeral_containers())
+                .find(|container| container.name == name)
+                .unwrap(),
             sandbox_id: &sandbox.id,
             sandbox_attempt: 0,
             pod_ips: &sandbox.ips,
@@ -112,7 +117,7 @@ impl Node {
     }
 }
 
-fn pod(spec: Value) -> Pod {
+pub fn pod(spec: Value) -> Pod {
     let pod = json!({"metadata": {"name": "web", "namespace": "ns", "uid": "u1"}, "spec": spec});
     Pod::from(serde_json::from_value::<api::Pod>(pod).unwrap())
 }
@@ -371,7 +376,7 @@ fn three() -> Pod {
     pod(json!({"containers": containers, "terminationGracePeriodSeconds": 7}))
 }
 
-fn timeouts(node: &Node) -> Vec<Value> {
+pub fn timeouts(node: &Node) -> Vec<Value> {
     let stops = node.fake.journal().into_iter().filter(|entry| entry.method == "StopContainer");
     stops.map(|entry| entry.request["timeout"].clone()).collect()
 }
@@ -469,11 +474,8 @@ fn one_container_is_stopped_with_the_message_given() {
     let id = node.start(&pod, &sandbox, "c").unwrap();
     let _ = node.events();
     let kill = Kill {
-        who: KillTarget::Pod(pod),
-        id,
-        name: "c".into(),
         message: Some("Container c definition changed, will be restarted".into()),
-        grace_override: None,
+        ..Kill::of(&pod, &id, "c")
     };
     node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
     assert_eq!(node.events(), [("Killing", "Container c definition changed, will be restarted".to_owned())]);
