@@ -40,8 +40,8 @@ pub use listener::connect_local;
 pub use metrics::MetricsPage;
 pub use select::{Selection, resolve};
 pub use views::{
-    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView, PodsReply,
-    ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
+    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
+    PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
 };
 
 use crate::kube::events::EventLog;
@@ -99,6 +99,9 @@ pub struct LogOptions {
     pub limit_bytes: Option<u64>,
 }
 
+/// Writes one page of metrics.
+pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
+
 /// Reads a log into a writer until its end or the stop signal; flushes as it goes.
 pub type ReadLog = dyn Fn(&Path, &LogOptions, &mut dyn Write, &dyn Fn() -> bool, &StopToken) -> Result<(), String>
     + Send
@@ -132,7 +135,7 @@ pub struct Deps {
     /// Recorded events.
     pub events: EventLog,
     /// Writes the metrics.
-    pub metrics: Arc<dyn Fn(MetricsPage, &mut Page) + Send + Sync>,
+    pub metrics: Arc<WriteMetrics>,
     /// Takes what `coracle debug` wants.
     pub add_ephemeral: Arc<AddEphemeral>,
 }
