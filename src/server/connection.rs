@@ -16,6 +16,7 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 
 use super::http::{Gate, KEY_HEADER, STREAMS};
 use super::listener::{Listener, Socket, connect_local};
+use super::metrics;
 use super::query::Target;
 use super::routes::{self, Answer, Reply};
 
@@ -387,6 +388,7 @@ fn drain(mut inner: &UnixStream, gate: &Gate) {
 /// The handler's thread: makes the answer.
 fn answer(request: tiny_http::Request, listener: Listener, gate: &Gate, stop: &StopToken) {
     let target = Target::parse(request.url());
+    let _timed = metrics::count(listener, request.method().as_str(), &target.path);
     match routes::route(listener, &target, &gate.deps) {
         Reply::Whole(answer) => respond(request, answer),
         Reply::Stream(_) if gate.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS => {
