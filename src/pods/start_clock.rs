@@ -52,9 +52,8 @@ impl StartClock {
 
     fn look(&mut self, pod: &Pod, status: &PodStatus, now: Timestamp) -> Option<Took> {
         let seen = self.seen?;
-        let all = || {
-            [&status.container_statuses, &status.init_container_statuses].into_iter().flatten().flatten()
-        };
+        let all =
+            || [&status.container_statuses, &status.init_container_statuses].into_iter().flatten().flatten();
         if std::mem::take(&mut self.first) && all().any(has_begun) {
             self.seen = None;
             return None;
@@ -132,7 +131,8 @@ mod tests {
                 json!({"name": "x", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": state})
             })
             .collect();
-        serde_json::from_value(json!({"containerStatuses": containers, "initContainerStatuses": init})).unwrap()
+        serde_json::from_value(json!({"containerStatuses": containers, "initContainerStatuses": init}))
+            .unwrap()
     }
 
     #[test]

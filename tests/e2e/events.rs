@@ -70,9 +70,7 @@ fn a_killed_container_is_back_at_once() {
     node.containerd.stop();
     wait_until("the agent to notice", LONG, || node.says(&["status"]).contains("full list every second"));
     node.containerd.resume();
-    wait_until("the way back", LONG, || {
-        node.says(&["status"]).lines().any(|line| line == changes)
-    });
+    wait_until("the way back", LONG, || node.says(&["status"]).lines().any(|line| line == changes));
     let id = node.running("web0")["main"][0].clone();
     node.containerd.kill_task(&id);
     node.wait_pod("web0", "restarted again", LONG, |pod| restarts(pod, "main") == 2 && is_ready(pod));
