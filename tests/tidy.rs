@@ -36,6 +36,7 @@ const SIDEWAYS: &[(&str, &str)] =
 const DOORS: &[(&str, &str)] = &[
     ("grpcio", "transport"),
     ("protobuf", "transport"),
+    ("futures_util", "transport"),
     ("ureq", "transport"),
     ("tiny_http", "server"),
     ("serde_saphyr", "config"),

@@ -33,6 +33,7 @@ pub(super) struct Sources {
     pub started: Instant,
     pub endpoint: String,
     pub cgroups: String,
+    pub feature_gates: BTreeMap<String, bool>,
     pub places: BTreeMap<SourceName, String>,
     pub view: View,
     pub status: StatusCache,

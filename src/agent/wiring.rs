@@ -198,6 +198,7 @@ pub(super) fn start(
         started,
         endpoint: config.container_runtime_endpoint.clone(),
         cgroups: cgroups.version.as_str().to_owned(),
+        feature_gates: config.feature_gates.clone(),
         places: configured,
         view,
         status,

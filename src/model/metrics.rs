@@ -113,6 +113,12 @@ metrics! { ALL;
     RUN_POD_SANDBOX_ERRORS: CounterVec<1> = "kubelet_run_podsandbox_errors_total",
         "Sandboxes that the runtime failed to make.", ["runtime_handler"];
 
+    // Requests to our own port.
+    HTTP_REQUESTS: CounterVec<4> = "kubelet_http_requests_total", "Requests to the agent.",
+        ["method", "path", "server_type", "long_running"];
+    HTTP_DURATION: HistogramVec<4> = "kubelet_http_requests_duration_seconds",
+        "Duration of requests to the agent.", SHORT, ["method", "path", "server_type", "long_running"];
+
     // Images.
     IMAGE_PULL: HistogramVec<1> = "kubelet_image_pull_duration_seconds",
         "Image pulls that went well, by size.", PULL, ["image_size_in_bytes"];

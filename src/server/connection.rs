@@ -16,6 +16,7 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 
 use super::http::{Gate, KEY_HEADER, STREAMS};
 use super::listener::{Listener, Socket, connect_local};
+use super::metrics;
 use super::query::Target;
 use super::routes::{self, Answer, Reply};
 
@@ -390,6 +391,7 @@ fn drain(mut inner: &UnixStream, gate: &Gate) {
 fn answer(request: tiny_http::Request, listener: Listener, gate: &Gate, stop: &StopToken) {
     let target = Target::parse(request.url());
     let changes = request.method() == &tiny_http::Method::Post;
+    let _timed = metrics::count(listener, request.method().as_str(), &target.path);
     match routes::route(listener, changes, &target, &gate.deps) {
         Reply::Whole(answer) => respond(request, answer),
         Reply::Stream(_) if gate.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS => {

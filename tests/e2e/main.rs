@@ -6,6 +6,7 @@
 mod support;
 
 mod crashes;
+mod events;
 mod images;
 mod manifests;
 mod many;
