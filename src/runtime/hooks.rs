@@ -93,12 +93,7 @@ impl Runtime {
             // The next look finds it running: as upstream it goes on then.
             log::warn!("cannot stop the container whose postStart hook failed: {error}");
         }
-        Err(StartFailure {
-            reason: reasons::POST_START_HOOK_ERROR,
-            message,
-            retry_at: None,
-            stopping: false,
-        })
+        Err(StartFailure { reason: reasons::POST_START_HOOK_ERROR, message, retry_at: None, stopping: false })
     }
 
     /// Runs the preStop hook within `grace` and returns how much of it that took. A hook

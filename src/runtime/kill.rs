@@ -84,7 +84,9 @@ impl Kill {
 
     /// Seconds of grace, before the minimum.
     fn grace_seconds(&self) -> i64 {
-        self.grace_override.or_else(|| self.who.grace_seconds(self.probe_grace)).unwrap_or(MINIMUM_GRACE_SECONDS)
+        self.grace_override
+            .or_else(|| self.who.grace_seconds(self.probe_grace))
+            .unwrap_or(MINIMUM_GRACE_SECONDS)
     }
 
     fn pre_stop(&self) -> Option<Hook<'_>> {

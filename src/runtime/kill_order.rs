@@ -70,7 +70,12 @@ impl KillOrder {
 
     /// Waits until it is the container's turn, at most for `limit`, and returns how long
     /// that took. `None`: broken off by `stop`.
-    pub(super) fn wait_for_turn(&self, id: &ContainerId, limit: Duration, stop: &StopToken) -> Option<Duration> {
+    pub(super) fn wait_for_turn(
+        &self,
+        id: &ContainerId,
+        limit: Duration,
+        stop: &StopToken,
+    ) -> Option<Duration> {
         let start = Instant::now();
         // A limit beyond what a clock can show is none.
         let deadline = start.checked_add(limit);
@@ -116,7 +121,10 @@ mod tests {
         let never = StopToken::never();
         let _ = order.wait_for_turn(&name.into(), Duration::ZERO, &never);
         // Whether nobody is left to wait for.
-        order.before.get(&ContainerId::from(name)).is_none_or(|tokens| tokens.iter().all(StopToken::is_stopped))
+        order
+            .before
+            .get(&ContainerId::from(name))
+            .is_none_or(|tokens| tokens.iter().all(StopToken::is_stopped))
     }
 
     #[test]

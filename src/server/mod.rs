@@ -38,8 +38,8 @@ pub use claim::{Claim, claim};
 pub use listener::connect_local;
 pub use select::{Selection, resolve};
 pub use views::{
-    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView, PodsReply,
-    ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
+    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
+    PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
 };
 
 use crate::kube::events::EventLog;

@@ -42,8 +42,14 @@ mod tests {
         check(json!({"name": "d", "image": "busybox", "targetContainerName": "c"}), Ok("Always"));
         check(json!({"name": "d", "image": "b:1", "targetContainerName": "i"}), Ok("IfNotPresent"));
         for (wanted, message) in [
-            (json!({"name": "e", "image": "b:1"}), "spec.ephemeralContainers[1].name: Duplicate value: \"e\""),
-            (json!({"name": "c", "image": "b:1"}), "spec.ephemeralContainers[1].name: Duplicate value: \"c\""),
+            (
+                json!({"name": "e", "image": "b:1"}),
+                "spec.ephemeralContainers[1].name: Duplicate value: \"e\"",
+            ),
+            (
+                json!({"name": "c", "image": "b:1"}),
+                "spec.ephemeralContainers[1].name: Duplicate value: \"c\"",
+            ),
             (json!({"name": "", "image": "b:1"}), "spec.ephemeralContainers[1].name: Required value"),
             (json!({"name": "d"}), "spec.ephemeralContainers[1].image: Required value"),
             (

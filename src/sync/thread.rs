@@ -75,7 +75,16 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
     threads::spawn("sync", Stack::Large, on_death, move |stop| {
         let core = Core::new(settings.sources.clone());
         let sources = settings.sources.iter().map(|name| (*name, SourceState::default())).collect();
-        Loop { core, settings, deps, sources, first_list: false, garbage: false, ephemeral: Granted::default() }.run(&stop);
+        Loop {
+            core,
+            settings,
+            deps,
+            sources,
+            first_list: false,
+            garbage: false,
+            ephemeral: Granted::default(),
+        }
+        .run(&stop);
     })
 }
 
@@ -316,7 +325,12 @@ impl Loop {
         for (uid, pod, rejected) in self.core.desired() {
             snapshot.pods.insert(
                 uid.clone(),
-                Entry { pod: Some(self.ephemeral.complete(pod)), leaving: None, rejected, worker: workers.get(uid).cloned() },
+                Entry {
+                    pod: Some(self.ephemeral.complete(pod)),
+                    leaving: None,
+                    rejected,
+                    worker: workers.get(uid).cloned(),
+                },
             );
         }
         for (uid, worker) in workers {

@@ -7,6 +7,7 @@ mod support;
 
 mod crashes;
 mod images;
+mod lifecycle;
 mod manifests;
 mod many;
 mod outages;

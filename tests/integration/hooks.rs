@@ -81,8 +81,13 @@ fn a_container_whose_post_start_fails_is_stopped() {
     );
     assert!(failure.retry_at.is_none() && !failure.stopping);
     assert_eq!(
-        texts(&node)[2..],
-        ["Created: Container created", "Started: Container started", "FailedPostStartHook: PostStartHook failed", "Killing: FailedPostStartHook"]
+        texts(&node)[3..],
+        [
+            "Created: Container created",
+            "Started: Container started",
+            "FailedPostStartHook: PostStartHook failed",
+            "Killing: FailedPostStartHook"
+        ]
     );
     assert_eq!(node.fake.calls()[3..], ["ExecSync", "ExecSync", "StopContainer"]);
     assert_eq!(timeouts(&node), [json!("7")]);
@@ -106,7 +111,10 @@ fn a_pre_stop_that_fails_changes_nothing() {
     assert_eq!(calls, ["ExecSync", "StopContainer"]);
     // There is no such hook as a TCP connection.
     let (events, calls) = stopped(&node, json!({"tcpSocket": {"port": 80}}), None);
-    assert_eq!((events, calls), (vec![KILLING.to_owned(), PRE_STOP_FAILED.to_owned()], vec!["StopContainer"]));
+    assert_eq!(
+        (events, calls),
+        (vec![KILLING.to_owned(), PRE_STOP_FAILED.to_owned()], vec!["StopContainer"])
+    );
 }
 
 #[test]
@@ -302,9 +310,8 @@ fn sidecars_end_last_and_in_reverse_order() {
             node.runtime.kill_pod(Some(&pod), Observed::Runtime(&runtime), None, &StopToken::never())
         });
         // The hooks of the sidecars run at once.
-        node.fake.wait_until("both are being stopped", |fake| {
-            gate.waiting() == 2 && fake.count("ExecSync") == 2
-        });
+        node.fake
+            .wait_until("both are being stopped", |fake| gate.waiting() == 2 && fake.count("ExecSync") == 2);
         gate.open();
         kill.join().unwrap().unwrap();
     });

@@ -140,7 +140,10 @@ fn every_command_speaks_to_the_server() {
         command: vec!["sh".into()],
     };
     let (_, text) = agent.run(debug("web"));
-    assert!(text.contains("ephemeral container dbg is being started in pod ") && text.contains("/web-node1"), "{text}");
+    assert!(
+        text.contains("ephemeral container dbg is being started in pod ") && text.contains("/web-node1"),
+        "{text}"
+    );
     assert_ne!(agent.run(debug("db")).0, Ok(Exit::Success));
     assert_eq!(agent.run(Ask::Version).0, Ok(Exit::Success));
     agent.sink.raise(Regarding::Node, EventType::Normal, "Starting", "Starting kubelet.");

@@ -92,12 +92,7 @@ pub struct Resize {
 /// Completes `plan` by what has to be done so that running containers have what their
 /// specification grants. `given` says what an instance was given last; an instance of which
 /// nobody knows that is left alone.
-pub fn add(
-    pod: &Pod,
-    runtime: &PodRuntime,
-    given: &dyn Fn(&ContainerId) -> Option<Given>,
-    plan: &mut Plan,
-) {
+pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&ContainerId) -> Option<Given>, plan: &mut Plan) {
     if pod.is_static() || plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
         return;
     }
@@ -132,8 +127,7 @@ pub fn add(
             continue;
         }
         for resource in changed {
-            let change =
-                Resize { id: status.id.clone(), name: container.name.clone(), resource };
+            let change = Resize { id: status.id.clone(), name: container.name.clone(), resource };
             changes.push((resource, grows(has.share(resource), wants.share(resource)), change));
         }
     }
@@ -246,9 +240,8 @@ mod tests {
     fn plan_of(spec: Value, instances: &str, had: &[(&str, &str)]) -> String {
         let (pod, runtime) = (pod(spec), ready(instances));
         let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
-        let given = |id: &ContainerId| {
-            had.iter().find(|(of, _)| *of == id.as_str()).map(|(_, text)| given(text))
-        };
+        let given =
+            |id: &ContainerId| had.iter().find(|(of, _)| *of == id.as_str()).map(|(_, text)| given(text));
         add(&pod, &runtime, &given, &mut plan);
         short(&plan)
     }

@@ -116,10 +116,7 @@ mod tests {
         let seconds = Duration::from_secs;
         assert_eq!(
             two_steps(seconds(30), seconds(10)),
-            [
-                Step { from: 0, period: seconds(20) },
-                Step { from: 2_000_000_000, period: seconds(10) }
-            ]
+            [Step { from: 0, period: seconds(20) }, Step { from: 2_000_000_000, period: seconds(10) }]
         );
         assert!(two_steps(seconds(0), seconds(0)).is_empty());
         assert!(two_steps(seconds(5), seconds(10)).is_empty());

@@ -74,10 +74,7 @@ impl Worker {
             }
         }
         for reset in resets {
-            let kill = Kill {
-                grace_override: Some(0),
-                ..Kill::of(&pod, &reset.id, &reset.name)
-            };
+            let kill = Kill { grace_override: Some(0), ..Kill::of(&pod, &reset.id, &reset.name) };
             let stopped = if reset.stop { self.deps.runtime.kill_container(&kill, cancel) } else { Ok(()) };
             stopped.map_err(|error| Failed::later(error.to_string()))?;
             self.deps
@@ -108,10 +105,9 @@ impl Worker {
             let container = self.pod().all_containers().find(|container| container.name == resize.name);
             // One call changes all resources.
             let Some(container) = container.filter(|_| !done.contains(&&resize.id)) else { continue };
-            self.deps
-                .runtime
-                .resize_container(self.pod(), container, &resize.id, cancel)
-                .map_err(|error| Failed::later(format!("cannot resize container {}: {error}", resize.name)))?;
+            self.deps.runtime.resize_container(self.pod(), container, &resize.id, cancel).map_err(
+                |error| Failed::later(format!("cannot resize container {}: {error}", resize.name)),
+            )?;
             done.push(&resize.id);
         }
         Ok(())
