@@ -8,6 +8,7 @@ mod support;
 mod crashes;
 mod events;
 mod images;
+mod lifecycle;
 mod manifests;
 mod many;
 mod outages;

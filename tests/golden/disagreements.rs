@@ -30,7 +30,6 @@ pub const DISAGREEMENTS: &[Disagreement] = &[
     waits_at_once("exit1-onfailure"),
     waits_at_once("bad-command"),
     later("downward", "downward API volumes are not built yet"),
-    later("hooks", "container hooks are not built yet"),
     later("liveness", "probes are not built yet"),
     later("readiness", "probes are not built yet"),
     later("sidecar", "startup probes are not built yet"),

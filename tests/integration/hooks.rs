@@ -81,7 +81,7 @@ fn a_container_whose_post_start_fails_is_stopped() {
     );
     assert!(failure.retry_at.is_none() && !failure.stopping);
     assert_eq!(
-        texts(&node)[2..],
+        texts(&node)[3..],
         [
             "Created: Container created",
             "Started: Container started",

@@ -6,6 +6,7 @@
 mod support;
 
 mod agent;
+mod containers;
 mod cri;
 mod hooks;
 mod runtime;

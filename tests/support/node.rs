@@ -328,9 +328,10 @@ impl Node {
     /// A local command of the binary, against this node.
     pub fn command(&self, args: &[&str]) -> Output {
         Command::new(env!("CARGO_BIN_EXE_coracle"))
-            .args(args)
+            // First: after `--` it would be a word of somebody else's command.
             .arg("--root-dir")
             .arg(self.root())
+            .args(args)
             .stdin(Stdio::null())
             .output()
             .expect("the command runs")
