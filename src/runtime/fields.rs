@@ -112,9 +112,11 @@ mod tests {
             allocatable_ephemeral_storage: Amount::from_units(5 << 20),
             ..MachineNumbers::default()
         };
-        for (resource, expected) in
-            [("limits.cpu", "1900"), ("limits.memory", "1073741824000"), ("limits.ephemeral-storage", "5242880000")]
-        {
+        for (resource, expected) in [
+            ("limits.cpu", "1900"),
+            ("limits.memory", "1073741824000"),
+            ("limits.ephemeral-storage", "5242880000"),
+        ] {
             let selector: ResourceFieldSelector =
                 serde_json::from_value(json!({"resource": resource, "divisor": "1m"})).unwrap();
             let pod = pod();

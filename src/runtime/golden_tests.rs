@@ -17,10 +17,10 @@ use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 use crate::transport::generated::MessageField;
-use crate::util::stop::StopToken;
 use crate::transport::generated::runtime::{
     ContainerConfig, CreateContainerRequest, PodSandboxConfig, RunPodSandboxRequest,
 };
+use crate::util::stop::StopToken;
 
 mod protojson {
     //! Messages as protobuf JSON, by the converters that `build.rs` writes for tests.

@@ -39,8 +39,7 @@ impl Runtime {
         sandbox_config: &PodSandboxConfig,
     ) -> Result<Vec<ImageVolume>, ImageFailure> {
         let Start { pod, container, stop, .. } = *start;
-        let mounted =
-            |name: &str| container.volume_mounts.iter().flatten().any(|mount| mount.name == name);
+        let mounted = |name: &str| container.volume_mounts.iter().flatten().any(|mount| mount.name == name);
         let mut found = Vec::new();
         for volume in pod.spec().volumes.iter().flatten().filter(|volume| mounted(&volume.name)) {
             let Some(source) = &volume.image else { continue };
@@ -247,7 +246,9 @@ mod tests {
             match wanted.path {
                 "full" => Err(SubPathFailure::Create),
                 "away" => Err(SubPathFailure::Prepare),
-                path => Ok(wanted.volume.host_path.join(format!("{}/{}/{path}", wanted.container, wanted.index))),
+                path => {
+                    Ok(wanted.volume.host_path.join(format!("{}/{}/{path}", wanted.container, wanted.index)))
+                }
             }
         }
     }

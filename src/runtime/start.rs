@@ -241,12 +241,7 @@ impl Runtime {
         }
     }
 
-    fn image_failure(
-        &self,
-        start: &Start<'_>,
-        regarding: &Regarding,
-        failure: ImageFailure,
-    ) -> StartFailure {
+    fn image_failure(&self, start: &Start<'_>, regarding: &Regarding, failure: ImageFailure) -> StartFailure {
         self.failed(start, regarding, failure.reason);
         StartFailure {
             reason: failure.reason,

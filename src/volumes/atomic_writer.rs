@@ -92,7 +92,8 @@ impl Payload {
         let clean = check(path)?;
         // `a` and `a/b`, in either order.
         let below = format!("{clean}/");
-        let above = |known: &String| clean.strip_prefix(known.as_str()).is_some_and(|rest| rest.starts_with('/'));
+        let above =
+            |known: &String| clean.strip_prefix(known.as_str()).is_some_and(|rest| rest.starts_with('/'));
         if let Some(known) = self.files.keys().find(|known| known.starts_with(&below) || above(known)) {
             let path = if known.len() < clean.len() { known.clone() } else { clean };
             return Err(PathError::Conflict { path });
@@ -159,7 +160,9 @@ pub(super) fn write(
 ) -> io::Result<Outcome> {
     let current = current(dir)?;
     let same = match &current {
-        Some(name) => tree::open_at(dir, name).and_then(|data| is_same(data.as_fd(), payload)).or_else(absent)?,
+        Some(name) => {
+            tree::open_at(dir, name).and_then(|data| is_same(data.as_fd(), payload)).or_else(absent)?
+        }
         None => false,
     };
     if same {
@@ -237,7 +240,8 @@ fn read(data: BorrowedFd<'_>, path: &str, expected: usize) -> io::Result<Vec<u8>
 
 /// Entries below a directory of our own making.
 fn count(dir: BorrowedFd<'_>) -> io::Result<usize> {
-    let mut open = vec![fs::openat(dir, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?];
+    let mut open =
+        vec![fs::openat(dir, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?];
     let mut count: usize = 0;
     while let Some(dir) = open.pop() {
         for name in tree::names(dir.as_fd())? {

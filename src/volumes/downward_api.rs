@@ -76,7 +76,8 @@ mod tests {
 
     #[test]
     fn every_problem_is_named() {
-        let nobody = json!({"path": "x", "resourceFieldRef": {"containerName": "no", "resource": "limits.cpu"}});
+        let nobody =
+            json!({"path": "x", "resourceFieldRef": {"containerName": "no", "resource": "limits.cpu"}});
         assert_eq!(
             collect(json!([field("n", "spec.nodeName"), nobody]), None).unwrap_err(),
             "[unsupported fieldPath: spec.nodeName, container no not found]"

@@ -133,11 +133,7 @@ pub(super) fn make(
 }
 
 /// `<above>/<plugin>` in the pod's directory.
-fn plugin_dir(
-    pod_dir: BorrowedFd<'_>,
-    above: &std::ffi::CStr,
-    plugin: &str,
-) -> rustix::io::Result<OwnedFd> {
+fn plugin_dir(pod_dir: BorrowedFd<'_>, above: &std::ffi::CStr, plugin: &str) -> rustix::io::Result<OwnedFd> {
     let (above, _) = tree::make_at(pod_dir, above, 0o750)?;
     let name = CString::new(plugin).map_err(|_| Errno::INVAL)?;
     Ok(tree::make_at(above.as_fd(), &name, 0o750)?.0)
@@ -226,7 +222,9 @@ fn page_size(pod: &Pod, medium: &str) -> Result<u64, VolumeError> {
             match (named, found) {
                 (Some(named), _) if named != size => {}
                 (None, Some(other)) if other != size => {
-                    return Err(refuse("medium: @ can't be used if container requests multiple huge page sizes"));
+                    return Err(refuse(
+                        "medium: @ can't be used if container requests multiple huge page sizes",
+                    ));
                 }
                 _ => found = Some(size),
             }

@@ -48,19 +48,16 @@ fn fill(
 ) -> Result<(), VolumeError> {
     let path = place.path();
     for point in nested(pod, place.volume) {
-        make_point(dir, &point)
-            .map_err(VolumeError::io("make nested mount point", &path.join(&point)))?;
+        make_point(dir, &point).map_err(VolumeError::io("make nested mount point", &path.join(&point)))?;
     }
     let gid = empty_dir::fs_group(pod);
     let own = || match gid {
         None => Ok(()),
-        Some(gid) => {
-            match ownership::give(dir, gid, (Access::Read, Policy::Always), stop, &mut |_| {}) {
-                Ok(_) => Ok(()),
-                Err(Broken::Failed(errno)) => Err(errno),
-                Err(Broken::Stopping) => Err(Errno::CANCELED),
-            }
-        }
+        Some(gid) => match ownership::give(dir, gid, (Access::Read, Policy::Always), stop, &mut |_| {}) {
+            Ok(_) => Ok(()),
+            Err(Broken::Failed(errno)) => Err(errno),
+            Err(Broken::Stopping) => Err(Errno::CANCELED),
+        },
     };
     match atomic_writer::write(dir, payload, Timestamp::now(), &own) {
         Ok(_) => Ok(()),

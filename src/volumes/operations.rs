@@ -164,9 +164,8 @@ mod tests {
             Err::<(), _>(VolumeError::Stopping)
         });
         assert!(matches!(stopped, Err(VolumeError::Stopping)));
-        let panicked = operations.run(&uid(), "v", LIMIT, &StopToken::never(), |_| -> Result<(), _> {
-            panic!("a test's own")
-        });
+        let panicked = operations
+            .run(&uid(), "v", LIMIT, &StopToken::never(), |_| -> Result<(), _> { panic!("a test's own") });
         assert!(matches!(panicked, Err(VolumeError::Panicked)));
         assert!(!operations.is_busy(&uid()));
     }

@@ -20,13 +20,8 @@ pub(super) const SUB_PATHS: &str = "volume-subpaths";
 
 /// Plugins whose content is made by the agent from what others still have, or belongs to
 /// the pod alone: it goes with the pod, whichever agent made it.
-pub(super) const OWNED_CONTENT: [&str; 5] = [
-    EMPTY_DIR,
-    "kubernetes.io~configmap",
-    DOWNWARD_API,
-    PROJECTED,
-    "kubernetes.io~secret",
-];
+pub(super) const OWNED_CONTENT: [&str; 5] =
+    [EMPTY_DIR, "kubernetes.io~configmap", DOWNWARD_API, PROJECTED, "kubernetes.io~secret"];
 
 /// `<root-dir>/pods`.
 pub(super) fn pods(root_dir: &Path) -> PathBuf {

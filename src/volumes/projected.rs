@@ -26,7 +26,9 @@ pub(super) fn payload(
             || projection.pod_certificate.is_some();
         if from_the_api {
             return Err(VolumeError::Content {
-                problem: format!("cannot setup projected volume {volume} because kube client is not configured"),
+                problem: format!(
+                    "cannot setup projected volume {volume} because kube client is not configured"
+                ),
             });
         }
         if let Some(downward) = &projection.downward_api {
@@ -51,9 +53,7 @@ mod tests {
 
     #[test]
     fn later_sources_win() {
-        let source = |path: &str, field: &str| {
-            json!({"downwardAPI": {"items": [{"path": path, "fieldRef": {"fieldPath": field}}]}})
-        };
+        let source = |path: &str, field: &str| json!({"downwardAPI": {"items": [{"path": path, "fieldRef": {"fieldPath": field}}]}});
         let files = collect(json!({"defaultMode": 256, "sources": [
             source("a", "metadata.name"), source("b", "metadata.name"), source("a", "metadata.uid")]}))
         .unwrap();

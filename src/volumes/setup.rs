@@ -165,9 +165,8 @@ impl Volumes {
     ) -> Result<MountedVolume, VolumeError> {
         let allocatable = &self.settings.allocatable;
         let name = volume.name.as_str();
-        let files = |plugin, payload| {
-            files::set_up(pod, (plugin, name), &payload, pod_dir, allocatable.memory, stop)
-        };
+        let files =
+            |plugin, payload| files::set_up(pod, (plugin, name), &payload, pod_dir, allocatable.memory, stop);
         match Plugin::of(volume) {
             Plugin::EmptyDir(source) => {
                 let default = EmptyDirVolumeSource::default();
@@ -194,9 +193,7 @@ impl Volumes {
             Plugin::OfTheApi => Err(VolumeError::Content {
                 problem: "not supported due to running kubelet in standalone mode".to_owned(),
             }),
-            Plugin::Other => {
-                Err(VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() })
-            }
+            Plugin::Other => Err(VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() }),
         }
     }
 
@@ -375,7 +372,10 @@ mod tests {
                 json!({"nfs": {"server": "s", "path": "/x"}}),
                 "volumes of type nfs are not supported by this version of coracle",
             ),
-            (json!({"secret": {"secretName": "x"}}), "not supported due to running kubelet in standalone mode"),
+            (
+                json!({"secret": {"secretName": "x"}}),
+                "not supported due to running kubelet in standalone mode",
+            ),
             (json!({"configMap": {"name": "x"}}), "not supported due to running kubelet in standalone mode"),
             (
                 json!({"projected": {"sources": [{"secret": {"name": "x"}}]}}),

@@ -90,7 +90,9 @@ struct Target {
 impl Target {
     fn path(&self) -> PathBuf {
         let mut path = self.pod_dir.clone();
-        path.extend(self.above.iter().chain([&self.name]).map(|name| OsString::from_vec(name.to_bytes().to_vec())));
+        path.extend(
+            self.above.iter().chain([&self.name]).map(|name| OsString::from_vec(name.to_bytes().to_vec())),
+        );
         path
     }
 }
@@ -163,13 +165,8 @@ fn walk(root: OwnedFd, sub_path: &Path) -> Result<OwnedFd, Failed> {
             .map_err(|_| Errno::INVAL)
             .map_err(prepare("open an element"))?;
         let next = match fs::openat(here, &name, HOLD, Mode::empty()) {
-            Err(Errno::NOENT) if !step.from_link => {
-                make(here.as_fd(), &name, mode).map_err(|errno| Failed {
-                    kind: SubPathFailure::Create,
-                    what: "make a directory",
-                    errno,
-                })?
-            }
+            Err(Errno::NOENT) if !step.from_link => make(here.as_fd(), &name, mode)
+                .map_err(|errno| Failed { kind: SubPathFailure::Create, what: "make a directory", errno })?,
             result => result.map_err(prepare("open an element"))?,
         };
         let stat = fs::fstat(&next).map_err(prepare("look at an element"))?;

@@ -45,7 +45,8 @@ fn a_host_path_of_the_wrong_type_waits_for_the_right_one() {
         place.display()
     );
     wait_until("the event", LONG, || node.says(&["events"]).contains(&text));
-    let waiting = node.wait_pod("h", "waiting", LONG, |pod| waiting_reason(pod, "main") == "ContainerCreating");
+    let waiting =
+        node.wait_pod("h", "waiting", LONG, |pod| waiting_reason(pod, "main") == "ContainerCreating");
     assert!(node.running("h").is_empty(), "no container is made: {waiting:?}");
     fs::remove_file(&place).unwrap();
     fs::create_dir(&place).unwrap();

@@ -43,7 +43,8 @@ impl Place {
     fn volumes(&self) -> (Volumes, Receiver<Event>) {
         fs::create_dir_all(self.root()).unwrap();
         let (events, queue) = EventSink::new();
-        let allocatable = NodeAllocatable { memory: Amount::from_units(64 << 20), ..NodeAllocatable::default() };
+        let allocatable =
+            NodeAllocatable { memory: Amount::from_units(64 << 20), ..NodeAllocatable::default() };
         (Volumes::new(Settings { root_dir: self.root(), allocatable }, Deps { events }), queue)
     }
 
@@ -57,7 +58,8 @@ impl Place {
 }
 
 fn pod(labels: Value, spec: Value) -> Pod {
-    let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u1", "labels": labels}, "spec": spec});
+    let value =
+        json!({"metadata": {"name": "p", "namespace": "n", "uid": "u1", "labels": labels}, "spec": spec});
     Pod::from(serde_json::from_value::<api::Pod>(value).unwrap())
 }
 
@@ -165,7 +167,12 @@ fn with_volume() -> Pod {
     )
 }
 
-fn bind(volumes: &Volumes, volume: &MountedVolume, index: usize, path: &str) -> Result<PathBuf, SubPathFailure> {
+fn bind(
+    volumes: &Volumes,
+    volume: &MountedVolume,
+    index: usize,
+    path: &str,
+) -> Result<PathBuf, SubPathFailure> {
     let uid = PodUid::from("u1");
     volumes.bind(SubPath { pod: &uid, container: "c", index, volume, path }, &STOP())
 }
@@ -324,4 +331,53 @@ fn an_empty_dir_of_a_group_is_writable_for_it() {
     fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
     place.volumes().0.setup(&pod, &STOP()).unwrap();
     assert_eq!(mode(&dir), 0o700);
+}
+
+/// The states that a kill, or a reboot, can leave: each ends as an undisturbed set-up does.
+#[test]
+fn a_set_up_goes_on_from_every_step() {
+    let Some(place) = Place::new() else { return };
+    let pod = downward(json!({"a": "1"}));
+    let (volumes, _queue) = place.volumes();
+    let ready = volumes.setup(&pod, &STOP()).unwrap();
+    let dir = ready[0].host_path.clone();
+    let marker = place.root().join("pods/u1/plugins/kubernetes.io~empty-dir/wrapped_d/ready");
+    let unmount = || {
+        let flags = rustix::mount::UnmountFlags::empty();
+        rustix::mount::unmount(&ready[1].host_path, flags).unwrap();
+        rustix::mount::unmount(&dir, flags).unwrap();
+    };
+    let complete = |what: &str| {
+        let (next, queue) = place.volumes();
+        assert_eq!(next.setup(&pod, &STOP()).unwrap(), ready, "{what}");
+        assert!(queue.is_empty(), "{what}");
+        assert_eq!(fs::read_to_string(dir.join("labels")).unwrap(), "a=\"1\"", "{what}");
+        assert_eq!(place.mounts(&place.root()).len(), 2, "{what}");
+        assert!(marker.exists(), "{what}");
+        let names: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 5, "{what}: {names:?}");
+    };
+    assert!(marker.exists());
+    complete("nothing happened");
+    unmount();
+    complete("a reboot: the marker without the mount");
+    fs::remove_file(&marker).unwrap();
+    complete("killed before the marker");
+    unmount();
+    fs::remove_file(&marker).unwrap();
+    complete("killed before the mount");
+    let version = fs::read_link(dir.join("..data")).unwrap();
+    fs::create_dir(dir.join("..2020_01_01_00_00_00.7")).unwrap();
+    symlink("..2020_01_01_00_00_00.7", dir.join("..data_tmp")).unwrap();
+    fs::remove_file(dir.join("..data")).unwrap();
+    fs::remove_file(dir.join("labels")).unwrap();
+    complete("killed in the first write");
+    assert!(!dir.join(version).exists());
+
+    // The same for the end.
+    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+    fs::create_dir_all(place.root().join("pods/u1/volume-subpaths/e/c/0")).unwrap();
+    fs::create_dir_all(&dir).unwrap();
+    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+    assert!(!dir.exists() && !place.root().join("pods/u1/volume-subpaths").exists());
 }

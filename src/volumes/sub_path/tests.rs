@@ -1,6 +1,6 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
