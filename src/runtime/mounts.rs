@@ -4,11 +4,14 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use crate::cri::CriError;
 use crate::model::api::{Container, VolumeMount};
+use crate::model::ids::ImageRef;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure};
 use crate::model::pod::Pod;
 use crate::transport::generated::MessageField;
 use crate::transport::generated::runtime::{ImageSpec, Mount, MountPropagation, PodSandboxConfig};
+use crate::util::stop::StopToken;
 
 use super::Runtime;
 use super::config_error::ConfigError;
@@ -60,6 +63,22 @@ impl Runtime {
             found.push(image_volume(pod, &volume.name, reference, source.reference.as_deref()));
         }
         Ok(found)
+    }
+
+    /// The images that volumes of these pods are made of, as far as they are on the node:
+    /// no container names them, and without this they would be collected as unused.
+    ///
+    /// # Errors
+    /// When the runtime does not answer: then nobody knows what is in use.
+    pub fn images_of_volumes<'a>(
+        &self,
+        pods: impl Iterator<Item = &'a Pod>,
+        stop: &StopToken,
+    ) -> Result<BTreeSet<ImageRef>, CriError> {
+        let volumes = pods.flat_map(|pod| pod.spec().volumes.iter().flatten());
+        let wanted: BTreeSet<&str> =
+            volumes.filter_map(|volume| volume.image.as_ref()?.reference.as_deref()).collect();
+        wanted.into_iter().filter_map(|image| self.shared.images.id_of(image, stop).transpose()).collect()
     }
 }
 
@@ -235,7 +254,6 @@ mod tests {
     use crate::runtime::fields::Addresses;
     use crate::runtime::security_context::ImageUser;
     use crate::runtime::settings::Host;
-    use crate::util::stop::StopToken;
     use serde_json::{Value, json};
 
     /// Finds every sub path but two.

@@ -59,6 +59,7 @@ fn downward_files_are_there() {
     let node = Node::start("downfile");
     let items = json!([
         {"path": "labels", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.labels"}},
+        {"path": "note", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations['note']"}},
         {"path": "deep/cpu", "mode": 0o400, "resourceFieldRef":
             {"containerName": "main", "resource": "limits.cpu", "divisor": "1m"}},
     ]);
@@ -77,14 +78,16 @@ fn downward_files_are_there() {
             {"name": "e", "mountPath": "/p/inside/e"},
         ]),
     );
-    manifest["metadata"]["labels"] = json!({"b": "2", "a": "x \"y\""});
+    manifest["metadata"]["labels"] = json!({"b": "2", "a": "1"});
+    manifest["metadata"]["annotations"] = json!({"note": "two\nlines"});
     manifest["spec"]["containers"][0]["resources"] = json!({"limits": {"cpu": "150m"}});
     manifest["spec"]["securityContext"] = json!({"fsGroup": 2000});
     node.apply("down.json", &manifest);
     let id = container_id(&node.wait_ready("down"), "main");
     for dir in ["/d", "/p"] {
         let labels = node.exec(&id, &["cat", &format!("{dir}/labels")]);
-        assert_eq!(labels, "a=\"x \\\"y\\\"\"\nb=\"2\"");
+        assert_eq!(labels, "a=\"1\"\nb=\"2\"");
+        assert_eq!(node.exec(&id, &["cat", &format!("{dir}/note")]), "two\nlines");
         assert_eq!(node.exec(&id, &["cat", &format!("{dir}/deep/cpu")]), "150");
         assert_eq!(node.exec(&id, &["stat", "-c", "%a %g", &format!("{dir}/deep/..")]), "3777 2000\n");
         assert_eq!(node.exec(&id, &["stat", "-Lc", "%a %g", &format!("{dir}/deep/cpu")]), "440 2000\n");
@@ -92,7 +95,7 @@ fn downward_files_are_there() {
         let write = format!("touch {dir}/x 2>/dev/null && echo written || echo read-only");
         assert_eq!(node.exec(&id, &["sh", "-c", &write]), "read-only\n");
     }
-    assert_eq!(node.exec(&id, &["cat", "/one"]), "a=\"x \\\"y\\\"\"\nb=\"2\"");
+    assert_eq!(node.exec(&id, &["cat", "/one"]), "a=\"1\"\nb=\"2\"");
     assert_eq!(node.exec(&id, &["sh", "-c", "touch /p/inside/e/x && echo ok"]), "ok\n");
     node.remove("down.json");
     node.wait_gone("down");
