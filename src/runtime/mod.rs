@@ -29,6 +29,7 @@ mod kill_order;
 mod labels;
 mod log_files;
 pub mod logs;
+mod mounts;
 mod numbers;
 mod sandbox;
 mod sandbox_config;

@@ -50,8 +50,6 @@ pub struct Settings {
     pub max_parallel_image_pulls: Option<i32>,
     /// `crashLoopBackOff.maxContainerRestartPeriod`, 300 s by default.
     pub crash_backoff_max: Duration,
-    /// Whether the runtime says that it can make mounts recursively read-only.
-    pub recursive_read_only_mounts: bool,
     /// Gate `ContainerStopSignals`: whether `lifecycle.stopSignal` counts.
     pub stop_signals: bool,
 }

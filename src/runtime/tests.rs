@@ -31,7 +31,6 @@ pub(super) fn settings() -> Settings {
         serialize_image_pulls: true,
         max_parallel_image_pulls: None,
         crash_backoff_max: Duration::from_secs(300),
-        recursive_read_only_mounts: false,
         stop_signals: false,
     }
 }

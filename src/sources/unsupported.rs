@@ -40,7 +40,8 @@ fn filled<T>(list: &Option<Vec<T>>) -> bool {
 }
 
 fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
-    let later = sources_of(volume).into_iter().filter(|name| !matches!(*name, "emptyDir" | "hostPath"));
+    let built = ["emptyDir", "hostPath", "downwardAPI", "projected", "image"];
+    let later = sources_of(volume).into_iter().filter(|name| !built.contains(name));
     found.extend(later.map(|name| format!("{path}.{name}")));
 }
 
@@ -57,13 +58,6 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
     field(filled(&container.volume_devices), "volumeDevices");
     let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
     field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");
-    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        for (value, name) in [(&mount.sub_path, "subPath"), (&mount.sub_path_expr, "subPathExpr")] {
-            if value.as_deref().is_some_and(|value| !value.is_empty()) {
-                field(true, &format!("volumeMounts[{index}].{name}"));
-            }
-        }
-    }
     for (index, variable) in container.env.iter().flatten().enumerate() {
         if variable.value_from.as_ref().is_some_and(|source| source.file_key_ref.is_some()) {
             field(true, &format!("env[{index}].valueFrom.fileKeyRef"));
@@ -82,16 +76,15 @@ mod tests {
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
             "containers": [{"name": "c", "livenessProbe": {}, "volumeMounts": [
                 {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
-            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}],
+            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}],
         }}))
         .unwrap();
         assert_eq!(
             unsupported_fields(&Pod::from(object)),
             [
                 "spec.hostUsers",
-                "spec.volumes[1].downwardAPI",
+                "spec.volumes[2].nfs",
                 "spec.containers[0].livenessProbe",
-                "spec.containers[0].volumeMounts[1].subPath",
             ]
         );
     }

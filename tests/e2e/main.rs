@@ -15,3 +15,4 @@ mod outages;
 mod outside;
 mod restarts;
 mod runtime;
+mod volumes;

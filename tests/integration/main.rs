@@ -10,3 +10,4 @@ mod containers;
 mod cri;
 mod hooks;
 mod runtime;
+mod volumes;

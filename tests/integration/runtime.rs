@@ -8,6 +8,7 @@ use coracle::cri;
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink, EventType, Regarding};
 use coracle::model::ids::ContainerId;
+use coracle::model::mount::{SubPath, SubPathFailure, SubPaths};
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
@@ -20,6 +21,14 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::support::fake_cri::{BUSYBOX, BUSYBOX_ID, FakeCri};
+
+struct NoSubPaths;
+
+impl SubPaths for NoSubPaths {
+    fn bind(&self, _: SubPath<'_>, _: &StopToken) -> Result<PathBuf, SubPathFailure> {
+        Err(SubPathFailure::Prepare)
+    }
+}
 
 pub struct Node {
     pub fake: FakeCri,
@@ -59,7 +68,6 @@ impl Node {
             serialize_image_pulls: true,
             max_parallel_image_pulls: None,
             crash_backoff_max: Duration::from_secs(300),
-            recursive_read_only_mounts: false,
             stop_signals: false,
         };
         change(&mut settings);
@@ -112,6 +120,8 @@ impl Node {
             host_ips: &[],
             runtime: &self.observe(pod).1,
             volumes: &[],
+            sub_paths: &NoSubPaths,
+            recursive_read_only_mounts: false,
             stop,
         })
     }
