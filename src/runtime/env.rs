@@ -6,7 +6,7 @@ use crate::model::api::{Container, EnvVar, EnvVarSource};
 use crate::model::pod::Pod;
 
 use super::config_error::ConfigError;
-use super::expand::expand;
+use crate::model::expand::expand;
 use super::fields::{Addresses, field_value, resource_value};
 use super::settings::MachineNumbers;
 

@@ -16,7 +16,6 @@ mod crash;
 mod dns;
 mod durations;
 mod env;
-mod expand;
 mod fields;
 pub mod gc;
 mod hostname;
