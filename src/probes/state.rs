@@ -379,12 +379,7 @@ mod tests {
                 Origin::Adopted,
                 &[(Some(Failure), V::Kept, false), (Some(Failure), V::Failure, true)],
             ),
-            (
-                Kind::Readiness,
-                timing(0, 10, 1, 2),
-                Origin::Adopted,
-                &[(Some(Success), V::Success, true)],
-            ),
+            (Kind::Readiness, timing(0, 10, 1, 2), Origin::Adopted, &[(Some(Success), V::Success, true)]),
             (
                 Kind::Liveness,
                 timing(0, 10, 1, 2),

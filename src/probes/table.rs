@@ -325,7 +325,11 @@ impl Table {
 
     /// How many probes there are.
     pub(super) fn len(&self) -> usize {
-        self.pods.values().flat_map(|entry| &entry.containers).map(|one| one.probes.iter().flatten().count()).sum()
+        self.pods
+            .values()
+            .flat_map(|entry| &entry.containers)
+            .map(|one| one.probes.iter().flatten().count())
+            .sum()
     }
 
     /// What each probe has counted.
@@ -384,7 +388,8 @@ fn shown<'a>(pod: &'a Pod, id: &ContainerId) -> Option<&'a Shown> {
     let status = pod.object().status.as_ref()?;
     let lists = [&status.container_statuses, &status.init_container_statuses];
     lists.into_iter().flatten().flatten().find(|shown| {
-        shown.container_id.as_deref().and_then(|full| full.split_once("://")).map(|(_, id)| id) == Some(id.as_str())
+        shown.container_id.as_deref().and_then(|full| full.split_once("://")).map(|(_, id)| id)
+            == Some(id.as_str())
     })
 }
 

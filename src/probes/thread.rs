@@ -110,6 +110,23 @@ impl Shared {
         }
     }
 
+    /// Changes the table, and wakes the thread that waits if a run is due earlier than it
+    /// knows. Returns whether that is so.
+    fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> (T, bool) {
+        let (done, earlier) = {
+            let mut table = lock(&self.table);
+            let before = table.next();
+            let done = change(&mut table);
+            let next = table.next();
+            (done, next.is_some() && (before.is_none() || next < before))
+        };
+        if earlier {
+            // A full bell already rings.
+            let _ = self.bell.try_send(());
+        }
+        (done, earlier)
+    }
+
     /// Takes in how a check ended, tells users, and has the pod looked at if it matters.
     fn conclude(&self, job: &Job, found: &Found, took: Duration) {
         let outcome = match found {
@@ -117,7 +134,7 @@ impl Shared {
             Found::Failure(_) => Some(Outcome::Failure),
             Found::Error(..) | Found::Stopped => None,
         };
-        let taken = lock(&self.table).finish(job, outcome, took, Instant::now());
+        let (taken, _) = self.change(|table| table.finish(job, outcome, took, Instant::now()));
         if taken == Taken::Stale {
             return;
         }
@@ -156,16 +173,8 @@ impl Shared {
 
 /// See [`super::Probes::sync`].
 pub(super) fn sync(shared: &Arc<Shared>, pod: &Pod, runtime: &PodRuntime, terminating: bool) {
-    let earlier = {
-        let mut table = lock(&shared.table);
-        let before = table.next();
-        table.sync(pod, runtime, terminating, Clock::read());
-        let next = table.next();
-        next.is_some() && (before.is_none() || next < before)
-    };
+    let ((), earlier) = shared.change(|table| table.sync(pod, runtime, terminating, Clock::read()));
     if earlier {
-        // A full bell already rings.
-        let _ = shared.bell.try_send(());
         start_waiter(shared);
     }
 }
@@ -187,13 +196,11 @@ fn start_waiter(shared: &Arc<Shared>) {
 /// The body of `probes`.
 fn wait(shared: &Arc<Shared>, stop: &StopToken) {
     loop {
-        let (jobs, next) = {
-            let mut table = lock(&shared.table);
-            (table.take_due(Instant::now()), table.next())
-        };
+        let jobs = lock(&shared.table).take_due(Instant::now());
         for job in jobs {
             hand_over(shared, job);
         }
+        let next = lock(&shared.table).next();
         let _waiting = threads::waiting("due probes");
         select_biased! {
             recv(stop.signal()) -> _ => return,

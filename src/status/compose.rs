@@ -232,8 +232,7 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
                 Some(Verdict::Failure | Verdict::Pending) => false,
                 Some(Verdict::Kept) => was,
             };
-            let started =
-                running && verdict(inputs.startup, old.is_none_or(|old| old.started == Some(true)));
+            let started = running && verdict(inputs.startup, old.is_none_or(|old| old.started == Some(true)));
             container.started = Some(started);
             container.ready = if kind == Kind::Init && !sidecar(&container.name) {
                 let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());

@@ -215,8 +215,7 @@ impl Channel {
 
     /// Whether a connection stands at the moment.
     pub(super) fn is_connected(&self) -> bool {
-        self.client.channel().check_connectivity_state(false)
-            == grpcio::ConnectivityState::GRPC_CHANNEL_READY
+        self.client.channel().check_connectivity_state(false) == grpcio::ConnectivityState::GRPC_CHANNEL_READY
     }
 
     /// Where this channel leads, as configured.

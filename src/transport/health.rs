@@ -161,7 +161,9 @@ mod tests {
     use super::*;
     use crate::util::stop;
     use std::net::TcpListener;
+    use std::pin::Pin;
     use std::sync::Arc;
+    use std::task::{Context, Poll};
 
     #[test]
     fn messages_on_the_wire() {
@@ -178,6 +180,17 @@ mod tests {
             (b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", None),
         ] {
             assert_eq!(decode(bytes), expected, "{bytes:?}");
+        }
+    }
+
+    /// An answer on its way, whatever becomes of it.
+    struct Sent(Pin<Box<dyn Future<Output = grpcio::Result<()>> + Send>>);
+
+    impl Future for Sent {
+        type Output = ();
+
+        fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+            self.0.as_mut().poll(context).map(drop)
         }
     }
 
@@ -199,17 +212,14 @@ mod tests {
         }
         let health = grpcio::ServiceBuilder::new()
             .add_unary_handler(&METHOD, move |context, request, sink| {
-                let agent = context.request_headers().iter().any(|(name, value)| {
-                    name == "user-agent" && value.starts_with(b"kube-probe/1.36")
-                });
-                let answer = async move {
-                    let done = match agent && request == encode(service) {
-                        true => sink.success(vec![8, status]),
-                        false => sink.fail(grpcio::RpcStatus::new(grpcio::RpcStatusCode::NOT_FOUND)),
-                    };
-                    let _ = done.await;
-                };
-                context.spawn(answer);
+                let agent = context
+                    .request_headers()
+                    .iter()
+                    .any(|(name, value)| name == "user-agent" && value.starts_with(b"kube-probe/1.36"));
+                context.spawn(Sent(match agent && request == encode(service) {
+                    true => Box::pin(sink.success(vec![8, status])),
+                    false => Box::pin(sink.fail(grpcio::RpcStatus::new(grpcio::RpcStatusCode::NOT_FOUND))),
+                }));
             })
             .build();
         let environment = Arc::new(grpcio::EnvBuilder::new().cq_count(1).build());
@@ -219,9 +229,7 @@ mod tests {
             _ => builder.register_service(health),
         };
         let mut server = builder.build().unwrap();
-        let port = server
-            .add_listening_port("127.0.0.1:0", grpcio::ServerCredentials::insecure())
-            .unwrap();
+        let port = server.add_listening_port("127.0.0.1:0", grpcio::ServerCredentials::insecure()).unwrap();
         server.start();
         (port, server)
     }

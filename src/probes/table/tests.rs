@@ -3,7 +3,8 @@ use crate::model::ids::{ImageRef, SandboxId};
 use serde_json::{Value, json};
 
 fn pod(spec: Value, status: Value) -> Pod {
-    let object = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec, "status": status});
+    let object =
+        json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec, "status": status});
     Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
 }
 
@@ -66,7 +67,11 @@ impl Bench {
     }
 
     fn sync(&mut self, second: u64, instances: Vec<ContainerStatus>, terminating: bool) {
-        let runtime = PodRuntime { containers: instances, ips: vec!["10.0.0.9".parse().unwrap()], ..PodRuntime::default() };
+        let runtime = PodRuntime {
+            containers: instances,
+            ips: vec!["10.0.0.9".parse().unwrap()],
+            ..PodRuntime::default()
+        };
         let (pod, clock) = (self.pod.clone(), self.clock(second));
         self.table.sync(&pod, &runtime, terminating, clock);
     }
@@ -88,7 +93,8 @@ impl Bench {
 }
 
 fn names(jobs: &[Job]) -> Vec<String> {
-    let mut names: Vec<String> = jobs.iter().map(|job| format!("{}:{}", job.key.kind.as_str(), job.id)).collect();
+    let mut names: Vec<String> =
+        jobs.iter().map(|job| format!("{}:{}", job.key.kind.as_str(), job.id)).collect();
     names.sort();
     names
 }
@@ -131,7 +137,11 @@ fn a_failed_startup_holds_everything_until_the_next_instance() {
     assert!(bench.table.next().is_none());
     bench.sync(103, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
     assert!(bench.table.next().is_none());
-    bench.sync(104, vec![instance("c", "c2", RUNNING, 1104), instance("c", "c1", ContainerState::Exited, 1100)], false);
+    bench.sync(
+        104,
+        vec![instance("c", "c2", RUNNING, 1104), instance("c", "c1", ContainerState::Exited, 1100)],
+        false,
+    );
     assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::NoProbe, "the older one is nobody's concern");
     assert_eq!(bench.verdict(Kind::Startup, "c2"), Verdict::Pending);
     assert_eq!(names(&bench.due(110)), ["Startup:c2"]);
