@@ -51,9 +51,6 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
             found.push(format!("{path}.{name}"));
         }
     };
-    field(container.liveness_probe.is_some(), "livenessProbe");
-    field(container.readiness_probe.is_some(), "readinessProbe");
-    field(container.startup_probe.is_some(), "startupProbe");
     field(container.lifecycle.is_some(), "lifecycle");
     field(container.restart_policy.is_some(), "restartPolicy");
     field(filled(&container.restart_policy_rules), "restartPolicyRules");
@@ -85,7 +82,7 @@ mod tests {
     fn names_what_has_no_effect() {
         let object: crate::model::api::Pod = serde_json::from_value(json!({"metadata": {}, "spec": {
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
-            "containers": [{"name": "c", "livenessProbe": {}, "volumeMounts": [
+            "containers": [{"name": "c", "livenessProbe": {}, "lifecycle": {}, "volumeMounts": [
                 {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
             "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}],
         }}))
@@ -96,7 +93,7 @@ mod tests {
                 "spec.hostUsers",
                 "spec.volumes[1].downwardAPI",
                 "spec.initContainers[1].restartPolicy",
-                "spec.containers[0].livenessProbe",
+                "spec.containers[0].lifecycle",
                 "spec.containers[0].volumeMounts[1].subPath",
             ]
         );
