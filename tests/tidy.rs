@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("resources", 2),
     ("sources", 2),
     ("status", 2),
+    ("probes", 2),
     ("pods", 3),
     ("sync", 4),
     ("server", 4),

@@ -6,9 +6,9 @@ use crate::model::api::{Container, EnvVar, EnvVarSource};
 use crate::model::pod::Pod;
 
 use super::config_error::ConfigError;
-use super::expand::expand;
 use super::fields::{Addresses, field_value, resource_value};
 use super::settings::MachineNumbers;
+use crate::model::expand::expand;
 
 /// Variables by name, each once, in the order of their first definition.
 /// DIFFERS: upstream hands a map over, so that the order changes from start to start.

@@ -17,7 +17,6 @@ mod crash;
 mod dns;
 mod durations;
 mod env;
-mod expand;
 mod fields;
 pub mod gc;
 mod hooks;

@@ -51,9 +51,6 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
             found.push(format!("{path}.{name}"));
         }
     };
-    field(container.liveness_probe.is_some(), "livenessProbe");
-    field(container.readiness_probe.is_some(), "readinessProbe");
-    field(container.startup_probe.is_some(), "startupProbe");
     field(filled(&container.env_from), "envFrom");
     field(filled(&container.volume_devices), "volumeDevices");
     let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
@@ -74,7 +71,7 @@ mod tests {
     fn names_what_has_no_effect() {
         let object: crate::model::api::Pod = serde_json::from_value(json!({"metadata": {}, "spec": {
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
-            "containers": [{"name": "c", "livenessProbe": {}, "volumeMounts": [
+            "containers": [{"name": "c", "livenessProbe": {}, "lifecycle": {}, "volumeMounts": [
                 {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
             "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}],
         }}))
@@ -84,7 +81,6 @@ mod tests {
             [
                 "spec.hostUsers",
                 "spec.volumes[2].nfs",
-                "spec.containers[0].livenessProbe",
             ]
         );
     }

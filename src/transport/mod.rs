@@ -12,4 +12,5 @@ pub mod dial;
 pub mod endpoint;
 pub mod generated;
 pub mod grpc;
+pub mod health;
 pub mod http;

@@ -158,7 +158,9 @@ pub(super) fn body(reader: &mut impl BufRead, head: &Head, max: usize) -> Result
 mod tests {
     use super::*;
 
-    fn read(text: &[u8]) -> Result<(u16, Vec<u8>), String> {
+    type Read = Result<(u16, Vec<u8>), String>;
+
+    fn read(text: &[u8]) -> Read {
         let mut reader = io::BufReader::with_capacity(7, text);
         let told = |fault| match fault {
             Fault::Io(error) => error.kind().to_string(),
@@ -169,13 +171,11 @@ mod tests {
         Ok((head.status, body))
     }
 
-    type Wanted = Result<(u16, Vec<u8>), String>;
-
     #[test]
     fn answers_of_all_kinds() {
         let ok = |status: u16, body: &[u8]| Ok((status, body.to_vec()));
         let bad = |text: &str| Err(text.to_owned());
-        let cases: &[(&[u8], Wanted)] = &[
+        let cases: &[(&[u8], Read)] = &[
             (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi there", ok(200, b"hi")),
             (b"HTTP/1.0 500 \nX: y\n\nto the end", ok(500, b"to the e")),
             (b"HTTP/1.1 404\r\ncontent-length: 20\r\n\r\n12345678more", ok(404, b"12345678")),

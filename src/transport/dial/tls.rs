@@ -1,4 +1,6 @@
 //! TLS around a socket, whoever answers.
+//!
+//! DIFFERS: HTTP/1.1 only; upstream takes HTTP/2 where the server offers it.
 
 use std::fmt;
 use std::io::{self, Read, Write};
