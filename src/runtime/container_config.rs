@@ -15,6 +15,7 @@ use super::config_error::ConfigError;
 use super::fields::Addresses;
 use super::security_context::{self, ImageUser};
 use super::settings::{Host, Settings};
+use super::user_namespaces::IdRange;
 use super::{env, hosts, labels, numbers};
 
 /// Everything that a container configuration follows from.
@@ -35,6 +36,8 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) termination_log: Option<&'a Path>,
     pub(super) settings: &'a Settings,
     pub(super) host: &'a Host,
+    /// The pod's ids, if they are not the node's.
+    pub(super) ids: Option<IdRange>,
 }
 
 /// `<container>/<restart count>.log`, below the sandbox's log directory.
@@ -47,7 +50,15 @@ pub fn log_path(container: &str, restart_count: u32) -> String {
 pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerConfig, ConfigError> {
     let ContainerInputs { pod, container, restart_count, settings, .. } = inputs;
     security_context::verify_non_root(pod, container, inputs.image_user)?;
-    let environment = env::environment(pod, container, inputs.addresses, &settings.machine)?;
+    let environment = env::environment(env::EnvInputs {
+        pod,
+        container,
+        addresses: inputs.addresses,
+        machine: &settings.machine,
+        volumes: inputs.volumes,
+        // Known as soon as there is an API server.
+        services: &[],
+    })?;
     let expanded = |texts: &Option<Vec<String>>| -> Vec<String> {
         texts.iter().flatten().map(|text| environment.expand(text)).collect()
     };
@@ -55,6 +66,7 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         root_dir: &settings.root_dir,
         seccomp_default: settings.seccomp_default,
         host: inputs.host,
+        ids: inputs.ids,
     };
     Ok(ContainerConfig {
         metadata: MessageField::some(ContainerMetadata {
@@ -221,6 +233,7 @@ mod tests {
             termination_log: Some(Path::new("/log")),
             settings: &settings,
             host: &Host { selinux: true, ..Host::default() },
+            ids: None,
         })
         .map_err(|error| error.to_string())
     }

@@ -17,6 +17,10 @@ use super::dns::{self, DnsNotice};
 use super::log_files;
 use super::sandbox_config::{SandboxInputs, log_directory, sandbox_config};
 use super::security_context::pod_text;
+use super::user_namespaces::{IdRange, UserNamespaceError};
+
+/// The runtime's default handler. Others have names that only RuntimeClass objects tell.
+const HANDLER: &str = "";
 
 /// A sandbox that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,7 +116,7 @@ impl Runtime {
         if let Some(name) = pod.spec().runtime_class_name.as_deref().filter(|name| !name.is_empty()) {
             return Err(SandboxError::RuntimeClass { name: name.to_owned() });
         }
-        let (config, notices) = self.sandbox_config(pod, attempt)?;
+        let (config, notices) = self.sandbox_config(pod, attempt, stop)?;
         for notice in notices {
             self.tell_dns(pod, notice);
         }
@@ -120,7 +124,7 @@ impl Runtime {
         log_files::make_directory(&path)
             .map_err(|error| SandboxError::LogDirectory { path: path.clone(), error })?;
         let client = shared.cri.with_stop(stop.clone());
-        let id = client.run_pod_sandbox(config, "").map_err(SandboxError::Run)?;
+        let id = client.run_pod_sandbox(config, HANDLER).map_err(SandboxError::Run)?;
         let (namespace, name) = (pod.namespace(), pod.name());
         log::info!("sandbox {id} runs, attempt {attempt} pod={namespace}/{name} uid={}", pod.uid());
         let status =
@@ -134,13 +138,29 @@ impl Runtime {
         &self,
         pod: &Pod,
         attempt: u32,
+        stop: &StopToken,
     ) -> Result<(PodSandboxConfig, Vec<DnsNotice>), ConfigError> {
         let settings = &self.shared.settings;
         let host = dns::read_host(&settings.resolv_conf)?;
         let (resolver, notices) = dns::pod_resolver(pod, host, settings);
         // Pod cgroups will name the parent; until then the runtime chooses it.
-        let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "" };
+        let ids = self.user_namespace(pod, stop)?;
+        let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "", ids };
         Ok((sandbox_config(inputs)?, notices))
+    }
+
+    /// The ids of a pod with a user namespace of its own; they are chosen before its first
+    /// sandbox is made and then stay.
+    pub(super) fn user_namespace(
+        &self,
+        pod: &Pod,
+        stop: &StopToken,
+    ) -> Result<Option<IdRange>, UserNamespaceError> {
+        let can = || {
+            let status = self.shared.cri.with_stop(stop.clone()).status()?;
+            Ok(status.handler(HANDLER).is_some_and(|handler| handler.user_namespaces))
+        };
+        self.shared.user_namespaces.of_pod(pod, can, stop)
     }
 
     /// Looks at the node's resolver file once at start and raises an event about what pods

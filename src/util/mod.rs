@@ -3,8 +3,10 @@
 
 pub mod atomic_file;
 pub mod backoff;
+pub mod child;
 pub mod logging;
 pub mod mailbox;
+pub mod sha256;
 pub mod stop;
 pub mod tail;
 pub mod threads;
