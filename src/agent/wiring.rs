@@ -204,6 +204,7 @@ pub(super) fn start(
         view,
         status,
         observe,
+        cri,
         images,
         log,
         sink: events.clone(),

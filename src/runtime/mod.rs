@@ -28,6 +28,7 @@ mod kill;
 mod labels;
 mod log_files;
 pub mod logs;
+mod mounts;
 mod numbers;
 mod sandbox;
 mod sandbox_config;

@@ -20,7 +20,6 @@ pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
     spec_field(filled(&spec.ephemeral_containers), "ephemeralContainers");
     spec_field(filled(&spec.resource_claims), "resourceClaims");
     spec_field(filled(&spec.readiness_gates), "readinessGates");
-    spec_field(spec.host_users == Some(false), "hostUsers");
     spec_field(spec.resources.is_some(), "resources");
     spec_field(spec.runtime_class_name.is_some(), "runtimeClassName");
     spec_field(spec.preemption_policy.is_some(), "preemptionPolicy");
@@ -69,11 +68,6 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
             }
         }
     }
-    for (index, variable) in container.env.iter().flatten().enumerate() {
-        if variable.value_from.as_ref().is_some_and(|source| source.file_key_ref.is_some()) {
-            field(true, &format!("env[{index}].valueFrom.fileKeyRef"));
-        }
-    }
 }
 
 #[cfg(test)]
@@ -93,7 +87,6 @@ mod tests {
         assert_eq!(
             unsupported_fields(&Pod::from(object)),
             [
-                "spec.hostUsers",
                 "spec.volumes[1].downwardAPI",
                 "spec.initContainers[1].restartPolicy",
                 "spec.containers[0].livenessProbe",
