@@ -164,6 +164,12 @@ impl Observe {
         self.health.version().unwrap_or_else(|| ("containerd".to_owned(), String::new()))
     }
 
+    /// What the runtime can; `None` until it has answered once.
+    #[must_use]
+    pub fn runtime_features(&self) -> Option<crate::cri::RuntimeFeatures> {
+        self.health.features()
+    }
+
     /// Whether the runtime can be used now, and if not why.
     #[must_use]
     pub fn runtime_health(&self) -> RuntimeHealth {

@@ -81,7 +81,10 @@ fn ask_status(observe: &Observe) {
         observe.health.set_version(version.runtime_name, version.runtime_version);
     }
     match observe.cri.status() {
-        Ok(status) => observe.health.answered(status.ready, status.network_ready, Instant::now()),
+        Ok(status) => {
+            observe.health.set_features(status.features);
+            observe.health.answered(status.ready, status.network_ready, Instant::now());
+        }
         Err(error) => observe.health.silent(error.to_string()),
     }
 }

@@ -147,6 +147,12 @@ pub enum ConfigError {
         /// As written.
         kind: String,
     },
+    /// `supplementalGroupsPolicy: Strict` cannot be had: the image's groups would come along.
+    #[error("SupplementalGroupsPolicy=Strict is not supported in this node")]
+    StrictGroups,
+    /// The runtime was asked what it can, and did not answer.
+    #[error("{0}")]
+    Abilities(crate::cri::CriError),
     /// `hostUsers: false` cannot be had.
     #[error(transparent)]
     UserNamespace(#[from] super::user_namespaces::UserNamespaceError),

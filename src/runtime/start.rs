@@ -23,6 +23,7 @@ use super::fields::Addresses;
 use super::hostname::hostname;
 use super::images::{Found, Wanted};
 use super::sandbox_config::log_directory;
+use super::settings::Settings;
 use super::{hosts, log_files, security_context, termination_log};
 
 /// Which container to start, and all that it needs from other rooms.
@@ -159,7 +160,14 @@ impl Runtime {
         restart_count: u32,
     ) -> Result<ContainerConfig, ConfigError> {
         let Start { pod, container, .. } = *start;
-        let settings = &self.shared.settings;
+        let mut settings = &self.shared.settings;
+        let able;
+        if container.volume_mounts.iter().flatten().any(|mount| mount.recursive_read_only.is_some()) {
+            let can = self.handler_can(|handler| handler.recursive_read_only_mounts, start.stop);
+            let recursive_read_only_mounts = can.map_err(ConfigError::Abilities)?;
+            able = Settings { recursive_read_only_mounts, ..settings.clone() };
+            settings = &able;
+        }
         // Before any file is made: this fails at every retry until the manifest changes.
         security_context::verify_non_root(pod, container, &image.user)?;
         let log_dir = self.container_log_dir(start);
