@@ -552,7 +552,7 @@ fn a_missing_image_is_tried_again_with_growing_waits() {
 /// The Go kubelet 1.36.3 crashes on this one, again and again.
 #[test]
 fn a_pod_with_resources_of_its_own_is_like_any_other() {
-    let solo = Solo::start();
+    let mut solo = Solo::start();
     assert!(solo.says(&["images"]).contains("localhost/busybox"));
     solo.apply(&simple("before"));
     let mut whole = pod("whole", json!([busybox("one", FOREVER), busybox("two", FOREVER)]));
@@ -565,7 +565,8 @@ fn a_pod_with_resources_of_its_own_is_like_any_other() {
         solo.wait_ready(name);
     }
     let sandboxes = solo.fake.sandboxes();
-    let sandbox = sandboxes.iter().find(|sandbox| sandbox.config.metadata.name == full_name("whole")).unwrap();
+    let sandbox =
+        sandboxes.iter().find(|sandbox| sandbox.config.metadata.name == full_name("whole")).unwrap();
     let resources = &sandbox.config.linux.resources;
     assert_eq!((resources.memory_limit_in_bytes, resources.cpu_quota), (32 << 20, 20_000));
     let limits: Vec<i64> = ["one", "two"]
