@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::kube::events::EventLog;
 use crate::model::event::EventSink;
-use crate::model::ids::PodUid;
+use crate::model::ids::{ImageRef, PodUid};
 use crate::model::pod::SourceName;
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
@@ -109,10 +109,14 @@ impl Sources {
             true => self.cri.sandbox_image().unwrap_or_default(),
             false => None,
         };
+        let snapshot = self.view.get();
+        let wanted = snapshot.pods.values().filter_map(|entry| entry.pod.as_ref().or(entry.leaving.as_ref()));
+        let volumes: Vec<_> = wanted.flat_map(crate::runtime::volume_image_names).collect();
         let used: std::collections::BTreeSet<&str> = listed
             .values()
             .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.as_str()))
             .chain(sandbox_image.as_deref())
+            .chain(volumes.iter().map(ImageRef::as_str))
             .collect();
         Ok(images
             .into_iter()

@@ -9,7 +9,19 @@ use jiff::Timestamp;
 
 use super::images::Wanted;
 use super::images::gc::SeenImage;
+use super::images::name::with_default_tag;
 use super::{Runtime, StartFailure};
+
+/// Every name under which the runtime may list the images of a pod's volumes: they are in
+/// use, though no container is made from them.
+pub fn volume_image_names(pod: &Pod) -> impl Iterator<Item = ImageRef> + '_ {
+    let sources = pod.spec().volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
+    let names = sources.filter_map(|source| with_default_tag(source.reference.as_deref()?).ok());
+    names.flat_map(|name| {
+        let full = ["docker.io/library/", "docker.io/"].map(|prefix| format!("{prefix}{name}"));
+        full.into_iter().chain([name]).map(ImageRef::from)
+    })
+}
 
 /// What became of one volume's image.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -224,9 +224,12 @@ impl Cleaner {
                 return;
             }
         };
+        let snapshot = self.deps.view.get();
+        let wanted = snapshot.pods.values().filter_map(|entry| entry.pod.as_ref().or(entry.leaving.as_ref()));
         let in_use = listed
             .values()
             .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.clone()))
+            .chain(wanted.flat_map(crate::runtime::volume_image_names))
             .chain(sandbox_image.map(crate::model::ids::ImageRef::from))
             .collect();
         // Failures are logged and raised as events in there.

@@ -579,6 +579,9 @@ fn images_that_are_volumes_are_pulled_once_for_the_pod() {
         {"name": "there", "image": {"reference": BUSYBOX, "pullPolicy": "IfNotPresent"}},
         {"name": "new", "image": {"reference": "r.example/data:1"}},
         {"name": "never", "image": {"reference": "r.example/none:1", "pullPolicy": "Never"}}]}));
+    let names: Vec<String> =
+        coracle::runtime::volume_image_names(&pod).map(|name| name.to_string()).collect();
+    assert!(names.contains(&"r.example/data:1".to_owned()) && names.len() == 9, "{names:?}");
     let images = node.runtime.pull_image_volumes(&pod, 0, &StopToken::never());
     let found: Vec<_> = images
         .iter()
