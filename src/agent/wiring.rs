@@ -16,6 +16,7 @@ use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
 use crate::model::event::{EventSink, EventType, Regarding};
+use crate::model::fields::NodeAllocatable;
 use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
 use crate::model::reasons;
@@ -105,7 +106,11 @@ pub(super) fn start(
     let volumes = Arc::new(volumes::Volumes::new(
         volumes::Settings {
             root_dir: args.root_dir.clone(),
-            allocatable_memory_bytes: u64::try_from(allocatable.memory_bytes).ok(),
+            allocatable: NodeAllocatable {
+                cpu: Amount::from_milli(allocatable.cpu_milli),
+                memory: Amount::from_units(allocatable.memory_bytes),
+                ephemeral_storage: Amount::from_units(allocatable.ephemeral_bytes),
+            },
         },
         volumes::Deps { events: events.clone() },
     ));
@@ -333,7 +338,6 @@ fn runtime_settings(
         serialize_image_pulls: config.serialize_image_pulls,
         max_parallel_image_pulls: config.max_parallel_image_pulls,
         crash_backoff_max: config.crash_loop_back_off.max_container_restart_period.to_std(),
-        recursive_read_only_mounts: false,
         credential_providers: None,
         image_verification: if Gates::resolve(&config.feature_gates)
             .0

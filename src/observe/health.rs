@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::cri::RuntimeFeatures;
+use crate::cri::{Handler, RuntimeFeatures};
 
 /// Without a good status answer for this long the runtime counts as down.
 const STATUS_LIMIT: Duration = Duration::from_secs(30);
@@ -35,6 +35,7 @@ struct Facts {
     network: Option<String>,
     version: Option<(String, String)>,
     features: Option<RuntimeFeatures>,
+    handlers: Arc<[Handler]>,
 }
 
 /// The facts that judgements are made from, shared.
@@ -53,6 +54,7 @@ impl Default for Health {
                 network: Some("network state unknown".to_owned()),
                 version: None,
                 features: None,
+                handlers: Arc::default(),
             })),
         }
     }
@@ -73,6 +75,20 @@ impl Health {
     /// The runtime did not answer. A short outage is forgiven by the judgement.
     pub(super) fn silent(&self, error: String) {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).unreachable = Some(error);
+    }
+
+    /// What the runtime's handlers can do.
+    pub(super) fn set_handlers(&self, handlers: Vec<Handler>) {
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        if *facts.handlers != *handlers {
+            facts.handlers = handlers.into();
+        }
+    }
+
+    /// A handler by its name; the default one's is empty.
+    pub(super) fn handler(&self, name: &str) -> Option<Handler> {
+        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        facts.handlers.iter().find(|handler| handler.name == name).cloned()
     }
 
     /// The runtime said its name and version.

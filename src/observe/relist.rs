@@ -83,6 +83,7 @@ fn ask_status(observe: &Observe) {
     match observe.cri.status() {
         Ok(status) => {
             observe.health.set_features(status.features);
+            observe.health.set_handlers(status.handlers);
             observe.health.answered(status.ready, status.network_ready, Instant::now());
         }
         Err(error) => observe.health.silent(error.to_string()),

@@ -275,6 +275,7 @@ impl Worker {
             return Ok(Next::Now);
         }
         if plan.is_empty() && self.volumes_ready {
+            self.deps.volumes.remount(self.pod(), cancel);
             return Ok(Next::After(self.until_next_sync()));
         }
         let health = self.deps.observe.runtime_health();
@@ -444,6 +445,8 @@ impl Worker {
             host_ips: &self.settings.host_ips,
             runtime,
             volumes: mounts,
+            sub_paths: &*self.deps.volumes,
+            recursive_read_only_mounts: self.deps.observe.can_mount_recursively_read_only(""),
             stop: cancel,
         })
     }

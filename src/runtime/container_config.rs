@@ -1,10 +1,10 @@
-//! What a container is made from (Go: generateContainerConfig). Pure: the files it names
-//! were made by `start`.
+//! What a container is made from (Go: generateContainerConfig). Pure but for sub paths of
+//! volumes, which are mounted on the way; the other files it names were made by `start`.
 
 use std::path::Path;
 
 use crate::model::api::Container;
-use crate::model::mount::MountedVolume;
+use crate::model::mount::{MountedVolume, SubPaths};
 use crate::model::pod::Pod;
 use crate::transport::generated::MessageField;
 use crate::transport::generated::runtime::{
@@ -13,10 +13,12 @@ use crate::transport::generated::runtime::{
 
 use super::config_error::ConfigError;
 use super::fields::Addresses;
+use super::mounts::{self, ImageVolume};
 use super::security_context::{self, ImageUser};
 use super::settings::{Host, Settings};
 use super::user_namespaces::IdRange;
-use super::{env, labels, mounts, numbers};
+use super::{env, labels, numbers};
+use crate::util::stop::StopToken;
 
 /// Everything that a container configuration follows from.
 #[derive(Clone, Copy)]
@@ -30,6 +32,13 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) image_user: &'a ImageUser,
     pub(super) addresses: Addresses<'a>,
     pub(super) volumes: &'a [MountedVolume],
+    /// Those of the volumes that are images.
+    pub(super) image_volumes: &'a [ImageVolume],
+    pub(super) sub_paths: &'a dyn SubPaths,
+    /// Whether the pod's runtime handler can do that.
+    pub(super) recursive_read_only_mounts: bool,
+    /// Breaks off waiting for sub paths.
+    pub(super) stop: &'a StopToken,
     /// The pod's hosts file, when its containers get one.
     pub(super) hosts_file: Option<&'a Path>,
     /// The file behind `terminationMessagePath`.
@@ -83,7 +92,7 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         args: expanded(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: environment.iter().map(key_value).collect(),
-        mounts: mapped(mounts::mounts(&inputs)?, inputs.ids),
+        mounts: mapped(mounts::mounts(&inputs, &environment)?, inputs.ids),
         labels: labels::container_labels(pod, container),
         annotations: labels::container_annotations(pod, container, restart_count),
         log_path: log_path(&container.name, restart_count),

@@ -54,7 +54,7 @@ use crate::util::backoff::KeyedBackoff;
 use turnstile::Turnstile;
 
 pub use config_error::ConfigError;
-pub use image_volumes::{VolumeImage, volume_image_names};
+pub use image_volumes::volume_image_names;
 pub use images::Verification;
 pub use images::name::{repository, with_default_tag};
 pub use kill::{Kill, KillError, KillTarget, MINIMUM_GRACE_SECONDS, Observed, Orphan, Unstopped};

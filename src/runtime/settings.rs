@@ -61,8 +61,6 @@ pub struct Settings {
     pub max_pods: u32,
     /// `crashLoopBackOff.maxContainerRestartPeriod`, 300 s by default.
     pub crash_backoff_max: Duration,
-    /// Whether the runtime says that it can make mounts recursively read-only.
-    pub recursive_read_only_mounts: bool,
 }
 
 /// What the kernel numbers and node allocatable are computed from.

@@ -9,7 +9,7 @@ use crate::cri::{Class, CriError};
 use crate::model::api::Container;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{ContainerId, SandboxId};
-use crate::model::mount::MountedVolume;
+use crate::model::mount::{MountedVolume, SubPaths};
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, PodRuntime};
@@ -21,9 +21,9 @@ use super::config_error::ConfigError;
 use super::container_config::{ContainerInputs, container_config, log_path};
 use super::fields::Addresses;
 use super::hostname::hostname;
-use super::images::{Found, Wanted};
+use super::images::{Found, ImageFailure, Wanted};
+use super::mounts::ImageVolume;
 use super::sandbox_config::log_directory;
-use super::settings::Settings;
 use super::{hosts, log_files, security_context, termination_log};
 
 /// Which container to start, and all that it needs from other rooms.
@@ -45,6 +45,10 @@ pub struct Start<'a> {
     pub runtime: &'a PodRuntime,
     /// The pod's volumes, ready to be mounted.
     pub volumes: &'a [MountedVolume],
+    /// Mounts sub paths of them.
+    pub sub_paths: &'a dyn SubPaths,
+    /// Whether the pod's runtime handler can make mounts recursively read-only.
+    pub recursive_read_only_mounts: bool,
     /// Breaks off waiting for the runtime.
     pub stop: &'a StopToken,
 }
@@ -99,20 +103,14 @@ impl Runtime {
                 sandbox_config: &sandbox_config,
                 stop: start.stop,
             })
-            .map_err(|failure| {
-                let stopping = start.stop.is_stopped();
-                self.failed(&start, &regarding, failure.reason);
-                StartFailure {
-                    reason: failure.reason,
-                    message: failure.message,
-                    retry_at: failure.retry_at,
-                    stopping,
-                }
-            })?;
+            .map_err(|failure| self.image_failure(&start, &regarding, failure))?;
+        let image_volumes = self
+            .image_volumes(&start, &sandbox_config)
+            .map_err(|failure| self.image_failure(&start, &regarding, failure))?;
         self.remove_never_started(&start, &regarding)?;
         let restart_count = self.restart_count(&start);
         let config = self
-            .prepare(&start, &image, restart_count)
+            .prepare(&start, &image, &image_volumes, restart_count)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
         // An image may have been pulled for long; only what is quick waits in line.
         let pass = shared.container_door.enter(start.stop);
@@ -160,17 +158,11 @@ impl Runtime {
         &self,
         start: &Start<'_>,
         image: &Found,
+        image_volumes: &[ImageVolume],
         restart_count: u32,
     ) -> Result<ContainerConfig, ConfigError> {
         let Start { pod, container, .. } = *start;
-        let mut settings = &self.shared.settings;
-        let able;
-        if container.volume_mounts.iter().flatten().any(|mount| mount.recursive_read_only.is_some()) {
-            let can = self.handler_can(|handler| handler.recursive_read_only_mounts, start.stop);
-            let recursive_read_only_mounts = can.map_err(ConfigError::Abilities)?;
-            able = Settings { recursive_read_only_mounts, ..settings.clone() };
-            settings = &able;
-        }
+        let settings = &self.shared.settings;
         // Before any file is made: this fails at every retry until the manifest changes.
         security_context::verify_non_root(pod, container, &image.user)?;
         let log_dir = self.container_log_dir(start);
@@ -194,6 +186,10 @@ impl Runtime {
             image_user: &image.user,
             addresses: Addresses { pod: start.pod_ips, host: start.host_ips },
             volumes: start.volumes,
+            image_volumes,
+            sub_paths: start.sub_paths,
+            recursive_read_only_mounts: start.recursive_read_only_mounts,
+            stop: start.stop,
             hosts_file: hosts_file.as_deref(),
             termination_log: termination_log.as_deref(),
             settings,
@@ -247,6 +243,16 @@ impl Runtime {
         }
     }
 
+    fn image_failure(&self, start: &Start<'_>, regarding: &Regarding, failure: ImageFailure) -> StartFailure {
+        self.failed(start, regarding, failure.reason);
+        StartFailure {
+            reason: failure.reason,
+            message: failure.message,
+            retry_at: failure.retry_at,
+            stopping: start.stop.is_stopped(),
+        }
+    }
+
     fn config_failure(&self, start: &Start<'_>, regarding: &Regarding, error: &ConfigError) -> StartFailure {
         let message = error.to_string();
         self.failed(start, regarding, &message);
@@ -254,7 +260,7 @@ impl Runtime {
             reason: reasons::CREATE_CONTAINER_CONFIG_ERROR,
             message,
             retry_at: None,
-            stopping: false,
+            stopping: start.stop.is_stopped(),
         }
     }
 

@@ -35,6 +35,5 @@ pub(super) fn settings() -> Settings {
         user_namespace_ids: 65_536,
         max_pods: 110,
         crash_backoff_max: Duration::from_secs(300),
-        recursive_read_only_mounts: false,
     }
 }

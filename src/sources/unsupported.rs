@@ -40,7 +40,8 @@ fn filled<T>(list: &Option<Vec<T>>) -> bool {
 }
 
 fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
-    let later = sources_of(volume).into_iter().filter(|name| !matches!(*name, "emptyDir" | "hostPath"));
+    let built = ["emptyDir", "hostPath", "downwardAPI", "projected", "image"];
+    let later = sources_of(volume).into_iter().filter(|name| !built.contains(name));
     found.extend(later.map(|name| format!("{path}.{name}")));
 }
 
@@ -81,16 +82,15 @@ mod tests {
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
             "containers": [{"name": "c", "livenessProbe": {}, "volumeMounts": [
                 {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
-            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}],
+            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}],
         }}))
         .unwrap();
         assert_eq!(
             unsupported_fields(&Pod::from(object)),
             [
-                "spec.volumes[1].downwardAPI",
+                "spec.volumes[2].nfs",
                 "spec.initContainers[1].restartPolicy",
                 "spec.containers[0].livenessProbe",
-                "spec.containers[0].volumeMounts[1].subPath",
             ]
         );
     }

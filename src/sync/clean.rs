@@ -225,12 +225,19 @@ impl Cleaner {
             }
         };
         let snapshot = self.deps.view.get();
-        let wanted = snapshot.pods.values().filter_map(|entry| entry.pod.as_ref().or(entry.leaving.as_ref()));
+        let pods = snapshot.pods.values().flat_map(|entry| entry.pod.iter().chain(&entry.leaving));
+        let of_volumes = match self.deps.runtime.images_of_volumes(pods, stop) {
+            Ok(images) => images,
+            Err(error) => {
+                log::warn!("cannot tell which images are volumes: {error}");
+                return;
+            }
+        };
         let in_use = listed
             .values()
             .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.clone()))
-            .chain(wanted.flat_map(crate::runtime::volume_image_names))
             .chain(sandbox_image.map(crate::model::ids::ImageRef::from))
+            .chain(of_volumes)
             .collect();
         // Failures are logged and raised as events in there.
         let _ = images.collect(&in_use, Timestamp::now(), stop);

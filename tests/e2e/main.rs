@@ -13,3 +13,4 @@ mod outages;
 mod outside;
 mod restarts;
 mod runtime;
+mod volumes;

@@ -8,3 +8,4 @@ mod support;
 mod agent;
 mod cri;
 mod runtime;
+mod volumes;

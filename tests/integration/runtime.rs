@@ -8,6 +8,7 @@ use coracle::cri;
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink, EventType, Regarding};
 use coracle::model::ids::ContainerId;
+use coracle::model::mount::{SubPath, SubPathFailure, SubPaths};
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
@@ -21,6 +22,14 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::support::fake_cri::{BUSYBOX, BUSYBOX_ID, FakeCri};
+
+struct NoSubPaths;
+
+impl SubPaths for NoSubPaths {
+    fn bind(&self, _: SubPath<'_>, _: &StopToken) -> Result<PathBuf, SubPathFailure> {
+        Err(SubPathFailure::Prepare)
+    }
+}
 
 struct Node {
     fake: FakeCri,
@@ -60,7 +69,6 @@ impl Node {
             serialize_image_pulls: true,
             max_parallel_image_pulls: None,
             crash_backoff_max: Duration::from_secs(300),
-            recursive_read_only_mounts: false,
             credential_providers: None,
             image_verification: Verification::NotPreloaded,
             user_namespace_ids: 65_536,
@@ -112,6 +120,8 @@ impl Node {
             host_ips: &[],
             runtime: &self.observe(pod).1,
             volumes: &[],
+            sub_paths: &NoSubPaths,
+            recursive_read_only_mounts: false,
             stop,
         })
     }
@@ -491,7 +501,6 @@ fn can_user_namespaces(node: &Node) {
     node.fake.with_state(|state| {
         let features = state.handlers[0].features.mut_or_insert_default();
         features.user_namespaces = true;
-        features.recursive_read_only_mounts = true;
     });
 }
 
@@ -569,41 +578,4 @@ fn an_image_that_a_kubelet_pulled_needs_a_proof() {
     let sandbox = node.sandbox(&other);
     node.start(&other, &sandbox, "c").unwrap();
     assert_eq!(pulls(), 3);
-}
-
-#[test]
-fn images_that_are_volumes_are_pulled_once_for_the_pod() {
-    let node = Node::new();
-    let pod = pod(json!({"containers": [], "volumes": [
-        {"name": "e", "emptyDir": {}},
-        {"name": "there", "image": {"reference": BUSYBOX, "pullPolicy": "IfNotPresent"}},
-        {"name": "new", "image": {"reference": "r.example/data:1"}},
-        {"name": "never", "image": {"reference": "r.example/none:1", "pullPolicy": "Never"}}]}));
-    let names: Vec<String> =
-        coracle::runtime::volume_image_names(&pod).map(|name| name.to_string()).collect();
-    assert!(names.contains(&"r.example/data:1".to_owned()) && names.len() == 9, "{names:?}");
-    let images = node.runtime.pull_image_volumes(&pod, 0, &StopToken::never());
-    let found: Vec<_> = images
-        .iter()
-        .map(|image| (image.volume.as_str(), image.image.as_ref().map_err(|failure| failure.reason).is_ok()))
-        .collect();
-    assert_eq!(found, [("there", true), ("new", true), ("never", false)]);
-    assert_eq!(images[0].image.as_ref().unwrap().as_str(), BUSYBOX_ID);
-    assert_eq!(images[2].image.as_ref().unwrap_err().reason, "ErrImageNeverPull");
-    let reasons: Vec<_> = node.events().iter().map(|(reason, _)| *reason).collect();
-    assert_eq!(reasons, ["Pulled", "Pulling", "Pulled", "ErrImageNeverPull"]);
-}
-
-#[test]
-fn recursive_read_only_mounts_depend_on_the_handler() {
-    let node = Node::new();
-    let mut wants = container("c", BUSYBOX, "IfNotPresent");
-    wants["volumeMounts"] =
-        json!([{"name": "gone", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "Enabled"}]);
-    let pod = pod(json!({"containers": [wants]}));
-    let sandbox = node.sandbox(&pod);
-    // The volume is missed first; what matters is that the runtime was asked.
-    node.fake.clear_journal();
-    node.start(&pod, &sandbox, "c").unwrap_err();
-    assert_eq!(node.fake.count("Status"), 1);
 }

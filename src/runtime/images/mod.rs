@@ -171,6 +171,13 @@ impl Images {
         self.records.settle(images, listed_at);
     }
 
+    /// What the runtime knows an image by, if it is on the node.
+    pub(super) fn id_of(&self, requested: &str, stop: &StopToken) -> Result<Option<ImageRef>, cri::CriError> {
+        let Ok(image) = with_default_tag(requested) else { return Ok(None) };
+        let found = self.client.with_stop(stop.clone()).image_status(spec(&image))?;
+        Ok(found.map(|found| ImageRef::from(found.id.as_str())))
+    }
+
     /// Forgets failures that are long past.
     pub(super) fn collect_garbage(&self, now: Timestamp) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
