@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::cri::Handler;
+use crate::cri::{Handler, RuntimeFeatures};
 
 /// Without a good status answer for this long the runtime counts as down.
 const STATUS_LIMIT: Duration = Duration::from_secs(30);
@@ -34,6 +34,7 @@ struct Facts {
     unreachable: Option<String>,
     network: Option<String>,
     version: Option<(String, String)>,
+    features: Option<RuntimeFeatures>,
     handlers: Arc<[Handler]>,
 }
 
@@ -52,6 +53,7 @@ impl Default for Health {
                 unreachable: None,
                 network: Some("network state unknown".to_owned()),
                 version: None,
+                features: None,
                 handlers: Arc::default(),
             })),
         }
@@ -92,6 +94,17 @@ impl Health {
     /// The runtime said its name and version.
     pub(super) fn set_version(&self, name: String, version: String) {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).version = Some((name, version));
+    }
+
+    /// The runtime said what it can; one that is too old to say can nothing of it.
+    pub(super) fn set_features(&self, features: Option<RuntimeFeatures>) {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).features =
+            Some(features.unwrap_or_default());
+    }
+
+    /// What the runtime can, once known.
+    pub(super) fn features(&self) -> Option<RuntimeFeatures> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).features
     }
 
     /// Name and version, once known.

@@ -233,6 +233,12 @@ impl Observe {
         self.health.version().unwrap_or_else(|| ("containerd".to_owned(), String::new()))
     }
 
+    /// What the runtime can; `None` until it has answered once.
+    #[must_use]
+    pub fn runtime_features(&self) -> Option<crate::cri::RuntimeFeatures> {
+        self.health.features()
+    }
+
     /// Whether a handler (the default one's name is empty) makes read-only mounts read-only
     /// all the way down. No, until the runtime says so.
     #[must_use]

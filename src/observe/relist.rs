@@ -130,6 +130,7 @@ impl Watcher {
         let well = match observe.cri.status() {
             Ok(status) => {
                 let well = status.ready.is_ok() && status.network_ready.is_ok();
+                observe.health.set_features(status.features);
                 observe.health.set_handlers(status.handlers);
                 observe.health.answered(status.ready, status.network_ready, Instant::now());
                 well

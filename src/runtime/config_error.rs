@@ -19,6 +19,34 @@ pub enum ConfigError {
         /// As written.
         container: String,
     },
+    /// A ConfigMap or Secret, for which an API server would have to be asked.
+    #[error("couldn't get {kind} {namespace}/{name}, no kubeClient defined")]
+    NoClient {
+        /// `configMap` or `secret`.
+        kind: &'static str,
+        /// The pod's namespace.
+        namespace: String,
+        /// The object's name.
+        name: String,
+    },
+    /// A `fileKeyRef` into a volume that the pod does not have.
+    #[error("cannot find the volume {volume:?} referenced by FileKeyRef")]
+    EnvFileVolume {
+        /// The volume's name.
+        volume: String,
+    },
+    /// A `fileKeyRef` into something that cannot be read as an env file. Nothing of its
+    /// content is shown.
+    #[error("couldn't parse env file")]
+    EnvFile,
+    /// A `fileKeyRef` to a key that the file does not define.
+    #[error("environment variable key {key:?} not found in file {path:?}")]
+    EnvFileKey {
+        /// As written.
+        key: String,
+        /// As written.
+        path: String,
+    },
     /// A source that this version cannot read.
     #[error("{what} in container {container:?} has no effect in this version")]
     Unsupported {
@@ -152,9 +180,15 @@ pub enum ConfigError {
         /// As written.
         kind: String,
     },
-    /// `hostUsers: false` needs what this version does not do.
-    #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces")]
-    UserNamespace,
+    /// `supplementalGroupsPolicy: Strict` cannot be had: the image's groups would come along.
+    #[error("SupplementalGroupsPolicy=Strict is not supported in this node")]
+    StrictGroups,
+    /// The runtime was asked what it can, and did not answer.
+    #[error("{0}")]
+    Abilities(crate::cri::CriError),
+    /// `hostUsers: false` cannot be had.
+    #[error(transparent)]
+    UserNamespace(#[from] super::user_namespaces::UserNamespaceError),
     /// The pod's host name cannot be formed.
     #[error(transparent)]
     Hostname(#[from] super::hostname::HostnameError),

@@ -8,7 +8,7 @@ use crate::model::mount::{MountedVolume, SubPaths};
 use crate::model::pod::Pod;
 use crate::transport::generated::MessageField;
 use crate::transport::generated::runtime::{
-    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig,
+    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
 };
 
 use super::config_error::ConfigError;
@@ -16,6 +16,7 @@ use super::fields::Addresses;
 use super::mounts::{self, ImageVolume};
 use super::security_context::{self, ImageUser};
 use super::settings::{Host, Settings};
+use super::user_namespaces::IdRange;
 use super::{env, labels, numbers};
 use crate::util::stop::StopToken;
 
@@ -44,6 +45,8 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) termination_log: Option<&'a Path>,
     pub(super) settings: &'a Settings,
     pub(super) host: &'a Host,
+    /// The pod's ids, if they are not the node's.
+    pub(super) ids: Option<IdRange>,
 }
 
 /// `<container>/<restart count>.log`, below the sandbox's log directory.
@@ -56,7 +59,15 @@ pub fn log_path(container: &str, restart_count: u32) -> String {
 pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerConfig, ConfigError> {
     let ContainerInputs { pod, container, restart_count, settings, .. } = inputs;
     security_context::verify_non_root(pod, container, inputs.image_user)?;
-    let environment = env::environment(pod, container, inputs.addresses, &settings.machine)?;
+    let environment = env::environment(env::EnvInputs {
+        pod,
+        container,
+        addresses: inputs.addresses,
+        machine: &settings.machine,
+        volumes: inputs.volumes,
+        // Known as soon as there is an API server.
+        services: &[],
+    })?;
     let expanded = |texts: &Option<Vec<String>>| -> Vec<String> {
         texts.iter().flatten().map(|text| environment.expand(text)).collect()
     };
@@ -64,6 +75,7 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         root_dir: &settings.root_dir,
         seccomp_default: settings.seccomp_default,
         host: inputs.host,
+        ids: inputs.ids,
     };
     Ok(ContainerConfig {
         metadata: MessageField::some(ContainerMetadata {
@@ -80,7 +92,7 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         args: expanded(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: environment.iter().map(key_value).collect(),
-        mounts: mounts::mounts(&inputs, &environment)?,
+        mounts: mapped(mounts::mounts(&inputs, &environment)?, inputs.ids),
         labels: labels::container_labels(pod, container),
         annotations: labels::container_annotations(pod, container, restart_count),
         log_path: log_path(&container.name, restart_count),
@@ -103,4 +115,74 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
 
 fn key_value((key, value): (&str, &str)) -> KeyValue {
     KeyValue { key: key.to_owned(), value: value.as_bytes().to_vec(), ..KeyValue::default() }
+}
+
+/// In a user namespace of the pod's own, files belong to whom they would belong without it.
+fn mapped(mut mounts: Vec<Mount>, ids: Option<IdRange>) -> Vec<Mount> {
+    if let Some(ids) = ids {
+        for mount in &mut mounts {
+            mount.uidMappings = vec![ids.mapping()];
+            mount.gidMappings = vec![ids.mapping()];
+        }
+    }
+    mounts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn built(spec: Value, ids: Option<IdRange>) -> ContainerConfig {
+        let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+        container_config(ContainerInputs {
+            pod: &pod,
+            container: &pod.containers()[0],
+            restart_count: 0,
+            image_ref: "",
+            image_user: &ImageUser::default(),
+            addresses: Addresses::default(),
+            volumes: &[],
+            hosts_file: Some(Path::new("/hosts")),
+            termination_log: Some(Path::new("/log")),
+            settings: &super::super::tests::settings(),
+            host: &Host::default(),
+            ids,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn user_namespaces_map_mounts_too() {
+        let spec = json!({"containers": [{"name": "c", "terminationMessagePath": "/t"}], "hostUsers": false});
+        let plain = built(spec.clone(), None);
+        assert!(plain.mounts.iter().all(|mount| mount.uidMappings.is_empty()));
+        let ids = IdRange { first: 65_536, length: 65_536 };
+        let own = built(spec, Some(ids));
+        assert_eq!(own.mounts.len(), 2);
+        for mount in &own.mounts {
+            assert_eq!(
+                (&mount.uidMappings, &mount.gidMappings),
+                (&vec![ids.mapping()], &vec![ids.mapping()])
+            );
+        }
+        let options = &own.linux.security_context.namespace_options.userns_options;
+        assert_eq!(options.uids, [ids.mapping()]);
+    }
+
+    #[test]
+    fn pod_level_resources_hold_containers_without_their_own() {
+        let resources = json!({"limits": {"cpu": "2", "memory": "64Mi", "hugepages-2Mi": "4Mi"},
+            "requests": {"cpu": "1", "memory": "32Mi"}});
+        let of = |own: Value| {
+            let spec = json!({"resources": resources, "containers": [{"name": "c", "resources": own}, {"name": "d"}]});
+            built(spec, None).linux.resources.clone().unwrap()
+        };
+        let none = of(json!({}));
+        assert_eq!((none.cpu_quota, none.memory_limit_in_bytes, none.cpu_shares), (200_000, 64 << 20, 2048));
+        let own = of(json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "100m"}}));
+        assert_eq!((own.cpu_quota, own.memory_limit_in_bytes, own.cpu_shares), (50_000, 64 << 20, 102));
+        assert!(of(json!({"limits": {"cpu": "bad"}})).cpu_quota >= 0);
+    }
 }

@@ -187,8 +187,15 @@ impl Node {
         let (resolver, notices) = pod_resolver(pod, host, &self.settings);
         assert!(notices.is_empty());
         let settings = &self.settings;
-        sandbox_config(SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "" })
-            .unwrap()
+        sandbox_config(SandboxInputs {
+            pod,
+            attempt,
+            resolver: &resolver,
+            settings,
+            cgroup_parent: "",
+            ids: None,
+        })
+        .unwrap()
     }
 
     fn container(&self, pod: &Pod, name: &str, restart_count: u32) -> Result<ContainerConfig, String> {
@@ -214,6 +221,7 @@ impl Node {
             termination_log: Some(&termination_log),
             settings: &self.settings,
             host: &Host::default(),
+            ids: None,
         })
         .map_err(|error| error.to_string())
     }

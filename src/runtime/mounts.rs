@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::cri::CriError;
-use crate::model::api::{Container, VolumeMount};
+use crate::model::api::VolumeMount;
 use crate::model::ids::ImageRef;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure};
 use crate::model::pod::Pod;
@@ -46,15 +46,10 @@ impl Runtime {
         let mut found = Vec::new();
         for volume in pod.spec().volumes.iter().flatten().filter(|volume| mounted(&volume.name)) {
             let Some(source) = &volume.image else { continue };
-            let wanted = Container {
-                name: volume.name.clone(),
-                image: source.reference.clone(),
-                image_pull_policy: source.pull_policy.clone(),
-                ..Container::default()
-            };
             let image = self.shared.images.ensure(Wanted {
                 pod,
-                container: &wanted,
+                image: source.reference.as_deref().unwrap_or_default(),
+                policy: source.pull_policy.as_deref(),
                 regarding: &pod.regarding(""),
                 sandbox_config,
                 stop,
@@ -250,7 +245,7 @@ fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, Con
 mod tests {
     use super::*;
     use crate::model::mount::SubPaths;
-    use crate::runtime::env::environment;
+    use crate::runtime::env::{EnvInputs, environment};
     use crate::runtime::fields::Addresses;
     use crate::runtime::security_context::ImageUser;
     use crate::runtime::settings::Host;
@@ -299,9 +294,17 @@ mod tests {
             termination_log: Some(Path::new("/log")),
             settings: &settings,
             host: &Host { selinux: true, ..Host::default() },
+            ids: None,
         };
-        let env = environment(inputs.pod, inputs.container, inputs.addresses, &settings.machine).unwrap();
-        mounts(&inputs, &env).map_err(|error| error.to_string())
+        let env = environment(EnvInputs {
+            pod: inputs.pod,
+            container: inputs.container,
+            addresses: inputs.addresses,
+            machine: &settings.machine,
+            volumes: inputs.volumes,
+            services: &[],
+        });
+        mounts(&inputs, &env.unwrap()).map_err(|error| error.to_string())
     }
 
     fn one(mount: Value, supported: bool) -> Result<Mount, String> {

@@ -115,13 +115,14 @@ impl Runtime {
         let shared = &self.shared;
         let regarding = regarding(start.pod, &start.container.name);
         let (sandbox_config, _told_before) = self
-            .sandbox_config(start.pod, start.sandbox_attempt)
+            .sandbox_config(start.pod, start.sandbox_attempt, start.stop)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
         let image = shared
             .images
             .ensure(Wanted {
                 pod: start.pod,
-                container: start.container,
+                image: start.container.image.as_deref().unwrap_or_default(),
+                policy: start.container.image_pull_policy.as_deref(),
                 regarding: &regarding,
                 sandbox_config: &sandbox_config,
                 stop: start.stop,
@@ -222,6 +223,7 @@ impl Runtime {
             termination_log: termination_log.as_deref(),
             settings,
             host: &self.shared.host,
+            ids: self.user_namespace(pod, start.stop)?,
         })
         .inspect_err(|_| {
             if let Some(file) = &termination_log {

@@ -19,7 +19,6 @@ pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
     };
     spec_field(filled(&spec.resource_claims), "resourceClaims");
     spec_field(filled(&spec.readiness_gates), "readinessGates");
-    spec_field(spec.host_users == Some(false), "hostUsers");
     spec_field(spec.resources.is_some(), "resources");
     spec_field(spec.runtime_class_name.is_some(), "runtimeClassName");
     spec_field(spec.preemption_policy.is_some(), "preemptionPolicy");
@@ -55,9 +54,11 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
     field(filled(&container.volume_devices), "volumeDevices");
     let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
     field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");
-    for (index, variable) in container.env.iter().flatten().enumerate() {
-        if variable.value_from.as_ref().is_some_and(|source| source.file_key_ref.is_some()) {
-            field(true, &format!("env[{index}].valueFrom.fileKeyRef"));
+    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
+        for (value, name) in [(&mount.sub_path, "subPath"), (&mount.sub_path_expr, "subPathExpr")] {
+            if value.as_deref().is_some_and(|value| !value.is_empty()) {
+                field(true, &format!("volumeMounts[{index}].{name}"));
+            }
         }
     }
 }
@@ -79,7 +80,6 @@ mod tests {
         assert_eq!(
             unsupported_fields(&Pod::from(object)),
             [
-                "spec.hostUsers",
                 "spec.volumes[2].nfs",
             ]
         );

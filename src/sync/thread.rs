@@ -152,6 +152,9 @@ impl Loop {
     }
 
     fn sources_spoke(&mut self) {
+        // Until the runtime has answered it counts as able; the sandbox asks it again.
+        self.settings.node.strict_supplemental_groups =
+            self.deps.observe.runtime_features().is_none_or(|features| features.supplemental_groups_policy);
         for (source, set) in self.deps.from_sources.take() {
             let state = self.sources.entry(source).or_default();
             state.problems = set.problems;

@@ -13,6 +13,7 @@ use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
     Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
+    Verification,
 };
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
@@ -69,6 +70,10 @@ impl Node {
             max_parallel_image_pulls: None,
             crash_backoff_max: Duration::from_secs(300),
             stop_signals: false,
+            credential_providers: None,
+            image_verification: Verification::NotPreloaded,
+            user_namespace_ids: 65_536,
+            max_pods: 110,
         };
         change(&mut settings);
         let (client, images) = fake.connect();
@@ -255,8 +260,7 @@ fn start_failures_have_reasons_messages_and_events() {
     );
     let mut from_map = container("c", BUSYBOX, "IfNotPresent");
     from_map["env"] = json!([{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]);
-    let message =
-        "configMapKeyRef \"m\" of env variable \"A\" in container \"c\" has no effect in this version";
+    let message = "couldn't get configMap ns/m, no kubeClient defined";
     check(from_map, "CreateContainerConfigError", message, message);
     let leftovers = std::fs::read_dir(node.path("root/pods/u1/containers/c")).unwrap().count();
     assert_eq!(leftovers, 0, "a termination log of a container that was never made");
@@ -492,4 +496,88 @@ fn one_container_is_stopped_with_the_message_given() {
     assert_eq!(timeouts(&node), [json!("7")]);
     let gone = Kill { id: ContainerId::from("gone"), ..kill };
     node.runtime.kill_container(&gone, &StopToken::never()).unwrap();
+}
+
+/// Makes the runtime's default handler one that knows user namespaces.
+fn can_user_namespaces(node: &Node) {
+    node.fake.with_state(|state| {
+        let features = state.handlers[0].features.mut_or_insert_default();
+        features.user_namespaces = true;
+    });
+}
+
+#[test]
+fn a_user_namespace_is_chosen_once_per_pod() {
+    let node = Node::new();
+    let pod = pod(json!({"containers": [container("c", BUSYBOX, "IfNotPresent")], "hostUsers": false}));
+    let create = || node.runtime.create_sandbox(&pod, 0, &StopToken::never());
+    create().unwrap_err();
+    assert_eq!(
+        node.events(),
+        [(
+            "FailedCreatePodSandBox",
+            "Failed to create pod sandbox: can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+                .to_owned()
+        )]
+    );
+    assert!(node.fake.sandboxes().is_empty());
+    can_user_namespaces(&node);
+    let sandbox = create().unwrap();
+    node.start(&pod, &sandbox, "c").unwrap();
+    let of_sandbox =
+        node.fake.sandboxes()[0].config.linux.security_context.namespace_options.userns_options.clone();
+    assert_eq!((of_sandbox.uids[0].host_id, of_sandbox.uids[0].length), (65_536, 65_536));
+    let made = node.fake.container("c").unwrap();
+    assert_eq!(made.config.linux.security_context.namespace_options.userns_options, of_sandbox);
+    assert!(!made.config.mounts.is_empty());
+    assert!(made.config.mounts.iter().all(|mount| mount.uidMappings == of_sandbox.uids));
+    let file = std::fs::read_to_string(node.path("root/pods/u1/userns")).unwrap();
+    assert!(file.starts_with(r#"{"uidMappings":[{"hostId":65536,"#), "{file}");
+}
+
+#[test]
+fn strict_groups_need_a_runtime_that_knows_them() {
+    let node = Node::new();
+    let pod = pod(json!({"containers": [], "securityContext": {"supplementalGroupsPolicy": "Strict"}}));
+    node.fake.with_state(|state| state.groups_policy = false);
+    let error = node.runtime.create_sandbox(&pod, 0, &StopToken::never()).unwrap_err();
+    assert_eq!(error.to_string(), "SupplementalGroupsPolicy=Strict is not supported in this node");
+    node.fake.with_state(|state| state.groups_policy = true);
+    node.sandbox(&pod);
+}
+
+#[test]
+fn an_image_that_a_kubelet_pulled_needs_a_proof() {
+    let node = Node::new();
+    let pod_of = |policy| pod(json!({"containers": [container("c", "r.example/app:1", policy)]}));
+    let sandbox = node.sandbox(&pod_of("Always"));
+    let pulls = || node.fake.count("PullImage");
+    // An image that was there before is for everyone.
+    node.fake.add_image("r.example/app:1");
+    node.start(&pod_of("Never"), &sandbox, "c").unwrap();
+    assert_eq!(pulls(), 0);
+    // Our own pull without a secret is for everyone, too.
+    node.start(&pod_of("Always"), &sandbox, "c").unwrap();
+    node.start(&pod_of("Never"), &sandbox, "c").unwrap();
+    assert_eq!(pulls(), 1);
+    // One that was made with a pod's secret is not.
+    let dir = node.path("root/image_manager/pulled");
+    let record = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(&record).unwrap();
+    let secret = r#""kubernetesSecrets":[{"uid":"u","namespace":"n","name":"s","credentialHash":"h"}]"#;
+    assert!(text.contains(r#""nodePodsAccessible":true"#), "{text}");
+    std::fs::write(&record, text.replace(r#""nodePodsAccessible":true"#, secret)).unwrap();
+    let failure = node.start(&pod_of("Never"), &sandbox, "c").unwrap_err();
+    assert_eq!(
+        (failure.reason, failure.message.as_str()),
+        ("ErrImageNeverPull", "Container image \"r.example/app:1\" is not present with pull policy of Never")
+    );
+    node.fake.fail_times("PullImage", 1, Kind::Unknown, "denied");
+    assert_eq!(node.start(&pod_of("IfNotPresent"), &sandbox, "c").unwrap_err().reason, "ErrImagePull");
+    let other = json!({"metadata": {"name": "other", "namespace": "ns", "uid": "u2"},
+        "spec": {"containers": [container("c", "r.example/app:1", "IfNotPresent")]}});
+    let other = Pod::from(serde_json::from_value::<api::Pod>(other).unwrap());
+    let sandbox = node.sandbox(&other);
+    node.start(&other, &sandbox, "c").unwrap();
+    assert_eq!(pulls(), 3);
 }
