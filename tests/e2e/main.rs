@@ -5,11 +5,17 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod admission;
 mod crashes;
+mod env;
 mod images;
 mod manifests;
 mod many;
+mod network;
 mod outages;
 mod outside;
+mod probes;
 mod restarts;
 mod runtime;
+mod security;
+mod sources;

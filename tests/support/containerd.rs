@@ -50,6 +50,11 @@ impl Containerd {
         format!("unix://{}/containerd.sock", self.dir.display())
     }
 
+    /// The file that describes the pods' network.
+    pub fn network_config(&self) -> PathBuf {
+        self.dir.join("cni/10-coracle.conflist")
+    }
+
     /// The daemon's log, for a failed test.
     pub fn log(&self) -> PathBuf {
         self.dir.join("containerd.log")

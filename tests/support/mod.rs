@@ -6,5 +6,7 @@ pub mod containerd;
 pub mod cop;
 pub mod fake_cri;
 pub mod node;
+pub mod registry;
 pub mod solo;
 pub mod wait;
+pub mod web;

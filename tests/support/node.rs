@@ -10,7 +10,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use coracle::model::api::{ContainerStatus, Pod};
+use coracle::cri::{ImageClient, RuntimeClient};
+use coracle::model::api::{ContainerStateTerminated, ContainerStatus, Pod};
 use serde_json::{Value, json};
 
 use super::containerd::{Containerd, kill};
@@ -210,6 +211,100 @@ impl Node {
         fs::remove_file(self.manifests().join(file)).expect("the manifest was there");
     }
 
+    /// A pod's name as the node makes it.
+    pub fn full_name(&self, name: &str) -> String {
+        format!("{name}-{}", self.node_name.to_lowercase())
+    }
+
+    /// A page of the read-only port: the code and the text.
+    pub fn read_only(&self, path: &str) -> (u16, String) {
+        http_get(self.port, path).unwrap_or((0, String::new()))
+    }
+
+    /// The events of a pod, or all of the node's for an empty name, oldest first.
+    pub fn told(&self, pod: &str) -> Vec<Told> {
+        let full = self.full_name(pod);
+        let events: Vec<Value> =
+            serde_json::from_str(&self.says(&["events", "-o", "json"])).expect("events are JSON");
+        let mut told: Vec<Told> = events.iter().map(Told::of).collect();
+        told.retain(|event| pod.is_empty() || event.name == full);
+        told
+    }
+
+    /// The events of a pod with a reason.
+    pub fn told_of(&self, pod: &str, reason: &str) -> Vec<Told> {
+        let mut told = self.told(pod);
+        told.retain(|event| event.reason == reason);
+        told
+    }
+
+    /// Waits for an event of a pod whose message contains `words`.
+    pub fn wait_told(&self, pod: &str, reason: &str, words: &str) -> Told {
+        let begun = Instant::now();
+        loop {
+            let told = self.told(pod);
+            if let Some(event) =
+                told.iter().find(|event| event.reason == reason && event.message.contains(words))
+            {
+                return event.clone();
+            }
+            assert!(
+                begun.elapsed() < LONG,
+                "waited {LONG:?} in vain for event {reason} {words:?} of {pod:?}; there are {told:#?}"
+            );
+            super::wait::pause(Duration::from_millis(50));
+        }
+    }
+
+    /// Clients of the runtime's own interface.
+    pub fn cri(&self) -> (RuntimeClient, ImageClient) {
+        coracle::cri::connect(coracle::cri::Settings {
+            runtime_endpoint: self.containerd.endpoint(),
+            image_endpoint: None,
+            request_timeout: Duration::from_secs(60),
+        })
+        .expect("a local endpoint")
+    }
+
+    /// The process of a running container, as the host numbers it.
+    pub fn process(&self, container: &str) -> u32 {
+        let task = self.containerd.tasks().into_iter().find(|task| task.id == container && task.running);
+        task.unwrap_or_else(|| panic!("no running task {container}")).pid
+    }
+
+    /// Lays [`Node::shared`] into every container of a pod, as /out.
+    pub fn with_out(&self, mut manifest: Value) -> Value {
+        let shared = self.shared();
+        let spec = &mut manifest["spec"];
+        for list in ["initContainers", "containers"] {
+            for container in spec[list].as_array_mut().into_iter().flatten() {
+                push(&mut container["volumeMounts"], json!({"name": "out", "mountPath": "/out"}));
+            }
+        }
+        push(&mut spec["volumes"], json!({"name": "out", "hostPath": {"path": shared}}));
+        manifest
+    }
+
+    /// The text of a file of [`Node::shared`]; empty while it is not there.
+    pub fn out(&self, file: &str) -> String {
+        fs::read_to_string(self.shared().join(file)).unwrap_or_default()
+    }
+
+    /// The moments that containers wrote into a file by [`STAMP`], in seconds.
+    pub fn stamps(&self, file: &str) -> Vec<f64> {
+        self.out(file).lines().filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect()
+    }
+
+    /// Waits for the first such moment.
+    pub fn wait_stamp(&self, file: &str) -> f64 {
+        wait_for(&format!("a moment in {file}"), LONG, || self.stamps(file).first().copied())
+    }
+
+    /// Makes an empty file in [`Node::shared`], which a container waits for.
+    pub fn touch(&self, file: &str) {
+        fs::write(self.shared().join(file), "").expect("the shared directory is writable");
+    }
+
     /// All pods with their statuses, as the read-only port shows them. `None` while the
     /// agent does not answer.
     pub fn try_pods(&self) -> Option<Vec<Pod>> {
@@ -238,7 +333,7 @@ impl Node {
 
     /// A pod by the name in its manifest. With two of that name (an edit under way): the newest.
     pub fn pod(&self, name: &str) -> Option<Pod> {
-        let full = format!("{name}-{}", self.node_name);
+        let full = self.full_name(name);
         let mut found: Vec<Pod> =
             self.pods().into_iter().filter(|pod| pod.metadata.name.as_deref() == Some(&full)).collect();
         // An earlier version is shown until it has ended: the newest one counts.
@@ -274,7 +369,7 @@ impl Node {
 
     /// Waits until no pod of that name is listed and no container of it is left.
     pub fn wait_gone(&self, name: &str) {
-        let full = format!("{name}-{}", self.node_name);
+        let full = self.full_name(name);
         wait_until(&format!("pod {name} to be gone"), LONG, || {
             self.try_pods()
                 .is_some_and(|pods| pods.iter().all(|pod| pod.metadata.name.as_deref() != Some(&full)))
@@ -284,7 +379,7 @@ impl Node {
 
     /// Ids of the running containers of a pod by container name, without its sandbox.
     pub fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
-        let full = format!("{name}-{}", self.node_name);
+        let full = self.full_name(name);
         self.running_where(&format!("labels.\"io.kubernetes.pod.name\"=={full}"))
             .remove(&full)
             .unwrap_or_default()
@@ -309,7 +404,7 @@ impl Node {
 
     /// Ids of the running sandboxes of a pod.
     pub fn running_sandboxes(&self, name: &str) -> Vec<String> {
-        let full = format!("{name}-{}", self.node_name);
+        let full = self.full_name(name);
         let alive: Vec<String> =
             self.containerd.tasks().into_iter().filter(|task| task.running).map(|task| task.id).collect();
         self.containerd
@@ -365,12 +460,7 @@ impl Node {
     /// can see or remove it, so it is printed and does not count.
     pub fn finish_spotless(self) {
         self.empty();
-        let (runtime, _) = coracle::cri::connect(coracle::cri::Settings {
-            runtime_endpoint: self.containerd.endpoint(),
-            image_endpoint: None,
-            request_timeout: Duration::from_secs(60),
-        })
-        .expect("a local endpoint");
+        let (runtime, _) = self.cri();
         wait_until("no containers and sandboxes", Duration::from_secs(150), || {
             runtime.list_containers(Default::default()).is_ok_and(|list| list.is_empty())
                 && runtime.list_pod_sandbox(Default::default()).is_ok_and(|list| list.is_empty())
@@ -446,6 +536,50 @@ pub fn http_get(port: u16, path: &str) -> std::io::Result<(u16, String)> {
     Ok((code, body.to_owned()))
 }
 
+/// An event as `coracle events -o json` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    pub kind: String,
+    pub reason: String,
+    pub message: String,
+    /// What it is about: `Pod`, `Node` or `Manifest`, with name, uid and part.
+    pub object: String,
+    pub name: String,
+    pub uid: String,
+    pub field: String,
+    pub namespace: String,
+    pub count: u64,
+}
+
+impl Told {
+    fn of(event: &Value) -> Told {
+        let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
+        let object = &event["involvedObject"];
+        Told {
+            kind: text(&event["type"]),
+            reason: text(&event["reason"]),
+            message: text(&event["message"]),
+            object: text(&object["kind"]),
+            name: text(&object["name"]),
+            uid: text(&object["uid"]),
+            field: text(&object["fieldPath"]),
+            namespace: text(&event["metadata"]["namespace"]),
+            count: event["count"].as_u64().unwrap_or(0),
+        }
+    }
+}
+
+/// Appends to a list that may not be there yet.
+pub fn push(list: &mut Value, item: Value) {
+    match list.as_array_mut() {
+        Some(items) => items.push(item),
+        None => *list = json!([item]),
+    }
+}
+
+/// A shell command that prints the moment: seconds with hundredths, the same clock everywhere.
+pub const STAMP: &str = "cut -d' ' -f1 /proc/uptime";
+
 /// A script that runs until it is told to stop, and then stops at once.
 pub const FOREVER: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done";
 
@@ -487,6 +621,35 @@ pub fn is_ready(pod: &Pod) -> bool {
 /// The status of a container by name.
 pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
     pod.status.as_ref()?.container_statuses.as_ref()?.iter().find(|one| one.name == name)
+}
+
+/// The status of an init container by name.
+pub fn init_container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
+    pod.status.as_ref()?.init_container_statuses.as_ref()?.iter().find(|one| one.name == name)
+}
+
+/// How a container of the pod ended, if it has and was not started again.
+pub fn ended(pod: &Pod, name: &str) -> Option<ContainerStateTerminated> {
+    container(pod, name)?.state.as_ref()?.terminated.clone()
+}
+
+/// How the last instance of a container ended.
+pub fn ended_before(pod: &Pod, name: &str) -> Option<ContainerStateTerminated> {
+    container(pod, name)?.last_state.as_ref()?.terminated.clone()
+}
+
+/// A condition of the pod: its status and its message.
+pub fn condition(pod: &Pod, kind: &str) -> Option<(String, String)> {
+    let all = pod.status.as_ref()?.conditions.as_ref()?;
+    let found = all.iter().find(|one| one.type_ == kind)?;
+    Some((found.status.clone(), found.message.clone().unwrap_or_default()))
+}
+
+/// Why a container waits, in words, or an empty string.
+pub fn waiting_message(pod: &Pod, name: &str) -> String {
+    container(pod, name)
+        .and_then(|status| status.state.as_ref()?.waiting.as_ref()?.message.clone())
+        .unwrap_or_default()
 }
 
 /// Why a container waits, or an empty string.
