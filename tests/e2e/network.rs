@@ -114,8 +114,7 @@ fn without_a_network_only_the_hosts_own_is_given() {
     let (plugins, away) = (node.containerd.network_config(), node.shared().join("10-coracle.conflist"));
     fs::rename(&plugins, &away).expect("the network's configuration can be moved away");
     wait_until("status to name the network", LONG, || {
-        let (code, text) = node.health("/healthz?verbose");
-        code != 200 && text.contains("network")
+        String::from_utf8_lossy(&node.command(&["status"]).stdout).contains("NetworkReady=false")
     });
     node.apply("bridged.json", &simple("bridged"));
     node.apply("host.json", &with("host", |spec| spec["hostNetwork"] = json!(true)));

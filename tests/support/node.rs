@@ -41,6 +41,7 @@ pub struct Node {
     dir: PathBuf,
     port: u16,
     healthz: u16,
+    flags: Vec<String>,
     agent: Option<Child>,
     starts: u32,
     first: Option<Holding>,
@@ -65,23 +66,38 @@ impl Node {
 
     /// As [`Node::start_with`], under a node name of its own.
     pub fn start_as(name: &str, node_name: &str, config: Value) -> Node {
+        let mut node = Node::prepare_as(name, node_name, config);
+        node.start_agent();
+        node
+    }
+
+    /// A node whose agent is yet to be started.
+    pub fn prepare(name: &str, config: Value) -> Node {
+        Node::prepare_as(name, NODE, config)
+    }
+
+    fn prepare_as(name: &str, node_name: &str, config: Value) -> Node {
         let dir = Node::base(name);
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
         let containerd = Containerd::start(&dir);
-        let mut node = Node {
+        let node = Node {
             containerd,
             node_name: node_name.to_owned(),
             dir,
             port: free_port(),
             healthz: free_port(),
+            flags: Vec::new(),
             agent: None,
             starts: 0,
             first: None,
         };
         node.write_config(config);
-        node.start_agent();
-        node.first = node.agent.as_ref().and_then(|agent| Holding::of(agent.id()));
         node
+    }
+
+    /// Flags for the agent's next starts, beside those that every node has.
+    pub fn set_flags(&mut self, flags: &[String]) {
+        self.flags = flags.to_vec();
     }
 
     fn write_config(&self, extra: Value) {
@@ -90,7 +106,7 @@ impl Node {
             "kind": "KubeletConfiguration",
             "containerRuntimeEndpoint": self.containerd.endpoint(),
             "staticPodPath": self.manifests(),
-            "podLogsDir": self.dir.join("logs"),
+            "podLogsDir": self.logs(),
             "address": "127.0.0.1",
             "port": free_port(),
             "readOnlyPort": self.port,
@@ -120,6 +136,11 @@ impl Node {
         self.dir.join("root")
     }
 
+    /// Where the pods' logs are.
+    pub fn logs(&self) -> PathBuf {
+        self.dir.join("logs")
+    }
+
     /// A directory for hostPath volumes and other things of the test.
     pub fn shared(&self) -> PathBuf {
         let dir = self.dir.join("shared");
@@ -131,6 +152,17 @@ impl Node {
     pub fn start_agent(&mut self) {
         self.launch_agent();
         self.wait_healthy();
+        if self.starts == 1 {
+            self.first = self.holding();
+        }
+    }
+
+    /// Waits for an agent that ends by itself: how it ended and its log.
+    pub fn wait_ended(&mut self) -> (std::process::ExitStatus, String) {
+        let mut agent = self.agent.take().expect("the agent was started");
+        let status = wait_for("the agent to end", LONG, || agent.try_wait().ok().flatten());
+        let log = fs::read_to_string(self.dir.join(format!("agent-{}.log", self.starts)));
+        (status, log.unwrap_or_default())
     }
 
     /// Starts the agent without waiting.
@@ -145,6 +177,7 @@ impl Node {
             .arg("--root-dir")
             .arg(self.root())
             .args(["--hostname-override", &self.node_name, "--node-ip", "192.0.2.10"])
+            .args(&self.flags)
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
