@@ -25,7 +25,10 @@ fn a_deadline_ends_a_pod_with_its_grace() {
     let over = node.wait_pod("short", "over", LONG, |pod| phase(pod) == "Failed");
     let status = over.status.clone().unwrap_or_default();
     assert_eq!(status.reason.as_deref(), Some("DeadlineExceeded"));
-    assert_eq!(status.message.as_deref(), Some("Pod was active on the node longer than the specified deadline"));
+    assert_eq!(
+        status.message.as_deref(),
+        Some("Pod was active on the node longer than the specified deadline")
+    );
     let lived = node.wait_stamp("term") - node.wait_stamp("start");
     assert!((2.0..7.0).contains(&lived), "told to end {lived} s after its start");
     assert!(node.wait_stamp("end") - node.wait_stamp("term") >= 0.9, "it had the time to say goodbye");
@@ -41,13 +44,15 @@ fn a_deadline_ends_a_pod_with_its_grace() {
 fn an_end_stays_told_when_its_traces_are_gone() {
     let node = Node::start("traces");
     for (name, code) in [("good", 0), ("bad", 3)] {
-        let mut manifest = pod(name, json!([busybox("main", &format!("exit {code}")), busybox("side", "exit 0")]));
+        let mut manifest =
+            pod(name, json!([busybox("main", &format!("exit {code}")), busybox("side", "exit 0")]));
         manifest["spec"]["restartPolicy"] = json!("Never");
         node.apply(&format!("{name}.json"), &manifest);
     }
     let good = node.wait_pod("good", "succeeded", LONG, |pod| phase(pod) == "Succeeded");
     let bad = node.wait_pod("bad", "failed", LONG, |pod| phase(pod) == "Failed");
-    let address = |pod: &coracle::model::api::Pod| pod.status.as_ref().and_then(|status| status.pod_ip.clone());
+    let address =
+        |pod: &coracle::model::api::Pod| pod.status.as_ref().and_then(|status| status.pod_ip.clone());
     let addresses = (address(&good), address(&bad));
     assert!(addresses.0.is_some() && addresses.1.is_some(), "{addresses:?}");
     wait_until("the sandboxes to stop", LONG, || {
@@ -95,7 +100,10 @@ fn last_words_share_a_budget() {
     let node = Node::start("words");
     let talker = |name: &str| {
         // 5,000 bytes that end in the container's name.
-        busybox(name, &format!("(head -c 4998 /dev/zero | tr '\\0' x; printf {name}) > /dev/termination-log; exit 1"))
+        busybox(
+            name,
+            &format!("(head -c 4998 /dev/zero | tr '\\0' x; printf {name}) > /dev/termination-log; exit 1"),
+        )
     };
     for (name, number) in [("three", 3), ("six", 6)] {
         let containers: Vec<_> = (0..number).map(|index| talker(&format!("c{index}"))).collect();
@@ -103,11 +111,14 @@ fn last_words_share_a_budget() {
         manifest["spec"]["restartPolicy"] = json!("Never");
         node.apply(&format!("{name}.json"), &manifest);
     }
-    let mut logs = pod("logs", json!([
-        busybox("failed", "for n in $(seq 1 200); do echo line $n; done; exit 2"),
-        busybox("fine", "echo all well; exit 0"),
-        busybox("spoken", "echo from the log; echo said > /dev/termination-log; exit 2"),
-    ]));
+    let mut logs = pod(
+        "logs",
+        json!([
+            busybox("failed", "for n in $(seq 1 200); do echo line $n; done; exit 2"),
+            busybox("fine", "echo all well; exit 0"),
+            busybox("spoken", "echo from the log; echo said > /dev/termination-log; exit 2"),
+        ]),
+    );
     logs["spec"]["restartPolicy"] = json!("Never");
     for index in 0..3 {
         logs["spec"]["containers"][index]["terminationMessagePolicy"] = json!("FallbackToLogsOnError");
@@ -128,7 +139,10 @@ fn last_words_share_a_budget() {
     let over = node.wait_pod("logs", "over", LONG, |pod| phase(pod) == "Failed");
     let said = |name: &str| ended(&over, name).and_then(|end| end.message).unwrap_or_default();
     let lines: Vec<String> = said("failed").lines().map(str::to_owned).collect();
-    assert_eq!((lines.len(), lines.first().map(String::as_str), lines.last().map(String::as_str)), (80, Some("line 121"), Some("line 200")));
+    assert_eq!(
+        (lines.len(), lines.first().map(String::as_str), lines.last().map(String::as_str)),
+        (80, Some("line 121"), Some("line 200"))
+    );
     assert_eq!((said("fine").as_str(), said("spoken").as_str()), ("", "said\n"));
     node.finish();
 }
@@ -171,13 +185,17 @@ fn logs_are_where_everyone_looks() {
     let ready = node.wait_ready("talker");
     let id = container_id(&ready, "main");
     let dir = node.logs().join(format!("default_talker-e2e_{}", uid(&ready))).join("main");
-    wait_until("the log", LONG, || fs::read_to_string(dir.join("0.log")).is_ok_and(|text| text.ends_with(" stdout F first words\n")));
+    wait_until("the log", LONG, || {
+        fs::read_to_string(dir.join("0.log")).is_ok_and(|text| text.ends_with(" stdout F first words\n"))
+    });
     let link = std::path::PathBuf::from(format!("/var/log/containers/talker-e2e_default_main-{id}.log"));
     assert_eq!(fs::read_link(&link).ok(), Some(dir.join("0.log")), "{}", link.display());
 
     let names = || -> Vec<String> {
-        let entries = fs::read_dir(&dir).map(|entries| entries.flatten().collect::<Vec<_>>()).unwrap_or_default();
-        let mut names: Vec<String> = entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let entries =
+            fs::read_dir(&dir).map(|entries| entries.flatten().collect::<Vec<_>>()).unwrap_or_default();
+        let mut names: Vec<String> =
+            entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
     };
@@ -190,7 +208,11 @@ fn logs_are_where_everyone_looks() {
         let rotated = |name: &String| name.starts_with("0.log.");
         names.iter().any(|name| name == "0.log")
             && names.iter().filter(|name| name.ends_with(".gz")).count() == 2
-            && names.iter().filter(|name| rotated(name) && !name.ends_with(".gz") && !name.ends_with(".tmp")).count() == 1
+            && names
+                .iter()
+                .filter(|name| rotated(name) && !name.ends_with(".gz") && !name.ends_with(".tmp"))
+                .count()
+                == 1
     });
     node.touch("enough");
     // While a file is compressed its original is still there, once.

@@ -11,14 +11,20 @@ use crate::support::wait::wait_until;
 fn variables_expand_and_know_the_pod() {
     let node = Node::start("env");
     let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
-    let resource = |name: &str, divisor: &str| json!({"resourceFieldRef": {"resource": name, "divisor": divisor}});
+    let resource =
+        |name: &str, divisor: &str| json!({"resourceFieldRef": {"resource": name, "divisor": divisor}});
     let mut manifest = pod("env", json!([busybox("main", "")]));
     manifest["metadata"]["labels"] = json!({"tier": "front"});
     manifest["metadata"]["annotations"] = json!({"note": "a b"});
     let main = &mut manifest["spec"]["containers"][0];
-    main["command"] = json!(["sh", "-c", "echo \"$0 $1\" > /tmp/args; trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done"]);
+    main["command"] = json!([
+        "sh",
+        "-c",
+        "echo \"$0 $1\" > /tmp/args; trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done"
+    ]);
     main["args"] = json!(["$(FIRST)-$(UNKNOWN)", "$$(FIRST)"]);
-    main["resources"] = json!({"requests": {"cpu": "100m", "memory": "20Mi"}, "limits": {"cpu": "1500m", "memory": "64Mi"}});
+    main["resources"] =
+        json!({"requests": {"cpu": "100m", "memory": "20Mi"}, "limits": {"cpu": "1500m", "memory": "64Mi"}});
     main["env"] = json!([
         {"name": "FIRST", "value": "one"},
         {"name": "SECOND", "value": "$(FIRST) and two"},

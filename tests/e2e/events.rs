@@ -26,7 +26,9 @@ fn total(told: &[Told]) -> u64 {
 fn many_failures_of_one_kind_become_one_event() {
     let node = Node::start("combined");
     node.apply("web.json", &unnameable("web", 12));
-    node.wait_pod("web", "waiting for all images", LONG, |pod| waiting_reason(pod, "c11") == "InvalidImageName");
+    node.wait_pod("web", "waiting for all images", LONG, |pod| {
+        waiting_reason(pod, "c11") == "InvalidImageName"
+    });
     let told = wait_for("the combined event", LONG, || {
         let told = node.told_of("web", "InspectFailed");
         told.iter().any(|event| event.message.starts_with("(combined from similar events): ")).then_some(told)
@@ -42,7 +44,9 @@ fn many_failures_of_one_kind_become_one_event() {
 fn a_flood_of_warnings_is_held_back_and_the_rest_is_not() {
     let node = Node::start("flood");
     node.apply("web.json", &unnameable("web", 30));
-    node.wait_pod("web", "waiting for all images", LONG, |pod| waiting_reason(pod, "c29") == "InvalidImageName");
+    node.wait_pod("web", "waiting for all images", LONG, |pod| {
+        waiting_reason(pod, "c29") == "InvalidImageName"
+    });
     node.wait_told("web", "Started", "");
     let warnings = |node: &Node| -> Vec<Told> {
         node.told("web").into_iter().filter(|event| event.kind == "Warning").collect()
@@ -76,18 +80,27 @@ fn a_crash_loop_is_one_event_and_starts_are_counted() {
     let told = node.told_of("bad", "BackOff");
     assert_eq!(told.len(), 1, "{told:#?}");
     assert_eq!((told[0].kind.as_str(), told[0].field.as_str()), ("Warning", "spec.containers{main}"));
-    assert_eq!(told[0].message, format!("Back-off restarting failed container main in pod bad-e2e_default({uid})"));
+    assert_eq!(
+        told[0].message,
+        format!("Back-off restarting failed container main in pod bad-e2e_default({uid})")
+    );
     assert_eq!((told[0].namespace.as_str(), told[0].uid.as_str()), ("default", uid.as_str()));
 
     // The node's own events: one start, in the namespace default, about a node without a UID.
     let starts = |node: &Node| -> Vec<Told> {
-        node.told("").into_iter().filter(|event| event.object == "Node" && event.reason == "Starting").collect()
+        node.told("")
+            .into_iter()
+            .filter(|event| event.object == "Node" && event.reason == "Starting")
+            .collect()
     };
     for _ in 0..2 {
         let told = starts(&node);
         assert_eq!(total(&told), 1, "{told:#?}");
         assert_eq!((told[0].message.as_str(), told[0].kind.as_str()), ("Starting kubelet.", "Normal"));
-        assert_eq!((told[0].name.as_str(), told[0].uid.as_str(), told[0].namespace.as_str()), ("e2e", "", "default"));
+        assert_eq!(
+            (told[0].name.as_str(), told[0].uid.as_str(), told[0].namespace.as_str()),
+            ("e2e", "", "default")
+        );
         node.kill_agent();
         node.start_agent();
         wait_until("the start to be told", LONG, || !starts(&node).is_empty());

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::node::{
-    FOREVER, LONG, Node, STAMP, busybox, container, pod, restarts, waiting_reason,
-};
+use crate::support::node::{FOREVER, LONG, Node, STAMP, busybox, container, pod, restarts, waiting_reason};
 use crate::support::wait::{holds_for, wait_until};
 use crate::support::web::{Reply, Web};
 
@@ -79,15 +77,24 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
     assert!((1.5..5.0).contains(&lived), "without grace killed {lived} s after the signal");
 
     let request = web.asked("/bye").first().cloned().expect("the hook asked");
-    assert_eq!((request.method.as_str(), request.header("User-Agent").as_deref()), ("GET", Some("kube-lifecycle/1.36")));
+    assert_eq!(
+        (request.method.as_str(), request.header("User-Agent").as_deref()),
+        ("GET", Some("kube-lifecycle/1.36"))
+    );
     assert!(node.told_of("http", "FailedPreStopHook").is_empty(), "any answer is a success");
     let failed = node.told_of("failing", "FailedPreStopHook");
-    assert_eq!(failed.iter().map(|event| (event.kind.as_str(), event.message.as_str())).collect::<Vec<_>>(), [("Warning", "PreStopHook failed")]);
+    assert_eq!(
+        failed.iter().map(|event| (event.kind.as_str(), event.message.as_str())).collect::<Vec<_>>(),
+        [("Warning", "PreStopHook failed")]
+    );
 
     for name in names {
         let killing = node.told_of(name, "Killing");
         assert_eq!(killing.iter().map(|event| event.count).sum::<u64>(), 1, "{name}: {killing:#?}");
-        assert_eq!((killing[0].message.as_str(), killing[0].field.as_str()), ("Stopping container main", "spec.containers{main}"));
+        assert_eq!(
+            (killing[0].message.as_str(), killing[0].field.as_str()),
+            ("Stopping container main", "spec.containers{main}")
+        );
     }
     node.finish();
 }

@@ -23,12 +23,19 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     node.apply("web.json", &node.with_out(manifest));
     wait_until("the first to run", LONG, || node.out("order") == "one\n");
     let early = node.wait_pod("web", "initializing", LONG, |pod| {
-        init_container(pod, "one").is_some_and(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
+        init_container(pod, "one")
+            .is_some_and(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
     });
     assert_eq!((phase(&early), waiting_reason(&early, "main")), ("Pending", "PodInitializing"));
     let (status, message) = condition(&early, "Initialized").unwrap_or_default();
-    assert_eq!((status.as_str(), message.as_str()), ("False", "containers with incomplete status: [one two]"));
-    assert_eq!(condition(&early, "PodReadyToStartContainers").map(|(status, _)| status).as_deref(), Some("True"));
+    assert_eq!(
+        (status.as_str(), message.as_str()),
+        ("False", "containers with incomplete status: [one two]")
+    );
+    assert_eq!(
+        condition(&early, "PodReadyToStartContainers").map(|(status, _)| status).as_deref(),
+        Some("True")
+    );
     node.touch("go");
     let ready = node.wait_ready("web");
     assert_eq!(words(&node.out("order")), ["one", "two", "main"]);
@@ -41,9 +48,12 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     let sandbox = node.running_sandboxes("web");
     node.containerd.kill_task(&sandbox[0]);
     wait_until("everything to run again", LONG, || words(&node.out("order")).len() == 6);
-    node.wait_pod("web", "ready in a new sandbox", LONG, |pod| is_ready(pod) && node.running_sandboxes("web") != sandbox);
+    node.wait_pod("web", "ready in a new sandbox", LONG, |pod| {
+        is_ready(pod) && node.running_sandboxes("web") != sandbox
+    });
     assert_eq!(words(&node.out("order")), ["one", "two", "main", "one", "two", "main"]);
-    let told = node.wait_told("web", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
+    let told =
+        node.wait_told("web", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
     assert_eq!(told.kind, "Normal");
     let (runtime, _) = node.cri();
     let attempts: Vec<u32> = runtime
@@ -62,7 +72,8 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
 fn a_failed_init_container_decides_over_the_pod() {
     let node = Node::start("initfail");
     for (name, policy) in [("never", "Never"), ("again", "OnFailure")] {
-        let mut manifest = pod(name, json!([busybox("main", &format!("echo ran >> /out/{name}; {FOREVER}"))]));
+        let mut manifest =
+            pod(name, json!([busybox("main", &format!("echo ran >> /out/{name}; {FOREVER}"))]));
         manifest["spec"]["initContainers"] = json!([busybox("setup", "exit 3")]);
         manifest["spec"]["restartPolicy"] = json!(policy);
         node.apply(&format!("{name}.json"), &node.with_out(manifest));
@@ -73,7 +84,8 @@ fn a_failed_init_container_decides_over_the_pod() {
     let again = node.wait_pod("again", "backing off", LONG, |pod| {
         init_container(pod, "setup").is_some_and(|one| {
             one.restart_count >= 1
-                && one.state.as_ref().and_then(|state| state.waiting.as_ref()?.reason.as_deref()) == Some("CrashLoopBackOff")
+                && one.state.as_ref().and_then(|state| state.waiting.as_ref()?.reason.as_deref())
+                    == Some("CrashLoopBackOff")
         })
     });
     assert_eq!(phase(&again), "Pending");
@@ -100,14 +112,20 @@ fn sidecars_start_first_and_stop_last() {
     app["restartPolicy"].take();
     let mut manifest = pod("web", json!([app]));
     let mut first = sidecar("s1", "0.5");
-    first["startupProbe"] = json!({"exec": {"command": ["test", "-e", "/out/go"]}, "periodSeconds": 1, "failureThreshold": 600});
-    first["lifecycle"] = json!({"preStop": {"exec": {"command": ["sh", "-c", format!("{STAMP} >> /out/s1-pre")]}}});
+    first["startupProbe"] =
+        json!({"exec": {"command": ["test", "-e", "/out/go"]}, "periodSeconds": 1, "failureThreshold": 600});
+    first["lifecycle"] =
+        json!({"preStop": {"exec": {"command": ["sh", "-c", format!("{STAMP} >> /out/s1-pre")]}}});
     manifest["spec"]["initContainers"] = json!([first, sidecar("s2", "0.5")]);
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(30);
     node.apply("web.json", &node.with_out(manifest));
     node.wait_stamp("s1-start");
     node.wait_told("web", "Unhealthy", "Startup probe failed");
-    assert_eq!((node.stamps("s2-start").len(), node.stamps("app-start").len()), (0, 0), "the next one waits for the start");
+    assert_eq!(
+        (node.stamps("s2-start").len(), node.stamps("app-start").len()),
+        (0, 0),
+        "the next one waits for the start"
+    );
     node.touch("go");
     node.wait_ready("web");
     let at = |what: &str| node.wait_stamp(what);
@@ -126,7 +144,8 @@ fn sidecars_start_first_and_stop_last() {
 #[test]
 fn sidecars_end_with_a_pod_that_has_done_its_work() {
     let node = Node::start("sidedone");
-    let mut manifest = pod("job", json!([busybox("app", "until [ -e /out/done ]; do sleep 0.1; done; exit 0")]));
+    let mut manifest =
+        pod("job", json!([busybox("app", "until [ -e /out/done ]; do sleep 0.1; done; exit 0")]));
     manifest["spec"]["initContainers"] = json!([sidecar("s1", "0.3"), sidecar("s2", "0.3")]);
     manifest["spec"]["restartPolicy"] = json!("Never");
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(20);
@@ -141,7 +160,9 @@ fn sidecars_end_with_a_pod_that_has_done_its_work() {
     node.touch("done");
     let done = node.wait_pod("job", "succeeded", LONG, |pod| phase(pod) == "Succeeded");
     assert_eq!(ended(&done, "app").map(|end| end.exit_code), Some(0));
-    wait_until("everything to stop", LONG, || node.running("job").is_empty() && node.running_sandboxes("job").is_empty());
+    wait_until("everything to stop", LONG, || {
+        node.running("job").is_empty() && node.running_sandboxes("job").is_empty()
+    });
     assert!(node.wait_stamp("s2-end") <= node.wait_stamp("s1-term"), "in reverse order");
     node.finish();
 }
@@ -154,21 +175,26 @@ fn exit_codes_decide_over_restarts() {
     };
     let rule = |action: &str| json!([{"action": action, "exitCodes": {"operator": "In", "values": [42]}}]);
     // Restarted for its exit code although the pod never restarts.
-    let mut manifest = pod("rule", json!([busybox("main", &once("rule", 42, FOREVER)), busybox("side", FOREVER)]));
+    let mut manifest =
+        pod("rule", json!([busybox("main", &once("rule", 42, FOREVER)), busybox("side", FOREVER)]));
     manifest["spec"]["restartPolicy"] = json!("Never");
     manifest["spec"]["containers"][0]["restartPolicy"] = json!("Never");
     manifest["spec"]["containers"][0]["restartPolicyRules"] = rule("Restart");
     node.apply("rule.json", &node.with_out(manifest));
     // Another code: the container's own policy.
-    let mut manifest = pod("norule", json!([busybox("main", &once("norule", 41, FOREVER)), busybox("side", FOREVER)]));
+    let mut manifest =
+        pod("norule", json!([busybox("main", &once("norule", 41, FOREVER)), busybox("side", FOREVER)]));
     manifest["spec"]["containers"][0]["restartPolicy"] = json!("Never");
     manifest["spec"]["containers"][0]["restartPolicyRules"] = rule("Restart");
     node.apply("norule.json", &node.with_out(manifest));
     // One that takes all the others with it.
-    let mut manifest = pod("all", json!([
-        busybox("main", &once("all", 42, FOREVER)),
-        busybox("side", &format!("echo run >> /out/allside; {FOREVER}")),
-    ]));
+    let mut manifest = pod(
+        "all",
+        json!([
+            busybox("main", &once("all", 42, FOREVER)),
+            busybox("side", &format!("echo run >> /out/allside; {FOREVER}")),
+        ]),
+    );
     manifest["spec"]["initContainers"] = json!([busybox("setup", "echo run >> /out/allinit")]);
     manifest["spec"]["restartPolicy"] = json!("Never");
     manifest["spec"]["containers"][0]["restartPolicy"] = json!("Never");

@@ -70,7 +70,9 @@ fn pods_and_calls_are_counted() {
     // A runtime that is away: calls fail, and that is counted.
     let errors = sum(&node, "kubelet_runtime_operations_errors_total");
     node.containerd.stop();
-    wait_until("failed calls to be counted", LONG, || sum(&node, "kubelet_runtime_operations_errors_total") > errors);
+    wait_until("failed calls to be counted", LONG, || {
+        sum(&node, "kubelet_runtime_operations_errors_total") > errors
+    });
     node.containerd.resume();
     wait_until("health", LONG, || node.health("/healthz").0 == 200);
     let pod = node.wait_ready("two");

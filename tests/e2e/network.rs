@@ -45,21 +45,28 @@ fn names_resolve_as_the_policy_says() {
             "allowedUnsafeSysctls": ["net.core.*"],
         }),
     );
-    node.apply("cluster.json", &with("cluster", |spec| {
-        spec["hostname"] = json!("web");
-        spec["subdomain"] = json!("farm");
-        spec["hostAliases"] = json!([{"ip": "198.51.100.7", "hostnames": ["seven.example", "vii.example"]}]);
-        spec["securityContext"] = json!({"sysctls": [
-            {"name": "net.core.somaxconn", "value": "1234"},
-            {"name": "net.ipv4.tcp_syncookies", "value": "0"},
-        ]});
-    }));
+    node.apply(
+        "cluster.json",
+        &with("cluster", |spec| {
+            spec["hostname"] = json!("web");
+            spec["subdomain"] = json!("farm");
+            spec["hostAliases"] =
+                json!([{"ip": "198.51.100.7", "hostnames": ["seven.example", "vii.example"]}]);
+            spec["securityContext"] = json!({"sysctls": [
+                {"name": "net.core.somaxconn", "value": "1234"},
+                {"name": "net.ipv4.tcp_syncookies", "value": "0"},
+            ]});
+        }),
+    );
     node.apply("plain.json", &with("plain", |spec| spec["dnsPolicy"] = json!("Default")));
     node.apply("host.json", &with("host", |spec| spec["hostNetwork"] = json!(true)));
-    node.apply("both.json", &with("both", |spec| {
-        spec["hostNetwork"] = json!(true);
-        spec["dnsPolicy"] = json!("ClusterFirstWithHostNet");
-    }));
+    node.apply(
+        "both.json",
+        &with("both", |spec| {
+            spec["hostNetwork"] = json!(true);
+            spec["dnsPolicy"] = json!("ClusterFirstWithHostNet");
+        }),
+    );
     node.apply("own.json", &with("own", |spec| {
         spec["dnsPolicy"] = json!("None");
         spec["dnsConfig"] = json!({
@@ -88,7 +95,10 @@ fn names_resolve_as_the_policy_says() {
     assert_eq!(lines(&text, "options"), ["ndots:5"], "{text}");
 
     let text = file(&node, "own", "/etc/resolv.conf");
-    assert_eq!((lines(&text, "nameserver"), lines(&text, "search")), (vec!["192.0.2.9".to_owned()], vec!["own.example".to_owned()]));
+    assert_eq!(
+        (lines(&text, "nameserver"), lines(&text, "search")),
+        (vec!["192.0.2.9".to_owned()], vec!["own.example".to_owned()])
+    );
     assert_eq!(lines(&text, "options"), ["ndots:2"], "{text}");
 
     // The hosts file: the header first, the pod's own line, the aliases last.
@@ -97,7 +107,10 @@ fn names_resolve_as_the_policy_says() {
     let hosts = file(&node, "cluster", "/etc/hosts");
     assert!(hosts.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n"), "{hosts}");
     assert!(hosts.contains(&format!("{address}\tweb.farm.default.svc.cluster.local\tweb\n")), "{hosts}");
-    assert!(hosts.ends_with("\n# Entries added by HostAliases.\n198.51.100.7\tseven.example\tvii.example\n"), "{hosts}");
+    assert!(
+        hosts.ends_with("\n# Entries added by HostAliases.\n198.51.100.7\tseven.example\tvii.example\n"),
+        "{hosts}"
+    );
     assert_eq!(node.exec(&container_id(&ready, "main"), &["hostname"]), "web\n");
     let hosts = file(&node, "host", "/etc/hosts");
     assert!(hosts.starts_with("# Kubernetes-managed hosts file (host network).\n"), "{hosts}");
@@ -126,7 +139,9 @@ fn without_a_network_only_the_hosts_own_is_given() {
         node.told_of("bridged", "NetworkNotReady").iter().map(|event| event.count).sum::<u64>() >= 3
     });
     assert!(node.running_sandboxes("bridged").is_empty());
-    fs::rename(&away, &plugins).expect("the network's configuration can be moved back");
+    // A rename into the directory is not noticed by containerd, a write is.
+    let text = fs::read(&away).expect("the configuration was moved away");
+    fs::write(&plugins, text).expect("the network's configuration can be written back");
     node.wait_ready("bridged");
     node.finish();
 }
@@ -136,7 +151,10 @@ fn a_host_port_leads_into_the_pod() {
     let node = Node::start("hostport");
     let mut manifest = pod(
         "web",
-        json!([busybox("main", "mkdir /tmp/w; echo inside > /tmp/w/index.html; exec httpd -f -p 80 -h /tmp/w")]),
+        json!([busybox(
+            "main",
+            "mkdir /tmp/w; echo inside > /tmp/w/index.html; exec httpd -f -p 80 -h /tmp/w"
+        )]),
     );
     manifest["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 28080}]);
     node.apply("web.json", &manifest);
@@ -149,7 +167,8 @@ fn a_host_port_leads_into_the_pod() {
     node.wait_ready("web");
     let client = node.wait_ready("client");
     wait_until("the page", LONG, || {
-        node.exec(&container_id(&client, "main"), &["sh", "-c", "cat /tmp/page 2>/dev/null || true"]) == "inside\n"
+        node.exec(&container_id(&client, "main"), &["sh", "-c", "cat /tmp/page 2>/dev/null || true"])
+            == "inside\n"
     });
     node.remove("web.json");
     node.wait_gone("web");
@@ -159,5 +178,30 @@ fn a_host_port_leads_into_the_pod() {
     );
     assert!(refused.contains("refused"), "the port is closed with the pod: {refused}");
     assert!(node.pod("client").is_some_and(|pod| is_ready(&pod)));
+    node.finish();
+}
+
+#[test]
+fn the_hint_for_the_packet_filter_is_there() {
+    let node = Node::start("hint");
+    let chains = |table: &str| -> String {
+        let output = std::process::Command::new("iptables").args(["-t", table, "-S"]).output();
+        output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
+    };
+    wait_until("the hint", LONG, || chains("mangle").lines().any(|line| line == "-N KUBE-IPTABLES-HINT"));
+    wait_until("the rule against foreign packets to loopback", LONG, || {
+        chains("filter").lines().any(|line| {
+            line.starts_with("-A KUBE-FIREWALL") && line.contains("127.0.0.0/8") && line.ends_with("-j DROP")
+        })
+    });
+    let filter = chains("filter");
+    for from in ["INPUT", "OUTPUT"] {
+        assert!(
+            filter
+                .lines()
+                .any(|line| line.starts_with(&format!("-A {from} ")) && line.ends_with("-j KUBE-FIREWALL")),
+            "{filter}"
+        );
+    }
     node.finish();
 }

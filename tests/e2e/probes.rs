@@ -31,11 +31,13 @@ fn a_slow_readiness_probe_runs_at_once_when_the_container_has_started() {
     let node = Node::start("started");
     let mut readiness = exec("echo asked >> /out/readiness");
     readiness["periodSeconds"] = json!(60);
-    let manifest = probed("web", &[("startupProbe", exec("test -f /out/started")), ("readinessProbe", readiness)]);
+    let manifest =
+        probed("web", &[("startupProbe", exec("test -f /out/started")), ("readinessProbe", readiness)]);
     node.apply("web.json", &node.with_out(manifest));
-    node.wait_pod("web", "running", LONG, |pod| container(pod, "main").is_some_and(|one| {
-        one.state.as_ref().is_some_and(|state| state.running.is_some())
-    }));
+    node.wait_pod("web", "running", LONG, |pod| {
+        container(pod, "main")
+            .is_some_and(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
+    });
     node.wait_told("web", "Unhealthy", "Startup probe failed: ");
     let waiting = node.pod("web").expect("the pod is listed");
     assert_eq!(container(&waiting, "main").map(|one| (one.started, one.ready)), Some((Some(false), false)));
@@ -53,15 +55,24 @@ fn a_container_that_never_starts_up_is_restarted() {
     let node = Node::start("startup");
     let mut startup = exec("echo asked >> /out/startup; exit 1");
     startup["failureThreshold"] = json!(3);
-    let manifest = probed("web", &[("startupProbe", startup), ("livenessProbe", exec("echo asked >> /out/liveness"))]);
+    let manifest =
+        probed("web", &[("startupProbe", startup), ("livenessProbe", exec("echo asked >> /out/liveness"))]);
     node.apply("web.json", &node.with_out(manifest));
     node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") >= 1);
     let killing = node.wait_told("web", "Killing", "failed startup probe");
     assert_eq!(killing.message, "Container main failed startup probe, will be restarted");
     assert_eq!(killing.field, "spec.containers{main}");
     let unhealthy = node.told_of("web", "Unhealthy");
-    assert!(unhealthy.iter().all(|event| event.kind == "Warning" && event.message.starts_with("Startup probe failed")), "{unhealthy:#?}");
-    assert!(unhealthy.iter().map(|event| event.count).sum::<u64>() >= 3, "each failed round is told: {unhealthy:#?}");
+    assert!(
+        unhealthy
+            .iter()
+            .all(|event| event.kind == "Warning" && event.message.starts_with("Startup probe failed")),
+        "{unhealthy:#?}"
+    );
+    assert!(
+        unhealthy.iter().map(|event| event.count).sum::<u64>() >= 3,
+        "each failed round is told: {unhealthy:#?}"
+    );
     assert_eq!(node.out("liveness"), "", "liveness waits for the start");
     node.finish();
 }
@@ -83,15 +94,24 @@ fn http_probes_ask_and_follow_as_expected() {
     web.set("/own", Reply::text(204, ""));
     node.apply("own.json", &own);
     // A port by its name, on the pod's own address.
-    let mut named = pod("named", json!([busybox("main", "mkdir /tmp/w; echo up > /tmp/w/ok; exec httpd -f -p 8000 -h /tmp/w")]));
+    let mut named = pod(
+        "named",
+        json!([busybox("main", "mkdir /tmp/w; echo up > /tmp/w/ok; exec httpd -f -p 8000 -h /tmp/w")]),
+    );
     named["spec"]["containers"][0]["ports"] = json!([{"name": "web", "containerPort": 8000}]);
-    named["spec"]["containers"][0]["readinessProbe"] = json!({"httpGet": {"port": "web", "path": "/ok"}, "periodSeconds": 1});
-    named["spec"]["containers"][0]["livenessProbe"] = json!({"tcpSocket": {"port": 8000}, "periodSeconds": 1});
+    named["spec"]["containers"][0]["readinessProbe"] =
+        json!({"httpGet": {"port": "web", "path": "/ok"}, "periodSeconds": 1});
+    named["spec"]["containers"][0]["livenessProbe"] =
+        json!({"tcpSocket": {"port": 8000}, "periodSeconds": 1});
     node.apply("named.json", &named);
 
     node.wait_ready("away");
     let warning = node.wait_told("away", "ProbeWarning", "Probe terminated redirects");
-    assert!(warning.kind == "Warning" && warning.message.starts_with("Readiness probe warning: "), "{}", warning.message);
+    assert!(
+        warning.kind == "Warning" && warning.message.starts_with("Readiness probe warning: "),
+        "{}",
+        warning.message
+    );
     let request = web.asked("/away")[0].clone();
     assert_eq!(request.method, "GET");
     assert_eq!(request.header("User-Agent").as_deref(), Some("kube-probe/1.36"));
@@ -129,7 +149,9 @@ fn a_probe_that_cannot_run_changes_nothing() {
     node.exec(&crate::support::node::container_id(&ready, "main"), &["rm", "/tmp/check"]);
     let told = node.wait_told("web", "Unhealthy", "Readiness probe errored and resulted in unknown state");
     assert_eq!(told.kind, "Warning");
-    holds_for("the pod stays ready", Duration::from_secs(3), || node.pod("web").is_some_and(|pod| is_ready(&pod)));
+    holds_for("the pod stays ready", Duration::from_secs(3), || {
+        node.pod("web").is_some_and(|pod| is_ready(&pod))
+    });
     node.finish();
 }
 
@@ -169,11 +191,14 @@ fn the_probes_grace_is_for_its_own_kills_only() {
 #[test]
 fn a_restarted_agent_keeps_ready_what_was_ready() {
     let mut node = Node::start("keepready");
-    let manifest = probed("web", &[
-        ("readinessProbe", exec("echo asked >> /out/readiness")),
-        ("startupProbe", exec("true")),
-        ("livenessProbe", exec("echo asked >> /out/liveness")),
-    ]);
+    let manifest = probed(
+        "web",
+        &[
+            ("readinessProbe", exec("echo asked >> /out/readiness")),
+            ("startupProbe", exec("true")),
+            ("livenessProbe", exec("echo asked >> /out/liveness")),
+        ],
+    );
     node.apply("web.json", &node.with_out(manifest));
     node.wait_ready("web");
     // What started less than ten seconds before the agent is probed afresh: the age is the input.

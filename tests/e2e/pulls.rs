@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::node::{
-    LONG, Node, condition, is_ready, simple, waiting_message, waiting_reason,
-};
+use crate::support::node::{LONG, Node, condition, is_ready, simple, waiting_message, waiting_reason};
 use crate::support::registry::{Registry, base64};
 use crate::support::wait::{holds_for, wait_until};
 
@@ -45,13 +43,21 @@ fn the_nodes_passwords_open_private_registries() {
     node.wait_ready("known");
     let pulled = node.wait_told("known", "Pulled", "Successfully pulled image");
     let words = format!("Successfully pulled image {:?} in ", open.image("app"));
-    assert!(pulled.message.starts_with(&words) && pulled.message.contains(" including waiting). Image size: "), "{}", pulled.message);
+    assert!(
+        pulled.message.starts_with(&words) && pulled.message.contains(" including waiting). Image size: "),
+        "{}",
+        pulled.message
+    );
     assert_eq!(node.told_of("known", "Pulling").len(), 1);
 
-    let refused = node.wait_pod("unknown", "in back-off", LONG, |pod| waiting_reason(pod, "main") == "ImagePullBackOff");
+    let refused = node
+        .wait_pod("unknown", "in back-off", LONG, |pod| waiting_reason(pod, "main") == "ImagePullBackOff");
     let message = waiting_message(&refused, "main");
     let start = format!("Back-off pulling image {:?}: ErrImagePull: ", closed.image("app"));
-    assert!(message.starts_with(&start) && message.len() > start.len() + 10, "the earlier error is told: {message}");
+    assert!(
+        message.starts_with(&start) && message.len() > start.len() + 10,
+        "the earlier error is told: {message}"
+    );
     let told = node.wait_told("unknown", "BackOff", "Back-off pulling image");
     assert_eq!(told.kind, "Normal");
     assert_eq!(node.wait_told("unknown", "Failed", "Failed to pull image").kind, "Warning");
@@ -71,7 +77,8 @@ fn pulls_go_side_by_side_up_to_the_limit() {
     let base = prepare("parallel");
     let registry = Registry::start(&base);
     registry.hold();
-    let node = Node::start_with("parallel", json!({"serializeImagePulls": false, "maxParallelImagePulls": 2}));
+    let node =
+        Node::start_with("parallel", json!({"serializeImagePulls": false, "maxParallelImagePulls": 2}));
     let names = ["one", "two", "three"];
     for name in names {
         node.apply(&format!("{name}.json"), &with_image(name, &registry.image(name), "Always"));
@@ -166,7 +173,12 @@ fn a_program_brings_the_passwords() {
     let notes = fs::read_to_string(base.join("notes")).unwrap_or_default();
     let asked: Vec<&str> = notes.lines().collect();
     assert_eq!(asked.len(), 1, "the answer holds for the whole registry: {notes}");
-    assert!(asked[0].contains("CredentialProviderRequest") && asked[0].contains(&registry.image("one")) && asked[0].ends_with(" get"), "{notes}");
+    assert!(
+        asked[0].contains("CredentialProviderRequest")
+            && asked[0].contains(&registry.image("one"))
+            && asked[0].ends_with(" get"),
+        "{notes}"
+    );
     node.finish();
 }
 
@@ -180,7 +192,10 @@ fn a_program_that_fails_is_no_obstacle() {
     node.start_agent();
     node.apply("one.json", &with_image("one", &registry.image("one"), "IfNotPresent"));
     node.wait_ready("one");
-    assert!(fs::read_to_string(base.join("notes")).unwrap_or_default().contains("CredentialProviderRequest"), "it was asked");
+    assert!(
+        fs::read_to_string(base.join("notes")).unwrap_or_default().contains("CredentialProviderRequest"),
+        "it was asked"
+    );
     node.finish();
 
     // One that is not there at all keeps the agent from starting.

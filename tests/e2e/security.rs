@@ -42,7 +42,10 @@ fn users_and_groups_are_those_asked_for() {
     assert!(groups.contains(&"2000") && groups.contains(&"4000"), "{groups:?}");
     assert_eq!(main["CapEff"], "0000000000000000", "no user but root has capabilities");
     let other = status(&node, "users", "other");
-    assert_eq!((other["Uid"].as_str(), other["Gid"].as_str()), ("1001 1001 1001 1001", "3000 3000 3000 3000"));
+    assert_eq!(
+        (other["Uid"].as_str(), other["Gid"].as_str()),
+        ("1001 1001 1001 1001", "3000 3000 3000 3000")
+    );
     assert_eq!(status(&node, "root", "main")["Uid"], "0 0 0 0");
     node.finish();
 }
@@ -100,7 +103,10 @@ fn capabilities_and_profiles_are_those_asked_for() {
     assert_eq!(run("plain", "touch /x 2>/dev/null && echo made || echo refused"), "made\n");
     // Masked and read-only paths of the default procMount, and neither for a privileged one.
     assert_eq!(run("plain", "cat /proc/timer_list 2>/dev/null | wc -c"), "0\n");
-    assert_eq!(run("plain", "echo 1 2>/dev/null > /proc/sys/net/ipv4/ip_forward && echo set || echo refused"), "refused\n");
+    assert_eq!(
+        run("plain", "echo 1 2>/dev/null > /proc/sys/net/ipv4/ip_forward && echo set || echo refused"),
+        "refused\n"
+    );
     node.finish();
 }
 
@@ -159,8 +165,9 @@ fn root_is_refused_and_never_crashes() {
         ("image", "container has runAsNonRoot and image will run as root"),
         ("asked", "container's runAsUser breaks non-root policy"),
     ] {
-        let seen = node.wait_pod(name, "refused", LONG, |pod| !waiting_reason(pod, "main").is_empty()
-            && waiting_reason(pod, "main") != "ContainerCreating");
+        let seen = node.wait_pod(name, "refused", LONG, |pod| {
+            !waiting_reason(pod, "main").is_empty() && waiting_reason(pod, "main") != "ContainerCreating"
+        });
         assert_eq!(waiting_reason(&seen, "main"), "CreateContainerConfigError");
         assert!(crate::support::node::waiting_message(&seen, "main").starts_with(words), "{name}");
         assert!(node.told_of(name, "BackOff").is_empty(), "{name} is no crash");

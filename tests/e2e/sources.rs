@@ -30,7 +30,8 @@ fn a_static_pod_is_named_and_marked() {
     assert_eq!(marks.get("kubernetes.io/config.hash"), Some(&uid));
     assert_eq!(marks.get("kubernetes.io/config.source").map(String::as_str), Some("file"));
     let seen = marks.get("kubernetes.io/config.seen").cloned().unwrap_or_default();
-    let fraction = seen.split_once('.').map_or(0, |(_, rest)| rest.bytes().take_while(u8::is_ascii_digit).count());
+    let fraction =
+        seen.split_once('.').map_or(0, |(_, rest)| rest.bytes().take_while(u8::is_ascii_digit).count());
     assert_eq!(fraction, 9, "{seen}");
     let spec = pod.spec.clone().unwrap_or_default();
     assert_eq!(spec.node_name.as_deref(), Some("node-1"));
@@ -73,7 +74,8 @@ fn an_edited_label_stops_the_old_pod_before_the_new_one_starts() {
     node.wait_pod("web", "replaced", LONG, |now| uid(now) != uid(&before) && is_ready(now));
     wait_until("three notes", LONG, || node.out("log").lines().count() >= 3);
     let log = node.out("log");
-    let words: Vec<&str> = log.lines().filter_map(|line| line.rsplit_once(' ')).map(|(words, _)| words).collect();
+    let words: Vec<&str> =
+        log.lines().filter_map(|line| line.rsplit_once(' ')).map(|(words, _)| words).collect();
     assert_eq!(words, ["start first", "end first", "start second"], "{log}");
     node.finish();
 }
@@ -106,7 +108,10 @@ fn an_unknown_pod_is_stopped_though_no_manifest_can_be_read() {
     let sandbox = runtime.run_pod_sandbox(config.clone(), "").expect("RunPodSandbox");
     let container = rt::ContainerConfig {
         metadata: MessageField::some(rt::ContainerMetadata { name: "main".to_owned(), ..Default::default() }),
-        image: MessageField::some(rt::ImageSpec { image: "localhost/busybox:1".to_owned(), ..Default::default() }),
+        image: MessageField::some(rt::ImageSpec {
+            image: "localhost/busybox:1".to_owned(),
+            ..Default::default()
+        }),
         command: ["sh", "-c", FOREVER].map(str::to_owned).into(),
         log_path: "main.log".to_owned(),
         labels: labels(&[("io.kubernetes.container.name", "main")]),

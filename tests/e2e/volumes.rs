@@ -47,7 +47,10 @@ fn a_path_that_is_not_as_promised_is_waited_for() {
         let told = node.wait_told(name, "FailedMount", "hostPath type check failed: ");
         assert_eq!(
             told.message,
-            format!("MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: {} is not a directory", path.display())
+            format!(
+                "MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: {} is not a directory",
+                path.display()
+            )
         );
         let seen = node.pod(name).expect("the pod is listed");
         assert_eq!((phase(&seen), waiting_reason(&seen, "main")), ("Pending", "ContainerCreating"));
@@ -81,7 +84,7 @@ fn memory_volumes_are_as_large_as_the_pod_may_grow() {
         let line = mounts.lines().find(|line| line.contains(" /v ")).unwrap_or("");
         assert!(line.starts_with("tmpfs /v tmpfs ") && line.contains(size), "{name}: {line}");
         let dir = node.root().join("pods").join(uid(&ready)).join("volumes/kubernetes.io~empty-dir/v");
-        assert_eq!(fs::metadata(&dir).map(|meta| meta.permissions().mode() & 0o7777).ok(), Some(0o777));
+        assert_eq!(fs::metadata(&dir).map(|meta| meta.permissions().mode() & 0o777).ok(), Some(0o777));
     }
     node.finish();
 }
@@ -101,7 +104,10 @@ fn a_group_owns_the_volumes_of_its_pod() {
     for name in ["disk", "fast"] {
         let meta = fs::metadata(volumes.join(name)).expect("the volume is there");
         assert_eq!((meta.gid(), meta.mode() & 0o2770), (2000, 0o2770), "{name}: mode {:o}", meta.mode());
-        let made = node.exec(&container_id(&ready, "main"), &["sh", "-c", &format!("touch /{name}/x && stat -c '%u %g' /{name}/x")]);
+        let made = node.exec(
+            &container_id(&ready, "main"),
+            &["sh", "-c", &format!("touch /{name}/x && stat -c '%u %g' /{name}/x")],
+        );
         assert_eq!(made, "1000 2000\n", "what is made inside belongs to the group");
     }
     node.finish();
@@ -153,7 +159,9 @@ fn downward_files_follow_the_pod() {
     node.apply("web.json", &manifest);
     node.wait_pod("web", "shown with the new mode", LONG, |now| {
         let volumes = now.spec.as_ref().and_then(|spec| spec.volumes.clone()).unwrap_or_default();
-        volumes.iter().any(|one| one.downward_api.as_ref().and_then(|source| source.default_mode) == Some(0o600))
+        volumes
+            .iter()
+            .any(|one| one.downward_api.as_ref().and_then(|source| source.default_mode) == Some(0o600))
     });
     holds_for("the files stay", Duration::from_secs(2), || sh("readlink /info/..data") == before);
     assert_eq!(sh("stat -L -c %a /info/labels"), "640\n");
@@ -178,23 +186,32 @@ fn sub_paths_stay_inside_their_volume() {
     fs::create_dir(&outside).expect("the shared directory is writable");
     fs::write(outside.join("secret"), "not for pods").expect("the file is written");
     let volume = json!([{"name": "v", "emptyDir": {}}]);
-    let mut good = with("good", volume.clone(), json!([
-        {"name": "v", "mountPath": "/all"},
-        {"name": "v", "mountPath": "/part", "subPath": "made/deep"},
-        {"name": "v", "mountPath": "/mine", "subPathExpr": "$(WHO)/data"},
-    ]));
+    let mut good = with(
+        "good",
+        volume.clone(),
+        json!([
+            {"name": "v", "mountPath": "/all"},
+            {"name": "v", "mountPath": "/part", "subPath": "made/deep"},
+            {"name": "v", "mountPath": "/mine", "subPathExpr": "$(WHO)/data"},
+        ]),
+    );
     good["spec"]["containers"][0]["env"] =
         json!([{"name": "WHO", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
     node.apply("good.json", &good);
     // The links are made by the pod itself, before they are used.
-    let links = [("absolute", "ln -s /etc /v/evil"), ("parent", "ln -s ../../../.. /v/evil"), ("file", "ln -s /etc/passwd /v/evil"),
-        ("middle", "mkdir /v/real; ln -s /etc /v/real/evil; ln -s real/evil /v/evil")];
+    let links = [
+        ("absolute", "ln -s /etc /v/evil"),
+        ("parent", "ln -s ../../../.. /v/evil"),
+        ("file", "ln -s /etc/passwd /v/evil"),
+        ("middle", "mkdir /v/real; ln -s /etc /v/real/evil; ln -s real/evil /v/evil"),
+    ];
     for (name, script) in links {
         let mut manifest = pod(name, json!([busybox("main", FOREVER)]));
         manifest["spec"]["volumes"] = volume.clone();
         manifest["spec"]["initContainers"] = json!([busybox("attack", script)]);
         manifest["spec"]["initContainers"][0]["volumeMounts"] = mount("v");
-        manifest["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/x", "subPath": "evil"}]);
+        manifest["spec"]["containers"][0]["volumeMounts"] =
+            json!([{"name": "v", "mountPath": "/x", "subPath": "evil"}]);
         node.apply(&format!("{name}.json"), &manifest);
     }
     let ready = node.wait_ready("good");
@@ -204,10 +221,15 @@ fn sub_paths_stay_inside_their_volume() {
 
     let root = node.root().display().to_string();
     for (name, _) in links {
-        let seen = node.wait_pod(name, "refused", LONG, |pod| waiting_reason(pod, "main") == "CreateContainerConfigError");
+        let seen = node.wait_pod(name, "refused", LONG, |pod| {
+            waiting_reason(pod, "main") == "CreateContainerConfigError"
+        });
         assert!(init_container(&seen, "attack").is_some_and(|one| one.ready), "{name}");
         let message = waiting_message(&seen, "main");
-        assert!(message.contains("subPath") && message.contains("volumeMount \"v\" of container \"main\""), "{name}: {message}");
+        assert!(
+            message.contains("subPath") && message.contains("volumeMount \"v\" of container \"main\""),
+            "{name}: {message}"
+        );
         assert!(!message.contains(&root) && !message.contains("/etc"), "a path of the host in: {message}");
         assert!(!node.running(name).contains_key("main"));
     }
@@ -219,7 +241,10 @@ fn what_a_dead_agent_left_mounted_is_taken_down() {
     let mut node = Node::start("stale");
     let manifest = with("web", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v"));
     node.apply("web.json", &manifest);
-    node.apply("stay.json", &with("stay", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v")));
+    node.apply(
+        "stay.json",
+        &with("stay", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v")),
+    );
     let gone = node.root().join("pods").join(uid(&node.wait_ready("web")));
     let stay = node.wait_ready("stay");
     let kept = node.root().join("pods").join(uid(&stay));
@@ -241,18 +266,25 @@ fn what_a_dead_agent_left_mounted_is_taken_down() {
     assert!(cop::mounts_below(&gone).is_empty());
     let after = node.wait_ready("stay");
     assert_eq!(container_id(&after, "main"), container_id(&stay, "main"));
-    assert_eq!(fs::read_to_string(kept.join("volumes/kubernetes.io~empty-dir/v/file")).ok().as_deref(), Some("data\n"));
+    assert_eq!(
+        fs::read_to_string(kept.join("volumes/kubernetes.io~empty-dir/v/file")).ok().as_deref(),
+        Some("data\n")
+    );
     node.finish();
 }
 
 #[test]
 fn a_busy_volume_is_neither_lost_nor_forgotten() {
     let node = Node::start("busy");
-    node.apply("web.json", &with("web", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v")));
+    node.apply(
+        "web.json",
+        &with("web", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v")),
+    );
     let ready = node.wait_ready("web");
     let dir = node.root().join("pods").join(uid(&ready));
     node.exec(&container_id(&ready, "main"), &["sh", "-c", "echo precious > /v/file"]);
-    let mut open = fs::File::open(dir.join("volumes/kubernetes.io~empty-dir/v/file")).expect("the file is there");
+    let mut open =
+        fs::File::open(dir.join("volumes/kubernetes.io~empty-dir/v/file")).expect("the file is there");
     node.remove("web.json");
     wait_until("the containers to be gone", LONG, || node.running("web").is_empty());
     holds_for("the volume stays while somebody uses it", Duration::from_secs(3), || {
@@ -272,18 +304,31 @@ fn an_image_can_be_a_volume_where_the_runtime_can() {
     let node = Node::start("imagevol");
     let (runtime, _) = node.cri();
     let version = runtime.version().expect("Version").runtime_version;
-    node.apply("web.json", &with("web", json!([{"name": "v", "image": {"reference": "localhost/busybox:1", "pullPolicy": "Never"}}]), mount("v")));
+    node.apply(
+        "web.json",
+        &with(
+            "web",
+            json!([{"name": "v", "image": {"reference": "localhost/busybox:1", "pullPolicy": "Never"}}]),
+            mount("v"),
+        ),
+    );
     let mut missing = pod("missing", json!([busybox("main", FOREVER), busybox("other", FOREVER)]));
-    missing["spec"]["volumes"] = json!([{"name": "v", "image": {"reference": "localhost/absent:1", "pullPolicy": "Never"}}]);
+    missing["spec"]["volumes"] =
+        json!([{"name": "v", "image": {"reference": "localhost/absent:1", "pullPolicy": "Never"}}]);
     missing["spec"]["containers"][0]["volumeMounts"] = mount("v");
     node.apply("missing.json", &missing);
     if !version.trim_start_matches('v').starts_with("1.") {
         let ready = node.wait_ready("web");
         let id = container_id(&ready, "main");
         assert!(node.exec(&id, &["ls", "/v/bin"]).contains("busybox"));
-        assert_eq!(node.exec(&id, &["sh", "-c", "touch /v/x 2>/dev/null && echo made || echo refused"]), "refused\n");
+        assert_eq!(
+            node.exec(&id, &["sh", "-c", "touch /v/x 2>/dev/null && echo made || echo refused"]),
+            "refused\n"
+        );
     }
-    let seen = node.wait_pod("missing", "waiting for the image", LONG, |pod| waiting_reason(pod, "main") == "ErrImageNeverPull");
+    let seen = node.wait_pod("missing", "waiting for the image", LONG, |pod| {
+        waiting_reason(pod, "main") == "ErrImageNeverPull"
+    });
     assert!(!is_ready(&seen));
     wait_until("the container without the volume", LONG, || node.running("missing").contains_key("other"));
     node.finish();

@@ -91,7 +91,7 @@ impl Node {
             starts: 0,
             first: None,
         };
-        node.write_config(config);
+        node.configure(config);
         node
     }
 
@@ -100,7 +100,8 @@ impl Node {
         self.flags = flags.to_vec();
     }
 
-    fn write_config(&self, extra: Value) {
+    /// Writes the configuration for the next start: what every node has, and `extra` over it.
+    pub fn configure(&self, extra: Value) {
         let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -611,7 +612,8 @@ pub fn push(list: &mut Value, item: Value) {
 }
 
 /// A shell command that prints the moment: seconds with hundredths, the same clock everywhere.
-pub const STAMP: &str = "cut -d' ' -f1 /proc/uptime";
+/// It holds no quotes, so that it fits into a trap.
+pub const STAMP: &str = "read up idle < /proc/uptime && echo $up";
 
 /// A script that runs until it is told to stop, and then stops at once.
 pub const FOREVER: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done";

@@ -86,9 +86,7 @@ impl Registry {
 
     /// When an image was asked for.
     pub fn asked(&self, name: &str) -> Vec<Instant> {
-        self.state(|state| {
-            state.asked.iter().filter(|(asked, _)| asked == name).map(|(_, at)| *at).collect()
-        })
+        self.state(|state| state.asked.iter().filter(|(asked, _)| asked == name).map(|(_, at)| *at).collect())
     }
 }
 
