@@ -21,15 +21,6 @@ pub struct Task {
     pub running: bool,
 }
 
-/// A container record (pods' containers and sandboxes both are) with its labels.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    pub id: String,
-    pub pod: String,
-    pub container: String,
-    pub is_sandbox: bool,
-}
-
 fn tool() -> String {
     std::env::var("E2E_TOOL").expect("the end-to-end tests run through: tests/run e2e")
 }
@@ -97,39 +88,6 @@ impl Containerd {
     /// The ids of all container records, living and dead, sandboxes included.
     pub fn record_ids(&self) -> Vec<String> {
         self.ctr(&["containers", "ls", "-q"]).split_whitespace().map(str::to_owned).collect()
-    }
-
-    /// The container records that fit a filter of containerd's; all for an empty one.
-    pub fn records(&self, filter: &str) -> Vec<Record> {
-        let mut args = vec!["containers", "ls", "-q"];
-        if !filter.is_empty() {
-            args.push(filter);
-        }
-        let ids = self.ctr(&args);
-        // A record may go between the two calls: then it is not there.
-        ids.split_whitespace().filter_map(|id| self.record(id)).collect()
-    }
-
-    fn record(&self, id: &str) -> Option<Record> {
-        let output = Command::new(tool())
-            .args(["ctr", &self.dir.display().to_string(), "containers", "info", id])
-            .stderr(Stdio::null())
-            .output()
-            .expect("the tool runs");
-        let value: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-        let label = |name: &str| {
-            value
-                .get("Labels")
-                .and_then(|labels| labels.get(name))
-                .and_then(|text| text.as_str())
-                .unwrap_or("")
-        };
-        Some(Record {
-            id: id.to_owned(),
-            pod: label("io.kubernetes.pod.name").to_owned(),
-            container: label("io.kubernetes.container.name").to_owned(),
-            is_sandbox: label("io.cri-containerd.kind") == "sandbox",
-        })
     }
 
     /// Kills the first process of a container or sandbox behind everyone's back.

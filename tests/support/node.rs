@@ -7,11 +7,13 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use coracle::cri::{ImageClient, RuntimeClient};
 use coracle::model::api::{ContainerStateTerminated, ContainerStatus, Pod};
+use coracle::transport::generated::runtime as rt;
 use serde_json::{Value, json};
 
 use super::containerd::{Containerd, kill};
@@ -42,6 +44,7 @@ pub struct Node {
     port: u16,
     healthz: u16,
     flags: Vec<String>,
+    runtime: OnceLock<RuntimeClient>,
     agent: Option<Child>,
     starts: u32,
     first: Option<Holding>,
@@ -87,6 +90,7 @@ impl Node {
             port: free_port(),
             healthz: free_port(),
             flags: Vec::new(),
+            runtime: OnceLock::new(),
             agent: None,
             starts: 0,
             first: None,
@@ -414,23 +418,23 @@ impl Node {
     /// Ids of the running containers of a pod by container name, without its sandbox.
     pub fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
         let full = self.full_name(name);
-        self.running_where(&format!("labels.\"io.kubernetes.pod.name\"=={full}"))
-            .remove(&full)
-            .unwrap_or_default()
+        self.running_where(Some(&full)).remove(&full).unwrap_or_default()
     }
 
     /// Pod name → container name → ids of those that run.
     pub fn running_of_all(&self) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
-        self.running_where("")
+        self.running_where(None)
     }
 
-    fn running_where(&self, filter: &str) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
-        let alive: Vec<String> =
-            self.containerd.tasks().into_iter().filter(|task| task.running).map(|task| task.id).collect();
+    fn running_where(&self, wanted: Option<&str>) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
+        let containers = self.runtime().list_containers(Default::default()).expect("ListContainers");
         let mut pods: BTreeMap<String, BTreeMap<String, Vec<String>>> = BTreeMap::new();
-        for record in self.containerd.records(filter) {
-            if !record.is_sandbox && alive.contains(&record.id) {
-                pods.entry(record.pod).or_default().entry(record.container).or_default().push(record.id);
+        for container in containers {
+            let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
+            let (pod, name) = (label("io.kubernetes.pod.name"), label("io.kubernetes.container.name"));
+            let runs = container.state.enum_value() == Ok(rt::ContainerState::CONTAINER_RUNNING);
+            if runs && wanted.is_none_or(|wanted| wanted == pod) {
+                pods.entry(pod).or_default().entry(name).or_default().push(container.id);
             }
         }
         pods
@@ -439,14 +443,20 @@ impl Node {
     /// Ids of the running sandboxes of a pod.
     pub fn running_sandboxes(&self, name: &str) -> Vec<String> {
         let full = self.full_name(name);
-        let alive: Vec<String> =
-            self.containerd.tasks().into_iter().filter(|task| task.running).map(|task| task.id).collect();
-        self.containerd
-            .records(&format!("labels.\"io.kubernetes.pod.name\"=={full}"))
+        let sandboxes = self.runtime().list_pod_sandbox(Default::default()).expect("ListPodSandbox");
+        sandboxes
             .into_iter()
-            .filter(|record| record.is_sandbox && alive.contains(&record.id))
-            .map(|record| record.id)
+            .filter(|one| {
+                one.state.enum_value() == Ok(rt::PodSandboxState::SANDBOX_READY)
+                    && one.labels.get("io.kubernetes.pod.name") == Some(&full)
+            })
+            .map(|one| one.id)
             .collect()
+    }
+
+    /// The runtime's lists are a call; asking `ctr` is a process each time.
+    fn runtime(&self) -> &RuntimeClient {
+        self.runtime.get_or_init(|| self.cri().0)
     }
 
     /// A local command of the binary, against this node.
@@ -526,6 +536,7 @@ impl Node {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
         }
         wait_until("no pods", LONG, || self.try_pods().is_some_and(|pods| pods.is_empty()));
+        wait_until("no running containers", LONG, || self.running_of_all().is_empty());
         wait_until("no tasks", LONG, || self.containerd.tasks().iter().all(|task| !task.running));
         let pods = self.root().join("pods");
         wait_until("no pod directories", LONG, || {
