@@ -354,7 +354,9 @@ fn threads_sleep_and_unsafe_have_their_doors() {
             if line.contains("thread::sleep") {
                 problems.push(format!("{place} sleeps: wait on the stop token"));
             }
-            if line.split(|one: char| !one.is_alphanumeric() && one != '_').any(|word| word == "unsafe") {
+            let unsafe_word =
+                line.split(|one: char| !one.is_alphanumeric() && one != '_').any(|word| word == "unsafe");
+            if unsafe_word && file != "src/util/memory.rs" {
                 problems.push(format!("{place} is unsafe"));
             }
             if line

@@ -276,7 +276,9 @@ impl Sources {
                     let problems: Vec<String> = snapshot
                         .sources
                         .values()
-                        .flat_map(|state| state.problems.iter().map(ToString::to_string))
+                        .flat_map(|state| &state.problems)
+                        .filter(|problem| !problem.ignored)
+                        .map(ToString::to_string)
                         .collect();
                     if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
                 }),

@@ -67,6 +67,8 @@ pub struct Deps {
 pub struct WorkerReport {
     /// `Waiting`, `Syncing`, `Terminating`, `Terminated` or `Finished`.
     pub phase: &'static str,
+    /// Whether the pod's life on this node is over.
+    pub finished: bool,
     /// Why the last step failed, if it did.
     pub last_error: Option<String>,
     /// When the next step is due.
@@ -223,6 +225,7 @@ impl Worker {
             Phase::Terminated => "Terminated",
             Phase::Finished => "Finished",
         };
+        shared.finished = self.life.phase == Phase::Finished;
         shared.next_sync = None;
     }
 

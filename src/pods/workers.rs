@@ -46,6 +46,8 @@ struct Record {
     finished: bool,
     again: bool,
     killed: bool,
+    /// Whether its source has given it up: named again, it is a new pod.
+    removed: bool,
     /// How it is to be stopped: a worker that panicked takes the order with it.
     kill: Option<Kill>,
     panics: u32,
@@ -125,8 +127,8 @@ impl Workers {
         let uid = pod.uid().clone();
         if let Some(record) = self.records.get_mut(&uid) {
             if record.killed && !pod.is_deleting() {
-                // It is on its way out; it comes back when that is done.
-                record.again = true;
+                // It is on its way out; it comes back when that is done, unless it failed.
+                record.again = record.removed;
                 return;
             }
             if matches!(record.body, Body::Unknown(_)) {
@@ -151,6 +153,7 @@ impl Workers {
                 finished: false,
                 again: false,
                 killed: false,
+                removed: false,
                 kill: None,
                 panics: 0,
             },
@@ -193,6 +196,7 @@ impl Workers {
             return Aftermath::Gone;
         }
         record.killed = true;
+        record.removed |= kill.failure.is_none();
         let mut all = Update { pod: None, kill: record.kill.take() };
         all.merge(Update { pod: None, kill: Some(kill) });
         record.kill.clone_from(&all.kill);
@@ -225,6 +229,7 @@ impl Workers {
                 finished: false,
                 again: false,
                 killed: true,
+                removed: true,
                 kill: None,
                 panics: 0,
             },

@@ -33,6 +33,7 @@ mod security_context;
 mod settings;
 mod start;
 mod termination_log;
+mod turnstile;
 
 #[cfg(test)]
 mod golden_tests;
@@ -45,6 +46,8 @@ use std::sync::{Arc, Mutex};
 use crate::cri;
 use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
+
+use turnstile::Turnstile;
 
 pub use config_error::ConfigError;
 pub use images::name::{repository, with_default_tag};
@@ -70,16 +73,24 @@ struct Shared {
     events: EventSink,
     /// Waits between restarts, by pod and container.
     crashes: Mutex<KeyedBackoff<u64>>,
+    /// Where sandboxes that are to be made wait for each other.
+    sandbox_door: Turnstile,
+    /// The same for containers.
+    container_door: Turnstile,
 }
 
 impl Runtime {
     /// Prepares the room; nothing is called yet.
     #[must_use]
     pub fn new(settings: Settings, deps: Deps) -> Runtime {
+        // Calls wait for locks and disks as much as for processors.
+        let width = settings.machine.cpu_count as usize * 2;
         Runtime {
             shared: Arc::new(Shared {
                 host: settings::Host::detect(Path::new("/sys")),
                 images: images::Images::new(deps.images, deps.events.clone(), &settings),
+                sandbox_door: Turnstile::new(width.max(4), "its turn to make a sandbox"),
+                container_door: Turnstile::new(width.max(4), "its turn to start a container"),
                 crashes: Mutex::new(crash::backoff(settings.crash_backoff_max)),
                 cri: deps.cri,
                 events: deps.events,

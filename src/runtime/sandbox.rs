@@ -120,7 +120,10 @@ impl Runtime {
         log_files::make_directory(&path)
             .map_err(|error| SandboxError::LogDirectory { path: path.clone(), error })?;
         let client = shared.cri.with_stop(stop.clone());
-        let id = client.run_pod_sandbox(config, "").map_err(SandboxError::Run)?;
+        let id = {
+            let _pass = shared.sandbox_door.enter(stop);
+            client.run_pod_sandbox(config, "").map_err(SandboxError::Run)?
+        };
         let (namespace, name) = (pod.namespace(), pod.name());
         log::info!("sandbox {id} runs, attempt {attempt} pod={namespace}/{name} uid={}", pod.uid());
         let status =

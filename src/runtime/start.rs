@@ -112,8 +112,11 @@ impl Runtime {
         let config = self
             .prepare(&start, &image, restart_count)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
+        // An image may have been pulled for long; only what is quick waits in line.
+        let pass = shared.container_door.enter(start.stop);
         let id = self.create(&start, &regarding, config, &sandbox_config)?;
         self.run(&start, &regarding, &id)?;
+        drop(pass);
         self.link_log(&start, &id, restart_count);
         // The postStart hook belongs here: the container runs, its status is not told yet.
         Ok(id)

@@ -136,6 +136,8 @@ struct Entry {
     content: Option<u128>,
     pods: Vec<Pod>,
     flaws: Vec<Flaw>,
+    /// Fields that nobody knows; the pods count all the same.
+    unknown: Vec<Flaw>,
     kept: Vec<Pod>,
     since: Option<Timestamp>,
     /// Whether `pods` are not yet what a restart would come back to.
@@ -151,18 +153,20 @@ impl Entry {
     fn problems<'a>(&'a self, place: &'a str) -> impl Iterator<Item = SourceProblem> + 'a {
         let since = self.since.unwrap_or_default();
         let kept = !self.kept.is_empty();
-        self.flaws.iter().map(move |flaw| flaw.clone().into_problem(place, since, kept))
+        let flaws = self.flaws.iter().map(move |flaw| flaw.clone().into_problem(place, since, kept));
+        flaws.chain(self.unknown.iter().map(move |flaw| flaw.clone().into_remark(place, since)))
     }
 
     /// Takes the outcome of a reading. News if something is wrong that was not before.
     fn take(&mut self, place: &str, outcome: Manifest, now: Timestamp) -> Option<News> {
-        let Manifest { pods, flaws, unknown: _ } = outcome;
-        let changed = flaws != self.flaws;
+        let Manifest { pods, flaws, unknown } = outcome;
+        let changed = flaws != self.flaws || unknown != self.unknown;
         let (pods, kept) = manifest::carry_over(&self.pods, pods, !flaws.is_empty());
         self.unsaved |= pods != self.pods;
         (self.pods, self.kept) = (pods, kept);
         self.flaws = flaws;
-        if self.flaws.is_empty() {
+        self.unknown = unknown;
+        if self.flaws.is_empty() && self.unknown.is_empty() {
             if self.since.take().is_some() {
                 log::info!("{place}: good again");
             }
@@ -402,9 +406,6 @@ impl Files {
                     let hash = hash.value();
                     if entry.content.replace(hash) != Some(hash) {
                         let manifest = manifest::read(&bytes, &self.node_name, &Origin::File(place.clone()));
-                        for flaw in &manifest.unknown {
-                            log::warn!("{}", flaw.clone().into_problem(&place, now, false));
-                        }
                         if is_new && !manifest.flaws.is_empty() {
                             entry.pods = self.recall(&path);
                         }

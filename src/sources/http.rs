@@ -83,6 +83,8 @@ struct Remote {
     pods: Option<Vec<Pod>>,
     /// Hash of the last body that was read.
     body: Option<u128>,
+    /// Fields in that body that nobody knows; its pods count all the same.
+    unknown: Vec<Flaw>,
     /// What is wrong with that body.
     body_flaws: Vec<Flaw>,
     /// Pods that are not in that body, but were in the last good one.
@@ -110,6 +112,7 @@ impl Remote {
             node_name: node_name.to_owned(),
             pods: None,
             body: None,
+            unknown: Vec::new(),
             body_flaws: Vec::new(),
             body_kept: Vec::new(),
             flaws: Vec::new(),
@@ -149,7 +152,8 @@ impl Remote {
     fn problems(&self) -> Vec<SourceProblem> {
         let since = self.since.unwrap_or_default();
         let kept = !self.kept.is_empty();
-        self.flaws.iter().map(|flaw| flaw.clone().into_problem(&self.place, since, kept)).collect()
+        let flaws = self.flaws.iter().map(|flaw| flaw.clone().into_problem(&self.place, since, kept));
+        flaws.chain(self.unknown.iter().map(|flaw| flaw.clone().into_remark(&self.place, since))).collect()
     }
 
     fn set(&self) -> SourceSet {
@@ -159,6 +163,7 @@ impl Remote {
     /// Takes the outcome of one request. A message if something is wrong that was not before.
     fn take(&mut self, outcome: Result<Answer, GetError>, now: Timestamp) -> Option<String> {
         let before = self.pods.clone();
+        let unknown_before = self.unknown.clone();
         let flaws = match outcome {
             Ok(answer) => self.answer(answer),
             Err(error) => {
@@ -169,9 +174,9 @@ impl Remote {
             }
         };
         self.unsaved |= self.pods != before;
-        let changed = flaws != self.flaws;
+        let changed = flaws != self.flaws || self.unknown != unknown_before;
         self.flaws = flaws;
-        if self.flaws.is_empty() {
+        if self.flaws.is_empty() && self.unknown.is_empty() {
             if self.since.take().is_some() {
                 log::info!("{}: good again", self.place);
             }
@@ -201,6 +206,7 @@ impl Remote {
             // DIFFERS: upstream compares the next body with the one before the empty answer
             // and, if they are equal, leaves the pods away.
             self.body = None;
+            self.unknown.clear();
             self.pods = Some(Vec::new());
             self.kept.clear();
             self.body_kept.clear();
@@ -211,9 +217,7 @@ impl Remote {
         let hash = hash.value();
         if self.body.replace(hash) != Some(hash) {
             let manifest = manifest::read(&body, &self.node_name, &self.origin);
-            for flaw in manifest.unknown {
-                log::warn!("{}: unknown field {}", self.place, flaw.field.unwrap_or_default());
-            }
+            self.unknown = manifest.unknown;
             self.body_flaws = manifest.flaws;
             let faulty = !self.body_flaws.is_empty();
             if faulty {

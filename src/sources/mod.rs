@@ -134,6 +134,8 @@ pub struct SourceProblem {
     pub since: Timestamp,
     /// Whether pods of the last good version keep running because of it.
     pub kept: bool,
+    /// Whether the manifest counts all the same: a field that nobody knows was left out.
+    pub ignored: bool,
 }
 
 impl fmt::Display for SourceProblem {
@@ -233,7 +235,11 @@ impl Flaw {
 
     fn into_problem(self, place: &str, since: Timestamp, kept: bool) -> SourceProblem {
         let Flaw { line, field, message } = self;
-        SourceProblem { place: place.to_owned(), line, field, message, since, kept }
+        SourceProblem { place: place.to_owned(), line, field, message, since, kept, ignored: false }
+    }
+
+    fn into_remark(self, place: &str, since: Timestamp) -> SourceProblem {
+        SourceProblem { ignored: true, ..self.into_problem(place, since, false) }
     }
 }
 

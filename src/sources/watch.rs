@@ -20,7 +20,7 @@ use crate::util::threads;
 
 /// Quiet time after a change before it is looked at: an editor's write, rename and clean-up
 /// are one change. A file that went may be about to come back.
-const SETTLE: Duration = Duration::from_millis(100);
+const SETTLE: Duration = Duration::from_millis(50);
 /// Quiet time when all that changed is whole: files renamed into place or closed by their
 /// writer. It is part of every pod's start.
 const SETTLE_WHOLE: Duration = Duration::from_millis(5);

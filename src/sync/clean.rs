@@ -1,5 +1,5 @@
 //! The `clean` thread: removes what no pod needs any more (Go: HandlePodCleanups, container
-//! and image GC, log rotation). It waits until something is due or a pod has ended.
+//! and image GC, log rotation), memory included. It waits until something is due or a pod has ended.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
 use crate::runtime::images::gc::ImageCollector;
 use crate::runtime::logs::rotate::Rotator;
+use crate::util::memory;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers::{self, Deadlines};
@@ -26,9 +27,14 @@ use crate::volumes::Volumes;
 const GARBAGE_PERIOD: Duration = Duration::from_secs(60);
 /// Images.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
+/// Code that only the start needed, or the start of pods.
+const CODE_PERIOD: Duration = Duration::from_secs(30);
+/// By then a start without pods is over.
+const FIRST_CODE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Job {
+    Code,
     Garbage,
     Images,
     Logs,
@@ -77,6 +83,7 @@ impl Cleaner {
         let mut due = Deadlines::default();
         let now = Instant::now();
         due.set(Job::Garbage, now + GARBAGE_PERIOD);
+        due.set(Job::Code, now + FIRST_CODE);
         if self.deps.images.is_some() {
             due.set(Job::Images, now + IMAGES_PERIOD);
         }
@@ -94,6 +101,10 @@ impl Cleaner {
             }
             for job in due.take_due(Instant::now()) {
                 let period = match job {
+                    Job::Code => {
+                        memory::give_back_code();
+                        CODE_PERIOD
+                    }
                     Job::Garbage => {
                         self.garbage(stop);
                         GARBAGE_PERIOD
@@ -117,9 +128,10 @@ impl Cleaner {
         let snapshot = self.deps.view.get();
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
+            Err(_) if stop.is_stopped() => return,
             Err(error) => {
                 self.failures = self.failures.saturating_add(1);
-                if self.failures.is_power_of_two() && !stop.is_stopped() {
+                if self.failures.is_power_of_two() {
                     log::warn!("cannot clean up: {error}");
                 }
                 return;
@@ -146,6 +158,10 @@ impl Cleaner {
         if collected.containers + collected.sandboxes > 0 {
             log::debug!("removed {} containers and {} sandboxes", collected.containers, collected.sandboxes);
         }
+        // What a stop has broken off is no news.
+        if stop.is_stopped() {
+            return;
+        }
         for problem in &collected.problems {
             log::warn!("cannot clean up: {problem}");
         }
@@ -158,6 +174,7 @@ impl Cleaner {
         } else {
             match crate::cri::list_pods(&self.deps.cri, None) {
                 Ok(listed) => listed,
+                Err(_) if stop.is_stopped() => return,
                 Err(error) => {
                     log::warn!("cannot clean up: {error}");
                     return;
@@ -222,7 +239,7 @@ impl Cleaner {
 
 fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
     let Some(entry) = snapshot.pods.get(uid) else { return PodStanding::Unknown };
-    let finished = entry.worker.as_ref().is_none_or(|worker| worker.report().phase == "Finished");
+    let finished = entry.worker.as_ref().is_none_or(|worker| worker.report().finished);
     match (&entry.pod, finished) {
         (_, false) => PodStanding::Wanted,
         (Some(_), true) if entry.rejected => PodStanding::Terminated,

@@ -63,6 +63,22 @@ impl Desk {
 }
 
 #[test]
+fn a_field_that_nobody_knows_is_told_once_and_shown_until_it_is_mended() {
+    let mut desk = Desk::new();
+    let good = manifest("web", "a");
+    desk.write("web.yaml", good.replace("    image", "    comand: [x]\n    image"));
+    let told = desk.scan();
+    assert!(told[0].contains("spec.containers[0].comand: unknown field, ignored"), "{told:?}");
+    assert_eq!(desk.names(), some(&["web-n"]));
+    let problems = desk.files.set().problems;
+    assert_eq!((problems.len(), problems[0].ignored, problems[0].kept), (1, true, false));
+    assert!(desk.scan().is_empty());
+    desk.write("web.yaml", good);
+    assert!(desk.scan().is_empty());
+    assert!(desk.files.set().problems.is_empty());
+}
+
+#[test]
 fn harmful_files_harm_no_one() {
     let mut desk = Desk::new();
     desk.write("b.yaml", manifest("good", "i:1"));
