@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::node::{FOREVER, LONG, Node, Told, busybox, pod, restarts, simple, waiting_reason};
+use crate::support::look::Told;
+use crate::support::node::{FOREVER, LONG, Node, busybox, pod, restarts, simple, waiting_reason};
 use crate::support::wait::{wait_for, wait_until};
 
 /// A pod of `number` containers whose images have names that cannot be, and a good one last.

@@ -11,13 +11,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use coracle::cri::{ImageClient, RuntimeClient};
-use coracle::model::api::{ContainerStateTerminated, ContainerStatus, Pod};
+use coracle::cri::RuntimeClient;
+use coracle::model::api::Pod;
 use coracle::transport::generated::runtime as rt;
 use serde_json::{Value, json};
 
 use super::containerd::{Containerd, kill};
 use super::cop::{self, Holding};
+pub use super::manifest::*;
 use super::wait::{wait_for, wait_until};
 
 /// The node's name: it becomes part of every static pod's name.
@@ -259,90 +260,6 @@ impl Node {
         http_get(self.port, path).unwrap_or((0, String::new()))
     }
 
-    /// The events of a pod, or all of the node's for an empty name, oldest first.
-    pub fn told(&self, pod: &str) -> Vec<Told> {
-        let full = self.full_name(pod);
-        let events: Vec<Value> =
-            serde_json::from_str(&self.says(&["events", "-o", "json"])).expect("events are JSON");
-        let mut told: Vec<Told> = events.iter().map(Told::of).collect();
-        told.retain(|event| pod.is_empty() || event.name == full);
-        told
-    }
-
-    /// The events of a pod with a reason.
-    pub fn told_of(&self, pod: &str, reason: &str) -> Vec<Told> {
-        let mut told = self.told(pod);
-        told.retain(|event| event.reason == reason);
-        told
-    }
-
-    /// Waits for an event of a pod whose message contains `words`.
-    pub fn wait_told(&self, pod: &str, reason: &str, words: &str) -> Told {
-        let begun = Instant::now();
-        loop {
-            let told = self.told(pod);
-            if let Some(event) =
-                told.iter().find(|event| event.reason == reason && event.message.contains(words))
-            {
-                return event.clone();
-            }
-            assert!(
-                begun.elapsed() < LONG,
-                "waited {LONG:?} in vain for event {reason} {words:?} of {pod:?}; there are {told:#?}"
-            );
-            super::wait::pause(Duration::from_millis(50));
-        }
-    }
-
-    /// Clients of the runtime's own interface.
-    pub fn cri(&self) -> (RuntimeClient, ImageClient) {
-        coracle::cri::connect(coracle::cri::Settings {
-            runtime_endpoint: self.containerd.endpoint(),
-            image_endpoint: None,
-            request_timeout: Duration::from_secs(60),
-        })
-        .expect("a local endpoint")
-    }
-
-    /// The process of a running container, as the host numbers it.
-    pub fn process(&self, container: &str) -> u32 {
-        let task = self.containerd.tasks().into_iter().find(|task| task.id == container && task.running);
-        task.unwrap_or_else(|| panic!("no running task {container}")).pid
-    }
-
-    /// Lays [`Node::shared`] into every container of a pod, as /out.
-    pub fn with_out(&self, mut manifest: Value) -> Value {
-        let shared = self.shared();
-        let spec = &mut manifest["spec"];
-        for list in ["initContainers", "containers"] {
-            for container in spec[list].as_array_mut().into_iter().flatten() {
-                push(&mut container["volumeMounts"], json!({"name": "out", "mountPath": "/out"}));
-            }
-        }
-        push(&mut spec["volumes"], json!({"name": "out", "hostPath": {"path": shared}}));
-        manifest
-    }
-
-    /// The text of a file of [`Node::shared`]; empty while it is not there.
-    pub fn out(&self, file: &str) -> String {
-        fs::read_to_string(self.shared().join(file)).unwrap_or_default()
-    }
-
-    /// The moments that containers wrote into a file by [`STAMP`], in seconds.
-    pub fn stamps(&self, file: &str) -> Vec<f64> {
-        self.out(file).lines().filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect()
-    }
-
-    /// Waits for the first such moment.
-    pub fn wait_stamp(&self, file: &str) -> f64 {
-        wait_for(&format!("a moment in {file}"), LONG, || self.stamps(file).first().copied())
-    }
-
-    /// Makes an empty file in [`Node::shared`], which a container waits for.
-    pub fn touch(&self, file: &str) {
-        fs::write(self.shared().join(file), "").expect("the shared directory is writable");
-    }
-
     /// All pods with their statuses, as the read-only port shows them. `None` while the
     /// agent does not answer.
     pub fn try_pods(&self) -> Option<Vec<Pod>> {
@@ -579,151 +496,4 @@ pub fn http_get(port: u16, path: &str) -> std::io::Result<(u16, String)> {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
     Ok((code, body.to_owned()))
-}
-
-/// An event as `coracle events -o json` shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
-    pub kind: String,
-    pub reason: String,
-    pub message: String,
-    /// What it is about: `Pod`, `Node` or `Manifest`, with name, uid and part.
-    pub object: String,
-    pub name: String,
-    pub uid: String,
-    pub field: String,
-    pub namespace: String,
-    pub count: u64,
-}
-
-impl Told {
-    fn of(event: &Value) -> Told {
-        let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
-        let object = &event["involvedObject"];
-        Told {
-            kind: text(&event["type"]),
-            reason: text(&event["reason"]),
-            message: text(&event["message"]),
-            object: text(&object["kind"]),
-            name: text(&object["name"]),
-            uid: text(&object["uid"]),
-            field: text(&object["fieldPath"]),
-            namespace: text(&event["metadata"]["namespace"]),
-            count: event["count"].as_u64().unwrap_or(0),
-        }
-    }
-}
-
-/// Appends to a list that may not be there yet.
-pub fn push(list: &mut Value, item: Value) {
-    match list.as_array_mut() {
-        Some(items) => items.push(item),
-        None => *list = json!([item]),
-    }
-}
-
-/// A shell command that prints the moment: seconds with hundredths, the same clock everywhere.
-/// It holds no quotes, so that it fits into a trap.
-pub const STAMP: &str = "read up idle < /proc/uptime && echo $up";
-
-/// A script that runs until it is told to stop, and then stops at once.
-pub const FOREVER: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done";
-
-/// A container of the local busybox image.
-pub fn busybox(name: &str, script: &str) -> Value {
-    json!({"name": name, "image": "localhost/busybox:1", "command": ["sh", "-c", script]})
-}
-
-/// A pod manifest in the namespace `default` with a grace period of 2 s.
-pub fn pod(name: &str, containers: Value) -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"containers": containers, "terminationGracePeriodSeconds": 2},
-    })
-}
-
-/// A pod of one container that runs until it is stopped.
-pub fn simple(name: &str) -> Value {
-    pod(name, json!([busybox("main", FOREVER)]))
-}
-
-/// The phase, or an empty string.
-pub fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("")
-}
-
-/// Whether the pod runs and its Ready condition is true.
-pub fn is_ready(pod: &Pod) -> bool {
-    phase(pod) == "Running"
-        && pod
-            .status
-            .as_ref()
-            .and_then(|status| status.conditions.as_ref())
-            .is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
-}
-
-/// The status of a container by name.
-pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
-    pod.status.as_ref()?.container_statuses.as_ref()?.iter().find(|one| one.name == name)
-}
-
-/// The status of an init container by name.
-pub fn init_container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
-    pod.status.as_ref()?.init_container_statuses.as_ref()?.iter().find(|one| one.name == name)
-}
-
-/// How a container of the pod ended, if it has and was not started again.
-pub fn ended(pod: &Pod, name: &str) -> Option<ContainerStateTerminated> {
-    container(pod, name)?.state.as_ref()?.terminated.clone()
-}
-
-/// How the last instance of a container ended.
-pub fn ended_before(pod: &Pod, name: &str) -> Option<ContainerStateTerminated> {
-    container(pod, name)?.last_state.as_ref()?.terminated.clone()
-}
-
-/// A condition of the pod: its status and its message.
-pub fn condition(pod: &Pod, kind: &str) -> Option<(String, String)> {
-    let all = pod.status.as_ref()?.conditions.as_ref()?;
-    let found = all.iter().find(|one| one.type_ == kind)?;
-    Some((found.status.clone(), found.message.clone().unwrap_or_default()))
-}
-
-/// Why a container waits, in words, or an empty string.
-pub fn waiting_message(pod: &Pod, name: &str) -> String {
-    container(pod, name)
-        .and_then(|status| status.state.as_ref()?.waiting.as_ref()?.message.clone())
-        .unwrap_or_default()
-}
-
-/// Why a container waits, or an empty string.
-pub fn waiting_reason<'a>(pod: &'a Pod, name: &str) -> &'a str {
-    container(pod, name)
-        .and_then(|status| status.state.as_ref())
-        .and_then(|state| state.waiting.as_ref())
-        .and_then(|waiting| waiting.reason.as_deref())
-        .unwrap_or("")
-}
-
-/// How often a container was restarted.
-pub fn restarts(pod: &Pod, name: &str) -> i32 {
-    container(pod, name).map_or(0, |status| status.restart_count)
-}
-
-/// A container's runtime id without its scheme.
-pub fn container_id(pod: &Pod, name: &str) -> String {
-    let id = container(pod, name).and_then(|status| status.container_id.as_deref()).unwrap_or("");
-    id.rsplit("//").next().unwrap_or("").to_owned()
-}
-
-/// The pod's UID.
-pub fn uid(pod: &Pod) -> String {
-    pod.metadata.uid.clone().unwrap_or_default()
-}
-
-/// A pod's status in one line, for failed tests.
-pub fn describe(pod: &Pod) -> String {
-    serde_json::to_string(&pod.status).unwrap_or_default()
 }
