@@ -158,6 +158,7 @@ fn an_end_goes_on_after_a_restart_of_the_agent() {
     let manifest = node.with_out(manifest);
     node.apply("deaf.json", &manifest);
     let id = uid(&node.wait_ready("deaf"));
+    node.wait_stamp("start");
     node.remove("deaf.json");
     node.wait_stamp("term");
     node.kill_agent();

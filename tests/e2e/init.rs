@@ -38,6 +38,7 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     );
     node.touch("go");
     let ready = node.wait_ready("web");
+    wait_until("everything to run", LONG, || words(&node.out("order")).len() >= 3);
     assert_eq!(words(&node.out("order")), ["one", "two", "main"]);
     for name in ["one", "two"] {
         let end = init_container(&ready, name).and_then(|one| one.state.as_ref()?.terminated.clone());
@@ -96,9 +97,8 @@ fn a_failed_init_container_decides_over_the_pod() {
 /// Notes its start and its end, and takes `linger` seconds for the latter.
 fn sidecar(name: &str, linger: &str) -> Value {
     let script = format!(
-        "{STAMP} >> /out/{name}-start; \
-         trap '{STAMP} >> /out/{name}-term; sleep {linger}; {STAMP} >> /out/{name}-end; exit 0' TERM; \
-         while :; do sleep 0.05; done"
+        "trap '{STAMP} >> /out/{name}-term; sleep {linger}; {STAMP} >> /out/{name}-end; exit 0' TERM; \
+         {STAMP} >> /out/{name}-start; while :; do sleep 0.05; done"
     );
     let mut container = busybox(name, &script);
     container["restartPolicy"] = json!("Always");

@@ -159,7 +159,7 @@ fn a_probe_that_cannot_run_changes_nothing() {
 fn the_probes_grace_is_for_its_own_kills_only() {
     let node = Node::start("probegrace");
     let script = format!(
-        "{STAMP} >> /out/starts; trap '{STAMP} >> /out/terms' TERM; while :; do {STAMP} > /out/beat; sleep 0.1; done"
+        "trap '{STAMP} >> /out/terms' TERM; {STAMP} >> /out/starts; while :; do {STAMP} > /out/beat; sleep 0.1; done"
     );
     let mut manifest = pod("web", json!([busybox("main", &script)]));
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(8);
@@ -168,7 +168,7 @@ fn the_probes_grace_is_for_its_own_kills_only() {
     liveness["terminationGracePeriodSeconds"] = json!(1);
     manifest["spec"]["containers"][0]["livenessProbe"] = liveness;
     node.apply("web.json", &node.with_out(manifest));
-    node.wait_ready("web");
+    node.wait_stamp("starts");
     node.touch("sick");
     wait_until("the container to be told to end", LONG, || !node.stamps("terms").is_empty());
     std::fs::remove_file(node.shared().join("sick")).expect("the file was there");

@@ -56,8 +56,8 @@ fn a_static_pod_is_named_and_marked() {
 fn an_edited_label_stops_the_old_pod_before_the_new_one_starts() {
     let node = Node::start("label");
     let script = format!(
-        "note() {{ echo \"$1 $EDITION $({STAMP})\" >> /out/log; }}; note start; \
-         trap 'sleep 1; note end; exit 0' TERM; while :; do sleep 0.1; done"
+        "note() {{ echo \"$1 $EDITION $({STAMP})\" >> /out/log; }}; \
+         trap 'sleep 1; note end; exit 0' TERM; note start; while :; do sleep 0.1; done"
     );
     let mut manifest = pod("web", json!([busybox("main", &script)]));
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(10);
@@ -68,6 +68,7 @@ fn an_edited_label_stops_the_old_pod_before_the_new_one_starts() {
     let manifest = node.with_out(manifest);
     node.apply("web.json", &manifest);
     let before = node.wait_ready("web");
+    wait_until("the first note", LONG, || node.out("log").lines().count() == 1);
     let mut edited = manifest;
     edited["metadata"]["labels"] = json!({"edition": "second"});
     node.apply("web.json", &edited);
@@ -168,15 +169,15 @@ fn a_pod_of_a_fixed_uid_restarts_for_its_image_only() {
 fn a_fixed_uid_that_comes_back_waits_for_its_predecessor() {
     let node = Node::start("comeback");
     let script = format!(
-        "note() {{ echo \"$1 $({STAMP})\" >> /out/log; }}; note start; \
-         trap 'note term; sleep 2; note end; exit 0' TERM; while :; do sleep 0.1; done"
+        "note() {{ echo \"$1 $({STAMP})\" >> /out/log; }}; \
+         trap 'note term; sleep 2; note end; exit 0' TERM; note start; while :; do sleep 0.1; done"
     );
     let mut manifest = pod("web", json!([busybox("main", &script)]));
     manifest["metadata"]["uid"] = json!("fixed-0002");
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(20);
     let manifest = node.with_out(manifest);
     node.apply("web.json", &manifest);
-    node.wait_ready("web");
+    wait_until("the first start", LONG, || node.out("log").starts_with("start"));
     node.remove("web.json");
     wait_until("the end to begin", LONG, || node.out("log").contains("term"));
     node.apply("web.json", &manifest);
