@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::wait::wait_until;
@@ -11,6 +12,7 @@ use super::wait::wait_until;
 /// One containerd with its own root, state, socket and bridge.
 pub struct Containerd {
     dir: PathBuf,
+    bin: OnceLock<PathBuf>,
 }
 
 /// A task as `ctr tasks ls` lists it.
@@ -29,9 +31,11 @@ impl Containerd {
     /// Starts one in `dir`/cd with the local images in it.
     pub fn start(dir: &Path) -> Containerd {
         let images = std::env::var("E2E_IMAGES").expect("E2E_IMAGES: run through tests/run e2e");
-        let containerd = Containerd { dir: dir.join("cd") };
+        let containerd = Containerd { dir: dir.join("cd"), bin: OnceLock::new() };
         let mut args = vec!["up".to_owned(), containerd.dir.display().to_string()];
-        args.extend(images.split_whitespace().map(str::to_owned));
+        // The image without any program is for tests of other kinds.
+        let wanted = images.split_whitespace().filter(|path| !path.ends_with("/scratch.tar"));
+        args.extend(wanted.map(str::to_owned));
         run(&args);
         containerd
     }
@@ -63,9 +67,26 @@ impl Containerd {
 
     /// Standard output of `ctr` in the k8s.io namespace.
     pub fn ctr(&self, args: &[&str]) -> String {
-        let mut all = vec!["ctr".to_owned(), self.dir.display().to_string()];
-        all.extend(args.iter().map(|arg| (*arg).to_owned()));
-        run(&all)
+        let bin = self.bin.get_or_init(|| {
+            let path = std::fs::read_to_string(self.dir.join("bin")).expect("the tool noted the directory");
+            PathBuf::from(path.trim()).join("ctr")
+        });
+        let socket = self.dir.join("containerd.sock");
+        let output = Command::new(bin)
+            .arg("--address")
+            .arg(socket)
+            .args(["-n", "k8s.io"])
+            .args(args)
+            .stdin(Stdio::null())
+            .output()
+            .expect("ctr runs");
+        assert!(
+            output.status.success(),
+            "ctr {args:?}: {}{}",
+            String::from_utf8_lossy(&output.stderr),
+            String::from_utf8_lossy(&output.stdout)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Every task, running or not.

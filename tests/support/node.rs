@@ -313,7 +313,7 @@ impl Node {
                 "waited {limit:?} in vain for pod {name} to be {what}; last seen: {}",
                 last.map_or_else(|| "not there".to_owned(), |pod| describe(&pod))
             );
-            super::wait::pause(Duration::from_millis(20));
+            super::wait::pause(Duration::from_millis(40));
         }
     }
 
