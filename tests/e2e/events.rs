@@ -1,80 +1,116 @@
-//! Changes in the runtime: told by its event stream where it has one, found by lists where
-//! it has not; and what watching costs while nothing happens.
+//! The event recorder: what is counted, combined and held back.
 
-use std::fs;
-use std::time::{Duration, SystemTime};
+use serde_json::{Value, json};
 
-use crate::support::containerd::kill;
-use crate::support::node::{LONG, Node, is_ready, restarts, simple};
-use crate::support::wait::{pause, wait_until};
+use crate::support::look::Told;
+use crate::support::node::{FOREVER, LONG, Node, busybox, pod, restarts, simple, waiting_reason};
+use crate::support::wait::{wait_for, wait_until};
 
-/// A sample of the metrics page; zero while there is none.
-fn metric(node: &Node, series: &str) -> f64 {
-    node.read_only("/metrics")
-        .lines()
-        .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
-        .unwrap_or(0.0)
+/// A pod of `number` containers whose images have names that cannot be, and a good one last.
+fn unnameable(name: &str, number: usize) -> Value {
+    let mut containers: Vec<Value> = (0..number)
+        .map(|index| {
+            let mut container = busybox(&format!("c{index:02}"), FOREVER);
+            container["image"] = json!(format!("UPPER/case{index:02}:!"));
+            container
+        })
+        .collect();
+    containers.push(busybox("good", FOREVER));
+    pod(name, json!(containers))
 }
 
-/// The time at the head of the last log line that says that a container runs.
-fn last_start(node: &str) -> SystemTime {
-    let log = fs::read_to_string(Node::base(node).join("agent-1.log")).expect("the agent's log");
-    let line = log.lines().rfind(|line| line.contains("start: container ")).expect("a container was started");
-    let text = line.split_whitespace().next().unwrap_or_default();
-    text.parse::<jiff::Timestamp>().expect("a line begins with its time").into()
+fn total(told: &[Told]) -> u64 {
+    told.iter().map(|event| event.count).sum()
 }
 
 #[test]
-fn a_killed_container_is_back_at_once() {
-    let mut node = Node::start("events");
-    let mut took = Vec::new();
-    for number in 0..5 {
-        let name = format!("web{number}");
-        node.apply(&format!("{name}.json"), &simple(&name));
-        node.wait_ready(&name);
-        let id = node.running(&name)["main"][0].clone();
-        let pid = node.containerd.tasks().into_iter().find(|task| task.id == id).expect("it runs").pid;
-        let before = SystemTime::now();
-        kill(pid, "KILL");
-        node.wait_pod(&name, "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
-        took.push(last_start("events").duration_since(before).unwrap_or_default());
-    }
-    let status = node.says(&["status"]);
-    let changes = status.lines().find(|line| line.starts_with("Changes")).unwrap_or_default().to_owned();
-    println!("killed and started again after {took:?}; {changes}");
-    let streams = changes.contains("event stream") && !changes.contains("full list");
-    assert!(streams || changes.contains("the runtime has no event stream"), "{changes}");
+fn many_failures_of_one_kind_become_one_event() {
+    let node = Node::start("combined");
+    node.apply("web.json", &unnameable("web", 12));
+    node.wait_pod("web", "waiting for all images", LONG, |pod| {
+        waiting_reason(pod, "c11") == "InvalidImageName"
+    });
+    let told = wait_for("the combined event", LONG, || {
+        let told = node.told_of("web", "InspectFailed");
+        told.iter().any(|event| event.message.starts_with("(combined from similar events): ")).then_some(told)
+    });
+    let combined: Vec<_> = told.iter().filter(|event| event.message.starts_with("(combined")).collect();
+    assert_eq!(combined.len(), 1, "{told:#?}");
+    assert!(told.len() <= 11, "{} events, the combined one among them", told.len());
+    assert!(node.told_of("web", "Pulling").is_empty(), "a name that cannot be is not pulled");
+    node.finish();
+}
 
-    // Nothing happens now; what is left is what watching costs.
-    if streams {
-        wait_until("lists to become rare", LONG, || {
-            let lists = "kubelet_pleg_relist_duration_seconds_count";
-            let before = metric(&node, lists);
-            pause(Duration::from_secs(5));
-            metric(&node, lists) - before < 1.5
-        });
-    }
-    let series = [
-        "coracle_voluntary_context_switches_total",
-        "process_cpu_seconds_total",
-        "kubelet_runtime_operations_total{operation_type=\"list_podsandbox\"}",
-        "kubelet_runtime_operations_total{operation_type=\"status\"}",
-    ];
-    let before = series.map(|name| metric(&node, name));
-    pause(Duration::from_secs(20));
-    for (name, before) in series.into_iter().zip(before) {
-        println!("{name}: {:.2} per second", (metric(&node, name) - before) / 20.0);
-    }
+#[test]
+fn a_flood_of_warnings_is_held_back_and_the_rest_is_not() {
+    let node = Node::start("flood");
+    node.apply("web.json", &unnameable("web", 30));
+    node.wait_pod("web", "waiting for all images", LONG, |pod| {
+        waiting_reason(pod, "c29") == "InvalidImageName"
+    });
+    node.wait_told("web", "Started", "");
+    let warnings = |node: &Node| -> Vec<Told> {
+        node.told("web").into_iter().filter(|event| event.kind == "Warning").collect()
+    };
+    // 60 warnings were raised; 25 at once are let through, and one more every five minutes. A
+    // later repeat may count those held back before it.
+    let told = warnings(&node);
+    assert!((10..=26).contains(&told.len()), "{} distinct warnings", told.len());
+    // Another pod has a budget of its own.
+    node.apply("other.json", &unnameable("other", 1));
+    node.wait_told("other", "InspectFailed", "");
+    // What is normal still comes.
+    node.remove("web.json");
+    node.wait_told("web", "Killing", "Stopping container good");
+    assert!(warnings(&node).len() <= 26);
+    node.finish();
+}
 
-    // The daemon goes and comes back: the stream is opened again and still tells.
-    node.containerd.stop();
-    wait_until("the agent to notice", LONG, || node.says(&["status"]).contains("full list every second"));
-    node.containerd.resume();
-    wait_until("the way back", LONG, || node.says(&["status"]).lines().any(|line| line == changes));
-    let id = node.running("web0")["main"][0].clone();
-    node.containerd.kill_task(&id);
-    node.wait_pod("web0", "restarted again", LONG, |pod| restarts(pod, "main") == 2 && is_ready(pod));
-    node.stop_agent();
-    node.start_agent();
+#[test]
+fn a_crash_loop_is_one_event_and_starts_are_counted() {
+    let mut node = Node::start("counted");
+    let mut bad = pod("bad", json!([busybox("main", "exit 1")]));
+    bad["spec"]["restartPolicy"] = json!("OnFailure");
+    node.apply("bad.json", &bad);
+    let waiting = node.wait_pod("bad", "in its second wait", LONG, |pod| {
+        restarts(pod, "main") >= 2 && waiting_reason(pod, "main") == "CrashLoopBackOff"
+    });
+    assert_eq!(crate::support::node::phase(&waiting), "Running");
+    let uid = crate::support::node::uid(&waiting);
+    wait_until("the event to be counted again", LONG, || total(&node.told_of("bad", "BackOff")) >= 2);
+    let told = node.told_of("bad", "BackOff");
+    assert_eq!(told.len(), 1, "{told:#?}");
+    assert_eq!((told[0].kind.as_str(), told[0].field.as_str()), ("Warning", "spec.containers{main}"));
+    assert_eq!(
+        told[0].message,
+        format!("Back-off restarting failed container main in pod bad-e2e_default({uid})")
+    );
+    assert_eq!((told[0].namespace.as_str(), told[0].uid.as_str()), ("default", uid.as_str()));
+
+    // The node's own events: one start, in the namespace default, about a node without a UID.
+    let starts = |node: &Node| -> Vec<Told> {
+        node.told("")
+            .into_iter()
+            .filter(|event| event.object == "Node" && event.reason == "Starting")
+            .collect()
+    };
+    for _ in 0..2 {
+        let told = starts(&node);
+        assert_eq!(total(&told), 1, "{told:#?}");
+        assert_eq!((told[0].message.as_str(), told[0].kind.as_str()), ("Starting kubelet.", "Normal"));
+        assert_eq!(
+            (told[0].name.as_str(), told[0].uid.as_str(), told[0].namespace.as_str()),
+            ("e2e", "", "default")
+        );
+        node.kill_agent();
+        node.start_agent();
+        wait_until("the start to be told", LONG, || !starts(&node).is_empty());
+    }
+    node.apply("fine.json", &simple("fine"));
+    node.wait_ready("fine");
+    let mut told = node.told("fine");
+    told.retain(|event| event.kind == "Normal");
+    let created: Vec<_> = told.into_iter().map(|event| event.reason).collect();
+    assert_eq!(created, ["Pulled", "Created", "Started"]);
     node.finish();
 }

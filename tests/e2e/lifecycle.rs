@@ -53,7 +53,7 @@ fn at(notes: &[String], note: &str) -> usize {
 
 #[test]
 fn sidecars_start_first_and_end_last() {
-    let node = Node::start("sidecars");
+    let node = Node::start("sidecars-b");
     let mut s1 = sidecar("s1");
     s1["lifecycle"] =
         json!({"preStop": {"exec": {"command": ["sh", "-c", "echo s1 hook >> /shared/notes"]}}});
@@ -154,7 +154,7 @@ fn message(pod: &Pod, name: &str) -> String {
 
 #[test]
 fn last_words() {
-    let node = Node::start("words");
+    let node = Node::start("words-b");
     let speaking = |name: &str, script: &str, policy: &str| {
         let mut one = busybox(name, script);
         one["terminationMessagePolicy"] = json!(policy);
@@ -191,7 +191,7 @@ fn last_words() {
 
 #[test]
 fn a_failed_post_start_shows() {
-    let node = Node::start("poststart");
+    let node = Node::start("poststart-b");
     let mut main = busybox("main", FOREVER);
     main["lifecycle"] = json!({"postStart": {"exec": {"command": ["sh", "-c", "echo no luck >&2; exit 3"]}}});
     node.apply("web.json", &pod("web", json!([main])));

@@ -5,6 +5,10 @@
 pub mod containerd;
 pub mod cop;
 pub mod fake_cri;
+pub mod look;
+pub mod manifest;
 pub mod node;
+pub mod registry;
 pub mod solo;
 pub mod wait;
+pub mod web;
