@@ -58,10 +58,10 @@ fn main() {
                 let response = last(method.output_type());
                 let streaming = method.server_streaming();
                 let path = format!("/{}.{service_name}/{name}", file.package());
-                let (kind, handler, sink) = if streaming {
-                    ("ServerStreaming", "server_streaming", "ServerStreamingSink")
+                let (wrapper, kind, handler, sink) = if streaming {
+                    ("Stream", "ServerStreaming", "server_streaming", "ServerStreamingSink")
                 } else {
-                    ("Unary", "unary", "UnarySink")
+                    ("Unary", "Unary", "unary", "UnarySink")
                 };
                 let value = format!(
                     "grpcio::Method {{ ty: grpcio::MethodType::{kind}, name: {path:?}, \
@@ -69,13 +69,11 @@ fn main() {
                      resp_mar: grpcio::Marshaller {{ ser: grpcio::pb_ser, de: grpcio::pb_de }} }}"
                 );
                 let types = format!("<{module}::{request}, {module}::{response}>");
-                if !streaming {
-                    writeln!(
-                        methods,
-                        "pub static {shout}: Unary{types} = Unary {{ name: {name:?}, method: {value} }};"
-                    )
-                    .expect("a String grows");
-                }
+                writeln!(
+                    methods,
+                    "pub static {shout}: {wrapper}{types} = {wrapper} {{ name: {name:?}, method: {value} }};"
+                )
+                .expect("a String grows");
                 writeln!(
                     handlers,
                     "    fn {snake}(&mut self, ctx: grpcio::RpcContext, _request: {module}::{request}, \

@@ -2,8 +2,10 @@
 //!
 //! Owns: the order of start and stop. Thread: `main`, which waits for signals and deaths.
 //! `wiring` makes every long-lived channel and handle and turns the configuration into the
-//! rooms' settings; `report` puts snapshots together for the server; no decisions here.
+//! rooms' settings; `report` and `metrics` put snapshots together for the server; no
+//! decisions here.
 
+mod metrics;
 mod node;
 mod report;
 mod supervise;

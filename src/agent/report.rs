@@ -48,6 +48,7 @@ impl Sources {
     pub(super) fn server_deps(&self) -> Deps {
         let (pods, waiting, running, images, status, logs) =
             (self.clone(), self.clone(), self.clone(), self.clone(), self.clone(), self.clone());
+        let measured = self.clone();
         Deps {
             pods: Arc::new(move || pods.pods()),
             wait_pods: Arc::new(move |seen, limit| {
@@ -69,6 +70,7 @@ impl Sources {
                 read(path, &options, out, running, stop).map_err(|error| error.to_string())
             }),
             events: self.log.clone(),
+            metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
         }
     }
 
@@ -184,6 +186,7 @@ impl Sources {
                 endpoint: self.endpoint.clone(),
                 not_ready: (!health.runtime.is_empty()).then(|| health.runtime.join("; ")),
                 network_not_ready: health.network,
+                changes: self.observe.mode().to_string(),
             },
             cgroups: self.cgroups.clone(),
             pods,

@@ -178,7 +178,11 @@ pub(super) fn start(
         )
         .map_err(thread("clean"))?,
     );
-    threads.push(observe::spawn(&observe, observe_post, supervisor.on_death()).map_err(thread("observe"))?);
+    // DIFFERS: the Go kubelet has the gate off; here it takes the gate to switch events off.
+    let settings = observe::Settings { events: config.feature_gates.get("EventedPLEG") != Some(&false) };
+    threads.extend(
+        observe::spawn(&observe, settings, observe_post, &supervisor.deaths()).map_err(thread("observe"))?,
+    );
     threads.extend(
         sources::spawn(
             &source_settings,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use super::ContainerEvent;
 use crate::model::ids::{ContainerId, ImageRef, PodUid, SandboxId};
 use crate::model::labels;
 use crate::model::runtime::{
@@ -33,6 +34,17 @@ pub(super) fn owner(labels: &Texts) -> Option<Owner> {
         name: label(labels::POD_NAME)?.clone(),
         namespace: label(labels::POD_NAMESPACE)?.clone(),
     })
+}
+
+/// What an event is about.
+pub(super) fn container_event(event: runtime::ContainerEventResponse) -> ContainerEvent {
+    let sandbox = event.pod_sandbox_status.into_option().filter(|sandbox| !sandbox.id.is_empty());
+    ContainerEvent {
+        uid: sandbox.as_ref().and_then(|sandbox| owner(&sandbox.labels)).map(|owner| owner.uid),
+        sandbox_known: sandbox.is_some(),
+        id: event.container_id,
+        made_at: time(event.created_at),
+    }
 }
 
 /// Nanoseconds since 1970; zero, negative or out of range means "never".

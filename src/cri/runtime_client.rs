@@ -1,12 +1,16 @@
 //! Verbs of the runtime service.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::errors::{CriError, ErrorLog};
-use crate::model::ids::{ContainerId, SandboxId};
+use jiff::Timestamp;
+
+use super::convert;
+use super::errors::{Class, CriError, ErrorLog};
+use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::metrics;
 use crate::transport::generated::{MessageField, methods, runtime};
-use crate::transport::grpc::{CallError, Channel, Kind, Unary};
+use crate::transport::grpc::{CallError, Channel, Incoming, Kind, Unary};
 use crate::util::stop::StopToken;
 
 /// The version of the kubelet's side that the `Version` call announces.
@@ -58,15 +62,23 @@ impl Caller {
         limit: Option<Duration>,
         stop: &StopToken,
     ) -> Result<Resp, CriError> {
-        match self.channel.call_with_stop(method, request, limit, stop) {
+        let begun = Instant::now();
+        let result = self.channel.call_with_stop(method, request, limit, stop);
+        let operation = metrics::operation(method.name);
+        metrics::RUNTIME_OPERATIONS.inc([operation]);
+        metrics::RUNTIME_OPERATIONS_DURATION.took([operation], begun.elapsed());
+        match result {
             Ok(answer) => {
                 self.log.succeeded(method.name, object);
                 Ok(answer)
             }
-            Err(CallError { kind: Kind::Cancelled, method, .. }) if stop.is_stopped() => {
-                Err(self.note(CriError::Stopped { method, object: object.to_owned() }))
+            Err(error) => {
+                let error = failed(object, error, stop);
+                if error.class() != Class::Stopping {
+                    metrics::RUNTIME_OPERATIONS_ERRORS.inc([operation]);
+                }
+                Err(self.note(error))
             }
-            Err(error) => Err(self.note(CriError::Call { object: object.to_owned(), error })),
         }
     }
 
@@ -77,6 +89,15 @@ impl Caller {
     fn note(&self, error: CriError) -> CriError {
         self.log.note(&error);
         error
+    }
+}
+
+fn failed(object: &str, error: CallError, stop: &StopToken) -> CriError {
+    let object = object.to_owned();
+    if error.kind == Kind::Cancelled && stop.is_stopped() {
+        CriError::Stopped { method: error.method, object }
+    } else {
+        CriError::Call { object, error }
     }
 }
 
@@ -151,6 +172,47 @@ pub struct ExecOutput {
     /// Exit code.
     pub exit_code: i32,
 }
+
+/// News of containers as they happen. Dropping it ends the stream. Whoever reads it says
+/// what a failure means: here none is logged.
+pub struct ContainerEvents {
+    incoming: Incoming<runtime::ContainerEventResponse>,
+}
+
+impl ContainerEvents {
+    /// Waits for the next event; `None` when the runtime ended the stream in order.
+    ///
+    /// # Errors
+    /// When the stream breaks or carries what cannot be read, when the runtime does not
+    /// offer it ([`super::Class::Unsupported`]), or after `stop`.
+    pub fn next(&mut self, stop: &StopToken) -> Result<Option<ContainerEvent>, CriError> {
+        match self.incoming.next(stop) {
+            Ok(event) => Ok(event.map(convert::container_event)),
+            Err(error) => {
+                let error = failed("", error, stop);
+                if error.class() != Class::Stopping {
+                    metrics::RUNTIME_OPERATIONS_ERRORS.inc([EVENTS_OPERATION]);
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// What an event says, as far as anyone should believe it: that something happened there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerEvent {
+    /// The container, or the sandbox itself.
+    pub id: String,
+    /// The pod, where the runtime still knows the sandbox and it is one of ours.
+    pub uid: Option<PodUid>,
+    /// Whether the runtime told a sandbox at all. One without our labels is somebody else's.
+    pub sandbox_known: bool,
+    /// When the runtime made the event.
+    pub made_at: Option<Timestamp>,
+}
+
+const EVENTS_OPERATION: &str = "get_container_events";
 
 /// Client of the runtime service. Cloning is cheap; clones share the connection.
 #[derive(Clone)]
@@ -266,6 +328,19 @@ impl RuntimeClient {
         self.caller.call(&methods::UPDATE_RUNTIME_CONFIG, pod_cidr, &request).map(drop)
     }
 
+    /// Opens the stream of container events. Refusals come with the first read.
+    ///
+    /// # Errors
+    /// When the call cannot be started.
+    pub fn container_events(&self) -> Result<ContainerEvents, CriError> {
+        let request = runtime::GetEventsRequest::default();
+        metrics::RUNTIME_OPERATIONS.inc([EVENTS_OPERATION]);
+        match self.caller.channel.open(&methods::GET_CONTAINER_EVENTS, &request) {
+            Ok(incoming) => Ok(ContainerEvents { incoming }),
+            Err(error) => Err(failed("", error, &StopToken::never())),
+        }
+    }
+
     // ---- sandboxes ----
 
     /// Makes and starts a sandbox. May take twice the request timeout: networks are slow.
@@ -286,7 +361,13 @@ impl RuntimeClient {
             ..Default::default()
         };
         let limit = self.caller.request_timeout.saturating_mul(2);
-        let answer = self.caller.call_within(&methods::RUN_POD_SANDBOX, &object, &request, limit)?;
+        let begun = Instant::now();
+        let answer = self.caller.call_within(&methods::RUN_POD_SANDBOX, &object, &request, limit);
+        metrics::RUN_POD_SANDBOX.took([runtime_handler.to_owned()], begun.elapsed());
+        if answer.is_err() {
+            metrics::RUN_POD_SANDBOX_ERRORS.inc([runtime_handler.to_owned()]);
+        }
+        let answer = answer?;
         if answer.pod_sandbox_id.is_empty() {
             return Err(self.caller.incomplete(methods::RUN_POD_SANDBOX.name, &object, "pod_sandbox_id"));
         }

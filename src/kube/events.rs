@@ -1,8 +1,8 @@
 //! The event recorder: equal events become one with a count, the newest [`KEPT`] stay.
-//! The pure part is `Book`; the thread moves events from the queue into it.
+//! The pure parts are `Correlator` and `Book`; the thread moves events from the queue
+//! through them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::correlator::Correlator;
 use crate::model::event::{Event, EventType, Regarding};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -177,10 +178,10 @@ impl From<Wire> for RecordedEvent {
 /// The remembered events and those who wait for the next one.
 struct Book {
     host: String,
-    hasher: RandomState,
+    correlator: Correlator,
     last: u64,
     by_seq: BTreeMap<u64, RecordedEvent>,
-    by_hash: HashMap<u64, u64>,
+    by_key: HashMap<u64, u64>,
     waiters: Vec<Sender<()>>,
 }
 
@@ -188,66 +189,51 @@ impl Book {
     fn new(host: &str) -> Self {
         Book {
             host: host.to_owned(),
-            hasher: RandomState::new(),
+            correlator: Correlator::new(),
             last: 0,
             by_seq: BTreeMap::new(),
-            by_hash: HashMap::new(),
+            by_key: HashMap::new(),
             waiters: Vec::new(),
         }
     }
 
-    /// Takes an event in and returns how it stands now.
-    fn record(&mut self, event: Event) -> RecordedEvent {
-        let mut message = event.message;
-        if message.len() > MESSAGE_BYTES {
-            message.truncate(message.floor_char_boundary(MESSAGE_BYTES));
-            message.push('…');
+    /// Takes an event in and returns how it stands now; `None` when its object has had too
+    /// many and it is only counted.
+    fn record(&mut self, mut event: Event) -> Option<RecordedEvent> {
+        if event.message.len() > MESSAGE_BYTES {
+            event.message.truncate(event.message.floor_char_boundary(MESSAGE_BYTES));
+            event.message.push('…');
         }
-        let hash = self.hasher.hash_one((&event.regarding, event.kind, event.reason, &message));
-        let same = |old: &RecordedEvent| {
-            old.regarding == event.regarding
-                && old.kind == event.kind
-                && old.reason == event.reason
-                && old.message == message
-        };
-        let known = match self.by_hash.get(&hash) {
-            Some(seq) if self.by_seq.get(seq).is_some_and(same) => self.by_seq.remove(seq),
-            _ => None,
-        };
+        let told = self.correlator.take(&event)?;
+        if let Some(old) = self.by_key.remove(&told.key) {
+            self.by_seq.remove(&old);
+        }
         self.last += 1;
-        let recorded = match known {
-            Some(mut old) => {
-                old.seq = self.last;
-                old.count = old.count.saturating_add(1);
-                old.last_seen = event.at;
-                old
-            }
-            None => RecordedEvent {
-                seq: self.last,
-                name: name_of(&event.regarding, &self.host, event.at),
-                kind: event.kind,
-                reason: event.reason.to_owned(),
-                message,
-                regarding: event.regarding,
-                host: self.host.clone(),
-                count: 1,
-                first_seen: event.at,
-                last_seen: event.at,
-            },
+        let recorded = RecordedEvent {
+            seq: self.last,
+            name: name_of(&event.regarding, &self.host, told.first),
+            kind: event.kind,
+            reason: event.reason.to_owned(),
+            message: told.message,
+            regarding: event.regarding,
+            host: self.host.clone(),
+            count: told.count,
+            first_seen: told.first,
+            last_seen: event.at,
         };
-        self.by_hash.insert(hash, self.last);
+        self.by_key.insert(told.key, self.last);
         self.by_seq.insert(self.last, recorded.clone());
         if self.by_seq.len() > KEPT
             && let Some((oldest, _)) = self.by_seq.pop_first()
         {
             // One pass over a map of KEPT entries, once per event in a full book.
-            self.by_hash.retain(|_, seq| *seq != oldest);
+            self.by_key.retain(|_, seq| *seq != oldest);
         }
         for waiter in self.waiters.drain(..) {
             // A full slot already rings; a gone waiter no longer cares.
             let _ = waiter.try_send(());
         }
-        recorded
+        Some(recorded)
     }
 
     fn since(&self, seq: u64) -> Vec<RecordedEvent> {
@@ -322,7 +308,9 @@ impl EventLog {
             let mut book = self.lock();
             book.record(event)
         };
-        tell(&recorded);
+        if let Some(recorded) = recorded {
+            tell(&recorded);
+        }
     }
 }
 
@@ -351,14 +339,14 @@ fn tell(event: &RecordedEvent) {
 ///
 /// # Errors
 /// When the kernel refuses the thread.
-pub fn spawn(host: &str, inbox: Receiver<Event>, on_death: OnDeath) -> std::io::Result<(Running, EventLog)> {
+pub fn spawn(host: &str, inbox: Receiver<Box<Event>>, on_death: OnDeath) -> std::io::Result<(Running, EventLog)> {
     let log = EventLog::new(host);
     let book = log.clone();
     let running = threads::spawn("events", Stack::Small, on_death, move |stop| run(&stop, &inbox, &book))?;
     Ok((running, log))
 }
 
-fn run(stop: &StopToken, inbox: &Receiver<Event>, log: &EventLog) {
+fn run(stop: &StopToken, inbox: &Receiver<Box<Event>>, log: &EventLog) {
     loop {
         let event = {
             let _waiting = threads::waiting("events");
@@ -372,13 +360,13 @@ fn run(stop: &StopToken, inbox: &Receiver<Event>, log: &EventLog) {
             }
         };
         match event {
-            Some(event) => log.record(event),
+            Some(event) => log.record(*event),
             None => break,
         }
     }
     // What was raised before the stop still gets its log line.
     for event in inbox.try_iter().take(crate::model::event::QUEUE) {
-        log.record(event);
+        log.record(*event);
     }
 }
 
@@ -424,25 +412,45 @@ mod tests {
     fn the_book_is_bounded_and_forgets_the_oldest() {
         let mut book = Book::new("node");
         for index in 0..KEPT + 50 {
-            book.record(event("a", &format!("m{index}"), 0));
+            book.record(event(&format!("pod{index}"), "again", 0));
         }
-        assert_eq!((book.by_seq.len(), book.by_hash.len()), (KEPT, KEPT));
-        assert_eq!(book.since(0)[0].message, "m50");
-        book.record(event("a", "m0", 0));
-        assert_eq!(book.since(book.last - 1)[0].count, 1);
+        assert_eq!((book.by_seq.len(), book.by_key.len()), (KEPT, KEPT));
+        assert_eq!(book.since(0)[0].object(), "pod/pod50");
+        // What the book has forgotten the correlator still counts.
+        book.record(event("pod0", "again", 1));
+        assert_eq!(book.since(book.last - 1)[0].count, 2);
+    }
+
+    #[test]
+    fn many_different_failures_become_one_event_and_floods_end() {
+        let mut book = Book::new("node");
+        for index in 0..12 {
+            book.record(event("a", &format!("failure {index}"), index));
+        }
+        let all = book.since(0);
+        let last = all.last().unwrap();
+        assert_eq!((all.len(), last.count), (10, 3));
+        assert_eq!(last.message, "(combined from similar events): failure 11");
+        assert_eq!(last.name, format!("a.{:x}", last.first_seen.as_nanosecond()));
+        // A crash loop is one event with a growing count, until its budget is used up.
+        for second in 0..50 {
+            book.record(event("loop", "Back-off restarting failed container", second));
+        }
+        let last = book.since(0).pop().unwrap();
+        assert_eq!((last.object(), last.count), ("pod/loop".into(), 25));
     }
 
     #[test]
     fn long_messages_are_cut_at_a_character() {
         let mut book = Book::new("node");
-        let recorded = book.record(event("a", &"ä".repeat(4000), 0));
+        let recorded = book.record(event("a", &"ä".repeat(4000), 0)).unwrap();
         assert!(recorded.message.len() <= MESSAGE_BYTES + '…'.len_utf8());
     }
 
     #[test]
     fn the_json_is_that_of_an_event_and_reads_back() {
         let mut book = Book::new("node1");
-        let recorded = book.record(event("web", "text", 0));
+        let recorded = book.record(event("web", "text", 0)).unwrap();
         let json = serde_json::to_value(&recorded).unwrap();
         assert_eq!(json["involvedObject"]["kind"], "Pod");
         assert_eq!(json["involvedObject"]["uid"], "u1");
@@ -452,7 +460,7 @@ mod tests {
         assert_eq!(json["firstTimestamp"], "2023-11-14T22:13:20Z");
         assert_eq!(serde_json::from_value::<RecordedEvent>(json).unwrap(), recorded);
         let node = Event { regarding: Regarding::Node, ..event("", "x", 0) };
-        let json = serde_json::to_value(book.record(node)).unwrap();
+        let json = serde_json::to_value(book.record(node).unwrap()).unwrap();
         assert_eq!(json["involvedObject"]["name"], "node1");
         assert!(json["involvedObject"].get("uid").is_none());
     }

@@ -1,6 +1,7 @@
 //! Room `kube`: the way to the Kubernetes API, and what stands in for it on a node alone.
 //!
-//! Owns: the record of node and pod events.
+//! Owns: the record of node and pod events, and the rules by which they are told: similar
+//! ones combined, equal ones counted, floods cut off.
 //! Threads: `events` (one), which waits on the event queue and its stop token.
 //! Inbox: `model::event::Event`, posted by everyone through `EventSink`; a full queue drops.
 //! Invariants: memory is bounded by `events::KEPT` distinct events; equal events are one
@@ -9,4 +10,5 @@
 //! registration); the recorder writes log lines and answers `coracle events` instead.
 //! Go counterpart: client-go's tools/record and tools/events, pkg/kubelet/events.
 
+mod correlator;
 pub mod events;

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use super::ids::PodUid;
 
 /// Events that may wait for the recorder. A burst of 100 pods makes about 600.
-pub const QUEUE: usize = 1024;
+pub const QUEUE: usize = 1000;
 
 /// Kubernetes' two kinds of event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -63,14 +63,15 @@ pub struct Event {
 /// The posting end, cloned freely. Never blocks.
 #[derive(Debug, Clone)]
 pub struct EventSink {
-    queue: Sender<Event>,
+    /// Boxed: the channel's slots are there from the start.
+    queue: Sender<Box<Event>>,
     lost: Arc<AtomicU64>,
 }
 
 impl EventSink {
     /// A sink and the queue that the recorder reads.
     #[must_use]
-    pub fn new() -> (Self, Receiver<Event>) {
+    pub fn new() -> (Self, Receiver<Box<Event>>) {
         let (queue, inbox) = bounded(QUEUE);
         (EventSink { queue, lost: Arc::default() }, inbox)
     }
@@ -84,7 +85,7 @@ impl EventSink {
         message: impl Into<String>,
     ) {
         let event = Event { at: Timestamp::now(), regarding, kind, reason, message: message.into() };
-        if self.queue.try_send(event).is_err() {
+        if self.queue.try_send(Box::new(event)).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -5,6 +5,7 @@ pub mod event;
 pub mod ids;
 pub mod labels;
 pub mod log_line;
+pub mod metrics;
 pub mod mount;
 pub mod pod;
 pub mod quantity;

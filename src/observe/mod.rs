@@ -1,34 +1,42 @@
 //! What really runs (Go: pkg/kubelet/pleg, container cache, runtime state).
 //!
 //! Owns the cache of inspected pods and the runtime's health.
-//! Thread: `observe`, which lists everything once a second and inspects what changed,
-//! and asks the runtime for its status every five seconds.
+//! Threads: `observe-ev`, which reads the runtime's event stream and notes which pods
+//! something happened to; `observe`, which looks at those pods, lists everything (once a
+//! second without a stream, up to once a minute with one) and asks for the status.
 //! Out: a mailbox of pods to look at again, keyed by UID, and health changes.
 //! Workers inspect their own pod on their own thread after they did something
-//! ([`Observe::inspect`]), so that a relist finds nothing new and costs two list calls.
-//! Invariant: an inspection never replaces a later one; a failed one is repeated by the
-//! next relist. Absent on purpose: an event channel that can overflow.
+//! ([`Observe::inspect`]); what was heard before that began needs no other look.
+//! Invariants: an inspection never replaces a later one; a failed one is repeated within
+//! a second; news of a pod are answered only by a look that began after they came, also
+//! when they came while its worker was busy; a list follows every opening and every end
+//! of the stream. Absent on purpose: an event channel that can overflow.
 
 mod cache;
 pub mod diff;
 mod health;
+mod pace;
 mod relist;
+mod stream;
 mod termination;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crossbeam_channel::{Sender, bounded};
+
 use crate::cri::{CriError, RuntimeClient};
 use crate::model::ids::PodUid;
 use crate::model::runtime::{ListedPod, PodRuntime};
 use crate::util::mailbox::Post;
 use crate::util::stop::StopToken;
-use crate::util::threads::{OnDeath, Running};
+use crate::util::threads::{Died, OnDeath, Running};
 
 pub use diff::Change;
 use health::Health;
 pub use health::RuntimeHealth;
+use stream::StreamState;
 
 /// What the `sync` thread hears from this room.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -64,12 +72,51 @@ pub fn new(cri: RuntimeClient) -> Observe {
     Observe { cri, cache: cache::Cache::default(), health: Health::default() }
 }
 
-/// Starts the `observe` thread.
+/// How changes are found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Whether the runtime's event stream is used where there is one.
+    pub events: bool,
+}
+
+/// By what means changes are found out now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mode {
+    /// By the event stream, with a full list from time to time.
+    Events,
+    /// By full lists, once a second; why.
+    Lists(String),
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Mode::Events => out.write_str("event stream"),
+            Mode::Lists(why) => write!(out, "full list every second: {why}"),
+        }
+    }
+}
+
+/// Starts the threads of this room.
 ///
 /// # Errors
-/// When the thread cannot be started.
-pub fn spawn(observe: &Observe, news: Post<Subject, Change>, on_death: OnDeath) -> std::io::Result<Running> {
-    relist::spawn(observe.clone(), news, on_death)
+/// When a thread cannot be started.
+pub fn spawn(
+    observe: &Observe,
+    settings: Settings,
+    news: Post<Subject, Change>,
+    deaths: &Sender<Died>,
+) -> std::io::Result<Vec<Running>> {
+    let on_death = || OnDeath::Supervisor(deaths.clone());
+    let (runtime_is_back, back) = bounded(1);
+    let mut threads = Vec::new();
+    if settings.events {
+        // So that the first list counts as the one that follows the opening.
+        observe.cache.set_stream(StreamState::Open { since: Instant::now() });
+        threads.push(stream::spawn(observe.clone(), back, on_death())?);
+    }
+    threads.push(relist::spawn(observe.clone(), news, runtime_is_back, on_death())?);
+    Ok(threads)
 }
 
 impl Observe {
@@ -97,9 +144,14 @@ impl Observe {
         let _waiting = crate::util::threads::waiting("inspection");
         let cri = self.cri.with_stop(stop.clone());
         let at = Instant::now();
-        let result = crate::cri::list_pods(&cri, Some(uid)).and_then(|mut listed| match listed.remove(uid) {
-            Some(pod) => inspect_listed(&cri, &pod),
-            None => Ok(PodRuntime::absent(uid.clone())),
+        let result = crate::cri::list_pods(&cri, Some(uid)).and_then(|mut listed| {
+            let listed = listed.remove(uid);
+            let pod = match &listed {
+                Some(pod) => inspect_listed(&cri, pod),
+                None => Ok(PodRuntime::absent(uid.clone())),
+            };
+            self.cache.set_listed_pod(uid, listed, at);
+            pod
         });
         match result {
             Ok(pod) => Ok(self.cache.put(uid, pod, at)),
@@ -110,8 +162,9 @@ impl Observe {
         }
     }
 
-    /// Tells the relist to leave this pod alone until the guard is dropped. The caller
-    /// must [`Observe::inspect`] before that, so that no change goes unseen.
+    /// Tells the `observe` thread to leave this pod alone until the guard is dropped. The
+    /// caller must [`Observe::inspect`] before that, so that no change goes unseen; what is
+    /// heard after that inspection began is looked into when the guard is dropped.
     #[must_use]
     pub fn busy(&self, uid: &PodUid) -> Busy {
         self.cache.set_busy(uid, true);
@@ -156,6 +209,20 @@ impl Observe {
     #[must_use]
     pub fn last_relist(&self) -> Option<Instant> {
         self.cache.last_relist()
+    }
+
+    /// How changes are found out at the moment.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        match self.cache.stream() {
+            StreamState::Open { .. } if self.cache.untold().is_some_and(|at| at.elapsed() >= pace::TOLD_WITHIN) => {
+                Mode::Lists("the event stream is open but tells nothing".to_owned())
+            }
+            StreamState::Open { .. } => Mode::Events,
+            StreamState::Off => Mode::Lists("the event stream is switched off".to_owned()),
+            StreamState::Unsupported => Mode::Lists("the runtime has no event stream".to_owned()),
+            StreamState::Broken { why } => Mode::Lists(format!("the event stream ended: {why}")),
+        }
     }
 
     /// The runtime's name and version; `containerd` and nothing while it never answered.

@@ -10,7 +10,7 @@
 //! body length alone can make it allocate without bound); a request is taken only from a
 //! connection that a listener announced; every wait ends when the `http` thread stops; a
 //! slow client, a slow answer or a panic concerns one connection.
-//! Absent on purpose: TLS, authentication, exec, attach, port-forward, metrics and stats:
+//! Absent on purpose: TLS, authentication, exec, attach, port-forward and stats:
 //! they come with the main port; a listener is one file so that TLS fits in.
 //! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
 
@@ -19,6 +19,7 @@ mod connection;
 mod health;
 mod http;
 mod listener;
+mod metrics;
 mod query;
 mod routes;
 mod select;
@@ -35,6 +36,7 @@ use std::time::Duration;
 
 pub use claim::{Claim, claim};
 pub use listener::connect_local;
+pub use metrics::MetricsPage;
 pub use select::{Selection, resolve};
 pub use views::{
     Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView, PodsReply,
@@ -44,6 +46,7 @@ pub use views::{
 use crate::kube::events::EventLog;
 use crate::model::ids::PodUid;
 use crate::model::runtime::ListedPod;
+use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
 
@@ -123,6 +126,8 @@ pub struct Deps {
     pub read_log: Arc<ReadLog>,
     /// Recorded events.
     pub events: EventLog,
+    /// Writes the metrics.
+    pub metrics: Arc<dyn Fn(MetricsPage, &mut Page) + Send + Sync>,
 }
 
 /// Why the server could not start.

@@ -13,7 +13,7 @@ use super::query::{BadParam, Target};
 use super::select::{Selection, container_names, default_container, resolve};
 use super::streams::Stream;
 use super::views::{self, Described, PodsReply, VersionReply};
-use super::{Deps, LogOptions, PodView, health};
+use super::{Deps, LogOptions, PodView, health, metrics};
 
 /// A whole answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +65,9 @@ pub(super) fn route(listener: Listener, target: &Target, deps: &Deps) -> Reply {
     let answer = match listener {
         _ if is_health => health::answer(&deps.checks, target),
         Listener::Healthz => Answer::not_found(),
+        _ if path == "/metrics" || path.starts_with("/metrics/") => {
+            metrics::answer(path, deps).unwrap_or_else(Answer::not_found)
+        }
         Listener::ReadOnly => read_only(path, deps),
         Listener::Local => return local(path, target, deps).unwrap_or_else(Reply::Whole),
     };

@@ -73,6 +73,7 @@ impl Fixture {
                 Ok(())
             }),
             events,
+            metrics: Arc::new(|page, text| text.gauge("kubelet_test", &format!("{page:?}"), 1.0)),
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());
@@ -144,6 +145,32 @@ fn each_listener_answers_its_own_paths() {
     assert_eq!(fixture.local("/v1/images"), (502, "the runtime does not answer\n".into()));
     assert_eq!(fixture.local("/healthz"), (200, "ok".into()));
     assert_eq!(fixture.local("/pods").0, 404);
+}
+
+#[test]
+fn metrics_are_served_as_text() {
+    let check = |name, result: Result<(), &'static str>| HealthCheck {
+        name,
+        probe: Arc::new(move || result.map_err(str::to_owned)),
+    };
+    let fixture =
+        Fixture::with(|deps| deps.checks = vec![check("runtime", Err("down")), check("sources", Ok(()))]);
+    let expected = "# HELP kubelet_test Own\n# TYPE kubelet_test gauge\nkubelet_test 1\n";
+    assert_eq!(fixture.read_only("/metrics"), (200, expected.into()));
+    assert_eq!(fixture.local("/metrics"), (200, expected.into()));
+    assert!(fixture.read_only("/metrics/probes").1.contains("Probes"));
+    let slis = fixture.read_only("/metrics/slis").1;
+    let lines: Vec<&str> = slis.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(
+        lines,
+        [
+            "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1",
+            "kubernetes_healthcheck{name=\"runtime\",type=\"healthz\"} 0",
+            "kubernetes_healthcheck{name=\"sources\",type=\"healthz\"} 1",
+        ]
+    );
+    assert_eq!(fixture.read_only("/metrics/other").0, 404);
+    assert_eq!(fixture.health("GET /metrics HTTP/1.1\r\n\r\n").0, 404);
 }
 
 #[test]

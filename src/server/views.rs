@@ -172,6 +172,8 @@ pub struct RuntimeReport {
     /// Why its network is not ready; `None`: it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_not_ready: Option<String>,
+    /// By what means changes are found out: `event stream`, or full lists and why.
+    pub changes: String,
 }
 
 /// A place that pods come from.

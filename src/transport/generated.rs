@@ -11,11 +11,11 @@ pub use messages::runtime;
 /// An optional sub-message, and an enum value that may be newer than this build.
 pub use protobuf::{EnumOrUnknown, MessageField};
 
-/// One entry per remote method with a single answer, named like it.
+/// One entry per remote method, named like it.
 #[allow(missing_docs)]
 pub mod methods {
     use super::runtime;
-    use crate::transport::grpc::Unary;
+    use crate::transport::grpc::{Stream, Unary};
 
     include!(concat!(env!("OUT_DIR"), "/methods.rs"));
 }

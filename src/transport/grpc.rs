@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use futures_util::stream::Stream as _;
 
 use super::endpoint::{self, EndpointError};
 use crate::util::stop::StopToken;
@@ -28,6 +29,13 @@ const DIAL_LIMIT_MS: i32 = 5_000;
 /// A remote method with one answer.
 pub struct Unary<Req: 'static, Resp: 'static> {
     /// Its bare name, `StopContainer`.
+    pub name: &'static str,
+    pub(crate) method: grpcio::Method<Req, Resp>,
+}
+
+/// A remote method with a stream of answers.
+pub struct Stream<Req: 'static, Resp: 'static> {
+    /// Its bare name, `GetContainerEvents`.
     pub name: &'static str,
     pub(crate) method: grpcio::Method<Req, Resp>,
 }
@@ -275,6 +283,59 @@ impl Channel {
                 return Err(CallError::stopped(method.name));
             }
         }
+    }
+
+    /// Opens a stream of answers. It has no deadline; whoever reads it holds a stop token.
+    ///
+    /// # Errors
+    /// When the call cannot be started; refusals come with the first read.
+    pub fn open<Req, Resp>(
+        &self,
+        method: &'static Stream<Req, Resp>,
+        request: &Req,
+    ) -> Result<Incoming<Resp>, CallError> {
+        let receiver = self
+            .client
+            .server_streaming(&method.method, request, options(None))
+            .map_err(|error| CallError::new(method.name, error))?;
+        Ok(Incoming { method: method.name, receiver, bell: Bell::new() })
+    }
+}
+
+/// An open stream of answers. Dropping it cancels the call.
+pub struct Incoming<Resp> {
+    method: &'static str,
+    receiver: grpcio::ClientSStreamReceiver<Resp>,
+    bell: Bell,
+}
+
+impl<Resp> Incoming<Resp> {
+    /// Waits for the next answer; `None` when the server ended the stream in order.
+    ///
+    /// # Errors
+    /// The server's status, a broken connection, or [`Kind::Cancelled`] after `stop`.
+    pub fn next(&mut self, stop: &StopToken) -> Result<Option<Resp>, CallError> {
+        let _waiting = threads::waiting(self.method);
+        loop {
+            let mut context = Context::from_waker(&self.bell.waker);
+            match Pin::new(&mut self.receiver).poll_next(&mut context) {
+                Poll::Ready(None) => return Ok(None),
+                Poll::Ready(Some(answer)) => {
+                    return answer.map(Some).map_err(|error| CallError::new(self.method, error));
+                }
+                Poll::Pending => {}
+            }
+            if self.bell.wait(stop) == Rang::Stop {
+                self.receiver.cancel();
+                return Err(CallError::stopped(self.method));
+            }
+        }
+    }
+}
+
+impl<Resp> Drop for Incoming<Resp> {
+    fn drop(&mut self) {
+        self.receiver.cancel();
     }
 }
 

@@ -1,11 +1,12 @@
 //! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`,
-//! `mailbox`, `timers`), waits (`backoff`), files, memory and log lines.
+//! `mailbox`, `timers`), waits (`backoff`), files, memory, log lines and `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
 pub mod logging;
 pub mod mailbox;
 pub mod memory;
+pub mod metrics;
 pub mod stop;
 pub mod tail;
 pub mod threads;

@@ -164,7 +164,7 @@ mod tests {
     use crossbeam_channel::Receiver;
     use serde_json::json;
 
-    fn volumes(root: &Path) -> (Volumes, Receiver<Event>) {
+    fn volumes(root: &Path) -> (Volumes, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
         let settings = Settings { root_dir: root.to_owned(), allocatable_memory_bytes: None };
         (Volumes::new(settings, Deps { events }), queue)

@@ -11,6 +11,7 @@ mod methods;
 mod outages;
 mod scale;
 mod stops;
+mod stream;
 
 use std::any::Any;
 use std::fmt::Debug;

@@ -438,3 +438,52 @@ fn five_hundred_pods_fit_into_two_lists() {
     assert!(pods.values().all(|pod| pod.is_running() && pod.containers.len() == 2));
     assert_eq!(fake.counts(), BTreeMap::from([("ListContainers", 1), ("ListPodSandbox", 1)]));
 }
+
+#[test]
+fn events_arrive_as_they_happen_until_the_stream_ends() {
+    let fake = FakeCri::start();
+    let (client, _) = fake.connect();
+    let never = StopToken::never();
+    let mut events = client.container_events().unwrap();
+    fake.wait_until("the stream is open", |fake| fake.listeners() == 1);
+    let (sandbox, container) = run(&client, "u1", "sleep 1000");
+    fake.kill_container(container.as_str(), 9);
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let event = events.next(&never).unwrap().unwrap();
+        assert!(event.sandbox_known && event.made_at.is_some());
+        seen.push((event.id, event.uid.unwrap().to_string()));
+    }
+    let ids = [sandbox.as_str(), container.as_str(), container.as_str(), container.as_str()];
+    assert_eq!(seen, ids.map(|id| (id.to_owned(), "u1".to_owned())));
+    // What is gone is told without its sandbox.
+    client.remove_pod_sandbox(&sandbox).unwrap();
+    for (id, known) in [(container.as_str(), true), (sandbox.as_str(), false)] {
+        let event = events.next(&never).unwrap().unwrap();
+        assert_eq!((event.id.as_str(), event.uid.is_some(), event.sandbox_known), (id, known, known));
+    }
+    fake.end_event_streams();
+    assert_eq!(events.next(&never).unwrap(), None);
+
+    // A stop ends the wait, a restart of the runtime breaks the stream.
+    let mut events = client.container_events().unwrap();
+    fake.wait_until("the stream is open", |fake| fake.listeners() == 1);
+    let (source, token) = stop::pair();
+    let (tx, rx) = mpsc::channel();
+    let _running = spawn("t/events", Stack::Small, OnDeath::Nobody, move |_| {
+        let _ = tx.send(events.next(&token));
+    })
+    .unwrap();
+    drop(source);
+    let error = rx.recv_timeout(Duration::from_secs(10)).unwrap().unwrap_err();
+    assert_eq!(error.class(), Class::Stopping);
+    let mut events = client.container_events().unwrap();
+    fake.wait_until("the stream is open", |fake| fake.count("GetContainerEvents") == 3);
+    fake.restart();
+    assert_eq!(events.next(&never).unwrap_err().class(), Class::Retry);
+
+    // An older runtime does not offer it.
+    fake.fail("GetContainerEvents", Kind::Unimplemented, "unknown method");
+    let mut events = client.container_events().unwrap();
+    assert_eq!(events.next(&never).unwrap_err().class(), Class::Unsupported);
+}

@@ -26,7 +26,7 @@ struct Node {
     dir: tempfile::TempDir,
     runtime: Runtime,
     client: cri::RuntimeClient,
-    events: Receiver<Event>,
+    events: Receiver<Box<Event>>,
 }
 
 impl Node {

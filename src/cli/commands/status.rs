@@ -132,7 +132,11 @@ fn runtime(console: &mut Console<'_>, runtime: &RuntimeReport) -> io::Result<()>
         ("", _) => "unknown".to_owned(),
         (name, version) => format!("{name} {version}"),
     };
-    console.colored_field(0, "Runtime", &format!("{name} at {}: {state}", runtime.endpoint), Some(color))
+    console.colored_field(0, "Runtime", &format!("{name} at {}: {state}", runtime.endpoint), Some(color))?;
+    if !runtime.changes.is_empty() {
+        console.field(0, "Changes", &format!("by {}", runtime.changes))?;
+    }
+    Ok(())
 }
 
 fn sources(console: &mut Console<'_>, sources: &[SourceReport]) -> io::Result<()> {

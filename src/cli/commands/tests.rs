@@ -65,6 +65,7 @@ impl Agent {
                 out.write_all(&bytes).map_err(|why| why.to_string())
             }),
             events: log,
+            metrics: Arc::new(|_, _| {}),
         };
         let settings = server::Settings {
             healthz: None,

@@ -553,7 +553,7 @@ mod tests {
     fn collector(
         available_bytes: u64,
         capacity_bytes: u64,
-    ) -> (ImageCollector<Fake>, crossbeam_channel::Receiver<crate::model::event::Event>) {
+    ) -> (ImageCollector<Fake>, crossbeam_channel::Receiver<Box<crate::model::event::Event>>) {
         let (events, queue) = EventSink::new();
         let images = RefCell::new(["a", "b", "c", "d"].map(image).to_vec());
         let disk = DiskUse { capacity_bytes, available_bytes };

@@ -484,7 +484,7 @@ fn a_file_that_is_written_during_a_start_keeps_its_pod() {
 struct Live {
     directory: tempfile::TempDir,
     inbox: Inbox<SourceName, SourceSet>,
-    events: Receiver<Event>,
+    events: Receiver<Box<Event>>,
     _deaths: Receiver<threads::Died>,
     running: Running,
 }

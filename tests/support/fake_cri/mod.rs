@@ -14,6 +14,7 @@
     reason = "each test binary uses its own part"
 )]
 
+mod events;
 mod gate;
 mod json;
 mod service;
@@ -29,8 +30,10 @@ use std::time::{Duration, Instant};
 
 use coracle::cri::{self, ImageClient, RuntimeClient};
 use coracle::transport::grpc::Kind;
-use coracle::util::stop::StopToken;
+use coracle::util::stop::{StopToken, Waited};
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
+pub use events::StreamFault;
 pub use gate::Gate;
 pub use json::ToJson;
 pub use service::Entry;
@@ -40,29 +43,43 @@ pub use state::{BUSYBOX, BUSYBOX_ID, Container, ExecAnswer, Failure, Sandbox, St
 /// How long the helpers here wait before they fail the test.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// How exact the ends of containers are that end by themselves.
+const TICK: Duration = Duration::from_millis(10);
+
 /// The fake. Dropping it ends the server.
 pub struct FakeCri {
     dir: tempfile::TempDir,
     shared: Arc<Shared>,
     environment: Arc<grpcio::Environment>,
     server: Mutex<Option<grpcio::Server>>,
+    _clock: Running,
 }
 
 impl FakeCri {
     /// Starts a server on a fresh socket.
     pub fn start() -> FakeCri {
         let environment = grpcio::EnvBuilder::new().cq_count(1).name_prefix("fake-cri").build();
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::new()),
+            counts: Mutex::default(),
+            journal: Mutex::default(),
+            misbehavior: Mutex::default(),
+            subscribers: Mutex::default(),
+            spoiler: Mutex::default(),
+            delayed: Mutex::default(),
+        });
+        let ticking = Arc::clone(&shared);
+        let clock = spawn("fake-clock", Stack::Small, OnDeath::Nobody, move |stop| {
+            while stop.wait(TICK) == Waited::TimedOut {
+                ticking.tick();
+            }
+        });
         let fake = FakeCri {
             dir: tempfile::tempdir().unwrap(),
-            shared: Arc::new(Shared {
-                state: Mutex::new(State::new()),
-                counts: Mutex::default(),
-                journal: Mutex::default(),
-                misbehavior: Mutex::default(),
-                delayed: Mutex::default(),
-            }),
+            shared,
             environment: Arc::new(environment),
             server: Mutex::new(None),
+            _clock: clock.unwrap(),
         };
         fake.go_up();
         fake
@@ -103,6 +120,7 @@ impl FakeCri {
             let shutdown = server.shutdown();
             server.cancel_all_calls();
             let _ = block_on(shutdown);
+            self.shared.end_streams();
         }
     }
 
@@ -228,9 +246,28 @@ impl FakeCri {
 
     /// Looks at or changes the state directly.
     pub fn with_state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.shared.state.lock().unwrap();
-        state.settle();
-        look(&mut state)
+        let result = {
+            let mut state = self.shared.state.lock().unwrap();
+            state.settle();
+            look(&mut state)
+        };
+        self.shared.publish();
+        result
+    }
+
+    /// How many event streams are open.
+    pub fn listeners(&self) -> usize {
+        self.shared.subscribers.lock().unwrap().iter().filter(|it| !it.has_ended()).count()
+    }
+
+    /// Ends every event stream in order.
+    pub fn end_event_streams(&self) {
+        self.shared.end_streams();
+    }
+
+    /// Spoils the events from now on.
+    pub fn spoil_stream(&self, fault: StreamFault) {
+        self.shared.spoiler.lock().unwrap().fault = fault;
     }
 
     pub fn sandboxes(&self) -> Vec<Sandbox> {

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use coracle::transport::generated::runtime as rt;
-use grpcio::{RpcContext, RpcStatus, RpcStatusCode as Code, UnarySink};
+use futures_util::SinkExt as _;
+use grpcio::{RpcContext, RpcStatus, RpcStatusCode as Code, ServerStreamingSink, UnarySink, WriteFlags};
 use serde_json::Value;
 
+use super::events::{Spoiler, Subscriber};
 use super::gate::Gate;
 use super::json::ToJson;
 use super::state::{Answer, Failure, State};
@@ -65,6 +67,8 @@ pub struct Shared {
     pub counts: Mutex<BTreeMap<&'static str, usize>>,
     pub journal: Mutex<Vec<Entry>>,
     pub misbehavior: Mutex<HashMap<String, Misbehavior>>,
+    pub subscribers: Mutex<Vec<Subscriber>>,
+    pub spoiler: Mutex<Spoiler>,
     pub delayed: Mutex<Vec<coracle::util::threads::Running>>,
 }
 
@@ -103,6 +107,7 @@ impl Service {
                     act(&mut state, request)
                 }
             };
+            shared.publish();
             if let (Some(at), Err(failure)) = (noted, &answer)
                 && let Some(entry) = shared.journal.lock().unwrap().get_mut(at)
             {
@@ -118,6 +123,29 @@ impl Service {
 }
 
 impl Shared {
+    /// Hands the news to everyone who listens.
+    pub fn publish(&self) {
+        let subscribers = self.subscribers.lock().unwrap();
+        let news = std::mem::take(&mut self.state.lock().unwrap().news);
+        let (news, cut) = self.spoiler.lock().unwrap().pass(news, std::time::Instant::now());
+        if !news.is_empty() {
+            subscribers.iter().for_each(|subscriber| subscriber.push(&news));
+        }
+        if cut {
+            subscribers.iter().for_each(Subscriber::end);
+        }
+    }
+
+    /// Lets time pass: what ends by itself ends, what is late arrives.
+    pub fn tick(&self) {
+        self.state.lock().unwrap().settle();
+        self.publish();
+    }
+
+    pub fn end_streams(&self) {
+        self.subscribers.lock().unwrap().drain(..).for_each(|subscriber| subscriber.end());
+    }
+
     fn spoil(&self, method: &str) -> (Option<Failure>, Option<Gate>) {
         let mut all = self.misbehavior.lock().unwrap();
         match all.get_mut(method) {
@@ -178,6 +206,39 @@ macro_rules! serve {
 }
 
 impl stubs::RuntimeService for Service {
+    fn get_container_events(
+        &mut self,
+        ctx: RpcContext,
+        _: rt::GetEventsRequest,
+        mut sink: ServerStreamingSink<rt::ContainerEventResponse>,
+    ) {
+        let shared = Arc::clone(&self.0);
+        *shared.counts.lock().unwrap().entry("GetContainerEvents").or_default() += 1;
+        let (failure, gate) = shared.spoil("GetContainerEvents");
+        let subscriber = Subscriber::default();
+        if failure.is_none() {
+            let mut subscribers = shared.subscribers.lock().unwrap();
+            subscribers.retain(|other| !other.has_ended());
+            subscribers.push(subscriber.clone());
+        }
+        ctx.spawn(async move {
+            if let Some(gate) = gate {
+                gate.await;
+            }
+            if let Some(Failure { code, message }) = failure {
+                let _ = sink.fail(RpcStatus::with_message(code, message)).await;
+                return;
+            }
+            while let Some(event) = subscriber.next().await {
+                if sink.send((event, WriteFlags::default())).await.is_err() {
+                    // The reader has gone.
+                    return subscriber.end();
+                }
+            }
+            let _ = sink.close().await;
+        });
+    }
+
     serve! {
         version "Version" (VersionRequest) -> VersionResponse;
         status "Status" (StatusRequest) -> StatusResponse;

@@ -76,6 +76,8 @@ pub struct State {
     pub cgroup_driver: rt::CgroupDriver,
     pub exec: ExecRule,
     pub writes_logs: bool,
+    /// What happened since the subscribers were last told.
+    pub news: Vec<rt::ContainerEventResponse>,
     made: u64,
     clock: i64,
 }
@@ -91,6 +93,7 @@ impl State {
             cgroup_driver: rt::CgroupDriver::CGROUPFS,
             exec: Arc::new(|_, _| (0, Vec::new(), Vec::new())),
             writes_logs: false,
+            news: Vec::new(),
             made: 0,
             clock: 0,
         };
@@ -133,13 +136,52 @@ impl State {
     /// Lets containers end whose time has come.
     pub fn settle(&mut self) {
         let now = self.now();
+        let mut ended = Vec::new();
         for container in self.containers.values_mut() {
             if let Some((at, code)) = container.ends
                 && at <= now
                 && container.is_running()
             {
                 container.exit(at, code);
+                ended.push(container.status.id.clone());
             }
+        }
+        for id in ended {
+            self.tell(&id, rt::ContainerEventType::CONTAINER_STOPPED_EVENT);
+        }
+    }
+
+    fn tell(&mut self, id: &str, kind: rt::ContainerEventType) {
+        let sandbox_id = self.containers.get(id).map_or(id, |container| &container.sandbox_id).to_owned();
+        self.tell_of(id, &sandbox_id, kind);
+    }
+
+    /// As the runtime does, with all that it knows of the sandbox, which may be nothing.
+    fn tell_of(&mut self, id: &str, sandbox_id: &str, kind: rt::ContainerEventType) {
+        let created_at = self.now();
+        let event = rt::ContainerEventResponse {
+            container_id: id.to_owned(),
+            container_event_type: kind.into(),
+            created_at,
+            pod_sandbox_status: MessageField::from_option(
+                self.sandboxes.get(sandbox_id).map(|sandbox| sandbox.status.clone()),
+            ),
+            containers_statuses: self
+                .containers
+                .values()
+                .filter(|container| container.sandbox_id == sandbox_id)
+                .map(|container| container.status.clone())
+                .collect(),
+            ..Default::default()
+        };
+        self.news.push(event);
+    }
+
+    /// Tells of every container once more, though nothing has happened.
+    pub fn repeat_news(&mut self) {
+        let ids: Vec<String> = self.containers.keys().cloned().collect();
+        for id in ids {
+            self.tell(&id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
         }
     }
 
@@ -148,6 +190,7 @@ impl State {
         match self.containers.get_mut(id) {
             Some(container) if container.is_running() => {
                 container.exit(now, code);
+                self.tell(id, rt::ContainerEventType::CONTAINER_STOPPED_EVENT);
                 true
             }
             _ => false,
@@ -155,12 +198,17 @@ impl State {
     }
 
     pub fn kill_sandbox(&mut self, id: &str) -> bool {
-        let now = self.now();
-        for container in self.containers.values_mut().filter(|c| c.sandbox_id == id && c.is_running()) {
-            container.exit(now, 137);
+        let inside: Vec<String> =
+            self.containers.values().filter(|c| c.sandbox_id == id).map(|c| c.status.id.clone()).collect();
+        for container in inside {
+            self.kill_container(&container, 137);
         }
         let Some(sandbox) = self.sandboxes.get_mut(id) else { return false };
+        let was_ready = sandbox.status.state == rt::PodSandboxState::SANDBOX_READY.into();
         sandbox.status.state = rt::PodSandboxState::SANDBOX_NOTREADY.into();
+        if was_ready {
+            self.tell(id, rt::ContainerEventType::CONTAINER_STOPPED_EVENT);
+        }
         true
     }
 
@@ -264,6 +312,7 @@ impl State {
             ..Default::default()
         };
         self.sandboxes.insert(id.clone(), Sandbox { config, status });
+        self.tell(&id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
         Ok(rt::RunPodSandboxResponse { pod_sandbox_id: id, ..Default::default() })
     }
 
@@ -279,8 +328,16 @@ impl State {
         &mut self,
         request: rt::RemovePodSandboxRequest,
     ) -> Answer<rt::RemovePodSandboxResponse> {
-        self.sandboxes.remove(&request.pod_sandbox_id);
-        self.containers.retain(|_, container| container.sandbox_id != request.pod_sandbox_id);
+        let id = request.pod_sandbox_id;
+        let inside: Vec<String> =
+            self.containers.values().filter(|c| c.sandbox_id == id).map(|c| c.status.id.clone()).collect();
+        for container in inside {
+            let request = rt::RemoveContainerRequest { container_id: container, ..Default::default() };
+            self.remove_container(request)?;
+        }
+        if self.sandboxes.remove(&id).is_some() {
+            self.tell_of(&id, &id, rt::ContainerEventType::CONTAINER_DELETED_EVENT);
+        }
         Ok(rt::RemovePodSandboxResponse::default())
     }
 
@@ -389,6 +446,7 @@ impl State {
         };
         let container = Container { sandbox_id: request.pod_sandbox_id, config, status, ends: None };
         self.containers.insert(id.clone(), container);
+        self.tell(&id, rt::ContainerEventType::CONTAINER_CREATED_EVENT);
         Ok(rt::CreateContainerResponse { container_id: id, ..Default::default() })
     }
 
@@ -426,6 +484,8 @@ impl State {
                 return fail(Code::UNKNOWN, format!("failed to create log {}: {error}", path.display()));
             }
         }
+        self.tell(&request.container_id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
+        self.settle();
         Ok(rt::StartContainerResponse::default())
     }
 
@@ -442,7 +502,10 @@ impl State {
         &mut self,
         request: rt::RemoveContainerRequest,
     ) -> Answer<rt::RemoveContainerResponse> {
-        self.containers.remove(&request.container_id);
+        if let Some(container) = self.containers.remove(&request.container_id) {
+            let kind = rt::ContainerEventType::CONTAINER_DELETED_EVENT;
+            self.tell_of(&request.container_id, &container.sandbox_id, kind);
+        }
         Ok(rt::RemoveContainerResponse::default())
     }
 

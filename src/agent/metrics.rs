@@ -1,0 +1,168 @@
+//! The numbers that are read off snapshots at the moment of a scrape.
+
+use std::collections::BTreeMap;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use super::report::Sources;
+use crate::model::metrics;
+use crate::model::runtime::{ContainerState, SandboxState};
+use crate::resources::{Roots, own::OwnUse};
+use crate::server::{KUBERNETES_VERSION, MetricsPage};
+use crate::util::metrics::{Page, Type};
+
+/// Writes one of the pages.
+pub(super) fn write(sources: &Sources, which: MetricsPage, page: &mut Page) {
+    if which == MetricsPage::Probes {
+        page.add(metrics::PROBES);
+        start_time(sources, page);
+        return;
+    }
+    page.add(metrics::ALL);
+    node(sources, page);
+    runtime(sources, page);
+    pods(sources, page);
+    process(sources, page);
+}
+
+/// Seconds since 1970 of a moment in the past.
+fn unix_time(at: Instant) -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(at.elapsed()).as_secs_f64()
+}
+
+fn start_time(sources: &Sources, page: &mut Page) {
+    let at = unix_time(sources.started);
+    page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", at);
+}
+
+fn node(sources: &Sources, page: &mut Page) {
+    page.family("kubelet_node_name", "The node's name.", Type::Gauge)
+        .series(&[("node", &sources.node)], 1.0);
+    let (major, minor) = KUBERNETES_VERSION
+        .trim_start_matches('v')
+        .split_once('.')
+        .map_or(("", ""), |(major, rest)| (major, rest.split('.').next().unwrap_or_default()));
+    page.family("kubernetes_build_info", "The Kubernetes release whose kubelet this stands in for.", Type::Gauge)
+        .series(&[("git_version", KUBERNETES_VERSION), ("major", major), ("minor", minor)], 1.0);
+    page.family("coracle_build_info", "The version of the agent.", Type::Gauge)
+        .series(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
+    let version = if sources.cgroups.starts_with("v2") { 2.0 } else { 1.0 };
+    page.gauge("kubelet_cgroup_version", "The version of the node's cgroups.", version);
+    page.counter(
+        "coracle_events_dropped_total",
+        "Events that were dropped because the recorder's queue was full.",
+        sources.sink.lost() as f64,
+    );
+}
+
+fn runtime(sources: &Sources, page: &mut Page) {
+    let listed = sources.observe.listed();
+    let running = listed
+        .values()
+        .filter(|pod| pod.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready))
+        .count();
+    page.gauge("kubelet_running_pods", "Pods with a running sandbox.", running as f64);
+    let mut states =
+        BTreeMap::from([("created", 0_u64), ("running", 0), ("exited", 0), ("unknown", 0)]);
+    for container in listed.values().flat_map(|pod| &pod.containers) {
+        let state = match container.state {
+            ContainerState::Created => "created",
+            ContainerState::Running => "running",
+            ContainerState::Exited => "exited",
+            ContainerState::Unknown => "unknown",
+        };
+        *states.entry(state).or_default() += 1;
+    }
+    // DIFFERS: in the Go kubelet a state that nothing is in any more keeps its old number.
+    let mut family =
+        page.family("kubelet_running_containers", "Containers in the runtime, by state.", Type::Gauge);
+    for (state, count) in states {
+        family.series(&[("container_state", state)], count as f64);
+    }
+    drop(family);
+    if let Some(last) = sources.observe.last_relist() {
+        let help = "When all pods were listed last, in Unix time.";
+        page.gauge("kubelet_pleg_last_seen_seconds", help, unix_time(last));
+    }
+}
+
+fn pods(sources: &Sources, page: &mut Page) {
+    let snapshot = sources.view.get();
+    let mut desired = [0_u64; 2];
+    let mut active = [0_u64; 2];
+    let mut working: BTreeMap<(&str, &str, &str), u64> = BTreeMap::new();
+    for lifecycle in ["sync", "terminating", "terminated"] {
+        for (config, kinds) in
+            [("desired", &["", "true"][..]), ("orphan", &["", "true"]), ("runtime_only", &["unknown"])]
+        {
+            working.extend(kinds.iter().map(|kind| ((lifecycle, config, *kind), 0)));
+        }
+    }
+    for entry in snapshot.pods.values() {
+        let is_static = entry.pod.as_ref().or(entry.leaving.as_ref()).map(|pod| pod.is_static());
+        let phase = entry.worker.as_ref().map_or("", |worker| worker.report().phase);
+        let over = matches!(phase, "Terminated" | "Finished");
+        if entry.pod.is_some()
+            && let Some(kind) = is_static
+        {
+            desired[usize::from(kind)] += 1;
+            active[usize::from(kind)] += u64::from(!entry.rejected && !over);
+        }
+        let lifecycle = match phase {
+            "" => continue,
+            "Terminating" => "terminating",
+            "Terminated" | "Finished" => "terminated",
+            _ => "sync",
+        };
+        let config = match (&entry.pod, &entry.leaving) {
+            (Some(_), _) => "desired",
+            (None, Some(_)) => "orphan",
+            (None, None) => "runtime_only",
+        };
+        let kind = match is_static {
+            Some(true) => "true",
+            Some(false) => "",
+            None => "unknown",
+        };
+        *working.entry((lifecycle, config, kind)).or_default() += 1;
+    }
+    for (name, help, counts) in [
+        ("kubelet_desired_pods", "Pods that are to be here.", desired),
+        ("kubelet_active_pods", "Pods that were taken on and have not ended.", active),
+    ] {
+        page.family(name, help, Type::Gauge)
+            .series(&[("static", "")], counts[0] as f64)
+            .series(&[("static", "true")], counts[1] as f64);
+    }
+    page.gauge("kubelet_mirror_pods", "Mirrors of static pods at the API server.", 0.0);
+    let mut family =
+        page.family("kubelet_working_pods", "Pods with a worker, by what it does.", Type::Gauge);
+    for ((lifecycle, config, kind), count) in working {
+        family.series(&[("lifecycle", lifecycle), ("config", config), ("static", kind)], count as f64);
+    }
+}
+
+fn process(sources: &Sources, page: &mut Page) {
+    start_time(sources, page);
+    if let Ok(own) = OwnUse::read(&Roots::default()) {
+        page.counter("process_cpu_seconds_total", "CPU time that was used.", own.cpu.as_secs_f64());
+        page.gauge("process_resident_memory_bytes", "Resident memory.", own.resident_bytes as f64);
+        page.gauge("process_open_fds", "Open file descriptors.", own.open_files as f64);
+        // There are no goroutines; dashboards have a panel for them.
+        page.gauge("go_goroutines", "Threads.", own.threads as f64);
+        let help = "Times that a thread waited for something.";
+        page.counter("coracle_voluntary_context_switches_total", help, own.voluntary_switches as f64);
+    }
+    if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
+        page.gauge("process_max_fds", "The most file descriptors that may be open.", limit as f64);
+    }
+    if let Some(bytes) = virtual_memory() {
+        page.gauge("process_virtual_memory_bytes", "Virtual memory.", bytes as f64);
+    }
+}
+
+fn virtual_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}

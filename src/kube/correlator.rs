@@ -1,0 +1,282 @@
+//! Which events are told, and as what (pure; Go: client-go's EventCorrelator).
+//!
+//! An event passes three stations. Many different messages of one kind become one event;
+//! an event that was there before counts up; and each object has a budget of events.
+//! The stations remember hashes only: a key is compared with nothing but itself.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
+
+use jiff::Timestamp;
+
+use crate::model::event::{Event, EventType, Regarding};
+
+/// Entries per station; the least recently used goes first.
+const CACHE: usize = 4096;
+/// So many different messages of one kind, each within [`SIMILAR_SECONDS`] of the one
+/// before, are told as one event.
+const SIMILAR: usize = 10;
+const SIMILAR_SECONDS: f64 = 600.0;
+/// Events per object and type that may come at once.
+const BURST: f64 = 25.0;
+/// After that, one in so many seconds.
+const REFILL_SECONDS: f64 = 300.0;
+/// What the message of a combined event starts with.
+const COMBINED: &str = "(combined from similar events): ";
+
+/// Forgets what was not used for longest.
+struct Lru<V> {
+    entries: HashMap<u64, (u64, V)>,
+    order: BTreeMap<u64, u64>,
+    clock: u64,
+}
+
+impl<V> Lru<V> {
+    fn new() -> Self {
+        Lru { entries: HashMap::new(), order: BTreeMap::new(), clock: 0 }
+    }
+
+    /// The entry of `key`, made by `fresh` if there is none; it is the newest now.
+    fn touch(&mut self, key: u64, fresh: impl FnOnce() -> V) -> &mut V {
+        self.clock += 1;
+        let clock = self.clock;
+        if !self.entries.contains_key(&key)
+            && self.entries.len() >= CACHE
+            && let Some((_, oldest)) = self.order.pop_first()
+        {
+            self.entries.remove(&oldest);
+        }
+        let entry = self.entries.entry(key).or_insert_with(|| (clock, fresh()));
+        self.order.remove(&entry.0);
+        self.order.insert(clock, key);
+        entry.0 = clock;
+        &mut entry.1
+    }
+}
+
+/// Different messages of one kind of event about one object.
+struct Group {
+    messages: Vec<u64>,
+    last: Timestamp,
+}
+
+/// What is known of one event.
+struct Seen {
+    count: u32,
+    first: Timestamp,
+}
+
+/// The budget of one object.
+struct Bucket {
+    tokens: f64,
+    filled: Timestamp,
+}
+
+/// How an event is to be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Told {
+    /// What makes it the same event as an earlier one.
+    pub key: u64,
+    /// As raised, or the combined one.
+    pub message: String,
+    /// How often it happened, the untold times included.
+    pub count: u32,
+    /// When it happened first.
+    pub first: Timestamp,
+}
+
+/// The three stations.
+pub(super) struct Correlator {
+    hasher: RandomState,
+    groups: Lru<Group>,
+    seen: Lru<Seen>,
+    budgets: Lru<Bucket>,
+}
+
+impl Correlator {
+    pub(super) fn new() -> Self {
+        Correlator {
+            hasher: RandomState::new(),
+            groups: Lru::new(),
+            seen: Lru::new(),
+            budgets: Lru::new(),
+        }
+    }
+
+    /// Takes an event in. `None`: its object has used up its budget; it was counted.
+    pub(super) fn take(&mut self, event: &Event) -> Option<Told> {
+        let object = Object::of(&event.regarding);
+        let group = self.hasher.hash_one((&object, event.kind, event.reason));
+        let (key, message) = match self.is_one_of_many(group, event) {
+            // From here on it is an event of its own, whatever it says.
+            true => (self.hasher.hash_one((group, COMBINED)), format!("{COMBINED}{}", event.message)),
+            false => (
+                self.hasher.hash_one((&event.regarding, event.kind, event.reason, &event.message)),
+                event.message.clone(),
+            ),
+        };
+        let seen = self.seen.touch(key, || Seen { count: 0, first: event.at });
+        seen.count = seen.count.saturating_add(1);
+        let (count, first) = (seen.count, seen.first);
+        self.has_budget(&object, event.kind, event.at).then_some(Told { key, message, count, first })
+    }
+
+    /// Whether there are so many different messages that this one is told as one of them.
+    fn is_one_of_many(&mut self, key: u64, event: &Event) -> bool {
+        let message = self.hasher.hash_one(&event.message);
+        let group = self.groups.touch(key, || Group { messages: Vec::new(), last: event.at });
+        if seconds(group.last, event.at) > SIMILAR_SECONDS {
+            group.messages.clear();
+        }
+        group.last = event.at;
+        if !group.messages.contains(&message) {
+            group.messages.push(message);
+        }
+        if group.messages.len() < SIMILAR {
+            return false;
+        }
+        // One goes, so that the next new message is one of many, too.
+        group.messages.remove(0);
+        true
+    }
+
+    fn has_budget(&mut self, object: &Object<'_>, kind: EventType, now: Timestamp) -> bool {
+        let key = self.hasher.hash_one((object, kind));
+        let bucket = self.budgets.touch(key, || Bucket { tokens: BURST, filled: now });
+        bucket.tokens = (bucket.tokens + seconds(bucket.filled, now) / REFILL_SECONDS).min(BURST);
+        bucket.filled = now;
+        let has = bucket.tokens >= 1.0;
+        if has {
+            bucket.tokens -= 1.0;
+        }
+        has
+    }
+}
+
+/// An object as a whole, whichever part of it an event is about.
+#[derive(Hash)]
+enum Object<'a> {
+    Pod(&'a str, &'a str, &'a str),
+    Node,
+    Manifest(&'a str),
+}
+
+impl Object<'_> {
+    fn of(regarding: &Regarding) -> Object<'_> {
+        match regarding {
+            Regarding::Pod { namespace, name, uid, .. } => Object::Pod(namespace, name, uid.as_str()),
+            Regarding::Node => Object::Node,
+            Regarding::Manifest { source } => Object::Manifest(source),
+        }
+    }
+}
+
+/// From `earlier` to `later`; a clock that was set back is none.
+fn seconds(earlier: Timestamp, later: Timestamp) -> f64 {
+    later.duration_since(earlier).as_secs_f64().max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ids::PodUid;
+
+    fn event(kind: EventType, reason: &'static str, message: &str, second: i64) -> Event {
+        Event {
+            at: Timestamp::from_second(1_700_000_000 + second).unwrap(),
+            regarding: Regarding::Pod {
+                namespace: "default".into(),
+                name: "web".into(),
+                uid: PodUid::from("u1"),
+                field_path: String::new(),
+            },
+            kind,
+            reason,
+            message: message.into(),
+        }
+    }
+
+    fn warning(message: &str, second: i64) -> Event {
+        event(EventType::Warning, "Failed", message, second)
+    }
+
+    #[test]
+    fn the_tenth_different_message_becomes_a_combined_event() {
+        let mut correlator = Correlator::new();
+        for number in 0..9 {
+            let told = correlator.take(&warning(&format!("m{number}"), number)).unwrap();
+            assert_eq!((told.message, told.count), (format!("m{number}"), 1));
+        }
+        let tenth = correlator.take(&warning("m9", 9)).unwrap();
+        assert_eq!((tenth.message.as_str(), tenth.count), ("(combined from similar events): m9", 1));
+        let next = correlator.take(&warning("m10", 10)).unwrap();
+        assert_eq!((next.message.as_str(), next.count), ("(combined from similar events): m10", 2));
+        assert_eq!((next.key, next.first), (tenth.key, tenth.first));
+        // One of the messages that are remembered stays the event that it was.
+        let old = correlator.take(&warning("m8", 11)).unwrap();
+        assert_eq!((old.message.as_str(), old.count), ("m8", 2));
+        // Another reason is another group.
+        assert_eq!(correlator.take(&event(EventType::Warning, "BackOff", "x", 12)).unwrap().message, "x");
+    }
+
+    #[test]
+    fn a_pause_of_ten_minutes_ends_the_combining() {
+        let mut correlator = Correlator::new();
+        for number in 0..9 {
+            correlator.take(&warning(&format!("m{number}"), number));
+        }
+        assert_eq!(correlator.take(&warning("m9", 8 + 601)).unwrap().message, "m9");
+        let mut correlator = Correlator::new();
+        for number in 0..9 {
+            correlator.take(&warning(&format!("m{number}"), number * 600));
+        }
+        assert!(correlator.take(&warning("m9", 9 * 600)).unwrap().message.starts_with("(combined"));
+    }
+
+    #[test]
+    fn the_budget_is_25_per_type_and_one_in_five_minutes() {
+        let mut correlator = Correlator::new();
+        for number in 0..25 {
+            assert!(correlator.take(&warning("same", 0)).is_some(), "{number}");
+        }
+        assert_eq!(correlator.take(&warning("same", 1)), None);
+        // The other type of the same pod has a budget of its own, another reason has not.
+        assert!(correlator.take(&event(EventType::Normal, "Pulled", "x", 1)).is_some());
+        assert_eq!(correlator.take(&event(EventType::Warning, "BackOff", "x", 2)), None);
+        // What was not told was counted.
+        let told = correlator.take(&warning("same", 301)).unwrap();
+        assert_eq!((told.count, told.first.as_second()), (27, 1_700_000_000));
+        assert_eq!(correlator.take(&warning("same", 302)), None);
+    }
+
+    #[test]
+    fn parts_of_a_pod_are_different_events_of_one_budget() {
+        let mut correlator = Correlator::new();
+        let part = |name: &str| Event {
+            regarding: Regarding::Pod {
+                namespace: "default".into(),
+                name: "web".into(),
+                uid: PodUid::from("u1"),
+                field_path: format!("spec.containers{{{name}}}"),
+            },
+            ..warning("same", 0)
+        };
+        assert_ne!(correlator.take(&part("a")).unwrap().key, correlator.take(&part("b")).unwrap().key);
+        for _ in 2..25 {
+            assert!(correlator.take(&part("a")).is_some());
+        }
+        assert_eq!(correlator.take(&part("b")), None);
+    }
+
+    #[test]
+    fn the_memory_is_bounded() {
+        let mut lru = Lru::new();
+        for key in 0..(CACHE as u64 + 10) {
+            lru.touch(key, || key);
+            lru.touch(0, || u64::MAX);
+        }
+        assert_eq!((lru.entries.len(), lru.order.len()), (CACHE, CACHE));
+        assert_eq!(*lru.touch(0, || 1), 0, "what is used stays");
+        assert_eq!(*lru.touch(1, || 99), 99, "the oldest went");
+    }
+}

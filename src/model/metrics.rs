@@ -1,0 +1,227 @@
+//! Every metric that the agent counts by itself, under the kubelet's names, in one table.
+//! What a snapshot shows (running pods, threads, memory) is read at the scrape instead.
+
+use crate::util::metrics::{Counter, CounterVec, Histogram, HistogramVec, Metric};
+
+/// Seconds of what should take moments.
+const SHORT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+/// Seconds of starts, pulls included.
+const START: &[f64] = &[
+    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0,
+    480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+];
+/// Seconds of pulls.
+const PULL: &[f64] = &[
+    1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0,
+    2700.0, 3600.0,
+];
+/// Seconds of calls to the runtime: 5 ms and thirteen times 2.5 more.
+const CALL: &[f64] = &[
+    0.005,
+    0.0125,
+    0.03125,
+    0.078125,
+    0.1953125,
+    0.48828125,
+    1.220703125,
+    3.0517578125,
+    7.62939453125,
+    19.073486328125,
+    47.6837158203125,
+    119.20928955078125,
+    298.0232238769531,
+    745.0580596923828,
+];
+/// Containers of a pod.
+const FEW: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
+
+macro_rules! metrics {
+    ($registry:ident; $($name:ident: $type:ty = $text:literal, $help:literal $(, $rest:expr)*;)*) => {
+        $(#[doc = concat!("`", $text, "`: ", $help)]
+        pub static $name: $type = <$type>::new($text, $help $(, $rest)*);)*
+        /// All of them.
+        pub static $registry: &[&dyn Metric] = &[$(&$name),*];
+    };
+}
+
+metrics! { ALL;
+    // Pods and their workers.
+    POD_START: Histogram = "kubelet_pod_start_duration_seconds",
+        "From the first sight of a pod to its containers running.", START;
+    POD_START_SLI: Histogram = "kubelet_pod_start_sli_duration_seconds",
+        "From the first sight of a pod to its containers running, without image pulls and init containers.",
+        START;
+    POD_START_TOTAL: Histogram = "kubelet_pod_start_total_duration_seconds",
+        "From the first sight of a pod to its containers running, image pulls and init containers included.",
+        START;
+    POD_WORKER: HistogramVec<1> = "kubelet_pod_worker_duration_seconds",
+        "One pass of a pod's worker, by kind of work.", SHORT, ["operation_type"];
+    POD_WORKER_START: Histogram = "kubelet_pod_worker_start_duration_seconds",
+        "From the first sight of a pod to the first pass of its worker.", SHORT;
+    CONTAINERS_PER_POD: Histogram = "kubelet_containers_per_pod_count",
+        "Containers in the specifications of the pods that were taken on.", FEW;
+    STARTED_PODS: Counter = "kubelet_started_pods_total", "Sandboxes that were asked for.";
+    STARTED_PODS_ERRORS: Counter = "kubelet_started_pods_errors_total", "Sandboxes that could not be made.";
+    STARTED_CONTAINERS: CounterVec<1> = "kubelet_started_containers_total",
+        "Containers that were to be started.", ["container_type"];
+    STARTED_CONTAINERS_ERRORS: CounterVec<2> = "kubelet_started_containers_errors_total",
+        "Containers that could not be started, by reason.", ["container_type", "code"];
+    RESTARTED_PODS: CounterVec<1> = "kubelet_restarted_pods_total",
+        "Pods that came back under the same UID after they were removed.", ["static"];
+    ORPHANED_RUNTIME_PODS: Counter = "kubelet_orphaned_runtime_pods_total",
+        "Pods without a manifest that were found in the runtime and stopped.";
+    ADMISSION_REJECTIONS: CounterVec<1> = "kubelet_admission_rejections_total",
+        "Pods that were refused, by reason.", ["reason"];
+    PREEMPTIONS: CounterVec<1> = "kubelet_preemptions",
+        "Pods that had to go for a critical one, by the resource that was short.", ["preemption_signal"];
+    STARTED_USER_NAMESPACED_PODS: Counter = "kubelet_started_user_namespaced_pods_total",
+        "Sandboxes with a user namespace that were asked for.";
+    STARTED_USER_NAMESPACED_PODS_ERRORS: Counter = "kubelet_started_user_namespaced_pods_errors_total",
+        "Sandboxes with a user namespace that could not be made.";
+    LIFECYCLE_HTTP_FALLBACKS: Counter = "kubelet_lifecycle_handler_http_fallbacks_total",
+        "HTTPS hooks that were answered in plain HTTP and asked again.";
+    SLEEP_ENDED_EARLY: Counter = "kubelet_sleep_action_terminated_early_total",
+        "Sleep hooks that the grace period cut short.";
+
+    // What changed in the runtime.
+    PLEG_RELIST: Histogram = "kubelet_pleg_relist_duration_seconds", "One full list of all pods.", SHORT;
+    PLEG_RELIST_INTERVAL: Histogram = "kubelet_pleg_relist_interval_seconds",
+        "Between the beginnings of two full lists.", SHORT;
+    PLEG_POD_RELIST: Histogram = "kubelet_pleg_pod_relist_duration_seconds",
+        "One look at a single pod that had news.", SHORT;
+    PLEG_DISCARDED: Counter = "kubelet_pleg_discard_events",
+        "News of pods that were dropped; the mailboxes here drop none.";
+    EVENTED_PLEG_ERRORS: Counter = "kubelet_evented_pleg_connection_error_count",
+        "Breaks of the runtime's event stream.";
+    EVENTED_PLEG_SUCCESSES: Counter = "kubelet_evented_pleg_connection_success_count",
+        "Event streams of the runtime that held.";
+    EVENTED_PLEG_LATENCY: Histogram = "kubelet_evented_pleg_connection_latency_seconds",
+        "From the making of an event in the runtime to its arrival.", SHORT;
+
+    // The runtime.
+    RUNTIME_OPERATIONS: CounterVec<1> = "kubelet_runtime_operations_total",
+        "Calls to the container runtime.", ["operation_type"];
+    RUNTIME_OPERATIONS_ERRORS: CounterVec<1> = "kubelet_runtime_operations_errors_total",
+        "Calls to the container runtime that failed.", ["operation_type"];
+    RUNTIME_OPERATIONS_DURATION: HistogramVec<1> = "kubelet_runtime_operations_duration_seconds",
+        "Duration of calls to the container runtime.", CALL, ["operation_type"];
+    RUN_POD_SANDBOX: HistogramVec<1> = "kubelet_run_podsandbox_duration_seconds",
+        "Making a sandbox, its network included.", SHORT, ["runtime_handler"];
+    RUN_POD_SANDBOX_ERRORS: CounterVec<1> = "kubelet_run_podsandbox_errors_total",
+        "Sandboxes that the runtime failed to make.", ["runtime_handler"];
+
+    // Images.
+    IMAGE_PULL: HistogramVec<1> = "kubelet_image_pull_duration_seconds",
+        "Image pulls that went well, by size.", PULL, ["image_size_in_bytes"];
+    IMAGES_COLLECTED: CounterVec<1> = "kubelet_image_garbage_collected_total",
+        "Images that were removed because they were not used.", ["reason"];
+    ENSURE_IMAGE_REQUESTS: CounterVec<3> = "kubelet_image_manager_ensure_image_requests_total",
+        "Containers whose image was looked for.", ["present_locally", "pull_policy", "pull_required"];
+    IMAGE_VOLUMES_REQUESTED: Counter = "kubelet_image_volume_requested_total", "Image volumes that were wanted.";
+    IMAGE_VOLUMES_MOUNTED: Counter = "kubelet_image_volume_mounted_succeed_total",
+        "Image volumes that were mounted.";
+    IMAGE_VOLUMES_FAILED: Counter = "kubelet_image_volume_mounted_errors_total",
+        "Image volumes that could not be mounted.";
+}
+
+metrics! { PROBES;
+    // Served apart, at /metrics/probes, as their labels name pods.
+    PROBE_RESULTS: CounterVec<6> = "prober_probe_total", "Probes by their result.",
+        ["probe_type", "result", "container", "pod", "namespace", "pod_uid"];
+    PROBE_DURATION: HistogramVec<4> = "prober_probe_duration_seconds", "Duration of probes.", SHORT,
+        ["probe_type", "container", "pod", "namespace"];
+}
+
+/// The label of [`IMAGE_PULL`] for an image of so many bytes.
+#[must_use]
+pub fn image_size(bytes: u64) -> &'static str {
+    const MIB: u64 = 1024 * 1024;
+    const GIB: u64 = 1024 * MIB;
+    const SIZES: [(u64, &str); 11] = [
+        (10 * MIB, "0-10MB"),
+        (100 * MIB, "10MB-100MB"),
+        (500 * MIB, "100MB-500MB"),
+        (GIB, "500MB-1GB"),
+        (5 * GIB, "1GB-5GB"),
+        (10 * GIB, "5GB-10GB"),
+        (20 * GIB, "10GB-20GB"),
+        (30 * GIB, "20GB-30GB"),
+        (40 * GIB, "30GB-40GB"),
+        (60 * GIB, "40GB-60GB"),
+        (100 * GIB, "60GB-100GB"),
+    ];
+    SIZES.iter().find(|(limit, _)| bytes <= *limit).map_or("GT100GB", |(_, name)| name)
+}
+
+/// The operation type of a method of the runtime, `run_podsandbox` for `RunPodSandbox`.
+#[must_use]
+pub fn operation(method: &str) -> &'static str {
+    match method {
+        "Version" => "version",
+        "Status" => "status",
+        "CreateContainer" => "create_container",
+        "StartContainer" => "start_container",
+        "StopContainer" => "stop_container",
+        "RemoveContainer" => "remove_container",
+        "ListContainers" => "list_containers",
+        "ContainerStatus" => "container_status",
+        "UpdateContainerResources" => "update_container",
+        "ReopenContainerLog" => "reopen_container_log",
+        "ExecSync" => "exec_sync",
+        "Exec" => "exec",
+        "Attach" => "attach",
+        "PortForward" => "port_forward",
+        "RunPodSandbox" => "run_podsandbox",
+        "StopPodSandbox" => "stop_podsandbox",
+        "RemovePodSandbox" => "remove_podsandbox",
+        "PodSandboxStatus" => "podsandbox_status",
+        "ListPodSandbox" => "list_podsandbox",
+        "ContainerStats" => "container_stats",
+        "ListContainerStats" => "list_container_stats",
+        "PodSandboxStats" => "podsandbox_stats",
+        "ListPodSandboxStats" => "list_podsandbox_stats",
+        "UpdatePodSandboxResources" => "update_podsandbox_resources",
+        "UpdateRuntimeConfig" => "update_runtime_config",
+        "RuntimeConfig" => "runtime_config",
+        "ListImages" => "list_images",
+        "ImageStatus" => "image_status",
+        "PullImage" => "pull_image",
+        "RemoveImage" => "remove_image",
+        "ImageFsInfo" => "image_fs_info",
+        "CheckpointContainer" => "checkpoint_container",
+        "GetContainerEvents" => "get_container_events",
+        "ListMetricDescriptors" => "list_metric_descriptors",
+        "ListPodSandboxMetrics" => "list_podsandbox_metrics",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::util::metrics::Page;
+
+    #[test]
+    fn every_metric_writes_under_a_kubelet_name() {
+        RUNTIME_OPERATIONS.inc(["version"]);
+        let mut page = Page::new();
+        page.add(ALL);
+        page.add(PROBES);
+        let text = page.into_text();
+        assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"version\"}"));
+        assert!(text.contains("kubelet_pod_start_duration_seconds_bucket{le=\"3600\"}"));
+        assert!(text.lines().all(|line| line.contains("kubelet_") || line.contains("prober_")));
+    }
+
+    #[test]
+    fn sizes_and_operations_have_their_labels() {
+        assert_eq!(image_size(0), "0-10MB");
+        assert_eq!(image_size(2 * 1024 * 1024 * 1024), "1GB-5GB");
+        assert_eq!(image_size(u64::MAX), "GT100GB");
+        assert_eq!(operation("ListPodSandbox"), "list_podsandbox");
+        assert_eq!(CALL.len(), 14);
+        for pair in CALL.windows(2) {
+            assert!((pair[1] / pair[0] - 2.5).abs() < 1e-9);
+        }
+    }
+}

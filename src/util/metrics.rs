@@ -1,0 +1,487 @@
+//! Counters, gauges and histograms, and the text in which Prometheus reads them.
+//!
+//! A metric is a `static`: nothing is allocated before its first observation, and nothing
+//! runs between scrapes. What can be read off a snapshot is not kept here at all: the one
+//! who answers a scrape writes it into the [`Page`] directly.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The content type of a [`Page`].
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The value of a label: mostly a word of the program.
+pub type Value = Cow<'static, str>;
+
+/// What a registry is a list of.
+pub trait Metric: Sync {
+    /// Writes all series, if there are any.
+    fn write(&self, page: &mut Page);
+}
+
+/// Which of Prometheus' types a family has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Type {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts by upper bound.
+    Histogram,
+}
+
+impl Type {
+    fn as_str(self) -> &'static str {
+        match self {
+            Type::Counter => "counter",
+            Type::Gauge => "gauge",
+            Type::Histogram => "histogram",
+        }
+    }
+}
+
+/// The answer to a scrape, put together family by family and sorted at the end.
+#[derive(Debug, Default)]
+pub struct Page {
+    families: BTreeMap<String, String>,
+}
+
+impl Page {
+    /// An empty page.
+    #[must_use]
+    pub fn new() -> Self {
+        Page::default()
+    }
+
+    /// Writes every metric of a registry.
+    pub fn add(&mut self, registry: &[&dyn Metric]) {
+        registry.iter().for_each(|metric| metric.write(self));
+    }
+
+    /// Opens a family; its series follow. A family without series is left out.
+    pub fn family(&mut self, name: &str, help: &str, kind: Type) -> Family<'_> {
+        let mut head = format!("# HELP {name} ");
+        escape(&mut head, help, false);
+        let _ = writeln!(head, "\n# TYPE {name} {}", kind.as_str());
+        Family { name: name.to_owned(), head: head.len(), text: head, page: self }
+    }
+
+    /// A family of one gauge without labels.
+    pub fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.family(name, help, Type::Gauge).series(&[], value);
+    }
+
+    /// A family of one counter without labels.
+    pub fn counter(&mut self, name: &str, help: &str, value: f64) {
+        self.family(name, help, Type::Counter).series(&[], value);
+    }
+
+    /// The whole text, families in order of their names.
+    #[must_use]
+    pub fn into_text(self) -> String {
+        self.families.into_values().collect()
+    }
+}
+
+/// A family that is being written. Dropping it closes it.
+pub struct Family<'a> {
+    name: String,
+    head: usize,
+    text: String,
+    page: &'a mut Page,
+}
+
+impl Family<'_> {
+    /// One series: pairs of label and value, and the number.
+    pub fn series(&mut self, labels: &[(&str, &str)], value: f64) -> &mut Self {
+        self.line("", labels, None, value);
+        self
+    }
+
+    fn line(&mut self, suffix: &str, labels: &[(&str, &str)], le: Option<f64>, value: f64) {
+        self.text.push_str(&self.name);
+        self.text.push_str(suffix);
+        let mut open = '{';
+        for (label, value) in labels {
+            self.text.push(open);
+            open = ',';
+            self.text.push_str(label);
+            self.text.push_str("=\"");
+            escape(&mut self.text, value, true);
+            self.text.push('"');
+        }
+        if let Some(bound) = le {
+            self.text.push(open);
+            open = ',';
+            self.text.push_str("le=\"");
+            number(&mut self.text, bound);
+            self.text.push('"');
+        }
+        if open == ',' {
+            self.text.push('}');
+        }
+        self.text.push(' ');
+        number(&mut self.text, value);
+        self.text.push('\n');
+    }
+
+    fn distribution(&mut self, labels: &[(&str, &str)], bounds: &[f64], found: &Distribution) {
+        let mut below = 0;
+        for (index, bound) in bounds.iter().enumerate() {
+            below += found.counts.get(index).copied().unwrap_or(0);
+            self.line("_bucket", labels, Some(*bound), below as f64);
+        }
+        self.line("_bucket", labels, Some(f64::INFINITY), found.total as f64);
+        self.line("_sum", labels, None, found.sum);
+        self.line("_count", labels, None, found.total as f64);
+    }
+}
+
+impl Drop for Family<'_> {
+    fn drop(&mut self) {
+        if self.text.len() > self.head {
+            let text = std::mem::take(&mut self.text);
+            self.page.families.insert(std::mem::take(&mut self.name), text);
+        }
+    }
+}
+
+fn escape(out: &mut String, text: &str, quotes: bool) {
+    for one in text.chars() {
+        match one {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '"' if quotes => out.push_str("\\\""),
+            other => out.push(other),
+        }
+    }
+}
+
+fn number(out: &mut String, value: f64) {
+    if value.is_nan() {
+        out.push_str("NaN");
+    } else if value.is_infinite() {
+        out.push_str(if value > 0.0 { "+Inf" } else { "-Inf" });
+    } else {
+        let _ = write!(out, "{value}");
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A counter without labels.
+pub struct Counter {
+    name: &'static str,
+    help: &'static str,
+    value: AtomicU64,
+}
+
+impl Counter {
+    /// Starts at zero.
+    #[must_use]
+    pub const fn new(name: &'static str, help: &'static str) -> Self {
+        Counter { name, help, value: AtomicU64::new(0) }
+    }
+
+    /// One more.
+    pub fn inc(&self) {
+        self.value.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The present value.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.value.load(Ordering::Relaxed)
+    }
+}
+
+impl Metric for Counter {
+    fn write(&self, page: &mut Page) {
+        page.counter(self.name, self.help, self.get() as f64);
+    }
+}
+
+/// A gauge without labels. It appears once it has been set.
+pub struct Gauge {
+    name: &'static str,
+    help: &'static str,
+    bits: AtomicU64,
+}
+
+/// Not a number: nobody has set the gauge.
+const UNSET: u64 = u64::MAX;
+
+impl Gauge {
+    /// Not set yet.
+    #[must_use]
+    pub const fn new(name: &'static str, help: &'static str) -> Self {
+        Gauge { name, help, bits: AtomicU64::new(UNSET) }
+    }
+
+    /// Sets the value.
+    pub fn set(&self, value: f64) {
+        self.bits.store(value.to_bits(), Ordering::Relaxed);
+    }
+
+    /// The value, once set.
+    #[must_use]
+    pub fn get(&self) -> Option<f64> {
+        let bits = self.bits.load(Ordering::Relaxed);
+        (bits != UNSET).then(|| f64::from_bits(bits))
+    }
+}
+
+impl Metric for Gauge {
+    fn write(&self, page: &mut Page) {
+        if let Some(value) = self.get() {
+            page.gauge(self.name, self.help, value);
+        }
+    }
+}
+
+/// A counter per combination of `N` labels. A series appears with its first count.
+pub struct CounterVec<const N: usize> {
+    name: &'static str,
+    help: &'static str,
+    labels: [&'static str; N],
+    series: Mutex<BTreeMap<[Value; N], u64>>,
+}
+
+impl<const N: usize> CounterVec<N> {
+    /// No series yet.
+    #[must_use]
+    pub const fn new(name: &'static str, help: &'static str, labels: [&'static str; N]) -> Self {
+        CounterVec { name, help, labels, series: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// One more for these label values.
+    pub fn inc<V: Into<Value>>(&self, values: [V; N]) {
+        *lock(&self.series).entry(values.map(Into::into)).or_insert(0) += 1;
+    }
+
+    /// The present value of one series.
+    #[must_use]
+    pub fn get<V: Into<Value>>(&self, values: [V; N]) -> u64 {
+        lock(&self.series).get(&values.map(Into::into)).copied().unwrap_or(0)
+    }
+
+    /// Drops the series whose values are no longer wanted, so that labels with pods in them
+    /// do not pile up.
+    pub fn retain(&self, mut keep: impl FnMut(&[Value; N]) -> bool) {
+        lock(&self.series).retain(|values, _| keep(values));
+    }
+}
+
+impl<const N: usize> Metric for CounterVec<N> {
+    fn write(&self, page: &mut Page) {
+        let mut family = page.family(self.name, self.help, Type::Counter);
+        for (values, count) in lock(&self.series).iter() {
+            family.series(&pairs(&self.labels, values), *count as f64);
+        }
+    }
+}
+
+fn pairs<'a, const N: usize>(labels: &[&'a str; N], values: &'a [Value; N]) -> Vec<(&'a str, &'a str)> {
+    labels.iter().zip(values).map(|(label, value)| (*label, value.as_ref())).collect()
+}
+
+/// What was observed, by bucket; the buckets are made at the first observation.
+#[derive(Debug, Default)]
+struct Distribution {
+    counts: Vec<u64>,
+    total: u64,
+    sum: f64,
+}
+
+impl Distribution {
+    const fn new() -> Self {
+        Distribution { counts: Vec::new(), total: 0, sum: 0.0 }
+    }
+
+    fn observe(&mut self, bounds: &[f64], value: f64) {
+        if self.counts.is_empty() {
+            self.counts = vec![0; bounds.len()];
+        }
+        // A value belongs to the first bucket whose bound it does not exceed.
+        let index = bounds.partition_point(|bound| *bound < value);
+        if let Some(count) = self.counts.get_mut(index) {
+            *count += 1;
+        }
+        self.total += 1;
+        self.sum += value;
+    }
+}
+
+/// A histogram without labels. It is there from the start.
+pub struct Histogram {
+    name: &'static str,
+    help: &'static str,
+    bounds: &'static [f64],
+    found: Mutex<Distribution>,
+}
+
+impl Histogram {
+    /// Nothing observed yet; `bounds` rise.
+    #[must_use]
+    pub const fn new(name: &'static str, help: &'static str, bounds: &'static [f64]) -> Self {
+        Histogram { name, help, bounds, found: Mutex::new(Distribution::new()) }
+    }
+
+    /// Counts one value.
+    pub fn observe(&self, value: f64) {
+        lock(&self.found).observe(self.bounds, value);
+    }
+
+    /// Counts a duration in seconds.
+    pub fn took(&self, duration: Duration) {
+        self.observe(duration.as_secs_f64());
+    }
+
+    /// How many values were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        lock(&self.found).total
+    }
+}
+
+impl Metric for Histogram {
+    fn write(&self, page: &mut Page) {
+        let found = lock(&self.found);
+        page.family(self.name, self.help, Type::Histogram).distribution(&[], self.bounds, &found);
+    }
+}
+
+/// A histogram per combination of `N` labels.
+pub struct HistogramVec<const N: usize> {
+    name: &'static str,
+    help: &'static str,
+    bounds: &'static [f64],
+    labels: [&'static str; N],
+    series: Mutex<BTreeMap<[Value; N], Distribution>>,
+}
+
+impl<const N: usize> HistogramVec<N> {
+    /// No series yet; `bounds` rise.
+    #[must_use]
+    pub const fn new(
+        name: &'static str,
+        help: &'static str,
+        bounds: &'static [f64],
+        labels: [&'static str; N],
+    ) -> Self {
+        HistogramVec { name, help, bounds, labels, series: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// Counts one value for these label values.
+    pub fn observe<V: Into<Value>>(&self, values: [V; N], value: f64) {
+        lock(&self.series).entry(values.map(Into::into)).or_default().observe(self.bounds, value);
+    }
+
+    /// Counts a duration in seconds.
+    pub fn took<V: Into<Value>>(&self, values: [V; N], duration: Duration) {
+        self.observe(values, duration.as_secs_f64());
+    }
+
+    /// How many values one series has counted.
+    #[must_use]
+    pub fn count<V: Into<Value>>(&self, values: [V; N]) -> u64 {
+        lock(&self.series).get(&values.map(Into::into)).map_or(0, |found| found.total)
+    }
+
+    /// As [`CounterVec::retain`].
+    pub fn retain(&self, mut keep: impl FnMut(&[Value; N]) -> bool) {
+        lock(&self.series).retain(|values, _| keep(values));
+    }
+}
+
+impl<const N: usize> Metric for HistogramVec<N> {
+    fn write(&self, page: &mut Page) {
+        let mut family = page.family(self.name, self.help, Type::Histogram);
+        for (values, found) in lock(&self.series).iter() {
+            family.distribution(&pairs(&self.labels, values), self.bounds, found);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(metric: &dyn Metric) -> String {
+        let mut page = Page::new();
+        metric.write(&mut page);
+        page.into_text()
+    }
+
+    #[test]
+    fn label_less_metrics_are_there_from_the_start_and_others_with_their_first_sample() {
+        let counter = Counter::new("c_total", "How many.");
+        assert_eq!(text(&counter), "# HELP c_total How many.\n# TYPE c_total counter\nc_total 0\n");
+        counter.inc();
+        assert!(text(&counter).ends_with("\nc_total 1\n"));
+        let histogram = Histogram::new("h_seconds", "How long.", &[0.5]);
+        assert!(text(&histogram).contains("h_seconds_bucket{le=\"+Inf\"} 0\n"));
+        let gauge = Gauge::new("g", "How much.");
+        assert_eq!(text(&gauge), "");
+        gauge.set(-1.5);
+        assert!(text(&gauge).ends_with("\ng -1.5\n"));
+        assert_eq!(text(&CounterVec::new("v_total", "By kind.", ["kind"])), "");
+    }
+
+    #[test]
+    fn buckets_are_cumulative_and_a_bound_belongs_to_its_bucket() {
+        let histogram = Histogram::new("h", "x", &[0.25, 1.0, 10.0]);
+        for value in [0.25, 0.5, 1.0, 11.0] {
+            histogram.observe(value);
+        }
+        assert_eq!(
+            text(&histogram),
+            "# HELP h x\n# TYPE h histogram\n\
+             h_bucket{le=\"0.25\"} 1\nh_bucket{le=\"1\"} 3\nh_bucket{le=\"10\"} 3\n\
+             h_bucket{le=\"+Inf\"} 4\nh_sum 12.75\nh_count 4\n"
+        );
+    }
+
+    #[test]
+    fn labels_and_help_are_escaped() {
+        let family = CounterVec::new("v_total", "a\\b\n\"c\"", ["kind", "name"]);
+        family.inc(["b", "x"]);
+        family.inc([Value::from("a"), Value::from("q\"u\\o\nte".to_owned())]);
+        family.inc(["b", "x"]);
+        assert_eq!(
+            text(&family),
+            "# HELP v_total a\\\\b\\n\"c\"\n# TYPE v_total counter\n\
+             v_total{kind=\"a\",name=\"q\\\"u\\\\o\\nte\"} 1\nv_total{kind=\"b\",name=\"x\"} 2\n"
+        );
+        assert_eq!(family.get(["b", "x"]), 2);
+        family.retain(|[kind, _]| kind != "b");
+        assert_eq!(family.get(["b", "x"]), 0);
+    }
+
+    #[test]
+    fn labelled_histograms_carry_their_labels_before_the_bound() {
+        let family = HistogramVec::new("h", "x", &[1.0], ["op"]);
+        family.took(["stop"], Duration::from_millis(500));
+        assert!(text(&family).contains("h_bucket{op=\"stop\",le=\"1\"} 1\n"));
+        assert!(text(&family).contains("h_sum{op=\"stop\"} 0.5\nh_count{op=\"stop\"} 1\n"));
+        assert_eq!(family.count(["stop"]), 1);
+    }
+
+    #[test]
+    fn a_page_is_sorted_by_name_and_knows_the_odd_numbers() {
+        let mut page = Page::new();
+        page.gauge("b", "x", f64::INFINITY);
+        page.gauge("a", "x", f64::NAN);
+        page.family("empty", "x", Type::Gauge);
+        page.family("c", "x", Type::Gauge).series(&[("k", "v")], f64::NEG_INFINITY).series(&[("k", "w")], 1e9);
+        let text = page.into_text();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(lines, ["a NaN", "b +Inf", "c{k=\"v\"} -Inf", "c{k=\"w\"} 1000000000"]);
+    }
+}
