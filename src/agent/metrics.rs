@@ -36,14 +36,17 @@ fn start_time(sources: &Sources, page: &mut Page) {
 }
 
 fn node(sources: &Sources, page: &mut Page) {
-    page.family("kubelet_node_name", "The node's name.", Type::Gauge)
-        .series(&[("node", &sources.node)], 1.0);
+    page.family("kubelet_node_name", "The node's name.", Type::Gauge).series(&[("node", &sources.node)], 1.0);
     let (major, minor) = KUBERNETES_VERSION
         .trim_start_matches('v')
         .split_once('.')
         .map_or(("", ""), |(major, rest)| (major, rest.split('.').next().unwrap_or_default()));
-    page.family("kubernetes_build_info", "The Kubernetes release whose kubelet this stands in for.", Type::Gauge)
-        .series(&[("git_version", KUBERNETES_VERSION), ("major", major), ("minor", minor)], 1.0);
+    page.family(
+        "kubernetes_build_info",
+        "The Kubernetes release whose kubelet this stands in for.",
+        Type::Gauge,
+    )
+    .series(&[("git_version", KUBERNETES_VERSION), ("major", major), ("minor", minor)], 1.0);
     page.family("coracle_build_info", "The version of the agent.", Type::Gauge)
         .series(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     let version = if sources.cgroups.starts_with("v2") { 2.0 } else { 1.0 };
@@ -62,8 +65,7 @@ fn runtime(sources: &Sources, page: &mut Page) {
         .filter(|pod| pod.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready))
         .count();
     page.gauge("kubelet_running_pods", "Pods with a running sandbox.", running as f64);
-    let mut states =
-        BTreeMap::from([("created", 0_u64), ("running", 0), ("exited", 0), ("unknown", 0)]);
+    let mut states = BTreeMap::from([("created", 0_u64), ("running", 0), ("exited", 0), ("unknown", 0)]);
     for container in listed.values().flat_map(|pod| &pod.containers) {
         let state = match container.state {
             ContainerState::Created => "created",
@@ -135,8 +137,7 @@ fn pods(sources: &Sources, page: &mut Page) {
             .series(&[("static", "true")], counts[1] as f64);
     }
     page.gauge("kubelet_mirror_pods", "Mirrors of static pods at the API server.", 0.0);
-    let mut family =
-        page.family("kubelet_working_pods", "Pods with a worker, by what it does.", Type::Gauge);
+    let mut family = page.family("kubelet_working_pods", "Pods with a worker, by what it does.", Type::Gauge);
     for ((lifecycle, config, kind), count) in working {
         family.series(&[("lifecycle", lifecycle), ("config", config), ("static", kind)], count as f64);
     }

@@ -20,8 +20,8 @@ pub use errors::{Class, CriError};
 pub use image_client::ImageClient;
 pub use inspect::{list_pods, pod_runtime};
 pub use runtime_client::{
-    CgroupDriver, ContainerEvent, ContainerEvents, ExecOutput, Handler, RuntimeClient, RuntimeFeatures, RuntimeStatus,
-    RuntimeVersion,
+    CgroupDriver, ContainerEvent, ContainerEvents, ExecOutput, Handler, RuntimeClient, RuntimeFeatures,
+    RuntimeStatus, RuntimeVersion,
 };
 
 use crate::transport::grpc::Channel;

@@ -95,12 +95,7 @@ pub(super) struct Correlator {
 
 impl Correlator {
     pub(super) fn new() -> Self {
-        Correlator {
-            hasher: RandomState::new(),
-            groups: Lru::new(),
-            seen: Lru::new(),
-            budgets: Lru::new(),
-        }
+        Correlator { hasher: RandomState::new(), groups: Lru::new(), seen: Lru::new(), budgets: Lru::new() }
     }
 
     /// Takes an event in. `None`: its object has used up its budget; it was counted.

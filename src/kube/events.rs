@@ -339,7 +339,11 @@ fn tell(event: &RecordedEvent) {
 ///
 /// # Errors
 /// When the kernel refuses the thread.
-pub fn spawn(host: &str, inbox: Receiver<Box<Event>>, on_death: OnDeath) -> std::io::Result<(Running, EventLog)> {
+pub fn spawn(
+    host: &str,
+    inbox: Receiver<Box<Event>>,
+    on_death: OnDeath,
+) -> std::io::Result<(Running, EventLog)> {
     let log = EventLog::new(host);
     let book = log.clone();
     let running = threads::spawn("events", Stack::Small, on_death, move |stop| run(&stop, &inbox, &book))?;

@@ -215,7 +215,9 @@ impl Observe {
     #[must_use]
     pub fn mode(&self) -> Mode {
         match self.cache.stream() {
-            StreamState::Open { .. } if self.cache.untold().is_some_and(|at| at.elapsed() >= pace::TOLD_WITHIN) => {
+            StreamState::Open { .. }
+                if self.cache.untold().is_some_and(|at| at.elapsed() >= pace::TOLD_WITHIN) =>
+            {
                 Mode::Lists("the event stream is open but tells nothing".to_owned())
             }
             StreamState::Open { .. } => Mode::Events,

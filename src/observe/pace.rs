@@ -75,7 +75,12 @@ impl Pace {
 
     /// Takes in the state of the stream. After it was opened and after it broke a full list
     /// is due at once: events in between are lost.
-    pub(super) fn heard(&mut self, stream: &StreamState, untold: Option<Instant>, now: Instant) -> Option<Turn> {
+    pub(super) fn heard(
+        &mut self,
+        stream: &StreamState,
+        untold: Option<Instant>,
+        now: Instant,
+    ) -> Option<Turn> {
         if *stream != self.stream {
             self.stream = stream.clone();
             self.deaf = false;

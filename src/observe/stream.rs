@@ -104,9 +104,9 @@ fn read(observe: &Observe, stop: &StopToken) -> Result<(), CriError> {
 
 /// Notes whose news an event brings.
 fn take(cache: &Cache, event: &ContainerEvent, heard: Instant) {
-    if let Some(age) = event.made_at.and_then(|at| {
-        Duration::try_from(jiff::Timestamp::now().duration_since(at)).ok()
-    }) {
+    if let Some(age) =
+        event.made_at.and_then(|at| Duration::try_from(jiff::Timestamp::now().duration_since(at)).ok())
+    {
         metrics::EVENTED_PLEG_LATENCY.took(age);
     }
     // What is gone already is told without its pod.

@@ -479,7 +479,9 @@ mod tests {
         page.gauge("b", "x", f64::INFINITY);
         page.gauge("a", "x", f64::NAN);
         page.family("empty", "x", Type::Gauge);
-        page.family("c", "x", Type::Gauge).series(&[("k", "v")], f64::NEG_INFINITY).series(&[("k", "w")], 1e9);
+        page.family("c", "x", Type::Gauge)
+            .series(&[("k", "v")], f64::NEG_INFINITY)
+            .series(&[("k", "w")], 1e9);
         let text = page.into_text();
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(lines, ["a NaN", "b +Inf", "c{k=\"v\"} -Inf", "c{k=\"w\"} 1000000000"]);

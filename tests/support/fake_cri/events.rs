@@ -90,7 +90,11 @@ pub struct Spoiler {
 
 impl Spoiler {
     /// What is to be sent now, and whether the streams are to be ended after it.
-    pub fn pass(&mut self, news: Vec<ContainerEventResponse>, now: Instant) -> (Vec<ContainerEventResponse>, bool) {
+    pub fn pass(
+        &mut self,
+        news: Vec<ContainerEventResponse>,
+        now: Instant,
+    ) -> (Vec<ContainerEventResponse>, bool) {
         let mut out = Vec::new();
         let mut cut = false;
         for event in news {
@@ -104,7 +108,9 @@ impl Spoiler {
                 StreamFault::Lies => {
                     let mut other = event.clone();
                     if let Some(sandbox) = other.pod_sandbox_status.as_mut() {
-                        sandbox.labels.insert("io.kubernetes.pod.uid".to_owned(), format!("lie-{}", self.seen));
+                        sandbox
+                            .labels
+                            .insert("io.kubernetes.pod.uid".to_owned(), format!("lie-{}", self.seen));
                         sandbox.state = Default::default();
                     }
                     let empty = ContainerEventResponse::default();
