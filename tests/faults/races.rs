@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::support::dice::{Dice, random_seed};
 use crate::support::node::simple;
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::{holds_for, pause, wait_for, wait_until};
@@ -62,18 +63,6 @@ fn a_pod_comes_back_while_its_remains_are_removed() {
     });
 }
 
-/// A generator of numbers that a seed decides.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 /// Pods that come, go, die and come back at random, while every list is slow enough to be out
 /// of date when it arrives, and the agent is killed now and then.
 #[test]
@@ -81,10 +70,10 @@ fn random_lives_on_a_slow_runtime() {
     const PODS: u64 = 8;
     let seed = match std::env::var("FAULTS_SEED") {
         Ok(text) => text.parse().unwrap(),
-        Err(_) => u64::from(std::process::id()) << 20 | 0x5eed,
+        Err(_) => random_seed(),
     };
     tell(&format!("random lives: FAULTS_SEED={seed}"));
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let mut solo = Solo::start_with(json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}));
     solo.fake.write_logs();
     for method in ["ListPodSandbox", "ListContainers", "RemoveContainer", "StopContainer", "RunPodSandbox"] {

@@ -480,7 +480,7 @@ impl Drop for Solo {
 }
 
 /// The agent under test: the one that was built with the tests, or another build of it.
-fn binary() -> PathBuf {
+pub fn binary() -> PathBuf {
     std::env::var_os("CORACLE_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_coracle").into(), PathBuf::from)
 }
 
