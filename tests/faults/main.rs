@@ -7,18 +7,27 @@
 mod support;
 
 mod crashes;
+mod images;
 mod methods;
 mod outages;
+mod races;
 mod scale;
 mod stops;
 mod stream;
+mod syscalls;
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::io::Write;
 
 use serde_json::{Value, json};
 
 use support::node::{FOREVER, busybox, pod};
+
+/// Tells something of a test that passes; the test harness holds back what is printed.
+fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
 
 /// Runs one case per thread and fails with the names of all that failed. The cases mostly
 /// wait, so that they do not take more time together than the longest of them alone.
@@ -45,10 +54,19 @@ const BOTH: [&str; 2] = ["one", "two"];
 /// An image that is pulled at every start of a container.
 const REMOTE_IMAGE: &str = "registry.example/app:1";
 
-/// A pod of two containers, of which the first needs a pull.
+/// A pod of two containers, of which the first needs a pull, after an init container, with a
+/// volume on disk and one in memory.
 fn two(name: &str) -> Value {
     let mut one = busybox("one", FOREVER);
     one["image"] = json!(REMOTE_IMAGE);
     one["imagePullPolicy"] = json!("Always");
-    pod(name, json!([one, busybox("two", FOREVER)]))
+    one["volumeMounts"] =
+        json!([{"name": "disk", "mountPath": "/disk"}, {"name": "memory", "mountPath": "/memory"}]);
+    let mut pod = pod(name, json!([one, busybox("two", FOREVER)]));
+    pod["spec"]["initContainers"] = json!([busybox("first", "exit 0")]);
+    // Mounting is for root.
+    let memory = if rustix::process::geteuid().is_root() { json!({"medium": "Memory"}) } else { json!({}) };
+    pod["spec"]["volumes"] =
+        json!([{"name": "disk", "emptyDir": {}}, {"name": "memory", "emptyDir": memory}]);
+    pod
 }

@@ -1,20 +1,22 @@
-//! Every CRI method that the agent uses, times every misbehavior.
+//! The fault matrix: every CRI method that the agent uses, times every misbehavior.
 //!
-//! Two methods are left out: the image garbage collector, which calls `ImageFsInfo` and
-//! `RemoveImage`, makes its first round after five minutes; it has tests of its own.
+//! `ImageFsInfo` and `RemoveImage` are in `images`: the image garbage collector makes its
+//! first round after five minutes. What else the stream of events can do is in `stream`.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use coracle::transport::grpc::Kind;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::support::fake_cri::Gate;
+use crate::support::fake_cri::{Gate, Wire};
 use crate::support::node::{is_ready, simple};
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::wait_until;
-use crate::{BOTH, side_by_side, two};
+use crate::{BOTH, images, side_by_side, tell, two};
 
 /// Failed steps are tried again after 10 to 15 s, failed pulls after 10, 20 and 40 s,
 /// garbage after a minute.
@@ -45,6 +47,7 @@ pub const CASES: &[Case] = &[
     ("Status", Stage::Boot),
     ("ListPodSandbox", Stage::Boot),
     ("ListContainers", Stage::Boot),
+    ("GetContainerEvents", Stage::Boot),
     ("Status", Stage::Start),
     ("ListPodSandbox", Stage::Start),
     ("ListContainers", Stage::Start),
@@ -64,35 +67,62 @@ pub const CASES: &[Case] = &[
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub enum Fault {
+    /// An error.
     FailsOnce,
     FailsThrice,
+    IsAway,
+    /// No answer until another pod was started.
     Hangs,
     IsSlow,
-    IsAway,
+    /// It is done, and the caller is told that the connection broke.
+    LosesAnswer,
+    /// The connection ends while the call is under way; the runtime carries it out later.
+    IsCut,
+    /// As above, but the connection ends in noise.
+    IsGarbled,
+}
+
+pub const FAULTS: &[Fault] = &[
+    Fault::FailsOnce,
+    Fault::FailsThrice,
+    Fault::IsAway,
+    Fault::Hangs,
+    Fault::IsSlow,
+    Fault::LosesAnswer,
+    Fault::IsCut,
+    Fault::IsGarbled,
+];
+
+impl Fault {
+    fn is_on_the_wire(self) -> bool {
+        matches!(self, Fault::IsCut | Fault::IsGarbled)
+    }
 }
 
 /// A fault that is on.
-struct Active {
+struct Active<'a> {
     fault: Fault,
     method: &'static str,
+    wire: Option<&'a Wire>,
     gate: Option<Gate>,
     calls_before: usize,
 }
 
-impl Active {
-    fn begin(solo: &Solo, fault: Fault, method: &'static str) -> Active {
+impl<'a> Active<'a> {
+    fn begin(solo: &Solo, wire: Option<&'a Wire>, fault: Fault, method: &'static str) -> Active<'a> {
         let fake = &solo.fake;
         let calls_before = fake.count(method);
         let mut gate = None;
         match fault {
             Fault::FailsOnce => fake.fail_times(method, 1, Kind::Unknown, "it failed"),
             Fault::FailsThrice => fake.fail_times(method, 3, Kind::Unknown, "it failed"),
-            Fault::Hangs => gate = Some(fake.hang_next(method)),
-            Fault::IsSlow => fake.delay(method, Duration::from_secs(2)),
             Fault::IsAway => fake.fail(method, Kind::Unavailable, "it is away"),
+            Fault::IsSlow => fake.delay(method, Duration::from_secs(2)),
+            Fault::LosesAnswer => fake.lose_answers(method, 1),
+            Fault::Hangs | Fault::IsCut | Fault::IsGarbled => gate = Some(fake.hang_next(method)),
         }
-        Active { fault, method, gate, calls_before }
+        Active { fault, method, wire, gate, calls_before }
     }
 
     /// Waits until a call has met the fault.
@@ -106,9 +136,14 @@ impl Active {
     /// Waits until a call has met the fault and looks how the agent bears it.
     fn look(&self, solo: &Solo, stage: Stage) {
         self.wait_met(solo);
+        match (self.fault, self.wire) {
+            (Fault::IsCut, Some(wire)) => wire.cut(),
+            (Fault::IsGarbled, Some(wire)) => wire.spoil(),
+            _ => {}
+        }
         solo.assert_answers();
         // A hanging call is its pod's affair: another pod starts meanwhile.
-        if let Some(gate) = &self.gate
+        if let (Fault::Hangs, Some(gate)) = (self.fault, &self.gate)
             && stage != Stage::Boot
         {
             solo.apply(&simple("other"));
@@ -121,7 +156,7 @@ impl Active {
     /// Waits until the fault is over, or ends it.
     fn end(self, solo: &Solo) {
         match self.fault {
-            Fault::FailsOnce | Fault::FailsThrice => {
+            Fault::FailsOnce | Fault::FailsThrice | Fault::LosesAnswer => {
                 wait_until(&format!("{} to have failed often enough", self.method), RETRIES, || {
                     solo.assert_no_twins();
                     // The end of a sandbox is the end of its containers: no third stop is due.
@@ -130,7 +165,7 @@ impl Active {
                 });
                 solo.fake.behave(self.method);
             }
-            Fault::Hangs => self.gate.iter().for_each(Gate::open),
+            Fault::Hangs | Fault::IsCut | Fault::IsGarbled => self.gate.iter().for_each(Gate::open),
             // A slow runtime has to be good enough; it stays slow.
             Fault::IsSlow => {}
             Fault::IsAway => solo.fake.behave(self.method),
@@ -140,10 +175,14 @@ impl Active {
 
 /// An agent whose logs are rotated often, with a pod that nothing may happen to.
 pub fn prepare() -> Solo {
-    let solo = Solo::prepare(json!({"containerLogMaxSize": "1Ki", "containerLogMonitorInterval": "3s"}));
+    let solo = Solo::prepare(rotation());
     solo.fake.write_logs();
     solo.apply(&simple("calm"));
     solo
+}
+
+fn rotation() -> Value {
+    json!({"containerLogMaxSize": "1Ki", "containerLogMonitorInterval": "3s"})
 }
 
 /// Brings the agent to the point where it is about to call the method of a stage, which
@@ -180,7 +219,13 @@ fn fill_log(solo: &Solo, name: &str) {
 
 fn run(&(method, stage): &Case, fault: Fault) {
     let mut solo = prepare();
-    let active = approach(&mut solo, stage, |solo| Active::begin(solo, fault, method));
+    let wire = fault.is_on_the_wire().then(|| Wire::start(&solo.fake.socket()));
+    if let Some(wire) = &wire {
+        let mut config = rotation();
+        config["containerRuntimeEndpoint"] = json!(wire.endpoint());
+        solo.configure(config);
+    }
+    let active = approach(&mut solo, stage, |solo| Active::begin(solo, wire.as_ref(), fault, method));
     let calm = solo.running("calm");
     if stage == Stage::Images {
         ask_for_images(&solo, active);
@@ -205,50 +250,99 @@ fn run(&(method, stage): &Case, fault: Fault) {
         assert_eq!(solo.running("calm"), calm, "the pod next door was disturbed");
     }
     solo.wait_healthy();
+    assert_known(&solo);
     solo.finish();
 }
 
+/// A method that the agent has learned to call is a row that the matrix lacks.
+fn assert_known(solo: &Solo) {
+    let known: BTreeSet<&str> =
+        CASES.iter().map(|case| case.0).chain(images::METHODS.iter().copied()).collect();
+    let unknown: Vec<_> = solo.fake.counts().into_keys().filter(|method| !known.contains(method)).collect();
+    assert!(unknown.is_empty(), "not in the fault matrix: {unknown:?}");
+}
+
 /// `coracle images` shares the fate of the call; the next one is as good as new.
-fn ask_for_images(solo: &Solo, active: Active) {
-    let is_slow = active.fault == Fault::IsSlow;
-    std::thread::scope(|scope| {
-        let asked = scope.spawn(|| solo.command(&["images"]));
+fn ask_for_images(solo: &Solo, active: Active<'_>) {
+    let fault = active.fault;
+    let code = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| solo.command(&["images"]).status.code());
         active.look(solo, Stage::Images);
-        if !matches!(active.fault, Fault::FailsOnce | Fault::FailsThrice) {
-            if active.fault == Fault::IsAway {
-                assert_eq!(asked.join().unwrap().status.code(), Some(1));
-                active.end(solo);
-            } else {
-                active.end(solo);
-                assert!(asked.join().unwrap().status.success());
+        if fault == Fault::IsAway {
+            let code = asked.join().unwrap();
+            active.end(solo);
+            return code;
+        }
+        if fault == Fault::FailsThrice {
+            while solo.fake.misbehaves("ListImages") {
+                assert_eq!(solo.command(&["images"]).status.code(), Some(1));
             }
         }
+        active.end(solo);
+        asked.join().unwrap()
     });
+    let succeeds = matches!(fault, Fault::Hangs | Fault::IsSlow);
+    assert_eq!(code, Some(if succeeds { 0 } else { 1 }));
     wait_until("coracle images to work again", LONG, || solo.command(&["images"]).status.success());
-    assert!(is_slow || !solo.fake.misbehaves("ListImages"));
+}
+
+fn row(fault: Fault) {
+    side_by_side(CASES, |case| run(case, fault));
+    passed(CASES.len());
+}
+
+/// Counts runs that passed, those of `images` too, and tells of the matrix when it is full.
+pub fn passed(runs: usize) {
+    static PASSED: AtomicUsize = AtomicUsize::new(0);
+    let whole = (CASES.len() + images::METHODS.len()) * FAULTS.len();
+    if PASSED.fetch_add(runs, Ordering::Relaxed) + runs == whole {
+        let methods: BTreeSet<_> =
+            CASES.iter().map(|case| case.0).chain(images::METHODS.iter().copied()).collect();
+        let stages = CASES.len() + images::METHODS.len();
+        tell(&format!(
+            "fault matrix: {} methods at {stages} stages x {} faults = {whole} runs, all passed",
+            methods.len(),
+            FAULTS.len()
+        ));
+    }
 }
 
 #[test]
 fn every_method_fails_once() {
-    side_by_side(CASES, |case| run(case, Fault::FailsOnce));
+    row(Fault::FailsOnce);
 }
 
 #[test]
 fn every_method_fails_three_times() {
-    side_by_side(CASES, |case| run(case, Fault::FailsThrice));
+    row(Fault::FailsThrice);
 }
 
 #[test]
 fn every_method_hangs() {
-    side_by_side(CASES, |case| run(case, Fault::Hangs));
+    row(Fault::Hangs);
 }
 
 #[test]
 fn every_method_is_slow() {
-    side_by_side(CASES, |case| run(case, Fault::IsSlow));
+    row(Fault::IsSlow);
 }
 
 #[test]
 fn every_method_is_unavailable() {
-    side_by_side(CASES, |case| run(case, Fault::IsAway));
+    row(Fault::IsAway);
+}
+
+#[test]
+fn every_method_loses_its_answer() {
+    row(Fault::LosesAnswer);
+}
+
+#[test]
+fn every_method_is_cut_off() {
+    row(Fault::IsCut);
+}
+
+#[test]
+fn every_method_is_answered_by_noise() {
+    row(Fault::IsGarbled);
 }

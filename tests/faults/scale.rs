@@ -1,21 +1,28 @@
-//! Five hundred pods of two containers each: what the agent holds grows with the pods, and
-//! no faster.
+//! Very many pods of two containers with two probes each: what the agent holds grows with the
+//! pods, and no faster. `tests/bench/scale` runs it with a release build and 1,000 pods.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::support::cop::Holding;
+use crate::support::cop::{Holding, cpu_time};
 use crate::support::node::{FOREVER, busybox, is_ready, pod};
 use crate::support::solo::Solo;
-use crate::support::wait::wait_until;
+use crate::support::wait::{pause, wait_until};
+use crate::tell;
 
 /// Debug builds of two programs on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(240);
 
-/// One worker thread per pod; the rest comes and goes with connections.
+/// Pods in the usual run of the tests.
+const PODS: usize = 240;
+
+/// One worker thread per pod; the rest comes and goes with connections and checks.
 const SPARE_THREADS: usize = 12;
+
+/// How many checks of probes may be under way at one time.
+const CHECKS: usize = 512;
 
 /// How far the growth may be from a straight line: memory comes in pages and arenas.
 const SLACK: f64 = 1.4;
@@ -24,94 +31,134 @@ const SLACK: f64 = 1.4;
 struct Mark {
     pods: usize,
     holding: Holding,
-    cpu: Duration,
-    elapsed: Duration,
+    /// Of one core, while nothing but probes happens.
+    cpu_percent: f64,
 }
 
-/// CPU time of a process so far, user and system.
-fn cpu(pid: u32) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // The name in parentheses may hold anything; fields 14 and 15 of the line are counted
-    // from behind it. The kernel counts in hundredths for every architecture we build for.
-    let rest = stat.rsplit_once(')').unwrap().1;
-    let ticks = rest.split_whitespace().skip(11).take(2).map(|text| text.parse::<u64>().unwrap());
-    Duration::from_millis(ticks.sum::<u64>() * 10)
+fn number(name: &str) -> Option<usize> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+/// A container with a liveness and a readiness probe, once every ten seconds each.
+fn probed(name: &str) -> Value {
+    let mut container = busybox(name, FOREVER);
+    for probe in ["livenessProbe", "readinessProbe"] {
+        container[probe] = json!({"exec": {"command": ["true"]}, "periodSeconds": 10});
+    }
+    container
+}
+
+/// Watches the agent for a while.
+fn mark(solo: &Solo, pods: usize, span: Duration) -> Mark {
+    let (pid, begun) = (solo.pid(), Instant::now());
+    let before = cpu_time(pid);
+    let mut holding = solo.holding().unwrap();
+    while begun.elapsed() < span {
+        pause(Duration::from_millis(250));
+        let now = solo.holding().unwrap();
+        holding.threads = holding.threads.max(now.threads);
+        holding.descriptors = holding.descriptors.max(now.descriptors);
+        holding.resident_kib = holding.resident_kib.max(now.resident_kib);
+    }
+    let spent = cpu_time(pid).saturating_sub(before);
+    let cpu_percent = spent.as_secs_f64() / begun.elapsed().as_secs_f64() * 100.0;
+    tell(&format!(
+        "scale: {pods:>4} pods, {:>4} containers, {:>4} probes: {:>6.1} MiB resident, {:>4} threads, \
+         {:>3} descriptors, {cpu_percent:>5.2} % of a core",
+        pods * 2,
+        pods * 4,
+        holding.resident_kib as f64 / 1024.0,
+        holding.threads,
+        holding.descriptors,
+    ));
+    Mark { pods, holding, cpu_percent }
 }
 
 #[test]
-fn scale_500_pods() {
-    let solo = Solo::start_with(json!({"maxPods": 600}));
-    let begun = Instant::now();
-    let pid = solo.pid();
-    let idle = solo.holding().unwrap();
-    println!("   0 pods: {:>6} KiB resident, {:>3} threads", idle.resident_kib, idle.threads);
-    let mut marks: Vec<Mark> = Vec::new();
+fn scale_of_pods_with_probes() {
+    let most = number("SCALE_PODS").unwrap_or(PODS);
+    let span = Duration::from_secs(number("SCALE_SECONDS").unwrap_or(3) as u64);
+    let solo = Solo::start_with(json!({"maxPods": most + 10}));
+    let mut marks = vec![mark(&solo, 0, span)];
     let mut made = 0;
-    for pods in [100, 200, 300, 500] {
+    for pods in [most / 4, most / 2, most] {
         for number in made..pods {
-            let containers = json!([busybox("one", FOREVER), busybox("two", FOREVER)]);
-            solo.apply(&pod(&format!("pod{number:03}"), containers));
+            solo.apply(&pod(&format!("pod{number:04}"), json!([probed("one"), probed("two")])));
         }
         made = pods;
-        wait_until(&format!("{} containers to run", pods * 2), PATIENCE, || {
-            solo.fake.with_state(|state| state.containers.values().filter(|one| one.is_running()).count())
-                == pods * 2
-        });
+        let running =
+            || solo.fake.with_state(|state| state.containers.values().filter(|one| one.is_running()).count());
+        wait_until(&format!("{} containers to run", pods * 2), PATIENCE, || running() == pods * 2);
         // Before anybody asks for all the pods: an answer of megabytes has its own price.
-        let most = idle.threads + pods + SPARE_THREADS;
-        wait_until(&format!("at most {most} threads"), PATIENCE, || solo.holding().unwrap().threads <= most);
-        let mark = Mark { pods, holding: solo.holding().unwrap(), cpu: cpu(pid), elapsed: begun.elapsed() };
-        println!(
-            "{pods:>4} pods: {:>6} KiB resident, {:>3} threads, {:>3} descriptors, {:>5.2} s CPU, {:>5.1} s",
-            mark.holding.resident_kib,
-            mark.holding.threads,
-            mark.holding.descriptors,
-            mark.cpu.as_secs_f64(),
-            mark.elapsed.as_secs_f64()
-        );
+        let threads = marks[0].holding.threads + pods + SPARE_THREADS;
+        wait_until(&format!("at most {threads} threads"), PATIENCE, || {
+            solo.holding().unwrap().threads <= threads
+        });
+        marks.push(mark(&solo, pods, span));
         wait_until(&format!("{pods} pods to be ready"), PATIENCE, || {
+            pause(Duration::from_millis(200));
             solo.try_pods().is_some_and(|all| all.len() == pods && all.iter().all(is_ready))
         });
         solo.assert_no_twins();
         solo.assert_answers();
-        marks.push(mark);
     }
-    check_growth(idle, &marks);
+    check_growth(&marks);
+    if let Some(bar) = number("SCALE_MAX_MIB") {
+        let resident = marks[3].holding.resident_kib / 1024;
+        assert!(resident <= bar as u64, "{resident} MiB with {most} pods, at most {bar} promised");
+    }
 
     // Every start was the only one of its container, and nobody was restarted.
     let calls = solo.fake.counts();
-    for (method, count) in [("RunPodSandbox", 500), ("CreateContainer", 1000), ("StartContainer", 1000)] {
+    for (method, count) in
+        [("RunPodSandbox", most), ("CreateContainer", most * 2), ("StartContainer", most * 2)]
+    {
         assert_eq!(calls.get(method), Some(&count), "{method}");
     }
+    tell(&format!("scale: {} execs", calls.get("ExecSync").unwrap_or(&0)));
     // The way back: all at once.
     let begun = Instant::now();
+    let pid = solo.pid();
     fs::read_dir(solo.manifests()).unwrap().for_each(|entry| fs::remove_file(entry.unwrap().path()).unwrap());
     wait_until("all pods to be gone", PATIENCE, || {
         solo.fake.with_state(|state| state.containers.values().all(|one| !one.is_running()))
             && solo.try_pods().is_some_and(|pods| pods.is_empty())
     });
-    println!("removed in {:.1} s, {:.2} s CPU so far", begun.elapsed().as_secs_f64(), cpu(pid).as_secs_f64());
-    let left = idle.threads + SPARE_THREADS;
+    let left = marks[0].holding.threads + SPARE_THREADS;
     wait_until("the threads of the pods to be gone", PATIENCE, || solo.holding().unwrap().threads <= left);
     wait_until("all records to be gone", PATIENCE, || {
         solo.fake.with_state(|state| state.containers.is_empty() && state.sandboxes.is_empty())
     });
-    println!("nothing left after {:.1} s", begun.elapsed().as_secs_f64());
+    tell(&format!(
+        "scale: nothing left {:.1} s after the end of all; {:.1} MiB resident, {:.1} s of CPU in all",
+        begun.elapsed().as_secs_f64(),
+        solo.holding().unwrap().resident_kib as f64 / 1024.0,
+        cpu_time(pid).as_secs_f64()
+    ));
+    solo.finish();
 }
 
-/// From the first hundred pods on, each further hundred costs the same.
-fn check_growth(idle: Holding, marks: &[Mark]) {
-    let at = |pods: usize| marks.iter().find(|mark| mark.pods == pods).unwrap();
-    let resident = |pods: usize| at(pods).holding.resident_kib as f64;
-    // The growth over the first two hundred, arenas and all, sets the scale.
-    let per_hundred = (resident(200) - idle.resident_kib as f64) / 2.0;
-    let grown = resident(500) - resident(200);
+/// The second half of the pods costs what the first half did.
+fn check_growth(marks: &[Mark]) {
+    let [none, _, half, all] = marks else { panic!("four marks") };
+    let kib = |mark: &Mark| mark.holding.resident_kib as f64;
+    let (first, second) = (kib(half) - kib(none), kib(all) - kib(half));
     assert!(
-        grown <= 3.0 * per_hundred * SLACK,
-        "300 more pods took {grown:.0} KiB; the 200 before them {per_hundred:.0} KiB per hundred"
+        second <= first * SLACK,
+        "the first {} pods took {first:.0} KiB, the next {} took {second:.0} KiB",
+        half.pods,
+        all.pods - half.pods
+    );
+    // Half a percent is what the clock's ticks can show of so short a time.
+    let (first, second) = (half.cpu_percent - none.cpu_percent, all.cpu_percent - half.cpu_percent);
+    assert!(
+        second <= first.max(0.5) * SLACK * 1.5,
+        "the first half costs {first:.2} % of a core, the second {second:.2} %"
     );
     for mark in marks {
-        let descriptors = idle.descriptors + 64;
-        assert!(mark.holding.descriptors <= descriptors, "descriptors grow with the pods: {mark:?}");
+        let most = none.holding.descriptors + 64;
+        assert!(mark.holding.descriptors <= most, "descriptors grow with the pods: {mark:?}");
+        let most = none.holding.threads + mark.pods + SPARE_THREADS + (mark.pods * 4).min(CHECKS);
+        assert!(mark.holding.threads <= most, "more than a thread per pod and check: {mark:?}");
     }
 }

@@ -56,6 +56,23 @@ pub fn assert_back_to(first: Holding, pid: u32, max_resident_kib: u64) {
     );
 }
 
+/// The processor time of a process so far, user and system, ended threads included.
+pub fn cpu_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in parentheses may hold anything; fields 14 and 15 of the line are counted
+    // from behind it. The kernel counts in hundredths for every architecture we build for.
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks = rest.split_whitespace().skip(11).take(2).filter_map(|text| text.parse::<u64>().ok());
+    Duration::from_millis(ticks.sum::<u64>() * 10)
+}
+
+/// The proportional share of a process's memory: what would be free without it.
+pub fn proportional_kib(pid: u32) -> Option<u64> {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 /// The mount points below a directory, as the kernel lists them.
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo is readable");

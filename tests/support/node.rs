@@ -177,7 +177,7 @@ impl Node {
         self.starts += 1;
         let log = File::create(self.dir.join(format!("agent-{}.log", self.starts))).expect("a log file");
         let errors = log.try_clone().expect("a second handle of the log");
-        let agent = Command::new(env!("CARGO_BIN_EXE_coracle"))
+        let agent = Command::new(super::solo::binary())
             .arg("--config")
             .arg(self.dir.join("config.yaml"))
             .arg("--root-dir")
@@ -383,7 +383,7 @@ impl Node {
 
     /// A local command of the binary, against this node.
     pub fn command(&self, args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_coracle"))
+        Command::new(super::solo::binary())
             // First: after `--` it would be a word of somebody else's command.
             .arg("--root-dir")
             .arg(self.root())
@@ -412,6 +412,11 @@ impl Node {
         let mut all = vec!["tasks", "exec", "--exec-id", &id, container];
         all.extend(args);
         self.containerd.ctr(&all)
+    }
+
+    /// The agent's process.
+    pub fn pid(&self) -> u32 {
+        self.agent.as_ref().expect("the agent was started").id()
     }
 
     /// What the agent under test holds right now.

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -163,7 +164,7 @@ impl Solo {
 
     /// The agent's command line.
     pub fn agent_command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_coracle"));
+        let mut command = Command::new(binary());
         command
             .arg("--config")
             .arg(self.config_file())
@@ -333,7 +334,7 @@ impl Solo {
 
     /// A local command of the binary, against this agent.
     pub fn command(&self, args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_coracle"))
+        Command::new(binary())
             // First: after `--` it would be a word of somebody else's command.
             .arg("--root-dir")
             .arg(self.root())
@@ -405,6 +406,8 @@ impl Solo {
                 running.entry(key).or_default().push(one.status.id.clone());
             }
         }
+        let alarms = self.fake.alarms();
+        assert!(alarms.is_empty(), "{alarms:?}; calls: {:?}", self.fake.calls());
         for (which, ids) in running {
             assert!(ids.len() < 2, "twins of {which:?}: {ids:?}; calls: {:?}", self.fake.calls());
         }
@@ -433,8 +436,9 @@ impl Solo {
     // ---- the end ----
 
     /// Removes every manifest and asserts that nothing stays: no pod, nothing running, no
-    /// container, sandbox or mount, no pod directory; that the agent holds what it held at
-    /// first; that it stops.
+    /// container, sandbox or mount, no directory of pods or logs, no kept manifest; that
+    /// nothing ran twice at any moment; that the agent holds what one without pods holds; that
+    /// it stops.
     pub fn finish(mut self) {
         for entry in fs::read_dir(self.manifests()).expect("the manifest directory is readable").flatten() {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
@@ -448,11 +452,16 @@ impl Solo {
             self.fake.with_state(|state| state.containers.is_empty() && state.sandboxes.is_empty())
         });
         wait_until("no pod directories", limit, || is_empty_dir(&self.root().join("pods")));
+        wait_until("no log directories", limit, || is_empty_dir(&self.path("logs")));
+        wait_until("no kept manifests", limit, || is_empty_dir(&self.root().join("sources")));
         cop::assert_no_mounts_below(&self.root());
-        // A restarted agent starts from its own first look, which no test took.
-        if let (1, Some(first)) = (self.starts, self.first) {
-            cop::assert_back_to(first, self.pid(), MAX_RESIDENT_KIB);
-        }
+        self.assert_no_twins();
+        // An agent that was started above pods had no look without them.
+        let first = match self.first {
+            Some(first) if self.starts == 1 => first,
+            _ => idle_holding(),
+        };
+        cop::assert_back_to(first, self.pid(), MAX_RESIDENT_KIB);
         self.stop_agent();
     }
 }
@@ -471,6 +480,11 @@ impl Drop for Solo {
     }
 }
 
+/// The agent under test: the one that was built with the tests, or another build of it.
+pub fn binary() -> PathBuf {
+    std::env::var_os("CORACLE_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_coracle").into(), PathBuf::from)
+}
+
 /// A static pod's name carries the node's.
 pub fn full_name(name: &str) -> String {
     format!("{name}-{NODE}")
@@ -478,6 +492,20 @@ pub fn full_name(name: &str) -> String {
 
 fn is_sandbox_ready(sandbox: &Sandbox) -> bool {
     sandbox.status.state == rt::PodSandboxState::SANDBOX_READY.into()
+}
+
+/// What an agent without pods holds. Looked at once per test program.
+fn idle_holding() -> Holding {
+    static IDLE: OnceLock<Holding> = OnceLock::new();
+    *IDLE.get_or_init(|| {
+        let solo = Solo::start();
+        let idle = wait_for("a first look", LONG, || {
+            // All that it does without pods has been done once.
+            (solo.fake.count("ListContainers") >= 2).then(|| solo.holding())?
+        });
+        drop(solo);
+        idle
+    })
 }
 
 fn is_empty_dir(dir: &Path) -> bool {

@@ -129,7 +129,9 @@ impl<R: Remover> Collector<R> {
         let (logs, problems) = LogTree::read(&self.settings.pod_logs_dir, &self.settings.container_logs_dir);
         let inputs =
             Inputs { listed, standing, sources_ready, scope, policy: self.settings.policy, logs: &logs, now };
-        let mut collected = self.remove(&plan(&inputs), stop);
+        // A removal takes its time, and a pod may have come back meanwhile.
+        let still_gone = |uid: &PodUid| plan::is_gone(&inputs, uid);
+        let mut collected = self.remove(&plan(&inputs), &still_gone, stop);
         collected.problems.extend(problems);
         if !collected.problems.is_empty() {
             let text = collected.problems.join("; ");
@@ -147,10 +149,17 @@ impl<R: Remover> Collector<R> {
         standing: PodStanding,
         stop: &StopToken,
     ) -> Collected {
-        self.remove(&surplus(pod, name, standing, self.settings.policy), stop)
+        self.remove(&surplus(pod, name, standing, self.settings.policy), &|_| false, stop)
     }
 
-    fn remove(&self, removals: &[Removal], stop: &StopToken) -> Collected {
+    /// Log directories go only while `still_gone` says so of their pods: its new containers
+    /// write into the same one.
+    fn remove(
+        &self,
+        removals: &[Removal],
+        still_gone: &dyn Fn(&PodUid) -> bool,
+        stop: &StopToken,
+    ) -> Collected {
         let mut done = Collected::default();
         let mut kept = Kept::default();
         for removal in removals {
@@ -175,7 +184,7 @@ impl<R: Remover> Collector<R> {
                         }
                     }
                 }
-                Removal::LogDirectory { pod, name } if !kept.pods.contains(pod) => {
+                Removal::LogDirectory { pod, name } if !kept.pods.contains(pod) && still_gone(pod) => {
                     let path = self.settings.pod_logs_dir.join(name);
                     match log_tree::remove_tree(&path) {
                         Ok(()) => done.log_entries += 1,

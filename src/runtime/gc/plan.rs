@@ -264,7 +264,7 @@ fn cut<'a>(unit: &mut Unit<'a>, keep: usize) -> Unit<'a> {
 }
 
 /// Whether the pod is deleted or unknown for certain.
-fn is_gone(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
+pub(super) fn is_gone(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
     inputs.sources_ready && matches!((inputs.standing)(uid), PodStanding::Terminated | PodStanding::Unknown)
 }
 

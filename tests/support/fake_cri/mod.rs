@@ -19,6 +19,7 @@ mod gate;
 mod json;
 mod service;
 mod state;
+mod wire;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -39,6 +40,7 @@ pub use json::ToJson;
 pub use service::Entry;
 use service::{Misbehavior, Service, Shared, create_image_service, create_runtime_service};
 pub use state::{BUSYBOX, BUSYBOX_ID, Container, ExecAnswer, Failure, Sandbox, State, state_name};
+pub use wire::Wire;
 
 /// How long the helpers here wait before they fail the test.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -168,6 +170,14 @@ impl FakeCri {
         self.spoil(method, Misbehavior::Fail { failure, times });
     }
 
+    /// The next `times` calls of `method` are carried out, but their callers are told that
+    /// the connection broke.
+    pub fn lose_answers(&self, method: &str, times: u32) {
+        let message = "Socket closed".to_owned();
+        let failure = Failure { code: service::code(Kind::Unavailable), message };
+        self.spoil(method, Misbehavior::Lose { failure, times: Some(times) });
+    }
+
     /// Calls of `method` wait until the gate is opened or [`FakeCri::behave`] is called;
     /// then they are carried out.
     pub fn hang(&self, method: &str) -> Gate {
@@ -192,6 +202,12 @@ impl FakeCri {
     /// Calls of `method` take this long.
     pub fn delay(&self, method: &str, delay: Duration) {
         self.spoil(method, Misbehavior::Delay(delay));
+    }
+
+    /// What must never have happened, however briefly: two running instances of one container,
+    /// two ready sandboxes of one pod.
+    pub fn alarms(&self) -> Vec<String> {
+        self.shared.state.lock().unwrap().alarms.clone()
     }
 
     /// Ends the misbehavior of `method` and lets its hanging calls go.

@@ -36,6 +36,11 @@ pub enum Misbehavior {
         times: Option<u32>,
     },
     Delay(std::time::Duration),
+    /// Calls are carried out, and the answer of a success is lost: the caller gets this.
+    Lose {
+        failure: Failure,
+        times: Option<u32>,
+    },
 }
 
 /// One mutating request.
@@ -94,6 +99,7 @@ impl Service {
             journal.push(Entry { method, request: request.to_json(), error: None });
             journal.len() - 1
         });
+        let loss = shared.loss(method);
         let (failure, gate) = shared.spoil(method);
         ctx.spawn(async move {
             if let Some(gate) = gate {
@@ -113,6 +119,10 @@ impl Service {
             {
                 entry.error = Some(failure.clone());
             }
+            let answer = match (answer, loss) {
+                (Ok(_), Some(loss)) => Err(loss),
+                (answer, _) => answer,
+            };
             // The client may be gone by now; that is its affair.
             let _ = match answer {
                 Ok(answer) => sink.success(answer).await,
@@ -146,10 +156,21 @@ impl Shared {
         self.subscribers.lock().unwrap().drain(..).for_each(|subscriber| subscriber.end());
     }
 
+    /// What the caller gets in place of the answer of a success.
+    fn loss(&self, method: &str) -> Option<Failure> {
+        let mut all = self.misbehavior.lock().unwrap();
+        let Some(Misbehavior::Lose { failure, times }) = all.get_mut(method) else { return None };
+        let failure = failure.clone();
+        if is_last(times) {
+            all.remove(method);
+        }
+        Some(failure)
+    }
+
     fn spoil(&self, method: &str) -> (Option<Failure>, Option<Gate>) {
         let mut all = self.misbehavior.lock().unwrap();
         match all.get_mut(method) {
-            None => (None, None),
+            None | Some(Misbehavior::Lose { .. }) => (None, None),
             Some(Misbehavior::Fail { failure, times }) => {
                 let failure = failure.clone();
                 if is_last(times) {

@@ -80,9 +80,15 @@ pub struct State {
     pub writes_logs: bool,
     /// What happened since the subscribers were last told.
     pub news: Vec<rt::ContainerEventResponse>,
+    /// See [`super::FakeCri::alarms`].
+    pub alarms: Vec<String>,
     made: u64,
     clock: i64,
 }
+
+/// The labels by which pods and containers are known.
+const POD_UID: &str = "io.kubernetes.pod.uid";
+const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 impl State {
     pub fn new() -> State {
@@ -97,6 +103,7 @@ impl State {
             exec: Arc::new(|_, _| (0, Vec::new(), Vec::new())),
             writes_logs: false,
             news: Vec::new(),
+            alarms: Vec::new(),
             made: 0,
             clock: 0,
         };
@@ -289,6 +296,14 @@ impl State {
             );
             return fail(Code::UNKNOWN, message);
         }
+        if let Some(uid) = config.labels.get(POD_UID)
+            && let Some(twin) = self.sandboxes.values().find(|other| {
+                other.status.state == rt::PodSandboxState::SANDBOX_READY.into()
+                    && other.config.labels.get(POD_UID) == Some(uid)
+            })
+        {
+            self.alarms.push(format!("a sandbox was made for pod {uid}, which has {} ready", twin.status.id));
+        }
         let options = &config.linux.security_context.namespace_options;
         let host_network = options.network == rt::NamespaceMode::NODE.into();
         let (id, created_at) = (self.id(), self.now());
@@ -459,6 +474,7 @@ impl State {
     ) -> Answer<rt::StartContainerResponse> {
         let now = self.now();
         let writes_logs = self.writes_logs;
+        self.watch_for_twins(&request.container_id);
         let container = self.container(&request.container_id)?;
         if container.status.state != rt::ContainerState::CONTAINER_CREATED.into() {
             return fail(Code::UNKNOWN, "container is in a state in which it cannot be started");
@@ -490,6 +506,22 @@ impl State {
         self.tell(&request.container_id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
         self.settle();
         Ok(rt::StartContainerResponse::default())
+    }
+
+    fn watch_for_twins(&mut self, id: &str) {
+        let who = |one: &Container| {
+            let labels = &one.config.labels;
+            Some((labels.get(POD_UID)?.clone(), labels.get(CONTAINER_NAME)?.clone()))
+        };
+        let Some(started) = self.containers.get(id).and_then(who) else { return };
+        let twin = self
+            .containers
+            .values()
+            .find(|one| one.status.id != id && one.is_running() && who(one).as_ref() == Some(&started));
+        if let Some(twin) = twin {
+            let alarm = format!("container {started:?} was started as {id} while {} runs", twin.status.id);
+            self.alarms.push(alarm);
+        }
     }
 
     pub fn stop_container(&mut self, request: rt::StopContainerRequest) -> Answer<rt::StopContainerResponse> {

@@ -1,0 +1,114 @@
+//! The part of the fault matrix that belongs to the image garbage collector: driven by hand,
+//! because the agent's own makes its first round after five minutes.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use coracle::cri;
+use coracle::model::event::EventSink;
+use coracle::model::ids::ImageRef;
+use coracle::runtime::images::gc::{ImageCollector, Policy};
+use coracle::transport::grpc::Kind;
+use coracle::util::stop::{self, StopToken};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::methods::{FAULTS, Fault, passed};
+use crate::side_by_side;
+use crate::support::fake_cri::{BUSYBOX_ID, FakeCri, Wire};
+use crate::support::solo::LONG;
+use crate::support::wait::{wait_for, wait_until};
+
+/// What only the collector calls.
+pub const METHODS: &[&str] = &["ImageFsInfo", "RemoveImage"];
+
+/// Shorter than the agent's two minutes, so that a hanging call ends in the test.
+const CALL: Duration = Duration::from_secs(3);
+
+fn run(fault: Fault, method: &'static str) {
+    let fake = FakeCri::start();
+    for name in ["registry.example/a:1", "registry.example/ab:1", "registry.example/abc:1"] {
+        fake.add_image(name);
+    }
+    let wire = Wire::start(&fake.socket());
+    let settings =
+        cri::Settings { runtime_endpoint: wire.endpoint(), image_endpoint: None, request_timeout: CALL };
+    let (_, images) = cri::connect(settings).unwrap();
+    let (events, _queue) = EventSink::new();
+    let policy = Policy { high_percent: 100, max_age: Some(Duration::from_secs(60)), ..Policy::default() };
+    let begun = Timestamp::now();
+    let mut collector = ImageCollector::new(images, policy, events, begun);
+    let in_use: BTreeSet<ImageRef> = [ImageRef::from(BUSYBOX_ID.to_owned())].into();
+    let never = StopToken::never();
+    // It learns what there is; nothing has been idle for long.
+    collector.collect(&in_use, begun, &never).unwrap();
+    let later = begun.checked_add(SignedDuration::from_secs(120)).unwrap();
+    let mut gate = None;
+    match fault {
+        Fault::FailsOnce => fake.fail_times(method, 1, Kind::Unknown, "it failed"),
+        Fault::FailsThrice => fake.fail_times(method, 3, Kind::Unknown, "it failed"),
+        Fault::IsAway => fake.fail(method, Kind::Unavailable, "it is away"),
+        Fault::IsSlow => fake.delay(method, Duration::from_millis(200)),
+        Fault::LosesAnswer => fake.lose_answers(method, 1),
+        Fault::Hangs | Fault::IsCut | Fault::IsGarbled => gate = Some(fake.hang_next(method)),
+    }
+    let limit = Instant::now();
+    std::thread::scope(|scope| {
+        let round = scope.spawn(|| {
+            // Whether it succeeds is the fault's affair; that it ends is not.
+            let _ = collector.collect(&in_use, later, &never);
+        });
+        if let Some(gate) = &gate {
+            wait_until(&format!("{method} to be called"), LONG, || gate.waiting() > 0);
+            match fault {
+                Fault::IsCut => wire.cut(),
+                Fault::IsGarbled => wire.spoil(),
+                _ => {}
+            }
+        }
+        round.join().unwrap();
+    });
+    assert!(limit.elapsed() < CALL * 4, "the round took {:?}", limit.elapsed());
+    fake.behave(method);
+    gate.iter().for_each(|gate| gate.open());
+    // The next rounds remove what is unused, and nothing else.
+    wait_until("the unused images to be gone", LONG, || {
+        let _ = collector.collect(&in_use, later, &never);
+        fake.with_state(|state| state.images.keys().eq([BUSYBOX_ID]))
+    });
+}
+
+#[test]
+fn every_method_of_the_image_collector() {
+    let cases: Vec<(Fault, &'static str)> =
+        FAULTS.iter().flat_map(|fault| METHODS.iter().map(|method| (*fault, *method))).collect();
+    side_by_side(&cases, |(fault, method)| run(*fault, method));
+    passed(cases.len());
+}
+
+/// A round in the middle of a hanging call ends with the agent.
+#[test]
+fn a_stop_ends_a_round() {
+    side_by_side(&["ListImages", "ImageFsInfo", "RemoveImage"], |method| {
+        let fake = FakeCri::start();
+        fake.add_image("registry.example/a:1");
+        let (source, token) = stop::pair();
+        let (_, images) = fake.connect();
+        let (events, _queue) = EventSink::new();
+        let policy =
+            Policy { high_percent: 100, max_age: Some(Duration::from_secs(60)), ..Policy::default() };
+        let begun = Timestamp::now();
+        let mut collector = ImageCollector::new(images.with_stop(token.clone()), policy, events, begun);
+        let in_use = BTreeSet::new();
+        collector.collect(&in_use, begun, &token).unwrap();
+        let gate = fake.hang(method);
+        let later = begun.checked_add(SignedDuration::from_secs(120)).unwrap();
+        std::thread::scope(|scope| {
+            let round = scope.spawn(|| {
+                let _ = collector.collect(&in_use, later, &token);
+            });
+            wait_until(&format!("{method} to hang"), LONG, || gate.waiting() > 0);
+            drop(source);
+            wait_for("the round to end", Duration::from_secs(5), || round.is_finished().then_some(()));
+        });
+    });
+}

@@ -1,0 +1,191 @@
+//! SIGKILL between the system calls by which an agent changes the node's files and mounts:
+//! strace kills it at the first such call, at the second, and so on, until the work is done
+//! before the call comes. The next agent finishes the job.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::support::cop::mounts_below;
+use crate::support::solo::{LONG, Solo};
+use crate::support::wait::{wait_for, wait_until};
+use crate::{BOTH, tell, two};
+
+/// By which volumes, mounts and directories of pods are changed: beneath open directories.
+const BENEATH: &str = "mkdirat,mount,umount2,unlinkat,renameat,renameat2,symlinkat,linkat,fchmod,fchmodat,\
+                       fchown,fchownat";
+/// By which files elsewhere are: the kept manifests, the logs, the pod's hosts file.
+const ELSEWHERE: &str = "?mkdir,?rmdir,?unlink,?rename,?symlink,?link,?chmod,fsync,fdatasync";
+
+/// No start and no end of a pod needs so many.
+const MOST: usize = 150;
+
+/// Cases at a time: each is an agent and a tracer, which mostly wait.
+const AT_ONCE: usize = 16;
+
+/// Attaches to an agent and kills it at a thread's `call`-th system call of the list.
+fn kill_at(solo: &Solo, calls: &str, call: usize) -> Child {
+    let pid = solo.pid();
+    let tracer = Command::new("strace")
+        .args(["-f", "-qq", "-e", &format!("trace={calls}")])
+        .args(["-e", &format!("inject={calls}:signal=KILL:when={call}")])
+        .arg("-o")
+        .arg(solo.path("trace"))
+        .args(["-p", &pid.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("strace is there: tests/run installs it");
+    wait_until("strace to hold every thread", LONG, || all_traced(pid));
+    tracer
+}
+
+fn all_traced(pid: u32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    tasks.flatten().all(|task| {
+        std::fs::read_to_string(task.path().join("status"))
+            .is_ok_and(|status| status.lines().any(|line| is_tracer(line)))
+    })
+}
+
+fn is_tracer(line: &str) -> bool {
+    line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0")
+}
+
+/// The call at which the agent was killed, for messages: the `call`-th of some thread.
+fn fatal_call(trace: &Path, call: usize) -> String {
+    let text = std::fs::read_to_string(trace).unwrap_or_default();
+    let mut threads: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (thread, what) in text.lines().filter_map(|line| line.split_once(' ')) {
+        let what = what.trim_start();
+        if !what.starts_with(['+', '-', '<']) {
+            threads.entry(thread).or_default().push(what);
+        }
+    }
+    let found = threads.values().find_map(|calls| calls.get(call - 1));
+    found.map_or("?", |text| text.split(" <unfinished").next().unwrap_or("?")).to_owned()
+}
+
+fn is_dead(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.is_empty() || status.lines().any(|line| line.starts_with("State:") && line.contains('Z'))
+}
+
+/// Kills an agent at the `call`-th such system call of starting a pod; where that was, if the
+/// agent did not finish before.
+fn during_a_start(calls: &str, call: usize) -> Option<String> {
+    let mut solo = Solo::start();
+    let mut tracer = kill_at(&solo, calls, call);
+    let pid = solo.pid();
+    solo.apply(&two("web"));
+    let killed = wait_for("the pod or the kill", LONG, || {
+        let dead = is_dead(pid);
+        (dead || solo.running("web").len() == BOTH.len()).then_some(dead)
+    });
+    end(&mut solo, &mut tracer, killed);
+    solo.assert_runs_once("web", &BOTH);
+    let trace = solo.path("trace");
+    let place = killed.then(|| fatal_call(&trace, call));
+    solo.finish();
+    place
+}
+
+/// As [`during_a_start`], for the end of a pod with all that it leaves.
+fn during_an_end(calls: &str, call: usize) -> Option<String> {
+    let mut solo = Solo::start();
+    solo.apply(&two("web"));
+    solo.assert_runs_once("web", &BOTH);
+    let pods = solo.root().join("pods");
+    let mounts = mounts_below(&pods).len();
+    assert_eq!(mounts, 1, "the volume in memory");
+    let mut tracer = kill_at(&solo, calls, call);
+    let pid = solo.pid();
+    solo.remove("web");
+    let killed = wait_for("the end of the pod or the kill", LONG, || {
+        let gone = std::fs::read_dir(&pods).is_ok_and(|mut left| left.next().is_none());
+        let dead = is_dead(pid);
+        (dead || gone).then_some(dead)
+    });
+    end(&mut solo, &mut tracer, killed);
+    solo.wait_gone("web", LONG);
+    let trace = solo.path("trace");
+    let place = killed.then(|| fatal_call(&trace, call));
+    solo.finish();
+    place
+}
+
+fn end(solo: &mut Solo, tracer: &mut Child, killed: bool) {
+    if !killed {
+        // Let go of it: what it does next is nobody's case.
+        let _ = tracer.kill();
+    }
+    let _ = tracer.wait();
+    solo.kill_agent();
+    solo.start_agent();
+}
+
+/// Goes through the calls until an agent has done its work before the call came.
+fn every_call(what: &str, run: impl Fn(usize) -> Option<String> + Sync) -> Vec<String> {
+    let (next, end) = (AtomicUsize::new(1), AtomicUsize::new(MOST));
+    let (next, end, run) = (&next, &end, &run);
+    let (places, failures): (Vec<_>, Vec<_>) = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_ONCE)
+            .map(|_| {
+                scope.spawn(move || {
+                    let (mut places, mut failures) = (Vec::new(), Vec::new());
+                    loop {
+                        let call = next.fetch_add(1, Ordering::Relaxed);
+                        if call > end.load(Ordering::Relaxed) {
+                            return (places, failures);
+                        }
+                        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(call))) {
+                            Ok(Some(place)) => places.push(format!("{call}: {place}")),
+                            Ok(None) => drop(end.fetch_min(call, Ordering::Relaxed)),
+                            Err(panic) => failures.push(format!("call {call}: {}", crate::message(&*panic))),
+                        }
+                    }
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).unzip()
+    });
+    let failures = failures.concat();
+    assert!(failures.is_empty(), "{what}: {} failed:\n{}", failures.len(), failures.join("\n"));
+    let places = places.concat();
+    assert!(end.load(Ordering::Relaxed) < MOST, "{what}: more than {MOST} system calls: {places:#?}");
+    tell(&format!("kills: {} system calls that change {what}; all passed", places.len()));
+    places
+}
+
+/// Runs all cases of a kind and asserts that kills at these calls were among them.
+fn check(what: &str, run: impl Fn(usize) -> Option<String> + Sync, among: &[&str]) {
+    if !rustix::process::geteuid().is_root() {
+        return tell("kills between system calls: skipped, because mounting is for root");
+    }
+    let places = every_call(what, run);
+    for call in among {
+        assert!(places.iter().any(|place| place.contains(call)), "no kill at {call}: {places:#?}");
+    }
+}
+
+#[test]
+fn a_kill_at_each_change_of_a_volume_in_a_start() {
+    check("volumes in a start", |call| during_a_start(BENEATH, call), &["mkdirat(", "mount(", "fchmod("]);
+}
+
+#[test]
+fn a_kill_at_each_change_of_a_volume_in_an_end() {
+    check("volumes in an end", |call| during_an_end(BENEATH, call), &["umount2(", "unlinkat("]);
+}
+
+#[test]
+fn a_kill_at_each_change_of_a_file_in_a_start() {
+    check("files in a start", |call| during_a_start(ELSEWHERE, call), &["rename(", "mkdir("]);
+}
+
+#[test]
+fn a_kill_at_each_change_of_a_file_in_an_end() {
+    check("files in an end", |call| during_an_end(ELSEWHERE, call), &["unlink("]);
+}

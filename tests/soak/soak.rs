@@ -1,0 +1,212 @@
+//! Pods that come, change, crash and go at random on a real containerd, for minutes: what the
+//! agent holds stays flat, and nothing of them is left. Run through `tests/soak/run`.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod pods;
+mod samples;
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use samples::Samples;
+use serde_json::json;
+use support::containerd::kill;
+use support::dice::{Dice, random_seed};
+use support::node::{LONG, Node};
+use support::solo::binary;
+use support::wait::{pause, wait_until};
+
+/// Names for pods.
+const PLACES: u64 = 12;
+/// Between two looks at the agent.
+const LOOK: Duration = Duration::from_secs(10);
+/// Rounds: after each one all pods go, so that what is left without them can be seen.
+const ROUNDS: u32 = 10;
+const SHORTEST_ROUND: Duration = Duration::from_secs(12);
+
+struct Wishes {
+    minutes: u64,
+    seed: u64,
+    raw: PathBuf,
+}
+
+fn wishes() -> Result<Wishes, String> {
+    let mut wishes = Wishes { minutes: 20, seed: random_seed(), raw: PathBuf::from("soak.jsonl") };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
+        let number = |text: String| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
+        match arg.as_str() {
+            "--minutes" => wishes.minutes = number(value()?)?,
+            "--seed" => wishes.seed = number(value()?)?,
+            "--raw" => wishes.raw = value()?.into(),
+            // What cargo adds for every benchmark program.
+            "--bench" => {}
+            other => return Err(format!("unknown argument {other}")),
+        }
+    }
+    Ok(wishes)
+}
+
+fn main() -> ExitCode {
+    let wishes = match wishes() {
+        Ok(wishes) if std::env::var_os("E2E_DIR").is_some() => wishes,
+        Ok(_) => {
+            eprintln!("error: the soak test runs through tests/soak/run, as root");
+            return ExitCode::from(2);
+        }
+        Err(problem) => {
+            eprintln!("error: {problem}");
+            return ExitCode::from(2);
+        }
+    };
+    println!("soak: {} minutes, --seed {}, {}", wishes.minutes, wishes.seed, binary().display());
+    let whole = Duration::from_secs(wishes.minutes * 60);
+    match catch_unwind(AssertUnwindSafe(|| soak(&wishes, whole))) {
+        Ok(grown) if grown.is_empty() => {
+            println!("soak: passed; raw data in {}", wishes.raw.display());
+            ExitCode::SUCCESS
+        }
+        Ok(grown) => {
+            println!("soak: FAILED, --seed {}\n  {}", wishes.seed, grown.join("\n  "));
+            ExitCode::FAILURE
+        }
+        Err(_) => {
+            println!("soak: FAILED, --seed {}; raw data in {}", wishes.seed, wishes.raw.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn soak(wishes: &Wishes, whole: Duration) -> Vec<String> {
+    let header = json!({"minutes": wishes.minutes, "seed": wishes.seed, "binary": binary(),
+        "binary_bytes": fs::metadata(binary()).map_or(0, |file| file.len()),
+        "load": fs::read_to_string("/proc/loadavg").unwrap_or_default().trim()});
+    let mut samples = Samples::new(&wishes.raw, &header);
+    let node = Node::start_with("soak", json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "5s"}}));
+    let mut crowd =
+        Crowd { node: &node, dice: Dice::new(wishes.seed), there: Default::default(), version: 0 };
+    let begun = Instant::now();
+    let round = (whole / ROUNDS).max(SHORTEST_ROUND);
+    let mut look = Instant::now() + LOOK;
+    let mut deeds = 0;
+    while begun.elapsed() < whole {
+        let end = Instant::now() + round;
+        while Instant::now() < end {
+            deeds += u32::from(crowd.act(&mut samples));
+            if Instant::now() >= look {
+                look = Instant::now() + LOOK;
+                crowd.assert_no_twins();
+                samples.take(&node, false, crowd.there.len());
+            }
+            pause(Duration::from_millis(100 + crowd.dice.below(500)));
+        }
+        crowd.all_go(&mut samples);
+        samples.take(&node, true, 0);
+    }
+    println!("{deeds} deeds in {:.0} s", samples.seconds());
+    let grown = samples.verdict();
+    // No pod, container, sandbox, mount or directory is left, and the agent stops in time.
+    node.finish_spotless();
+    grown
+}
+
+/// The pods that are wanted, and who decides about them.
+struct Crowd<'a> {
+    node: &'a Node,
+    dice: Dice,
+    /// Place, and the kind of the pod there.
+    there: std::collections::BTreeMap<u64, u64>,
+    version: u64,
+}
+
+fn name(place: u64) -> String {
+    format!("s{place:02}")
+}
+
+impl Crowd<'_> {
+    /// Does something to one of the pods; whether there was something to do.
+    fn act(&mut self, samples: &mut Samples) -> bool {
+        let place = self.dice.below(PLACES);
+        let name = name(place);
+        let what = match (self.there.get(&place).copied(), self.dice.below(10)) {
+            (None, 0..=7) => {
+                let kind = self.dice.below(pods::KINDS);
+                self.write(&name, kind);
+                self.there.insert(place, kind);
+                "create"
+            }
+            (Some(kind), 0..=1) => {
+                self.write(&name, kind);
+                "edit"
+            }
+            (Some(_), 2..=4) => {
+                self.node.remove(&format!("{name}.json"));
+                self.there.remove(&place);
+                "delete"
+            }
+            (Some(_), 5..=8) if self.crash(&name, false) => "crash",
+            (Some(_), 9) if self.crash(&name, true) => "crash the sandbox",
+            _ => return false,
+        };
+        samples.deed(what, &name);
+        true
+    }
+
+    fn write(&mut self, name: &str, kind: u64) {
+        self.version += 1;
+        self.node.apply(&format!("{name}.json"), &pods::manifest(name, kind, self.version));
+    }
+
+    /// Kills the first process of one container, or of the sandbox.
+    fn crash(&mut self, name: &str, sandbox: bool) -> bool {
+        let ids: Vec<String> = if sandbox {
+            self.node.running_sandboxes(name)
+        } else {
+            self.node.running(name).into_values().flatten().collect()
+        };
+        let Some(id) = self.dice.pick(&ids) else { return false };
+        let task = self.node.containerd.tasks().into_iter().find(|task| task.id == *id && task.running);
+        task.inspect(|task| kill(task.pid, "KILL")).is_some()
+    }
+
+    fn assert_no_twins(&self) {
+        for (pod, containers) in self.node.running_of_all() {
+            for (container, ids) in containers {
+                assert!(ids.len() < 2, "twins of {container} in {pod}: {ids:?}");
+            }
+        }
+    }
+
+    /// Takes all pods away and waits until nothing of them is there.
+    fn all_go(&mut self, samples: &mut Samples) {
+        for place in std::mem::take(&mut self.there).into_keys() {
+            self.node.remove(&format!("{}.json", name(place)));
+        }
+        samples.deed("delete all", "");
+        let node = self.node;
+        wait_until("no pods", LONG, || node.try_pods().is_some_and(|pods| pods.is_empty()));
+        wait_until("no tasks", LONG, || node.containerd.tasks().iter().all(|task| !task.running));
+        wait_until("no pod directories", LONG, || is_empty(&node.root().join("pods")));
+        let (runtime, _) = coracle::cri::connect(coracle::cri::Settings {
+            runtime_endpoint: node.containerd.endpoint(),
+            image_endpoint: None,
+            request_timeout: LONG,
+        })
+        .expect("a local endpoint");
+        wait_until("no containers and sandboxes", LONG * 2, || {
+            runtime.list_containers(Default::default()).is_ok_and(|list| list.is_empty())
+                && runtime.list_pod_sandbox(Default::default()).is_ok_and(|list| list.is_empty())
+        });
+        wait_until("no logs", LONG, || is_empty(&Node::base("soak").join("logs")));
+    }
+}
+
+fn is_empty(dir: &Path) -> bool {
+    fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none())
+}

@@ -1,0 +1,32 @@
+//! Chance that a printed seed repeats.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A seed that nobody has had.
+pub fn random_seed() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64 % 1_000_000_007)
+}
+
+/// A generator of numbers that a seed decides (xorshift).
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Dice {
+        // Neighbors among the seeds are to have nothing in common; zero is no state.
+        Dice(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// Less than `limit`, each as likely as the other.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        // The upper bits are the better ones.
+        (self.0 >> 16) % limit
+    }
+
+    /// One of several.
+    pub fn pick<'a, T>(&mut self, among: &'a [T]) -> Option<&'a T> {
+        among.get(self.below((among.len() as u64).max(1)) as usize)
+    }
+}
