@@ -77,11 +77,6 @@ mod tests {
             "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}],
         }}))
         .unwrap();
-        assert_eq!(
-            unsupported_fields(&Pod::from(object)),
-            [
-                "spec.volumes[2].nfs",
-            ]
-        );
+        assert_eq!(unsupported_fields(&Pod::from(object)), ["spec.volumes[2].nfs",]);
     }
 }

@@ -40,7 +40,7 @@ impl Place {
         self.dir.path().join("root")
     }
 
-    fn volumes(&self) -> (Volumes, Receiver<Event>) {
+    fn volumes(&self) -> (Volumes, Receiver<Box<Event>>) {
         fs::create_dir_all(self.root()).unwrap();
         let (events, queue) = EventSink::new();
         let allocatable =
