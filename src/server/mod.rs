@@ -105,6 +105,9 @@ pub type ReadLog = dyn Fn(&Path, &LogOptions, &mut dyn Write, &dyn Fn() -> bool,
 /// Finds the log of a pod's container, or of its previous instance.
 pub type FindLog = dyn Fn(&PodUid, &str, bool) -> Result<LogSource, String> + Send + Sync;
 
+/// Writes one page of metrics.
+pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
+
 /// Where the answers come from. Every closure reads a snapshot or has its own deadline.
 #[derive(Clone)]
 pub struct Deps {
@@ -127,7 +130,7 @@ pub struct Deps {
     /// Recorded events.
     pub events: EventLog,
     /// Writes the metrics.
-    pub metrics: Arc<dyn Fn(MetricsPage, &mut Page) + Send + Sync>,
+    pub metrics: Arc<WriteMetrics>,
 }
 
 /// Why the server could not start.
