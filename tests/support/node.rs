@@ -357,6 +357,11 @@ impl Node {
         self.containerd.ctr(&all)
     }
 
+    /// The agent's process.
+    pub fn pid(&self) -> u32 {
+        self.agent.as_ref().expect("the agent was started").id()
+    }
+
     /// What the agent under test holds right now.
     pub fn holding(&self) -> Option<Holding> {
         self.agent.as_ref().and_then(|agent| Holding::of(agent.id()))
