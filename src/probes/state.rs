@@ -199,8 +199,9 @@ impl State {
     /// DIFFERS: during the initial delay it runs at the delay's end. Upstream skips such a
     /// run and starts the period anew.
     pub(super) fn trigger(&mut self, at: Conditions, now: Instant) {
-        // Before the first tick the run is coming, spread on purpose.
-        if self.verdict == Verdict::Success || (self.last_start.is_none() && self.tick > now) {
+        // What is kept in service until its first tick gets it then, spread on purpose.
+        let spread = self.verdict == Verdict::Kept && self.last_start.is_none() && self.tick > now;
+        if self.verdict == Verdict::Success || spread {
             return;
         }
         if self.checking {
@@ -486,6 +487,11 @@ mod tests {
         assert_eq!(state.due(), Some(second(7)));
         state.trigger(at, second(8));
         assert_eq!(state.due(), Some(second(7)));
+        // What is new is asked at once.
+        state.instance(Origin::Fresh);
+        state.arrange(at, start);
+        state.trigger(at, second(1));
+        assert_eq!(state.due(), Some(second(1)));
     }
 
     #[test]
