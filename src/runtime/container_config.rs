@@ -143,6 +143,14 @@ mod tests {
         }
     }
 
+    struct NoSubPaths;
+
+    impl SubPaths for NoSubPaths {
+        fn bind(&self, _: SubPath<'_>, _: &StopToken) -> Result<std::path::PathBuf, SubPathFailure> {
+            Err(SubPathFailure::Create)
+        }
+    }
+
     fn built(spec: Value, ids: Option<IdRange>) -> ContainerConfig {
         let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());

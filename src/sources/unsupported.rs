@@ -54,13 +54,6 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
     field(filled(&container.volume_devices), "volumeDevices");
     let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
     field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");
-    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        for (value, name) in [(&mount.sub_path, "subPath"), (&mount.sub_path_expr, "subPathExpr")] {
-            if value.as_deref().is_some_and(|value| !value.is_empty()) {
-                field(true, &format!("volumeMounts[{index}].{name}"));
-            }
-        }
-    }
 }
 
 #[cfg(test)]
