@@ -12,8 +12,8 @@ use std::time::Duration;
 use coracle::transport::grpc::Kind;
 use serde_json::{Value, json};
 
-use crate::support::fake_cri::{Gate, Wire};
-use crate::support::node::{is_ready, simple};
+use crate::support::fake_cri::{Gate, StreamFault, Wire};
+use crate::support::node::{is_ready, restarts, simple};
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::wait_until;
 use crate::{BOTH, images, side_by_side, tell, two};
@@ -47,7 +47,7 @@ pub const CASES: &[Case] = &[
     ("Status", Stage::Boot),
     ("ListPodSandbox", Stage::Boot),
     ("ListContainers", Stage::Boot),
-    ("GetContainerEvents", Stage::Boot),
+    (STREAM, Stage::Boot),
     ("Status", Stage::Start),
     ("ListPodSandbox", Stage::Start),
     ("ListContainers", Stage::Start),
@@ -65,6 +65,9 @@ pub const CASES: &[Case] = &[
     ("ReopenContainerLog", Stage::Rotation),
     ("ListImages", Stage::Images),
 ];
+
+/// The one method with many answers.
+const STREAM: &str = "GetContainerEvents";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -119,6 +122,8 @@ impl<'a> Active<'a> {
             Fault::FailsThrice => fake.fail_times(method, 3, Kind::Unknown, "it failed"),
             Fault::IsAway => fake.fail(method, Kind::Unavailable, "it is away"),
             Fault::IsSlow => fake.delay(method, Duration::from_secs(2)),
+            // The answer of a stream is its events.
+            Fault::LosesAnswer if method == STREAM => fake.spoil_stream(StreamFault::Loses),
             Fault::LosesAnswer => fake.lose_answers(method, 1),
             Fault::Hangs | Fault::IsCut | Fault::IsGarbled => gate = Some(fake.hang_next(method)),
         }
@@ -164,6 +169,7 @@ impl<'a> Active<'a> {
                         || (self.method == "StopContainer" && solo.running("web").is_empty())
                 });
                 solo.fake.behave(self.method);
+                solo.fake.spoil_stream(StreamFault::None);
             }
             Fault::Hangs | Fault::IsCut | Fault::IsGarbled => self.gate.iter().for_each(Gate::open),
             // A slow runtime has to be good enough; it stays slow.
@@ -248,6 +254,11 @@ fn run(&(method, stage): &Case, fault: Fault) {
     }
     if stage != Stage::Boot {
         assert_eq!(solo.running("calm"), calm, "the pod next door was disturbed");
+    }
+    if method == STREAM {
+        // What happens after the fault is seen.
+        solo.fake.kill_container(&solo.running("web")["two"][0], 3);
+        solo.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "two") == 1 && is_ready(pod));
     }
     solo.wait_healthy();
     assert_known(&solo);
