@@ -3,6 +3,7 @@
 //! before the call comes. The next agent finishes the job.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -86,10 +87,23 @@ fn during_a_start(calls: &str, call: usize) -> Option<String> {
     });
     end(&mut solo, &mut tracer, killed);
     solo.assert_runs_once("web", &BOTH);
+    assert_whole(&solo);
     let trace = solo.path("trace");
     let place = killed.then(|| fatal_call(&trace, call));
     solo.finish();
     place
+}
+
+/// Asserts that the volumes are what the manifest says.
+fn assert_whole(solo: &Solo) {
+    let pods = solo.root().join("pods");
+    let uid = wait_for("the pod's UID", LONG, || solo.pod("web")?.metadata.uid);
+    let volumes = pods.join(uid).join("volumes/kubernetes.io~empty-dir");
+    assert_eq!(mounts_below(&pods), [volumes.join("memory")]);
+    for volume in ["disk", "memory"] {
+        let mode = std::fs::metadata(volumes.join(volume)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o777, "the mode of volume {volume}");
+    }
 }
 
 /// As [`during_a_start`], for the end of a pod with all that it leaves.
