@@ -14,6 +14,7 @@ pub mod kube;
 pub mod transport;
 // layer 2
 pub mod observe;
+pub mod probes;
 pub mod resources;
 pub mod runtime;
 pub mod sources;

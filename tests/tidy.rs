@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("resources", 2),
     ("sources", 2),
     ("status", 2),
+    ("probes", 2),
     ("pods", 3),
     ("sync", 4),
     ("server", 4),
@@ -36,6 +37,7 @@ const SIDEWAYS: &[(&str, &str)] =
 const DOORS: &[(&str, &str)] = &[
     ("grpcio", "transport"),
     ("protobuf", "transport"),
+    ("futures_util", "transport"),
     ("ureq", "transport"),
     ("tiny_http", "server"),
     ("serde_saphyr", "config"),
@@ -423,6 +425,110 @@ fn room_docs_are_there() {
         }
     }
     report(&problems);
+}
+
+/// A row of tests/e2e/checks.txt.
+struct Check {
+    id: String,
+    what: String,
+    /// The tests, or why there are none.
+    by: Result<Vec<String>, String>,
+}
+
+/// The words that a row without tests begins with.
+const WITHOUT_TESTS: &[&str] = &["needs API server", "not yet: ", "not observable: "];
+
+fn checks() -> Vec<Check> {
+    let text = std::fs::read_to_string(root().join("tests/e2e/checks.txt")).expect("the table is there");
+    let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    rows.map(|row| {
+        let parts: Vec<&str> = row.splitn(3, " | ").collect();
+        let [id, what, by] = parts[..] else { panic!("not three columns: {row}") };
+        let by = if WITHOUT_TESTS.iter().any(|words| by.starts_with(words)) {
+            Err(by.to_owned())
+        } else {
+            let tests = by.split_once(" (").map_or(by, |(tests, _)| tests);
+            Ok(tests.split(", ").map(str::to_owned).collect())
+        };
+        Check { id: id.to_owned(), what: what.to_owned(), by }
+    })
+    .collect()
+}
+
+/// Whether a test of that name is in the sources: `TIER FILE::FUNCTION`.
+fn has_test(name: &str) -> bool {
+    let Some((tier, rest)) = name.split_once(' ') else { return false };
+    let Some((file, function)) = rest.rsplit_once("::") else { return false };
+    let path = match tier {
+        "unit" => format!("src/{file}"),
+        "e2e" | "integration" | "faults" | "golden" => format!("tests/{tier}/{file}.rs"),
+        _ => return false,
+    };
+    let Ok(text) = std::fs::read_to_string(root().join(path)) else { return false };
+    let mut is_test = false;
+    for line in text.lines().map(str::trim) {
+        if line.starts_with(&format!("fn {function}(")) && is_test {
+            return true;
+        }
+        // Between the attribute and the function there may be others.
+        is_test = line == "#[test]" || is_test && line.starts_with("#[");
+    }
+    false
+}
+
+#[test]
+fn observable_checks_name_real_tests() {
+    let mut problems = Vec::new();
+    let mut seen = BTreeSet::new();
+    for check in checks() {
+        if !seen.insert(check.id.clone()) {
+            problems.push(format!("{} is there twice", check.id));
+        }
+        let known = check.id.split_once(' ').is_some_and(|(document, rest)| {
+            let number = rest.split_once('/').map_or("", |(_, number)| number);
+            ["pods", "runtime", "server"].contains(&document)
+                && number.trim_end_matches(|one: char| one.is_ascii_lowercase()).parse::<u32>().is_ok()
+        });
+        if !known || check.what.is_empty() {
+            problems.push(format!("{}: DOCUMENT SECTION/NUMBER and some words are wanted", check.id));
+        }
+        for name in check.by.iter().flatten().filter(|name| !has_test(name)) {
+            problems.push(format!("{}: there is no test {name:?}", check.id));
+        }
+    }
+    report(&problems);
+}
+
+/// The rows of the checks that no test makes, as a section of `docs/compatibility.md`.
+fn open_checks() -> String {
+    let all = checks();
+    let covered = all.iter().filter(|check| check.by.is_ok()).count();
+    let mut text = format!(
+        "{covered} of {} checks have a test; the others:\n\n| Check | What | Why not |\n|---|---|---|\n",
+        all.len()
+    );
+    for check in &all {
+        if let Err(why) = &check.by {
+            let _ = writeln!(text, "| {} | {} | {why} |", check.id, check.what);
+        }
+    }
+    text
+}
+
+/// Rewrites the section when `UPDATE_DOCS` is set.
+#[test]
+fn the_list_of_open_checks_is_current() {
+    const MARKS: (&str, &str) = ("<!-- checks:begin -->\n", "<!-- checks:end -->\n");
+    let path = root().join("docs/compatibility.md");
+    let text = std::fs::read_to_string(&path).expect("docs/compatibility.md is there");
+    let start = text.find(MARKS.0).expect("the section begins") + MARKS.0.len();
+    let end = text.find(MARKS.1).expect("the section ends");
+    let wanted = format!("{}{}{}", &text[..start], open_checks(), &text[end..]);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, wanted).expect("docs/compatibility.md is writable");
+    } else {
+        assert!(text == wanted, "docs/compatibility.md: section checks is stale; UPDATE_DOCS=1");
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::report::Sources;
+use crate::config::Gates;
+use crate::config::gates::{self, Stage};
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, SandboxState};
 use crate::resources::{Roots, own::OwnUse};
@@ -19,6 +21,7 @@ pub(super) fn write(sources: &Sources, which: MetricsPage, page: &mut Page) {
     }
     page.add(metrics::ALL);
     node(sources, page);
+    features(sources, page);
     runtime(sources, page);
     pods(sources, page);
     process(sources, page);
@@ -49,13 +52,33 @@ fn node(sources: &Sources, page: &mut Page) {
     .series(&[("git_version", KUBERNETES_VERSION), ("major", major), ("minor", minor)], 1.0);
     page.family("coracle_build_info", "The version of the agent.", Type::Gauge)
         .series(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
-    let version = if sources.cgroups.starts_with("v2") { 2.0 } else { 1.0 };
+    let version = if sources.cgroups == "v2" { 2.0 } else { 1.0 };
     page.gauge("kubelet_cgroup_version", "The version of the node's cgroups.", version);
     page.counter(
         "coracle_events_dropped_total",
         "Events that were dropped because the recorder's queue was full.",
         sources.sink.lost() as f64,
     );
+}
+
+/// One series per feature gate.
+fn features(sources: &Sources, page: &mut Page) {
+    let (gates, _) = Gates::resolve(&sources.feature_gates);
+    let mut family = page.family(
+        "kubernetes_feature_enabled",
+        "Whether a feature gate is on. Most gates are of other components or have no effect here.",
+        Type::Gauge,
+    );
+    for gate in gates::known() {
+        let stage = match gate.stage {
+            Stage::Alpha => "ALPHA",
+            Stage::Beta => "BETA",
+            Stage::Stable => "",
+            Stage::Deprecated => "DEPRECATED",
+        };
+        let on = if gates.enabled(gate.name) { 1.0 } else { 0.0 };
+        family.series(&[("name", gate.name), ("stage", stage)], on);
+    }
 }
 
 fn runtime(sources: &Sources, page: &mut Page) {

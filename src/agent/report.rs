@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use crate::cri::ImageClient;
+use crate::cri::{ImageClient, RuntimeClient};
 use crate::kube::events::EventLog;
 use crate::model::event::EventSink;
-use crate::model::ids::PodUid;
+use crate::model::ids::{ImageRef, PodUid};
 use crate::model::pod::SourceName;
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
@@ -21,6 +21,7 @@ use crate::server::{
     QueueReport, RuntimeReport, SourceReport, ThreadRow,
 };
 use crate::status::StatusCache;
+use crate::sync::ephemeral::Counter;
 use crate::sync::view::View;
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -32,15 +33,18 @@ pub(super) struct Sources {
     pub started: Instant,
     pub endpoint: String,
     pub cgroups: String,
+    pub feature_gates: BTreeMap<String, bool>,
     pub places: BTreeMap<SourceName, String>,
     pub view: View,
     pub status: StatusCache,
     pub observe: Observe,
+    pub cri: RuntimeClient,
     pub images: ImageClient,
     pub log: EventLog,
     pub sink: EventSink,
     pub turn: Arc<Mutex<Instant>>,
     pub turn_limit: Duration,
+    pub ephemeral: Counter,
 }
 
 impl Sources {
@@ -71,6 +75,10 @@ impl Sources {
             }),
             events: self.log.clone(),
             metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
+            add_ephemeral: {
+                let counter = self.ephemeral.clone();
+                Arc::new(move |pod, container| counter.want(pod, container))
+            },
         }
     }
 
@@ -105,9 +113,19 @@ impl Sources {
     fn image_rows(&self) -> Result<Vec<ImageRow>, String> {
         let images = self.images.list_images().map_err(|error| error.to_string())?;
         let listed = self.observe.listed();
+        // Sandboxes do not say what they are made from; only the runtime as a whole does.
+        let sandbox_image = match listed.values().any(|pod| !pod.sandboxes.is_empty()) {
+            true => self.cri.sandbox_image().unwrap_or_default(),
+            false => None,
+        };
+        let snapshot = self.view.get();
+        let wanted = snapshot.pods.values().filter_map(|entry| entry.pod.as_ref().or(entry.leaving.as_ref()));
+        let volumes: Vec<_> = wanted.flat_map(crate::runtime::volume_image_names).collect();
         let used: std::collections::BTreeSet<&str> = listed
             .values()
             .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.as_str()))
+            .chain(sandbox_image.as_deref())
+            .chain(volumes.iter().map(ImageRef::as_str))
             .collect();
         Ok(images
             .into_iter()

@@ -13,20 +13,23 @@ use jiff::Timestamp;
 use super::supervise::Supervisor;
 use super::{StartError, make_dir, node, report};
 use crate::cli::AgentArgs;
-use crate::config::KubeletConfiguration;
+use crate::config::credential_providers::CredentialProviders;
+use crate::config::{self, Gates, KubeletConfiguration};
 use crate::model::event::{EventSink, EventType, Regarding};
+use crate::model::fields::NodeAllocatable;
 use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
 use crate::model::reasons;
 use crate::pods::admission::{Allocatable, NodeView};
 use crate::pods::workers::Workers;
 use crate::resources::cgroups::Cgroups;
-use crate::resources::machine::{Machine, kernel_release};
+use crate::resources::iptables::Chains;
+use crate::resources::machine::{self, Machine, kernel_release};
 use crate::resources::{Roots, disk};
 use crate::runtime::gc::{Collector, Policy};
 use crate::runtime::images::gc::{ImageCollector, Policy as ImagePolicy};
 use crate::runtime::logs::rotate::{self, Rotator};
-use crate::runtime::{MachineNumbers, Runtime};
+use crate::runtime::{MachineNumbers, Runtime, Verification};
 use crate::sources::{FileSettings, HttpSettings};
 use crate::status::{NodeAddresses, StatusCache};
 use crate::sync::view::View;
@@ -38,6 +41,8 @@ use crate::{cri, kube, observe, pods, runtime, server, sources, sync, volumes};
 const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
 /// How long the threads together may take to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(4500);
+/// `userNamespaces.idsPerPod` where it is not set.
+const USER_NAMESPACE_IDS: u32 = 65_536;
 /// The sync loop counts as stuck after this, or after twice the sync period.
 const TURN_LIMIT: Duration = Duration::from_secs(300);
 
@@ -92,13 +97,20 @@ pub(super) fn start(
     let observe = observe::new(cri.clone());
     let allocatable = allocatable(config, &machine, &args.root_dir);
     let runtime = Runtime::new(
-        runtime_settings(args, config, &machine, &cgroups, &allocatable, &node_name, &host_ips),
+        runtime::Settings {
+            credential_providers: credential_providers(args)?,
+            ..runtime_settings(args, config, &machine, &cgroups, &allocatable, &node_name, &host_ips)
+        },
         runtime::Deps { cri: cri.clone(), images: images.clone(), events: events.clone() },
     );
     let volumes = Arc::new(volumes::Volumes::new(
         volumes::Settings {
             root_dir: args.root_dir.clone(),
-            allocatable_memory_bytes: u64::try_from(allocatable.memory_bytes).ok(),
+            allocatable: NodeAllocatable {
+                cpu: Amount::from_milli(allocatable.cpu_milli),
+                memory: Amount::from_units(allocatable.memory_bytes),
+                ephemeral_storage: Amount::from_units(allocatable.ephemeral_bytes),
+            },
         },
         volumes::Deps { events: events.clone() },
     ));
@@ -109,6 +121,7 @@ pub(super) fn start(
     let (workers_post, from_workers) = mailbox(newest);
     // One slot: a bell.
     let (clean_bell, clean_wait) = bounded(1);
+    let (ephemeral, wishes) = sync::ephemeral::counter();
     let view = View::default();
     let turn = Arc::new(Mutex::new(Instant::now()));
 
@@ -155,6 +168,7 @@ pub(super) fn start(
                 from_sources,
                 from_observe,
                 from_workers,
+                wishes,
                 turn: Arc::clone(&turn),
             },
             supervisor.on_death(),
@@ -168,8 +182,9 @@ pub(super) fn start(
                 observe: observe.clone(),
                 view: view.clone(),
                 collector: collector(args, &pod_logs_dir, &cri, &events),
-                images: image_collector(config, &images, &events),
+                images: image_collector(config, &images, &events, &runtime),
                 rotator: rotator(config, &cri),
+                chains: config.make_iptables_util_chains.then(Chains::find),
                 volumes,
                 runtime: runtime.clone(),
                 bell: clean_wait,
@@ -196,15 +211,18 @@ pub(super) fn start(
         started,
         endpoint: config.container_runtime_endpoint.clone(),
         cgroups: cgroups.version.as_str().to_owned(),
+        feature_gates: config.feature_gates.clone(),
         places: configured,
         view,
         status,
         observe,
+        cri,
         images,
         log,
         sink: events.clone(),
         turn,
         turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
+        ephemeral,
     };
     let server = server::spawn(server_settings(args, config), facts.server_deps(), supervisor.on_death())?;
     threads.push(server.running);
@@ -230,9 +248,6 @@ fn check_machine(
         return Err(StartError::Refused(
             "swap is on, which failSwapOn rules out: switch swap off, or set failSwapOn: false".to_owned(),
         ));
-    }
-    if let Err(error) = crate::pods::admission::check_allowed_unsafe(&config.allowed_unsafe_sysctls) {
-        return Err(StartError::Refused(format!("allowedUnsafeSysctls: {error}")));
     }
     Ok(())
 }
@@ -276,7 +291,7 @@ fn node_view(
         allocatable,
         os: "linux".to_owned(),
         kernel_version: kernel_release(),
-        apparmor: Path::new("/sys/kernel/security/apparmor").is_dir(),
+        apparmor: machine::has_apparmor(&Roots::default()),
         allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
         strict_supplemental_groups: true,
         ..NodeView::default()
@@ -331,8 +346,39 @@ fn runtime_settings(
         serialize_image_pulls: config.serialize_image_pulls,
         max_parallel_image_pulls: config.max_parallel_image_pulls,
         crash_backoff_max: config.crash_loop_back_off.max_container_restart_period.to_std(),
-        recursive_read_only_mounts: false,
+        stop_signals: Gates::resolve(&config.feature_gates).0.enabled("ContainerStopSignals"),
+        credential_providers: None,
+        image_verification: if Gates::resolve(&config.feature_gates)
+            .0
+            .enabled("KubeletEnsureSecretPulledImages")
+        {
+            Verification::from_policy(
+                &config.image_pull_credentials_verification_policy,
+                &config.preloaded_images_verification_allowlist,
+            )
+        } else {
+            Verification::Off
+        },
+        user_namespace_ids: config
+            .user_namespaces
+            .ids_per_pod
+            .and_then(|ids| u32::try_from(ids).ok())
+            .unwrap_or(USER_NAMESPACE_IDS),
+        max_pods: u32::try_from(config.max_pods).unwrap_or(0),
     }
+}
+
+/// Both flags are given or none is.
+fn credential_providers(args: &AgentArgs) -> Result<Option<CredentialProviders>, StartError> {
+    let (Some(config), Some(bin_dir)) =
+        (&args.image_credential_provider_config, &args.image_credential_provider_bin_dir)
+    else {
+        return Ok(None);
+    };
+    config::credential_providers::load(config, bin_dir).map(Some).map_err(|problems| {
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        StartError::Refused(format!("image credential providers: {}", problems.join("; ")))
+    })
 }
 
 fn source_settings(args: &AgentArgs, config: &KubeletConfiguration, node_name: &str) -> sources::Settings {
@@ -381,6 +427,7 @@ fn image_collector(
     config: &KubeletConfiguration,
     images: &cri::ImageClient,
     events: &EventSink,
+    runtime: &Runtime,
 ) -> Option<ImageCollector<cri::ImageClient>> {
     let percent = |value: i32| u8::try_from(value.clamp(0, 100)).unwrap_or(100);
     let policy = ImagePolicy {
@@ -389,7 +436,10 @@ fn image_collector(
         min_age: config.image_minimum_gc_age.to_std(),
         max_age: Some(config.image_maximum_gc_age.to_std()).filter(|age| !age.is_zero()),
     };
-    (!policy.is_off()).then(|| ImageCollector::new(images.clone(), policy, events.clone(), Timestamp::now()))
+    let runtime = runtime.clone();
+    let collector = ImageCollector::new(images.clone(), policy, events.clone(), Timestamp::now())
+        .on_list(Box::new(move |images, at| runtime.settle_pulls(images, at)));
+    (!policy.is_off()).then_some(collector)
 }
 
 fn rotator(

@@ -79,6 +79,21 @@ pub enum Ask {
         /// `--timestamps`.
         timestamps: bool,
     },
+    /// `coracle debug POD`.
+    Debug {
+        /// The pod: a name, namespace/name or UID.
+        pod: String,
+        /// `-n`.
+        namespace: Option<String>,
+        /// `--image`.
+        image: String,
+        /// `--target`.
+        target: Option<String>,
+        /// `-c`.
+        name: Option<String>,
+        /// What comes after `--`.
+        command: Vec<String>,
+    },
     /// `coracle status`.
     Status {
         /// `-o`.
@@ -118,6 +133,11 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "logs POD [-n NAMESPACE] [-c CONTAINER] [-f] [-p] [--tail N] [--since DURATION] [--timestamps]",
         "a container's log; -f follows, -p shows the instance before",
     ),
+    (
+        "debug",
+        "debug POD --image IMAGE [-n NAMESPACE] [--target CONTAINER] [-c NAME] [-- COMMAND...]",
+        "run an ephemeral container in a pod; --target shares that container's processes",
+    ),
     ("status", "status [-o json|yaml]", "node, runtime, sources, threads, memory, problems"),
     ("events", "events [POD] [-n NAMESPACE] [-o json|yaml] [-w]", "recent events"),
     ("images", "images [-o json|yaml]", "the images on this machine"),
@@ -137,6 +157,8 @@ struct Options {
     tail: Option<u64>,
     since: Option<GoDuration>,
     timestamps: bool,
+    image: Option<String>,
+    target: Option<String>,
     words: Vec<String>,
 }
 
@@ -145,6 +167,7 @@ const TAKES: &[(&str, &[&str])] = &[
     ("pods", &["output", "watch", "namespace", "all-namespaces"]),
     ("describe", &["namespace"]),
     ("logs", &["namespace", "container", "follow", "previous", "tail", "since", "timestamps"]),
+    ("debug", &["namespace", "image", "target", "container"]),
     ("status", &["output"]),
     ("events", &["output", "watch", "namespace", "all-namespaces"]),
     ("images", &["output"]),
@@ -270,6 +293,8 @@ impl Options {
                 }
             }
             "container" => self.container = Some(value(parser)?),
+            "image" => self.image = Some(value(parser)?),
+            "target" => self.target = Some(value(parser)?),
             "tail" => {
                 let text = value(parser)?;
                 // -1 asks for all lines, as in kubectl.
@@ -290,17 +315,20 @@ impl Options {
         Ok(())
     }
 
-    fn ask(mut self, name: &str) -> Result<Ask, String> {
+    fn ask(self, name: &str) -> Result<Ask, String> {
         let most = match name {
             "describe" | "logs" | "events" => 1,
+            // The pod, and a command of any length.
+            "debug" => usize::MAX,
             _ => 0,
         };
         if let Some(extra) = self.words.get(most) {
             return Err(format!("unexpected argument {extra:?}"));
         }
-        let pod = self.words.pop();
+        let mut words = self.words.into_iter();
+        let pod = words.next();
         let needed = |pod: Option<String>| pod.ok_or_else(|| "name a pod".to_owned());
-        let Options { output, watch, namespace, .. } = self;
+        let (output, watch, namespace) = (self.output, self.watch, self.namespace);
         Ok(match name {
             "pods" => Ask::Pods { output, watch, namespace },
             "describe" => Ask::Describe { pod: needed(pod)?, namespace },
@@ -313,6 +341,14 @@ impl Options {
                 tail: self.tail,
                 since: self.since,
                 timestamps: self.timestamps,
+            },
+            "debug" => Ask::Debug {
+                pod: needed(pod)?,
+                namespace,
+                image: self.image.ok_or_else(|| "--image: name an image".to_owned())?,
+                target: self.target,
+                name: self.container,
+                command: words.collect(),
             },
             "status" => Ask::Status { output },
             "events" => Ask::Events { pod, namespace, output, watch },

@@ -251,6 +251,17 @@ fn local_commands() {
                 timestamps: true,
             }),
         ),
+        (
+            "debug web --image=b:1 --target c -c dbg -- ls -l --image x",
+            default(Ask::Debug {
+                pod: "web".into(),
+                namespace: None,
+                image: "b:1".into(),
+                target: Some("c".into()),
+                name: Some("dbg".into()),
+                command: ["ls", "-l", "--image", "x"].map(str::to_owned).to_vec(),
+            }),
+        ),
         ("status -o json", default(Ask::Status { output: Output::Json })),
         ("events", default(Ask::Events { pod: None, namespace: None, output: Output::Table, watch: false })),
         (
@@ -273,6 +284,8 @@ fn local_commands() {
         ("pods -x", "pods: -x: unknown option"),
         ("pods web", "pods: unexpected argument \"web\""),
         ("describe", "describe: name a pod"),
+        ("debug --image b:1", "debug: name a pod"),
+        ("debug web", "debug: --image: name an image"),
         ("logs web other", "logs: unexpected argument \"other\""),
         ("logs web --tail x", "logs: --tail: \"x\" is not a number of lines"),
         ("logs web --since -1s", "logs: --since: -1s must be greater than zero"),

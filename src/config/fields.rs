@@ -275,11 +275,13 @@ pub static FIELDS: &[Field] = &[
         "imagePullCredentialsVerificationPolicy",
         "NeverVerifyPreloadedImages",
         "when a pod must show credentials for an image that is already there",
-    ),
+    )
+    .works(),
     list(
         "preloadedImagesVerificationAllowlist",
         "images that need no credentials with NeverVerifyAllowlistedImages",
-    ),
+    )
+    .works(),
     int("eventRecordQPS", 50, "events sent per second; 0 means no limit").keeps_zero(),
     int("eventBurst", 100, "events that may be sent at once"),
     flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward"),
@@ -363,7 +365,7 @@ pub static FIELDS: &[Field] = &[
     int("podsPerCore", 0, "pods per CPU core; 0 means no limit").works(),
     flag("enableControllerAttachDetach", true, "leave attaching volumes to the controller"),
     flag("protectKernelDefaults", false, "fail instead of setting kernel parameters"),
-    flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for"),
+    flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for").works(),
     int("iptablesMasqueradeBit", 14, "no effect any more upstream").keeps_zero().ignored(),
     int("iptablesDropBit", 15, "no effect any more upstream").keeps_zero().ignored(),
     Field::of("featureGates", Kind::BoolMap, Preset::Empty, "feature gates to switch").works(),
@@ -470,5 +472,6 @@ pub static FIELDS: &[Field] = &[
         Preset::Nil,
         "ids each user namespace gets; 65536 when unset",
     )
-    .keeps_zero(),
+    .keeps_zero()
+    .works(),
 ];

@@ -308,7 +308,7 @@ impl Layers {
     }
 }
 
-fn read_file(file: &Path) -> Result<Vec<u8>, String> {
+pub(super) fn read_file(file: &Path) -> Result<Vec<u8>, String> {
     let failed = |error: std::io::Error| format!("cannot be read: {error}");
     // Opening a pipe would wait for a writer.
     if !std::fs::metadata(file).map_err(failed)?.is_file() {

@@ -9,6 +9,7 @@
 //! Go: pkg/kubelet/apis/config, pkg/kubelet/kubeletconfig, cmd/kubelet/app/options.
 
 pub mod check;
+pub mod credential_providers;
 pub mod defaults;
 mod duration;
 pub mod effects;

@@ -550,13 +550,40 @@ impl RuntimeClient {
         timeout: Duration,
         stop: &StopToken,
     ) -> Result<ExecOutput, CriError> {
+        let limit = (!timeout.is_zero()).then(|| self.caller.request_timeout.saturating_add(timeout));
+        self.exec(id, command, timeout, limit, stop)
+    }
+
+    /// Runs a command in the container and waits for its end. The runtime is given no
+    /// timeout; our waiting ends after `limit`, if there is one, and the runtime then kills
+    /// the command.
+    ///
+    /// # Errors
+    /// When the call fails; a non-zero exit code is no error here.
+    pub fn exec_sync_within(
+        &self,
+        id: &ContainerId,
+        command: Vec<String>,
+        limit: Option<Duration>,
+        stop: &StopToken,
+    ) -> Result<ExecOutput, CriError> {
+        self.exec(id, command, Duration::ZERO, limit, stop)
+    }
+
+    fn exec(
+        &self,
+        id: &ContainerId,
+        command: Vec<String>,
+        timeout: Duration,
+        limit: Option<Duration>,
+        stop: &StopToken,
+    ) -> Result<ExecOutput, CriError> {
         let request = runtime::ExecSyncRequest {
             container_id: id.to_string(),
             cmd: command,
             timeout: whole_seconds(timeout),
             ..Default::default()
         };
-        let limit = (!timeout.is_zero()).then(|| self.caller.request_timeout.saturating_add(timeout));
         let answer = self.caller.call_for(&methods::EXEC_SYNC, id.as_str(), &request, limit, stop)?;
         Ok(ExecOutput { stdout: answer.stdout, stderr: answer.stderr, exit_code: answer.exit_code })
     }

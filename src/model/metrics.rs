@@ -1,6 +1,9 @@
 //! Every metric that the agent counts by itself, under the kubelet's names, in one table.
 //! What a snapshot shows (running pods, threads, memory) is read at the scrape instead.
 
+use std::cell::Cell;
+use std::time::Duration;
+
 use crate::util::metrics::{Counter, CounterVec, Histogram, HistogramVec, Metric};
 
 /// Seconds of what should take moments.
@@ -110,6 +113,12 @@ metrics! { ALL;
     RUN_POD_SANDBOX_ERRORS: CounterVec<1> = "kubelet_run_podsandbox_errors_total",
         "Sandboxes that the runtime failed to make.", ["runtime_handler"];
 
+    // Requests to our own port.
+    HTTP_REQUESTS: CounterVec<4> = "kubelet_http_requests_total", "Requests to the agent.",
+        ["method", "path", "server_type", "long_running"];
+    HTTP_DURATION: HistogramVec<4> = "kubelet_http_requests_duration_seconds",
+        "Duration of requests to the agent.", SHORT, ["method", "path", "server_type", "long_running"];
+
     // Images.
     IMAGE_PULL: HistogramVec<1> = "kubelet_image_pull_duration_seconds",
         "Image pulls that went well, by size.", PULL, ["image_size_in_bytes"];
@@ -130,6 +139,21 @@ metrics! { PROBES;
         ["probe_type", "result", "container", "pod", "namespace", "pod_uid"];
     PROBE_DURATION: HistogramVec<4> = "prober_probe_duration_seconds", "Duration of probes.", SHORT,
         ["probe_type", "container", "pod", "namespace"];
+}
+
+thread_local! {
+    static PULL_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Notes that the calling thread, which is a pod's worker, has waited for an image.
+pub fn add_pull_time(duration: Duration) {
+    PULL_TIME.set(PULL_TIME.get() + duration);
+}
+
+/// What [`add_pull_time`] noted on this thread since the last time.
+#[must_use]
+pub fn take_pull_time() -> Duration {
+    PULL_TIME.take()
 }
 
 /// The label of [`IMAGE_PULL`] for an image of so many bytes.

@@ -2,6 +2,8 @@
 //! of a pod, node events. Data and pure functions only.
 
 pub mod event;
+pub mod expand;
+pub mod fields;
 pub mod ids;
 pub mod labels;
 pub mod log_line;

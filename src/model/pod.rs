@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::api::{Container, PodSpec};
+use super::api::{Container, EphemeralContainer, PodSpec};
 use super::event::Regarding;
 use super::ids::{FullName, PodUid};
 use super::quantity::{Amount, amount};
@@ -203,6 +203,13 @@ impl Pod {
         self.init_containers().iter().chain(self.containers())
     }
 
+    /// Ephemeral containers in order, in the form of the others. They run once, whatever
+    /// the pod's policy.
+    #[must_use]
+    pub fn ephemeral_containers(&self) -> Vec<Container> {
+        self.spec().ephemeral_containers.iter().flatten().map(plain_container).collect()
+    }
+
     /// What an event about it, or about one part of it, refers to.
     #[must_use]
     pub fn regarding(&self, field_path: &str) -> Regarding {
@@ -225,6 +232,32 @@ impl Pod {
 #[must_use]
 pub fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")
+}
+
+/// An ephemeral container in the form of the others: what it may have of their fields.
+fn plain_container(ephemeral: &EphemeralContainer) -> Container {
+    let one = ephemeral.clone();
+    Container {
+        name: one.name,
+        image: one.image,
+        image_pull_policy: one.image_pull_policy,
+        command: one.command,
+        args: one.args,
+        working_dir: one.working_dir,
+        env: one.env,
+        env_from: one.env_from,
+        resources: one.resources,
+        volume_mounts: one.volume_mounts,
+        volume_devices: one.volume_devices,
+        security_context: one.security_context,
+        stdin: one.stdin,
+        stdin_once: one.stdin_once,
+        tty: one.tty,
+        termination_message_path: one.termination_message_path,
+        termination_message_policy: one.termination_message_policy,
+        restart_policy: Some("Never".to_owned()),
+        ..Container::default()
+    }
 }
 
 /// A container's request of `resource` (its limit when it has no request).

@@ -25,6 +25,7 @@ reasons! {
     PRE_START_HOOK_ERROR = "PreStartHookError";
     POST_START_HOOK_ERROR = "PostStartHookError";
     RUN_CONTAINER_ERROR = "RunContainerError";
+    RESTARTING_ALL_CONTAINERS = "RestartingAllContainers";
     // Terminated reasons.
     COMPLETED = "Completed";
     ERROR = "Error";
@@ -59,6 +60,7 @@ reasons! {
     DEADLINE_EXCEEDED = "DeadlineExceeded";
     FAILED_POST_START_HOOK = "FailedPostStartHook";
     FAILED_PRE_STOP_HOOK = "FailedPreStopHook";
+    LIFECYCLE_HTTP_FALLBACK = "LifecycleHTTPFallback";
     UNHEALTHY = "Unhealthy";
     PROBE_WARNING = "ProbeWarning";
     MISSING_CLUSTER_DNS = "MissingClusterDNS";

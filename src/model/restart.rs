@@ -4,7 +4,7 @@
 
 use super::api::{Container, ContainerRestartRule};
 use super::pod::Pod;
-use super::runtime::{ContainerState, ContainerStatus};
+use super::runtime::{ContainerState, ContainerStatus, PodRuntime};
 
 /// The policy that holds for `container`: its own, else the pod's.
 #[must_use]
@@ -16,10 +16,7 @@ pub fn policy<'a>(pod: &'a Pod, container: &'a Container) -> &'a str {
 /// Deletion of the pod does not count here.
 #[must_use]
 pub fn may_restart(pod: &Pod, container: &Container, exit_code: i32) -> bool {
-    // Rules refine a policy of the container's own; without one they have no effect.
-    if container.restart_policy.is_some()
-        && container.restart_policy_rules.iter().flatten().any(|rule| applies(rule, exit_code))
-    {
+    if rule_action(container, exit_code).is_some() {
         return true;
     }
     match policy(pod, container) {
@@ -59,15 +56,63 @@ pub fn comes_back_after_probe(pod: &Pod, container: &Container) -> bool {
     policy(pod, container) != "Never"
 }
 
-fn applies(rule: &ContainerRestartRule, exit_code: i32) -> bool {
-    let Some(codes) = &rule.exit_codes else { return false };
+/// What a rule of a container asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuleAction {
+    /// This container starts again.
+    Restart,
+    /// All containers of the pod start again, in the same sandbox, init containers first.
+    RestartAllContainers,
+}
+
+/// What the first rule that fits `exit_code` asks for. Rules refine a policy of the
+/// container's own; without one they have no effect.
+#[must_use]
+pub fn rule_action(container: &Container, exit_code: i32) -> Option<RuleAction> {
+    container.restart_policy.as_ref()?;
+    container.restart_policy_rules.iter().flatten().find_map(|rule| action(rule, exit_code))
+}
+
+fn action(rule: &ContainerRestartRule, exit_code: i32) -> Option<RuleAction> {
+    let codes = rule.exit_codes.as_ref()?;
     let listed = codes.values.iter().flatten().any(|value| *value == exit_code);
-    let matches = match codes.operator.as_str() {
+    let fits = match codes.operator.as_str() {
         "In" => listed,
         "NotIn" => !listed,
         _ => false,
     };
-    matches && matches!(rule.action.as_str(), "Restart" | "RestartAllContainers")
+    match rule.action.as_str() {
+        _ if !fits => None,
+        "Restart" => Some(RuleAction::Restart),
+        "RestartAllContainers" => Some(RuleAction::RestartAllContainers),
+        _ => None,
+    }
+}
+
+/// Whether `container`, whose newest instance is `status`, is one for whose sake the whole
+/// pod has to start again. It stays so until its instance is removed, which is done last.
+#[must_use]
+pub fn restarts_all(container: &Container, status: Option<&ContainerStatus>) -> bool {
+    status.is_some_and(|status| {
+        status.state == ContainerState::Exited
+            && rule_action(container, status.exit_code) == Some(RuleAction::RestartAllContainers)
+    })
+}
+
+/// Whether all containers of `pod` are to start again because one of them ended in a way
+/// that its rules answer so. A pod that is being deleted does not.
+#[must_use]
+pub fn all_containers_restart(pod: &Pod, runtime: &PodRuntime) -> bool {
+    !pod.is_deleting()
+        && pod.all_containers().any(|container| restarts_all(container, runtime.newest(&container.name)))
+}
+
+/// Whether any container of `pod` has a rule that starts all of them again.
+#[must_use]
+pub fn may_restart_all(pod: &Pod) -> bool {
+    pod.all_containers()
+        .flat_map(|container| container.restart_policy_rules.iter().flatten())
+        .any(|rule| rule.action == "RestartAllContainers")
 }
 
 #[cfg(test)]
@@ -113,6 +158,22 @@ mod tests {
         check(json!("Never"), rules("In", "RestartAllContainers"), 43, true);
         check(json!("Never"), rules("In", "Dance"), 43, false);
         check(json!("Never"), rules("Like", "Restart"), 43, false);
+        let action = |codes: &[(&str, &str)]| {
+            let rules: Vec<_> = codes
+                .iter()
+                .map(|(operator, action)| {
+                    json!({"action": action, "exitCodes": {"operator": operator, "values": [42]}})
+                })
+                .collect();
+            let container = json!({"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules});
+            rule_action(&serde_json::from_value(container).unwrap(), 42)
+        };
+        // The first rule that fits decides.
+        let all = RuleAction::RestartAllContainers;
+        assert_eq!(action(&[("In", "RestartAllContainers"), ("In", "Restart")]), Some(all));
+        assert_eq!(action(&[("NotIn", "Restart"), ("In", "RestartAllContainers")]), Some(all));
+        assert_eq!(action(&[("In", "Restart"), ("In", "RestartAllContainers")]), Some(RuleAction::Restart));
+        assert_eq!(action(&[("NotIn", "RestartAllContainers")]), None);
         // Rules without a policy of the container's own have no effect.
         let mut orphan = rules("In", "Restart");
         orphan["restartPolicy"] = Value::Null;

@@ -8,6 +8,10 @@ pub enum Verdict {
     NoProbe,
     /// It has one, which has not decided yet.
     Pending,
+    /// It has one, which has not decided yet on an instance that ran before this agent did:
+    /// what was true of the instance stays true, so that a restart of the agent does not
+    /// take a pod out of service. Where nobody knows what was true, it passes.
+    Kept,
     /// Enough successes in a row.
     Success,
     /// Enough failures in a row.

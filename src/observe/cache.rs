@@ -289,8 +289,13 @@ impl Cache {
     // ---- lists ----
 
     /// Stores a full list that was asked for at `at`, before news of its differences make
-    /// anyone read it. Pods that were listed singly since then stay as they are.
-    pub(super) fn set_listed(&self, mut listed: BTreeMap<PodUid, ListedPod>, at: Instant) {
+    /// anyone read it. Pods that were listed singly since then stay as they are. Returns
+    /// what is now stored.
+    pub(super) fn set_listed(
+        &self,
+        mut listed: BTreeMap<PodUid, ListedPod>,
+        at: Instant,
+    ) -> Arc<BTreeMap<PodUid, ListedPod>> {
         let mut inner = self.lock();
         let Inner { listed: old, listed_since, .. } = &mut *inner;
         listed_since.retain(|_, since| *since > at);
@@ -301,6 +306,7 @@ impl Cache {
             };
         }
         *old = Arc::new(listed);
+        Arc::clone(old)
     }
 
     /// Stores a list of one pod; `None`: the runtime knows nothing of it.

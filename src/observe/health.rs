@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::cri::{Handler, RuntimeFeatures};
+
 /// Without a good status answer for this long the runtime counts as down.
 const STATUS_LIMIT: Duration = Duration::from_secs(30);
 /// Without a full list for this long the observer counts as stuck.
@@ -32,6 +34,8 @@ struct Facts {
     unreachable: Option<String>,
     network: Option<String>,
     version: Option<(String, String)>,
+    features: Option<RuntimeFeatures>,
+    handlers: Arc<[Handler]>,
 }
 
 /// The facts that judgements are made from, shared.
@@ -49,6 +53,8 @@ impl Default for Health {
                 unreachable: None,
                 network: Some("network state unknown".to_owned()),
                 version: None,
+                features: None,
+                handlers: Arc::default(),
             })),
         }
     }
@@ -71,9 +77,34 @@ impl Health {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).unreachable = Some(error);
     }
 
+    /// What the runtime's handlers can do.
+    pub(super) fn set_handlers(&self, handlers: Vec<Handler>) {
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        if *facts.handlers != *handlers {
+            facts.handlers = handlers.into();
+        }
+    }
+
+    /// A handler by its name; the default one's is empty.
+    pub(super) fn handler(&self, name: &str) -> Option<Handler> {
+        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        facts.handlers.iter().find(|handler| handler.name == name).cloned()
+    }
+
     /// The runtime said its name and version.
     pub(super) fn set_version(&self, name: String, version: String) {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).version = Some((name, version));
+    }
+
+    /// The runtime said what it can; one that is too old to say can nothing of it.
+    pub(super) fn set_features(&self, features: Option<RuntimeFeatures>) {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).features =
+            Some(features.unwrap_or_default());
+    }
+
+    /// What the runtime can, once known.
+    pub(super) fn features(&self) -> Option<RuntimeFeatures> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).features
     }
 
     /// Name and version, once known.

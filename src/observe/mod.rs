@@ -233,6 +233,19 @@ impl Observe {
         self.health.version().unwrap_or_else(|| ("containerd".to_owned(), String::new()))
     }
 
+    /// What the runtime can; `None` until it has answered once.
+    #[must_use]
+    pub fn runtime_features(&self) -> Option<crate::cri::RuntimeFeatures> {
+        self.health.features()
+    }
+
+    /// Whether a handler (the default one's name is empty) makes read-only mounts read-only
+    /// all the way down. No, until the runtime says so.
+    #[must_use]
+    pub fn can_mount_recursively_read_only(&self, handler: &str) -> bool {
+        self.health.handler(handler).is_some_and(|handler| handler.recursive_read_only_mounts)
+    }
+
     /// Whether the runtime can be used now, and if not why.
     #[must_use]
     pub fn runtime_health(&self) -> RuntimeHealth {

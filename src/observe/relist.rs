@@ -1,6 +1,6 @@
 //! The `observe` thread: list, compare, inspect what changed, pass the news on.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
@@ -130,6 +130,8 @@ impl Watcher {
         let well = match observe.cri.status() {
             Ok(status) => {
                 let well = status.ready.is_ok() && status.network_ready.is_ok();
+                observe.health.set_features(status.features);
+                observe.health.set_handlers(status.handlers);
                 observe.health.answered(status.ready, status.network_ready, Instant::now());
                 well
             }
@@ -194,11 +196,11 @@ impl Watcher {
     /// Returns whether a change was found that no event had told.
     fn relist(&self, at: Instant, told: &HashSet<PodUid>, stop: &StopToken) -> Result<bool, CriError> {
         let cache = &self.observe.cache;
-        let listed: BTreeMap<PodUid, ListedPod> = {
+        let listed = {
             let _waiting = threads::waiting("list of pods");
             crate::cri::list_pods(&self.observe.cri, None)?
         };
-        cache.set_listed(listed.clone(), at);
+        let listed = cache.set_listed(listed, at);
         let known: BTreeSet<PodUid> = listed.keys().cloned().chain(cache.uids()).collect();
         let mut missed = false;
         for uid in known {

@@ -6,14 +6,11 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::model::log_line::{TERMINATION_LINES, TERMINATION_WINDOW, termination_text};
 use crate::model::runtime::{ContainerState, ContainerStatus};
 
 /// At most this much of the termination file is shown.
 const MESSAGE_BYTES: u64 = 4096;
-
-/// Limits of the message that is taken from the log instead.
-const LOG_LINES: u64 = 80;
-const LOG_BYTES: u64 = 2048;
 
 /// Completes the message of an exited container from its termination file, or from the
 /// end of its log where the policy says so.
@@ -51,8 +48,8 @@ pub(super) fn complete(container: &mut ContainerStatus) {
 /// The last lines of a log, without the runtime's line headers. A log that cannot be read
 /// leaves the message empty: the exit code says enough.
 fn end_of_log(path: &Path) -> String {
-    match crate::util::tail::last(path, LOG_LINES, LOG_BYTES) {
-        Ok(tail) => crate::model::log_line::termination_text(&tail.bytes, tail.cut),
+    match crate::util::tail::last(path, TERMINATION_LINES, TERMINATION_WINDOW) {
+        Ok(tail) => termination_text(&tail.bytes, tail.cut),
         Err(error) => {
             log::debug!("cannot read the end of {}: {error}", path.display());
             String::new()
@@ -78,6 +75,23 @@ fn read_end(path: &Path) -> std::io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_eighty_lines_of_a_log_count_without_their_headers() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let line = |n: usize| format!("2026-11-21T16:28:17.890041142Z stdout F line {n}\n");
+        std::fs::write(&path, (1..=200).map(line).collect::<String>()).unwrap();
+        let text = end_of_log(&path);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines.len(), lines.first(), lines.last()), (80, Some(&"line 121"), Some(&"line 200")));
+        // Long lines: the limit of bytes is one of the text, and no header shows.
+        let long = format!("2026-11-21T16:28:17.890041142Z stdout F {}\n", "x".repeat(500));
+        std::fs::write(&path, long.repeat(50)).unwrap();
+        let text = end_of_log(&path);
+        assert_eq!(text.len(), 2048);
+        assert!(text.bytes().all(|byte| byte == b'x' || byte == b'\n'), "{text}");
+    }
 
     #[test]
     fn reads_the_end_of_regular_files_only() {

@@ -11,6 +11,7 @@
 pub mod admission;
 pub mod lifecycle;
 pub mod plan;
+mod start_clock;
 mod worker;
 pub mod workers;
 

@@ -1,6 +1,8 @@
 //! The thread of one pod: look, plan, act, look again (Go: podWorkerLoop, SyncPod,
 //! SyncTerminatingPod, SyncTerminatedPod).
 
+mod kills;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,13 +12,15 @@ use jiff::Timestamp;
 
 use super::lifecycle::{Lifecycle, Phase, Update};
 use super::plan::{self, Plan};
+use super::start_clock::StartClock;
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
-use crate::runtime::{Kill as KillContainer, KillTarget, Observed, Runtime, Start, StartFailure};
+use crate::runtime::{Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{jitter, random_unit};
 use crate::util::mailbox::Inbox;
@@ -116,11 +120,13 @@ pub(super) struct Worker {
     volumes_ready: bool,
     first_sync: bool,
     failures: u32,
+    clock: StartClock,
 }
 
 impl Worker {
     pub(super) fn new(settings: Settings, deps: Deps, pod: Pod, shared: Shared) -> Self {
         Worker {
+            clock: StartClock::new(&pod, Timestamp::now()),
             settings,
             deps,
             life: Lifecycle::new(pod),
@@ -155,7 +161,10 @@ impl Worker {
                 }
                 self.report_phase();
                 steps += 1;
-                match self.step(cancel, stop) {
+                let (work, begun) = (self.work(), Instant::now());
+                let stepped = self.step(cancel, stop);
+                metrics::POD_WORKER.took([work], begun.elapsed());
+                match stepped {
                     Ok(Next::Now) if steps >= STEPS_AT_ONCE => {
                         self.succeeded();
                         break Next::After(jitter(RETRY_SOON, random_unit()));
@@ -174,7 +183,9 @@ impl Worker {
                             break Next::Now;
                         }
                         self.failed(&failed);
-                        break Next::After(failed.retry);
+                        // A pod whose time is up ends even if nothing else works; but not in a hot loop.
+                        let wait = self.within_deadline(failed.retry).max(RETRY_SOON.min(failed.retry));
+                        break Next::After(wait);
                     }
                 }
                 for (_, update) in inbox.take() {
@@ -206,6 +217,16 @@ impl Worker {
             }
             Phase::Terminated => self.clean_up(stop),
             Phase::Finished => Ok(Next::Done),
+        }
+    }
+
+    /// The word for the next step in metrics.
+    fn work(&self) -> &'static str {
+        match self.life.phase {
+            Phase::Syncing if self.first_sync => "create",
+            Phase::Syncing => "sync",
+            Phase::Terminating { .. } => "kill",
+            Phase::Terminated | Phase::Finished => "terminated",
         }
     }
 
@@ -275,6 +296,7 @@ impl Worker {
             return Ok(Next::Now);
         }
         if plan.is_empty() && self.volumes_ready {
+            self.deps.volumes.remount(self.pod(), cancel);
             return Ok(Next::After(self.until_next_sync()));
         }
         let health = self.deps.observe.runtime_health();
@@ -354,22 +376,15 @@ impl Worker {
                 .kill_pod(Some(self.pod()), Observed::Runtime(runtime), None, cancel)
                 .map_err(|error| Failed::later(error.to_string()))?;
         } else {
-            for kill in &plan.kill {
-                self.deps
-                    .runtime
-                    .kill_container(
-                        &KillContainer {
-                            who: KillTarget::Pod(self.pod().clone()),
-                            id: kill.id.clone(),
-                            name: kill.name.clone(),
-                            message: Some(kill.message.clone()),
-                            grace_override: None,
-                        },
-                        cancel,
-                    )
-                    .map_err(|error| Failed::later(error.to_string()))?;
-            }
+            self.kill_single(&plan.kill, runtime, cancel)?;
         }
+        if !plan.reset.is_empty() {
+            return self.reset(&plan.reset, runtime, cancel);
+        }
+        if plan.create_sandbox {
+            self.remove_init_records(runtime, cancel);
+        }
+        self.resize(&plan.resize, cancel)?;
         let (sandbox, ips, attempt) = if plan.create_sandbox {
             let made = self
                 .deps
@@ -382,10 +397,12 @@ impl Worker {
             (id, runtime.ips.clone(), plan.attempt)
         };
         let pod = self.pod().clone();
+        let ephemeral = pod.ephemeral_containers();
+        let ephemeral = plan.start_ephemeral.iter().filter_map(|index| ephemeral.get(*index));
         let init = plan.start_init.iter().filter_map(|index| pod.init_containers().get(*index));
         let regular = plan.start.iter().filter_map(|index| pod.containers().get(*index));
         let mut first: Option<Failed> = None;
-        for container in init.chain(regular) {
+        for container in ephemeral.chain(init).chain(regular) {
             if cancel.is_stopped() {
                 return Ok(());
             }
@@ -396,22 +413,7 @@ impl Worker {
                 }
                 Err(failure) if failure.stopping => return Ok(()),
                 Err(failure) => {
-                    let failed = Failed {
-                        message: format!(
-                            "failed to start container {name}: {}: {}",
-                            failure.reason, failure.message
-                        ),
-                        retry: failure.retry_at.map_or_else(
-                            || jitter(RETRY, random_unit()),
-                            |at| until(at).min(self.settings.sync_frequency),
-                        ),
-                        level: match failure.retry_at {
-                            Some(_) => log::Level::Debug,
-                            None => log::Level::Warn,
-                        },
-                    };
-                    self.reasons
-                        .insert(name, StartReason { reason: failure.reason, message: failure.message });
+                    let failed = self.not_started(&name, failure);
                     first = Some(match first {
                         Some(other) if other.retry <= failed.retry => other,
                         _ => failed,
@@ -444,6 +446,8 @@ impl Worker {
             host_ips: &self.settings.host_ips,
             runtime,
             volumes: mounts,
+            sub_paths: &*self.deps.volumes,
+            recursive_read_only_mounts: self.deps.observe.can_mount_recursively_read_only(""),
             stop: cancel,
         })
     }
@@ -478,6 +482,7 @@ impl Worker {
             let message = composed.message.clone().unwrap_or_default();
             self.deps.events.normal(&pod, reasons::DEADLINE_EXCEEDED, message);
         }
+        self.clock.stored(&pod, &composed, now);
         self.deps.status.set(&pod, composed, now);
         if std::mem::take(&mut self.first_sync) {
             log::info!("pod is managed pod={} uid={}", pod.full_name(), pod.uid());
@@ -486,7 +491,14 @@ impl Worker {
     }
 
     fn until_next_sync(&self) -> Duration {
-        let wait = jitter(self.settings.sync_frequency, random_unit());
+        self.within_deadline(jitter(self.settings.sync_frequency, random_unit()))
+    }
+
+    /// `wait`, or less if the pod's time is up before.
+    fn within_deadline(&self, wait: Duration) -> Duration {
+        if self.life.phase != Phase::Syncing {
+            return wait;
+        }
         let stored = self.deps.status.get(self.pod().uid());
         match status::active_deadline(self.pod(), stored.as_deref(), Timestamp::now()) {
             Some(Deadline::Remaining(left)) => wait.min(left),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::lifecycle::{Kill, Update};
 use super::worker::{Deps, Settings, Shared, Worker, WorkerReport, stop_unknown};
 use crate::model::ids::{FullName, PodUid};
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::ListedPod;
 use crate::util::mailbox::{self, Post};
@@ -215,6 +216,7 @@ impl Workers {
         if self.knows(&pod.uid) {
             return;
         }
+        metrics::ORPHANED_RUNTIME_PODS.inc();
         log::info!("stopping a pod without a manifest pod={}_{} uid={}", pod.name, pod.namespace, pod.uid);
         self.records.insert(
             pod.uid.clone(),

@@ -99,6 +99,14 @@ pub fn has_swap(roots: &Roots) -> bool {
         .is_ok_and(|swaps| swaps.lines().skip(1).any(|line| !line.trim().is_empty()))
 }
 
+/// Whether the kernel enforces AppArmor profiles.
+#[must_use]
+pub fn has_apparmor(roots: &Roots) -> bool {
+    roots.sys.join("kernel/security/apparmor").is_dir()
+        && read(&roots.sys.join("module/apparmor/parameters/enabled"))
+            .is_ok_and(|enabled| enabled.starts_with('Y'))
+}
+
 fn huge_pages(roots: &Roots) -> Vec<HugePages> {
     let dir = roots.sys.join("kernel/mm/hugepages");
     let mut found: Vec<HugePages> = list(&dir)
@@ -168,6 +176,17 @@ mod tests {
                 ("1GB".to_owned(), "hugepages-1Gi".to_owned(), 0)
             ]
         );
+        assert!(!has_apparmor(&roots));
+        for (path, content, expected) in [
+            ("module/apparmor/parameters/enabled", "N\n", false),
+            ("kernel/security/apparmor/profiles", "", false),
+            ("module/apparmor/parameters/enabled", "Y\n", true),
+        ] {
+            let path = roots.sys.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+            assert_eq!(has_apparmor(&roots), expected);
+        }
         fs::write(dir.path().join("proc/swaps"), "Filename Type\n").unwrap();
         assert!(!has_swap(&roots));
         fs::write(dir.path().join("sys/devices/system/cpu/online"), "3-1").unwrap();

@@ -1,7 +1,7 @@
 //! The machine under the node: its memory, processors, huge pages, cgroups and disks, and
 //! what this process itself takes of them.
 //!
-//! Owns: nothing; every function reads kernel files or makes one system call, and takes
+//! Owns: nothing; but for `iptables` every function reads kernel files or makes one system call, and takes
 //! the roots of `/proc` and `/sys` as parameters, so that tests bring their own.
 //! Threads: none.
 //! Absent on purpose: pod cgroups, eviction, statistics and device plugins; nothing in this
@@ -10,6 +10,7 @@
 
 pub mod cgroups;
 pub mod disk;
+pub mod iptables;
 pub mod machine;
 pub mod own;
 pub mod preflight;

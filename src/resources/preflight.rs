@@ -86,13 +86,13 @@ const FEW_OPEN_FILES: u64 = 4096;
 /// 2024-01-01: the clock of a machine that lost its battery is far before that.
 const PLAUSIBLE_SECOND: i64 = 1_704_067_200;
 
-/// Kernel settings: name, value wanted, and why it matters. The Go kubelet wants the last
-/// six, too (`protectKernelDefaults`).
+/// Kernel settings: name, value wanted, and why it matters. The last six are those that the
+/// Go kubelet sets, or with `protectKernelDefaults` wants to find; it takes no other value.
 const SYSCTLS: [(&str, Want, &str); 7] = [
     ("net.ipv4.ip_forward", Want::Exactly(1), "pods cannot reach beyond the node"),
     ("vm.overcommit_memory", Want::Exactly(1), "the kernel may refuse memory that is free"),
     ("vm.panic_on_oom", Want::Exactly(0), "one pod out of memory stops the machine"),
-    ("kernel.panic", Want::Exactly(10), "after a kernel panic the machine does not restart in 10 s"),
+    ("kernel.panic", Want::Exactly(10), "seconds from a kernel panic to the restart; 0 is never"),
     ("kernel.panic_on_oops", Want::Exactly(1), "the kernel goes on after an internal error"),
     ("kernel.keys.root_maxkeys", Want::AtLeast(1_000_000), "many containers run out of kernel keys"),
     ("kernel.keys.root_maxbytes", Want::AtLeast(25_000_000), "many containers run out of kernel keys"),
@@ -258,7 +258,18 @@ fn sysctls(settings: &Settings) -> Vec<CheckLine> {
         match value {
             Some(value) if want.is_met(value) => fine.push(name),
             Some(value) => {
-                let message = format!("{name} is {value}: {why}");
+                let message = match (name, value) {
+                    ("kernel.panic", 0) => {
+                        format!("{name} is {value}: the machine stays down after a kernel panic")
+                    }
+                    ("kernel.panic", ..0) => {
+                        format!("{name} is {value}: after a kernel panic there is no time to read it")
+                    }
+                    ("kernel.panic", _) => {
+                        format!("{name} is {value}: {why}; Kubernetes nodes have {}", want.value())
+                    }
+                    _ => format!("{name} is {value}: {why}"),
+                };
                 lines.push(line("sysctl", Standing::Warn, message, fix));
             }
             // Kernels without the feature have nothing to set.
@@ -387,6 +398,18 @@ mod tests {
         }
         assert_eq!(lines.iter().filter(|line| line.name == "sysctl").count(), 2);
         assert!(lines.iter().all(|line| line.standing == Standing::Ok || !line.fix.is_empty()));
+        for (panic, part) in [
+            ("0", "kernel.panic is 0: the machine stays down after a kernel panic"),
+            (
+                "1",
+                "kernel.panic is 1: seconds from a kernel panic to the restart; 0 is never; Kubernetes nodes have 10",
+            ),
+            ("-1", "kernel.panic is -1: after a kernel panic there is no time to read it"),
+        ] {
+            write(dir.path(), &[("proc/sys/kernel/panic", panic)]);
+            let lines = preflight(&settings);
+            assert!(lines.iter().any(|line| line.message == part), "{lines:?}");
+        }
     }
 
     #[test]

@@ -6,26 +6,46 @@ use std::path::PathBuf;
 /// See the module.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// An env variable's `fieldRef` names a field that does not exist or may not be read.
-    #[error("unsupported fieldPath: {path}")]
-    FieldPath {
-        /// As written.
-        path: String,
-    },
+    /// An env variable's `fieldRef` or `resourceFieldRef` names what does not exist or may
+    /// not be read.
+    #[error(transparent)]
+    Field(#[from] crate::model::fields::FieldError),
     /// `status.hostIP` before the node knows its address.
     #[error("host IP unknown; known addresses: []")]
     NoHostIp,
-    /// A `resourceFieldRef` of a container that the pod does not have.
-    #[error("container {container} not found")]
-    NoSuchContainer {
+    /// An ephemeral container's target that does not run and never did.
+    #[error("unable to find target container {container}")]
+    NoTarget {
         /// As written.
         container: String,
     },
-    /// A `resourceFieldRef` of something else than CPU, memory, storage or huge pages.
-    #[error("unsupported container resource : {resource}")]
-    ResourceField {
+    /// A ConfigMap or Secret, for which an API server would have to be asked.
+    #[error("couldn't get {kind} {namespace}/{name}, no kubeClient defined")]
+    NoClient {
+        /// `configMap` or `secret`.
+        kind: &'static str,
+        /// The pod's namespace.
+        namespace: String,
+        /// The object's name.
+        name: String,
+    },
+    /// A `fileKeyRef` into a volume that the pod does not have.
+    #[error("cannot find the volume {volume:?} referenced by FileKeyRef")]
+    EnvFileVolume {
+        /// The volume's name.
+        volume: String,
+    },
+    /// A `fileKeyRef` into something that cannot be read as an env file. Nothing of its
+    /// content is shown.
+    #[error("couldn't parse env file")]
+    EnvFile,
+    /// A `fileKeyRef` to a key that the file does not define.
+    #[error("environment variable key {key:?} not found in file {path:?}")]
+    EnvFileKey {
         /// As written.
-        resource: String,
+        key: String,
+        /// As written.
+        path: String,
     },
     /// A source that this version cannot read.
     #[error("{what} in container {container:?} has no effect in this version")]
@@ -49,15 +69,56 @@ pub enum ConfigError {
         /// As written.
         mode: String,
     },
-    /// A volumeMount that demands what the runtime cannot do.
+    /// A volumeMount that demands what does not go together or what the runtime cannot do.
     #[error(
-        "failed to resolve recursive read-only mode: recursive read-only mount of volume {volume:?} {why}"
+        "failed to resolve recursive read-only mode: volume {volume:?} requested recursive read-only mode, but it is {why}"
     )]
     RecursiveReadOnly {
         /// The volume's name.
         volume: String,
-        /// What is wrong.
-        why: &'static str,
+        /// What it is, or is not.
+        why: String,
+    },
+    /// A volumeMount's mode that is none of the three.
+    #[error("failed to resolve recursive read-only mode: unknown recursive read-only mode {mode:?}")]
+    RecursiveReadOnlyMode {
+        /// As written.
+        mode: String,
+    },
+    /// A `subPathExpr` with variables that the container does not have, or has empty.
+    #[error("missing value for {}", names.join(", "))]
+    SubPathVariables {
+        /// Their names, sorted.
+        names: Vec<String>,
+    },
+    /// A sub path that is not below its volume.
+    #[error("error SubPath `{path}` must not be an absolute path")]
+    SubPathAbsolute {
+        /// With its variables replaced.
+        path: String,
+    },
+    /// A sub path that climbs.
+    #[error("unable to provision SubPath `{path}`: must not contain '..'")]
+    SubPathBacksteps {
+        /// With its variables replaced.
+        path: String,
+    },
+    /// A sub path that is not there and cannot be made. The log says why: a container must
+    /// not learn about the node's files from a message.
+    #[error("failed to create subPath directory for volumeMount {volume:?} of container {container:?}")]
+    SubPathCreate {
+        /// The volume's name.
+        volume: String,
+        /// The container's name.
+        container: String,
+    },
+    /// A sub path that leads elsewhere or cannot be mounted; likewise.
+    #[error("failed to prepare subPath for volumeMount {volume:?} of container {container:?}")]
+    SubPathPrepare {
+        /// The volume's name.
+        volume: String,
+        /// The container's name.
+        container: String,
     },
     /// `runAsUser: 0` with `runAsNonRoot`.
     #[error("container's runAsUser breaks non-root policy (pod: {pod:?}, container: {container})")]
@@ -119,9 +180,15 @@ pub enum ConfigError {
         /// As written.
         kind: String,
     },
-    /// `hostUsers: false` needs what this version does not do.
-    #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces")]
-    UserNamespace,
+    /// `supplementalGroupsPolicy: Strict` cannot be had: the image's groups would come along.
+    #[error("SupplementalGroupsPolicy=Strict is not supported in this node")]
+    StrictGroups,
+    /// The runtime was asked what it can, and did not answer.
+    #[error("{0}")]
+    Abilities(crate::cri::CriError),
+    /// `hostUsers: false` cannot be had.
+    #[error(transparent)]
+    UserNamespace(#[from] super::user_namespaces::UserNamespaceError),
     /// The pod's host name cannot be formed.
     #[error(transparent)]
     Hostname(#[from] super::hostname::HostnameError),

@@ -1,21 +1,24 @@
-//! What a container is made from (Go: generateContainerConfig). Pure: the files it names
-//! were made by `start`.
+//! What a container is made from (Go: generateContainerConfig). Pure but for sub paths of
+//! volumes, which are mounted on the way; the other files it names were made by `start`.
 
 use std::path::Path;
 
-use crate::model::api::{Container, VolumeMount};
-use crate::model::mount::MountedVolume;
+use crate::model::api::Container;
+use crate::model::mount::{MountedVolume, SubPaths};
 use crate::model::pod::Pod;
 use crate::transport::generated::MessageField;
 use crate::transport::generated::runtime::{
-    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, MountPropagation,
+    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
 };
 
 use super::config_error::ConfigError;
 use super::fields::Addresses;
+use super::mounts::{self, ImageVolume};
 use super::security_context::{self, ImageUser};
 use super::settings::{Host, Settings};
-use super::{env, hosts, labels, numbers};
+use super::user_namespaces::IdRange;
+use super::{env, labels, numbers};
+use crate::util::stop::StopToken;
 
 /// Everything that a container configuration follows from.
 #[derive(Clone, Copy)]
@@ -29,12 +32,21 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) image_user: &'a ImageUser,
     pub(super) addresses: Addresses<'a>,
     pub(super) volumes: &'a [MountedVolume],
+    /// Those of the volumes that are images.
+    pub(super) image_volumes: &'a [ImageVolume],
+    pub(super) sub_paths: &'a dyn SubPaths,
+    /// Whether the pod's runtime handler can do that.
+    pub(super) recursive_read_only_mounts: bool,
+    /// Breaks off waiting for sub paths.
+    pub(super) stop: &'a StopToken,
     /// The pod's hosts file, when its containers get one.
     pub(super) hosts_file: Option<&'a Path>,
     /// The file behind `terminationMessagePath`.
     pub(super) termination_log: Option<&'a Path>,
     pub(super) settings: &'a Settings,
     pub(super) host: &'a Host,
+    /// The pod's ids, if they are not the node's.
+    pub(super) ids: Option<IdRange>,
 }
 
 /// `<container>/<restart count>.log`, below the sandbox's log directory.
@@ -47,7 +59,15 @@ pub fn log_path(container: &str, restart_count: u32) -> String {
 pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerConfig, ConfigError> {
     let ContainerInputs { pod, container, restart_count, settings, .. } = inputs;
     security_context::verify_non_root(pod, container, inputs.image_user)?;
-    let environment = env::environment(pod, container, inputs.addresses, &settings.machine)?;
+    let environment = env::environment(env::EnvInputs {
+        pod,
+        container,
+        addresses: inputs.addresses,
+        machine: &settings.machine,
+        volumes: inputs.volumes,
+        // Known as soon as there is an API server.
+        services: &[],
+    })?;
     let expanded = |texts: &Option<Vec<String>>| -> Vec<String> {
         texts.iter().flatten().map(|text| environment.expand(text)).collect()
     };
@@ -55,6 +75,7 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         root_dir: &settings.root_dir,
         seccomp_default: settings.seccomp_default,
         host: inputs.host,
+        ids: inputs.ids,
     };
     Ok(ContainerConfig {
         metadata: MessageField::some(ContainerMetadata {
@@ -71,7 +92,7 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         args: expanded(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: environment.iter().map(key_value).collect(),
-        mounts: mounts(&inputs)?,
+        mounts: mapped(mounts::mounts(&inputs, &environment)?, inputs.ids),
         labels: labels::container_labels(pod, container),
         annotations: labels::container_annotations(pod, container, restart_count),
         log_path: log_path(&container.name, restart_count),
@@ -96,93 +117,15 @@ fn key_value((key, value): (&str, &str)) -> KeyValue {
     KeyValue { key: key.to_owned(), value: value.as_bytes().to_vec(), ..KeyValue::default() }
 }
 
-/// Volume mounts in the order of the manifest, then the hosts file, then the termination log.
-fn mounts(inputs: &ContainerInputs<'_>) -> Result<Vec<Mount>, ConfigError> {
-    let ContainerInputs { container, volumes, settings, host, .. } = *inputs;
-    if let Some(device) = container.volume_devices.iter().flatten().next() {
-        return Err(ConfigError::Unsupported {
-            what: format!("volumeDevice {:?}", device.name),
-            container: container.name.clone(),
-        });
-    }
-    let wanted = container.volume_mounts.as_deref().unwrap_or_default();
-    let mut mounts = Vec::with_capacity(wanted.len() + 2);
-    for mount in wanted {
-        let volume = volumes.iter().find(|volume| volume.volume == mount.name).ok_or_else(|| {
-            ConfigError::VolumeNotMounted { volume: mount.name.clone(), container: container.name.clone() }
-        })?;
-        mounts.push(volume_mount(container, mount, volume, settings, host)?);
-    }
-    let plain = |container_path: &str, file: &Path| Mount {
-        container_path: container_path.to_owned(),
-        host_path: file.to_string_lossy().into_owned(),
-        selinux_relabel: host.selinux,
-        ..Mount::default()
-    };
-    if let Some(file) = inputs.hosts_file
-        && !wanted.iter().any(|mount| mount.mount_path == hosts::CONTAINER_PATH)
-    {
-        mounts.push(plain(hosts::CONTAINER_PATH, file));
-    }
-    if let Some(file) = inputs.termination_log {
-        mounts.push(plain(container.termination_message_path.as_deref().unwrap_or_default(), file));
-    }
-    Ok(mounts)
-}
-
-fn volume_mount(
-    container: &Container,
-    mount: &VolumeMount,
-    volume: &MountedVolume,
-    settings: &Settings,
-    host: &Host,
-) -> Result<Mount, ConfigError> {
-    let set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
-    if set(&mount.sub_path) || set(&mount.sub_path_expr) {
-        return Err(ConfigError::Unsupported {
-            what: format!("subPath of volumeMount {:?}", mount.name),
-            container: container.name.clone(),
-        });
-    }
-    let readonly = mount.read_only.unwrap_or(false) || volume.read_only;
-    Ok(Mount {
-        container_path: match mount.mount_path.as_str() {
-            path if path.starts_with('/') => path.to_owned(),
-            path => format!("/{path}"),
-        },
-        host_path: volume.host_path.to_string_lossy().into_owned(),
-        readonly,
-        recursive_read_only: recursive_read_only(mount, settings.recursive_read_only_mounts)?,
-        selinux_relabel: host.selinux && volume.selinux_relabel,
-        propagation: match mount.mount_propagation.as_deref() {
-            None | Some("" | "None") => MountPropagation::PROPAGATION_PRIVATE,
-            Some("HostToContainer") => MountPropagation::PROPAGATION_HOST_TO_CONTAINER,
-            Some("Bidirectional") => MountPropagation::PROPAGATION_BIDIRECTIONAL,
-            Some(mode) => return Err(ConfigError::MountPropagation { mode: mode.to_owned() }),
+/// In a user namespace of the pod's own, files belong to whom they would belong without it.
+fn mapped(mut mounts: Vec<Mount>, ids: Option<IdRange>) -> Vec<Mount> {
+    if let Some(ids) = ids {
+        for mount in &mut mounts {
+            mount.uidMappings = vec![ids.mapping()];
+            mount.gidMappings = vec![ids.mapping()];
         }
-        .into(),
-        ..Mount::default()
-    })
-}
-
-fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, ConfigError> {
-    let refuse = |why| Err(ConfigError::RecursiveReadOnly { volume: mount.name.clone(), why });
-    let mode = match mount.recursive_read_only.as_deref() {
-        None | Some("" | "Disabled") => return Ok(false),
-        Some(mode) => mode,
-    };
-    if !mount.read_only.unwrap_or(false) {
-        return refuse("needs readOnly");
     }
-    if !matches!(mount.mount_propagation.as_deref(), None | Some("" | "None")) {
-        return refuse("does not go with mount propagation");
-    }
-    match mode {
-        "IfPossible" => Ok(supported),
-        "Enabled" if supported => Ok(true),
-        "Enabled" => refuse("is not supported by the runtime"),
-        _ => refuse("has an unknown mode"),
-    }
+    mounts
 }
 
 #[cfg(test)]
@@ -190,97 +133,56 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn mounts_of(container: Value, supported: bool) -> Result<Vec<Mount>, String> {
-        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [container]}});
+    fn built(spec: Value, ids: Option<IdRange>) -> ContainerConfig {
+        let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
-        let mut settings = super::super::tests::settings();
-        settings.recursive_read_only_mounts = supported;
-        let volumes = [
-            MountedVolume {
-                volume: "v".into(),
-                host_path: "/v".into(),
-                read_only: false,
-                selinux_relabel: true,
-            },
-            MountedVolume {
-                volume: "r".into(),
-                host_path: "/r".into(),
-                read_only: true,
-                selinux_relabel: false,
-            },
-        ];
-        mounts(&ContainerInputs {
+        container_config(ContainerInputs {
             pod: &pod,
             container: &pod.containers()[0],
             restart_count: 0,
             image_ref: "",
             image_user: &ImageUser::default(),
             addresses: Addresses::default(),
-            volumes: &volumes,
+            volumes: &[],
             hosts_file: Some(Path::new("/hosts")),
             termination_log: Some(Path::new("/log")),
-            settings: &settings,
-            host: &Host { selinux: true, ..Host::default() },
+            settings: &super::super::tests::settings(),
+            host: &Host::default(),
+            ids,
         })
-        .map_err(|error| error.to_string())
-    }
-
-    fn one(mount: Value, supported: bool) -> Result<Mount, String> {
-        mounts_of(json!({"name": "c", "volumeMounts": [mount]}), supported).map(|list| list[0].clone())
+        .unwrap()
     }
 
     #[test]
-    fn volume_mounts() {
-        let mount = one(json!({"name": "v", "mountPath": "a/b"}), false).unwrap();
-        assert_eq!(
-            (mount.container_path.as_str(), mount.readonly, mount.selinux_relabel),
-            ("/a/b", false, true)
-        );
-        let mount =
-            one(json!({"name": "r", "mountPath": "/x", "mountPropagation": "Bidirectional"}), false).unwrap();
-        assert!(mount.readonly && !mount.selinux_relabel);
-        assert_eq!(mount.propagation.enum_value_or_default(), MountPropagation::PROPAGATION_BIDIRECTIONAL);
-        for (mount, part) in [
-            (
-                json!({"name": "z", "mountPath": "/x"}),
-                "cannot find volume \"z\" to mount into container \"c\"",
-            ),
-            (json!({"name": "v", "mountPath": "/x", "mountPropagation": "Up"}), "\"Up\""),
-            (json!({"name": "v", "mountPath": "/x", "subPath": "s"}), "subPath of volumeMount \"v\""),
-            (json!({"name": "v", "mountPath": "/x", "recursiveReadOnly": "Enabled"}), "needs readOnly"),
-        ] {
-            let error = one(mount, false).unwrap_err();
-            assert!(error.contains(part), "{error}");
+    fn user_namespaces_map_mounts_too() {
+        let spec = json!({"containers": [{"name": "c", "terminationMessagePath": "/t"}], "hostUsers": false});
+        let plain = built(spec.clone(), None);
+        assert!(plain.mounts.iter().all(|mount| mount.uidMappings.is_empty()));
+        let ids = IdRange { first: 65_536, length: 65_536 };
+        let own = built(spec, Some(ids));
+        assert_eq!(own.mounts.len(), 2);
+        for mount in &own.mounts {
+            assert_eq!(
+                (&mount.uidMappings, &mount.gidMappings),
+                (&vec![ids.mapping()], &vec![ids.mapping()])
+            );
         }
+        let options = &own.linux.security_context.namespace_options.userns_options;
+        assert_eq!(options.uids, [ids.mapping()]);
     }
 
     #[test]
-    fn recursion_depends_on_the_runtime() {
-        let check = |mode: &str, supported, expected: Option<bool>| {
-            let mount = json!({"name": "v", "mountPath": "/x", "readOnly": true, "recursiveReadOnly": mode});
-            assert_eq!(one(mount, supported).ok().map(|mount| mount.recursive_read_only), expected, "{mode}");
+    fn pod_level_resources_hold_containers_without_their_own() {
+        let resources = json!({"limits": {"cpu": "2", "memory": "64Mi", "hugepages-2Mi": "4Mi"},
+            "requests": {"cpu": "1", "memory": "32Mi"}});
+        let of = |own: Value| {
+            let spec = json!({"resources": resources, "containers": [{"name": "c", "resources": own}, {"name": "d"}]});
+            built(spec, None).linux.resources.clone().unwrap()
         };
-        check("Disabled", true, Some(false));
-        check("IfPossible", false, Some(false));
-        check("IfPossible", true, Some(true));
-        check("Enabled", true, Some(true));
-        check("Enabled", false, None);
-    }
-
-    #[test]
-    fn hosts_file_and_termination_log_come_last() {
-        let paths = |container| -> Vec<String> {
-            mounts_of(container, false).unwrap().into_iter().map(|mount| mount.container_path).collect()
-        };
-        let volume = json!({"name": "v", "mountPath": "/v"});
-        assert_eq!(
-            paths(json!({"name": "c", "terminationMessagePath": "/t", "volumeMounts": [volume]})),
-            ["/v", "/etc/hosts", "/t"]
-        );
-        let own = json!({"name": "v", "mountPath": "/etc/hosts"});
-        assert_eq!(
-            paths(json!({"name": "c", "terminationMessagePath": "/t", "volumeMounts": [own]})),
-            ["/etc/hosts", "/t"]
-        );
+        let none = of(json!({}));
+        assert_eq!((none.cpu_quota, none.memory_limit_in_bytes, none.cpu_shares), (200_000, 64 << 20, 2048));
+        let own = of(json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "100m"}}));
+        assert_eq!((own.cpu_quota, own.memory_limit_in_bytes, own.cpu_shares), (50_000, 64 << 20, 102));
+        assert!(of(json!({"limits": {"cpu": "bad"}})).cpu_quota >= 0);
     }
 }

@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 
-use crate::model::api::{Container, EnvVar, EnvVarSource};
+use crate::model::api::{Container, EnvVarSource};
+use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 
 use super::config_error::ConfigError;
-use super::expand::expand;
+use super::env_file;
 use super::fields::{Addresses, field_value, resource_value};
 use super::settings::MachineNumbers;
+use crate::model::expand::expand;
 
 /// Variables by name, each once, in the order of their first definition.
 /// DIFFERS: upstream hands a map over, so that the order changes from start to start.
@@ -48,64 +50,91 @@ impl Env {
     }
 }
 
-/// Computes the environment of `container`.
+/// Everything that an environment follows from.
+#[derive(Clone, Copy)]
+pub struct EnvInputs<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// One of its containers.
+    pub container: &'a Container,
+    /// What is known of addresses.
+    pub addresses: Addresses<'a>,
+    /// Stands in for limits that are not set.
+    pub machine: &'a MachineNumbers,
+    /// Where env files lie.
+    pub volumes: &'a [MountedVolume],
+    /// Variables about the services of the pod's namespace. They are there for names that
+    /// the container does not define itself.
+    pub services: &'a [(String, String)],
+}
+
+/// Computes the environment of a container.
 ///
 /// # Errors
 /// When a variable's source cannot be read.
-pub fn environment(
-    pod: &Pod,
-    container: &Container,
-    addresses: Addresses<'_>,
-    machine: &MachineNumbers,
-) -> Result<Env, ConfigError> {
-    let unsupported = |what: String| ConfigError::Unsupported { what, container: container.name.clone() };
+pub fn environment(inputs: EnvInputs<'_>) -> Result<Env, ConfigError> {
+    let EnvInputs { pod, container, services, .. } = inputs;
     for from in container.env_from.iter().flatten() {
         if let Some(source) = &from.config_map_ref {
-            return Err(unsupported(format!("envFrom.configMapRef {:?}", source.name)));
+            without_client(pod, "configMap", &source.name, source.optional)?;
         }
         if let Some(source) = &from.secret_ref {
-            return Err(unsupported(format!("envFrom.secretRef {:?}", source.name)));
+            without_client(pod, "secret", &source.name, source.optional)?;
         }
     }
+    let of_services =
+        |name: &str| services.iter().find(|(service, _)| service == name).map(|(_, value)| value.clone());
     let mut env = Env::default();
     for variable in container.env.iter().flatten() {
         let value = match (variable.value.as_deref().unwrap_or_default(), &variable.value_from) {
-            ("", Some(source)) => {
-                from_source(pod, container, variable, source, addresses, machine, &unsupported)?
-            }
-            (text, _) => env.expand(text),
+            ("", Some(source)) => from_source(&inputs, source)?,
+            (text, _) => Some(expand(text, |name| env.get(name).or_else(|| of_services(name)))),
         };
-        env.set(&variable.name, value);
+        if let Some(value) = value {
+            env.set(&variable.name, value);
+        }
+    }
+    for (name, value) in services {
+        if env.get(name).is_none() {
+            env.set(name, value.clone());
+        }
     }
     Ok(env)
 }
 
-fn from_source(
+/// DIFFERS: without an API server upstream refuses optional references, too; here they are
+/// as absent as their object.
+fn without_client(
     pod: &Pod,
-    container: &Container,
-    variable: &EnvVar,
-    source: &EnvVarSource,
-    addresses: Addresses<'_>,
-    machine: &MachineNumbers,
-    unsupported: &impl Fn(String) -> ConfigError,
-) -> Result<String, ConfigError> {
+    kind: &'static str,
+    name: &str,
+    optional: Option<bool>,
+) -> Result<(), ConfigError> {
+    if optional == Some(true) {
+        return Ok(());
+    }
+    Err(ConfigError::NoClient { kind, namespace: pod.namespace().to_owned(), name: name.to_owned() })
+}
+
+/// The value, or none for an optional source that is not there.
+fn from_source(inputs: &EnvInputs<'_>, source: &EnvVarSource) -> Result<Option<String>, ConfigError> {
+    let EnvInputs { pod, container, .. } = *inputs;
     if let Some(selector) = &source.field_ref {
-        return field_value(pod, selector, addresses);
+        return field_value(pod, selector, inputs.addresses).map(Some);
     }
     if let Some(selector) = &source.resource_field_ref {
-        return resource_value(pod, container, selector, machine);
+        return resource_value(pod, container, selector, inputs.machine).map(Some);
     }
-    let name = &variable.name;
     if let Some(selector) = &source.config_map_key_ref {
-        return Err(unsupported(format!("configMapKeyRef {:?} of env variable {name:?}", selector.name)));
+        return without_client(pod, "configMap", &selector.name, selector.optional).map(|()| None);
     }
     if let Some(selector) = &source.secret_key_ref {
-        return Err(unsupported(format!("secretKeyRef {:?} of env variable {name:?}", selector.name)));
+        return without_client(pod, "secret", &selector.name, selector.optional).map(|()| None);
     }
-    if source.file_key_ref.is_some() {
-        return Err(unsupported(format!("fileKeyRef of env variable {name:?}")));
+    if let Some(selector) = &source.file_key_ref {
+        return env_file::value(selector, inputs.volumes);
     }
-    Ok(String::new())
+    Ok(Some(String::new()))
 }
 
 #[cfg(test)]
@@ -113,12 +142,30 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn env_of(container: serde_json::Value) -> Result<Vec<(String, String)>, String> {
-        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [container]}});
+    fn env_with(
+        container: serde_json::Value,
+        services: &[(String, String)],
+    ) -> Result<Vec<(String, String)>, String> {
+        let pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": [container]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
-        environment(&pod, &pod.containers()[0], Addresses::default(), &MachineNumbers::default())
-            .map(|env| env.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
-            .map_err(|error| error.to_string())
+        environment(EnvInputs {
+            pod: &pod,
+            container: &pod.containers()[0],
+            addresses: Addresses::default(),
+            machine: &MachineNumbers::default(),
+            volumes: &[],
+            services,
+        })
+        .map(|env| env.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+        .map_err(|error| error.to_string())
+    }
+
+    fn env_of(container: serde_json::Value) -> Result<Vec<(String, String)>, String> {
+        env_with(container, &[])
+    }
+
+    fn owned(list: &[(&str, &str)]) -> Vec<(String, String)> {
+        list.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
     }
 
     #[test]
@@ -128,24 +175,50 @@ mod tests {
             {"name": "A", "value": "2$(C)"}, {"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "bad-name.x", "value": "$(N)"}]}));
         let expected = [("A", "2"), ("B", "1$(C)"), ("C", ""), ("N", "p"), ("bad-name.x", "p")];
-        assert_eq!(env.unwrap(), expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+        assert_eq!(env.unwrap(), owned(&expected));
     }
 
     #[test]
-    fn sources_of_a_later_version_are_named() {
-        for (container, part) in [
+    fn services_fill_what_is_not_defined() {
+        let services = owned(&[("WEB_SERVICE_HOST", "10.0.0.1"), ("WEB_SERVICE_PORT", "80")]);
+        let env = env_with(
+            json!({"name": "c", "env": [{"name": "URL", "value": "$(WEB_SERVICE_HOST):$(WEB_SERVICE_PORT)"},
+                {"name": "WEB_SERVICE_PORT", "value": "8080"}]}),
+            &services,
+        );
+        let expected =
+            [("URL", "10.0.0.1:80"), ("WEB_SERVICE_PORT", "8080"), ("WEB_SERVICE_HOST", "10.0.0.1")];
+        assert_eq!(env.unwrap(), owned(&expected));
+    }
+
+    #[test]
+    fn objects_of_an_api_server_are_missing_or_optional() {
+        for (container, expected) in [
             (
-                json!({"name": "c", "envFrom": [{"configMapRef": {"name": "m"}}]}),
-                "envFrom.configMapRef \"m\"",
+                json!({"envFrom": [{"configMapRef": {"name": "m"}}]}),
+                "couldn't get configMap n/m, no kubeClient defined",
             ),
-            (json!({"name": "c", "envFrom": [{"secretRef": {"name": "s"}}]}), "envFrom.secretRef \"s\""),
             (
-                json!({"name": "c", "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}),
-                "secretKeyRef \"s\" of env variable \"A\"",
+                json!({"envFrom": [{"secretRef": {"name": "s"}}]}),
+                "couldn't get secret n/s, no kubeClient defined",
+            ),
+            (
+                json!({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}),
+                "couldn't get secret n/s, no kubeClient defined",
+            ),
+            (
+                json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]}),
+                "cannot find the volume \"v\" referenced by FileKeyRef",
             ),
         ] {
-            let error = env_of(container).unwrap_err();
-            assert!(error.contains(part) && error.contains("container \"c\""), "{error}");
+            let mut container = container;
+            container["name"] = json!("c");
+            assert_eq!(env_of(container).unwrap_err(), expected);
         }
+        let env = env_of(json!({"name": "c",
+            "envFrom": [{"configMapRef": {"name": "m", "optional": true}}, {"secretRef": {"name": "s", "optional": true}}],
+            "env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k", "optional": true}}},
+                {"name": "B", "value": "$(A)"}]}));
+        assert_eq!(env.unwrap(), owned(&[("B", "$(A)")]));
     }
 }

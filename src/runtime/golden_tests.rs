@@ -13,13 +13,14 @@ use super::sandbox_config::{SandboxInputs, sandbox_config};
 use super::security_context::ImageUser;
 use super::settings::{Host, Settings};
 use crate::model::api;
-use crate::model::mount::MountedVolume;
+use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 use crate::transport::generated::MessageField;
 use crate::transport::generated::runtime::{
     ContainerConfig, CreateContainerRequest, PodSandboxConfig, RunPodSandboxRequest,
 };
+use crate::util::stop::StopToken;
 
 mod protojson {
     //! Messages as protobuf JSON, by the converters that `build.rs` writes for tests.
@@ -69,8 +70,18 @@ const IMAGE: &str = "sha256:5d1fb6e09aa75e9bdbbf9d51541d3e310c5f2237b0dbdafc0072
 /// A pod's own address and UID inside env values are still those of the recording.
 const RECORDED_IP: &str = "10.88.0.174";
 const RECORDED_UID: &str = "ff99990a43811e714528ad30fd93b30b";
-/// Needs bind mounts of sub paths, which are a later version's.
-const LATER: &[&str] = &["subpath"];
+/// Pods whose requests are a later version's.
+const LATER: &[&str] = &[];
+
+/// Where the volumes room would have mounted a sub path.
+struct Binder(PathBuf);
+
+impl SubPaths for Binder {
+    fn bind(&self, wanted: SubPath<'_>, _: &StopToken) -> Result<PathBuf, SubPathFailure> {
+        let place = format!("{}/{}/{}", wanted.volume.volume, wanted.container, wanted.index);
+        Ok(self.0.join("volume-subpaths").join(place))
+    }
+}
 
 fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -176,8 +187,15 @@ impl Node {
         let (resolver, notices) = pod_resolver(pod, host, &self.settings);
         assert!(notices.is_empty());
         let settings = &self.settings;
-        sandbox_config(SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "" })
-            .unwrap()
+        sandbox_config(SandboxInputs {
+            pod,
+            attempt,
+            resolver: &resolver,
+            settings,
+            cgroup_parent: "",
+            ids: None,
+        })
+        .unwrap()
     }
 
     fn container(&self, pod: &Pod, name: &str, restart_count: u32) -> Result<ContainerConfig, String> {
@@ -195,10 +213,15 @@ impl Node {
             image_user: &ImageUser::default(),
             addresses: Addresses { pod: pod_ips, host: &self.settings.node_ips },
             volumes: &volumes(pod, &self.settings),
+            image_volumes: &[],
+            sub_paths: &Binder(dir),
+            recursive_read_only_mounts: false,
+            stop: &StopToken::never(),
             hosts_file: Some(&hosts_file),
             termination_log: Some(&termination_log),
             settings: &self.settings,
             host: &Host::default(),
+            ids: None,
         })
         .map_err(|error| error.to_string())
     }

@@ -1,6 +1,7 @@
 //! Stopping containers and pods (Go: killContainer, killPodWithSyncResult).
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 
 use super::Runtime;
+use super::hooks::Hook;
+use super::kill_order::{self, KillOrder};
 use super::start::regarding;
 
 /// Every container gets this long, whatever was asked for.
@@ -55,9 +58,44 @@ pub struct Kill {
     pub name: String,
     /// The event's text; absent: `Stopping container <name>`.
     pub message: Option<String>,
-    /// Seconds of grace in place of what the pod asks for (an evicted pod, or the
-    /// grace period of the probe that failed).
+    /// Seconds of grace in place of everything else (a pod that is stopped as a whole).
     pub grace_override: Option<i64>,
+    /// The grace period of the probe that failed: it comes before the pod's own, but not
+    /// before that of a deletion.
+    pub probe_grace: Option<i64>,
+    /// The pod's addresses, for hooks that ask it something.
+    pub ips: Vec<IpAddr>,
+}
+
+impl Kill {
+    /// An order to stop one container with the grace that its pod asks for.
+    #[must_use]
+    pub fn of(pod: &Pod, id: &ContainerId, name: &str) -> Kill {
+        Kill {
+            who: KillTarget::Pod(pod.clone()),
+            id: id.clone(),
+            name: name.to_owned(),
+            message: None,
+            grace_override: None,
+            probe_grace: None,
+            ips: Vec::new(),
+        }
+    }
+
+    /// Seconds of grace, before the minimum.
+    fn grace_seconds(&self) -> i64 {
+        self.grace_override
+            .or_else(|| self.who.grace_seconds(self.probe_grace))
+            .unwrap_or(MINIMUM_GRACE_SECONDS)
+    }
+
+    fn pre_stop(&self) -> Option<Hook<'_>> {
+        // A pod of which only the runtime knows is stopped without hooks.
+        let KillTarget::Pod(pod) = &self.who else { return None };
+        let container = pod.all_containers().find(|container| container.name == self.name)?;
+        let handler = container.lifecycle.as_ref()?.pre_stop.as_ref()?;
+        Some(Hook { handler, pod, container, id: &self.id, ips: &self.ips })
+    }
 }
 
 /// What is known of a pod to be stopped.
@@ -130,20 +168,21 @@ impl KillError {
     }
 }
 
-/// Seconds that a container gets: what was asked for, and never less than the minimum.
-fn grace_seconds(who: &KillTarget, grace_override: Option<i64>) -> i64 {
-    let wanted = grace_override.or_else(|| match who {
-        KillTarget::Pod(pod) => (pod.object().metadata.deletion_grace_period_seconds)
-            .or(pod.spec().termination_grace_period_seconds),
-        KillTarget::Orphan(orphan) => {
-            let number = |key: &str| orphan.annotations.as_ref()?.get(key)?.parse::<i64>().ok();
-            number(labels::POD_DELETION_GRACE_PERIOD).or_else(|| number(labels::POD_TERMINATION_GRACE_PERIOD))
-        }
-    });
-    wanted.unwrap_or(MINIMUM_GRACE_SECONDS).max(MINIMUM_GRACE_SECONDS)
-}
-
 impl KillTarget {
+    /// What is asked for: the deletion's grace, the probe's, the pod's.
+    fn grace_seconds(&self, probe: Option<i64>) -> Option<i64> {
+        match self {
+            KillTarget::Pod(pod) => (pod.object().metadata.deletion_grace_period_seconds)
+                .or(probe)
+                .or(pod.spec().termination_grace_period_seconds),
+            KillTarget::Orphan(orphan) => {
+                let number = |key: &str| orphan.annotations.as_ref()?.get(key)?.parse::<i64>().ok();
+                number(labels::POD_DELETION_GRACE_PERIOD)
+                    .or_else(|| number(labels::POD_TERMINATION_GRACE_PERIOD))
+            }
+        }
+    }
+
     fn regarding(&self, container: &str) -> Regarding {
         match self {
             KillTarget::Pod(pod) => regarding(pod, container),
@@ -158,20 +197,21 @@ impl KillTarget {
 }
 
 impl Runtime {
-    /// Stops one container and waits for its end; one that is gone already counts.
+    /// Stops one container and waits for its end; one that is gone already counts. Its
+    /// preStop hook runs first, within its grace.
     ///
     /// # Errors
     /// When the runtime did not stop it.
     pub fn kill_container(&self, kill: &Kill, stop: &StopToken) -> Result<(), KillError> {
-        self.stop_one(kill, stop).map_err(|error| KillError {
+        self.stop_one(kill, None, stop).map_err(|error| KillError {
             unstopped: vec![Unstopped::Container { name: kill.name.clone(), error }],
         })
     }
 
-    fn stop_one(&self, kill: &Kill, stop: &StopToken) -> Result<(), CriError> {
+    fn stop_one(&self, kill: &Kill, order: Option<&KillOrder>, stop: &StopToken) -> Result<(), CriError> {
         let client = self.shared.cri.with_stop(stop.clone());
-        let mut who = kill.who.clone();
-        if let (KillTarget::Orphan(orphan), None) = (&mut who, kill.grace_override)
+        let mut kill = kill.clone();
+        if let (KillTarget::Orphan(orphan), None) = (&mut kill.who, kill.grace_override)
             && orphan.annotations.is_none()
         {
             match client.container_status(&kill.id) {
@@ -181,18 +221,33 @@ impl Runtime {
             }
         }
         let message = kill.message.clone().unwrap_or_else(|| format!("Stopping container {}", kill.name));
-        self.shared.events.raise(who.regarding(&kill.name), EventType::Normal, reasons::KILLING, message);
-        let grace = grace_seconds(&who, kill.grace_override);
-        // The preStop hook and the sidecars' order belong here; both shorten the grace.
-        let grace = Duration::from_secs(grace.unsigned_abs());
-        match client.stop_container(&kill.id, grace, stop) {
-            Err(error) if !error.is_not_found() => Err(error),
-            _ => Ok(()),
+        let regarding = kill.who.regarding(&kill.name);
+        self.shared.events.raise(regarding, EventType::Normal, reasons::KILLING, message);
+        let mut left = kill.grace_seconds();
+        if let (Some(hook), Some(grace)) = (kill.pre_stop(), positive(left)) {
+            left = less(left, self.pre_stop(hook, grace, stop)?);
         }
+        if let (Some(order), Some(grace)) = (order, positive(left)) {
+            let Some(waited) = order.wait_for_turn(&kill.id, grace, stop) else {
+                return Err(CriError::Stopped { method: "StopContainer", object: kill.id.to_string() });
+            };
+            left = less(left, waited);
+        }
+        let grace = Duration::from_secs(left.max(MINIMUM_GRACE_SECONDS).unsigned_abs());
+        match client.stop_container(&kill.id, grace, stop) {
+            // Whoever waits for its turn after this one waits out its own grace.
+            Err(error) if !error.is_not_found() => return Err(error),
+            _ => {}
+        }
+        if let Some(order) = order {
+            order.ended(&kill.id);
+        }
+        Ok(())
     }
 
     /// Stops all running containers of a pod side by side, waits for all of them, and then
-    /// stops each of its sandboxes. One failure does not keep the rest running.
+    /// stops each of its sandboxes. One failure does not keep the rest running. Sidecars
+    /// end after the others, the last one first, as far as the grace allows.
     ///
     /// DIFFERS: a running container that the manifest does not name is stopped, too, with
     /// the pod's grace; upstream fails on it for ever.
@@ -206,8 +261,13 @@ impl Runtime {
         grace_override: Option<i64>,
         stop: &StopToken,
     ) -> Result<(), KillError> {
-        let (uid, kills, sandboxes) = plan(pod, observed, grace_override);
-        let mut unstopped = self.stop_all(&uid, kills, stop);
+        let (uid, mut kills, sandboxes) = plan(pod, observed, grace_override);
+        let order = pod.and_then(|pod| {
+            // Should a thread be lacking, the order is still the right one.
+            kill_order::sort(pod, &mut kills, |kill| &kill.name);
+            KillOrder::new(pod, kills.iter().map(|kill| (&kill.id, kill.name.as_str())))
+        });
+        let mut unstopped = self.stop_all(&uid, kills, order.map(Arc::new).as_ref(), stop);
         let client = self.shared.cri.with_stop(stop.clone());
         for sandbox in sandboxes {
             match client.stop_pod_sandbox(&sandbox) {
@@ -220,7 +280,13 @@ impl Runtime {
         if unstopped.is_empty() { Ok(()) } else { Err(KillError { unstopped }) }
     }
 
-    fn stop_all(&self, uid: &PodUid, kills: Vec<Kill>, stop: &StopToken) -> Vec<Unstopped> {
+    fn stop_all(
+        &self,
+        uid: &PodUid,
+        kills: Vec<Kill>,
+        order: Option<&Arc<KillOrder>>,
+        stop: &StopToken,
+    ) -> Vec<Unstopped> {
         let mut waiting: Vec<String> = kills.iter().map(|kill| kill.name.clone()).collect();
         let (tx, results) = bounded(kills.len());
         let mut threads = Vec::new();
@@ -228,19 +294,20 @@ impl Runtime {
         for (at, kill) in kills.into_iter().enumerate() {
             // The last one (mostly the only one) needs no thread of its own.
             if at + 1 == count {
-                self.stop_and_report(&kill, stop, &tx);
+                self.stop_and_report(&kill, order.map(Arc::as_ref), stop, &tx);
                 continue;
             }
             let (runtime, kill, stop, tx) = (self.clone(), Arc::new(kill), stop.clone(), tx.clone());
             let (spare_kill, spare_stop, spare_tx) = (Arc::clone(&kill), stop.clone(), tx.clone());
             let name = format!("kill/{}", uid.short());
+            let own_order = order.map(Arc::clone);
             match threads::spawn(&name, Stack::Small, OnDeath::Nobody, move |_| {
-                runtime.stop_and_report(&kill, &stop, &tx);
+                runtime.stop_and_report(&kill, own_order.as_deref(), &stop, &tx);
             }) {
                 Ok(running) => threads.push(running),
                 Err(error) => {
                     log::warn!("no thread to stop container {} in: {error}", spare_kill.name);
-                    self.stop_and_report(&spare_kill, &spare_stop, &spare_tx);
+                    self.stop_and_report(&spare_kill, order.map(Arc::as_ref), &spare_stop, &spare_tx);
                 }
             }
         }
@@ -263,13 +330,24 @@ impl Runtime {
     fn stop_and_report(
         &self,
         kill: &Kill,
+        order: Option<&KillOrder>,
         stop: &StopToken,
         results: &Sender<(String, Result<(), CriError>)>,
     ) {
-        let result = self.stop_one(kill, stop);
+        let result = self.stop_one(kill, order, stop);
         // One place per container: it is never full.
         let _ = results.send((kill.name.clone(), result));
     }
+}
+
+/// `seconds` as a time, if there are any.
+fn positive(seconds: i64) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds.unsigned_abs()))
+}
+
+/// What is left of `seconds`; a part of a second that was used does not count.
+fn less(seconds: i64, used: Duration) -> i64 {
+    seconds.saturating_sub(i64::try_from(used.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// Whom to stop: containers, then sandboxes.
@@ -297,6 +375,11 @@ fn plan(
             name: container.to_owned(),
             message: None,
             grace_override,
+            probe_grace: None,
+            ips: match observed {
+                Observed::Runtime(runtime) => runtime.ips.clone(),
+                Observed::Listed(_) => Vec::new(),
+            },
         };
     let (kills, sandboxes) = match observed {
         Observed::Runtime(runtime) => (

@@ -7,25 +7,30 @@
 //! Stopping a pod of several containers starts a thread per container and joins it.
 //! Invariants: the same pod gives the same requests (`golden_tests`); every failure ends in
 //! a reason, a message and an event with upstream's words; nothing is retried here.
-//! Absent on purpose: what should happen to a pod is decided in `pods`; hooks, probes,
-//! credentials of pods and user namespaces come later.
+//! Absent on purpose: what should happen to a pod is decided in `pods`; credentials of pods
+//! and handlers of RuntimeClasses need objects of an API server.
 
+mod change;
 mod config_error;
 mod container_config;
 mod crash;
 mod dns;
 mod durations;
 mod env;
-mod expand;
+mod env_file;
 mod fields;
 pub mod gc;
+mod hooks;
 mod hostname;
 mod hosts;
+mod image_volumes;
 pub mod images;
 mod kill;
+mod kill_order;
 mod labels;
 mod log_files;
 pub mod logs;
+mod mounts;
 mod numbers;
 mod sandbox;
 mod sandbox_config;
@@ -34,6 +39,7 @@ mod settings;
 mod start;
 mod termination_log;
 mod turnstile;
+mod user_namespaces;
 
 #[cfg(test)]
 mod golden_tests;
@@ -50,6 +56,8 @@ use crate::util::backoff::KeyedBackoff;
 use turnstile::Turnstile;
 
 pub use config_error::ConfigError;
+pub use image_volumes::volume_image_names;
+pub use images::Verification;
 pub use images::name::{repository, with_default_tag};
 pub use kill::{Kill, KillError, KillTarget, MINIMUM_GRACE_SECONDS, Observed, Orphan, Unstopped};
 pub use numbers::page_size_name;
@@ -58,6 +66,7 @@ pub use sandbox_config::log_directory;
 pub use security_context::pod_text;
 pub use settings::{Deps, MachineNumbers, Settings};
 pub use start::{Start, StartFailure, regarding};
+pub use user_namespaces::{IdRange, UserNamespaceError};
 
 /// The room's client. Clones share everything.
 #[derive(Clone)]
@@ -70,6 +79,7 @@ struct Shared {
     host: settings::Host,
     cri: cri::RuntimeClient,
     images: images::Images,
+    user_namespaces: user_namespaces::UserNamespaces,
     events: EventSink,
     /// Waits between restarts, by pod and container.
     crashes: Mutex<KeyedBackoff<u64>>,
@@ -88,6 +98,11 @@ impl Runtime {
         Runtime {
             shared: Arc::new(Shared {
                 host: settings::Host::detect(Path::new("/sys")),
+                user_namespaces: user_namespaces::UserNamespaces::new(
+                    &settings.root_dir,
+                    settings.user_namespace_ids,
+                    settings.max_pods,
+                ),
                 images: images::Images::new(deps.images, deps.events.clone(), &settings),
                 sandbox_door: Turnstile::new(width.max(4), "its turn to make a sandbox"),
                 container_door: Turnstile::new(width.max(4), "its turn to start a container"),

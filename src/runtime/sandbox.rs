@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::cri;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::SandboxId;
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::transport::generated::runtime::{PodSandboxConfig, PodSandboxStatus};
@@ -17,6 +18,10 @@ use super::dns::{self, DnsNotice};
 use super::log_files;
 use super::sandbox_config::{SandboxInputs, log_directory, sandbox_config};
 use super::security_context::pod_text;
+use super::user_namespaces::{IdRange, UserNamespaceError};
+
+/// The runtime's default handler. Others have names that only RuntimeClass objects tell.
+const HANDLER: &str = "";
 
 /// A sandbox that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +99,7 @@ impl Runtime {
             if stop.is_stopped() || error.is_stopping() {
                 return;
             }
+            metrics::STARTED_PODS_ERRORS.inc();
             let message = match error {
                 SandboxError::Status { .. } => format!("Unable to get pod sandbox status: {error}"),
                 _ => format!("Failed to create pod sandbox: {error}"),
@@ -112,7 +118,8 @@ impl Runtime {
         if let Some(name) = pod.spec().runtime_class_name.as_deref().filter(|name| !name.is_empty()) {
             return Err(SandboxError::RuntimeClass { name: name.to_owned() });
         }
-        let (config, notices) = self.sandbox_config(pod, attempt)?;
+        self.check_groups_policy(pod, stop)?;
+        let (config, notices) = self.sandbox_config(pod, attempt, stop)?;
         for notice in notices {
             self.tell_dns(pod, notice);
         }
@@ -120,9 +127,10 @@ impl Runtime {
         log_files::make_directory(&path)
             .map_err(|error| SandboxError::LogDirectory { path: path.clone(), error })?;
         let client = shared.cri.with_stop(stop.clone());
+        metrics::STARTED_PODS.inc();
         let id = {
             let _pass = shared.sandbox_door.enter(stop);
-            client.run_pod_sandbox(config, "").map_err(SandboxError::Run)?
+            client.run_pod_sandbox(config, HANDLER).map_err(SandboxError::Run)?
         };
         let (namespace, name) = (pod.namespace(), pod.name());
         log::info!("sandbox {id} runs, attempt {attempt} pod={namespace}/{name} uid={}", pod.uid());
@@ -137,13 +145,51 @@ impl Runtime {
         &self,
         pod: &Pod,
         attempt: u32,
+        stop: &StopToken,
     ) -> Result<(PodSandboxConfig, Vec<DnsNotice>), ConfigError> {
         let settings = &self.shared.settings;
         let host = dns::read_host(&settings.resolv_conf)?;
         let (resolver, notices) = dns::pod_resolver(pod, host, settings);
         // Pod cgroups will name the parent; until then the runtime chooses it.
-        let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "" };
+        let ids = self.user_namespace(pod, stop)?;
+        let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "", ids };
         Ok((sandbox_config(inputs)?, notices))
+    }
+
+    /// The ids of a pod with a user namespace of its own; they are chosen before its first
+    /// sandbox is made and then stay.
+    pub(super) fn user_namespace(
+        &self,
+        pod: &Pod,
+        stop: &StopToken,
+    ) -> Result<Option<IdRange>, UserNamespaceError> {
+        let can = || self.handler_can(|handler| handler.user_namespaces, stop);
+        self.shared.user_namespaces.of_pod(pod, can, stop)
+    }
+
+    /// Whether the runtime's handler for pods can do something.
+    pub(super) fn handler_can(
+        &self,
+        what: impl Fn(&cri::Handler) -> bool,
+        stop: &StopToken,
+    ) -> Result<bool, cri::CriError> {
+        let status = self.shared.cri.with_stop(stop.clone()).status()?;
+        Ok(status.handler(HANDLER).is_some_and(what))
+    }
+
+    /// A runtime that does not know the policy would merge the groups without a word.
+    ///
+    /// DIFFERS: upstream asks at admission only, from what it knows then.
+    fn check_groups_policy(&self, pod: &Pod, stop: &StopToken) -> Result<(), ConfigError> {
+        let context = pod.spec().security_context.as_ref();
+        if context.and_then(|context| context.supplemental_groups_policy.as_deref()) != Some("Strict") {
+            return Ok(());
+        }
+        let status = self.shared.cri.with_stop(stop.clone()).status().map_err(ConfigError::Abilities)?;
+        match status.features {
+            Some(features) if features.supplemental_groups_policy => Ok(()),
+            _ => Err(ConfigError::StrictGroups),
+        }
     }
 
     /// Looks at the node's resolver file once at start and raises an event about what pods

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 
+use crate::config::sysctls::normalize;
 use crate::model::api::Container;
 use crate::model::pod::Pod;
 use crate::transport::generated::MessageField;
@@ -15,6 +16,7 @@ use super::config_error::ConfigError;
 use super::dns::Resolver;
 use super::hostname::{hostname, kernel_name};
 use super::settings::Settings;
+use super::user_namespaces::IdRange;
 use super::{labels, numbers, security_context};
 
 /// Everything that a sandbox configuration follows from.
@@ -30,6 +32,8 @@ pub struct SandboxInputs<'a> {
     pub settings: &'a Settings,
     /// The pod's cgroup in the driver's notation; empty: the runtime chooses.
     pub cgroup_parent: &'a str,
+    /// The pod's ids, if they are not the node's.
+    pub ids: Option<IdRange>,
 }
 
 /// `<namespace>_<name>_<uid>` below the pod log directory.
@@ -41,9 +45,9 @@ pub fn log_directory(settings: &Settings, pod: &Pod) -> PathBuf {
 /// Builds the configuration.
 ///
 /// # Errors
-/// When the pod has no usable host name or asks for a user namespace.
+/// When the pod has no usable host name.
 pub fn sandbox_config(inputs: SandboxInputs<'_>) -> Result<PodSandboxConfig, ConfigError> {
-    let SandboxInputs { pod, attempt, resolver, settings, cgroup_parent } = inputs;
+    let SandboxInputs { pod, attempt, resolver, settings, cgroup_parent, ids } = inputs;
     let hostname = if pod.host_network() {
         String::new()
     } else {
@@ -65,7 +69,7 @@ pub fn sandbox_config(inputs: SandboxInputs<'_>) -> Result<PodSandboxConfig, Con
         annotations: labels::sandbox_annotations(pod),
         linux: MessageField::some(LinuxPodSandboxConfig {
             cgroup_parent: cgroup_parent.to_owned(),
-            security_context: MessageField::some(security_context::of_sandbox(pod)?),
+            security_context: MessageField::some(security_context::of_sandbox(pod, ids)),
             sysctls: sysctls(pod),
             overhead: MessageField::some(overhead(pod, settings)),
             resources: MessageField::some(numbers::sandbox_resources(pod, settings)),
@@ -116,27 +120,7 @@ fn port_mappings(container: &Container) -> Vec<PortMapping> {
 
 fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
     let wanted = pod.spec().security_context.as_ref().and_then(|context| context.sysctls.as_ref());
-    wanted.into_iter().flatten().map(|sysctl| (dotted(&sysctl.name), sysctl.value.clone())).collect()
-}
-
-/// The dotted form of a sysctl's name. In the slash form a dot belongs to a segment
-/// (an interface such as `eth0.100`), and the dotted form writes it as a slash.
-fn dotted(name: &str) -> String {
-    match name.find(['.', '/']).and_then(|at| name.as_bytes().get(at)) {
-        Some(b'/') => name
-            .chars()
-            .map(|c| {
-                if c == '/' {
-                    '.'
-                } else if c == '.' {
-                    '/'
-                } else {
-                    c
-                }
-            })
-            .collect(),
-        _ => name.to_owned(),
-    }
+    wanted.into_iter().flatten().map(|sysctl| (normalize(&sysctl.name), sysctl.value.clone())).collect()
 }
 
 #[cfg(test)]
@@ -176,7 +160,7 @@ mod tests {
             ("net.ipv4.conf.eth0/100.x", "net.ipv4.conf.eth0/100.x"),
             ("", ""),
         ] {
-            assert_eq!(dotted(name), expected);
+            assert_eq!(normalize(name), expected);
         }
     }
 }

@@ -11,12 +11,13 @@ use crate::model::pod::Pod;
 use crate::transport::generated::runtime::security_profile::ProfileType;
 use crate::transport::generated::runtime::{
     Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
-    NamespaceOption, SELinuxOption, SecurityProfile, SupplementalGroupsPolicy, UserNamespace,
+    NamespaceOption, SELinuxOption, SecurityProfile, SupplementalGroupsPolicy,
 };
 use crate::transport::generated::{EnumOrUnknown, MessageField};
 
 use super::config_error::ConfigError;
 use super::settings::Host;
+use super::user_namespaces::{self, IdRange};
 
 const MASKED_PATHS: [&str; 12] = [
     "/proc/asound",
@@ -52,14 +53,12 @@ pub fn pod_text(pod: &Pod) -> String {
 }
 
 /// The sandbox's security context.
-///
-/// # Errors
-/// When the pod wants a user namespace.
-pub fn of_sandbox(pod: &Pod) -> Result<LinuxSandboxSecurityContext, ConfigError> {
+#[must_use]
+pub fn of_sandbox(pod: &Pod, ids: Option<IdRange>) -> LinuxSandboxSecurityContext {
     let wanted = pod.spec().security_context.as_ref();
     let number = |value: Option<i64>| MessageField::from_option(value.map(int64));
-    Ok(LinuxSandboxSecurityContext {
-        namespace_options: MessageField::some(namespaces(pod)?),
+    LinuxSandboxSecurityContext {
+        namespace_options: MessageField::some(namespaces(pod, ids)),
         selinux_options: selinux(wanted.and_then(|wanted| wanted.se_linux_options.as_ref())),
         run_as_user: number(wanted.and_then(|wanted| wanted.run_as_user)),
         run_as_group: number(wanted.and_then(|wanted| wanted.run_as_group)),
@@ -69,7 +68,7 @@ pub fn of_sandbox(pod: &Pod) -> Result<LinuxSandboxSecurityContext, ConfigError>
         // The pause process needs no more, whatever the pod's containers are allowed.
         seccomp: MessageField::some(profile(ProfileType::RuntimeDefault, "")),
         ..LinuxSandboxSecurityContext::default()
-    })
+    }
 }
 
 /// A container's security context.
@@ -91,7 +90,7 @@ pub(super) fn of_container(
     let mut context = LinuxContainerSecurityContext {
         capabilities: capabilities(own.and_then(|own| own.capabilities.as_ref())),
         privileged: is_privileged(container),
-        namespace_options: MessageField::some(namespaces(pod)?),
+        namespace_options: MessageField::some(namespaces(pod, node.ids)),
         selinux_options: selinux(
             own.and_then(|own| own.se_linux_options.as_ref())
                 .or_else(|| of_pod.and_then(|pod| pod.se_linux_options.as_ref())),
@@ -121,6 +120,8 @@ pub(super) struct Node<'a> {
     pub(super) root_dir: &'a Path,
     pub(super) seccomp_default: bool,
     pub(super) host: &'a Host,
+    /// The pod's ids, if they are not the node's.
+    pub(super) ids: Option<IdRange>,
 }
 
 /// Refuses a container that must not, but would run as root.
@@ -164,26 +165,20 @@ fn ephemeral_privileged(pod: &Pod) -> bool {
     containers.filter_map(|container| container.security_context.as_ref()?.privileged).any(|yes| yes)
 }
 
-fn namespaces(pod: &Pod) -> Result<NamespaceOption, ConfigError> {
+fn namespaces(pod: &Pod, ids: Option<IdRange>) -> NamespaceOption {
     let spec = pod.spec();
-    if spec.host_users == Some(false) {
-        return Err(ConfigError::UserNamespace);
-    }
     let node_or = |host: bool, other: NamespaceMode| if host { NamespaceMode::NODE } else { other };
     let pid = match spec.share_process_namespace {
         Some(true) => NamespaceMode::POD,
         _ => NamespaceMode::CONTAINER,
     };
-    Ok(NamespaceOption {
+    NamespaceOption {
         network: node_or(pod.host_network(), NamespaceMode::POD).into(),
         ipc: node_or(spec.host_ipc.unwrap_or(false), NamespaceMode::POD).into(),
         pid: node_or(spec.host_pid.unwrap_or(false), pid).into(),
-        userns_options: MessageField::some(UserNamespace {
-            mode: NamespaceMode::NODE.into(),
-            ..UserNamespace::default()
-        }),
+        userns_options: MessageField::some(user_namespaces::message(ids)),
         ..NamespaceOption::default()
-    })
+    }
 }
 
 fn selinux(options: Option<&SELinuxOptions>) -> MessageField<SELinuxOption> {
@@ -297,7 +292,7 @@ mod tests {
 
     fn context(pod: &Pod, user: &ImageUser) -> Result<LinuxContainerSecurityContext, String> {
         let host = Host { thermal_throttle: vec!["/t".into()], ..Host::default() };
-        let node = Node { root_dir: Path::new("/r"), seccomp_default: false, host: &host };
+        let node = Node { root_dir: Path::new("/r"), seccomp_default: false, host: &host, ids: None };
         of_container(pod, &pod.containers()[0], user, node).map_err(|error| error.to_string())
     }
 
@@ -378,8 +373,13 @@ mod tests {
         assert_eq!(masked(json!({})).unwrap().last().unwrap(), "/t");
         assert!(masked(json!({"procMount": "Unmasked"})).unwrap().is_empty());
         assert!(masked(json!({"procMount": "x"})).is_err());
-        let mut object = pod(json!({}), json!({})).object().clone();
-        object.spec.as_mut().unwrap().host_users = Some(false);
-        assert!(of_sandbox(&Pod::from(object)).unwrap_err().to_string().contains("hostUsers"));
+        let of = |ids| {
+            let options = of_sandbox(&pod(json!({}), json!({})), ids).namespace_options.unwrap();
+            let users = options.userns_options.unwrap();
+            (users.mode.enum_value_or_default(), users.uids, users.gids)
+        };
+        assert_eq!(of(None), (NamespaceMode::NODE, Vec::new(), Vec::new()));
+        let ids = IdRange { first: 65_536, length: 65_536 };
+        assert_eq!(of(Some(ids)), (NamespaceMode::POD, vec![ids.mapping()], vec![ids.mapping()]));
     }
 }

@@ -4,9 +4,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::config::credential_providers::CredentialProviders;
 use crate::cri;
 use crate::model::event::EventSink;
 use crate::model::quantity::Amount;
+
+use super::images::Verification;
 
 /// The room's part of the configuration, resolved once by `agent::wiring`.
 #[derive(Debug, Clone)]
@@ -48,10 +51,18 @@ pub struct Settings {
     pub serialize_image_pulls: bool,
     /// `maxParallelImagePulls`; absent: no limit (when not serialized).
     pub max_parallel_image_pulls: Option<i32>,
+    /// Programs that know credentials of registries.
+    pub credential_providers: Option<CredentialProviders>,
+    /// When an image that is there needs a proof that a pod may have it.
+    pub image_verification: Verification,
+    /// Ids of each user namespace (`userNamespaces.idsPerPod`), a multiple of 65536.
+    pub user_namespace_ids: u32,
+    /// `maxPods`: as many user namespaces must be possible.
+    pub max_pods: u32,
     /// `crashLoopBackOff.maxContainerRestartPeriod`, 300 s by default.
     pub crash_backoff_max: Duration,
-    /// Whether the runtime says that it can make mounts recursively read-only.
-    pub recursive_read_only_mounts: bool,
+    /// Gate `ContainerStopSignals`: whether `lifecycle.stopSignal` counts.
+    pub stop_signals: bool,
 }
 
 /// What the kernel numbers and node allocatable are computed from.

@@ -9,19 +9,23 @@ use crate::cri::{Class, CriError};
 use crate::model::api::Container;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{ContainerId, SandboxId};
-use crate::model::mount::MountedVolume;
+use crate::model::metrics;
+use crate::model::mount::{MountedVolume, SubPaths};
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, PodRuntime};
-use crate::transport::generated::runtime::{ContainerConfig, PodSandboxConfig};
+use crate::transport::generated::Enum;
+use crate::transport::generated::runtime::{ContainerConfig, NamespaceMode, PodSandboxConfig, Signal};
 use crate::util::stop::StopToken;
 
 use super::Runtime;
 use super::config_error::ConfigError;
 use super::container_config::{ContainerInputs, container_config, log_path};
 use super::fields::Addresses;
+use super::hooks::Hook;
 use super::hostname::hostname;
-use super::images::{Found, Wanted};
+use super::images::{Found, ImageFailure, Wanted};
+use super::mounts::ImageVolume;
 use super::sandbox_config::log_directory;
 use super::{hosts, log_files, security_context, termination_log};
 
@@ -44,6 +48,10 @@ pub struct Start<'a> {
     pub runtime: &'a PodRuntime,
     /// The pod's volumes, ready to be mounted.
     pub volumes: &'a [MountedVolume],
+    /// Mounts sub paths of them.
+    pub sub_paths: &'a dyn SubPaths,
+    /// Whether the pod's runtime handler can make mounts recursively read-only.
+    pub recursive_read_only_mounts: bool,
     /// Breaks off waiting for the runtime.
     pub stop: &'a StopToken,
 }
@@ -63,6 +71,17 @@ pub struct StartFailure {
     pub stopping: bool,
 }
 
+/// The word for a container's kind in metrics.
+fn container_type(pod: &Pod, container: &str) -> &'static str {
+    if pod.init_containers().iter().any(|init| init.name == container) {
+        "init_container"
+    } else if pod.spec().ephemeral_containers.iter().flatten().any(|one| one.name == container) {
+        "ephemeral_container"
+    } else {
+        "container"
+    }
+}
+
 /// What an event about a container refers to, such as `spec.containers{web}`.
 #[must_use]
 pub fn regarding(pod: &Pod, container: &str) -> Regarding {
@@ -78,39 +97,44 @@ pub fn regarding(pod: &Pod, container: &str) -> Regarding {
 
 impl Runtime {
     /// Starts a container and returns its id. Each step and each failure is told in events.
-    /// May take as long as the image pull takes.
+    /// May take as long as the image pull and the postStart hook take.
     ///
     /// # Errors
     /// What the container's waiting state should show.
     pub fn start_container(&self, start: Start<'_>) -> Result<ContainerId, StartFailure> {
+        let kind = container_type(start.pod, &start.container.name);
+        metrics::STARTED_CONTAINERS.inc([kind]);
+        self.try_start(start).inspect_err(|failure| {
+            if !failure.stopping {
+                metrics::STARTED_CONTAINERS_ERRORS.inc([kind, failure.reason]);
+            }
+        })
+    }
+
+    fn try_start(&self, start: Start<'_>) -> Result<ContainerId, StartFailure> {
         let shared = &self.shared;
         let regarding = regarding(start.pod, &start.container.name);
         let (sandbox_config, _told_before) = self
-            .sandbox_config(start.pod, start.sandbox_attempt)
+            .sandbox_config(start.pod, start.sandbox_attempt, start.stop)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
         let image = shared
             .images
             .ensure(Wanted {
                 pod: start.pod,
-                container: start.container,
+                image: start.container.image.as_deref().unwrap_or_default(),
+                policy: start.container.image_pull_policy.as_deref(),
                 regarding: &regarding,
                 sandbox_config: &sandbox_config,
                 stop: start.stop,
             })
-            .map_err(|failure| {
-                let stopping = start.stop.is_stopped();
-                self.failed(&start, &regarding, failure.reason);
-                StartFailure {
-                    reason: failure.reason,
-                    message: failure.message,
-                    retry_at: failure.retry_at,
-                    stopping,
-                }
-            })?;
+            .map_err(|failure| self.image_failure(&start, &regarding, failure))?;
+        let image_volumes = self
+            .image_volumes(&start, &sandbox_config)
+            .map_err(|failure| self.image_failure(&start, &regarding, failure))?;
         self.remove_never_started(&start, &regarding)?;
         let restart_count = self.restart_count(&start);
         let config = self
-            .prepare(&start, &image, restart_count)
+            .prepare(&start, &image, &image_volumes, restart_count)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
         // An image may have been pulled for long; only what is quick waits in line.
         let pass = shared.container_door.enter(start.stop);
@@ -118,7 +142,11 @@ impl Runtime {
         self.run(&start, &regarding, &id)?;
         drop(pass);
         self.link_log(&start, &id, restart_count);
-        // The postStart hook belongs here: the container runs, its status is not told yet.
+        let lifecycle = start.container.lifecycle.as_ref();
+        if let Some(handler) = lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref()) {
+            let Start { pod, container, pod_ips, .. } = start;
+            self.post_start(Hook { handler, pod, container, id: &id, ips: pod_ips }, start.stop)?;
+        }
         Ok(id)
     }
 
@@ -158,6 +186,7 @@ impl Runtime {
         &self,
         start: &Start<'_>,
         image: &Found,
+        image_volumes: &[ImageVolume],
         restart_count: u32,
     ) -> Result<ContainerConfig, ConfigError> {
         let Start { pod, container, .. } = *start;
@@ -176,8 +205,9 @@ impl Runtime {
         } else {
             None
         };
+        let target = target(start)?;
         let termination_log = termination_log::create(&settings.root_dir, pod, container)?;
-        container_config(ContainerInputs {
+        let config = container_config(ContainerInputs {
             pod,
             container,
             restart_count,
@@ -185,17 +215,23 @@ impl Runtime {
             image_user: &image.user,
             addresses: Addresses { pod: start.pod_ips, host: start.host_ips },
             volumes: start.volumes,
+            image_volumes,
+            sub_paths: start.sub_paths,
+            recursive_read_only_mounts: start.recursive_read_only_mounts,
+            stop: start.stop,
             hosts_file: hosts_file.as_deref(),
             termination_log: termination_log.as_deref(),
             settings,
             host: &self.shared.host,
+            ids: self.user_namespace(pod, start.stop)?,
         })
         .inspect_err(|_| {
             if let Some(file) = &termination_log {
                 // It was made for an instance that will not be.
                 let _ = std::fs::remove_file(file);
             }
-        })
+        })?;
+        Ok(complete(config, container, target, settings.stop_signals))
     }
 
     fn create(
@@ -237,6 +273,16 @@ impl Runtime {
         }
     }
 
+    fn image_failure(&self, start: &Start<'_>, regarding: &Regarding, failure: ImageFailure) -> StartFailure {
+        self.failed(start, regarding, failure.reason);
+        StartFailure {
+            reason: failure.reason,
+            message: failure.message,
+            retry_at: failure.retry_at,
+            stopping: start.stop.is_stopped(),
+        }
+    }
+
     fn config_failure(&self, start: &Start<'_>, regarding: &Regarding, error: &ConfigError) -> StartFailure {
         let message = error.to_string();
         self.failed(start, regarding, &message);
@@ -244,7 +290,7 @@ impl Runtime {
             reason: reasons::CREATE_CONTAINER_CONFIG_ERROR,
             message,
             retry_at: None,
-            stopping: false,
+            stopping: start.stop.is_stopped(),
         }
     }
 
@@ -260,6 +306,75 @@ impl Runtime {
     }
 }
 
+/// The container whose processes an ephemeral container wants to see.
+fn target<'a>(start: &Start<'a>) -> Result<Option<&'a ContainerId>, ConfigError> {
+    let name = start
+        .pod
+        .spec()
+        .ephemeral_containers
+        .iter()
+        .flatten()
+        .find(|one| one.name == start.container.name)
+        .and_then(|one| one.target_container_name.as_deref())
+        .filter(|name| !name.is_empty());
+    let Some(name) = name else { return Ok(None) };
+    match start.runtime.newest(name) {
+        Some(status) => Ok(Some(&status.id)),
+        None => Err(ConfigError::NoTarget { container: name.to_owned() }),
+    }
+}
+
+/// The rest of a configuration: the process namespace of another container, and the signal
+/// that ends this one.
+fn complete(
+    mut config: ContainerConfig,
+    container: &Container,
+    target: Option<&ContainerId>,
+    stop_signals: bool,
+) -> ContainerConfig {
+    if let Some(id) = target
+        && let Some(namespaces) = config
+            .linux
+            .as_mut()
+            .and_then(|linux| linux.security_context.as_mut())
+            .and_then(|context| context.namespace_options.as_mut())
+    {
+        namespaces.pid = NamespaceMode::TARGET.into();
+        namespaces.target_id = id.to_string();
+    }
+    let signal = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.stop_signal.as_deref());
+    if let Some(signal) = signal.filter(|_| stop_signals) {
+        config.stop_signal = stop_signal(signal).into();
+    }
+    config
+}
+
+/// A signal by its name in a manifest, such as `SIGUSR1` or `SIGRTMIN+2`. One that the
+/// runtime interface does not know means the image's own.
+fn stop_signal(name: &str) -> Signal {
+    let name = name.replace('+', "PLUS").replace('-', "MINUS");
+    Signal::from_str(&format!("SIGNAL_{name}")).unwrap_or(Signal::SIGNAL_RUNTIME_DEFAULT)
+}
+
 fn runtime_failure(reason: &'static str, error: &CriError) -> StartFailure {
     StartFailure { reason, message: error.desc(), retry_at: None, stopping: error.class() == Class::Stopping }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_signals_by_name() {
+        for (name, signal) in [
+            ("SIGUSR1", Signal::SIGNAL_SIGUSR1),
+            ("SIGRTMIN+2", Signal::SIGNAL_SIGRTMINPLUS2),
+            ("SIGRTMAX-14", Signal::SIGNAL_SIGRTMAXMINUS14),
+            ("SIGRTMAX", Signal::SIGNAL_SIGRTMAX),
+            ("nonsense", Signal::SIGNAL_RUNTIME_DEFAULT),
+            ("", Signal::SIGNAL_RUNTIME_DEFAULT),
+        ] {
+            assert_eq!(stop_signal(name), signal, "{name}");
+        }
+    }
 }

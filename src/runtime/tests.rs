@@ -30,7 +30,11 @@ pub(super) fn settings() -> Settings {
         registry_burst: 10,
         serialize_image_pulls: true,
         max_parallel_image_pulls: None,
+        credential_providers: None,
+        image_verification: super::Verification::NotPreloaded,
+        user_namespace_ids: 65_536,
+        max_pods: 110,
         crash_backoff_max: Duration::from_secs(300),
-        recursive_read_only_mounts: false,
+        stop_signals: false,
     }
 }

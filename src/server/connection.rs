@@ -16,6 +16,7 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 
 use super::http::{Gate, KEY_HEADER, STREAMS};
 use super::listener::{Listener, Socket, connect_local};
+use super::metrics;
 use super::query::Target;
 use super::routes::{self, Answer, Reply};
 
@@ -100,6 +101,8 @@ fn vet(head: &str, listener: Listener) -> Result<Head, NoHead> {
     let method = match method {
         "GET" => "GET",
         "HEAD" if listener != Listener::Local => "HEAD",
+        // What changes something says so; all that it needs is in the target.
+        "POST" if listener == Listener::Local => "POST",
         _ => return Err(NoHead::Refused(405, "GET only\n")),
     };
     if !target.starts_with('/') || !target.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -387,7 +390,9 @@ fn drain(mut inner: &UnixStream, gate: &Gate) {
 /// The handler's thread: makes the answer.
 fn answer(request: tiny_http::Request, listener: Listener, gate: &Gate, stop: &StopToken) {
     let target = Target::parse(request.url());
-    match routes::route(listener, &target, &gate.deps) {
+    let changes = request.method() == &tiny_http::Method::Post;
+    let _timed = metrics::count(listener, request.method().as_str(), &target.path);
+    match routes::route(listener, changes, &target, &gate.deps) {
         Reply::Whole(answer) => respond(request, answer),
         Reply::Stream(_) if gate.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS => {
             gate.streams.fetch_sub(1, Ordering::Relaxed);
@@ -451,6 +456,9 @@ mod tests {
         check("GET / HTTP/1.1\r\ntransfer-encoding: chunked", Err(413));
         check("GET / HTTP/1.1\r\nnonsense", Err(400));
         check("", Err(400));
+        assert_eq!(vet("POST /x HTTP/1.0", Listener::Local).map(|head| head.method), Ok("POST"));
+        assert!(vet("POST /x HTTP/1.0\r\nContent-Length: 1", Listener::Local).is_err());
+        assert!(vet("PUT /x HTTP/1.0", Listener::Local).is_err());
     }
 
     #[test]

@@ -16,6 +16,7 @@
 
 mod claim;
 mod connection;
+mod debug;
 mod health;
 mod http;
 mod listener;
@@ -39,11 +40,12 @@ pub use listener::connect_local;
 pub use metrics::MetricsPage;
 pub use select::{Selection, resolve};
 pub use views::{
-    Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView, PodsReply,
-    ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
+    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
+    PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
 };
 
 use crate::kube::events::EventLog;
+use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
 use crate::model::runtime::ListedPod;
 use crate::util::metrics::Page;
@@ -97,6 +99,9 @@ pub struct LogOptions {
     pub limit_bytes: Option<u64>,
 }
 
+/// Writes one page of metrics.
+pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
+
 /// Reads a log into a writer until its end or the stop signal; flushes as it goes.
 pub type ReadLog = dyn Fn(&Path, &LogOptions, &mut dyn Write, &dyn Fn() -> bool, &StopToken) -> Result<(), String>
     + Send
@@ -104,6 +109,9 @@ pub type ReadLog = dyn Fn(&Path, &LogOptions, &mut dyn Write, &dyn Fn() -> bool,
 
 /// Finds the log of a pod's container, or of its previous instance.
 pub type FindLog = dyn Fn(&PodUid, &str, bool) -> Result<LogSource, String> + Send + Sync;
+
+/// Adds an ephemeral container to a pod that runs.
+pub type AddEphemeral = dyn Fn(&PodUid, EphemeralContainer) -> Result<(), String> + Send + Sync;
 
 /// Where the answers come from. Every closure reads a snapshot or has its own deadline.
 #[derive(Clone)]
@@ -127,7 +135,9 @@ pub struct Deps {
     /// Recorded events.
     pub events: EventLog,
     /// Writes the metrics.
-    pub metrics: Arc<dyn Fn(MetricsPage, &mut Page) + Send + Sync>,
+    pub metrics: Arc<WriteMetrics>,
+    /// Takes what `coracle debug` wants.
+    pub add_ephemeral: Arc<AddEphemeral>,
 }
 
 /// Why the server could not start.

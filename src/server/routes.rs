@@ -13,7 +13,7 @@ use super::query::{BadParam, Target};
 use super::select::{Selection, container_names, default_container, resolve};
 use super::streams::Stream;
 use super::views::{self, Described, PodsReply, VersionReply};
-use super::{Deps, LogOptions, PodView, health, metrics};
+use super::{Deps, LogOptions, PodView, debug, health, metrics};
 
 /// A whole answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Answer {
         Answer::text(404, "404 page not found\n")
     }
 
-    fn json(value: &impl Serialize) -> Self {
+    pub(super) fn json(value: &impl Serialize) -> Self {
         match serde_json::to_vec(value) {
             Ok(body) => Answer { status: 200, content_type: "application/json", body },
             Err(why) => Answer::text(500, format!("cannot write the answer as JSON: {why}\n")),
@@ -58,17 +58,18 @@ pub(super) enum Reply {
 const DEBUG_PATHS: [&str; 7] =
     ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/logs/", "/debug/"];
 
-/// Answers a vetted request.
-pub(super) fn route(listener: Listener, target: &Target, deps: &Deps) -> Reply {
+/// Answers a vetted request; `changes` if it is a POST.
+pub(super) fn route(listener: Listener, changes: bool, target: &Target, deps: &Deps) -> Reply {
     let path = target.path.as_str();
     let is_health = path == "/healthz" || path.starts_with("/healthz/");
     let answer = match listener {
-        _ if is_health => health::answer(&deps.checks, target),
+        _ if is_health && !changes => health::answer(&deps.checks, target),
         Listener::Healthz => Answer::not_found(),
         _ if path == "/metrics" || path.starts_with("/metrics/") => {
             metrics::answer(path, deps).unwrap_or_else(Answer::not_found)
         }
         Listener::ReadOnly => read_only(path, deps),
+        Listener::Local if changes => debug::route(path, target, deps).unwrap_or_else(|refusal| refusal),
         Listener::Local => return local(path, target, deps).unwrap_or_else(Reply::Whole),
     };
     Reply::Whole(answer)
@@ -117,7 +118,7 @@ pub(super) fn sorted_pods(deps: &Deps) -> Vec<PodView> {
     pods
 }
 
-fn find(target: &Target, deps: &Deps) -> Result<PodView, Answer> {
+pub(super) fn find(target: &Target, deps: &Deps) -> Result<PodView, Answer> {
     let wanted = target.get("pod").unwrap_or_default();
     let node = (deps.status)().node;
     let pods = (deps.pods)();

@@ -74,6 +74,10 @@ impl Fixture {
             }),
             events,
             metrics: Arc::new(|page, text| text.gauge("kubelet_test", &format!("{page:?}"), 1.0)),
+            add_ephemeral: Arc::new(|pod, container| match container.image.as_deref() {
+                Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command)),
+                _ => Ok(()),
+            }),
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());
@@ -84,6 +88,11 @@ impl Fixture {
 
     fn started(&self) -> &Started {
         self.started.as_ref().unwrap()
+    }
+
+    fn post(&self, target: &str) -> (u16, String) {
+        let mut stream = connect_local(&self.socket).unwrap();
+        ask(&mut stream, &format!("POST {target} HTTP/1.0\r\n\r\n"))
     }
 
     fn local(&self, target: &str) -> (u16, String) {
@@ -321,4 +330,23 @@ fn an_impatient_client_leaves_a_slow_answer_alone() {
     while asked() {
         assert!(Instant::now() < deadline);
     }
+}
+
+#[test]
+fn an_ephemeral_container_is_asked_for_by_post() {
+    let fixture = Fixture::new();
+    let (status, body) = fixture.post("/v1/debug?pod=pod1-node1&image=i&name=dbg");
+    assert_eq!(status, 200, "{body}");
+    assert!(body.contains("\"container\":\"dbg\"") && body.contains("\"pod\":\"pod1-node1\""), "{body}");
+    let (_, body) = fixture.post("/v1/debug?pod=pod1-node1&image=i");
+    assert!(body.contains("\"container\":\"debugger-"), "{body}");
+    let (status, body) =
+        fixture.post("/v1/debug?pod=pod1-node1&image=bad&name=x&command=sh&command=-c&command=a%20b");
+    assert_eq!((status, body.as_str()), (422, "uid1: x Some([\"sh\", \"-c\", \"a b\"])\n"));
+    assert_eq!(fixture.post("/v1/debug?pod=nobody&image=i").0, 404);
+    // Nothing else changes anything, and a GET changes nothing.
+    for target in ["/v1/pods", "/healthz", "/"] {
+        assert_eq!(fixture.post(target).0, 405, "{target}");
+    }
+    assert_eq!(fixture.local("/v1/debug?pod=pod1-node1&image=i").0, 404);
 }

@@ -125,6 +125,17 @@ impl VersionReply {
     }
 }
 
+/// Answer of a POST to `/v1/debug`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DebugReply {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The ephemeral container's name.
+    pub container: String,
+}
+
 /// Answer of `/v1/status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]

@@ -79,7 +79,8 @@ fn set_container(container: &mut Container) {
     set_requests(&mut container.resources);
 }
 
-fn set_ephemeral(container: &mut EphemeralContainer) {
+/// Fills in what an ephemeral container leaves open.
+pub(super) fn set_ephemeral(container: &mut EphemeralContainer) {
     let policy = pull_policy(container.image.as_deref().unwrap_or_default());
     text(&mut container.image_pull_policy, policy);
     text(&mut container.termination_message_path, "/dev/termination-log");

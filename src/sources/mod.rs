@@ -17,6 +17,7 @@
 
 mod decode;
 mod defaults;
+mod ephemeral;
 mod file;
 mod http;
 mod identity;
@@ -43,6 +44,7 @@ use crate::model::pod::{Pod, SourceName};
 use crate::util::mailbox::Post;
 use crate::util::threads::{Died, Running};
 
+pub use ephemeral::ephemeral_container;
 pub use unsupported::unsupported_fields;
 
 use store::Store;

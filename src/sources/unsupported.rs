@@ -17,10 +17,8 @@ pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
             found.push(format!("spec.{name}"));
         }
     };
-    spec_field(filled(&spec.ephemeral_containers), "ephemeralContainers");
     spec_field(filled(&spec.resource_claims), "resourceClaims");
     spec_field(filled(&spec.readiness_gates), "readinessGates");
-    spec_field(spec.host_users == Some(false), "hostUsers");
     spec_field(spec.resources.is_some(), "resources");
     spec_field(spec.runtime_class_name.is_some(), "runtimeClassName");
     spec_field(spec.preemption_policy.is_some(), "preemptionPolicy");
@@ -41,7 +39,8 @@ fn filled<T>(list: &Option<Vec<T>>) -> bool {
 }
 
 fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
-    let later = sources_of(volume).into_iter().filter(|name| !matches!(*name, "emptyDir" | "hostPath"));
+    let built = ["emptyDir", "hostPath", "downwardAPI", "projected", "image"];
+    let later = sources_of(volume).into_iter().filter(|name| !built.contains(name));
     found.extend(later.map(|name| format!("{path}.{name}")));
 }
 
@@ -51,15 +50,8 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
             found.push(format!("{path}.{name}"));
         }
     };
-    field(container.liveness_probe.is_some(), "livenessProbe");
-    field(container.readiness_probe.is_some(), "readinessProbe");
-    field(container.startup_probe.is_some(), "startupProbe");
-    field(container.lifecycle.is_some(), "lifecycle");
-    field(container.restart_policy.is_some(), "restartPolicy");
-    field(filled(&container.restart_policy_rules), "restartPolicyRules");
     field(filled(&container.env_from), "envFrom");
     field(filled(&container.volume_devices), "volumeDevices");
-    field(filled(&container.resize_policy), "resizePolicy");
     let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
     field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
@@ -67,11 +59,6 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
             if value.as_deref().is_some_and(|value| !value.is_empty()) {
                 field(true, &format!("volumeMounts[{index}].{name}"));
             }
-        }
-    }
-    for (index, variable) in container.env.iter().flatten().enumerate() {
-        if variable.value_from.as_ref().is_some_and(|source| source.file_key_ref.is_some()) {
-            field(true, &format!("env[{index}].valueFrom.fileKeyRef"));
         }
     }
 }
@@ -85,19 +72,15 @@ mod tests {
     fn names_what_has_no_effect() {
         let object: crate::model::api::Pod = serde_json::from_value(json!({"metadata": {}, "spec": {
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
-            "containers": [{"name": "c", "livenessProbe": {}, "volumeMounts": [
+            "containers": [{"name": "c", "livenessProbe": {}, "lifecycle": {}, "volumeMounts": [
                 {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
-            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}],
+            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}],
         }}))
         .unwrap();
         assert_eq!(
             unsupported_fields(&Pod::from(object)),
             [
-                "spec.hostUsers",
-                "spec.volumes[1].downwardAPI",
-                "spec.initContainers[1].restartPolicy",
-                "spec.containers[0].livenessProbe",
-                "spec.containers[0].volumeMounts[1].subPath",
+                "spec.volumes[2].nfs",
             ]
         );
     }

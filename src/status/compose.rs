@@ -229,13 +229,10 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
             let id = inputs.runtime.newest(&container.name).map(|newest| &newest.id);
             let verdict = |of: &dyn Fn(&ContainerId) -> Verdict, was: bool| match id.map(of) {
                 None | Some(Verdict::NoProbe | Verdict::Success) => true,
-                Some(Verdict::Failure) => false,
-                // No verdict yet: what was true of this very instance stays true, so that
-                // a restart of the agent does not take a pod out of service.
-                Some(Verdict::Pending) => was,
+                Some(Verdict::Failure | Verdict::Pending) => false,
+                Some(Verdict::Kept) => was,
             };
-            let started =
-                running && verdict(inputs.startup, old.is_some_and(|old| old.started == Some(true)));
+            let started = running && verdict(inputs.startup, old.is_none_or(|old| old.started == Some(true)));
             container.started = Some(started);
             container.ready = if kind == Kind::Init && !sidecar(&container.name) {
                 let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
@@ -243,7 +240,7 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
             } else {
                 kind != Kind::Ephemeral
                     && started
-                    && verdict(inputs.readiness, old.is_some_and(|old| old.ready))
+                    && verdict(inputs.readiness, old.is_none_or(|old| old.ready))
             };
         }
     }

@@ -528,11 +528,12 @@ fn a_start_failure_is_shown_only_if_the_container_will_start() {
 
 #[test]
 fn started_and_ready_follow_the_probes() {
-    use Verdict::{Failure, NoProbe, Pending, Success};
+    use Verdict::{Failure, Kept, NoProbe, Pending, Success};
     let pod = api_pod(json!({"containers": [{"name": "c"}]}));
     let node = NodeAddresses::default();
     let runtime = runtime(instances("c=Running"));
     let was = old_with(json!({"running": {}}), json!({"started": true}));
+    let was_not = old_with(json!({"running": {}}), json!({"started": false, "ready": false}));
     for (startup, readiness, old, started, ready) in [
         (NoProbe, NoProbe, None, true, true),
         (NoProbe, Pending, None, true, false),
@@ -541,8 +542,11 @@ fn started_and_ready_follow_the_probes() {
         (Pending, Success, None, false, false),
         (Failure, Success, Some(&was), false, false),
         (Success, Success, None, true, true),
-        // No verdict yet on an instance that was fine.
-        (Pending, Pending, Some(&was), true, true),
+        // No verdict yet on an instance that was fine, or that nobody knows about.
+        (Kept, Kept, Some(&was), true, true),
+        (Kept, Kept, Some(&was_not), false, false),
+        (Kept, Kept, None, true, true),
+        (Pending, Pending, Some(&was), false, false),
     ] {
         let status = compose(&Inputs {
             old,

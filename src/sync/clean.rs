@@ -13,6 +13,7 @@ use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
+use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
 use crate::runtime::images::gc::ImageCollector;
@@ -38,6 +39,7 @@ enum Job {
     Garbage,
     Images,
     Logs,
+    Chains,
 }
 
 /// What the thread works with.
@@ -54,6 +56,8 @@ pub struct Deps {
     pub images: Option<ImageCollector<ImageClient>>,
     /// Rotates logs; `None`: switched off.
     pub rotator: Option<(Rotator<RuntimeClient>, Duration)>,
+    /// Keeps the packet filter's chains; `None`: switched off.
+    pub chains: Option<Chains>,
     /// Removes directories.
     pub volumes: Arc<Volumes>,
     /// Forgets old back-off entries.
@@ -90,6 +94,9 @@ impl Cleaner {
         if let Some((_, period)) = &self.deps.rotator {
             due.set(Job::Logs, now + *period);
         }
+        if self.deps.chains.as_ref().is_some_and(|chains| !chains.is_empty()) {
+            due.set(Job::Chains, now);
+        }
         loop {
             {
                 let _waiting = threads::waiting("something to clean up");
@@ -114,6 +121,14 @@ impl Cleaner {
                         IMAGES_PERIOD
                     }
                     Job::Logs => self.rotate(stop),
+                    Job::Chains => {
+                        let Some(chains) = &mut self.deps.chains else { continue };
+                        chains.keep(stop);
+                        if chains.is_empty() {
+                            continue;
+                        }
+                        iptables::PERIOD
+                    }
                 };
                 due.set_earlier(job, Instant::now() + period);
                 if stop.is_stopped() {
@@ -209,10 +224,20 @@ impl Cleaner {
                 return;
             }
         };
+        let snapshot = self.deps.view.get();
+        let pods = snapshot.pods.values().flat_map(|entry| entry.pod.iter().chain(&entry.leaving));
+        let of_volumes = match self.deps.runtime.images_of_volumes(pods, stop) {
+            Ok(images) => images,
+            Err(error) => {
+                log::warn!("cannot tell which images are volumes: {error}");
+                return;
+            }
+        };
         let in_use = listed
             .values()
             .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.clone()))
             .chain(sandbox_image.map(crate::model::ids::ImageRef::from))
+            .chain(of_volumes)
             .collect();
         // Failures are logged and raised as events in there.
         let _ = images.collect(&in_use, Timestamp::now(), stop);

@@ -9,6 +9,7 @@
 
 pub mod clean;
 pub mod core;
+pub mod ephemeral;
 mod thread;
 pub mod view;
 

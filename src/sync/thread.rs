@@ -8,9 +8,11 @@ use crossbeam_channel::{Sender, select_biased};
 use jiff::Timestamp;
 
 use super::core::{Core, Effect, World};
+use super::ephemeral::{Granted, Wish, Wishes};
 use super::view::{Entry, Snapshot, SourceState, View};
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
+use crate::model::metrics;
 use crate::model::pod::{Pod, SourceName};
 use crate::model::reasons;
 use crate::observe::{Change, Observe, Subject};
@@ -60,6 +62,8 @@ pub struct Deps {
     pub from_observe: Inbox<Subject, Change>,
     /// Workers that ended.
     pub from_workers: Inbox<PodUid, Ended>,
+    /// Ephemeral containers that somebody wants.
+    pub wishes: Wishes,
     /// Told after each turn, for the health check.
     pub turn: Arc<std::sync::Mutex<Instant>>,
 }
@@ -72,7 +76,16 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
     threads::spawn("sync", Stack::Large, on_death, move |stop| {
         let core = Core::new(settings.sources.clone());
         let sources = settings.sources.iter().map(|name| (*name, SourceState::default())).collect();
-        Loop { core, settings, deps, sources, first_list: false, garbage: false }.run(&stop);
+        Loop {
+            core,
+            settings,
+            deps,
+            sources,
+            first_list: false,
+            garbage: false,
+            ephemeral: Granted::default(),
+        }
+        .run(&stop);
     })
 }
 
@@ -85,6 +98,7 @@ struct Loop {
     /// The cleaner is to be rung at the end of the turn: it reads the snapshot, which has
     /// to be the new one by then.
     garbage: bool,
+    ephemeral: Granted,
 }
 
 impl Loop {
@@ -96,6 +110,7 @@ impl Loop {
             if let Some(retry) = self.deps.workers.next_retry() {
                 timer = timer.min(retry);
             }
+            let mut wish = None;
             let what = {
                 let _waiting = threads::waiting("pods, runtime, workers");
                 select_biased! {
@@ -103,6 +118,10 @@ impl Loop {
                     recv(self.deps.from_workers.bell()) -> _ => "worker ended",
                     recv(self.deps.from_sources.bell()) -> _ => "source",
                     recv(self.deps.from_observe.bell()) -> _ => "runtime change",
+                    recv(self.deps.wishes.queue) -> asked => {
+                        wish = asked.ok();
+                        "wish"
+                    }
                     recv(timers::at(Some(timer))) -> _ => "timer",
                 }
             };
@@ -111,6 +130,7 @@ impl Loop {
                 "worker ended" => self.workers_ended(),
                 "source" => self.sources_spoke(),
                 "runtime change" => self.runtime_changed(),
+                "wish" => wish.into_iter().for_each(|wish| self.wished(wish)),
                 _ => {
                     self.deps.workers.retry(start);
                     if start >= clean_up_due {
@@ -132,6 +152,9 @@ impl Loop {
     }
 
     fn sources_spoke(&mut self) {
+        // Until the runtime has answered it counts as able; the sandbox asks it again.
+        self.settings.node.strict_supplemental_groups =
+            self.deps.observe.runtime_features().is_none_or(|features| features.supplemental_groups_policy);
         for (source, set) in self.deps.from_sources.take() {
             let state = self.sources.entry(source).or_default();
             state.problems = set.problems;
@@ -184,12 +207,29 @@ impl Loop {
         }
     }
 
+    /// Somebody wants an ephemeral container.
+    fn wished(&mut self, wish: Wish) {
+        let uid = &wish.pod;
+        let at_work = self.deps.workers.knows(uid) && !self.deps.workers.is_finished(uid);
+        let answer = match self.core.admitted(uid) {
+            Some(pod) if at_work => self.ephemeral.grant(pod, wish.container).map(|pod| {
+                self.deps.workers.update(&pod);
+                self.publish();
+            }),
+            _ => Err("the pod does not run".to_owned()),
+        };
+        // Whoever asked may have given up.
+        let _ = wish.answer.send(answer);
+    }
+
     fn workers_ended(&mut self) {
         for (uid, how) in self.deps.from_workers.take() {
             let wanted = self.core.admitted(&uid).cloned();
             match self.deps.workers.ended(&uid, &how, wanted.is_some()) {
                 Aftermath::StartAnew => {
                     if let Some(pod) = wanted {
+                        metrics::RESTARTED_PODS.inc([if pod.is_static() { "true" } else { "" }]);
+                        self.ephemeral.retain(|other| *other != uid);
                         self.deps.status.forget(&uid);
                         self.deps.workers.update(&pod);
                     }
@@ -233,7 +273,7 @@ impl Loop {
                     if !self.deps.workers.knows(pod.uid()) {
                         self.warn_of_unsupported(&pod);
                     }
-                    self.deps.workers.update(&pod);
+                    self.deps.workers.update(&self.ephemeral.complete(&pod));
                 }
                 Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
                 Effect::Kill(uid, kill) => {
@@ -265,6 +305,7 @@ impl Loop {
     }
 
     fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
+        metrics::ADMISSION_REJECTIONS.inc([reasons::intern(reason)]);
         log::warn!("pod was rejected: {reason}: {message} pod={} uid={}", pod.full_name(), pod.uid());
         self.deps.events.warning(pod, reasons::intern(reason), message);
         self.deps.status.set(
@@ -279,7 +320,8 @@ impl Loop {
         let _ = self.deps.clean.try_send(());
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        self.ephemeral.retain(|uid| self.core.wants(uid));
         let workers = self.deps.workers.reports();
         let mut snapshot = Snapshot {
             sources_ready: self.core.sources_ready(),
@@ -289,7 +331,12 @@ impl Loop {
         for (uid, pod, rejected) in self.core.desired() {
             snapshot.pods.insert(
                 uid.clone(),
-                Entry { pod: Some(pod.clone()), leaving: None, rejected, worker: workers.get(uid).cloned() },
+                Entry {
+                    pod: Some(self.ephemeral.complete(pod)),
+                    leaving: None,
+                    rejected,
+                    worker: workers.get(uid).cloned(),
+                },
             );
         }
         for (uid, worker) in workers {

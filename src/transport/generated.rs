@@ -8,8 +8,9 @@ mod messages {
 
 /// Messages of the Container Runtime Interface v1.
 pub use messages::runtime;
-/// An optional sub-message, and an enum value that may be newer than this build.
-pub use protobuf::{EnumOrUnknown, MessageField};
+/// Names and numbers of enum values; a value that may be newer than this build; an optional
+/// sub-message.
+pub use protobuf::{Enum, EnumOrUnknown, MessageField};
 
 /// One entry per remote method, named like it.
 #[allow(missing_docs)]

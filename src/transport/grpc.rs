@@ -189,13 +189,19 @@ impl Channel {
     /// When `endpoint` is neither a local socket nor a loopback address.
     pub fn new(endpoint: &str) -> Result<Channel, EndpointError> {
         let target = endpoint::target(endpoint)?;
+        let agent = concat!("coracle/", env!("CARGO_PKG_VERSION"));
+        Ok(Channel::to(&target, endpoint, agent, MAX_MESSAGE_BYTES as i32))
+    }
+
+    /// A connection to a target in the library's own notation.
+    pub(super) fn to(target: &str, endpoint: &str, agent: &str, max_message_bytes: i32) -> Channel {
         let number = |name: &std::ffi::CStr, value: i32| (name.to_owned(), value);
         let mut builder = grpcio::ChannelBuilder::new(environment())
-            .max_receive_message_len(MAX_MESSAGE_BYTES as i32)
-            .max_send_message_len(MAX_MESSAGE_BYTES as i32)
+            .max_receive_message_len(max_message_bytes)
+            .max_send_message_len(max_message_bytes)
             .initial_reconnect_backoff(DIAL_BACKOFF_FIRST)
             .max_reconnect_backoff(DIAL_BACKOFF_MAX)
-            .primary_user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
+            .primary_user_agent(agent)
             // A proxy variable in the environment must not capture a local socket.
             .enable_http_proxy(false)
             // No bandwidth probes: they cost pings and gain nothing on one machine.
@@ -211,8 +217,13 @@ impl Channel {
         ] {
             builder = builder.raw_cfg_int(name, value);
         }
-        let client = grpcio::Client::new(builder.connect(&target));
-        Ok(Channel { client, endpoint: Arc::from(endpoint) })
+        let client = grpcio::Client::new(builder.connect(target));
+        Channel { client, endpoint: Arc::from(endpoint) }
+    }
+
+    /// Whether a connection stands at the moment.
+    pub(super) fn is_connected(&self) -> bool {
+        self.client.channel().check_connectivity_state(false) == grpcio::ConnectivityState::GRPC_CHANNEL_READY
     }
 
     /// Where this channel leads, as configured.
@@ -231,7 +242,7 @@ impl Channel {
         request: &Req,
         limit: Duration,
     ) -> Result<Resp, CallError> {
-        self.start(method, request, Some(limit), &StopToken::never())
+        self.start(method, request, options(Some(limit)), &StopToken::never())
     }
 
     /// Like [`Channel::call`], but ends at once, with [`Kind::Cancelled`], when `stop` is
@@ -246,14 +257,25 @@ impl Channel {
         limit: Option<Duration>,
         stop: &StopToken,
     ) -> Result<Resp, CallError> {
-        self.start(method, request, limit, stop)
+        self.start(method, request, options(limit), stop)
+    }
+
+    /// Like [`Channel::call_with_stop`], but while nobody listens it waits instead of failing.
+    pub(super) fn call_once_connected<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        request: &Req,
+        limit: Duration,
+        stop: &StopToken,
+    ) -> Result<Resp, CallError> {
+        self.start(method, request, options(Some(limit)).wait_for_ready(true), stop)
     }
 
     fn start<Req, Resp: Unpin>(
         &self,
         method: &'static Unary<Req, Resp>,
         request: &Req,
-        limit: Option<Duration>,
+        options: grpcio::CallOption,
         stop: &StopToken,
     ) -> Result<Resp, CallError> {
         if stop.is_stopped() {
@@ -261,7 +283,7 @@ impl Channel {
         }
         let mut receiver = self
             .client
-            .unary_call_async(&method.method, request, options(limit))
+            .unary_call_async(&method.method, request, options)
             .map_err(|error| CallError::new(method.name, error))?;
         let _waiting = threads::waiting(method.name);
         let bell = Bell::new();

@@ -1,5 +1,5 @@
-//! Wire protocols: gRPC over Unix sockets, HTTP to a URL (Go: google.golang.org/grpc and cri-client's
-//! connection code).
+//! Wire protocols: gRPC over Unix sockets, HTTP to a URL, one-shot calls into pods (Go:
+//! google.golang.org/grpc, cri-client's connection code, pkg/probe).
 //!
 //! Owns: the gRPC library and its one completion-queue thread `grpc-0`, the messages that
 //! `build.rs` makes of `proto/`, and the mapping of status codes to [`grpc::Kind`].
@@ -8,7 +8,9 @@
 //! Absent on purpose: TLS for gRPC (runtimes listen on local sockets) and retries (callers
 //! are level-triggered and come back by themselves).
 
+pub mod dial;
 pub mod endpoint;
 pub mod generated;
 pub mod grpc;
+pub mod health;
 pub mod http;

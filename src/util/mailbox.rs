@@ -29,13 +29,15 @@ impl<K, V> Clone for Post<K, V> {
 pub struct Inbox<K, V> {
     map: Arc<Mutex<HashMap<K, V>>>,
     bell: Receiver<()>,
+    /// Without posters the bell would be cut off, which looks like ringing without end.
+    _own: Sender<()>,
 }
 
 /// Makes a mailbox in which `merge(old, new)` combines two values of one key.
 pub fn mailbox<K: Eq + Hash, V>(merge: Merge<V>) -> (Post<K, V>, Inbox<K, V>) {
     let map = Arc::new(Mutex::new(HashMap::new()));
     let (tx, rx) = bounded(1);
-    (Post { map: Arc::clone(&map), bell: tx, merge }, Inbox { map, bell: rx })
+    (Post { map: Arc::clone(&map), bell: tx.clone(), merge }, Inbox { map, bell: rx, _own: tx })
 }
 
 /// Merge rule: the newest value replaces the older one.
@@ -95,6 +97,16 @@ mod tests {
         assert!(inbox.bell().try_recv().is_err());
         assert_eq!(inbox.take(), HashMap::from([("a", 2), ("b", 3)]));
         assert!(inbox.take().is_empty());
+    }
+
+    #[test]
+    fn a_bell_without_posters_is_silent() {
+        let (post, inbox) = mailbox(newest);
+        post.put("a", 1);
+        drop(post);
+        assert!(inbox.bell().try_recv().is_ok());
+        assert_eq!(inbox.bell().try_recv(), Err(crossbeam_channel::TryRecvError::Empty));
+        assert_eq!(inbox.take()["a"], 1);
     }
 
     #[test]

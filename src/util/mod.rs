@@ -3,10 +3,12 @@
 
 pub mod atomic_file;
 pub mod backoff;
+pub mod child;
 pub mod logging;
 pub mod mailbox;
 pub mod memory;
 pub mod metrics;
+pub mod sha256;
 pub mod stop;
 pub mod tail;
 pub mod threads;

@@ -191,6 +191,13 @@ impl Running {
         self.finish(limit)
     }
 
+    /// Gives the stop signal and leaves the thread to itself: for one that ends soon by
+    /// limits of its own and holds nothing that anybody waits for.
+    pub fn leave(mut self) {
+        self.ask_to_stop();
+        drop(self.handle.take());
+    }
+
     fn finish(&mut self, limit: Duration) -> Stopped {
         self.ask_to_stop();
         let Some(handle) = self.handle.take() else { return Stopped::Joined };

@@ -1,30 +1,61 @@
-//! emptyDir: a directory on the root directory's disk, or a tmpfs of bounded size.
+//! emptyDir: a directory on the root directory's disk, or a tmpfs or hugetlbfs of the
+//! pod's own. The tmpfs of volumes that are made of files comes from here, too.
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
+use super::ownership::{self, Access, Broken, Policy};
 use super::{VolumeError, paths, tree};
 use crate::model::api::{Container, EmptyDirVolumeSource};
 use crate::model::mount::MountedVolume;
-use crate::model::pod::{Pod, is_sidecar, limit};
-use crate::model::quantity::amount;
+use crate::model::pod::Pod;
+use crate::model::quantity::{Amount, amount};
+use crate::model::requests::{Overhead, pod_limits, requests_of};
+use crate::util::stop::StopToken;
 
 /// `f_type` of a tmpfs.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// `f_type` of a hugetlbfs.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// The mode of the directory, whatever the umask.
 const MODE: u32 = 0o777;
 
 /// What an emptyDir's bytes lie on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Medium {
+pub(super) enum Medium {
+    /// The root directory's disk.
     Disk,
-    Memory,
+    /// A tmpfs of at most this size.
+    Memory { bytes: Option<u64> },
+    /// A hugetlbfs with pages of this size.
+    HugePages { page_bytes: u64 },
+}
+
+/// The directory of one volume: where it is, and what says that it is ready.
+pub(super) struct Place<'a> {
+    /// `pods/<uid>`.
+    pub(super) pod_path: &'a Path,
+    /// The same, opened.
+    pub(super) pod_dir: BorrowedFd<'a>,
+    /// Such as `kubernetes.io~empty-dir`.
+    pub(super) plugin: &'static str,
+    /// The volume's name.
+    pub(super) volume: &'a str,
+    /// The name of the marker's directory: the volume's, or `wrapped_` before it.
+    pub(super) marker: String,
+}
+
+impl Place<'_> {
+    /// Where the volume's content is.
+    pub(super) fn path(&self) -> PathBuf {
+        self.pod_path.join("volumes").join(self.plugin).join(self.volume)
+    }
 }
 
 /// Makes the volume, or finds it made. `pod_dir` is `pods/<uid>`, opened.
@@ -33,50 +64,83 @@ pub(super) fn set_up(
     volume: &str,
     source: &EmptyDirVolumeSource,
     (pod_path, pod_dir): (&Path, BorrowedFd<'_>),
-    allocatable_memory_bytes: Option<u64>,
+    allocatable_memory: Amount,
+    stop: &StopToken,
 ) -> Result<MountedVolume, VolumeError> {
     let medium = match source.medium.as_deref().unwrap_or_default() {
         "" => Medium::Disk,
-        "Memory" => Medium::Memory,
-        other => return Err(VolumeError::Unsupported { kind: format!("emptyDir with medium {other}") }),
+        "Memory" => Medium::Memory { bytes: memory_size(pod, source, allocatable_memory) },
+        huge if huge == "HugePages" || huge.starts_with("HugePages-") => {
+            Medium::HugePages { page_bytes: page_size(pod, huge)? }
+        }
+        other => return Err(VolumeError::Medium { medium: other.to_owned() }),
     };
-    paths::element(volume)?;
-    let path = pod_path.join("volumes").join(paths::EMPTY_DIR).join(volume);
-    let make = |attempt| VolumeError::io(attempt, &path);
-    let name = CString::new(volume).map_err(|_| VolumeError::Name { name: volume.to_owned() })?;
-    let plugin = plugin_dir(pod_dir, c"volumes").map_err(make("make directory above"))?;
-    let (mut dir, fresh) = tree::make_at(plugin.as_fd(), &name, MODE).map_err(make("make directory"))?;
-    let mounted = is_tmpfs_mount(plugin.as_fd(), dir.as_fd()).map_err(make("look at"))?;
-    let markers = plugin_dir(pod_dir, c"plugins").map_err(make("make marker directory of"))?;
-    let marked = !fresh && is_marked(markers.as_fd(), volume);
-    if !(marked && (medium == Medium::Disk || mounted)) {
-        if !mounted {
-            fs::fchmod(&dir, Mode::from_raw_mode(MODE)).map_err(make("set the mode of"))?;
-        }
-        if medium == Medium::Memory && !mounted {
-            let size = memory_size(pod, source, allocatable_memory_bytes);
-            mount_tmpfs(dir.as_fd(), size).map_err(make("mount tmpfs at"))?;
-            // The descriptor of before still shows what is now covered.
-            dir = tree::open_at(plugin.as_fd(), &name).map_err(make("open"))?;
-        }
-        if let Some(gid) = fs_group(pod) {
-            tree::give_to_group(dir.as_fd(), gid).map_err(make("set the group of"))?;
-        }
-        mark(markers.as_fd(), &name).map_err(make("mark as ready"))?;
-    }
-    Ok(MountedVolume { volume: volume.to_owned(), host_path: path, read_only: false, selinux_relabel: true })
+    let place = Place { pod_path, pod_dir, plugin: paths::EMPTY_DIR, volume, marker: volume.to_owned() };
+    make(&place, medium, fs_group(pod), stop)?;
+    Ok(MountedVolume {
+        volume: volume.to_owned(),
+        host_path: place.path(),
+        read_only: false,
+        selinux_relabel: true,
+    })
 }
 
-/// `<above>/kubernetes.io~empty-dir` in the pod's directory.
-fn plugin_dir(pod_dir: BorrowedFd<'_>, above: &std::ffi::CStr) -> rustix::io::Result<OwnedFd> {
+/// Makes the directory on its medium, or finds it made, and opens it.
+pub(super) fn make(
+    place: &Place<'_>,
+    medium: Medium,
+    fs_group: Option<u32>,
+    stop: &StopToken,
+) -> Result<OwnedFd, VolumeError> {
+    paths::element(place.volume)?;
+    let path = place.path();
+    let failed = |attempt| VolumeError::io(attempt, &path);
+    let name = paths::c_name(place.volume)?;
+    let marker = paths::c_name(&place.marker)?;
+    let plugin =
+        plugin_dir(place.pod_dir, c"volumes", place.plugin).map_err(failed("make directory above"))?;
+    let (mut dir, fresh) = tree::make_at(plugin.as_fd(), &name, MODE).map_err(failed("make directory"))?;
+    let mounted = medium.is_mounted(plugin.as_fd(), dir.as_fd()).map_err(failed("look at"))?;
+    let markers = plugin_dir(place.pod_dir, c"plugins", paths::EMPTY_DIR)
+        .map_err(failed("make marker directory of"))?;
+    let marked = !fresh && is_marked(markers.as_fd(), &place.marker);
+    if marked && (medium == Medium::Disk || mounted) {
+        return Ok(dir);
+    }
+    if !mounted {
+        fs::fchmod(&dir, Mode::from_raw_mode(MODE)).map_err(failed("set the mode of"))?;
+    }
+    if medium != Medium::Disk && !mounted {
+        match medium {
+            Medium::HugePages { page_bytes } => mount_hugetlbfs(dir.as_fd(), page_bytes),
+            Medium::Memory { bytes } => mount_tmpfs(dir.as_fd(), bytes),
+            Medium::Disk => Ok(()),
+        }
+        .map_err(failed("mount memory at"))?;
+        // The descriptor of before still shows what is now covered.
+        dir = tree::open_at(plugin.as_fd(), &name).map_err(failed("open"))?;
+    }
+    if let Some(gid) = fs_group {
+        // There is next to nothing in it yet: no policy, and no progress to tell of.
+        match ownership::give(dir.as_fd(), gid, (Access::Write, Policy::Always), stop, &mut |_| {}) {
+            Ok(_) => {}
+            Err(Broken::Stopping) => return Err(VolumeError::Stopping),
+            Err(Broken::Failed(errno)) => return Err(failed("set the group of")(errno)),
+        }
+    }
+    mark(markers.as_fd(), &marker).map_err(failed("mark as ready"))?;
+    Ok(dir)
+}
+
+/// `<above>/<plugin>` in the pod's directory.
+fn plugin_dir(pod_dir: BorrowedFd<'_>, above: &std::ffi::CStr, plugin: &str) -> rustix::io::Result<OwnedFd> {
     let (above, _) = tree::make_at(pod_dir, above, 0o750)?;
-    // The constant has no NUL; an empty name would fail below.
-    let name = CString::new(paths::EMPTY_DIR).unwrap_or_default();
+    let name = CString::new(plugin).map_err(|_| Errno::INVAL)?;
     Ok(tree::make_at(above.as_fd(), &name, 0o750)?.0)
 }
 
-fn is_marked(markers: BorrowedFd<'_>, volume: &str) -> bool {
-    fs::statat(markers, format!("{volume}/ready"), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+fn is_marked(markers: BorrowedFd<'_>, marker: &str) -> bool {
+    fs::statat(markers, format!("{marker}/ready"), AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
 fn mark(markers: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<()> {
@@ -85,30 +149,43 @@ fn mark(markers: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<()
     fs::openat(&dir, c"ready", flags, Mode::from_raw_mode(0o640)).map(drop)
 }
 
-/// A tmpfs of its own: the root directory may itself lie on one.
-fn is_tmpfs_mount(parent: BorrowedFd<'_>, dir: BorrowedFd<'_>) -> rustix::io::Result<bool> {
-    let own = fs::fstat(parent)?.st_dev != fs::fstat(dir)?.st_dev;
-    Ok(own && u64::try_from(fs::fstatfs(dir)?.f_type).is_ok_and(|magic| magic == TMPFS_MAGIC))
+impl Medium {
+    /// Whether a file system of this kind is mounted there. One of its own: the root
+    /// directory may itself lie on a tmpfs.
+    fn is_mounted(self, parent: BorrowedFd<'_>, dir: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+        let wanted = match self {
+            Medium::Disk => return Ok(false),
+            Medium::Memory { .. } => TMPFS_MAGIC,
+            Medium::HugePages { .. } => HUGETLBFS_MAGIC,
+        };
+        let own = fs::fstat(parent)?.st_dev != fs::fstat(dir)?.st_dev;
+        Ok(own && u64::try_from(fs::fstatfs(dir)?.f_type).is_ok_and(|magic| magic == wanted))
+    }
+}
+
+/// By descriptor, so that nothing can be slipped in between on the way.
+fn mount_at(dir: BorrowedFd<'_>, kind: &std::ffi::CStr, options: &str) -> rustix::io::Result<()> {
+    let target = format!("/proc/self/fd/{}", dir.as_raw_fd());
+    let options = CString::new(options).map_err(|_| Errno::INVAL)?;
+    rustix::mount::mount(kind, target.as_str(), kind, MountFlags::empty(), options.as_c_str())
+}
+
+fn mount_hugetlbfs(dir: BorrowedFd<'_>, page_bytes: u64) -> rustix::io::Result<()> {
+    mount_at(dir, c"hugetlbfs", &format!("pagesize={page_bytes}"))
 }
 
 fn mount_tmpfs(dir: BorrowedFd<'_>, size: Option<u64>) -> rustix::io::Result<()> {
-    // By descriptor, so that nothing can be slipped in between on the way.
-    let target = format!("/proc/self/fd/{}", dir.as_raw_fd());
     let size = size.map_or_else(String::new, |bytes| format!("size={bytes}"));
-    let mount = |options: &str| {
-        let options = CString::new(options).map_err(|_| Errno::INVAL)?;
-        rustix::mount::mount(c"tmpfs", target.as_str(), c"tmpfs", MountFlags::empty(), options.as_c_str())
-    };
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     if has_noswap(&release) {
         let options = if size.is_empty() { "noswap".to_owned() } else { format!("noswap,{size}") };
-        match mount(&options) {
+        match mount_at(dir, c"tmpfs", &options) {
             // Refused by this kernel after all: without the option then.
             Err(Errno::INVAL | Errno::PERM) => {}
             result => return result,
         }
     }
-    mount(&size)
+    mount_at(dir, c"tmpfs", &size)
 }
 
 /// tmpfs has known `noswap` since Linux 6.4.
@@ -119,41 +196,47 @@ fn has_noswap(release: &str) -> bool {
 }
 
 /// The smallest of the node's allocatable memory, the pod's memory limit and the volume's
-/// own limit, as far as they are set.
-fn memory_size(pod: &Pod, source: &EmptyDirVolumeSource, allocatable: Option<u64>) -> Option<u64> {
-    let own = source.size_limit.as_ref().map(|quantity| amount(quantity).units());
-    let limits = [pod_memory_limit(pod), own];
-    let limits = limits.into_iter().flatten().filter_map(|bytes| u64::try_from(bytes).ok());
-    limits.chain(allocatable).filter(|bytes| *bytes > 0).min()
+/// own limit, as far as they are set. Containers without a limit count as nothing, as
+/// upstream has it.
+pub(super) fn memory_size(pod: &Pod, source: &EmptyDirVolumeSource, allocatable: Amount) -> Option<u64> {
+    let own = source.size_limit.as_ref().map(amount);
+    let of_pod = pod_limits(pod, Overhead::Included).get("memory").copied();
+    let limits = [own, of_pod, Some(allocatable)].into_iter().flatten();
+    limits.filter_map(|bytes| u64::try_from(bytes.units()).ok()).filter(|bytes| *bytes > 0).min()
 }
 
-/// The pod's memory limit: its own, else what its containers' limits add up to at the
-/// worst moment. Containers without a limit count as nothing, as upstream has it.
-fn pod_memory_limit(pod: &Pod) -> Option<i64> {
-    let spec = pod.spec();
-    let pod_level = Container { resources: spec.resources.clone(), ..Container::default() };
-    if let Some(bytes) = limit(&pod_level, "memory") {
-        return Some(bytes.units());
-    }
-    let of = |container: &Container| limit(container, "memory").map_or(0, |bytes| bytes.units().max(0));
-    let mut sidecars = 0_i64;
-    let mut worst_init = 0_i64;
-    for init in pod.init_containers() {
-        if is_sidecar(init) {
-            sidecars = sidecars.saturating_add(of(init));
-            worst_init = worst_init.max(sidecars);
-        } else {
-            worst_init = worst_init.max(sidecars.saturating_add(of(init)));
+/// The size of the pages that `HugePages` or `HugePages-<size>` means in this pod: one that
+/// a container asks for.
+fn page_size(pod: &Pod, medium: &str) -> Result<u64, VolumeError> {
+    let refuse = |why: &str| VolumeError::HugePages { why: why.replace('@', medium) };
+    let named = match medium.split_once('-') {
+        None => None,
+        Some((_, size)) => Some(Amount::parse(size).map_err(|error| refuse(&error.to_string()))?),
+    };
+    let whole = Container { resources: pod.spec().resources.clone(), ..Container::default() };
+    let mut found: Option<Amount> = None;
+    for container in pod.containers().iter().chain(pod.init_containers()).chain([&whole]) {
+        for resource in requests_of(container.resources.as_ref()).keys() {
+            let Some(size) = resource.strip_prefix("hugepages-") else { continue };
+            let size = Amount::parse(size).map_err(|error| refuse(&error.to_string()))?;
+            match (named, found) {
+                (Some(named), _) if named != size => {}
+                (None, Some(other)) if other != size => {
+                    return Err(refuse(
+                        "medium: @ can't be used if container requests multiple huge page sizes",
+                    ));
+                }
+                _ => found = Some(size),
+            }
         }
     }
-    let regular = pod.containers().iter().fold(sidecars, |sum, next| sum.saturating_add(of(next)));
-    let total = regular.max(worst_init);
-    let overhead = spec.overhead.as_ref().and_then(|overhead| overhead.get("memory"));
-    let overhead = overhead.map_or(0, |quantity| amount(quantity).units());
-    (total > 0).then(|| total.saturating_add(overhead))
+    found.and_then(|size| u64::try_from(size.units()).ok()).filter(|bytes| *bytes > 0).ok_or_else(|| {
+        refuse("medium @: hugePages storage requested, but there is no resource request for huge pages")
+    })
 }
 
-fn fs_group(pod: &Pod) -> Option<u32> {
+/// The pod's `fsGroup`.
+pub(super) fn fs_group(pod: &Pod) -> Option<u32> {
     let gid = pod.spec().security_context.as_ref()?.fs_group?;
     u32::try_from(gid).ok()
 }
@@ -196,7 +279,8 @@ mod tests {
     #[test]
     fn the_smallest_limit_bounds_a_memory_volume() {
         let limited = |bytes: &str| json!({"name": "c", "resources": {"limits": {"memory": bytes}}});
-        let check = |spec, volume, allocatable, expected| {
+        let check = |spec, volume, allocatable: Option<i64>, expected| {
+            let allocatable = Amount::from_units(allocatable.unwrap_or(0));
             assert_eq!(memory_size(&pod(spec), &source(volume), allocatable), expected);
         };
         check(json!({"containers": [{"name": "c"}]}), json!({}), None, None);
@@ -228,7 +312,8 @@ mod tests {
         let pod_dir = tree::open(root.path()).unwrap();
         let set_up = |spec| {
             let pod = pod(spec);
-            super::set_up(&pod, "e", &source(json!({})), (root.path(), pod_dir.as_fd()), None).unwrap()
+            let at = (root.path(), pod_dir.as_fd());
+            super::set_up(&pod, "e", &source(json!({})), at, Amount::ZERO, &StopToken::never()).unwrap()
         };
         let volume = set_up(json!({"containers": []}));
         assert_eq!(volume.host_path, root.path().join("volumes/kubernetes.io~empty-dir/e"));
@@ -248,19 +333,51 @@ mod tests {
     }
 
     #[test]
+    fn page_sizes_are_those_that_the_pod_asks_for() {
+        let huge = |sizes: &[&str]| {
+            let requests: serde_json::Map<_, _> =
+                sizes.iter().map(|size| (format!("hugepages-{size}"), json!("4Mi"))).collect();
+            json!({"name": "c", "resources": {"requests": requests}})
+        };
+        let check = |spec, medium: &str, expected: Result<u64, &str>| {
+            let found = page_size(&pod(spec), medium).map_err(|error| error.to_string());
+            assert_eq!(found.as_ref().map_err(String::as_str), expected.as_ref().map_err(|text| *text));
+        };
+        let none = "medium @: hugePages storage requested, but there is no resource request for huge pages";
+        check(json!({"containers": [huge(&["2Mi"])]}), "HugePages", Ok(2 << 20));
+        check(json!({"containers": [huge(&["2Mi", "1Gi"])]}), "HugePages-1Gi", Ok(1 << 30));
+        check(json!({"containers": [huge(&["2Mi"]), huge(&["2048Ki"])]}), "HugePages", Ok(2 << 20));
+        check(
+            json!({"initContainers": [huge(&["1Gi"])], "containers": [huge(&[])]}),
+            "HugePages",
+            Ok(1 << 30),
+        );
+        check(
+            json!({"containers": [huge(&["2Mi"])], "initContainers": [huge(&["1Gi"])]}),
+            "HugePages",
+            Err("medium: HugePages can't be used if container requests multiple huge page sizes"),
+        );
+        check(json!({"containers": [huge(&[])]}), "HugePages", Err(&none.replace('@', "HugePages")));
+        check(
+            json!({"containers": [huge(&["2Mi"])]}),
+            "HugePages-1Gi",
+            Err(&none.replace('@', "HugePages-1Gi")),
+        );
+        assert!(page_size(&pod(json!({"containers": []})), "HugePages-x").is_err());
+    }
+
+    #[test]
     fn refuses_what_it_cannot_do() {
         let root = tempfile::tempdir().unwrap();
         let pod_dir = tree::open(root.path()).unwrap();
         let pod = pod(json!({"containers": []}));
         let set_up = |volume: &str, value| {
-            super::set_up(&pod, volume, &source(value), (root.path(), pod_dir.as_fd()), None)
+            let at = (root.path(), pod_dir.as_fd());
+            super::set_up(&pod, volume, &source(value), at, Amount::ZERO, &StopToken::never())
                 .unwrap_err()
                 .to_string()
         };
-        assert_eq!(
-            set_up("e", json!({"medium": "HugePages-2Mi"})),
-            "volumes of type emptyDir with medium HugePages-2Mi are not supported by this version of coracle"
-        );
+        assert_eq!(set_up("e", json!({"medium": "Tape"})), "unknown storage medium \"Tape\"");
         assert_eq!(set_up("../e", json!({})), "\"../e\" cannot be the name of a directory");
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
     }

@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::atomic_writer::PathError;
+use crate::model::mount::SubPathFailure;
+
 /// What went wrong, with which volume or directory.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -44,6 +47,57 @@ pub enum VolumeError {
     HostPathBacksteps {
         /// The path as written.
         path: String,
+    },
+    /// A medium of an emptyDir that is none of those that Kubernetes has.
+    #[error("unknown storage medium {medium:?}")]
+    Medium {
+        /// As written.
+        medium: String,
+    },
+    /// An emptyDir of huge pages whose size the pod does not settle.
+    #[error("{why}")]
+    HugePages {
+        /// A sentence with the medium in it.
+        why: String,
+    },
+    /// The content of a volume cannot be told.
+    #[error("{problem}")]
+    Content {
+        /// One sentence, or several in brackets.
+        problem: String,
+    },
+    /// A file's place in its volume.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// A sub path of a volume.
+    #[error("cannot {what}")]
+    SubPath {
+        /// What containers are told of it.
+        kind: SubPathFailure,
+        /// A verb and its object.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// An operation takes too long. It goes on, and nothing else is done with the volume.
+    #[error("the operation has not ended in time and goes on: context deadline exceeded")]
+    Overdue,
+    /// An earlier operation on the volume still goes on.
+    #[error("an earlier operation on the volume has not ended yet")]
+    Pending,
+    /// So many operations hang that no more are begun.
+    #[error("too many operations on volumes hang")]
+    TooManyPending,
+    /// An operation ended with a panic, which the log has.
+    #[error("the operation panicked")]
+    Panicked,
+    /// A thread for an operation cannot be had.
+    #[error("cannot start a thread for the operation")]
+    Thread {
+        /// Why.
+        #[source]
+        source: std::io::Error,
     },
     /// A volume of a kind that this version cannot make.
     #[error("volumes of type {kind} are not supported by this version of coracle")]

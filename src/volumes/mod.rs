@@ -1,24 +1,36 @@
 //! Volumes: what a pod mounts, made ready on the node and cleaned up afterwards.
 //!
-//! Owns: everything below `<root-dir>/pods/<uid>/volumes`, the `ready` markers beside it,
-//! and the removal of directories of pods that nobody knows any more.
-//! Threads: none. Each call blocks in the pod's own worker; a call does a handful of
-//! system calls, and a removal asks its stop token between entries.
-//! Invariants: only volumes that a container refers to are made; a failed volume is not
-//! tried again before its wait is over; removal never follows a link and never enters
+//! Owns: everything below `<root-dir>/pods/<uid>/{volumes,volume-subpaths}`, the `ready`
+//! markers beside it, and the removal of directories of pods that nobody knows any more.
+//! Threads: none of its own. Calls block in the pod's worker, and do a handful of system
+//! calls on the agent's own file system; what touches another one, which may hang, runs on
+//! a `vol/<uid8>` thread while the worker waits for it up to two minutes.
+//! Invariants: only volumes that a container refers to are made, each once; a failed volume
+//! is not tried again before its wait is over; one operation per volume at a time; no walk
+//! in a volume follows a link out of it; removal never follows a link and never enters
 //! another file system; nothing is removed below a mount that could not be unmounted.
-//! Absent on purpose: desired and actual tables with a reconciler, since the mount table
-//! and the directories say what is there (DIFFERS: the Go kubelet polls every 100 ms).
-//! Go counterpart: pkg/kubelet/volumemanager, pkg/volume/{emptydir,hostpath}.
+//! Absent on purpose: a reconciler. The desired state is the pod's specification, the actual
+//! one the table in `actual` on top of the disk and the mount table, and each pod's worker
+//! compares them when something happens (DIFFERS: the Go kubelet polls every 100 ms).
+//! Go counterpart: pkg/kubelet/volumemanager, pkg/volume/{emptydir,hostpath,downwardapi,
+//! projected}, pkg/volume/util, pkg/volume/util/subpath.
 
+mod actual;
+mod atomic_writer;
+mod downward_api;
 mod empty_dir;
 mod error;
+mod files;
 mod host_path;
 mod mounts;
+mod operations;
 mod orphans;
+mod ownership;
 mod paths;
+mod projected;
 mod retries;
 mod setup;
+mod sub_path;
 mod teardown;
 mod tree;
 
@@ -26,7 +38,9 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::model::event::EventSink;
+use crate::model::fields::NodeAllocatable;
 
+pub use atomic_writer::PathError;
 pub use error::VolumeError;
 pub use orphans::OrphanReport;
 
@@ -35,9 +49,9 @@ pub use orphans::OrphanReport;
 pub struct Settings {
     /// `--root-dir`; its symbolic links are resolved by [`Volumes::new`].
     pub root_dir: PathBuf,
-    /// The node's allocatable memory: the upper bound of a memory-backed volume.
-    /// `None`: such volumes are bounded by the pod's limits and their own only.
-    pub allocatable_memory_bytes: Option<u64>,
+    /// What stands in for limits that a pod does not have. The memory is also the upper
+    /// bound of a memory-backed volume; zero: bounded by the pod's limits and its own only.
+    pub allocatable: NodeAllocatable,
 }
 
 /// What the room needs of others.
@@ -54,6 +68,9 @@ pub struct Volumes {
     events: EventSink,
     /// Held for table look-ups only, never across a system call.
     retries: Mutex<retries::Retries>,
+    /// Likewise.
+    actual: Mutex<actual::Actual>,
+    operations: operations::Operations,
 }
 
 impl Volumes {
@@ -64,10 +81,20 @@ impl Volumes {
         if let Ok(real) = std::fs::canonicalize(&settings.root_dir) {
             settings.root_dir = real;
         }
-        Volumes { settings, events: deps.events, retries: Mutex::default() }
+        Volumes {
+            settings,
+            events: deps.events,
+            retries: Mutex::default(),
+            actual: Mutex::default(),
+            operations: operations::Operations::default(),
+        }
     }
 
     fn retries(&self) -> MutexGuard<'_, retries::Retries> {
         self.retries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn actual(&self) -> MutexGuard<'_, actual::Actual> {
+        self.actual.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -89,7 +89,7 @@ mod tests {
     fn unknown_pods_go_unless_foreign_data_is_there() {
         let root = tempfile::tempdir().unwrap();
         let (events, _) = EventSink::new();
-        let settings = Settings { root_dir: root.path().to_owned(), allocatable_memory_bytes: None };
+        let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };
         let volumes = Volumes::new(settings, Deps { events });
         let none = volumes.orphans(&|_| false, &StopToken::never()).unwrap();
         assert_eq!(none, OrphanReport::default());

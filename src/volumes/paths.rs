@@ -1,5 +1,6 @@
 //! Where things are below the root directory (reference: the kubelet's own layout).
 
+use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
 use super::VolumeError;
@@ -8,15 +9,19 @@ use crate::model::ids::PodUid;
 /// Directory of an emptyDir's plugin below `volumes` and `plugins`.
 pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
+/// That of a downward API volume's plugin.
+pub(super) const DOWNWARD_API: &str = "kubernetes.io~downward-api";
+
+/// That of a projected volume's plugin.
+pub(super) const PROJECTED: &str = "kubernetes.io~projected";
+
+/// Sub paths' mounts, below the pod's directory.
+pub(super) const SUB_PATHS: &str = "volume-subpaths";
+
 /// Plugins whose content is made by the agent from what others still have, or belongs to
 /// the pod alone: it goes with the pod, whichever agent made it.
-pub(super) const OWNED_CONTENT: [&str; 5] = [
-    EMPTY_DIR,
-    "kubernetes.io~configmap",
-    "kubernetes.io~downward-api",
-    "kubernetes.io~projected",
-    "kubernetes.io~secret",
-];
+pub(super) const OWNED_CONTENT: [&str; 5] =
+    [EMPTY_DIR, "kubernetes.io~configmap", DOWNWARD_API, PROJECTED, "kubernetes.io~secret"];
 
 /// `<root-dir>/pods`.
 pub(super) fn pods(root_dir: &Path) -> PathBuf {
@@ -32,6 +37,12 @@ pub(super) fn pod(root_dir: &Path, uid: &PodUid) -> Result<PathBuf, VolumeError>
 pub(super) fn element(name: &str) -> Result<&str, VolumeError> {
     let fine = !matches!(name, "" | "." | "..") && !name.contains(['/', '\0']) && name.len() <= 255;
     if fine { Ok(name) } else { Err(VolumeError::Name { name: name.to_owned() }) }
+}
+
+/// `name` for a system call, checked likewise.
+pub(super) fn c_name(name: &str) -> Result<CString, VolumeError> {
+    let refused = || VolumeError::Name { name: name.to_owned() };
+    CString::new(element(name)?).map_err(|_| refused())
 }
 
 #[cfg(test)]

@@ -8,17 +8,64 @@ use std::time::Instant;
 
 use super::error::chain;
 use super::retries::Hope;
-use super::{VolumeError, Volumes, empty_dir, host_path, paths, tree};
-use crate::model::api::Volume;
+use super::{
+    VolumeError, Volumes, downward_api, empty_dir, files, host_path, operations, paths, projected, tree,
+};
+use crate::model::api::{
+    DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource, ProjectedVolumeSource, Volume,
+};
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::stop::StopToken;
 
+/// What a volume is made by, and what follows from that.
+#[derive(Debug, Clone, Copy)]
+enum Plugin<'a> {
+    EmptyDir(Option<&'a EmptyDirVolumeSource>),
+    HostPath(&'a HostPathVolumeSource),
+    DownwardApi(&'a DownwardAPIVolumeSource),
+    Projected(&'a ProjectedVolumeSource),
+    /// The runtime mounts it.
+    Image,
+    /// Its content is with an API server.
+    OfTheApi,
+    Other,
+}
+
+impl Plugin<'_> {
+    fn of(volume: &Volume) -> Plugin<'_> {
+        if let Some(source) = &volume.host_path {
+            Plugin::HostPath(source)
+        } else if let Some(source) = &volume.empty_dir {
+            Plugin::EmptyDir(Some(source))
+        } else if let Some(source) = &volume.downward_api {
+            Plugin::DownwardApi(source)
+        } else if let Some(source) = &volume.projected {
+            Plugin::Projected(source)
+        } else if volume.image.is_some() {
+            Plugin::Image
+        } else if volume.secret.is_some() || volume.config_map.is_some() {
+            Plugin::OfTheApi
+        } else if kind(volume).is_none() {
+            // A volume without a source is an emptyDir by the API's defaults.
+            Plugin::EmptyDir(None)
+        } else {
+            Plugin::Other
+        }
+    }
+
+    /// Whether its content follows the pod: it is brought up to date at each sync.
+    fn follows_the_pod(self) -> bool {
+        matches!(self, Plugin::DownwardApi(_) | Plugin::Projected(_))
+    }
+}
+
 impl Volumes {
     /// Makes the pod's directories and every volume that one of its containers refers to.
     /// Doing it again is cheap and harmless. A volume that failed lately is not tried
-    /// before its wait is over. Events about failures are raised here.
+    /// before its wait is over. Events about failures are raised here. May block for two
+    /// minutes per volume on a file system that hangs.
     ///
     /// # Errors
     /// [`VolumeError::NotMounted`] with the time to come back when a volume is not ready;
@@ -39,31 +86,74 @@ impl Volumes {
             if stop.is_stopped() {
                 return Err(VolumeError::Stopping);
             }
-            let now = Instant::now();
-            let blocked = self.retries().blocked(pod.uid(), &volume.name, now);
-            if let Some(until) = blocked {
-                missing.add(&volume.name, until, "waiting to try again");
+            let before = self.actual().get(pod.uid(), &volume.name);
+            if let Some(mounted) = &before
+                && !Plugin::of(volume).follows_the_pod()
+            {
+                ready.push(mounted.clone());
                 continue;
             }
-            match self.set_up_one(pod, volume, (&path, dir.as_fd())) {
-                Ok(mounted) => {
-                    self.retries().succeeded(pod.uid(), &volume.name);
-                    ready.push(mounted);
-                }
-                Err(error) => {
-                    let hope = match error {
-                        VolumeError::Unsupported { .. } => Hope::None,
-                        _ => Hope::Some,
-                    };
-                    let text =
-                        format!("MountVolume.SetUp failed for volume {:?} : {}", volume.name, chain(&error));
-                    self.events.warning(pod, reasons::FAILED_MOUNT, text.as_str());
-                    let until = self.retries().failed(pod.uid(), &volume.name, hope, now);
-                    missing.add(&volume.name, until, &text);
-                }
+            match (self.set_up_in_turn(pod, volume, (&path, dir.as_fd()), stop), before) {
+                (Ok(mounted), _) => ready.push(mounted),
+                (Err(NotYet::Stopping), _) => return Err(VolumeError::Stopping),
+                // The files of before are still there, and complete.
+                (Err(NotYet::Waits { .. }), Some(mounted)) => ready.push(mounted),
+                (Err(NotYet::Waits { until, cause }), None) => missing.add(&volume.name, until, &cause),
             }
         }
         missing.into_result().map(|()| ready)
+    }
+
+    /// Brings files that tell of the pod (labels, annotations, resources) up to date. To be
+    /// called at each sync of a pod that is set up; writes only what has changed. A failure
+    /// is told in an event and does no harm: the files of before stay.
+    pub fn remount(&self, pod: &Pod, stop: &StopToken) {
+        let volumes = || pod.spec().volumes.iter().flatten();
+        let due = |volume: &&Volume| Plugin::of(volume).follows_the_pod();
+        if !volumes().any(|volume| due(&volume)) {
+            return;
+        }
+        let Ok(path) = paths::pod(&self.settings.root_dir, pod.uid()) else { return };
+        let Ok(dir) = tree::open(&path) else { return };
+        for volume in volumes().filter(due) {
+            // What is not mounted yet is left to the set-up.
+            if self.actual().get(pod.uid(), &volume.name).is_some() {
+                let _ = self.set_up_in_turn(pod, volume, (&path, dir.as_fd()), stop);
+            }
+        }
+    }
+
+    /// Sets a volume up unless it has to wait, keeps the books and raises the event.
+    fn set_up_in_turn(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        pod_dir: (&Path, BorrowedFd<'_>),
+        stop: &StopToken,
+    ) -> Result<MountedVolume, NotYet> {
+        let blocked = self.retries().blocked(pod.uid(), &volume.name, Instant::now());
+        if let Some(until) = blocked {
+            return Err(NotYet::Waits { until, cause: "waiting to try again".to_owned() });
+        }
+        match self.set_up_one(pod, volume, pod_dir, stop) {
+            Ok(mounted) => {
+                self.retries().succeeded(pod.uid(), &volume.name);
+                self.actual().mounted(pod.uid(), &mounted);
+                Ok(mounted)
+            }
+            Err(VolumeError::Stopping) => Err(NotYet::Stopping),
+            Err(error) => {
+                let hope = match error {
+                    VolumeError::Unsupported { .. } => Hope::None,
+                    _ => Hope::Some,
+                };
+                let cause =
+                    format!("MountVolume.SetUp failed for volume {:?} : {}", volume.name, chain(&error));
+                self.events.warning(pod, reasons::FAILED_MOUNT, cause.as_str());
+                let until = self.retries().failed(pod.uid(), &volume.name, hope, Instant::now());
+                Err(NotYet::Waits { until, cause })
+            }
+        }
     }
 
     fn set_up_one(
@@ -71,19 +161,57 @@ impl Volumes {
         pod: &Pod,
         volume: &Volume,
         pod_dir: (&Path, BorrowedFd<'_>),
+        stop: &StopToken,
     ) -> Result<MountedVolume, VolumeError> {
-        let allocatable = self.settings.allocatable_memory_bytes;
-        if let Some(source) = &volume.host_path {
-            host_path::set_up(&volume.name, source)
-        } else if let Some(source) = &volume.empty_dir {
-            empty_dir::set_up(pod, &volume.name, source, pod_dir, allocatable)
-        } else {
-            match kind(volume) {
-                Some(kind) => Err(VolumeError::Unsupported { kind }),
-                // A volume without a source is an emptyDir by the API's defaults.
-                None => empty_dir::set_up(pod, &volume.name, &Default::default(), pod_dir, allocatable),
+        let allocatable = &self.settings.allocatable;
+        let name = volume.name.as_str();
+        let files =
+            |plugin, payload| files::set_up(pod, (plugin, name), &payload, pod_dir, allocatable.memory, stop);
+        match Plugin::of(volume) {
+            Plugin::EmptyDir(source) => {
+                let default = EmptyDirVolumeSource::default();
+                let source = source.unwrap_or(&default);
+                empty_dir::set_up(pod, name, source, pod_dir, allocatable.memory, stop)
             }
+            Plugin::HostPath(source) => self.host_path(pod, name, source, stop),
+            Plugin::DownwardApi(source) => {
+                let items = source.items.as_deref();
+                files(
+                    paths::DOWNWARD_API,
+                    downward_api::payload(pod, items, source.default_mode, allocatable)?,
+                )
+            }
+            Plugin::Projected(source) => {
+                files(paths::PROJECTED, projected::payload(pod, name, source, allocatable)?)
+            }
+            Plugin::Image => Ok(MountedVolume {
+                volume: name.to_owned(),
+                host_path: PathBuf::new(),
+                read_only: true,
+                selinux_relabel: false,
+            }),
+            Plugin::OfTheApi => Err(VolumeError::Content {
+                problem: "not supported due to running kubelet in standalone mode".to_owned(),
+            }),
+            Plugin::Other => Err(VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() }),
         }
+    }
+
+    /// The path may lie on a network mount whose server is gone.
+    fn host_path(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        source: &HostPathVolumeSource,
+        stop: &StopToken,
+    ) -> Result<MountedVolume, VolumeError> {
+        if source.type_.as_deref().unwrap_or_default().is_empty() {
+            // Nothing is looked at.
+            return host_path::set_up(volume, source);
+        }
+        let (name, source) = (volume.to_owned(), source.clone());
+        let check = move |_: &StopToken| host_path::set_up(&name, &source);
+        self.operations.run(pod.uid(), volume, operations::LIMIT, stop, check)
     }
 
     fn make_pod_dirs(&self, pod: &Pod) -> Result<(PathBuf, OwnedFd), VolumeError> {
@@ -108,6 +236,14 @@ impl Volumes {
         }
         Ok((path, dir))
     }
+}
+
+/// Why a volume is not ready.
+enum NotYet {
+    /// Its failure has been told; it may be tried again then.
+    Waits { until: Instant, cause: String },
+    /// The pod is to end, or the agent.
+    Stopping,
 }
 
 /// What is not ready, while it is being gathered.
@@ -166,7 +302,7 @@ mod tests {
 
     fn volumes(root: &Path) -> (Volumes, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
-        let settings = Settings { root_dir: root.to_owned(), allocatable_memory_bytes: None };
+        let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
         (Volumes::new(settings, Deps { events }), queue)
     }
 
@@ -231,16 +367,75 @@ mod tests {
 
     #[test]
     fn other_types_are_named() {
+        for (source, text) in [
+            (
+                json!({"nfs": {"server": "s", "path": "/x"}}),
+                "volumes of type nfs are not supported by this version of coracle",
+            ),
+            (
+                json!({"secret": {"secretName": "x"}}),
+                "not supported due to running kubelet in standalone mode",
+            ),
+            (json!({"configMap": {"name": "x"}}), "not supported due to running kubelet in standalone mode"),
+            (
+                json!({"projected": {"sources": [{"secret": {"name": "x"}}]}}),
+                "cannot setup projected volume s because kube client is not configured",
+            ),
+            (
+                json!({"downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "spec.nodeName"}}]}}),
+                "unsupported fieldPath: spec.nodeName",
+            ),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let (volumes, queue) = volumes(root.path());
+            let mut volume = json!({"name": "s"});
+            volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
+            let pod = pod(json!([volume]), &["s"]);
+            let error = volumes.setup(&pod, &StopToken::never()).unwrap_err();
+            // What no wait can help has the longest one.
+            let long = error.retry_at().unwrap() > Instant::now() + std::time::Duration::from_secs(100);
+            assert_eq!(long, text.contains("coracle"), "{text}");
+            assert_eq!(
+                queue.try_recv().unwrap().message,
+                format!("MountVolume.SetUp failed for volume \"s\" : {text}")
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_mounted_is_not_done_again() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("place");
+        std::fs::create_dir(&place).unwrap();
+        let (volumes, queue) = volumes(root.path());
+        let pod = pod(
+            json!([
+                {"name": "h", "hostPath": {"path": place.display().to_string(), "type": "Directory"}},
+                {"name": "i", "image": {"reference": "data:1"}},
+            ]),
+            &["h", "i"],
+        );
+        let first = volumes.setup(&pod, &StopToken::never()).unwrap();
+        assert_eq!(first[1].host_path, Path::new(""));
+        assert!(first[1].read_only);
+        // A container that starts again does not mind what became of the path.
+        std::fs::remove_dir(&place).unwrap();
+        assert_eq!(volumes.setup(&pod, &StopToken::never()).unwrap(), first);
+        volumes.remount(&pod, &StopToken::never());
+        assert!(queue.is_empty());
+        volumes.tear_down(pod.uid(), &StopToken::never()).unwrap();
+        assert!(volumes.setup(&pod, &StopToken::never()).is_err());
+    }
+
+    #[test]
+    fn a_stopped_worker_gets_no_event() {
         let root = tempfile::tempdir().unwrap();
         let (volumes, queue) = volumes(root.path());
-        let pod = pod(json!([{"name": "s", "secret": {"secretName": "x"}}]), &["s"]);
-        let error = volumes.setup(&pod, &StopToken::never()).unwrap_err();
-        assert!(error.retry_at().unwrap() > Instant::now() + std::time::Duration::from_secs(100));
-        assert_eq!(
-            queue.try_recv().unwrap().message,
-            "MountVolume.SetUp failed for volume \"s\" : \
-             volumes of type secret are not supported by this version of coracle"
-        );
+        let (source, stop) = crate::util::stop::pair();
+        drop(source);
+        let pod = pod(json!([{"name": "h", "hostPath": {"path": "/etc", "type": "Directory"}}]), &["h"]);
+        assert!(matches!(volumes.setup(&pod, &stop), Err(VolumeError::Stopping)));
+        assert!(queue.is_empty());
     }
 
     #[test]

@@ -3,13 +3,14 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::error::chain;
 use super::tree::Leftover;
-use super::{VolumeError, Volumes, empty_dir, mounts, paths, tree};
+use super::{VolumeError, Volumes, empty_dir, mounts, operations, paths, sub_path, tree};
 use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
 
@@ -23,18 +24,21 @@ impl Volumes {
     pub fn tear_down(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
         let path = paths::pod(&self.settings.root_dir, uid)?;
         self.retries().forget(uid);
+        self.actual().forget(uid);
+        if self.operations.is_busy(uid) {
+            // It may be about to mount what would be removed here.
+            return Err(VolumeError::Pending);
+        }
         let dir = match tree::open(&path) {
             Ok(dir) => dir,
             Err(Errno::NOENT) => return Ok(()),
             Err(errno) => return Err(VolumeError::io("open", &path)(errno)),
         };
         let mut left = Left::default();
-        // Sub-path mounts lie on the volumes' own: they go first.
-        for name in ["volume-subpaths", "volumes"] {
-            for (volume, error) in mounts::unmount_below(&path.join(name))? {
-                left.add(volume, chain(&error));
-            }
+        for (volume, error) in self.unmount(uid, &path, stop)? {
+            left.add(volume, chain(&error));
         }
+        left.check(paths::SUB_PATHS, sub_path::remove_targets(dir.as_fd()))?;
         // Without its marker a half-removed volume is made anew if the pod comes back.
         let markers = remove_markers(dir.as_fd(), stop);
         left.check("plugins", markers)?;
@@ -44,6 +48,29 @@ impl Volumes {
             Err(errno) => return Err(VolumeError::io("open", &path.join("volumes"))(errno)),
         }
         left.into_result()
+    }
+
+    /// Takes off all mounts below the pod's directory, those of sub paths first: they lie on
+    /// the volumes' own. Their servers may be gone, so that somebody else waits for that.
+    fn unmount(
+        &self,
+        uid: &PodUid,
+        path: &Path,
+        stop: &StopToken,
+    ) -> Result<Vec<(String, VolumeError)>, VolumeError> {
+        let table = mounts::read()?;
+        if mounts::below(&table, path).is_empty() {
+            return Ok(Vec::new());
+        }
+        let path = path.to_owned();
+        let work = move |_: &StopToken| {
+            let mut failures = Vec::new();
+            for name in [paths::SUB_PATHS, "volumes"] {
+                failures.extend(mounts::unmount_below(&path.join(name))?);
+            }
+            Ok(failures)
+        };
+        self.operations.run(uid, "", operations::LIMIT, stop, work)
     }
 }
 
@@ -146,11 +173,10 @@ mod tests {
     use super::super::{Deps, Settings};
     use super::*;
     use crate::model::event::EventSink;
-    use std::path::Path;
 
     fn volumes(root: &Path) -> Volumes {
         let (events, _) = EventSink::new();
-        let settings = Settings { root_dir: root.to_owned(), allocatable_memory_bytes: None };
+        let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
         Volumes::new(settings, Deps { events })
     }
 

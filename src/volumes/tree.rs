@@ -1,4 +1,4 @@
-//! Directories by descriptor: opening, making, giving to a group, removing. No link is
+//! Directories by descriptor: opening, making, removing. No link is
 //! followed, and removal stays on one file system. Neither deep nor wide trees cost
 //! memory, descriptors or stack: whoever ran in the pod may have made them on purpose.
 
@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{self, AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags};
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::{self, Errno};
 
 use crate::util::stop::StopToken;
@@ -62,13 +62,6 @@ pub(super) fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
         }
     }
     Ok(names)
-}
-
-/// Gives a volume's root to the pod's group: group-writable, and new files inherit the group.
-pub(super) fn give_to_group(dir: BorrowedFd<'_>, gid: u32) -> io::Result<()> {
-    fs::fchown(dir, None, Some(Gid::from_raw(gid)))?;
-    let mode = fs::fstat(dir)?.st_mode & 0o7777;
-    fs::fchmod(dir, Mode::from_raw_mode(mode | 0o660 | 0o2000 | 0o110))
 }
 
 /// Why a tree is not gone.
@@ -225,7 +218,7 @@ fn is_dot(name: &CStr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn removes_everything_below_and_follows_no_link() {
@@ -275,18 +268,5 @@ mod tests {
         let top = open(dir.path()).unwrap();
         assert_eq!(remove_contents(top.as_fd(), &stop), Err(Leftover::Stopping));
         assert!(dir.path().join("f").exists());
-    }
-
-    #[test]
-    fn the_group_gets_the_root() {
-        let dir = tempfile::tempdir().unwrap();
-        let top = open(dir.path()).unwrap();
-        fs::fchmod(&top, Mode::from_raw_mode(0o777)).unwrap();
-        let gid = std::fs::metadata(dir.path()).unwrap().gid();
-        give_to_group(top.as_fd(), gid).unwrap();
-        assert_eq!(std::fs::metadata(dir.path()).unwrap().mode() & 0o7777, 0o2777);
-        fs::fchmod(&top, Mode::from_raw_mode(0o700)).unwrap();
-        give_to_group(top.as_fd(), gid).unwrap();
-        assert_eq!(std::fs::metadata(dir.path()).unwrap().mode() & 0o7777, 0o2770);
     }
 }

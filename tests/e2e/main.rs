@@ -2,14 +2,32 @@
 //!
 //! Run through `tests/run e2e`, which makes the namespaces, images and containerd versions.
 
-#[path = "../support/mod.rs"]
-mod support;
-
+mod admission;
 mod crashes;
+mod endings;
+mod env;
+mod events;
+mod hooks;
 mod images;
+mod init;
+mod lifecycle;
 mod manifests;
 mod many;
+mod metrics;
+mod mounts;
+mod network;
 mod outages;
 mod outside;
+mod probes;
+mod pulls;
+mod resize;
 mod restarts;
 mod runtime;
+mod security;
+mod sources;
+mod starts;
+mod stream;
+#[path = "../support/mod.rs"]
+mod support;
+mod volumes;
+

@@ -177,9 +177,13 @@ fn a_deleted_manifest_takes_everything_with_it() {
     let before = node.wait_ready("web");
     let dir = node.root().join("pods").join(uid(&before));
     assert!(dir.is_dir(), "{} is the pod's directory", dir.display());
+    let logs = node.logs().join(format!("default_web-e2e_{}", uid(&before)));
+    assert!(logs.join("main/0.log").exists(), "{} has its logs", logs.display());
     node.remove("web.json");
     node.wait_gone("web");
     wait_until("the pod's directory to be gone", LONG, || !dir.exists());
+    // Two rounds of garbage collection, of a minute each.
+    wait_until("the pod's logs to be gone", Duration::from_secs(150), || !logs.exists());
     node.finish_spotless();
 }
 

@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::node::{LONG, Node, busybox, container, describe, phase, pod, restarts, waiting_reason};
-use crate::support::wait::holds_for;
+use crate::support::node::{
+    LONG, Node, busybox, container, describe, phase, pod, restarts, uid, waiting_message, waiting_reason,
+};
+use crate::support::wait::{holds_for, wait_until};
 
 #[test]
 fn always_restarts_with_growing_back_off() {
@@ -21,10 +23,19 @@ fn always_restarts_with_growing_back_off() {
     let last = last.terminated.unwrap_or_else(|| panic!("a last state: {}", describe(&waiting)));
     assert_eq!((last.exit_code, last.reason.as_deref()), (7, Some("Error")));
     assert_eq!(phase(&waiting), "Running");
+    let told = |seconds: &str| {
+        let uid = uid(&waiting);
+        format!("back-off {seconds} restarting failed container=main pod=crash-e2e_default({uid})")
+    };
+    assert_eq!(waiting_message(&waiting, "main"), told("10s"));
 
     node.wait_pod("crash", "restarted twice", LONG, |pod| restarts(pod, "main") >= 2);
     let second = started.elapsed() - first;
     assert!((8..16).contains(&second.as_secs()), "the second restart came {second:?} after the first");
+    let waiting = node.wait_pod("crash", "in back-off again", LONG, |pod| {
+        restarts(pod, "main") == 2 && waiting_reason(pod, "main") == "CrashLoopBackOff"
+    });
+    assert_eq!(waiting_message(&waiting, "main"), told("20s"));
     node.wait_pod("crash", "restarted three times", LONG, |pod| restarts(pod, "main") >= 3);
     let third = started.elapsed() - first - second;
     assert!((18..28).contains(&third.as_secs()), "the third restart came {third:?} after the second");
@@ -32,6 +43,11 @@ fn always_restarts_with_growing_back_off() {
     let events = node.says(&["events"]);
     assert!(events.contains("BackOff"), "{events}");
     assert!(node.says(&["logs", "crash-e2e", "-p"]).contains("boom"));
+    // Four instances have run; the newest and at most one dead one are kept.
+    let (runtime, _) = node.cri();
+    wait_until("at most two records", LONG, || {
+        runtime.list_containers(Default::default()).is_ok_and(|list| list.len() <= 2)
+    });
     node.finish();
 }
 

@@ -29,12 +29,9 @@ pub const DISAGREEMENTS: &[Disagreement] = &[
     waits_at_once("crash"),
     waits_at_once("exit1-onfailure"),
     waits_at_once("bad-command"),
-    later("downward", "downward API volumes are not built yet"),
-    later("hooks", "container hooks are not built yet"),
     later("liveness", "probes are not built yet"),
     later("readiness", "probes are not built yet"),
     later("sidecar", "startup probes are not built yet"),
-    later("subpath", "sub paths of volumes are not built yet"),
 ];
 
 /// What the list says of a pod.

@@ -548,3 +548,34 @@ fn a_missing_image_is_tried_again_with_growing_waits() {
     assert_eq!((restarts(&pod, "good"), restarts(&pod, "bad")), (0, 0));
     solo.finish();
 }
+
+/// The Go kubelet 1.36.3 crashes on this one, again and again.
+#[test]
+fn a_pod_with_resources_of_its_own_is_like_any_other() {
+    let mut solo = Solo::start();
+    assert!(solo.says(&["images"]).contains("localhost/busybox"));
+    solo.apply(&simple("before"));
+    let mut whole = pod("whole", json!([busybox("one", FOREVER), busybox("two", FOREVER)]));
+    whole["spec"]["resources"] =
+        json!({"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "200m", "memory": "32Mi"}});
+    whole["spec"]["containers"][0]["resources"] = json!({"limits": {"memory": "8Mi"}});
+    solo.apply(&whole);
+    solo.apply(&simple("after"));
+    for name in ["before", "whole", "after"] {
+        solo.wait_ready(name);
+    }
+    let sandboxes = solo.fake.sandboxes();
+    let sandbox =
+        sandboxes.iter().find(|sandbox| sandbox.config.metadata.name == full_name("whole")).unwrap();
+    let resources = &sandbox.config.linux.resources;
+    assert_eq!((resources.memory_limit_in_bytes, resources.cpu_quota), (32 << 20, 20_000));
+    let limits: Vec<i64> = ["one", "two"]
+        .map(|name| solo.fake.container(name).unwrap().config.linux.resources.memory_limit_in_bytes)
+        .into();
+    assert_eq!(limits, [8 << 20, 32 << 20]);
+    solo.stop_agent();
+    solo.launch_agent();
+    solo.wait_ready("whole");
+    solo.assert_runs_once("whole", &["one", "two"]);
+    solo.finish();
+}

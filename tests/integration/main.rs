@@ -6,5 +6,8 @@
 mod support;
 
 mod agent;
+mod containers;
 mod cri;
+mod hooks;
 mod runtime;
+mod volumes;

@@ -8,10 +8,12 @@ use coracle::cri;
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink, EventType, Regarding};
 use coracle::model::ids::ContainerId;
+use coracle::model::mount::{SubPath, SubPathFailure, SubPaths};
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
-    Deps, Kill, KillTarget, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
+    Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
+    Verification,
 };
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
@@ -21,20 +23,28 @@ use serde_json::{Value, json};
 
 use crate::support::fake_cri::{BUSYBOX, BUSYBOX_ID, FakeCri};
 
-struct Node {
-    fake: FakeCri,
+struct NoSubPaths;
+
+impl SubPaths for NoSubPaths {
+    fn bind(&self, _: SubPath<'_>, _: &StopToken) -> Result<PathBuf, SubPathFailure> {
+        Err(SubPathFailure::Prepare)
+    }
+}
+
+pub struct Node {
+    pub fake: FakeCri,
     dir: tempfile::TempDir,
-    runtime: Runtime,
+    pub runtime: Runtime,
     client: cri::RuntimeClient,
     events: Receiver<Box<Event>>,
 }
 
 impl Node {
-    fn new() -> Node {
+    pub fn new() -> Node {
         Node::with(|_| {})
     }
 
-    fn with(change: impl FnOnce(&mut Settings)) -> Node {
+    pub fn with(change: impl FnOnce(&mut Settings)) -> Node {
         let fake = FakeCri::start();
         let dir = tempfile::tempdir().unwrap();
         let resolv_conf = dir.path().join("resolv.conf");
@@ -59,7 +69,11 @@ impl Node {
             serialize_image_pulls: true,
             max_parallel_image_pulls: None,
             crash_backoff_max: Duration::from_secs(300),
-            recursive_read_only_mounts: false,
+            stop_signals: false,
+            credential_providers: None,
+            image_verification: Verification::NotPreloaded,
+            user_namespace_ids: 65_536,
+            max_pods: 110,
         };
         change(&mut settings);
         let (client, images) = fake.connect();
@@ -73,25 +87,25 @@ impl Node {
     }
 
     /// Reason and message of each event since the last call.
-    fn events(&self) -> Vec<(&'static str, String)> {
+    pub fn events(&self) -> Vec<(&'static str, String)> {
         self.events.try_iter().map(|event| (event.reason, event.message)).collect()
     }
 
-    fn sandbox(&self, pod: &Pod) -> NewSandbox {
+    pub fn sandbox(&self, pod: &Pod) -> NewSandbox {
         self.runtime.create_sandbox(pod, 0, &StopToken::never()).unwrap()
     }
 
-    fn observe(&self, pod: &Pod) -> (ListedPod, PodRuntime) {
+    pub fn observe(&self, pod: &Pod) -> (ListedPod, PodRuntime) {
         let listed = cri::list_pods(&self.client, Some(pod.uid())).unwrap().remove(pod.uid()).unwrap();
         let runtime = cri::pod_runtime(&self.client, &listed).unwrap();
         (listed, runtime)
     }
 
-    fn start(&self, pod: &Pod, sandbox: &NewSandbox, name: &str) -> Result<ContainerId, StartFailure> {
+    pub fn start(&self, pod: &Pod, sandbox: &NewSandbox, name: &str) -> Result<ContainerId, StartFailure> {
         self.start_until(pod, sandbox, name, &StopToken::never())
     }
 
-    fn start_until(
+    pub fn start_until(
         &self,
         pod: &Pod,
         sandbox: &NewSandbox,
@@ -100,19 +114,25 @@ impl Node {
     ) -> Result<ContainerId, StartFailure> {
         self.runtime.start_container(Start {
             pod,
-            container: pod.all_containers().find(|container| container.name == name).unwrap(),
+            container: pod
+                .all_containers()
+                .chain(&pod.ephemeral_containers())
+                .find(|container| container.name == name)
+                .unwrap(),
             sandbox_id: &sandbox.id,
             sandbox_attempt: 0,
             pod_ips: &sandbox.ips,
             host_ips: &[],
             runtime: &self.observe(pod).1,
             volumes: &[],
+            sub_paths: &NoSubPaths,
+            recursive_read_only_mounts: false,
             stop,
         })
     }
 }
 
-fn pod(spec: Value) -> Pod {
+pub fn pod(spec: Value) -> Pod {
     let pod = json!({"metadata": {"name": "web", "namespace": "ns", "uid": "u1"}, "spec": spec});
     Pod::from(serde_json::from_value::<api::Pod>(pod).unwrap())
 }
@@ -240,8 +260,7 @@ fn start_failures_have_reasons_messages_and_events() {
     );
     let mut from_map = container("c", BUSYBOX, "IfNotPresent");
     from_map["env"] = json!([{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]);
-    let message =
-        "configMapKeyRef \"m\" of env variable \"A\" in container \"c\" has no effect in this version";
+    let message = "couldn't get configMap ns/m, no kubeClient defined";
     check(from_map, "CreateContainerConfigError", message, message);
     let leftovers = std::fs::read_dir(node.path("root/pods/u1/containers/c")).unwrap().count();
     assert_eq!(leftovers, 0, "a termination log of a container that was never made");
@@ -371,7 +390,7 @@ fn three() -> Pod {
     pod(json!({"containers": containers, "terminationGracePeriodSeconds": 7}))
 }
 
-fn timeouts(node: &Node) -> Vec<Value> {
+pub fn timeouts(node: &Node) -> Vec<Value> {
     let stops = node.fake.journal().into_iter().filter(|entry| entry.method == "StopContainer");
     stops.map(|entry| entry.request["timeout"].clone()).collect()
 }
@@ -469,15 +488,96 @@ fn one_container_is_stopped_with_the_message_given() {
     let id = node.start(&pod, &sandbox, "c").unwrap();
     let _ = node.events();
     let kill = Kill {
-        who: KillTarget::Pod(pod),
-        id,
-        name: "c".into(),
         message: Some("Container c definition changed, will be restarted".into()),
-        grace_override: None,
+        ..Kill::of(&pod, &id, "c")
     };
     node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
     assert_eq!(node.events(), [("Killing", "Container c definition changed, will be restarted".to_owned())]);
     assert_eq!(timeouts(&node), [json!("7")]);
     let gone = Kill { id: ContainerId::from("gone"), ..kill };
     node.runtime.kill_container(&gone, &StopToken::never()).unwrap();
+}
+
+/// Makes the runtime's default handler one that knows user namespaces.
+fn can_user_namespaces(node: &Node) {
+    node.fake.with_state(|state| {
+        let features = state.handlers[0].features.mut_or_insert_default();
+        features.user_namespaces = true;
+    });
+}
+
+#[test]
+fn a_user_namespace_is_chosen_once_per_pod() {
+    let node = Node::new();
+    let pod = pod(json!({"containers": [container("c", BUSYBOX, "IfNotPresent")], "hostUsers": false}));
+    let create = || node.runtime.create_sandbox(&pod, 0, &StopToken::never());
+    create().unwrap_err();
+    assert_eq!(
+        node.events(),
+        [(
+            "FailedCreatePodSandBox",
+            "Failed to create pod sandbox: can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+                .to_owned()
+        )]
+    );
+    assert!(node.fake.sandboxes().is_empty());
+    can_user_namespaces(&node);
+    let sandbox = create().unwrap();
+    node.start(&pod, &sandbox, "c").unwrap();
+    let of_sandbox =
+        node.fake.sandboxes()[0].config.linux.security_context.namespace_options.userns_options.clone();
+    assert_eq!((of_sandbox.uids[0].host_id, of_sandbox.uids[0].length), (65_536, 65_536));
+    let made = node.fake.container("c").unwrap();
+    assert_eq!(made.config.linux.security_context.namespace_options.userns_options, of_sandbox);
+    assert!(!made.config.mounts.is_empty());
+    assert!(made.config.mounts.iter().all(|mount| mount.uidMappings == of_sandbox.uids));
+    let file = std::fs::read_to_string(node.path("root/pods/u1/userns")).unwrap();
+    assert!(file.starts_with(r#"{"uidMappings":[{"hostId":65536,"#), "{file}");
+}
+
+#[test]
+fn strict_groups_need_a_runtime_that_knows_them() {
+    let node = Node::new();
+    let pod = pod(json!({"containers": [], "securityContext": {"supplementalGroupsPolicy": "Strict"}}));
+    node.fake.with_state(|state| state.groups_policy = false);
+    let error = node.runtime.create_sandbox(&pod, 0, &StopToken::never()).unwrap_err();
+    assert_eq!(error.to_string(), "SupplementalGroupsPolicy=Strict is not supported in this node");
+    node.fake.with_state(|state| state.groups_policy = true);
+    node.sandbox(&pod);
+}
+
+#[test]
+fn an_image_that_a_kubelet_pulled_needs_a_proof() {
+    let node = Node::new();
+    let pod_of = |policy| pod(json!({"containers": [container("c", "r.example/app:1", policy)]}));
+    let sandbox = node.sandbox(&pod_of("Always"));
+    let pulls = || node.fake.count("PullImage");
+    // An image that was there before is for everyone.
+    node.fake.add_image("r.example/app:1");
+    node.start(&pod_of("Never"), &sandbox, "c").unwrap();
+    assert_eq!(pulls(), 0);
+    // Our own pull without a secret is for everyone, too.
+    node.start(&pod_of("Always"), &sandbox, "c").unwrap();
+    node.start(&pod_of("Never"), &sandbox, "c").unwrap();
+    assert_eq!(pulls(), 1);
+    // One that was made with a pod's secret is not.
+    let dir = node.path("root/image_manager/pulled");
+    let record = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(&record).unwrap();
+    let secret = r#""kubernetesSecrets":[{"uid":"u","namespace":"n","name":"s","credentialHash":"h"}]"#;
+    assert!(text.contains(r#""nodePodsAccessible":true"#), "{text}");
+    std::fs::write(&record, text.replace(r#""nodePodsAccessible":true"#, secret)).unwrap();
+    let failure = node.start(&pod_of("Never"), &sandbox, "c").unwrap_err();
+    assert_eq!(
+        (failure.reason, failure.message.as_str()),
+        ("ErrImageNeverPull", "Container image \"r.example/app:1\" is not present with pull policy of Never")
+    );
+    node.fake.fail_times("PullImage", 1, Kind::Unknown, "denied");
+    assert_eq!(node.start(&pod_of("IfNotPresent"), &sandbox, "c").unwrap_err().reason, "ErrImagePull");
+    let other = json!({"metadata": {"name": "other", "namespace": "ns", "uid": "u2"},
+        "spec": {"containers": [container("c", "r.example/app:1", "IfNotPresent")]}});
+    let other = Pod::from(serde_json::from_value::<api::Pod>(other).unwrap());
+    let sandbox = node.sandbox(&other);
+    node.start(&other, &sandbox, "c").unwrap();
+    assert_eq!(pulls(), 3);
 }

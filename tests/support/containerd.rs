@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::wait::wait_until;
@@ -11,6 +12,7 @@ use super::wait::wait_until;
 /// One containerd with its own root, state, socket and bridge.
 pub struct Containerd {
     dir: PathBuf,
+    bin: OnceLock<PathBuf>,
 }
 
 /// A task as `ctr tasks ls` lists it.
@@ -21,15 +23,6 @@ pub struct Task {
     pub running: bool,
 }
 
-/// A container record (pods' containers and sandboxes both are) with its labels.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    pub id: String,
-    pub pod: String,
-    pub container: String,
-    pub is_sandbox: bool,
-}
-
 fn tool() -> String {
     std::env::var("E2E_TOOL").expect("the end-to-end tests run through: tests/run e2e")
 }
@@ -38,9 +31,11 @@ impl Containerd {
     /// Starts one in `dir`/cd with the local images in it.
     pub fn start(dir: &Path) -> Containerd {
         let images = std::env::var("E2E_IMAGES").expect("E2E_IMAGES: run through tests/run e2e");
-        let containerd = Containerd { dir: dir.join("cd") };
+        let containerd = Containerd { dir: dir.join("cd"), bin: OnceLock::new() };
         let mut args = vec!["up".to_owned(), containerd.dir.display().to_string()];
-        args.extend(images.split_whitespace().map(str::to_owned));
+        // The image without any program is for tests of other kinds.
+        let wanted = images.split_whitespace().filter(|path| !path.ends_with("/scratch.tar"));
+        args.extend(wanted.map(str::to_owned));
         run(&args);
         containerd
     }
@@ -48,6 +43,11 @@ impl Containerd {
     /// The CRI endpoint.
     pub fn endpoint(&self) -> String {
         format!("unix://{}/containerd.sock", self.dir.display())
+    }
+
+    /// The file that describes the pods' network.
+    pub fn network_config(&self) -> PathBuf {
+        self.dir.join("cni/10-coracle.conflist")
     }
 
     /// The daemon's log, for a failed test.
@@ -67,9 +67,26 @@ impl Containerd {
 
     /// Standard output of `ctr` in the k8s.io namespace.
     pub fn ctr(&self, args: &[&str]) -> String {
-        let mut all = vec!["ctr".to_owned(), self.dir.display().to_string()];
-        all.extend(args.iter().map(|arg| (*arg).to_owned()));
-        run(&all)
+        let bin = self.bin.get_or_init(|| {
+            let path = std::fs::read_to_string(self.dir.join("bin")).expect("the tool noted the directory");
+            PathBuf::from(path.trim()).join("ctr")
+        });
+        let socket = self.dir.join("containerd.sock");
+        let output = Command::new(bin)
+            .arg("--address")
+            .arg(socket)
+            .args(["-n", "k8s.io"])
+            .args(args)
+            .stdin(Stdio::null())
+            .output()
+            .expect("ctr runs");
+        assert!(
+            output.status.success(),
+            "ctr {args:?}: {}{}",
+            String::from_utf8_lossy(&output.stderr),
+            String::from_utf8_lossy(&output.stdout)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Every task, running or not.
@@ -92,39 +109,6 @@ impl Containerd {
     /// The ids of all container records, living and dead, sandboxes included.
     pub fn record_ids(&self) -> Vec<String> {
         self.ctr(&["containers", "ls", "-q"]).split_whitespace().map(str::to_owned).collect()
-    }
-
-    /// The container records that fit a filter of containerd's; all for an empty one.
-    pub fn records(&self, filter: &str) -> Vec<Record> {
-        let mut args = vec!["containers", "ls", "-q"];
-        if !filter.is_empty() {
-            args.push(filter);
-        }
-        let ids = self.ctr(&args);
-        // A record may go between the two calls: then it is not there.
-        ids.split_whitespace().filter_map(|id| self.record(id)).collect()
-    }
-
-    fn record(&self, id: &str) -> Option<Record> {
-        let output = Command::new(tool())
-            .args(["ctr", &self.dir.display().to_string(), "containers", "info", id])
-            .stderr(Stdio::null())
-            .output()
-            .expect("the tool runs");
-        let value: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-        let label = |name: &str| {
-            value
-                .get("Labels")
-                .and_then(|labels| labels.get(name))
-                .and_then(|text| text.as_str())
-                .unwrap_or("")
-        };
-        Some(Record {
-            id: id.to_owned(),
-            pod: label("io.kubernetes.pod.name").to_owned(),
-            container: label("io.kubernetes.container.name").to_owned(),
-            is_sandbox: label("io.cri-containerd.kind") == "sandbox",
-        })
     }
 
     /// Kills the first process of a container or sandbox behind everyone's back.

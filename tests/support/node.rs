@@ -7,14 +7,18 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use coracle::model::api::{ContainerStatus, Pod};
+use coracle::cri::RuntimeClient;
+use coracle::model::api::Pod;
+use coracle::transport::generated::runtime as rt;
 use serde_json::{Value, json};
 
 use super::containerd::{Containerd, kill};
 use super::cop::{self, Holding};
+pub use super::manifest::*;
 use super::wait::{wait_for, wait_until};
 
 /// The node's name: it becomes part of every static pod's name.
@@ -40,6 +44,8 @@ pub struct Node {
     dir: PathBuf,
     port: u16,
     healthz: u16,
+    flags: Vec<String>,
+    runtime: OnceLock<RuntimeClient>,
     agent: Option<Child>,
     starts: u32,
     first: Option<Holding>,
@@ -64,32 +70,49 @@ impl Node {
 
     /// As [`Node::start_with`], under a node name of its own.
     pub fn start_as(name: &str, node_name: &str, config: Value) -> Node {
+        let mut node = Node::prepare_as(name, node_name, config);
+        node.start_agent();
+        node
+    }
+
+    /// A node whose agent is yet to be started.
+    pub fn prepare(name: &str, config: Value) -> Node {
+        Node::prepare_as(name, NODE, config)
+    }
+
+    fn prepare_as(name: &str, node_name: &str, config: Value) -> Node {
         let dir = Node::base(name);
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
         let containerd = Containerd::start(&dir);
-        let mut node = Node {
+        let node = Node {
             containerd,
             node_name: node_name.to_owned(),
             dir,
             port: free_port(),
             healthz: free_port(),
+            flags: Vec::new(),
+            runtime: OnceLock::new(),
             agent: None,
             starts: 0,
             first: None,
         };
-        node.write_config(config);
-        node.start_agent();
-        node.first = node.agent.as_ref().and_then(|agent| Holding::of(agent.id()));
+        node.configure(config);
         node
     }
 
-    fn write_config(&self, extra: Value) {
+    /// Flags for the agent's next starts, beside those that every node has.
+    pub fn set_flags(&mut self, flags: &[String]) {
+        self.flags = flags.to_vec();
+    }
+
+    /// Writes the configuration for the next start: what every node has, and `extra` over it.
+    pub fn configure(&self, extra: Value) {
         let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "containerRuntimeEndpoint": self.containerd.endpoint(),
             "staticPodPath": self.manifests(),
-            "podLogsDir": self.dir.join("logs"),
+            "podLogsDir": self.logs(),
             "address": "127.0.0.1",
             "port": free_port(),
             "readOnlyPort": self.port,
@@ -119,6 +142,11 @@ impl Node {
         self.dir.join("root")
     }
 
+    /// Where the pods' logs are.
+    pub fn logs(&self) -> PathBuf {
+        self.dir.join("logs")
+    }
+
     /// A directory for hostPath volumes and other things of the test.
     pub fn shared(&self) -> PathBuf {
         let dir = self.dir.join("shared");
@@ -130,6 +158,17 @@ impl Node {
     pub fn start_agent(&mut self) {
         self.launch_agent();
         self.wait_healthy();
+        if self.starts == 1 {
+            self.first = self.holding();
+        }
+    }
+
+    /// Waits for an agent that ends by itself: how it ended and its log.
+    pub fn wait_ended(&mut self) -> (std::process::ExitStatus, String) {
+        let mut agent = self.agent.take().expect("the agent was started");
+        let status = wait_for("the agent to end", LONG, || agent.try_wait().ok().flatten());
+        let log = fs::read_to_string(self.dir.join(format!("agent-{}.log", self.starts)));
+        (status, log.unwrap_or_default())
     }
 
     /// Starts the agent without waiting.
@@ -144,6 +183,7 @@ impl Node {
             .arg("--root-dir")
             .arg(self.root())
             .args(["--hostname-override", &self.node_name, "--node-ip", "192.0.2.10"])
+            .args(&self.flags)
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
@@ -162,6 +202,11 @@ impl Node {
             }
             matches!(http_get(port, "/healthz"), Ok((200, _)))
         });
+    }
+
+    /// The text that the read-only port answers with; empty while it does not.
+    pub fn read_only(&self, path: &str) -> String {
+        http_get(self.port, path).map_or_else(|_| String::new(), |(_, body)| body)
     }
 
     /// What `/healthz` says: the code and the text.
@@ -210,6 +255,16 @@ impl Node {
         fs::remove_file(self.manifests().join(file)).expect("the manifest was there");
     }
 
+    /// A pod's name as the node makes it.
+    pub fn full_name(&self, name: &str) -> String {
+        format!("{name}-{}", self.node_name.to_lowercase())
+    }
+
+    /// A page of the read-only port: the code and the text.
+    pub fn read_only(&self, path: &str) -> (u16, String) {
+        http_get(self.port, path).unwrap_or((0, String::new()))
+    }
+
     /// All pods with their statuses, as the read-only port shows them. `None` while the
     /// agent does not answer.
     pub fn try_pods(&self) -> Option<Vec<Pod>> {
@@ -238,7 +293,7 @@ impl Node {
 
     /// A pod by the name in its manifest. With two of that name (an edit under way): the newest.
     pub fn pod(&self, name: &str) -> Option<Pod> {
-        let full = format!("{name}-{}", self.node_name);
+        let full = self.full_name(name);
         let mut found: Vec<Pod> =
             self.pods().into_iter().filter(|pod| pod.metadata.name.as_deref() == Some(&full)).collect();
         // An earlier version is shown until it has ended: the newest one counts.
@@ -263,7 +318,7 @@ impl Node {
                 "waited {limit:?} in vain for pod {name} to be {what}; last seen: {}",
                 last.map_or_else(|| "not there".to_owned(), |pod| describe(&pod))
             );
-            super::wait::pause(Duration::from_millis(20));
+            super::wait::pause(Duration::from_millis(40));
         }
     }
 
@@ -274,7 +329,7 @@ impl Node {
 
     /// Waits until no pod of that name is listed and no container of it is left.
     pub fn wait_gone(&self, name: &str) {
-        let full = format!("{name}-{}", self.node_name);
+        let full = self.full_name(name);
         wait_until(&format!("pod {name} to be gone"), LONG, || {
             self.try_pods()
                 .is_some_and(|pods| pods.iter().all(|pod| pod.metadata.name.as_deref() != Some(&full)))
@@ -284,24 +339,24 @@ impl Node {
 
     /// Ids of the running containers of a pod by container name, without its sandbox.
     pub fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
-        let full = format!("{name}-{}", self.node_name);
-        self.running_where(&format!("labels.\"io.kubernetes.pod.name\"=={full}"))
-            .remove(&full)
-            .unwrap_or_default()
+        let full = self.full_name(name);
+        self.running_where(Some(&full)).remove(&full).unwrap_or_default()
     }
 
     /// Pod name → container name → ids of those that run.
     pub fn running_of_all(&self) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
-        self.running_where("")
+        self.running_where(None)
     }
 
-    fn running_where(&self, filter: &str) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
-        let alive: Vec<String> =
-            self.containerd.tasks().into_iter().filter(|task| task.running).map(|task| task.id).collect();
+    fn running_where(&self, wanted: Option<&str>) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
+        let containers = self.runtime().list_containers(Default::default()).expect("ListContainers");
         let mut pods: BTreeMap<String, BTreeMap<String, Vec<String>>> = BTreeMap::new();
-        for record in self.containerd.records(filter) {
-            if !record.is_sandbox && alive.contains(&record.id) {
-                pods.entry(record.pod).or_default().entry(record.container).or_default().push(record.id);
+        for container in containers {
+            let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
+            let (pod, name) = (label("io.kubernetes.pod.name"), label("io.kubernetes.container.name"));
+            let runs = container.state.enum_value() == Ok(rt::ContainerState::CONTAINER_RUNNING);
+            if runs && wanted.is_none_or(|wanted| wanted == pod) {
+                pods.entry(pod).or_default().entry(name).or_default().push(container.id);
             }
         }
         pods
@@ -309,23 +364,30 @@ impl Node {
 
     /// Ids of the running sandboxes of a pod.
     pub fn running_sandboxes(&self, name: &str) -> Vec<String> {
-        let full = format!("{name}-{}", self.node_name);
-        let alive: Vec<String> =
-            self.containerd.tasks().into_iter().filter(|task| task.running).map(|task| task.id).collect();
-        self.containerd
-            .records(&format!("labels.\"io.kubernetes.pod.name\"=={full}"))
+        let full = self.full_name(name);
+        let sandboxes = self.runtime().list_pod_sandbox(Default::default()).expect("ListPodSandbox");
+        sandboxes
             .into_iter()
-            .filter(|record| record.is_sandbox && alive.contains(&record.id))
-            .map(|record| record.id)
+            .filter(|one| {
+                one.state.enum_value() == Ok(rt::PodSandboxState::SANDBOX_READY)
+                    && one.labels.get("io.kubernetes.pod.name") == Some(&full)
+            })
+            .map(|one| one.id)
             .collect()
+    }
+
+    /// The runtime's lists are a call; asking `ctr` is a process each time.
+    fn runtime(&self) -> &RuntimeClient {
+        self.runtime.get_or_init(|| self.cri().0)
     }
 
     /// A local command of the binary, against this node.
     pub fn command(&self, args: &[&str]) -> Output {
         Command::new(super::solo::binary())
-            .args(args)
+            // First: after `--` it would be a word of somebody else's command.
             .arg("--root-dir")
             .arg(self.root())
+            .args(args)
             .stdin(Stdio::null())
             .output()
             .expect("the command runs")
@@ -370,12 +432,7 @@ impl Node {
     /// can see or remove it, so it is printed and does not count.
     pub fn finish_spotless(self) {
         self.empty();
-        let (runtime, _) = coracle::cri::connect(coracle::cri::Settings {
-            runtime_endpoint: self.containerd.endpoint(),
-            image_endpoint: None,
-            request_timeout: Duration::from_secs(60),
-        })
-        .expect("a local endpoint");
+        let (runtime, _) = self.cri();
         wait_until("no containers and sandboxes", Duration::from_secs(150), || {
             runtime.list_containers(Default::default()).is_ok_and(|list| list.is_empty())
                 && runtime.list_pod_sandbox(Default::default()).is_ok_and(|list| list.is_empty())
@@ -407,6 +464,7 @@ impl Node {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
         }
         wait_until("no pods", LONG, || self.try_pods().is_some_and(|pods| pods.is_empty()));
+        wait_until("no running containers", LONG, || self.running_of_all().is_empty());
         wait_until("no tasks", LONG, || self.containerd.tasks().iter().all(|task| !task.running));
         let pods = self.root().join("pods");
         wait_until("no pod directories", LONG, || {
@@ -449,77 +507,4 @@ pub fn http_get(port: u16, path: &str) -> std::io::Result<(u16, String)> {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
     Ok((code, body.to_owned()))
-}
-
-/// A script that runs until it is told to stop, and then stops at once.
-pub const FOREVER: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done";
-
-/// A container of the local busybox image.
-pub fn busybox(name: &str, script: &str) -> Value {
-    json!({"name": name, "image": "localhost/busybox:1", "command": ["sh", "-c", script]})
-}
-
-/// A pod manifest in the namespace `default` with a grace period of 2 s.
-pub fn pod(name: &str, containers: Value) -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"containers": containers, "terminationGracePeriodSeconds": 2},
-    })
-}
-
-/// A pod of one container that runs until it is stopped.
-pub fn simple(name: &str) -> Value {
-    pod(name, json!([busybox("main", FOREVER)]))
-}
-
-/// The phase, or an empty string.
-pub fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("")
-}
-
-/// Whether the pod runs and its Ready condition is true.
-pub fn is_ready(pod: &Pod) -> bool {
-    phase(pod) == "Running"
-        && pod
-            .status
-            .as_ref()
-            .and_then(|status| status.conditions.as_ref())
-            .is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
-}
-
-/// The status of a container by name.
-pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
-    pod.status.as_ref()?.container_statuses.as_ref()?.iter().find(|one| one.name == name)
-}
-
-/// Why a container waits, or an empty string.
-pub fn waiting_reason<'a>(pod: &'a Pod, name: &str) -> &'a str {
-    container(pod, name)
-        .and_then(|status| status.state.as_ref())
-        .and_then(|state| state.waiting.as_ref())
-        .and_then(|waiting| waiting.reason.as_deref())
-        .unwrap_or("")
-}
-
-/// How often a container was restarted.
-pub fn restarts(pod: &Pod, name: &str) -> i32 {
-    container(pod, name).map_or(0, |status| status.restart_count)
-}
-
-/// A container's runtime id without its scheme.
-pub fn container_id(pod: &Pod, name: &str) -> String {
-    let id = container(pod, name).and_then(|status| status.container_id.as_deref()).unwrap_or("");
-    id.rsplit("//").next().unwrap_or("").to_owned()
-}
-
-/// The pod's UID.
-pub fn uid(pod: &Pod) -> String {
-    pod.metadata.uid.clone().unwrap_or_default()
-}
-
-/// A pod's status in one line, for failed tests.
-pub fn describe(pod: &Pod) -> String {
-    serde_json::to_string(&pod.status).unwrap_or_default()
 }

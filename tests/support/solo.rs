@@ -335,9 +335,10 @@ impl Solo {
     /// A local command of the binary, against this agent.
     pub fn command(&self, args: &[&str]) -> Output {
         Command::new(binary())
-            .args(args)
+            // First: after `--` it would be a word of somebody else's command.
             .arg("--root-dir")
             .arg(self.root())
+            .args(args)
             .stdin(Stdio::null())
             .output()
             .expect("the command runs")

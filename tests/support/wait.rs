@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 /// Between two looks.
-const STEP: Duration = Duration::from_millis(20);
+const STEP: Duration = Duration::from_millis(40);
 
 /// Looks until `look` gives something; panics with `what` after `limit`.
 pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
@@ -28,7 +28,7 @@ pub fn holds_for(what: &str, span: Duration, mut look: impl FnMut() -> bool) {
     let begun = Instant::now();
     while begun.elapsed() < span {
         assert!(look(), "did not hold for {span:?}: {what}");
-        pause(STEP * 5);
+        pause(STEP * 2);
     }
 }
 

@@ -64,6 +64,10 @@ impl Client {
 
     /// Asks, and returns once the head of a good answer is there.
     pub(super) fn open(&self, target: &str, patience: Patience) -> Result<Reply, CommandError> {
+        self.ask("GET", target, patience)
+    }
+
+    fn ask(&self, method: &str, target: &str, patience: Patience) -> Result<Reply, CommandError> {
         let path = || self.socket.clone();
         let mut stream = connect_local(&self.socket).map_err(|why| match why.kind() {
             io::ErrorKind::NotFound => CommandError::NoSocket(path()),
@@ -74,7 +78,7 @@ impl Client {
         stream
             .set_write_timeout(Some(SEND_LIMIT))
             .and_then(|()| stream.set_read_timeout(Some(ANSWER_LIMIT)))
-            .and_then(|()| stream.write_all(format!("GET {target} HTTP/1.0\r\n\r\n").as_bytes()))
+            .and_then(|()| stream.write_all(format!("{method} {target} HTTP/1.0\r\n\r\n").as_bytes()))
             .map_err(self.talk("ask"))?;
         let mut body = BufReader::new(stream);
         let bad = |why: &str| CommandError::Answer { target: target.to_owned(), why: why.to_owned() };
@@ -121,7 +125,16 @@ impl Client {
 
     /// A whole document.
     pub(super) fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, CommandError> {
-        let reply = self.open(target, Patience::Limited)?;
+        self.document("GET", target)
+    }
+
+    /// Asks for a change.
+    pub(super) fn post<T: DeserializeOwned>(&self, target: &str) -> Result<T, CommandError> {
+        self.document("POST", target)
+    }
+
+    fn document<T: DeserializeOwned>(&self, method: &str, target: &str) -> Result<T, CommandError> {
+        let reply = self.ask(method, target, Patience::Limited)?;
         let length: Option<u64> = reply.header("Content-Length").and_then(|text| text.parse().ok());
         let mut bytes = Vec::new();
         reply.body.take(ANSWER_BYTES).read_to_end(&mut bytes).map_err(self.talk("hear from"))?;

@@ -8,6 +8,7 @@ mod age;
 mod check;
 mod client;
 mod console;
+mod debug;
 mod describe;
 mod events;
 mod images;
@@ -128,6 +129,10 @@ fn dispatch(ask: Ask, client: &Client, console: &mut Console<'_>) -> Outcome {
                 timestamps,
             };
             logs::run(client, console, &options)
+        }
+        Ask::Debug { pod, namespace, image, target, name, command } => {
+            let pod = pod_argument(pod, namespace.as_deref());
+            debug::run(client, console, &debug::Options { pod, image, target, name, command })
         }
         Ask::Status { output } => status::run(client, console, output),
         Ask::Events { pod, namespace, output, watch } => {

@@ -66,6 +66,10 @@ impl Agent {
             }),
             events: log,
             metrics: Arc::new(|_, _| {}),
+            add_ephemeral: Arc::new(|pod, container| match pod.as_str() {
+                "uid1" if container.command.as_deref() == Some(&["sh".to_owned()]) => Ok(()),
+                _ => Err("the pod does not run".to_owned()),
+            }),
         };
         let settings = server::Settings {
             healthz: None,
@@ -128,6 +132,20 @@ fn every_command_speaks_to_the_server() {
     assert!(text.contains("Node:              node1\n"), "{text}");
     let (_, text) = agent.run(Ask::Images { output: Output::Table });
     assert!(text.contains("a       1     1"), "{text}");
+    let debug = |pod: &str| Ask::Debug {
+        pod: pod.into(),
+        namespace: None,
+        image: "i".into(),
+        target: None,
+        name: Some("dbg".into()),
+        command: vec!["sh".into()],
+    };
+    let (_, text) = agent.run(debug("web"));
+    assert!(
+        text.contains("ephemeral container dbg is being started in pod ") && text.contains("/web-node1"),
+        "{text}"
+    );
+    assert_ne!(agent.run(debug("db")).0, Ok(Exit::Success));
     assert_eq!(agent.run(Ask::Version).0, Ok(Exit::Success));
     agent.sink.raise(Regarding::Node, EventType::Normal, "Starting", "Starting kubelet.");
     let deadline = Instant::now() + Duration::from_secs(30);

@@ -24,8 +24,6 @@ use crate::model::ids::PodUid;
 use crate::model::pod::{Pod, QosClass};
 use crate::model::reasons;
 
-pub use sysctl::{NotNamespaced, check_allowed_unsafe};
-
 /// Message of a pod that had to make room.
 pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
 

@@ -6,7 +6,7 @@ use crate::model::restart;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::model::verdict::Verdict;
 
-use super::{Inputs, KillContainer, KillReason, Plan, definition_changed};
+use super::{Inputs, KillContainer, KillReason, Plan, definition_changed, stop_twins};
 
 /// How far the pod's initialization is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,9 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
     let containers = inputs.pod.init_containers();
     if containers.is_empty() {
         return Outcome::Initialized;
+    }
+    for container in containers {
+        stop_twins(inputs, "Init container", &container.name, plan);
     }
     // Only what is there now counts. After a reboot every regular container has exited and
     // the new sandbox is not initialized, whatever the old one was.
@@ -93,6 +96,10 @@ fn keep_sidecar(
     status: Option<&ContainerStatus>,
     plan: &mut Plan,
 ) {
+    if inputs.pod.is_deleting() {
+        // Nothing comes back any more.
+        return;
+    }
     let Some(status) = status else {
         plan.start_init.push(index);
         return;
@@ -213,7 +220,8 @@ fn replace(
         KillReason::DefinitionChanged => format!("Init container {name} definition changed"),
         KillReason::StartupProbe => format!("Init container {name} failed startup probe"),
         KillReason::LivenessProbe => format!("Init container {name} failed liveness probe"),
-        KillReason::Twin => format!("Init container {name} runs twice"),
+        KillReason::Resize => format!("Init container {name} resize requires restart"),
+        KillReason::Twin => format!("Init container {name} runs twice, stopping the older instance"),
         KillReason::Unknown => {
             "Init container is in \"unknown\" state, try killing it before restart".to_owned()
         }

@@ -4,22 +4,29 @@
 //! what its probes say onto a [`Plan`]; the pod's worker carries it out.
 //! Invariants: same inputs, same plan; a plan for a pod that is as it should be is empty;
 //! indices in a plan are in specification order and valid for that specification.
-//! Absent on purpose: crash back-off (the worker asks it before each start), resize,
-//! and the in-place restart of all containers.
+//! Absent on purpose: crash back-off (the worker asks it before each start).
 //! Go counterpart: computePodActions in pkg/kubelet/kuberuntime.
 
 mod init;
+#[cfg(test)]
+mod properties;
 mod regular;
+mod reset;
+pub mod resize;
 mod sandbox;
+pub mod shutdown;
 #[cfg(test)]
 mod tests;
 
+use crate::model::api::Container;
 use crate::model::ids::{ContainerId, SandboxId};
 use crate::model::pod::{Pod, container_hash};
 use crate::model::restart;
 use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
 use crate::model::verdict::Verdict;
 
+pub use reset::Reset;
+pub use resize::Resize;
 pub use sandbox::{SandboxCheck, check as check_sandbox};
 
 /// What a plan is made from.
@@ -57,6 +64,22 @@ pub enum KillReason {
     LivenessProbe,
     /// Its startup probe failed; the probe's own grace period applies.
     StartupProbe,
+    /// Its resources changed and its resize policy asks for a restart.
+    Resize,
+}
+
+impl KillReason {
+    /// The grace period that comes with the reason: that of the probe which failed. It may
+    /// be longer than the pod's.
+    #[must_use]
+    pub fn probe_grace(self, container: &Container) -> Option<i64> {
+        let probe = match self {
+            KillReason::LivenessProbe => container.liveness_probe.as_ref(),
+            KillReason::StartupProbe => container.startup_probe.as_ref(),
+            _ => None,
+        };
+        probe?.termination_grace_period_seconds
+    }
 }
 
 /// One container to stop while the rest of the pod goes on.
@@ -87,10 +110,15 @@ pub struct Plan {
     pub attempt: u32,
     /// Containers to stop before the starts below.
     pub kill: Vec<KillContainer>,
+    /// Instances to stop and to remove, in this order: all containers start again. The
+    /// instance that asks for it comes last, so that an interrupted reset is taken up again.
+    pub reset: Vec<Reset>,
     /// Ephemeral containers to start, by index.
     pub start_ephemeral: Vec<usize>,
     /// Init containers to start, by index.
     pub start_init: Vec<usize>,
+    /// Running containers that get other resources, in this order. See [`resize::add`].
+    pub resize: Vec<Resize>,
     /// Regular containers to start, by index.
     pub start: Vec<usize>,
 }
@@ -102,6 +130,8 @@ impl Plan {
         !self.kill_pod
             && !self.create_sandbox
             && self.kill.is_empty()
+            && self.reset.is_empty()
+            && self.resize.is_empty()
             && self.start_ephemeral.is_empty()
             && self.start_init.is_empty()
             && self.start.is_empty()
@@ -117,12 +147,16 @@ pub fn compute(inputs: &Inputs) -> Plan {
         attempt: sandbox.attempt,
         ..Plan::default()
     };
+    plan.reset = reset::compute(inputs.pod, inputs.runtime);
+    if !plan.reset.is_empty() {
+        return plan;
+    }
     if sandbox.needed {
         plan.kill_pod = true;
         start_over(inputs, &sandbox, &mut plan);
         return plan;
     }
-    plan.start_ephemeral = ephemeral(inputs);
+    plan.start_ephemeral = ephemeral(inputs, &mut plan);
     match init::compute(inputs, &mut plan) {
         init::Outcome::Initialized => regular::compute(inputs, &mut plan),
         init::Outcome::NotYet => {}
@@ -130,6 +164,10 @@ pub fn compute(inputs: &Inputs) -> Plan {
             plan.kill_pod = true;
             plan.start_init.clear();
         }
+    }
+    if plan.kill_pod {
+        // What was put down before the end of the pod was known.
+        plan.start_ephemeral.clear();
     }
     plan
 }
@@ -168,21 +206,41 @@ fn start_over(inputs: &Inputs, sandbox: &SandboxCheck, plan: &mut Plan) {
 }
 
 /// An ephemeral container is started once and never again.
-fn ephemeral(inputs: &Inputs) -> Vec<usize> {
+fn ephemeral(inputs: &Inputs, plan: &mut Plan) -> Vec<usize> {
     let containers = inputs.pod.spec().ephemeral_containers.as_deref().unwrap_or_default();
-    containers
-        .iter()
-        .enumerate()
-        .filter(|(_, container)| inputs.runtime.newest(&container.name).is_none())
-        .map(|(index, _)| index)
-        .collect()
+    let mut start = Vec::new();
+    for (index, container) in containers.iter().enumerate() {
+        stop_twins(inputs, "Ephemeral container", &container.name, plan);
+        if inputs.runtime.newest(&container.name).is_none() && !inputs.pod.is_deleting() {
+            start.push(index);
+        }
+    }
+    start
+}
+
+/// Stops older instances that run beside the newest one. A runtime may carry out a start
+/// after its caller has given up or died, when the successor is there already.
+///
+/// DIFFERS: upstream looks at the newest instance only, and twins run on.
+fn stop_twins(inputs: &Inputs, kind: &str, name: &str, plan: &mut Plan) {
+    let Some(newest) = inputs.runtime.newest(name) else { return };
+    for twin in inputs.runtime.running() {
+        if twin.name == name && twin.id != newest.id {
+            plan.kill.push(KillContainer {
+                id: twin.id.clone(),
+                name: name.to_owned(),
+                message: format!("{kind} {name} runs twice, stopping the older instance"),
+                reason: KillReason::Twin,
+            });
+        }
+    }
 }
 
 /// Whether an instance was made from another image, or under another name, than wanted.
 ///
 /// DIFFERS: an instance without a readable hash is left alone. Upstream reads it as zero
 /// and restarts it, though nothing says that it is wrong.
-fn definition_changed(container: &crate::model::api::Container, status: &ContainerStatus) -> bool {
+fn definition_changed(container: &Container, status: &ContainerStatus) -> bool {
     let image = container.image.as_deref().unwrap_or_default();
     status.hash.is_some_and(|hash| hash != container_hash(&container.name, image))
 }

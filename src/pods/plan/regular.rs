@@ -5,14 +5,14 @@ use crate::model::restart;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::model::verdict::Verdict;
 
-use super::{Inputs, KillContainer, KillReason, Plan, definition_changed};
+use super::{Inputs, KillContainer, KillReason, Plan, definition_changed, stop_twins};
 
 /// Fills `start` and `kill`; a pod in which nothing runs and nothing will is killed.
 pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) {
     let mut kept = 0_usize;
     for (index, container) in inputs.pod.containers().iter().enumerate() {
         let status = inputs.runtime.newest(&container.name);
-        stop_twins(inputs, container, status, plan);
+        stop_twins(inputs, "Container", &container.name, plan);
         match status {
             Some(status) if status.state == ContainerState::Running => {
                 kept += usize::from(!replace_if_needed(inputs, index, container, status, plan));
@@ -36,24 +36,6 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) {
         plan.kill_pod = true;
         // Sidecars must not keep a finished pod alive.
         plan.start_init.clear();
-    }
-}
-
-/// Stops older instances that run beside the newest one. A runtime may carry out a start
-/// after its caller has given up or died, when the successor is there already.
-///
-/// DIFFERS: upstream looks at the newest instance only, and twins run on.
-fn stop_twins(inputs: &Inputs, container: &Container, newest: Option<&ContainerStatus>, plan: &mut Plan) {
-    let Some(newest) = newest else { return };
-    for twin in inputs.runtime.running() {
-        if twin.name == container.name && twin.id != newest.id {
-            plan.kill.push(KillContainer {
-                id: twin.id.clone(),
-                name: container.name.clone(),
-                message: format!("Container {} runs twice, stopping the older instance", container.name),
-                reason: KillReason::Twin,
-            });
-        }
     }
 }
 

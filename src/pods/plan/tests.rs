@@ -8,7 +8,7 @@ use crate::model::runtime::{ContainerStatus, SandboxState, SandboxStatus};
 
 const IMAGE: &str = "localhost/busybox:1";
 
-fn pod(spec: Value) -> Pod {
+pub(super) fn pod(spec: Value) -> Pod {
     let mut spec = spec;
     for list in ["containers", "initContainers"] {
         for container in spec[list].as_array_mut().into_iter().flatten() {
@@ -18,7 +18,7 @@ fn pod(spec: Value) -> Pod {
     Pod::from(serde_json::from_value::<api::Pod>(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap())
 }
 
-fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
+pub(super) fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
     SandboxStatus {
         id: format!("s{attempt}").as_str().into(),
         attempt,
@@ -31,7 +31,7 @@ fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
 }
 
 /// `c=Running`, `c=Exited:3`, `c=Running#old` (another hash), `c=Exited@s0` (another sandbox).
-fn instance(text: &str) -> ContainerStatus {
+pub(super) fn instance(text: &str) -> ContainerStatus {
     let (text, sandbox) = text.split_once('@').unwrap_or((text, "s1"));
     let (text, stale) = text.split_once('#').map_or((text, false), |(text, _)| (text, true));
     let (text, code) = text.split_once(':').unwrap_or((text, "0"));
@@ -70,12 +70,12 @@ fn runtime(sandboxes: Vec<SandboxStatus>, instances: &str) -> PodRuntime {
     PodRuntime { sandboxes, containers, ..PodRuntime::default() }
 }
 
-fn ready(instances: &str) -> PodRuntime {
+pub(super) fn ready(instances: &str) -> PodRuntime {
     runtime(vec![sandbox(1, SandboxState::Ready)], instances)
 }
 
 /// A plan in short: `pod sandbox! kill=[c:LivenessProbe] init=[0] start=[0, 1]`.
-fn short(plan: &Plan) -> String {
+pub(super) fn short(plan: &Plan) -> String {
     let mut words = Vec::new();
     if plan.kill_pod {
         words.push("pod".to_owned());
@@ -87,6 +87,17 @@ fn short(plan: &Plan) -> String {
     if !plan.kill.is_empty() {
         let kills: Vec<_> = plan.kill.iter().map(|kill| format!("{}:{:?}", kill.name, kill.reason)).collect();
         words.push(format!("kill=[{}]", kills.join(" ")));
+    }
+    if !plan.reset.is_empty() {
+        let one = |reset: &Reset| {
+            let (stop, trigger) = (if reset.stop { "-" } else { "" }, if reset.trigger { "!" } else { "" });
+            format!("{stop}{}{trigger}", reset.id)
+        };
+        words.push(format!("reset=[{}]", plan.reset.iter().map(one).collect::<Vec<_>>().join(" ")));
+    }
+    if !plan.resize.is_empty() {
+        let one = |resize: &Resize| format!("{}:{:?}", resize.name, resize.resource);
+        words.push(format!("resize=[{}]", plan.resize.iter().map(one).collect::<Vec<_>>().join(" ")));
     }
     let lists = [("ephemeral", &plan.start_ephemeral), ("init", &plan.start_init), ("start", &plan.start)];
     for (word, list) in lists {
@@ -259,7 +270,17 @@ fn a_deleted_pod_starts_nothing() {
 fn ephemeral_containers_start_once() {
     let spec = json!({"containers": [{"name": "c"}], "ephemeralContainers": [{"name": "d"}, {"name": "e"}]});
     check(spec.clone(), ready("c=Running"), "ephemeral=[0, 1]");
-    check(spec, ready("c=Running d=Exited:1"), "ephemeral=[1]");
+    check(spec.clone(), ready("c=Running d=Exited:1"), "ephemeral=[1]");
+    check(spec.clone(), ready("c=Running d=Running e=Created"), "");
+    // Before the pod is initialized, too: it may be why.
+    let mut slow = spec.clone();
+    slow["initContainers"] = json!([{"name": "i"}]);
+    check(slow, ready("i=Running"), "ephemeral=[0, 1]");
+    // Not in a pod that is over, nor with a new sandbox.
+    let mut over = spec.clone();
+    over["restartPolicy"] = json!("Never");
+    check(over, ready("c=Exited d=Running"), "pod");
+    check(spec, runtime(vec![], ""), "pod sandbox0 start=[0]");
 }
 
 #[test]

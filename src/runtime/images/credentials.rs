@@ -28,9 +28,10 @@ impl fmt::Debug for Credential {
     }
 }
 
+/// A user as files and programs write it.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Entry {
+pub(super) struct Entry {
     username: String,
     password: String,
     auth: String,
@@ -42,7 +43,8 @@ struct DockerConfig {
     auths: BTreeMap<String, Entry>,
 }
 
-type Index = BTreeMap<String, Vec<Credential>>;
+/// Credentials by key: host, port and path.
+pub(super) type Index = BTreeMap<String, Vec<Credential>>;
 
 /// What the files say, read again now and then.
 pub(super) struct Keyring {
@@ -93,10 +95,13 @@ impl Keyring {
                 let Ok(text) = std::fs::read_to_string(file) else { continue };
                 match parse(&text, kind) {
                     Ok(entries) => return index(entries),
-                    // The error names line and column only, no content.
-                    Err(error) => {
-                        log::warn!("cannot use registry credentials in {}: {error}", file.display())
-                    }
+                    // The decoder's own words may quote the file, and with it a password.
+                    Err(error) => log::warn!(
+                        "cannot use registry credentials in {}: line {}, column {} is not what is expected",
+                        file.display(),
+                        error.line(),
+                        error.column()
+                    ),
                 }
             }
         }
@@ -104,7 +109,8 @@ impl Keyring {
     }
 }
 
-fn index(entries: BTreeMap<String, Entry>) -> Index {
+/// Entries by key, those without a user left out.
+pub(super) fn index(entries: BTreeMap<String, Entry>) -> Index {
     let mut index = Index::new();
     for (key, entry) in entries {
         let decoded = decode(entry.auth.trim()).and_then(|text| {
@@ -133,7 +139,8 @@ fn normal_key(key: &str) -> String {
     if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
 }
 
-fn lookup(index: &Index, image: &str) -> Vec<Credential> {
+/// What may be right for `image`, the most specific first.
+pub(super) fn lookup(index: &Index, image: &str) -> Vec<Credential> {
     let (domain, rest) = split_domain(image);
     let mut found = Vec::new();
     if let Some(domain) = domain {
@@ -150,7 +157,8 @@ fn lookup(index: &Index, image: &str) -> Vec<Credential> {
     found
 }
 
-fn key_matches(key: &str, domain: &str, path: &str) -> bool {
+/// Whether a key, in whose host parts may have wildcards, covers an image.
+pub(super) fn key_matches(key: &str, domain: &str, path: &str) -> bool {
     let (key_domain, key_path) = key.split_once('/').unwrap_or((key, ""));
     let split_port = |text: &str| match text.rsplit_once(':') {
         Some((host, port)) => (host.to_owned(), Some(port.to_owned())),

@@ -298,7 +298,6 @@ pub struct Freed {
 }
 
 /// Looks and removes. Belongs to one thread.
-#[derive(Debug)]
 pub struct ImageCollector<I> {
     images: I,
     policy: Policy,
@@ -306,7 +305,11 @@ pub struct ImageCollector<I> {
     ledger: Ledger,
     /// The first failure is only logged: right after the start, figures may be missing.
     failed_before: bool,
+    on_list: Option<OnList>,
 }
+
+/// Who else wants to know which images there are, and when that was.
+pub type OnList = Box<dyn Fn(&[SeenImage], Timestamp) + Send>;
 
 impl<I: Images> ImageCollector<I>
 where
@@ -314,7 +317,15 @@ where
 {
     /// Nothing is known yet; the agent started at `started`.
     pub fn new(images: I, policy: Policy, events: EventSink, started: Timestamp) -> Self {
-        ImageCollector { images, policy, events, ledger: Ledger::new(started), failed_before: false }
+        let ledger = Ledger::new(started);
+        ImageCollector { images, policy, events, ledger, failed_before: false, on_list: None }
+    }
+
+    /// Passes each list of images on.
+    #[must_use]
+    pub fn on_list(mut self, on_list: OnList) -> Self {
+        self.on_list = Some(on_list);
+        self
     }
 
     /// Notes which images are there and in use; every five minutes.
@@ -328,6 +339,9 @@ where
     ) -> Result<(), ImageGcError<I::Error>> {
         let images = self.images.list().map_err(ImageGcError::List)?;
         self.ledger.detect(&images, in_use, now);
+        if let Some(on_list) = &self.on_list {
+            on_list(&images, now);
+        }
         Ok(())
     }
 

@@ -5,6 +5,8 @@ mod credentials;
 pub mod gc;
 pub mod name;
 mod permits;
+mod providers;
+mod records;
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,9 +15,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::cri;
-use crate::model::api::Container;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::ImageRef;
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::transport::generated::runtime::{AuthConfig, Image, ImageSpec, PodSandboxConfig};
@@ -29,6 +31,10 @@ use super::settings::Settings;
 use credentials::{Credential, Keyring};
 use name::with_default_tag;
 use permits::{Permits, RateLimit};
+use providers::Providers;
+use records::Records;
+
+pub use records::Verification;
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
@@ -55,7 +61,10 @@ pub(super) struct ImageFailure {
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) pod: &'a Pod,
-    pub(super) container: &'a Container,
+    /// As the manifest has it.
+    pub(super) image: &'a str,
+    /// `imagePullPolicy`, or `pullPolicy` of an image volume.
+    pub(super) policy: Option<&'a str>,
     pub(super) regarding: &'a Regarding,
     pub(super) sandbox_config: &'a PodSandboxConfig,
     pub(super) stop: &'a StopToken,
@@ -75,6 +84,8 @@ pub(super) struct Images {
     permits: Permits,
     rate: Option<RateLimit>,
     keyring: Keyring,
+    providers: Providers,
+    records: Records,
 }
 
 /// A pull that did not succeed.
@@ -113,12 +124,14 @@ impl Images {
             permits: Permits::new(if settings.serialize_image_pulls { Some(1) } else { parallel }),
             rate: RateLimit::new(settings.registry_pull_qps, settings.registry_burst),
             keyring: Keyring::new(&settings.root_dir),
+            providers: Providers::new(settings.credential_providers.as_ref()),
+            records: Records::new(&settings.root_dir, settings.image_verification.clone()),
         }
     }
 
-    /// Makes sure that the container's image is on the node.
+    /// Makes sure that the image is on the node, and that the pod may have it.
     pub(super) fn ensure(&self, wanted: Wanted<'_>) -> Result<Found, ImageFailure> {
-        let requested = wanted.container.image.as_deref().unwrap_or_default();
+        let requested = wanted.image;
         let image = with_default_tag(requested).map_err(|error| {
             let message = format!(
                 "Failed to apply default image tag {requested:?}: couldn't parse image name {requested:?}: {error}"
@@ -126,7 +139,7 @@ impl Images {
             self.warn(wanted, reasons::INSPECT_FAILED, &message);
             failure(reasons::INVALID_IMAGE_NAME, message)
         })?;
-        let policy = policy(wanted.container, &image);
+        let policy = policy(wanted.policy, &image);
         if policy == Policy::Always {
             return self.pull(wanted, requested, &image);
         }
@@ -137,21 +150,33 @@ impl Images {
                 self.warn(wanted, reasons::INSPECT_FAILED, &message);
                 Err(failure(reasons::IMAGE_INSPECT_ERROR, message))
             }
-            Ok(Some(found)) => {
-                let message = format!(
-                    "Container image {requested:?} already present on machine and can be accessed by the pod"
-                );
+            Ok(Some(found)) if !self.records.must_pull(&image, &ImageRef::from(found.id.as_str())) => {
+                let accessible = if self.records.is_on() { " and can be accessed by the pod" } else { "" };
+                let message = format!("Container image {requested:?} already present on machine{accessible}");
                 self.tell(wanted, reasons::PULLED, &message);
                 Ok(Found { reference: ImageRef::from(found.id.as_str()), user: user_of(&found) })
             }
-            Ok(None) if policy == Policy::Never => {
+            Ok(_) if policy == Policy::Never => {
                 let message =
                     format!("Container image {requested:?} is not present with pull policy of Never");
                 self.warn(wanted, reasons::ERR_IMAGE_NEVER_PULL, &message);
                 Err(failure(reasons::ERR_IMAGE_NEVER_PULL, message))
             }
-            Ok(None) => self.pull(wanted, requested, &image),
+            // Not there, or the pod has to show that the registry lets it have the image.
+            Ok(_) => self.pull(wanted, requested, &image),
         }
+    }
+
+    /// Takes in which images there are.
+    pub(super) fn settle(&self, images: &[gc::SeenImage], listed_at: Timestamp) {
+        self.records.settle(images, listed_at);
+    }
+
+    /// What the runtime knows an image by, if it is on the node.
+    pub(super) fn id_of(&self, requested: &str, stop: &StopToken) -> Result<Option<ImageRef>, cri::CriError> {
+        let Ok(image) = with_default_tag(requested) else { return Ok(None) };
+        let found = self.client.with_stop(stop.clone()).image_status(spec(&image))?;
+        Ok(found.map(|found| ImageRef::from(found.id.as_str())))
     }
 
     /// Forgets failures that are long past.
@@ -167,6 +192,7 @@ impl Images {
         // Per pod, not per container: a new pod starts afresh.
         let key = format!("{}_{requested}", wanted.pod.uid());
         self.check_backoff(wanted, requested, &key)?;
+        self.records.intend(image).map_err(|message| failure(reasons::ERR_IMAGE_PULL, message))?;
         self.tell(wanted, reasons::PULLING, &format!("Pulling image {requested:?}"));
         let asked = Instant::now();
         let result = match self.permits.take(wanted.stop) {
@@ -178,8 +204,11 @@ impl Images {
         };
         match result {
             Ok((reference, pulling)) => {
+                self.records.pulled(image, &reference);
                 let found = self.client.with_stop(wanted.stop.clone()).image_status(spec(reference.as_str()));
                 let size = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.size);
+                metrics::IMAGE_PULL.took([metrics::image_size(size)], pulling);
+                metrics::add_pull_time(pulling);
                 self.tell(
                     wanted,
                     reasons::PULLED,
@@ -202,8 +231,12 @@ impl Images {
                     )),
                 }
             }
-            Err(PullError::Stopped) => Err(failure(reasons::ERR_IMAGE_PULL, PullError::Stopped.text())),
+            Err(PullError::Stopped) => {
+                self.records.abandoned(image);
+                Err(failure(reasons::ERR_IMAGE_PULL, PullError::Stopped.text()))
+            }
             Err(error) => {
+                self.records.failed(image);
                 let text = error.text();
                 self.warn(wanted, reasons::FAILED, &format!("Failed to pull image {requested:?}: {text}"));
                 let failure = classify(requested, text);
@@ -214,7 +247,11 @@ impl Images {
     }
 
     fn pull_now(&self, wanted: Wanted<'_>, image: &str) -> Result<ImageRef, PullError> {
-        let candidates = self.keyring.for_image(image, Instant::now());
+        let mut candidates = self.keyring.for_image(image, Instant::now());
+        candidates.extend(self.providers.for_image(image, wanted.stop));
+        if wanted.stop.is_stopped() {
+            return Err(PullError::Stopped);
+        }
         let tries = if candidates.is_empty() {
             vec![None]
         } else {
@@ -293,8 +330,8 @@ enum Policy {
     Never,
 }
 
-fn policy(container: &Container, image: &str) -> Policy {
-    match container.image_pull_policy.as_deref() {
+fn policy(wanted: Option<&str>, image: &str) -> Policy {
+    match wanted {
         Some("Always") => Policy::Always,
         Some("Never") => Policy::Never,
         Some("IfNotPresent") => Policy::IfNotPresent,
@@ -345,9 +382,7 @@ mod tests {
     #[test]
     fn policies() {
         let check = |policy_text: Option<&str>, image, expected| {
-            let container =
-                Container { image_pull_policy: policy_text.map(str::to_owned), ..Container::default() };
-            assert_eq!(policy(&container, image), expected);
+            assert_eq!(policy(policy_text, image), expected);
         };
         check(Some("Always"), "a:1", Policy::Always);
         check(Some("Never"), "a:latest", Policy::Never);

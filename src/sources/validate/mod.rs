@@ -6,6 +6,7 @@
 
 mod container;
 mod environment;
+mod ephemeral;
 mod handlers;
 mod names;
 mod pod;
@@ -14,6 +15,7 @@ mod resources;
 mod security;
 mod volume;
 
+pub(super) use ephemeral::validate as validate_ephemeral;
 pub(super) use pod::validate;
 
 #[cfg(test)]

@@ -348,6 +348,12 @@ fn volumes_and_mounts() {
             "downwardAPI.items[2].resourceFieldRef.containerName: Required value",
         ],
     );
+    let name = |path: &str| json!({"downwardAPI": {"items": [{"path": path, "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}]}});
+    volume(json!({"projected": {"sources": [name("a"), name("b")]}}), &[]);
+    volume(
+        json!({"projected": {"sources": [name("a"), name("b"), name("a")]}}),
+        &["projected: Invalid value: \"a\": conflicting duplicate paths"],
+    );
     volume(json!({"image": {}}), &["image.reference: Required value"]);
     volume(
         json!({"nfs": {"server": "", "path": "x"}}),

@@ -113,6 +113,12 @@ fn files(volume: &Volume, path: &Path<'_>, report: &mut Report) {
         for (index, source) in source.sources.iter().flatten().enumerate() {
             projection(source, &place.field("sources").index(index), report);
         }
+        let mut seen = HashSet::new();
+        for file in source.sources.iter().flatten().flat_map(projected_paths) {
+            if !file.is_empty() && !seen.insert(file) {
+                report.invalid(&place, &file, "conflicting duplicate paths");
+            }
+        }
     }
 }
 
@@ -146,6 +152,23 @@ fn projection(source: &VolumeProjection, path: &Path<'_>, report: &mut Report) {
     if let Some(source) = &source.secret {
         items(source.items.as_deref(), &path.field("secret").field("items"), report);
     }
+}
+
+/// The files that a source of a projected volume names.
+fn projected_paths(source: &VolumeProjection) -> Vec<&str> {
+    let mut paths: Vec<&str> = Vec::new();
+    if let Some(source) = &source.secret {
+        paths.extend(source.items.iter().flatten().map(|item| item.path.as_str()));
+    }
+    if let Some(source) = &source.config_map {
+        paths.extend(source.items.iter().flatten().map(|item| item.path.as_str()));
+    }
+    if let Some(source) = &source.downward_api {
+        paths.extend(source.items.iter().flatten().map(|item| item.path.as_str()));
+    }
+    paths.extend(source.service_account_token.as_ref().map(|source| source.path.as_str()));
+    paths.extend(source.cluster_trust_bundle.as_ref().map(|source| source.path.as_str()));
+    paths
 }
 
 fn mode(mode: Option<i32>, path: &Path<'_>, report: &mut Report) {

@@ -73,6 +73,8 @@ pub struct State {
     pub images: BTreeMap<String, rt::Image>,
     pub conditions: BTreeMap<&'static str, (bool, String, String)>,
     pub handlers: Vec<rt::RuntimeHandler>,
+    /// Whether `supplementalGroupsPolicy` is known.
+    pub groups_policy: bool,
     pub cgroup_driver: rt::CgroupDriver,
     pub exec: ExecRule,
     pub writes_logs: bool,
@@ -96,6 +98,7 @@ impl State {
             images: BTreeMap::new(),
             conditions: BTreeMap::new(),
             handlers: vec![rt::RuntimeHandler::default()],
+            groups_policy: true,
             cgroup_driver: rt::CgroupDriver::CGROUPFS,
             exec: Arc::new(|_, _| (0, Vec::new(), Vec::new())),
             writes_logs: false,
@@ -247,7 +250,7 @@ impl State {
             status: MessageField::some(rt::RuntimeStatus { conditions, ..Default::default() }),
             runtime_handlers: self.handlers.clone(),
             features: MessageField::some(rt::RuntimeFeatures {
-                supplemental_groups_policy: true,
+                supplemental_groups_policy: self.groups_policy,
                 ..Default::default()
             }),
             ..Default::default()

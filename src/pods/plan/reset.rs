@@ -1,0 +1,94 @@
+//! The restart of all containers in the same sandbox, because one of them ended in a way
+//! that its rules answer so.
+
+use crate::model::api::Container;
+use crate::model::ids::ContainerId;
+use crate::model::pod::Pod;
+use crate::model::restart;
+use crate::model::runtime::{ContainerState, PodRuntime};
+
+/// One instance to remove from the runtime; its log files stay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reset {
+    /// Which instance.
+    pub id: ContainerId,
+    /// Its container's name in the pod.
+    pub name: String,
+    /// Whether it has to be stopped first.
+    pub stop: bool,
+    /// Whether it is one for whose sake all start again.
+    pub trigger: bool,
+}
+
+/// Every instance of every container: first those of containers that have to come along,
+/// regular before init containers, then those of the containers that asked for it. As long
+/// as one of these is there the work is not done. Empty when nobody asks.
+pub(super) fn compute(pod: &Pod, runtime: &PodRuntime) -> Vec<Reset> {
+    if !restart::all_containers_restart(pod, runtime) {
+        return Vec::new();
+    }
+    let mut reset = Vec::new();
+    for trigger in [false, true] {
+        for list in [pod.containers(), pod.init_containers()] {
+            let wanted = |container: &&Container| {
+                restart::restarts_all(container, runtime.newest(&container.name)) == trigger
+            };
+            for container in list.iter().filter(wanted) {
+                // The newest instance tells what happened, so it goes last.
+                let instances = runtime.containers.iter().rev().filter(|one| one.name == container.name);
+                reset.extend(instances.map(|instance| Reset {
+                    id: instance.id.clone(),
+                    name: container.name.clone(),
+                    stop: matches!(instance.state, ContainerState::Running | ContainerState::Unknown),
+                    trigger,
+                }));
+            }
+        }
+    }
+    reset
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{pod, ready, short};
+    use super::super::{Inputs, compute};
+    use crate::model::runtime::SandboxState;
+    use serde_json::{Value, json};
+
+    fn spec() -> Value {
+        let rules = json!([
+            {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+        json!({"restartPolicy": "Never",
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+            "containers": [{"name": "a"}, {"name": "b", "restartPolicy": "Never", "restartPolicyRules": rules},
+                {"name": "c"}]})
+    }
+
+    fn check(instances: &str, expected: &str) {
+        let runtime = ready(instances);
+        assert_eq!(short(&compute(&Inputs::without_probes(&pod(spec()), &runtime))), expected, "{instances}");
+    }
+
+    #[test]
+    fn all_start_again_and_the_trigger_goes_last() {
+        check("i=Exited s=Running a=Running b=Exited:42 c=Exited:1", "reset=[-a c i -s b!]");
+        // Interrupted: what is still there goes on.
+        check("s=Running b=Exited:42", "reset=[-s b!]");
+        check("b=Exited:42", "reset=[b!]");
+        // Then everything begins with the first init container.
+        check("", "init=[0]");
+        // Another code does not do it; only the newest instance counts.
+        check("i=Exited s=Running a=Running b=Exited:1 c=Running", "");
+        check("i=Exited s=Running a=Running b=Running b=Exited:42 c=Running", "");
+        // Dead instances of earlier runs go, too: none may speak for the new run.
+        check("b=Exited:42 b=Exited:42 i=Exited i=Exited:1", "reset=[i i b! b!]");
+    }
+
+    #[test]
+    fn also_with_a_dead_sandbox() {
+        let mut runtime = ready("a=Exited b=Exited:42");
+        runtime.sandboxes[0].state = SandboxState::NotReady;
+        let plan = compute(&Inputs::without_probes(&pod(spec()), &runtime));
+        assert_eq!(short(&plan), "reset=[a b!]");
+    }
+}

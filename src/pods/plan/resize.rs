@@ -1,0 +1,343 @@
+//! Resources that change while a container runs (Go: pkg/kubelet/allocation and
+//! computePodResizeAction in pkg/kubelet/kuberuntime). Pure; what was given to an instance
+//! and what a pod was granted are kept by whoever asks.
+//!
+//! Not reached by any source yet: a changed manifest of a static pod makes another pod, and
+//! a static pod is never resized, upstream neither.
+
+use std::cmp::Ordering;
+
+use crate::model::api::Container;
+use crate::model::ids::ContainerId;
+use crate::model::pod::{Pod, QosClass, is_sidecar, limit};
+use crate::model::quantity::Amount;
+use crate::model::requests::{Amounts, Overhead, pod_requests};
+use crate::model::runtime::{ContainerState, PodRuntime};
+
+use super::{KillContainer, KillReason, Plan};
+
+/// The resources that can change. Memory comes first wherever both do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Resource {
+    /// Memory.
+    Memory,
+    /// CPU.
+    Cpu,
+}
+
+impl Resource {
+    /// Both, in the order in which they are changed.
+    pub const ALL: [Resource; 2] = [Resource::Memory, Resource::Cpu];
+
+    /// Its name in a manifest.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Resource::Memory => "memory",
+            Resource::Cpu => "cpu",
+        }
+    }
+}
+
+/// What a container has of one resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Share {
+    /// The request, or else the limit.
+    pub request: Option<Amount>,
+    /// The limit.
+    pub limit: Option<Amount>,
+}
+
+/// What a container has of each resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Given {
+    /// Memory.
+    pub memory: Share,
+    /// CPU.
+    pub cpu: Share,
+}
+
+impl Given {
+    /// What the specification grants.
+    #[must_use]
+    pub fn of(container: &Container) -> Given {
+        let share = |resource: Resource| Share {
+            request: crate::model::pod::request(container, resource.name()),
+            limit: limit(container, resource.name()),
+        };
+        Given { memory: share(Resource::Memory), cpu: share(Resource::Cpu) }
+    }
+
+    /// One of the two.
+    #[must_use]
+    pub fn share(&self, resource: Resource) -> Share {
+        match resource {
+            Resource::Memory => self.memory,
+            Resource::Cpu => self.cpu,
+        }
+    }
+}
+
+/// One change of a running container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resize {
+    /// Which instance.
+    pub id: ContainerId,
+    /// Its container's name in the pod.
+    pub name: String,
+    /// What changes.
+    pub resource: Resource,
+}
+
+/// Completes `plan` by what has to be done so that running containers have what their
+/// specification grants. `given` says what an instance was given last; an instance of which
+/// nobody knows that is left alone.
+pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&ContainerId) -> Option<Given>, plan: &mut Plan) {
+    if pod.is_static() || plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
+        return;
+    }
+    let mut changes: Vec<(Resource, bool, Resize)> = Vec::new();
+    let init = pod.init_containers().iter().enumerate().map(|(index, container)| (true, index, container));
+    let regular = pod.containers().iter().enumerate().map(|(index, container)| (false, index, container));
+    for (is_init, index, container) in init.chain(regular) {
+        let Some(status) = runtime.newest(&container.name) else { continue };
+        let stopping = plan.kill.iter().any(|kill| kill.id == status.id);
+        if status.state != ContainerState::Running || stopping {
+            continue;
+        }
+        let Some(has) = given(&status.id) else { continue };
+        let wants = Given::of(container);
+        let changed: Vec<Resource> = Resource::ALL
+            .into_iter()
+            .filter(|resource| has.share(*resource) != wants.share(*resource))
+            .collect();
+        let may_restart = !is_init || is_sidecar(container);
+        if may_restart && changed.iter().any(|resource| needs_restart(container, *resource)) {
+            let word = if is_init { "Init container" } else { "Container" };
+            plan.kill.push(KillContainer {
+                id: status.id.clone(),
+                name: container.name.clone(),
+                message: format!("{word} {} resize requires restart", container.name),
+                reason: KillReason::Resize,
+            });
+            let starts = if is_init { &mut plan.start_init } else { &mut plan.start };
+            starts.push(index);
+            starts.sort_unstable();
+            starts.dedup();
+            continue;
+        }
+        for resource in changed {
+            let change = Resize { id: status.id.clone(), name: container.name.clone(), resource };
+            changes.push((resource, grows(has.share(resource), wants.share(resource)), change));
+        }
+    }
+    // What shrinks makes room for what grows. The sort keeps the order of the specification.
+    changes.sort_by_key(|(resource, grows, _)| (*resource, *grows));
+    plan.resize = changes.into_iter().map(|(_, _, change)| change).collect();
+}
+
+/// Whether the limit grows, or else the request. No limit is more than any.
+fn grows(has: Share, wants: Share) -> bool {
+    match (has.limit, wants.limit) {
+        (has, wants) if has == wants => {}
+        (None, Some(_)) => return false,
+        (Some(_), None) => return true,
+        (has, wants) => return wants > has,
+    }
+    wants.request > has.request
+}
+
+fn needs_restart(container: &Container, resource: Resource) -> bool {
+    container
+        .resize_policy
+        .iter()
+        .flatten()
+        .any(|policy| policy.resource_name == resource.name() && policy.restart_policy == "RestartContainer")
+}
+
+/// What becomes of a wish for other resources.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing that can be resized differs.
+    Unchanged,
+    /// The pod gets what it wants: condition `PodResizeInProgress`, event `ResizeStarted`.
+    Granted,
+    /// Not now: condition `PodResizePending` with this reason, asked again later.
+    Deferred(String),
+    /// Never on this node: condition `PodResizePending` with this reason.
+    Infeasible(String),
+}
+
+/// Judges the wish of `desired` for other resources than `granted`, the version that the
+/// pod was admitted with. `fits` asks admission whether the node has room for it.
+#[must_use]
+pub fn decide(granted: &Pod, desired: &Pod, fits: &dyn Fn(&Pod) -> Result<(), String>) -> Decision {
+    let differs = granted.all_containers().any(|container| {
+        let wanted = desired.all_containers().find(|other| other.name == container.name);
+        wanted.is_some_and(|wanted| Given::of(wanted) != Given::of(container))
+    });
+    if !differs {
+        return Decision::Unchanged;
+    }
+    if desired.is_static() {
+        return Decision::Infeasible("In-place resize of static-pods is not supported".to_owned());
+    }
+    match fits(desired) {
+        Ok(()) => Decision::Granted,
+        Err(message) => Decision::Deferred(message),
+    }
+}
+
+/// The order in which pods that wait for resources are asked again: those that want no more
+/// than they have, then higher priority, then Guaranteed pods. What is equal stays in the
+/// order in which it began to wait.
+#[must_use]
+pub fn retry_order(a: (&Pod, &Pod), b: (&Pod, &Pod)) -> Ordering {
+    let rank = |(granted, desired): (&Pod, &Pod)| {
+        let priority = i64::from(desired.spec().priority.unwrap_or(0));
+        (wants_more(granted, desired), -priority, desired.qos() != QosClass::Guaranteed)
+    };
+    rank(a).cmp(&rank(b))
+}
+
+fn wants_more(granted: &Pod, desired: &Pod) -> bool {
+    let total = |pod| pod_requests(pod, Overhead::Included);
+    let (has, wants) = (total(granted), total(desired));
+    Resource::ALL.iter().any(|resource| {
+        let of = |map: &Amounts| map.get(resource.name()).copied().unwrap_or_default();
+        of(&wants) > of(&has)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{pod, ready, short};
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// `memory request/limit, CPU request/limit`; `-` for none.
+    fn resources(text: &str) -> Value {
+        let mut parts = text.split([' ', '/']).map(|part| (part != "-").then(|| part.to_owned()));
+        let mut of = || parts.next().flatten();
+        let (memory, memory_limit, cpu, cpu_limit) = (of(), of(), of(), of());
+        let map = |memory: Option<String>, cpu: Option<String>| {
+            let mut map = serde_json::Map::new();
+            for (name, value) in [("memory", memory), ("cpu", cpu)] {
+                if let Some(value) = value {
+                    map.insert(name.to_owned(), json!(value));
+                }
+            }
+            Value::Object(map)
+        };
+        json!({"requests": map(memory, cpu), "limits": map(memory_limit, cpu_limit)})
+    }
+
+    fn given(text: &str) -> Given {
+        let container = json!({"name": "c", "resources": resources(text)});
+        Given::of(&serde_json::from_value(container).unwrap())
+    }
+
+    fn plan_of(spec: Value, instances: &str, had: &[(&str, &str)]) -> String {
+        let (pod, runtime) = (pod(spec), ready(instances));
+        let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
+        let given =
+            |id: &ContainerId| had.iter().find(|(of, _)| *of == id.as_str()).map(|(_, text)| given(text));
+        add(&pod, &runtime, &given, &mut plan);
+        short(&plan)
+    }
+
+    #[test]
+    fn changes_of_running_containers() {
+        let check = |wants: &str, policy: Value, had: &str, expected: &str| {
+            let spec = json!({"containers": [
+                {"name": "c", "resources": resources(wants), "resizePolicy": policy}]});
+            assert_eq!(plan_of(spec, "c=Running", &[("c", had)]), expected, "{had} -> {wants} {policy}");
+        };
+        let none = json!([]);
+        check("1Mi/2Mi 1/2", none.clone(), "1Mi/2Mi 1/2", "");
+        check("1Mi/2Mi 1/2", none.clone(), "1024Ki/2Mi 1000m/2", "");
+        check("1Mi/2Mi 1/3", none.clone(), "1Mi/2Mi 1/2", "resize=[c:Cpu]");
+        check("1Mi/2Mi 2/2", none.clone(), "1Mi/2Mi 1/2", "resize=[c:Cpu]");
+        check("1Mi/3Mi 1/3", none.clone(), "1Mi/2Mi 1/2", "resize=[c:Memory c:Cpu]");
+        check("1Mi/- 1/2", none, "1Mi/2Mi 1/2", "resize=[c:Memory]");
+        let restart = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"},
+            {"resourceName": "cpu", "restartPolicy": "NotRequired"}]);
+        check("1Mi/2Mi 1/3", restart.clone(), "1Mi/2Mi 1/2", "resize=[c:Cpu]");
+        check("1Mi/3Mi 1/3", restart.clone(), "1Mi/2Mi 1/2", "kill=[c:Resize] start=[0]");
+        check("1Mi/2Mi 1/2", restart, "1Mi/2Mi 1/2", "");
+    }
+
+    #[test]
+    fn what_is_not_resized() {
+        let spec = json!({"containers": [{"name": "c", "resources": resources("1Mi/2Mi 1/2")}]});
+        let had = [("c", "1Mi/2Mi 1/1")];
+        assert_eq!(plan_of(spec.clone(), "c=Running", &had), "resize=[c:Cpu]");
+        // Nobody knows what it has; it does not run; it is replaced anyway.
+        assert_eq!(plan_of(spec.clone(), "c=Running", &[]), "");
+        assert_eq!(plan_of(spec.clone(), "c=Exited:1", &had), "start=[0]");
+        assert_eq!(plan_of(spec, "c=Running#old", &had), "kill=[c:DefinitionChanged] start=[0]");
+    }
+
+    #[test]
+    fn what_shrinks_comes_first_and_memory_before_cpu() {
+        let containers: Vec<Value> = ["3Mi/3Mi 1/1", "1Mi/1Mi 1/1", "2Mi/2Mi 2/2"]
+            .iter()
+            .zip(["a", "b", "c"])
+            .map(|(text, name)| json!({"name": name, "resources": resources(text)}))
+            .collect();
+        let had = [("a", "2Mi/2Mi 1/1"), ("b", "2Mi/2Mi 1/1"), ("c", "3Mi/3Mi 1/1")];
+        assert_eq!(
+            plan_of(json!({"containers": containers}), "a=Running b=Running c=Running", &had),
+            "resize=[b:Memory c:Memory a:Memory c:Cpu]"
+        );
+    }
+
+    #[test]
+    fn sidecars_restart_and_init_containers_do_not() {
+        let policy = json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
+        let spec = |policy_of_container: &str| {
+            json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i",
+                "restartPolicy": policy_of_container, "resources": resources("-/- 2/2"),
+                "resizePolicy": policy.clone()}]})
+        };
+        let had = [("i", "-/- 1/1")];
+        assert_eq!(plan_of(spec("Always"), "i=Running c=Running", &had), "kill=[i:Resize] init=[0]");
+        assert_eq!(plan_of(spec("Never"), "i=Running", &had), "resize=[i:Cpu]");
+    }
+
+    fn with(text: &str, priority: i32, source: &str) -> Pod {
+        let object = json!({"metadata": {"annotations": {"kubernetes.io/config.source": source}},
+            "spec": {"priority": priority, "containers": [{"name": "c", "resources": resources(text)}]}});
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
+    }
+
+    #[test]
+    fn decisions() {
+        let (old, new) = (with("1Mi/1Mi 1/1", 0, "api"), with("1Mi/1Mi 2/2", 0, "api"));
+        let full = |_: &Pod| Err("Node didn't have enough capacity".to_owned());
+        assert_eq!(decide(&old, &old, &full), Decision::Unchanged);
+        assert_eq!(decide(&old, &new, &|_| Ok(())), Decision::Granted);
+        assert_eq!(
+            decide(&old, &new, &full),
+            Decision::Deferred("Node didn't have enough capacity".to_owned())
+        );
+        assert_eq!(
+            decide(&with("1Mi/1Mi 1/1", 0, "file"), &with("1Mi/1Mi 2/2", 0, "file"), &|_| Ok(())),
+            Decision::Infeasible("In-place resize of static-pods is not supported".to_owned())
+        );
+    }
+
+    #[test]
+    fn who_waits_for_resources_is_asked_in_order() {
+        let small = with("1Mi/1Mi 1/1", 0, "api");
+        let mut waiting = [
+            ("burstable", small.clone(), with("1Mi/2Mi 2/2", 0, "api")),
+            ("guaranteed", small.clone(), with("2Mi/2Mi 2/2", 0, "api")),
+            ("important", small.clone(), with("1Mi/2Mi 2/2", 9, "api")),
+            ("less", with("1Mi/1Mi 3/3", 0, "api"), with("1Mi/1Mi 2/2", 0, "api")),
+        ];
+        waiting.sort_by(|a, b| retry_order((&a.1, &a.2), (&b.1, &b.2)));
+        let names: Vec<_> = waiting.iter().map(|(name, ..)| *name).collect();
+        assert_eq!(names, ["less", "important", "guaranteed", "burstable"]);
+    }
+}

@@ -1,0 +1,115 @@
+//! Stopping, removing and changing single containers of a pod that goes on.
+
+use jiff::Timestamp;
+
+use super::super::plan;
+use super::{Failed, RETRY, Worker, until};
+use crate::model::runtime::PodRuntime;
+use crate::runtime::{Kill, StartFailure};
+use crate::status::StartReason;
+use crate::util::backoff::{jitter, random_unit};
+use crate::util::stop::StopToken;
+
+impl Worker {
+    /// Keeps why a container did not start, and says when to try again.
+    pub(super) fn not_started(&mut self, name: &str, failure: StartFailure) -> Failed {
+        let failed = Failed {
+            message: format!("failed to start container {name}: {}: {}", failure.reason, failure.message),
+            retry: failure.retry_at.map_or_else(
+                || jitter(RETRY, random_unit()),
+                |at| until(at).min(self.settings.sync_frequency),
+            ),
+            level: match failure.retry_at {
+                Some(_) => log::Level::Debug,
+                None => log::Level::Warn,
+            },
+        };
+        let reason = StartReason { reason: failure.reason, message: failure.message };
+        self.reasons.insert(name.to_owned(), reason);
+        failed
+    }
+
+    /// Stops single containers one after the other, each with the grace of its reason.
+    pub(super) fn kill_single(
+        &self,
+        kills: &[plan::KillContainer],
+        runtime: &PodRuntime,
+        cancel: &StopToken,
+    ) -> Result<(), Failed> {
+        for kill in kills {
+            let container = self.pod().all_containers().find(|container| container.name == kill.name);
+            let order = Kill {
+                message: Some(kill.message.clone()),
+                probe_grace: container.and_then(|container| kill.reason.probe_grace(container)),
+                ips: runtime.ips.clone(),
+                ..Kill::of(self.pod(), &kill.id, &kill.name)
+            };
+            self.deps
+                .runtime
+                .kill_container(&order, cancel)
+                .map_err(|error| Failed::later(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Removes every container of the pod from the runtime, so that all start again in the
+    /// same sandbox. Their log files stay, and restart counts go on from those.
+    ///
+    /// DIFFERS: the container that asks for it is subject to the crash-loop wait; upstream
+    /// removes its record, and with it the wait.
+    pub(super) fn reset(
+        &mut self,
+        resets: &[plan::Reset],
+        runtime: &PodRuntime,
+        cancel: &StopToken,
+    ) -> Result<(), Failed> {
+        let pod = self.pod().clone();
+        for trigger in resets.iter().filter(|reset| reset.trigger) {
+            let newest = runtime.newest(&trigger.name).is_some_and(|newest| newest.id == trigger.id);
+            let container = pod.all_containers().find(|container| container.name == trigger.name);
+            let Some(container) = container.filter(|_| newest) else { continue };
+            let allowed = self.deps.runtime.restart_allowed(&pod, container, runtime, Timestamp::now());
+            if let Err(failure) = allowed {
+                return Err(self.not_started(&trigger.name, failure));
+            }
+        }
+        for reset in resets {
+            let kill = Kill { grace_override: Some(0), ..Kill::of(&pod, &reset.id, &reset.name) };
+            let stopped = if reset.stop { self.deps.runtime.kill_container(&kill, cancel) } else { Ok(()) };
+            stopped.map_err(|error| Failed::later(error.to_string()))?;
+            self.deps
+                .runtime
+                .remove_container(&reset.id, cancel)
+                .map_err(|error| Failed::later(format!("cannot remove container {}: {error}", reset.name)))?;
+            self.reasons.remove(&reset.name);
+        }
+        Ok(())
+    }
+
+    /// With a new sandbox all init containers run again: what they did in the old one says
+    /// nothing any more.
+    pub(super) fn remove_init_records(&self, runtime: &PodRuntime, cancel: &StopToken) {
+        let init = |name: &str| self.pod().init_containers().iter().any(|container| container.name == name);
+        for record in runtime.containers.iter().filter(|record| init(&record.name)) {
+            if let Err(error) = self.deps.runtime.remove_container(&record.id, cancel) {
+                // The plan does not count it either; garbage collection comes by.
+                log::debug!("cannot remove init container {}: {error}", record.name);
+            }
+        }
+    }
+
+    /// Gives running containers other resources.
+    pub(super) fn resize(&self, resizes: &[plan::Resize], cancel: &StopToken) -> Result<(), Failed> {
+        let mut done = Vec::new();
+        for resize in resizes {
+            let container = self.pod().all_containers().find(|container| container.name == resize.name);
+            // One call changes all resources.
+            let Some(container) = container.filter(|_| !done.contains(&&resize.id)) else { continue };
+            self.deps.runtime.resize_container(self.pod(), container, &resize.id, cancel).map_err(
+                |error| Failed::later(format!("cannot resize container {}: {error}", resize.name)),
+            )?;
+            done.push(&resize.id);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! One check of one container, over the network or in the container (Go: prober/prober.go
+//! and pkg/probe).
+
+use std::time::Duration;
+
+use super::table::Job;
+use crate::config::GoDuration;
+use crate::cri::RuntimeClient;
+use crate::model::api::{Container, EnvVar, GRPCAction, HTTPGetAction, Probe, TCPSocketAction};
+use crate::model::expand::expand;
+use crate::transport::dial::{self, HttpGet, MAX_BODY_BYTES, Scheme, join_host_port};
+use crate::transport::grpc::Kind as CallKind;
+use crate::transport::health::{self, Health, HealthError};
+use crate::util::stop::StopToken;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+/// How probes call themselves.
+const USER_AGENT: &str = "kube-probe/1.36";
+/// A check that only met errors is repeated at once, this often in all.
+const ATTEMPTS: u32 = 3;
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Found {
+    /// It passed.
+    Success,
+    /// It passed, and users should know this.
+    Warning(String),
+    /// It did not pass; why.
+    Failure(String),
+    /// It could not be made; what upstream calls the result then, and why.
+    Error(&'static str, String),
+    /// It was broken off.
+    Stopped,
+}
+
+/// What a check needs beside the job.
+pub(super) struct Tools {
+    pub(super) cri: RuntimeClient,
+}
+
+/// Runs a check; one that cannot be made is tried again at once.
+pub(super) fn run(job: &Job, tools: &Tools) -> Found {
+    let mut found = Found::Stopped;
+    for _ in 0..ATTEMPTS {
+        if job.stop.is_stopped() {
+            return Found::Stopped;
+        }
+        found = once(job, tools);
+        if !matches!(found, Found::Error(..)) {
+            break;
+        }
+    }
+    found
+}
+
+fn once(job: &Job, tools: &Tools) -> Found {
+    let container = job.key.place.of(&job.pod);
+    let Some((container, probe)) =
+        container.and_then(|container| Some((container, job.key.kind.of(container)?)))
+    else {
+        return Found::Error("unknown", "the probe is gone".to_owned());
+    };
+    let timeout = timeout_of(probe);
+    if let Some(action) = &probe.exec {
+        let command = command(action.command.as_deref().unwrap_or_default(), container);
+        return exec(job, tools, command, timeout);
+    }
+    let ip = job.ip.map(|ip| ip.to_string()).unwrap_or_default();
+    let named = |host: &Option<String>| host.clone().filter(|host| !host.is_empty());
+    let asked = probe.http_get.as_ref().map(|action| named(&action.host));
+    let asked = asked.or_else(|| probe.tcp_socket.as_ref().map(|action| named(&action.host))).flatten();
+    // DIFFERS: upstream takes an unknown address of a pod for this machine.
+    if asked.is_none() && ip.is_empty() && !job.pod.host_network() {
+        return Found::Error("unknown", "the pod has no IP address".to_owned());
+    }
+    let host = asked.unwrap_or(ip.clone());
+    match (&probe.http_get, &probe.tcp_socket, &probe.grpc) {
+        (Some(action), ..) => http(action, container, &host, timeout, &job.stop),
+        (_, Some(action), _) => tcp(action, container, &host, timeout, &job.stop),
+        (.., Some(action)) => grpc(action, &ip, timeout, &job.stop),
+        _ => {
+            let of = format!("{}_{}:{}", job.pod.name(), job.pod.namespace(), container.name);
+            Found::Error("unknown", format!("missing probe handler for {of}"))
+        }
+    }
+}
+
+fn timeout_of(probe: &Probe) -> Duration {
+    let seconds = probe.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    Duration::from_secs(seconds.filter(|seconds| *seconds > 0).unwrap_or(1))
+}
+
+/// The command with `$(NAME)` replaced where the container's `env` has a literal value.
+fn command(words: &[String], container: &Container) -> Vec<String> {
+    let variables: &[EnvVar] = container.env.as_deref().unwrap_or_default();
+    let value = |name: &str| {
+        let variable = variables.iter().rev().find(|variable| variable.name == name)?;
+        // A value from elsewhere is not known here and counts as empty.
+        Some(variable.value.clone().unwrap_or_default())
+    };
+    words.iter().map(|word| expand(word, value)).collect()
+}
+
+fn exec(job: &Job, tools: &Tools, command: Vec<String>, timeout: Duration) -> Found {
+    let text = command.join(" ");
+    match tools.cri.exec_sync(&job.id, command, timeout, &job.stop) {
+        Ok(done) if done.exit_code == 0 => Found::Success,
+        Ok(done) => {
+            let mut output = done.stdout;
+            output.truncate(MAX_BODY_BYTES);
+            let room = MAX_BODY_BYTES - output.len();
+            output.extend(done.stderr.into_iter().take(room));
+            Found::Failure(String::from_utf8_lossy(&output).into_owned())
+        }
+        Err(_) if job.stop.is_stopped() => Found::Stopped,
+        Err(error) if error.kind() == Some(CallKind::DeadlineExceeded) => {
+            let timeout = GoDuration::from(timeout);
+            Found::Failure(format!("command timed out: {text:?} timed out after {timeout}"))
+        }
+        Err(error) => Found::Error("unknown", error.to_string()),
+    }
+}
+
+fn http(
+    action: &HTTPGetAction,
+    container: &Container,
+    host: &str,
+    timeout: Duration,
+    stop: &StopToken,
+) -> Found {
+    let port = match port(&action.port, container) {
+        Ok(port) => port,
+        Err(why) => return Found::Error("unknown", why),
+    };
+    let headers: Vec<(String, String)> = action
+        .http_headers
+        .iter()
+        .flatten()
+        .map(|header| (header.name.clone(), header.value.clone()))
+        .collect();
+    let tls = action.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
+    let get = HttpGet {
+        scheme: if tls { Scheme::Https } else { Scheme::Http },
+        host,
+        port,
+        path: action.path.as_deref().unwrap_or_default(),
+        headers: &headers,
+        user_agent: USER_AGENT,
+        timeout: Some(timeout),
+    };
+    match dial::http_get(&get, stop) {
+        Ok(answer) => match answer.status {
+            200..300 => Found::Success,
+            300..400 => {
+                let body = String::from_utf8_lossy(&answer.body);
+                Found::Warning(format!("Probe terminated redirects, Response body: {body}"))
+            }
+            status => Found::Failure(format!("HTTP probe failed with statuscode: {status}")),
+        },
+        Err(error) if error.is_stopped() => Found::Stopped,
+        Err(error) if error.is_body() => Found::Error("failure", error.to_string()),
+        Err(error) => Found::Failure(error.to_string()),
+    }
+}
+
+fn tcp(
+    action: &TCPSocketAction,
+    container: &Container,
+    host: &str,
+    timeout: Duration,
+    stop: &StopToken,
+) -> Found {
+    match port(&action.port, container) {
+        Ok(port) => match dial::tcp_connect(host, port, timeout, stop) {
+            Ok(()) => Found::Success,
+            Err(error) if error.is_stopped() => Found::Stopped,
+            Err(error) => Found::Failure(error.to_string()),
+        },
+        Err(why) => Found::Error("unknown", why),
+    }
+}
+
+fn grpc(action: &GRPCAction, host: &str, timeout: Duration, stop: &StopToken) -> Found {
+    let Ok(port) = u16::try_from(action.port) else {
+        return Found::Error("unknown", format!("invalid port number: {}", action.port));
+    };
+    let service = action.service.as_deref().unwrap_or_default();
+    let outcome = health::check(host, port, service, USER_AGENT, timeout, stop);
+    let within = GoDuration::from(timeout);
+    Found::Failure(match outcome {
+        Ok(Health::Serving) => return Found::Success,
+        Err(HealthError::Stopped) => return Found::Stopped,
+        Ok(Health::Other(status)) => format!("service unhealthy (responded with {status:?})"),
+        Err(HealthError::ConnectTimeout) => {
+            let address = join_host_port(host, port);
+            format!(
+                "timeout: failed to connect service {address:?} within {within}: context deadline exceeded"
+            )
+        }
+        Err(HealthError::Timeout) => format!("timeout: health rpc did not complete within {within}"),
+        Err(HealthError::Unimplemented(words)) => format!(
+            "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {words}"
+        ),
+        Err(HealthError::Call(error)) => format!("error: health rpc probe failed: {error}"),
+    })
+}
+
+/// A port by number, by the name of one of the container's ports, or as a number in quotes.
+pub(super) fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(number) => i64::from(*number),
+        IntOrString::String(name) => {
+            let named = container.ports.iter().flatten().find(|port| port.name.as_deref() == Some(name));
+            match named {
+                Some(port) => port.container_port.into(),
+                None => name
+                    .parse::<i64>()
+                    .map_err(|_| format!("strconv.Atoi: parsing {name:?}: invalid syntax"))?,
+            }
+        }
+    };
+    u16::try_from(number)
+        .ok()
+        .filter(|number| *number > 0)
+        .ok_or_else(|| format!("invalid port number: {number}"))
+}
+
+#[cfg(test)]
+mod tests;

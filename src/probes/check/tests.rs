@@ -1,0 +1,140 @@
+use super::*;
+use crate::model::pod::Pod;
+use crate::probes::state::Kind;
+use crate::probes::table::{Key, Place};
+use crate::util::threads::{OnDeath, Running, Stack, spawn};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+fn serve(answer: &'static [u8]) -> (u16, Running) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let running = spawn("t/server", Stack::Small, OnDeath::Nobody, move |_| {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut some = [0; 1024];
+        let _ = stream.read(&mut some);
+        let _ = stream.write_all(answer);
+    })
+    .unwrap();
+    (port, running)
+}
+
+fn check(probe: Value, ip: Option<&str>) -> Found {
+    let pod: crate::model::api::Pod = serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {"containers": [{"name": "c", "livenessProbe": probe,
+            "ports": [{"containerPort": 1, "name": "web"}]}]}}))
+    .unwrap();
+    let settings = crate::cri::Settings {
+        runtime_endpoint: "unix:///nonexistent/coracle-test.sock".to_owned(),
+        image_endpoint: None,
+        request_timeout: Duration::from_secs(5),
+    };
+    let job = Job {
+        key: Key { uid: "u".into(), place: Place::Regular(0), kind: Kind::Liveness },
+        id: "c1".into(),
+        pod: Pod::from(pod),
+        ip: ip.map(|ip| ip.parse().unwrap()),
+        stop: StopToken::never(),
+    };
+    run(&job, &Tools { cri: crate::cri::connect(settings).unwrap().0 })
+}
+
+#[test]
+fn http_answers() {
+    let redirected = "Probe terminated redirects, Response body: moved";
+    for (answer, expected) in [
+        (b"HTTP/1.1 200 OK\r\n\r\n".as_slice(), Found::Success),
+        (b"HTTP/1.1 204 No\r\n\r\n", Found::Success),
+        (
+            b"HTTP/1.1 302 F\r\nLocation: http://other.example/\r\n\r\nmoved",
+            Found::Warning(redirected.to_owned()),
+        ),
+        (
+            b"HTTP/1.1 304 Same\r\n\r\n",
+            Found::Warning("Probe terminated redirects, Response body: ".to_owned()),
+        ),
+        (
+            b"HTTP/1.1 500 No\r\n\r\nsecret",
+            Found::Failure("HTTP probe failed with statuscode: 500".to_owned()),
+        ),
+        (b"HTTP/1.1 404 No\r\n\r\n", Found::Failure("HTTP probe failed with statuscode: 404".to_owned())),
+    ] {
+        let (port, _server) = serve(answer);
+        let probe = json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 20});
+        assert_eq!(check(probe, Some("127.0.0.1")), expected);
+    }
+}
+
+#[test]
+fn tcp_and_the_hosts_that_are_asked() {
+    let probe =
+        |port: u16, host: Value| json!({"tcpSocket": {"port": port, "host": host}, "timeoutSeconds": 20});
+    for (host, ip) in [(json!(null), "127.0.0.1"), (json!("127.0.0.1"), "192.0.2.1")] {
+        let (port, _server) = serve(b"");
+        assert_eq!(check(probe(port, host), Some(ip)), Found::Success);
+    }
+    assert_eq!(
+        check(probe(1, json!("")), None),
+        Found::Error("unknown", "the pod has no IP address".to_owned())
+    );
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let refused = format!("dial tcp 127.0.0.1:{free}: connect: connection refused");
+    let probe = json!({"tcpSocket": {"port": free}, "timeoutSeconds": 20});
+    assert_eq!(check(probe, Some("127.0.0.1")), Found::Failure(refused));
+}
+
+#[test]
+fn grpc_without_a_server() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let late = format!(
+        "timeout: failed to connect service \"127.0.0.1:{free}\" within 1s: context deadline exceeded"
+    );
+    assert_eq!(check(json!({"grpc": {"port": free}}), Some("127.0.0.1")), Found::Failure(late));
+}
+
+#[test]
+fn what_cannot_be_tried_is_an_error() {
+    let unknown = |why: &str| Found::Error("unknown", why.to_owned());
+    let here = Some("127.0.0.1");
+    assert_eq!(
+        check(json!({"httpGet": {"port": "nope", "path": "/"}}), here),
+        unknown("strconv.Atoi: parsing \"nope\": invalid syntax")
+    );
+    assert_eq!(check(json!({"tcpSocket": {"port": "99999"}}), here), unknown("invalid port number: 99999"));
+    assert_eq!(check(json!({}), here), unknown("missing probe handler for p_n:c"));
+    let Found::Error("unknown", why) = check(json!({"exec": {"command": ["true"]}}), None) else {
+        panic!("no runtime is there")
+    };
+    assert!(why.starts_with("rpc error: code = Unavailable desc = "), "{why}");
+}
+
+#[test]
+fn ports_by_number_name_and_text() {
+    let container: Container = serde_json::from_value(json!({"name": "c", "ports": [
+        {"containerPort": 8080, "name": "web"}, {"containerPort": 0, "name": "zero"}]}))
+    .unwrap();
+    for (value, expected) in [
+        (json!(80), Ok(80)),
+        (json!("web"), Ok(8080)),
+        (json!("81"), Ok(81)),
+        (json!(0), Err("invalid port number: 0")),
+        (json!(70000), Err("invalid port number: 70000")),
+        (json!("zero"), Err("invalid port number: 0")),
+        (json!("-1"), Err("invalid port number: -1")),
+    ] {
+        let given: IntOrString = serde_json::from_value(value.clone()).unwrap();
+        assert_eq!(port(&given, &container), expected.map_err(str::to_owned), "{value}");
+    }
+}
+
+#[test]
+fn commands_know_only_literal_values() {
+    let container: Container = serde_json::from_value(json!({"name": "c", "env": [
+        {"name": "A", "value": "old"}, {"name": "A", "value": "$(B)"},
+        {"name": "F", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}))
+    .unwrap();
+    let words: Vec<String> = ["x$(A)", "[$(F)]", "$(NOPE)", "$$(A)"].map(str::to_owned).to_vec();
+    assert_eq!(command(&words, &container), ["x$(B)", "[]", "$(NOPE)", "$(A)"]);
+}

@@ -1,0 +1,268 @@
+//! Chains that tell others which variant of iptables this node uses, and the rule that keeps
+//! the node's loopback addresses to itself (Go: pkg/kubelet/kubelet_network_linux.go).
+//!
+//! Everything goes through the distribution's own programs, because only they know which of
+//! the kernel's two packet filters the rest of the machine uses. They have to be root in the
+//! network namespace that pods are reached through. Best effort: a machine without them, or
+//! where they refuse, is left alone.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::util::child::{self, ChildError, Limits};
+use crate::util::stop::StopToken;
+
+/// How often the owner should call [`Chains::keep`].
+pub const PERIOD: Duration = Duration::from_secs(60);
+
+const HINT: &str = "KUBE-IPTABLES-HINT";
+const FIREWALL: &str = "KUBE-FIREWALL";
+/// Empty. When it is gone, somebody has cleared the tables.
+const CANARY: &str = "KUBE-KUBELET-CANARY";
+
+/// The programs wait 5 s for the lock of the tables; the rest is for slow machines.
+const LIMITS: Limits = Limits { time: Duration::from_secs(15), output_bytes: 64 << 10 };
+const WAIT: [&str; 2] = ["-w", "5"];
+
+/// The rule of the firewall chain: packets to loopback addresses that come from elsewhere and
+/// belong to nothing that this machine began.
+const LOCALNET: [&str; 16] = [
+    "-m",
+    "comment",
+    "--comment",
+    "block incoming localnet connections",
+    "--dst",
+    "127.0.0.0/8",
+    "!",
+    "--src",
+    "127.0.0.0/8",
+    "-m",
+    "conntrack",
+    "!",
+    "--ctstate",
+    "RELATED,ESTABLISHED,DNAT",
+    "-j",
+    "DROP",
+];
+
+/// Why a family is left alone.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("{0}")]
+    Child(#[from] ChildError),
+    #[error("{program} {args}: {said}")]
+    Said { program: String, args: String, said: String },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Ipv4,
+    Ipv6,
+}
+
+#[derive(Debug)]
+struct Program {
+    family: Family,
+    path: PathBuf,
+}
+
+/// The chains of both address families.
+#[derive(Debug)]
+pub struct Chains {
+    programs: Vec<Program>,
+    installed: bool,
+}
+
+impl Chains {
+    /// Looks for the programs; nothing is changed yet.
+    #[must_use]
+    pub fn find() -> Chains {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let dirs: Vec<PathBuf> =
+            std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();
+        Chains::in_dirs(&dirs)
+    }
+
+    fn in_dirs(dirs: &[PathBuf]) -> Chains {
+        let find = |name: &str| dirs.iter().map(|dir| dir.join(name)).find(|path| is_program(path));
+        let programs = [(Family::Ipv4, "iptables"), (Family::Ipv6, "ip6tables")]
+            .into_iter()
+            .filter_map(|(family, name)| match find(name) {
+                Some(path) => Some(Program { family, path }),
+                None => {
+                    log::debug!("no {name} on this machine: no {HINT} chain");
+                    None
+                }
+            })
+            .collect();
+        Chains { programs, installed: false }
+    }
+
+    /// Whether there is anything to keep.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.programs.is_empty()
+    }
+
+    /// Makes the chains the first time, and again whenever somebody has cleared the tables.
+    /// A family that refuses is not tried again.
+    ///
+    /// DIFFERS: one canary per family is looked at, that of the table `mangle`; upstream has
+    /// them in `nat` and `filter`, too, and starts a program for each.
+    pub fn keep(&mut self, stop: &StopToken) {
+        let again = std::mem::replace(&mut self.installed, true);
+        self.programs.retain(|program| {
+            let result = match again {
+                true => program.lost(stop).and_then(|lost| if lost { program.install(stop) } else { Ok(()) }),
+                false => program.install(stop),
+            };
+            match result {
+                Ok(()) => true,
+                Err(_) if stop.is_stopped() => true,
+                Err(error) => {
+                    log::info!("the {HINT} chain is not kept: {error}");
+                    false
+                }
+            }
+        });
+    }
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+impl Program {
+    fn lost(&self, stop: &StopToken) -> Result<bool, Refused> {
+        self.ask(&["-S", CANARY, "-t", "mangle"], stop).map(|there| !there)
+    }
+
+    fn install(&self, stop: &StopToken) -> Result<(), Refused> {
+        self.chain("mangle", HINT, stop)?;
+        if self.family == Family::Ipv4 {
+            self.chain("filter", FIREWALL, stop)?;
+            self.rule("-A", FIREWALL, &LOCALNET, stop)?;
+            for hook in ["OUTPUT", "INPUT"] {
+                self.rule("-I", hook, &["-j", FIREWALL], stop)?;
+            }
+        }
+        // Last: it says that the rest is there.
+        self.chain("mangle", CANARY, stop)
+    }
+
+    fn chain(&self, table: &str, chain: &str, stop: &StopToken) -> Result<(), Refused> {
+        // Exit code 1: there is one already.
+        self.ask(&["-N", chain, "-t", table], stop).map(drop)
+    }
+
+    /// Adds a rule of the table `filter` unless it is there.
+    fn rule(&self, how: &str, chain: &str, rule: &[&str], stop: &StopToken) -> Result<(), Refused> {
+        let command = |verb| [&[verb, chain, "-t", "filter"], rule].concat();
+        if self.ask(&command("-C"), stop)? {
+            return Ok(());
+        }
+        if self.ask(&command(how), stop)? {
+            return Ok(());
+        }
+        Err(self.refused(&command(how), "no"))
+    }
+
+    /// Whether the program says yes; exit code 1 is its no.
+    fn ask(&self, args: &[&str], stop: &StopToken) -> Result<bool, Refused> {
+        let output = child::run(Command::new(&self.path).args(WAIT).args(args), b"", LIMITS, stop)?;
+        match output.status.code() {
+            Some(0) => Ok(true),
+            Some(1) => Ok(false),
+            _ => {
+                let said = String::from_utf8_lossy(&output.stderr);
+                let said = said.trim().lines().next().unwrap_or_default();
+                Err(self.refused(args, if said.is_empty() { "it failed" } else { said }))
+            }
+        }
+    }
+
+    fn refused(&self, args: &[&str], said: &str) -> Refused {
+        let program = self.path.display().to_string();
+        Refused::Said { program, args: args.join(" "), said: said.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Programs that remember what they were told in files named like it.
+    fn bench(names: &[&str], script: &str) -> (tempfile::TempDir, Chains) {
+        let dir = tempfile::tempdir().unwrap();
+        for name in names {
+            let path = dir.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\nDIR={}\n{script}", dir.path().display())).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let chains = Chains::in_dirs(&[dir.path().to_owned()]);
+        (dir, chains)
+    }
+
+    /// `-w 5 VERB CHAIN -t TABLE ...`; a chain or rule is a line of a file.
+    const FAKE: &str = r#"shift 2; name=$(basename "$0"); verb=$1; shift; touch "$DIR/$name.state"
+echo "$verb $*" >> "$DIR/$name.log"
+case $verb in
+-N) grep -qxF -- "chain $*" "$DIR/$name.state" && exit 1; echo "chain $*" >> "$DIR/$name.state";;
+-S) grep -qxF -- "chain $*" "$DIR/$name.state" || exit 1;;
+-C) grep -qxF -- "rule $*" "$DIR/$name.state" || exit 1;;
+-A|-I) echo "rule $*" >> "$DIR/$name.state";;
+esac
+"#;
+
+    fn lines(dir: &tempfile::TempDir, name: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn chains_are_made_and_made_again() {
+        let (dir, mut chains) = bench(&["iptables", "ip6tables"], FAKE);
+        let never = StopToken::never();
+        chains.keep(&never);
+        let state = lines(&dir, "iptables.state");
+        assert_eq!(
+            state,
+            [
+                "chain KUBE-IPTABLES-HINT -t mangle",
+                "chain KUBE-FIREWALL -t filter",
+                "rule KUBE-FIREWALL -t filter -m comment --comment block incoming localnet connections --dst 127.0.0.0/8 ! --src 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP",
+                "rule OUTPUT -t filter -j KUBE-FIREWALL",
+                "rule INPUT -t filter -j KUBE-FIREWALL",
+                "chain KUBE-KUBELET-CANARY -t mangle",
+            ]
+        );
+        let six = ["chain KUBE-IPTABLES-HINT -t mangle", "chain KUBE-KUBELET-CANARY -t mangle"];
+        assert_eq!(lines(&dir, "ip6tables.state"), six);
+        // As long as the canary lives, nothing else is asked.
+        let before = lines(&dir, "iptables.log").len();
+        chains.keep(&never);
+        assert_eq!(lines(&dir, "iptables.log").get(before..).unwrap(), ["-S KUBE-KUBELET-CANARY -t mangle"]);
+        std::fs::write(dir.path().join("iptables.state"), "").unwrap();
+        chains.keep(&never);
+        assert_eq!(lines(&dir, "iptables.state"), state);
+        // A new agent finds it all.
+        Chains::in_dirs(&[dir.path().to_owned()]).keep(&never);
+        assert_eq!(lines(&dir, "iptables.state"), state);
+    }
+
+    #[test]
+    fn without_programs_or_rights_it_is_left_alone() {
+        let (_dir, chains) = bench(&[], "");
+        assert!(chains.is_empty());
+        let (dir, mut chains) =
+            bench(&["iptables"], "echo x >> $DIR/log; echo 'you must be root' >&2; exit 4");
+        assert!(!chains.is_empty());
+        chains.keep(&StopToken::never());
+        assert!(chains.is_empty());
+        chains.keep(&StopToken::never());
+        assert_eq!(lines(&dir, "log").len(), 1);
+    }
+}

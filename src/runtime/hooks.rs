@@ -1,0 +1,276 @@
+//! Lifecycle hooks: what a container wants done after its start and before its end
+//! (Go: pkg/kubelet/lifecycle/handlers.go).
+//!
+//! A hook is tied to the call that runs it: one that is under way when the agent stops is
+//! not taken up again. After the next start postStart counts as done, and a pod that still
+//! has to be stopped runs its preStop anew.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::cri::{Class, CriError};
+use crate::model::api::{Container, HTTPGetAction, LifecycleHandler};
+use crate::model::event::EventType;
+use crate::model::ids::ContainerId;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::transport::dial::{HttpGet, Scheme, http_get, join_host_port};
+use crate::util::stop::StopToken;
+use crate::util::threads;
+
+use super::Runtime;
+use super::kill::Kill;
+use super::kill_order::pause;
+use super::security_context::pod_text;
+use super::start::{StartFailure, regarding};
+
+/// How HTTP hooks name their sender.
+const USER_AGENT: &str = "kube-lifecycle/1.36";
+
+/// A hook and the container that it belongs to.
+#[derive(Clone, Copy)]
+pub(super) struct Hook<'a> {
+    pub(super) handler: &'a LifecycleHandler,
+    pub(super) pod: &'a Pod,
+    pub(super) container: &'a Container,
+    pub(super) id: &'a ContainerId,
+    /// The pod's addresses as the runtime has them.
+    pub(super) ips: &'a [IpAddr],
+}
+
+/// How a hook that did not succeed ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Trouble {
+    /// Our own stopping.
+    Stopping,
+    /// It failed, or did not end in time.
+    Failed(String),
+}
+
+impl Hook<'_> {
+    /// What a status shows of a failed hook. Its output is not repeated in events: it may
+    /// hold secrets, and statuses are read by fewer.
+    fn failure(&self, kind: &str, what: &str, error: &str) -> Trouble {
+        let (container, pod) = (&self.container.name, pod_text(self.pod));
+        Trouble::Failed(format!(
+            "{kind} lifecycle hook ({what}) for Container {container:?} in Pod {pod:?} failed - error: {error}"
+        ))
+    }
+}
+
+impl Runtime {
+    /// Runs the postStart hook of a container that has just been started. If that fails the
+    /// container is stopped again.
+    ///
+    /// DIFFERS: a pod that is to be stopped does not wait for the end of the hook.
+    ///
+    /// # Errors
+    /// `PostStartHookError`.
+    pub(super) fn post_start(&self, hook: Hook<'_>, stop: &StopToken) -> Result<(), StartFailure> {
+        let message = match self.run_hook(hook, None, stop) {
+            Ok(()) => return Ok(()),
+            Err(Trouble::Stopping) => {
+                return Err(StartFailure {
+                    reason: reasons::POST_START_HOOK_ERROR,
+                    message: "the hook was broken off".to_owned(),
+                    retry_at: None,
+                    stopping: true,
+                });
+            }
+            Err(Trouble::Failed(message)) => message,
+        };
+        let (pod, name) = (hook.pod, &hook.container.name);
+        log::warn!("{message}");
+        self.warn(pod, name, reasons::FAILED_POST_START_HOOK, "PostStartHook failed");
+        let kill = Kill {
+            message: Some(reasons::FAILED_POST_START_HOOK.to_owned()),
+            ips: hook.ips.to_vec(),
+            ..Kill::of(pod, hook.id, name)
+        };
+        if let Err(error) = self.kill_container(&kill, stop) {
+            // The next look finds it running: as upstream it goes on then.
+            log::warn!("cannot stop the container whose postStart hook failed: {error}");
+        }
+        Err(StartFailure { reason: reasons::POST_START_HOOK_ERROR, message, retry_at: None, stopping: false })
+    }
+
+    /// Runs the preStop hook within `grace` and returns how much of it that took. A hook
+    /// that fails is told and changes nothing.
+    ///
+    /// DIFFERS: a hook that has used up the grace is broken off; upstream leaves it running
+    /// beside the last two seconds of its container.
+    ///
+    /// # Errors
+    /// When broken off by `stop`.
+    pub(super) fn pre_stop(
+        &self,
+        hook: Hook<'_>,
+        grace: Duration,
+        stop: &StopToken,
+    ) -> Result<Duration, CriError> {
+        let start = Instant::now();
+        match self.run_hook(hook, Some(grace), stop) {
+            Ok(()) => {}
+            Err(Trouble::Stopping) => {
+                return Err(CriError::Stopped { method: "StopContainer", object: hook.id.to_string() });
+            }
+            Err(Trouble::Failed(message)) => {
+                log::warn!("{message}");
+                self.warn(
+                    hook.pod,
+                    &hook.container.name,
+                    reasons::FAILED_PRE_STOP_HOOK,
+                    "PreStopHook failed",
+                );
+            }
+        }
+        Ok(start.elapsed())
+    }
+
+    fn warn(&self, pod: &Pod, container: &str, reason: &'static str, message: &str) {
+        self.shared.events.raise(regarding(pod, container), EventType::Warning, reason, message);
+    }
+
+    fn run_hook(&self, hook: Hook<'_>, limit: Option<Duration>, stop: &StopToken) -> Result<(), Trouble> {
+        let _waiting = threads::waiting("lifecycle hook");
+        let handler = hook.handler;
+        if let Some(exec) = &handler.exec {
+            return self.run_exec(hook, exec.command.as_deref().unwrap_or_default(), limit, stop);
+        }
+        if let Some(get) = &handler.http_get {
+            return self.run_http(hook, get, limit, stop);
+        }
+        if let Some(sleep) = &handler.sleep {
+            let wanted = Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0));
+            let granted = limit.map_or(wanted, |limit| wanted.min(limit));
+            return match pause(granted, stop) {
+                true => Ok(()),
+                false => Err(Trouble::Stopping),
+            };
+        }
+        // A TCP hook connects nowhere, upstream neither: there is nothing it could do.
+        let kind = if handler.tcp_socket.is_some() { "tcpSocket" } else { "none" };
+        Err(Trouble::Failed(format!("Cannot run handler: invalid handler: {kind}")))
+    }
+
+    fn run_exec(
+        &self,
+        hook: Hook<'_>,
+        command: &[String],
+        limit: Option<Duration>,
+        stop: &StopToken,
+    ) -> Result<(), Trouble> {
+        let failure = |error: &str, output: &[u8]| {
+            let output = String::from_utf8_lossy(output);
+            let error = format!("{error}, message: {output:?}");
+            hook.failure("Exec", &format!("[{}]", command.join(" ")), &error)
+        };
+        match self.shared.cri.exec_sync_within(hook.id, command.to_vec(), limit, stop) {
+            Ok(output) if output.exit_code == 0 => Ok(()),
+            Ok(output) => {
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                let error =
+                    format!("command '{}' exited with {}: {stderr}", command.join(" "), output.exit_code);
+                Err(failure(&error, &[output.stdout, output.stderr].concat()))
+            }
+            Err(error) if error.class() == Class::Stopping => Err(Trouble::Stopping),
+            Err(error) => Err(failure(&error.to_string(), b"")),
+        }
+    }
+
+    /// Whatever the status, an answer is a success.
+    fn run_http(
+        &self,
+        hook: Hook<'_>,
+        action: &HTTPGetAction,
+        limit: Option<Duration>,
+        stop: &StopToken,
+    ) -> Result<(), Trouble> {
+        let start = Instant::now();
+        let failure = |error: &str| hook.failure("HTTP", action.path.as_deref().unwrap_or_default(), error);
+        let host = self.host_of(hook, action).map_err(|error| failure(&error))?;
+        let port = port_number(hook.container, &action.port).map_err(|error| failure(&error))?;
+        let mut headers: Vec<(String, String)> = action
+            .http_headers
+            .iter()
+            .flatten()
+            .map(|header| (header.name.clone(), header.value.clone()))
+            .collect();
+        let get = |scheme, headers: &[(String, String)]| {
+            let answer = http_get(
+                &HttpGet {
+                    scheme,
+                    host: &host,
+                    port,
+                    path: action.path.as_deref().unwrap_or_default(),
+                    headers,
+                    user_agent: USER_AGENT,
+                    timeout: limit.map(|limit| limit.saturating_sub(start.elapsed())),
+                },
+                stop,
+            );
+            match answer {
+                // The head was there, and nobody reads the body.
+                Err(error) if error.is_body() => Ok(()),
+                answer => answer.map(drop),
+            }
+        };
+        let scheme = if action.scheme.as_deref() == Some("HTTPS") { Scheme::Https } else { Scheme::Http };
+        let error = match get(scheme, &headers) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.is_stopped() => return Err(Trouble::Stopping),
+            Err(error) => error,
+        };
+        if !error.is_plain_http() {
+            return Err(failure(&error.to_string()));
+        }
+        // Older nodes never spoke TLS here, and containers rely on that. What is secret
+        // must not travel in the clear, though.
+        headers.retain(|(name, _)| !name.eq_ignore_ascii_case("Authorization"));
+        match get(Scheme::Http, &headers) {
+            Ok(()) => {
+                let host = join_host_port(&host, port);
+                let text = format!(
+                    "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
+                );
+                self.shared.events.warning(hook.pod, reasons::LIFECYCLE_HTTP_FALLBACK, text);
+                Ok(())
+            }
+            Err(again) if again.is_stopped() => Err(Trouble::Stopping),
+            Err(_) => Err(failure(&error.to_string())),
+        }
+    }
+
+    /// A container on the node's network has no address of its own at the runtime.
+    ///
+    /// DIFFERS: then the node's is taken; upstream fails for want of one.
+    fn host_of(&self, hook: Hook<'_>, get: &HTTPGetAction) -> Result<String, String> {
+        if let Some(host) = get.host.as_deref().filter(|host| !host.is_empty()) {
+            return Ok(host.to_owned());
+        }
+        let of_node = self.shared.settings.node_ips.first().filter(|_| hook.pod.host_network());
+        let ip = hook.ips.first().or(of_node);
+        ip.map(ToString::to_string).ok_or_else(|| "failed to find networking container".to_owned())
+    }
+}
+
+/// The port that a handler means: a number, a port's name, or a number written as a text.
+fn port_number(container: &Container, port: &IntOrString) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(number) => i64::from(*number),
+        IntOrString::String(name) => container
+            .ports
+            .iter()
+            .flatten()
+            .find(|port| port.name.as_deref() == Some(name))
+            .map(|port| i64::from(port.container_port))
+            .or_else(|| name.parse().ok())
+            .ok_or_else(|| format!("the container has no port {name:?}"))?,
+    };
+    match u16::try_from(number) {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(format!("invalid port number: {number}")),
+    }
+}

@@ -1,0 +1,29 @@
+//! Images on the node that matter to pods without a container made from them
+//! (Go: image volumes in the image manager and in image GC).
+
+use jiff::Timestamp;
+
+use crate::model::ids::ImageRef;
+use crate::model::pod::Pod;
+
+use super::Runtime;
+use super::images::gc::SeenImage;
+use super::images::name::with_default_tag;
+
+/// Every name under which the runtime may list the images of a pod's volumes: they are in
+/// use, though no container is made from them.
+pub fn volume_image_names(pod: &Pod) -> impl Iterator<Item = ImageRef> + '_ {
+    let sources = pod.spec().volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
+    let names = sources.filter_map(|source| with_default_tag(source.reference.as_deref()?).ok());
+    names.flat_map(|name| {
+        let full = ["docker.io/library/", "docker.io/"].map(|prefix| format!("{prefix}{name}"));
+        full.into_iter().chain([name]).map(ImageRef::from)
+    })
+}
+
+impl Runtime {
+    /// Takes in which images are on the node: records of pulls of vanished ones go.
+    pub fn settle_pulls(&self, images: &[SeenImage], listed_at: Timestamp) {
+        self.shared.images.settle(images, listed_at);
+    }
+}

@@ -1,0 +1,337 @@
+//! Registry credentials from programs (Go: pkg/credentialprovider/plugin). A program is asked
+//! about one image and answers with credentials by pattern; its failure costs no pull more
+//! than these credentials.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::GoDuration;
+use crate::config::credential_providers::{CredentialProvider, CredentialProviders};
+use crate::util::child::{self, ChildError, Limits};
+use crate::util::stop::StopToken;
+
+use super::credentials::{Credential, Entry, Index, index, key_matches, lookup};
+use super::name::{repository, split_domain};
+use super::permits::Permits;
+
+const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
+/// Of what a failing program says, as much goes to the log.
+const STDERR_SHOWN: usize = 200;
+const GLOBAL_KEY: &str = "global";
+
+/// All configured programs.
+pub(super) struct Providers {
+    list: Vec<Provider>,
+}
+
+struct Provider {
+    settings: CredentialProvider,
+    program: PathBuf,
+    /// One process at a time; who waited finds the answer in the cache.
+    turn: Permits,
+    cache: Mutex<HashMap<String, Cached>>,
+}
+
+struct Cached {
+    until: Instant,
+    credentials: Index,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ProviderError {
+    #[error("{0}")]
+    Child(#[from] ChildError),
+    #[error("it ended with {status}: {stderr}")]
+    Exit { status: std::process::ExitStatus, stderr: String },
+    #[error("its answer is no CredentialProviderResponse (line {line}, column {column})")]
+    Decode { line: usize, column: usize },
+    #[error("kind from credential plugin response is {actual:?}")]
+    Kind { actual: String },
+    #[error(
+        "apiVersion from credential plugin response did not match expected apiVersion:{expected}, actual apiVersion:{actual}"
+    )]
+    ApiVersion { expected: String, actual: String },
+    #[error("credential provider plugin did not return a valid cacheKeyType: {0:?}")]
+    CacheKeyType(String),
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Request<'a> {
+    kind: &'static str,
+    api_version: &'a str,
+    image: &'a str,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct Response {
+    kind: String,
+    api_version: String,
+    cache_key_type: String,
+    cache_duration: Option<GoDuration>,
+    auth: Option<BTreeMap<String, Entry>>,
+}
+
+impl Providers {
+    pub(super) fn new(settings: Option<&CredentialProviders>) -> Providers {
+        let one = |bin_dir: &PathBuf, provider: &CredentialProvider| Provider {
+            program: bin_dir.join(&provider.name),
+            settings: provider.clone(),
+            turn: Permits::new(Some(1)),
+            cache: Mutex::default(),
+        };
+        let list = settings.map(|settings| {
+            settings.providers.iter().map(|provider| one(&settings.bin_dir, provider)).collect()
+        });
+        Providers { list: list.unwrap_or_default() }
+    }
+
+    /// Credentials for `image` from every program that is responsible for it. Blocks while
+    /// programs run, until `stop`.
+    pub(super) fn for_image(&self, image: &str, stop: &StopToken) -> Vec<Credential> {
+        if self.list.is_empty() {
+            return Vec::new();
+        }
+        let image = full_name(image);
+        let responsible = self.list.iter().filter(|provider| provider.matches(&image));
+        responsible.flat_map(|provider| provider.credentials(&image, stop)).collect()
+    }
+}
+
+impl Provider {
+    fn matches(&self, image: &str) -> bool {
+        let (host, path) = image.split_once('/').unwrap_or((image, ""));
+        self.settings.match_images.iter().any(|pattern| {
+            let pattern = pattern.split_once("://").map_or(pattern.as_str(), |(_, rest)| rest);
+            key_matches(pattern, host, path)
+        })
+    }
+
+    fn credentials(&self, image: &str, stop: &StopToken) -> Vec<Credential> {
+        // Pods of this node have no service accounts as long as there is no API server.
+        if self.settings.token_attributes.as_ref().is_some_and(|it| it.require_service_account == Some(true))
+        {
+            return Vec::new();
+        }
+        if let Some(found) = self.cached(image, Instant::now()) {
+            return found;
+        }
+        let Some(_turn) = self.turn.take(stop) else { return Vec::new() };
+        if let Some(found) = self.cached(image, Instant::now()) {
+            return found;
+        }
+        match self.ask(image, stop) {
+            Ok(response) => self.keep(image, response, Instant::now()),
+            Err(error) => {
+                if !stop.is_stopped() {
+                    let name = &self.settings.name;
+                    log::warn!("credential provider {name} has no answer for image {image}: {error}");
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    fn cached(&self, image: &str, now: Instant) -> Option<Vec<Credential>> {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = |key: &str| cache.get(key).filter(|cached| now < cached.until);
+        let cached = fresh(image).or_else(|| fresh(registry(image))).or_else(|| fresh(GLOBAL_KEY))?;
+        Some(lookup(&cached.credentials, image))
+    }
+
+    fn keep(&self, image: &str, response: Response, now: Instant) -> Vec<Credential> {
+        let credentials = index(response.auth.unwrap_or_default());
+        let found = lookup(&credentials, image);
+        let duration = response.cache_duration.or(self.settings.default_cache_duration).unwrap_or_default();
+        let key = match response.cache_key_type.as_str() {
+            "Registry" => registry(image),
+            "Global" => GLOBAL_KEY,
+            _ => image,
+        };
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.retain(|_, cached| now < cached.until);
+        if let Some(until) = now.checked_add(duration.to_std()).filter(|until| *until > now) {
+            cache.insert(key.to_owned(), Cached { until, credentials });
+        }
+        found
+    }
+
+    fn ask(&self, image: &str, stop: &StopToken) -> Result<Response, ProviderError> {
+        let api_version = self.settings.api_version.as_str();
+        let request = Request { kind: "CredentialProviderRequest", api_version, image };
+        // Three texts always serialize.
+        let request = serde_json::to_vec(&request).unwrap_or_default();
+        let mut command = Command::new(&self.program);
+        command.args(self.settings.args.iter().flatten());
+        command.envs(self.settings.env.iter().flatten().map(|variable| (&variable.name, &variable.value)));
+        let output = child::run(&mut command, &request, LIMITS, stop)?;
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let stderr = stderr.trim().chars().take(STDERR_SHOWN).flat_map(char::escape_debug).collect();
+            return Err(ProviderError::Exit { status: output.status, stderr });
+        }
+        // The decoder's own words may quote the answer, and with it a password.
+        let response: Response = serde_json::from_slice(&output.stdout)
+            .map_err(|error| ProviderError::Decode { line: error.line(), column: error.column() })?;
+        if response.kind != "CredentialProviderResponse" {
+            return Err(ProviderError::Kind { actual: response.kind });
+        }
+        if response.api_version != api_version {
+            let expected = api_version.to_owned();
+            return Err(ProviderError::ApiVersion { expected, actual: response.api_version });
+        }
+        if !["Image", "Registry", "Global"].contains(&response.cache_key_type.as_str()) {
+            return Err(ProviderError::CacheKeyType(response.cache_key_type));
+        }
+        Ok(response)
+    }
+}
+
+/// The name with registry and namespace, as providers know it, without tag and digest.
+fn full_name(image: &str) -> String {
+    let name = repository(image);
+    match split_domain(name) {
+        (Some("index.docker.io"), path) => format!("docker.io/{path}"),
+        (Some(_), _) => name.to_owned(),
+        (None, path) if path.contains('/') => format!("docker.io/{path}"),
+        (None, path) => format!("docker.io/library/{path}"),
+    }
+}
+
+/// Host and port.
+fn registry(image: &str) -> &str {
+    image.split_once('/').map_or(image, |(registry, _)| registry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A program that counts its calls and answers with `answer`.
+    struct Bench {
+        dir: tempfile::TempDir,
+        providers: Providers,
+    }
+
+    impl Bench {
+        fn new(match_images: &[&str], answer: &str) -> Bench {
+            let dir = tempfile::tempdir().unwrap();
+            let program = dir.path().join("p");
+            let script = format!(
+                "#!/bin/sh\ncat > {0}/request\necho \"$1 $A\" >> {0}/calls\ncat <<'END'\n{answer}\nEND\n",
+                dir.path().display()
+            );
+            std::fs::write(&program, script).unwrap();
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+            let provider = CredentialProvider {
+                name: "p".into(),
+                match_images: match_images.iter().map(|image| (*image).to_owned()).collect(),
+                default_cache_duration: Some(GoDuration::from_secs(60)),
+                api_version: "credentialprovider.kubelet.k8s.io/v1".into(),
+                args: Some(vec!["get".into()]),
+                env: Some(vec![crate::config::credential_providers::Variable {
+                    name: "A".into(),
+                    value: "b".into(),
+                }]),
+                token_attributes: None,
+            };
+            let settings = CredentialProviders { bin_dir: dir.path().to_owned(), providers: vec![provider] };
+            Bench { providers: Providers::new(Some(&settings)), dir }
+        }
+
+        fn users(&self, image: &str) -> Vec<String> {
+            let found = self.providers.for_image(image, &StopToken::never());
+            found.into_iter().map(|credential| credential.username).collect()
+        }
+
+        fn calls(&self) -> usize {
+            let calls = std::fs::read_to_string(self.dir.path().join("calls")).unwrap_or_default();
+            assert!(calls.lines().all(|line| line == "get b"), "{calls}");
+            calls.lines().count()
+        }
+    }
+
+    fn answer(key_type: &str, more: &str) -> String {
+        format!(
+            r#"{{"kind": "CredentialProviderResponse", "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+                "cacheKeyType": "{key_type}"{more}, "auth": {{
+                "r.example": {{"username": "u", "password": "p"}}, "*.r.example/x": {{"username": "v", "password": "q"}}}}}}"#
+        )
+    }
+
+    #[test]
+    fn asks_only_about_its_images_and_remembers() {
+        let bench = Bench::new(&["r.example", "*.r.example"], &answer("Image", ""));
+        assert_eq!(bench.users("other.example/x"), Vec::<String>::new());
+        assert_eq!(bench.calls(), 0);
+        assert_eq!(bench.users("r.example/x:1"), ["u"]);
+        assert_eq!(bench.users("r.example/x:2"), ["u"]);
+        assert_eq!(bench.calls(), 1);
+        assert_eq!(
+            std::fs::read_to_string(bench.dir.path().join("request")).unwrap(),
+            r#"{"kind":"CredentialProviderRequest","apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"r.example/x"}"#
+        );
+        assert_eq!(bench.users("a.r.example/x/y"), ["v"]);
+        assert_eq!(bench.calls(), 2);
+    }
+
+    #[test]
+    fn cache_keys_and_durations() {
+        let check = |key_type, more, calls| {
+            let bench = Bench::new(&["r.example", "*.r.example"], &answer(key_type, more));
+            for image in ["r.example/x", "r.example/y", "r.example/x", "a.r.example/x"] {
+                assert_eq!(bench.users(image).len(), 1);
+            }
+            assert_eq!(bench.calls(), calls, "{key_type} {more}");
+        };
+        check("Image", "", 3);
+        check("Registry", "", 2);
+        check("Global", "", 1);
+        check("Global", r#", "cacheDuration": "0s""#, 4);
+        check("Global", r#", "cacheDuration": "1h0m0s""#, 1);
+    }
+
+    #[test]
+    fn a_bad_answer_is_no_answer() {
+        for bad in [
+            "",
+            "{",
+            r#"{"auth": "secret"}"#,
+            &answer("Image", "").replace("Response", "Request"),
+            &answer("Image", "").replace("io/v1", "io/v1beta1"),
+            &answer("Pod", ""),
+        ] {
+            let bench = Bench::new(&["r.example"], bad);
+            assert_eq!(bench.users("r.example/x"), Vec::<String>::new(), "{bad}");
+            let provider = &bench.providers.list[0];
+            let error = provider.ask("r.example/x", &StopToken::never()).err().unwrap().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
+        let mut bench = Bench::new(&["r.example"], &answer("Image", ""));
+        std::fs::write(bench.dir.path().join("p"), "#!/bin/sh\necho no token >&2\nexit 7\n").unwrap();
+        let error = bench.providers.list[0].ask("r.example/x", &StopToken::never()).err().unwrap();
+        assert!(error.to_string().ends_with("7: no token"), "{error}");
+        bench.providers.list[0].program = "/no/such/program".into();
+        assert_eq!(bench.users("r.example/x"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn names_are_completed() {
+        for (image, expected) in [
+            ("busybox", "docker.io/library/busybox"),
+            ("team/app:1", "docker.io/team/app"),
+            ("index.docker.io/a/b", "docker.io/a/b"),
+            ("r.example:5000/a@sha256:00", "r.example:5000/a"),
+        ] {
+            assert_eq!(full_name(image), expected);
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! Which images this node has pulled, and who may use them (Go: pkg/kubelet/images/pullmanager).
+//! An image on the node is no proof that a pod may have it: one that was pulled with a pod's
+//! own credentials is for pods that can show them.
+//!
+//! The files are upstream's, so that another kubelet that takes over knows as much:
+//! an intent before each pull, a record after it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::model::ids::ImageRef;
+use crate::util::{atomic_file, sha256};
+
+use super::gc::SeenImage;
+use super::name::repository;
+
+const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+const INTENT_KIND: &str = "ImagePullIntent";
+const RECORD_KIND: &str = "ImagePulledRecord";
+
+/// `imagePullCredentialsVerificationPolicy`: which images on the node need a proof.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Verification {
+    /// The feature gate is off: no records either.
+    #[default]
+    Off,
+    /// None.
+    Never,
+    /// Those that a kubelet has pulled.
+    NotPreloaded,
+    /// All but these repositories, or what lies below an entry that ends with `/*`.
+    NotAllowlisted(Vec<String>),
+    /// All.
+    Always,
+}
+
+impl Verification {
+    /// From the words of the configuration, which have been validated.
+    #[must_use]
+    pub fn from_policy(policy: &str, allowlist: &[String]) -> Verification {
+        match policy {
+            "NeverVerify" => Verification::Never,
+            "NeverVerifyAllowlistedImages" => Verification::NotAllowlisted(allowlist.to_vec()),
+            "AlwaysVerify" => Verification::Always,
+            _ => Verification::NotPreloaded,
+        }
+    }
+
+    fn wants_proof(&self, image: &str, pulled_here: bool) -> bool {
+        match self {
+            Verification::Off | Verification::Never => false,
+            Verification::NotPreloaded => pulled_here,
+            Verification::NotAllowlisted(list) => !list.iter().any(|entry| match entry.strip_suffix("/*") {
+                Some(above) => {
+                    repository(image).strip_prefix(above).is_some_and(|rest| rest.starts_with('/'))
+                }
+                None => repository(image) == entry,
+            }),
+            Verification::Always => true,
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Intent {
+    kind: String,
+    api_version: String,
+    image: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    kind: String,
+    api_version: String,
+    last_updated_time: Timestamp,
+    image_ref: String,
+    /// By the image's name without tag and digest.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    credential_mapping: BTreeMap<String, Access>,
+}
+
+/// Who may use an image.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Access {
+    /// Kept as they are: no pod of ours can show one yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kubernetes_secrets: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kubernetes_service_accounts: Option<serde_json::Value>,
+    /// Pulled without credentials, or with the node's own.
+    #[serde(skip_serializing_if = "is_false")]
+    node_pods_accessible: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum RecordError {
+    #[error("cannot {attempt} {}: {error}", path.display())]
+    Io { attempt: &'static str, path: PathBuf, error: std::io::Error },
+    #[error("{} is damaged: {error}", path.display())]
+    Content { path: PathBuf, error: serde_json::Error },
+}
+
+/// See the module.
+pub(super) struct Records {
+    verification: Verification,
+    pulling: PathBuf,
+    pulled: PathBuf,
+    /// Pulls under way by image. Whoever writes a file holds it.
+    under_way: Mutex<HashMap<String, usize>>,
+}
+
+impl Records {
+    pub(super) fn new(root_dir: &Path, verification: Verification) -> Records {
+        let dir = root_dir.join("image_manager");
+        Records {
+            verification,
+            pulling: dir.join("pulling"),
+            pulled: dir.join("pulled"),
+            under_way: Mutex::default(),
+        }
+    }
+
+    /// Whether proofs exist at all.
+    pub(super) fn is_on(&self) -> bool {
+        self.verification != Verification::Off
+    }
+
+    /// Whether an image that is on the node has to be pulled nevertheless, to prove that the
+    /// pod may have it. Pods have no secrets of their own as long as there is no API server.
+    pub(super) fn must_pull(&self, image: &str, reference: &ImageRef) -> bool {
+        if matches!(self.verification, Verification::Off | Verification::Never) {
+            return false;
+        }
+        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let record = match self.record(reference.as_str()) {
+            Ok(record) => record,
+            Err(error) => {
+                log::warn!("cannot tell who may use image {image}: {error}");
+                return true;
+            }
+        };
+        let pulled_here =
+            record.is_some() || under_way.contains_key(image) || file(&self.pulling, image).exists();
+        if !self.verification.wants_proof(image, pulled_here) {
+            return false;
+        }
+        let access = record.as_ref().and_then(|record| record.credential_mapping.get(repository(image)));
+        !access.is_some_and(|access| access.node_pods_accessible)
+    }
+
+    /// A pull begins. Without this note nobody would know after a crash whose image it is.
+    ///
+    /// # Errors
+    /// A text for the waiting container; the pull must not begin.
+    pub(super) fn intend(&self, image: &str) -> Result<(), String> {
+        if !self.is_on() {
+            return Ok(());
+        }
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = under_way.entry(image.to_owned()).or_default();
+        if *count == 0 {
+            let intent = Intent {
+                kind: INTENT_KIND.to_owned(),
+                api_version: API_VERSION.to_owned(),
+                image: image.to_owned(),
+            };
+            if let Err(error) = write(&self.pulling, image, &intent) {
+                under_way.remove(image);
+                return Err(format!("failed to record image pull intent: {error}"));
+            }
+        }
+        *count += 1;
+        Ok(())
+    }
+
+    /// A pull without credentials, or with the node's own, has ended well: from now on every
+    /// pod may use the image.
+    pub(super) fn pulled(&self, image: &str, reference: &ImageRef) {
+        if !self.is_on() {
+            return;
+        }
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let access = Access { node_pods_accessible: true, ..Access::default() };
+        match self.note(image, reference.as_str(), Some(access)) {
+            Ok(()) => self.end(&mut under_way, image),
+            // The intent stays, and with it the knowledge that the image is not a preloaded one.
+            Err(error) => log::warn!("cannot note who may use image {image}: {error}"),
+        }
+    }
+
+    /// A pull has failed.
+    pub(super) fn failed(&self, image: &str) {
+        if self.is_on() {
+            self.end(&mut self.under_way.lock().unwrap_or_else(PoisonError::into_inner), image);
+        }
+    }
+
+    /// A pull was broken off. The runtime may have got the image nevertheless, so the intent
+    /// stays, as after a crash.
+    pub(super) fn abandoned(&self, image: &str) {
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        match under_way.get_mut(image) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(under_way.remove(image)),
+        }
+    }
+
+    /// Clears up after crashes and removals, when it is known which images there are. Pulls
+    /// that a dead agent left behind leave records without credentials, which make the
+    /// next user prove himself; records of images that are gone go, too.
+    pub(super) fn settle(&self, images: &[SeenImage], listed_at: Timestamp) {
+        if !self.is_on() {
+            return;
+        }
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        for intent in all::<Intent>(&self.pulling) {
+            let image = intent.image;
+            if under_way.contains_key(&image) {
+                continue;
+            }
+            if let Some(found) = images.iter().find(|seen| seen.names.iter().any(|name| same(name, &image)))
+                && let Err(error) = self.note(&image, found.id.as_str(), None)
+            {
+                log::warn!("cannot note that image {image} was pulled: {error}");
+                continue;
+            }
+            self.end(&mut under_way, &image);
+        }
+        let present: BTreeSet<&str> = images.iter().map(|seen| seen.id.as_str()).collect();
+        for record in all::<Record>(&self.pulled) {
+            if !present.contains(record.image_ref.as_str()) && record.last_updated_time < listed_at {
+                remove(&file(&self.pulled, &record.image_ref));
+            }
+        }
+    }
+
+    fn end(&self, under_way: &mut HashMap<String, usize>, image: &str) {
+        match under_way.get_mut(image) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => {
+                under_way.remove(image);
+                remove(&file(&self.pulling, image));
+            }
+        }
+    }
+
+    fn record(&self, reference: &str) -> Result<Option<Record>, RecordError> {
+        read(&file(&self.pulled, reference))
+    }
+
+    fn note(&self, image: &str, reference: &str, access: Option<Access>) -> Result<(), RecordError> {
+        let old = self.record(reference).unwrap_or_else(|error| {
+            log::warn!("{error}; it is written anew");
+            None
+        });
+        let is_new = old.is_none();
+        let mut record = old.unwrap_or_else(|| Record {
+            kind: RECORD_KIND.to_owned(),
+            api_version: API_VERSION.to_owned(),
+            last_updated_time: Timestamp::now(),
+            image_ref: reference.to_owned(),
+            credential_mapping: BTreeMap::new(),
+        });
+        let before = record.credential_mapping.get(repository(image));
+        if !is_new && (access.is_none() || before == access.as_ref()) {
+            return Ok(());
+        }
+        if let Some(access) = access {
+            record.credential_mapping.insert(repository(image).to_owned(), access);
+        }
+        let now = Timestamp::now();
+        record.last_updated_time = Timestamp::from_second(now.as_second()).unwrap_or(now);
+        write(&self.pulled, reference, &record)
+    }
+}
+
+fn file(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("sha256-{}", sha256::hex(name.as_bytes())))
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != ErrorKind::NotFound
+    {
+        log::warn!("cannot remove {}: {error}", path.display());
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, RecordError> {
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|error| RecordError::Content { path: path.to_owned(), error }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(RecordError::Io { attempt: "read", path: path.to_owned(), error }),
+    }
+}
+
+fn write<T: Serialize>(dir: &Path, name: &str, content: &T) -> Result<(), RecordError> {
+    use std::os::unix::fs::DirBuilderExt;
+    if !dir.is_dir() {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.map_err(|error| RecordError::Io { attempt: "make", path: dir.to_owned(), error })?;
+    }
+    let path = file(dir, name);
+    // Texts, numbers and maps of texts always serialize.
+    let bytes = serde_json::to_vec(content).unwrap_or_default();
+    atomic_file::write(&path, &bytes, 0o600).map_err(|error| RecordError::Io {
+        attempt: "write",
+        path,
+        error,
+    })
+}
+
+/// What can be read of a directory's records.
+fn all<T: serde::de::DeserializeOwned>(dir: &Path) -> Vec<T> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| {
+        entry.file_name().to_str().is_some_and(|name| name.starts_with("sha256-") && !name.ends_with(".tmp"))
+    });
+    named.filter_map(|entry| read(&entry.path()).ok().flatten()).collect()
+}
+
+/// Whether the runtime's name for an image is the pod's, which may lack the default registry.
+fn same(listed: &str, image: &str) -> bool {
+    let rest = |prefix: &str| listed.strip_prefix(prefix) == Some(image);
+    listed == image || rest("docker.io/library/") || rest("docker.io/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IMAGE: &str = "r.example/team/app:1";
+
+    fn reference() -> ImageRef {
+        ImageRef::from("sha256:00")
+    }
+
+    fn records(dir: &tempfile::TempDir, verification: Verification) -> Records {
+        Records::new(dir.path(), verification)
+    }
+
+    fn seen(id: &str, name: &str) -> SeenImage {
+        SeenImage { id: id.into(), names: vec![name.to_owned()], size_bytes: 1, pinned: false }
+    }
+
+    #[test]
+    fn what_needs_a_proof() {
+        let list = || Verification::NotAllowlisted(vec!["r.example/team/*".into(), "a".into()]);
+        for (verification, image, preloaded, pulled) in [
+            (Verification::Off, IMAGE, false, false),
+            (Verification::Never, IMAGE, false, false),
+            (Verification::NotPreloaded, IMAGE, false, true),
+            (Verification::Always, IMAGE, true, true),
+            (list(), IMAGE, false, false),
+            (list(), "a:1", false, false),
+            (list(), "a/b:1", true, true),
+            (list(), "r.example/teams/x", true, true),
+        ] {
+            assert_eq!(verification.wants_proof(image, false), preloaded, "{verification:?} {image}");
+            assert_eq!(verification.wants_proof(image, true), pulled, "{verification:?} {image}");
+        }
+        assert_eq!(Verification::from_policy("", &[]), Verification::NotPreloaded);
+        assert_eq!(Verification::from_policy("AlwaysVerify", &[]), Verification::Always);
+    }
+
+    #[test]
+    fn a_pull_of_our_own_opens_the_image_to_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = records(&dir, Verification::NotPreloaded);
+        // Preloaded.
+        assert!(!records.must_pull(IMAGE, &reference()));
+        records.intend(IMAGE).unwrap();
+        let intent = dir.path().join("image_manager/pulling");
+        assert_eq!(std::fs::read_dir(&intent).unwrap().count(), 1);
+        // Another pod sees it appear while the pull is under way.
+        assert!(records.must_pull(IMAGE, &reference()));
+        records.pulled(IMAGE, &reference());
+        assert_eq!(std::fs::read_dir(&intent).unwrap().count(), 0);
+        assert!(!records.must_pull(IMAGE, &reference()));
+        assert!(!records.must_pull("r.example/team/app@sha256:11", &reference()));
+        // The same image under another name is another matter.
+        assert!(records.must_pull("other.example/app:1", &reference()));
+        let text =
+            std::fs::read_to_string(file(&dir.path().join("image_manager/pulled"), "sha256:00")).unwrap();
+        assert!(text.starts_with(
+            r#"{"kind":"ImagePulledRecord","apiVersion":"kubelet.config.k8s.io/v1beta1","lastUpdatedTime":""#
+        ));
+        assert!(text.ends_with(
+            r#""imageRef":"sha256:00","credentialMapping":{"r.example/team/app":{"nodePodsAccessible":true}}}"#
+        ));
+    }
+
+    #[test]
+    fn an_image_pulled_with_a_secret_is_not_for_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let pulled = dir.path().join("image_manager/pulled");
+        std::fs::create_dir_all(&pulled).unwrap();
+        let record = r#"{"kind":"ImagePulledRecord","apiVersion":"kubelet.config.k8s.io/v1alpha1",
+            "lastUpdatedTime":"2026-01-01T00:00:00Z","imageRef":"sha256:00","credentialMapping":{"r.example/team/app":
+            {"kubernetesSecrets":[{"uid":"u","namespace":"n","name":"s","credentialHash":"h"}]}}}"#;
+        std::fs::write(file(&pulled, "sha256:00"), record).unwrap();
+        let records = records(&dir, Verification::NotPreloaded);
+        assert!(records.must_pull(IMAGE, &reference()));
+        records.intend(IMAGE).unwrap();
+        records.failed(IMAGE);
+        assert!(records.must_pull(IMAGE, &reference()));
+        std::fs::write(file(&pulled, "sha256:00"), "{").unwrap();
+        assert!(records.must_pull(IMAGE, &reference()));
+        // Proven by a pull of the node's own.
+        records.pulled(IMAGE, &reference());
+        assert!(!records.must_pull(IMAGE, &reference()));
+    }
+
+    #[test]
+    fn leftovers_of_a_crash_are_settled() {
+        let dir = tempfile::tempdir().unwrap();
+        for image in [IMAGE, "gone:1", "busybox:1"] {
+            records(&dir, Verification::NotPreloaded).intend(image).unwrap();
+        }
+        let records = records(&dir, Verification::NotPreloaded);
+        assert!(records.must_pull(IMAGE, &reference()));
+        let images = [seen("sha256:00", IMAGE), seen("sha256:01", "docker.io/library/busybox:1")];
+        records.settle(&images, Timestamp::now());
+        assert_eq!(std::fs::read_dir(&records.pulling).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);
+        assert!(records.must_pull(IMAGE, &reference()));
+        assert!(records.must_pull("busybox:1", &ImageRef::from("sha256:01")));
+        // Only what was noted before the list was made is judged by it.
+        records.settle(&images[..1], Timestamp::UNIX_EPOCH);
+        assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);
+        let later = Timestamp::from_second(Timestamp::now().as_second() + 60).unwrap();
+        records.settle(&images[..1], later);
+        assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn without_a_place_for_intents_nothing_is_pulled() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("image_manager"), "").unwrap();
+        let records = records(&dir, Verification::NotPreloaded);
+        assert!(
+            records.intend(IMAGE).unwrap_err().starts_with("failed to record image pull intent: cannot make")
+        );
+        Records::new(dir.path(), Verification::Off).intend(IMAGE).unwrap();
+    }
+}

@@ -1,0 +1,428 @@
+//! What a container mounts: its volumes, images among them, the hosts file, the
+//! termination log (Go: makeMounts, getImageVolumes).
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::cri::CriError;
+use crate::model::api::VolumeMount;
+use crate::model::ids::ImageRef;
+use crate::model::mount::{MountedVolume, SubPath, SubPathFailure};
+use crate::model::pod::Pod;
+use crate::transport::generated::MessageField;
+use crate::transport::generated::runtime::{ImageSpec, Mount, MountPropagation, PodSandboxConfig};
+use crate::util::stop::StopToken;
+
+use super::Runtime;
+use super::config_error::ConfigError;
+use super::container_config::ContainerInputs;
+use super::env::Env;
+use super::expand::expand;
+use super::hosts;
+use super::images::{ImageFailure, Wanted};
+use super::start::Start;
+
+/// A volume whose content is an image, which is on the node.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ImageVolume {
+    /// The volume's name in `spec.volumes`.
+    volume: String,
+    spec: ImageSpec,
+}
+
+impl Runtime {
+    /// Makes sure of the images that the container mounts as volumes. Failures look like
+    /// those of its own image.
+    ///
+    /// DIFFERS: upstream gets all image volumes of a pod before any container starts; here
+    /// each container waits for its own only.
+    pub(super) fn image_volumes(
+        &self,
+        start: &Start<'_>,
+        sandbox_config: &PodSandboxConfig,
+    ) -> Result<Vec<ImageVolume>, ImageFailure> {
+        let Start { pod, container, stop, .. } = *start;
+        let mounted = |name: &str| container.volume_mounts.iter().flatten().any(|mount| mount.name == name);
+        let mut found = Vec::new();
+        for volume in pod.spec().volumes.iter().flatten().filter(|volume| mounted(&volume.name)) {
+            let Some(source) = &volume.image else { continue };
+            let image = self.shared.images.ensure(Wanted {
+                pod,
+                image: source.reference.as_deref().unwrap_or_default(),
+                policy: source.pull_policy.as_deref(),
+                regarding: &pod.regarding(""),
+                sandbox_config,
+                stop,
+            })?;
+            let reference = image.reference.as_str();
+            found.push(image_volume(pod, &volume.name, reference, source.reference.as_deref()));
+        }
+        Ok(found)
+    }
+
+    /// The images that volumes of these pods are made of, as far as they are on the node:
+    /// no container names them, and without this they would be collected as unused.
+    ///
+    /// # Errors
+    /// When the runtime does not answer: then nobody knows what is in use.
+    pub fn images_of_volumes<'a>(
+        &self,
+        pods: impl Iterator<Item = &'a Pod>,
+        stop: &StopToken,
+    ) -> Result<BTreeSet<ImageRef>, CriError> {
+        let volumes = pods.flat_map(|pod| pod.spec().volumes.iter().flatten());
+        let wanted: BTreeSet<&str> =
+            volumes.filter_map(|volume| volume.image.as_ref()?.reference.as_deref()).collect();
+        wanted.into_iter().filter_map(|image| self.shared.images.id_of(image, stop).transpose()).collect()
+    }
+}
+
+fn image_volume(pod: &Pod, volume: &str, reference: &str, requested: Option<&str>) -> ImageVolume {
+    let annotations = pod.object().metadata.annotations.iter().flatten();
+    ImageVolume {
+        volume: volume.to_owned(),
+        spec: ImageSpec {
+            image: reference.to_owned(),
+            user_specified_image: requested.unwrap_or_default().to_owned(),
+            annotations: annotations.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            ..ImageSpec::default()
+        },
+    }
+}
+
+/// Volume mounts in the order of the manifest, then the hosts file, then the termination log.
+pub(super) fn mounts(inputs: &ContainerInputs<'_>, environment: &Env) -> Result<Vec<Mount>, ConfigError> {
+    let ContainerInputs { container, volumes, host, .. } = *inputs;
+    if let Some(device) = container.volume_devices.iter().flatten().next() {
+        return Err(ConfigError::Unsupported {
+            what: format!("volumeDevice {:?}", device.name),
+            container: container.name.clone(),
+        });
+    }
+    let wanted = container.volume_mounts.as_deref().unwrap_or_default();
+    let mut mounts = Vec::with_capacity(wanted.len() + 2);
+    for (index, mount) in wanted.iter().enumerate() {
+        let volume = volumes.iter().find(|volume| volume.volume == mount.name).ok_or_else(|| {
+            ConfigError::VolumeNotMounted { volume: mount.name.clone(), container: container.name.clone() }
+        })?;
+        let sub_path = sub_path(mount, environment)?;
+        let image = inputs.image_volumes.iter().find(|image| image.volume == mount.name);
+        mounts.push(match image {
+            Some(image) => image_mount(mount, image, sub_path),
+            None => volume_mount(inputs, (index, mount), volume, &sub_path)?,
+        });
+    }
+    let plain = |container_path: &str, file: &Path| Mount {
+        container_path: container_path.to_owned(),
+        host_path: file.to_string_lossy().into_owned(),
+        selinux_relabel: host.selinux,
+        ..Mount::default()
+    };
+    if let Some(file) = inputs.hosts_file
+        && !wanted.iter().any(|mount| mount.mount_path == hosts::CONTAINER_PATH)
+    {
+        mounts.push(plain(hosts::CONTAINER_PATH, file));
+    }
+    if let Some(file) = inputs.termination_log {
+        mounts.push(plain(container.termination_message_path.as_deref().unwrap_or_default(), file));
+    }
+    Ok(mounts)
+}
+
+/// The mount's sub path with its variables replaced; empty if it has none.
+fn sub_path(mount: &VolumeMount, environment: &Env) -> Result<String, ConfigError> {
+    let path = match mount.sub_path_expr.as_deref() {
+        Some(text) if !text.is_empty() => expand_all(text, environment)?,
+        _ => mount.sub_path.clone().unwrap_or_default(),
+    };
+    if path.starts_with('/') {
+        return Err(ConfigError::SubPathAbsolute { path });
+    }
+    if path.split('/').any(|part| part == "..") {
+        return Err(ConfigError::SubPathBacksteps { path });
+    }
+    Ok(path)
+}
+
+/// Unlike in commands, a variable that is missing or empty is an error: the path would be
+/// another one than meant.
+fn expand_all(text: &str, environment: &Env) -> Result<String, ConfigError> {
+    let missing = std::cell::RefCell::new(BTreeSet::new());
+    let path = expand(text, |name| {
+        let value = environment.get(name).filter(|value| !value.is_empty());
+        if value.is_none() {
+            missing.borrow_mut().insert(name.to_owned());
+        }
+        value
+    });
+    let names: Vec<String> = missing.into_inner().into_iter().collect();
+    if names.is_empty() { Ok(path) } else { Err(ConfigError::SubPathVariables { names }) }
+}
+
+/// The runtime keeps such mounts read-only by itself.
+fn image_mount(mount: &VolumeMount, image: &ImageVolume, sub_path: String) -> Mount {
+    Mount {
+        container_path: container_path(mount),
+        image: MessageField::some(image.spec.clone()),
+        image_sub_path: sub_path,
+        ..Mount::default()
+    }
+}
+
+fn volume_mount(
+    inputs: &ContainerInputs<'_>,
+    (index, mount): (usize, &VolumeMount),
+    volume: &MountedVolume,
+    sub_path: &str,
+) -> Result<Mount, ConfigError> {
+    let readonly = mount.read_only.unwrap_or(false) || volume.read_only;
+    // What can be refused is refused before anything is mounted.
+    let recursive_read_only = recursive_read_only(mount, inputs.recursive_read_only_mounts)?;
+    let propagation = match mount.mount_propagation.as_deref() {
+        None | Some("" | "None") => MountPropagation::PROPAGATION_PRIVATE,
+        Some("HostToContainer") => MountPropagation::PROPAGATION_HOST_TO_CONTAINER,
+        Some("Bidirectional") => MountPropagation::PROPAGATION_BIDIRECTIONAL,
+        Some(mode) => return Err(ConfigError::MountPropagation { mode: mode.to_owned() }),
+    };
+    let host_path =
+        if sub_path.is_empty() { volume.host_path.clone() } else { bind(inputs, index, volume, sub_path)? };
+    Ok(Mount {
+        container_path: container_path(mount),
+        host_path: host_path.to_string_lossy().into_owned(),
+        readonly,
+        recursive_read_only,
+        selinux_relabel: inputs.host.selinux && volume.selinux_relabel,
+        propagation: propagation.into(),
+        ..Mount::default()
+    })
+}
+
+fn bind(
+    inputs: &ContainerInputs<'_>,
+    index: usize,
+    volume: &MountedVolume,
+    path: &str,
+) -> Result<PathBuf, ConfigError> {
+    let container = inputs.container.name.as_str();
+    let wanted = SubPath { pod: inputs.pod.uid(), container, index, volume, path };
+    inputs.sub_paths.bind(wanted, inputs.stop).map_err(|failure| {
+        let (volume, container) = (volume.volume.clone(), container.to_owned());
+        match failure {
+            SubPathFailure::Create => ConfigError::SubPathCreate { volume, container },
+            SubPathFailure::Prepare => ConfigError::SubPathPrepare { volume, container },
+        }
+    })
+}
+
+fn container_path(mount: &VolumeMount) -> String {
+    match mount.mount_path.as_str() {
+        path if path.starts_with('/') => path.to_owned(),
+        path => format!("/{path}"),
+    }
+}
+
+fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, ConfigError> {
+    let refuse = |why: String| Err(ConfigError::RecursiveReadOnly { volume: mount.name.clone(), why });
+    let mode = match mount.recursive_read_only.as_deref() {
+        None | Some("" | "Disabled") => return Ok(false),
+        Some(mode) => mode,
+    };
+    if !mount.read_only.unwrap_or(false) {
+        return refuse("not read-only".to_owned());
+    }
+    if let Some(other) = mount.mount_propagation.as_deref().filter(|mode| !matches!(*mode, "" | "None")) {
+        return refuse(format!("not compatible with propagation {other:?}"));
+    }
+    match mode {
+        "IfPossible" => Ok(supported),
+        "Enabled" if supported => Ok(true),
+        "Enabled" => refuse("not supported by the runtime".to_owned()),
+        mode => Err(ConfigError::RecursiveReadOnlyMode { mode: mode.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::mount::SubPaths;
+    use crate::runtime::env::{EnvInputs, environment};
+    use crate::runtime::fields::Addresses;
+    use crate::runtime::security_context::ImageUser;
+    use crate::runtime::settings::Host;
+    use serde_json::{Value, json};
+
+    /// Finds every sub path but two.
+    struct Binder;
+
+    impl SubPaths for Binder {
+        fn bind(&self, wanted: SubPath<'_>, _: &StopToken) -> Result<PathBuf, SubPathFailure> {
+            match wanted.path {
+                "full" => Err(SubPathFailure::Create),
+                "away" => Err(SubPathFailure::Prepare),
+                path => {
+                    Ok(wanted.volume.host_path.join(format!("{}/{}/{path}", wanted.container, wanted.index)))
+                }
+            }
+        }
+    }
+
+    fn mounts_of(container: Value, supported: bool) -> Result<Vec<Mount>, String> {
+        let pod = json!({"metadata": {"name": "p", "annotations": {"k": "v"}},
+            "spec": {"containers": [container]}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+        let settings = crate::runtime::tests::settings();
+        let volume = |name: &str, read_only| MountedVolume {
+            volume: name.into(),
+            host_path: format!("/{name}").into(),
+            read_only,
+            selinux_relabel: !read_only,
+        };
+        let volumes = [volume("v", false), volume("r", true), volume("i", true)];
+        let inputs = ContainerInputs {
+            pod: &pod,
+            container: &pod.containers()[0],
+            restart_count: 0,
+            image_ref: "",
+            image_user: &ImageUser::default(),
+            addresses: Addresses::default(),
+            volumes: &volumes,
+            image_volumes: &[image_volume(&pod, "i", "sha256:1", Some("data:1"))],
+            sub_paths: &Binder,
+            recursive_read_only_mounts: supported,
+            stop: &StopToken::never(),
+            hosts_file: Some(Path::new("/hosts")),
+            termination_log: Some(Path::new("/log")),
+            settings: &settings,
+            host: &Host { selinux: true, ..Host::default() },
+            ids: None,
+        };
+        let env = environment(EnvInputs {
+            pod: inputs.pod,
+            container: inputs.container,
+            addresses: inputs.addresses,
+            machine: &settings.machine,
+            volumes: inputs.volumes,
+            services: &[],
+        });
+        mounts(&inputs, &env.unwrap()).map_err(|error| error.to_string())
+    }
+
+    fn one(mount: Value, supported: bool) -> Result<Mount, String> {
+        let env = json!([{"name": "W", "value": "who"}, {"name": "EMPTY", "value": ""}, {"name": "UP", "value": "../x"},
+            {"name": "ROOT", "value": "/x"}]);
+        mounts_of(json!({"name": "c", "env": env, "volumeMounts": [mount]}), supported)
+            .map(|list| list[0].clone())
+    }
+
+    #[test]
+    fn volume_mounts() {
+        let mount = one(json!({"name": "v", "mountPath": "a/b"}), false).unwrap();
+        assert_eq!(
+            (mount.container_path.as_str(), mount.readonly, mount.selinux_relabel),
+            ("/a/b", false, true)
+        );
+        let mount =
+            one(json!({"name": "r", "mountPath": "/x", "mountPropagation": "Bidirectional"}), false).unwrap();
+        assert!(mount.readonly && !mount.selinux_relabel);
+        assert_eq!(mount.propagation.enum_value_or_default(), MountPropagation::PROPAGATION_BIDIRECTIONAL);
+        for (mount, text) in [
+            (
+                json!({"name": "z", "mountPath": "/x"}),
+                "cannot find volume \"z\" to mount into container \"c\"",
+            ),
+            (
+                json!({"name": "v", "mountPath": "/x", "mountPropagation": "Up"}),
+                "unknown MountPropagation mode: \"Up\"",
+            ),
+        ] {
+            assert_eq!(one(mount, false).unwrap_err(), text);
+        }
+    }
+
+    #[test]
+    fn sub_paths() {
+        let at = |field: &str, text: &str| {
+            one(json!({"name": "v", "mountPath": "/x", field: text}), false).map(|mount| mount.host_path)
+        };
+        for (field, text, expected) in [
+            ("subPath", "", Ok("/v")),
+            ("subPath", "a/b", Ok("/v/c/0/a/b")),
+            ("subPath", "$(W)", Ok("/v/c/0/$(W)")),
+            ("subPathExpr", "x-$(W)/$$(W)", Ok("/v/c/0/x-who/$(W)")),
+            ("subPathExpr", "$(W)$(NONE)$(EMPTY)$(NONE)", Err("missing value for EMPTY, NONE")),
+            ("subPathExpr", "$(UP)", Err("unable to provision SubPath `../x`: must not contain '..'")),
+            ("subPathExpr", "$(ROOT)", Err("error SubPath `/x` must not be an absolute path")),
+            ("subPath", "..x/..", Err("unable to provision SubPath `..x/..`: must not contain '..'")),
+            ("subPath", "..x", Ok("/v/c/0/..x")),
+            (
+                "subPath",
+                "full",
+                Err("failed to create subPath directory for volumeMount \"v\" of container \"c\""),
+            ),
+            ("subPath", "away", Err("failed to prepare subPath for volumeMount \"v\" of container \"c\"")),
+        ] {
+            let found = at(field, text);
+            assert_eq!(found.as_deref().map_err(String::as_str), expected, "{field} {text}");
+        }
+    }
+
+    #[test]
+    fn images_are_mounted_by_the_runtime() {
+        let mount =
+            one(json!({"name": "i", "mountPath": "x", "subPath": "a/b", "readOnly": true}), false).unwrap();
+        assert_eq!((mount.container_path.as_str(), mount.host_path.as_str()), ("/x", ""));
+        assert_eq!(mount.image_sub_path, "a/b");
+        assert_eq!(mount.image.image, "sha256:1");
+        assert_eq!(mount.image.user_specified_image, "data:1");
+        assert_eq!(mount.image.annotations.get("k").map(String::as_str), Some("v"));
+    }
+
+    #[test]
+    fn recursion_depends_on_the_runtime() {
+        let check = |mode: &str, supported, expected: Option<bool>| {
+            let mount = json!({"name": "v", "mountPath": "/x", "readOnly": true, "recursiveReadOnly": mode});
+            assert_eq!(one(mount, supported).ok().map(|mount| mount.recursive_read_only), expected, "{mode}");
+        };
+        check("Disabled", true, Some(false));
+        check("IfPossible", false, Some(false));
+        check("IfPossible", true, Some(true));
+        check("Enabled", true, Some(true));
+        check("Enabled", false, None);
+        for (more, why) in [
+            (json!({}), "it is not read-only"),
+            (
+                json!({"readOnly": true, "mountPropagation": "HostToContainer"}),
+                "it is not compatible with propagation \"HostToContainer\"",
+            ),
+            (json!({"readOnly": true}), "it is not supported by the runtime"),
+        ] {
+            let mut mount = json!({"name": "v", "mountPath": "/x", "recursiveReadOnly": "Enabled"});
+            mount.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            assert_eq!(
+                one(mount, false).unwrap_err(),
+                format!(
+                    "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but {why}"
+                )
+            );
+        }
+        let odd = json!({"name": "v", "mountPath": "/x", "readOnly": true, "recursiveReadOnly": "Often"});
+        assert!(one(odd, true).unwrap_err().ends_with("unknown recursive read-only mode \"Often\""));
+    }
+
+    #[test]
+    fn hosts_file_and_termination_log_come_last() {
+        let paths = |container| -> Vec<String> {
+            mounts_of(container, false).unwrap().into_iter().map(|mount| mount.container_path).collect()
+        };
+        let volume = json!({"name": "v", "mountPath": "/v"});
+        assert_eq!(
+            paths(json!({"name": "c", "terminationMessagePath": "/t", "volumeMounts": [volume]})),
+            ["/v", "/etc/hosts", "/t"]
+        );
+        let own = json!({"name": "v", "mountPath": "/etc/hosts"});
+        assert_eq!(
+            paths(json!({"name": "c", "terminationMessagePath": "/t", "volumeMounts": [own]})),
+            ["/etc/hosts", "/t"]
+        );
+    }
+}

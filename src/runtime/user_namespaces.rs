@@ -1,0 +1,444 @@
+//! Ranges of ids for pods with a user namespace of their own (Go: pkg/kubelet/userns).
+//!
+//! A pod's range is written into its directory before its sandbox is made, in upstream's
+//! form. These files are the only state: a range is free when no pod directory names it, so
+//! that a restart finds what it left and the removal of a pod's directory gives its range back.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cri;
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::transport::generated::runtime::{IDMapping, NamespaceMode, UserNamespace};
+use crate::util::atomic_file;
+use crate::util::child::{self, ChildError, Limits};
+use crate::util::stop::StopToken;
+
+/// Ranges are multiples of this: an image may use any 16-bit id.
+const UNIT: u32 = 65_536;
+const FILE: &str = "userns";
+/// Whose subordinate ids are used, if the machine has such a user.
+const USER: &str = "kubelet";
+const GETSUBIDS: &str = "getsubids";
+const LIMITS: Limits = Limits { time: Duration::from_secs(10), output_bytes: 64 << 10 };
+
+/// The ids of the node that a pod's ids 0, 1, 2 and so on are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdRange {
+    /// The node's id of the pod's root.
+    pub first: u32,
+    /// How many.
+    pub length: u32,
+}
+
+impl IdRange {
+    /// As mounts want it.
+    #[must_use]
+    pub fn mapping(self) -> IDMapping {
+        IDMapping { host_id: self.first, container_id: 0, length: self.length, ..IDMapping::default() }
+    }
+}
+
+/// What a sandbox and its containers are told.
+#[must_use]
+pub(super) fn message(range: Option<IdRange>) -> UserNamespace {
+    match range {
+        None => UserNamespace { mode: NamespaceMode::NODE.into(), ..UserNamespace::default() },
+        Some(range) => UserNamespace {
+            mode: NamespaceMode::POD.into(),
+            uids: vec![range.mapping()],
+            gids: vec![range.mapping()],
+            ..UserNamespace::default()
+        },
+    }
+}
+
+/// Why a pod has no user namespace. Shown in the event `FailedCreatePodSandBox`.
+#[derive(Debug, thiserror::Error)]
+pub enum UserNamespaceError {
+    /// The runtime cannot.
+    #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces")]
+    Unsupported,
+    /// The runtime was asked and did not answer.
+    #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces: {0}")]
+    Runtime(cri::CriError),
+    /// A pod's file cannot be read, made or found a place for.
+    #[error("cannot {attempt} {}: {error}", path.display())]
+    File {
+        /// What was tried.
+        attempt: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// A pod's file says something else than this node writes.
+    #[error("user namespace: invalid user namespace mappings file {}: {why}", path.display())]
+    Content {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// All ranges are in use.
+    #[error("create user namespace: could not find an empty slot to allocate a user namespace")]
+    Full,
+    /// The machine's own rules leave no ranges.
+    #[error("{0}")]
+    Span(String),
+    /// The program that knows the subordinate ids failed.
+    #[error("error retrieving additional ids for user {USER:?}: {0}")]
+    Program(String),
+}
+
+/// As in the files: the order of the fields is upstream's.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Mappings {
+    uid_mappings: Vec<Mapping>,
+    gid_mappings: Vec<Mapping>,
+}
+
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Mapping {
+    host_id: u32,
+    container_id: u32,
+    length: u32,
+}
+
+/// Where ranges may lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Span {
+    first: u32,
+    /// One more than the last.
+    end: u64,
+}
+
+/// See the module.
+pub(super) struct UserNamespaces {
+    pods: PathBuf,
+    passwd: PathBuf,
+    program: PathBuf,
+    ids_per_pod: u32,
+    max_pods: u32,
+    /// Held while a range is chosen and written.
+    span: Mutex<Option<Span>>,
+}
+
+impl UserNamespaces {
+    pub(super) fn new(root_dir: &Path, ids_per_pod: u32, max_pods: u32) -> UserNamespaces {
+        UserNamespaces {
+            pods: root_dir.join("pods"),
+            passwd: PathBuf::from("/etc/passwd"),
+            program: PathBuf::from(GETSUBIDS),
+            ids_per_pod,
+            max_pods,
+            span: Mutex::new(None),
+        }
+    }
+
+    /// The pod's range: the one that it has, or a new one if the runtime `can` use it.
+    /// `None` for pods that share the node's ids.
+    pub(super) fn of_pod(
+        &self,
+        pod: &Pod,
+        can: impl FnOnce() -> Result<bool, cri::CriError>,
+        stop: &StopToken,
+    ) -> Result<Option<IdRange>, UserNamespaceError> {
+        if pod.spec().host_users != Some(false) {
+            return Ok(None);
+        }
+        let file = self.file(pod.uid());
+        if let Some(range) = read(&file, self.ids_per_pod)? {
+            return Ok(Some(range));
+        }
+        if !can().map_err(UserNamespaceError::Runtime)? {
+            return Err(UserNamespaceError::Unsupported);
+        }
+        let found = self.find_span(stop)?;
+        // Found again at the next start only: who may use which ids does not change meanwhile.
+        let mut span = self.span.lock().unwrap_or_else(PoisonError::into_inner);
+        let span = *span.get_or_insert(found);
+        let taken = self.taken()?;
+        let range = free(span, self.ids_per_pod, &taken).ok_or(UserNamespaceError::Full)?;
+        self.write(&file, range)?;
+        Ok(Some(range))
+    }
+
+    fn file(&self, uid: &PodUid) -> PathBuf {
+        self.pods.join(uid.as_str()).join(FILE)
+    }
+
+    /// First ids of all ranges in use. One that cannot be read might be any: then none is free.
+    fn taken(&self) -> Result<BTreeSet<u32>, UserNamespaceError> {
+        let failed = |error| UserNamespaceError::File { attempt: "list", path: self.pods.clone(), error };
+        let entries = match std::fs::read_dir(&self.pods) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut taken = BTreeSet::new();
+        for entry in entries {
+            let file = entry.map_err(failed)?.path().join(FILE);
+            taken.extend(read(&file, self.ids_per_pod)?.map(|range| range.first));
+        }
+        Ok(taken)
+    }
+
+    fn write(&self, file: &Path, range: IdRange) -> Result<(), UserNamespaceError> {
+        use std::os::unix::fs::DirBuilderExt;
+        let failed =
+            |attempt, path: &Path, error| UserNamespaceError::File { attempt, path: path.to_owned(), error };
+        if let Some(dir) = file.parent() {
+            let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
+            made.map_err(|error| failed("make", dir, error))?;
+        }
+        let mapping = Mapping { host_id: range.first, container_id: 0, length: range.length };
+        let mappings = Mappings { uid_mappings: vec![mapping], gid_mappings: vec![mapping] };
+        // Numbers always serialize.
+        let bytes = serde_json::to_vec(&mappings).unwrap_or_default();
+        atomic_file::write(file, &bytes, 0o600).map_err(|error| failed("write", file, error))
+    }
+
+    /// DIFFERS: looked up for the first pod that wants a user namespace. Upstream does it at
+    /// start and does not start if something is wrong with it.
+    fn find_span(&self, stop: &StopToken) -> Result<Span, UserNamespaceError> {
+        if let Some(known) = *self.span.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(known);
+        }
+        let default = Span { first: self.ids_per_pod, end: 1 << 32 };
+        let passwd = std::fs::read_to_string(&self.passwd).unwrap_or_default();
+        if !passwd.lines().any(|line| line.split(':').next() == Some(USER)) {
+            return Ok(default);
+        }
+        let Some(users) = self.subordinate_ids(&[USER], stop)? else { return Ok(default) };
+        let groups = self.subordinate_ids(&["-g", USER], stop)?;
+        if groups.as_ref() != Some(&users) {
+            let text = format!("mismatched subuids and subgids for user {USER:?}");
+            return Err(UserNamespaceError::Span(text));
+        }
+        self.check_span(parse_span(&users).map_err(UserNamespaceError::Span)?)
+    }
+
+    fn subordinate_ids(&self, args: &[&str], stop: &StopToken) -> Result<Option<String>, UserNamespaceError> {
+        match child::run(Command::new(&self.program).args(args), b"", LIMITS, stop) {
+            Ok(output) if output.status.success() => {
+                Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()))
+            }
+            Ok(output) => Err(UserNamespaceError::Program(output.status.to_string())),
+            Err(error) if error.is_missing() => {
+                log::info!("no {GETSUBIDS}: user namespaces use the default ids");
+                Ok(None)
+            }
+            Err(error @ ChildError::Stopped { .. }) => Err(UserNamespaceError::Program(error.to_string())),
+            Err(error) => Err(UserNamespaceError::Program(error.to_string())),
+        }
+    }
+
+    fn check_span(&self, span: Span) -> Result<Span, UserNamespaceError> {
+        let (each, length) = (self.ids_per_pod.max(1), span.end - u64::from(span.first));
+        let fail = |text: String| Err(UserNamespaceError::Span(text));
+        if !span.first.is_multiple_of(each) {
+            return fail(format!("kubelet user assigned ID {} is not a multiple of {each}", span.first));
+        }
+        if span.first < each {
+            // Ids of the node's own users must not come up in a pod.
+            return fail(format!(
+                "kubelet user assigned ID {} must be greater or equal to {each}",
+                span.first
+            ));
+        }
+        if !length.is_multiple_of(u64::from(each)) {
+            return fail(format!("kubelet user assigned IDs length {length} is not a multiple of {each}"));
+        }
+        if length / u64::from(each) < u64::from(self.max_pods) {
+            return fail(format!(
+                "kubelet user assigned IDs are not enough to support {} pods",
+                self.max_pods
+            ));
+        }
+        Ok(span)
+    }
+}
+
+/// One line such as `0: kubelet 65536 2147483648`.
+fn parse_span(text: &str) -> Result<Span, String> {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let (Some(line), None) = (lines.next(), lines.next()) else {
+        return Err(format!("error parsing subids: want one range for user {USER:?}: {text:?}"));
+    };
+    let mut words = line.split_whitespace().skip(2);
+    let mut number = || words.next().and_then(|word| word.parse::<u32>().ok());
+    match (number(), number()) {
+        (Some(first), Some(length)) => Ok(Span { first, end: u64::from(first) + u64::from(length) }),
+        _ => Err(format!("error parsing subids: {line:?}")),
+    }
+}
+
+/// The first range in `span` that nobody has.
+fn free(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
+    let mut first = span.first;
+    loop {
+        let end = u64::from(first) + u64::from(each);
+        if end > span.end {
+            return None;
+        }
+        if !taken.contains(&first) {
+            return Some(IdRange { first, length: each });
+        }
+        first = u32::try_from(end).ok()?;
+    }
+}
+
+fn read(file: &Path, ids_per_pod: u32) -> Result<Option<IdRange>, UserNamespaceError> {
+    let bytes = match std::fs::read(file) {
+        Ok(bytes) => bytes,
+        // A stray file among the pods' directories names no range either.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        Err(error) => {
+            return Err(UserNamespaceError::File { attempt: "read", path: file.to_owned(), error });
+        }
+    };
+    let wrong = |why: String| UserNamespaceError::Content { path: file.to_owned(), why };
+    let mappings: Mappings = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    let ([uids], [gids]) = (mappings.uid_mappings.as_slice(), mappings.gid_mappings.as_slice()) else {
+        return Err(wrong("one mapping of uids and one of gids are allowed".to_owned()));
+    };
+    if uids != gids {
+        return Err(wrong("GID and UID mapping should be identical".to_owned()));
+    }
+    if uids.container_id != 0 {
+        return Err(wrong("UID 0 must be mapped".to_owned()));
+    }
+    if uids.length != ids_per_pod {
+        return Err(wrong(format!("wrong user namespace length {}", uids.length)));
+    }
+    if !uids.host_id.is_multiple_of(UNIT) || uids.host_id == 0 {
+        return Err(wrong(format!("wrong user namespace offset specified {}", uids.host_id)));
+    }
+    Ok(Some(IdRange { first: uids.host_id, length: uids.length }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(uid: &str, host_users: serde_json::Value) -> Pod {
+        let pod = json!({"metadata": {"name": "p", "uid": uid}, "spec": {"containers": [], "hostUsers": host_users}});
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap())
+    }
+
+    fn namespaces(dir: &Path) -> UserNamespaces {
+        UserNamespaces { passwd: dir.join("passwd"), ..UserNamespaces::new(dir, UNIT, 110) }
+    }
+
+    fn first(namespaces: &UserNamespaces, uid: &str) -> u32 {
+        let range = namespaces.of_pod(&pod(uid, json!(false)), || Ok(true), &StopToken::never());
+        range.unwrap().unwrap().first
+    }
+
+    #[test]
+    fn ranges_are_kept_over_a_restart_and_given_back_with_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = namespaces(dir.path());
+        assert_eq!((first(&one, "a"), first(&one, "b"), first(&one, "a")), (65_536, 131_072, 65_536));
+        assert_eq!(
+            std::fs::read_to_string(dir.path().join("pods/b/userns")).unwrap(),
+            r#"{"uidMappings":[{"hostId":131072,"containerId":0,"length":65536}],"gidMappings":[{"hostId":131072,"containerId":0,"length":65536}]}"#
+        );
+        let restarted = namespaces(dir.path());
+        // What a pod has it keeps, whatever the runtime says now.
+        let kept = restarted.of_pod(&pod("b", json!(false)), || Ok(false), &StopToken::never()).unwrap();
+        assert_eq!(kept, Some(IdRange { first: 131_072, length: UNIT }));
+        assert_eq!(first(&restarted, "c"), 196_608);
+        std::fs::remove_dir_all(dir.path().join("pods/a")).unwrap();
+        assert_eq!(first(&restarted, "d"), 65_536);
+    }
+
+    #[test]
+    fn only_those_who_want_one_and_where_it_can_be_had() {
+        let dir = tempfile::tempdir().unwrap();
+        let namespaces = namespaces(dir.path());
+        for host_users in [json!(null), json!(true)] {
+            let range = namespaces.of_pod(&pod("a", host_users), || panic!("not asked"), &StopToken::never());
+            assert_eq!(range.unwrap(), None);
+        }
+        let error =
+            namespaces.of_pod(&pod("a", json!(false)), || Ok(false), &StopToken::never()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+        );
+        assert!(!dir.path().join("pods").exists());
+    }
+
+    #[test]
+    fn damaged_files_are_not_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let namespaces = namespaces(dir.path());
+        std::fs::create_dir_all(dir.path().join("pods/x")).unwrap();
+        std::fs::write(dir.path().join("pods/stray"), "").unwrap();
+        let good = r#"{"uidMappings":[{"hostId":65536,"containerId":0,"length":65536}],"gidMappings":[{"hostId":65536,"containerId":0,"length":65536}]}"#;
+        for (from, to, why) in [
+            (good, "{", "EOF"),
+            ("\"uidMappings\":[{\"hostId\":65536", "\"uidMappings\":[{\"hostId\":131072", "identical"),
+            ("\"containerId\":0", "\"containerId\":1", "UID 0 must be mapped"),
+            ("\"length\":65536", "\"length\":7", "wrong user namespace length 7"),
+            ("\"hostId\":65536", "\"hostId\":65537", "wrong user namespace offset specified 65537"),
+            (good, r#"{"uidMappings":[],"gidMappings":[]}"#, "one mapping"),
+        ] {
+            std::fs::write(dir.path().join("pods/x/userns"), good.replace(from, to)).unwrap();
+            let error =
+                namespaces.of_pod(&pod("a", json!(false)), || Ok(true), &StopToken::never()).unwrap_err();
+            assert!(
+                error.to_string().contains(why) && error.to_string().contains("pods/x/userns"),
+                "{error}"
+            );
+        }
+        std::fs::write(dir.path().join("pods/x/userns"), good).unwrap();
+        assert_eq!(first(&namespaces, "a"), 131_072);
+    }
+
+    #[test]
+    fn the_kubelet_user_has_a_span_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut namespaces = namespaces(dir.path());
+        std::fs::write(dir.path().join("passwd"), "root:x:0:0\nkubelet:x:999:999\n").unwrap();
+        namespaces.program = "/no/such/program".into();
+        assert_eq!(namespaces.find_span(&StopToken::never()).unwrap(), Span { first: UNIT, end: 1 << 32 });
+        assert_eq!(parse_span("0: kubelet 131072 65536\n").unwrap(), Span { first: 131_072, end: 196_608 });
+        for bad in ["", "0: kubelet x 1", "0: kubelet 1", "0: kubelet 65536 1\n1: kubelet 7 1"] {
+            assert!(parse_span(bad).is_err(), "{bad:?}");
+        }
+        for (first, length, part) in [
+            (65_537, 110 * 65_536, "is not a multiple of 65536"),
+            (0, 110 * 65_536, "must be greater or equal to 65536"),
+            (65_536, 110 * 65_536 + 1, "length 7208961 is not a multiple"),
+            (65_536, 65_536, "not enough to support 110 pods"),
+        ] {
+            let error = namespaces.check_span(Span { first, end: u64::from(first) + length }).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn when_all_are_taken() {
+        let span = Span { first: 65_536, end: 65_536 * 3 };
+        assert_eq!(free(span, UNIT, &BTreeSet::from([65_536])).unwrap().first, 131_072);
+        assert_eq!(free(span, UNIT, &BTreeSet::from([65_536, 131_072])), None);
+        let top = Span { first: 0xffff_0000, end: 1 << 32 };
+        assert_eq!(free(top, UNIT, &BTreeSet::new()).unwrap().first, 0xffff_0000);
+        assert_eq!(free(top, UNIT, &BTreeSet::from([0xffff_0000])), None);
+    }
+}

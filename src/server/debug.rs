@@ -1,0 +1,48 @@
+//! The one request that changes something: an ephemeral container for a pod that runs.
+
+use crate::model::api::EphemeralContainer;
+use crate::model::ids::PodUid;
+use crate::util::backoff::random_u64;
+
+use super::Deps;
+use super::query::Target;
+use super::routes::{Answer, find};
+use super::views::DebugReply;
+
+/// Answers a POST to the local socket.
+pub(super) fn route(path: &str, target: &Target, deps: &Deps) -> Result<Answer, Answer> {
+    if path != "/v1/debug" {
+        return Err(Answer::text(405, "GET only\n"));
+    }
+    let view = find(target, deps)?;
+    let text = |key: &str| target.get(key).filter(|text| !text.is_empty()).map(str::to_owned);
+    let command: Vec<String> = target.all("command").map(str::to_owned).collect();
+    let container = EphemeralContainer {
+        name: text("name").unwrap_or_else(random_name),
+        image: text("image"),
+        command: (!command.is_empty()).then_some(command),
+        target_container_name: text("target"),
+        ..EphemeralContainer::default()
+    };
+    let reply = DebugReply {
+        namespace: view.namespace().to_owned(),
+        pod: view.name().to_owned(),
+        container: container.name.clone(),
+    };
+    (deps.add_ephemeral)(&PodUid::from(view.uid()), container)
+        .map_err(|why| Answer::text(422, format!("{why}\n")))?;
+    Ok(Answer::json(&reply))
+}
+
+/// `debugger-` and five letters, as kubectl names them.
+fn random_name() -> String {
+    const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut rest = random_u64();
+    let mut name = String::from("debugger-");
+    for _ in 0..5 {
+        let at = usize::try_from(rest % LETTERS.len() as u64).unwrap_or(0);
+        name.push(LETTERS.get(at).copied().map_or('b', char::from));
+        rest /= LETTERS.len() as u64;
+    }
+    name
+}

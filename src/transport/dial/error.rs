@@ -1,0 +1,128 @@
+//! Why a call came to nothing, in the words of Go's network library: events show them.
+
+use std::io;
+
+/// The two addresses of a connection, as `local->peer`.
+pub type Ends = std::sync::Arc<str>;
+
+/// Why there is no connection or no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DialError {
+    /// A GET failed.
+    #[error("Get {url:?}: {cause}")]
+    Get {
+        /// The URL in question, which a redirect may have named.
+        url: String,
+        /// Why.
+        cause: Box<DialError>,
+    },
+    /// The name has no address.
+    #[error("dial tcp: lookup {host}: {detail}")]
+    Lookup {
+        /// The name.
+        host: String,
+        /// What the resolver says.
+        detail: String,
+    },
+    /// The peer, or the network, refused.
+    #[error("dial tcp {address}: connect: {words}")]
+    Connect {
+        /// Address and port.
+        address: String,
+        /// The kernel's reason.
+        words: String,
+    },
+    /// Nobody accepted in time.
+    #[error("dial tcp {address}: i/o timeout")]
+    ConnectTimeout {
+        /// Address or name, and port.
+        address: String,
+    },
+    /// No answer in time.
+    #[error("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")]
+    Timeout,
+    /// The body did not end in time.
+    #[error("context deadline exceeded (Client.Timeout or context cancellation while reading body)")]
+    BodyTimeout,
+    /// The caller's stop token.
+    #[error("context canceled")]
+    Stopped,
+    /// The peer speaks HTTP where TLS was asked for.
+    #[error("http: server gave HTTP response to HTTPS client")]
+    PlainHttp,
+    /// No TLS session came about.
+    #[error("tls: {0}")]
+    Tls(String),
+    /// The connection ended before an answer.
+    #[error("EOF")]
+    Eof,
+    /// The connection broke before an answer.
+    #[error("{op} tcp {ends}: {op}: {words}")]
+    Broken {
+        /// `read` or `write`.
+        op: &'static str,
+        /// Both addresses.
+        ends: Ends,
+        /// The kernel's reason.
+        words: String,
+    },
+    /// What came is not HTTP/1.
+    #[error("net/http: HTTP/1.x transport connection broken: {0}")]
+    Malformed(String),
+    /// The body ended early or is not what its header says.
+    #[error("{0}")]
+    Body(String),
+    /// Redirects without end.
+    #[error("stopped after 10 redirects")]
+    TooManyRedirects,
+    /// The request cannot be written.
+    #[error("{0}")]
+    Request(String),
+}
+
+impl DialError {
+    /// Whether the head of the answer was there and only its body failed.
+    #[must_use]
+    pub fn is_body(&self) -> bool {
+        matches!(self, DialError::Body(_) | DialError::BodyTimeout)
+    }
+
+    /// Whether the peer speaks HTTP where TLS was asked for.
+    #[must_use]
+    pub fn is_plain_http(&self) -> bool {
+        matches!(self.innermost(), DialError::PlainHttp)
+    }
+
+    /// Whether the caller's stop token ended it.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.innermost(), DialError::Stopped)
+    }
+
+    fn innermost(&self) -> &DialError {
+        match self {
+            DialError::Get { cause, .. } => cause.innermost(),
+            other => other,
+        }
+    }
+}
+
+/// An error of the kernel in Go's words.
+pub(super) fn words(error: &io::Error) -> String {
+    use rustix::io::Errno;
+    let known = match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::CONNREFUSED) => "connection refused",
+        Some(Errno::CONNRESET) => "connection reset by peer",
+        Some(Errno::HOSTUNREACH) => "no route to host",
+        Some(Errno::NETUNREACH) => "network is unreachable",
+        Some(Errno::TIMEDOUT) => "connection timed out",
+        Some(Errno::PIPE) => "broken pipe",
+        Some(Errno::ADDRNOTAVAIL) => "cannot assign requested address",
+        Some(Errno::AFNOSUPPORT) => "address family not supported by protocol",
+        Some(Errno::INVAL) => "invalid argument",
+        Some(Errno::ACCESS) => "permission denied",
+        _ if error.kind() == io::ErrorKind::UnexpectedEof => "unexpected EOF",
+        _ => return error.to_string(),
+    };
+    known.to_owned()
+}

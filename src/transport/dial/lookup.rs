@@ -1,0 +1,51 @@
+//! Names to addresses, through the system's resolver.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use crossbeam_channel::{bounded, select_biased};
+
+use super::error::DialError;
+use super::socket::Limit;
+use crate::util::threads::{self, OnDeath, Stack};
+use crate::util::timers;
+
+/// A look-up without a deadline of the caller's own ends after this.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
+
+/// The addresses of `host`. The resolver cannot be broken off, so it works in a thread that
+/// is left to itself when the time is over; its own limits (`resolv.conf`) end it.
+pub(super) fn lookup(host: &str, port: u16, limit: &Limit) -> Result<Vec<SocketAddr>, DialError> {
+    let failed = |detail: String| DialError::Lookup { host: host.to_owned(), detail };
+    if host.contains('\0') || host.len() > 253 {
+        return Err(failed("no such host".to_owned()));
+    }
+    let (tell, told) = bounded(1);
+    let name = host.to_owned();
+    let running = threads::spawn("lookup", Stack::Small, OnDeath::Nobody, move |_| {
+        let found = (name.as_str(), port).to_socket_addrs().map(|found| found.collect::<Vec<_>>());
+        // Nobody listens any more when the time is over.
+        let _ = tell.send(found.map_err(|error| error.to_string()));
+    })
+    .map_err(|error| failed(error.to_string()))?;
+    let _waiting = threads::waiting("name look-up");
+    let late =
+        limit.deadline.map_or_else(|| crossbeam_channel::after(LOOKUP_LIMIT), |at| timers::at(Some(at)));
+    let outcome = select_biased! {
+        recv(limit.stop.signal()) -> _ => Err(DialError::Stopped),
+        recv(told) -> found => match found {
+            Ok(Ok(found)) if !found.is_empty() => Ok(found),
+            Ok(Ok(_)) => Err(failed("no such host".to_owned())),
+            // The words of the C library differ from one to the other; Go's are the known ones.
+            Ok(Err(error)) if error.contains("resolve") || error.contains("not known") => {
+                log::debug!("look-up of {host}: {error}");
+                Err(failed("no such host".to_owned()))
+            }
+            Ok(Err(error)) => Err(failed(error)),
+            Err(_) => Err(failed("the resolver failed".to_owned())),
+        },
+        recv(late) -> _ => Err(failed("i/o timeout".to_owned())),
+    };
+    running.leave();
+    outcome
+}

@@ -1,0 +1,154 @@
+//! A socket whose every wait has a deadline and a stop token.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::error::{self, DialError, Ends};
+use crate::util::stop::StopToken;
+use crate::util::threads;
+
+/// A stop is noticed within this time: the wait on a socket is cut into such pieces.
+pub const STOP_LATENCY: Duration = Duration::from_millis(200);
+/// Closing drops what the peer has not taken by then, so that a dead peer does not keep
+/// thousands of half-closed sockets; the Go kubelet's value.
+const LINGER: Duration = Duration::from_secs(1);
+/// Each of several addresses gets at least this much of the time that is left.
+const LEAST_SHARE: Duration = Duration::from_secs(2);
+
+/// Until when a call may last.
+#[derive(Debug, Clone)]
+pub(super) struct Limit {
+    pub(super) deadline: Option<Instant>,
+    pub(super) stop: StopToken,
+}
+
+impl Limit {
+    pub(super) fn new(timeout: Option<Duration>, stop: &StopToken) -> Limit {
+        // A timeout beyond what the clock can count is none.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Limit { deadline, stop: stop.clone() }
+    }
+
+    /// The part of the time that the next of `left` addresses may take.
+    pub(super) fn share(&self, left: usize) -> Limit {
+        let now = Instant::now();
+        let deadline = self.deadline.map(|deadline| {
+            let all = deadline.saturating_duration_since(now);
+            let part = all / u32::try_from(left.max(1)).unwrap_or(u32::MAX);
+            now + part.max(LEAST_SHARE).min(all)
+        });
+        Limit { deadline, stop: self.stop.clone() }
+    }
+
+    /// Whether the time is up.
+    pub(super) fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    /// Waits until `fd` can be read from or written to.
+    fn ready(&self, fd: BorrowedFd<'_>, flags: PollFlags) -> io::Result<()> {
+        let _waiting = threads::waiting("a pod's socket");
+        loop {
+            if self.stop.is_stopped() {
+                // Not `Interrupted`: callers of `Read` would try again.
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, Ended));
+            }
+            let left = self.deadline.map_or(STOP_LATENCY, |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let piece =
+                Timespec::try_from(left.min(STOP_LATENCY)).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 1 });
+            match poll(&mut [PollFd::from_borrowed_fd(fd, flags)], Some(&piece)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The error of a wait that the stop token ended.
+#[derive(Debug, thiserror::Error)]
+#[error("context canceled")]
+struct Ended;
+
+/// A connected socket.
+#[derive(Debug)]
+pub(super) struct Socket {
+    stream: TcpStream,
+    limit: Limit,
+    ends: Ends,
+}
+
+impl Socket {
+    /// Connects within `share`; later calls have all of `limit`.
+    pub(super) fn connect(address: SocketAddr, share: &Limit, limit: &Limit) -> Result<Socket, DialError> {
+        let refused = |error: io::Error| match error {
+            _ if limit.stop.is_stopped() => DialError::Stopped,
+            _ if share.is_over() => DialError::ConnectTimeout { address: address.to_string() },
+            error => DialError::Connect { address: address.to_string(), words: error::words(&error) },
+        };
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+            .map_err(|error| refused(error.into()))?;
+        sockopt::set_socket_linger(&fd, Some(LINGER)).map_err(|error| refused(error.into()))?;
+        match rustix::net::connect(&fd, &address) {
+            Ok(()) => {}
+            Err(Errno::INPROGRESS | Errno::INTR) => {
+                share.ready(fd.as_fd(), PollFlags::OUT).map_err(refused)?;
+                sockopt::socket_error(&fd)
+                    .and_then(|outcome| outcome)
+                    .map_err(|error| refused(error.into()))?;
+            }
+            Err(error) => return Err(refused(error.into())),
+        }
+        let stream = TcpStream::from(fd);
+        let local = stream.local_addr().map_or_else(|_| String::new(), |local| local.to_string());
+        let ends = Ends::from(format!("{local}->{address}"));
+        Ok(Socket { stream, limit: limit.clone(), ends })
+    }
+
+    /// Both addresses.
+    pub(super) fn ends(&self) -> Ends {
+        self.ends.clone()
+    }
+
+    fn patiently<T>(
+        &mut self,
+        flags: PollFlags,
+        mut attempt: impl FnMut(&mut TcpStream) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            match attempt(&mut self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                outcome => return outcome,
+            }
+            self.limit.ready(self.stream.as_fd(), flags)?;
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.patiently(PollFlags::IN, |stream| stream.read(into))
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.patiently(PollFlags::OUT, |stream| stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,239 @@
+//! Where a GET goes, and where a redirect leads (Go: net/url, as far as it matters here).
+
+use std::fmt;
+
+use super::{Scheme, join_host_port};
+
+/// An absolute http or https URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Url {
+    pub(super) scheme: Scheme,
+    /// Without brackets.
+    pub(super) host: String,
+    /// As written; `None` for the scheme's own.
+    port: Option<u16>,
+    /// Path and query, as the request line has them.
+    pub(super) target: String,
+}
+
+impl Url {
+    /// The URL of a manifest's action.
+    pub(super) fn new(scheme: Scheme, host: &str, port: u16, path: &str) -> Url {
+        Url { scheme, host: host.to_owned(), port: Some(port), target: target(path) }
+    }
+
+    /// The port to connect to.
+    pub(super) fn port(&self) -> u16 {
+        self.port.unwrap_or(match self.scheme {
+            Scheme::Http => 80,
+            Scheme::Https => 443,
+        })
+    }
+
+    /// Host and port, as the `Host` header names them.
+    pub(super) fn authority(&self) -> String {
+        match self.port {
+            Some(port) => join_host_port(&self.host, port),
+            None if self.host.contains(':') => format!("[{}]", self.host),
+            None => self.host.clone(),
+        }
+    }
+
+    /// Where `location` leads from here; `None` if it is no http URL.
+    pub(super) fn redirect(&self, location: &str) -> Option<Url> {
+        let location = location.trim();
+        if location.bytes().any(|byte| byte < b' ' || byte == 0x7f) {
+            return None;
+        }
+        let (scheme, rest) = match scheme_of(location) {
+            Some((name, rest)) if name.eq_ignore_ascii_case("http") => (Scheme::Http, rest),
+            Some((name, rest)) if name.eq_ignore_ascii_case("https") => (Scheme::Https, rest),
+            Some(_) => return None,
+            None => (self.scheme, location),
+        };
+        if let Some(rest) = rest.strip_prefix("//") {
+            let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+            let (authority, path) = rest.split_at(end);
+            let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+            let (host, port) = split_authority(authority)?;
+            return Some(Url { scheme, host, port, target: target(&without_dots(path)) });
+        }
+        let (path, _) = self.target.split_once('?').unwrap_or((&self.target, ""));
+        let merged = match rest.chars().next() {
+            Some('/') => rest.to_owned(),
+            Some('?') => format!("{path}{rest}"),
+            None | Some('#') => self.target.clone(),
+            Some(_) => {
+                let directory = path.rfind('/').and_then(|at| path.get(..=at)).unwrap_or("/");
+                format!("{directory}{rest}")
+            }
+        };
+        Some(Url { target: target(&without_dots(&merged)), ..self.clone() })
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.scheme {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        };
+        write!(out, "{scheme}://{}{}", self.authority(), self.target)
+    }
+}
+
+/// Whether a redirect names a scheme, and so a host of its own.
+pub(super) fn is_absolute(location: &str) -> bool {
+    scheme_of(location.trim()).is_some()
+}
+
+fn scheme_of(location: &str) -> Option<(&str, &str)> {
+    let (name, rest) = location.split_once(':')?;
+    let valid = name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    valid.then_some((name, rest))
+}
+
+fn split_authority(authority: &str) -> Option<(String, Option<u16>)> {
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']')?;
+            (host, rest.strip_prefix(':').or(rest.is_empty().then_some(""))?)
+        }
+        None => authority.split_once(':').unwrap_or((authority, "")),
+    };
+    let port = match port {
+        "" => None,
+        digits => Some(digits.parse().ok()?),
+    };
+    (!host.is_empty()).then(|| (host.to_owned(), port))
+}
+
+/// The request line's target for a path as written: `#…` is cut off, what a path or a query
+/// cannot hold is escaped, and a `%` that escapes nothing makes all of it one path.
+fn target(path: &str) -> String {
+    let (path, _) = path.split_once('#').unwrap_or((path, ""));
+    let (way, query) = match path.split_once('?') {
+        Some((way, query)) => (way, Some(query)),
+        None => (path, None),
+    };
+    let mut text = String::with_capacity(path.len() + 1);
+    if !way.starts_with('/') {
+        text.push('/');
+    }
+    if !escapes_are_valid(way) {
+        escape(path, |byte| is_path(byte) && byte != b'%', &mut text);
+        return text;
+    }
+    escape(way, is_path, &mut text);
+    if let Some(query) = query {
+        text.push('?');
+        escape(query, |byte| byte.is_ascii_graphic(), &mut text);
+    }
+    text
+}
+
+fn is_path(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@!'()*[]%".contains(&byte)
+}
+
+fn escapes_are_valid(way: &str) -> bool {
+    way.split('%')
+        .skip(1)
+        .all(|after| after.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)))
+}
+
+fn escape(text: &str, keep: impl Fn(u8) -> bool, out: &mut String) {
+    for byte in text.bytes() {
+        if keep(byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+}
+
+/// A path without `.` and `..` segments; the query is left alone.
+fn without_dots(path: &str) -> String {
+    let end = path.find(['?', '#']).unwrap_or(path.len());
+    let (way, rest) = path.split_at(end);
+    let mut kept: Vec<&str> = Vec::new();
+    let mut segments = way.split('/').skip(usize::from(way.starts_with('/'))).peekable();
+    while let Some(segment) = segments.next() {
+        let last = segments.peek().is_none();
+        match segment {
+            "." | ".." => {
+                if segment == ".." {
+                    kept.pop();
+                }
+                if last {
+                    kept.push("");
+                }
+            }
+            segment => kept.push(segment),
+        }
+    }
+    format!("/{}{rest}", kept.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manifests_write_paths_in_many_ways() {
+        for (path, expected) in [
+            ("", "http://10.0.0.1:80/"),
+            ("/", "http://10.0.0.1:80/"),
+            ("healthz", "http://10.0.0.1:80/healthz"),
+            ("/a?b=c&d=e f", "http://10.0.0.1:80/a?b=c&d=e%20f"),
+            ("/a b/ü", "http://10.0.0.1:80/a%20b/%C3%BC"),
+            ("/a%20b", "http://10.0.0.1:80/a%20b"),
+            ("/100%?x", "http://10.0.0.1:80/100%25%3Fx"),
+            ("/a#part?x", "http://10.0.0.1:80/a"),
+            ("/a\r\nX: y", "http://10.0.0.1:80/a%0D%0AX:%20y"),
+            ("/a?\r\nX", "http://10.0.0.1:80/a?%0D%0AX"),
+        ] {
+            assert_eq!(Url::new(Scheme::Http, "10.0.0.1", 80, path).to_string(), expected, "{path:?}");
+        }
+        assert_eq!(Url::new(Scheme::Https, "fd00::1", 443, "/").to_string(), "https://[fd00::1]:443/");
+    }
+
+    #[test]
+    fn redirects_resolve() {
+        let from = Url::new(Scheme::Http, "10.0.0.1", 8080, "/a/b?q=1");
+        for (location, expected) in [
+            ("/c", Some("http://10.0.0.1:8080/c")),
+            ("c?x=/../y", Some("http://10.0.0.1:8080/a/c?x=/../y")),
+            ("../../c/./d/..", Some("http://10.0.0.1:8080/c/")),
+            ("?z", Some("http://10.0.0.1:8080/a/b?z")),
+            ("", Some("http://10.0.0.1:8080/a/b?q=1")),
+            ("//other/x", Some("http://other/x")),
+            ("https://10.0.0.1/x", Some("https://10.0.0.1/x")),
+            ("HTTP://user:word@10.0.0.1:81?y", Some("http://10.0.0.1:81/?y")),
+            ("http://[fd00::1]:1/", Some("http://[fd00::1]:1/")),
+            ("ftp://10.0.0.1/", None),
+            ("http:///x", None),
+            ("http://h:99999/", None),
+            ("http://[fd00::1/", None),
+            ("/a\nb", None),
+        ] {
+            assert_eq!(
+                from.redirect(location).map(|url| url.to_string()).as_deref(),
+                expected,
+                "{location:?}"
+            );
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_answered(path in "[-/?#%.:@\\[\\]a-cü\r\n ]{0,30}") {
+            let from = Url::new(Scheme::Http, "h", 1, &path);
+            proptest::prop_assert!(from.target.starts_with('/') && from.target.bytes().all(|b| b.is_ascii_graphic()));
+            if let Some(to) = from.redirect(&path) {
+                proptest::prop_assert!(to.target.starts_with('/') && to.target.bytes().all(|b| b.is_ascii_graphic()));
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Short-lived helper programs: started without a shell, fed, read and ended within bounds.
+//!
+//! A program gets its input on stdin and has a time and a size to answer in; what does not
+//! keep to them is killed, with everything that it started in its process group.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+use super::stop::{StopToken, Waited};
+use super::threads;
+
+/// The stop token cannot end a poll: it is looked at this often.
+const SLICE: Duration = Duration::from_millis(100);
+/// Without pidfds (before Linux 5.3) an end is only seen by looking.
+const BLIND_SLICE: Duration = Duration::from_millis(20);
+/// What is killed ends at once, unless the kernel holds it.
+const REAP_LIMIT: Duration = Duration::from_secs(1);
+const CHUNK: usize = 8 * 1024;
+
+/// What a program may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// From its start to its end.
+    pub time: Duration,
+    /// Bytes of stdout, and as many of stderr.
+    pub output_bytes: usize,
+}
+
+/// How a program ended, and what it said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// All of its standard output.
+    pub stdout: Vec<u8>,
+    /// All of its standard error.
+    pub stderr: Vec<u8>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ChildError {
+    /// It cannot be started.
+    #[error("cannot start {program}: {error}")]
+    Start {
+        /// The program.
+        program: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// It did not end in time, and was killed.
+    #[error("{program} did not end within {limit:?} and was killed")]
+    Overdue {
+        /// The program.
+        program: String,
+        /// Its time.
+        limit: Duration,
+    },
+    /// It said too much, and was killed.
+    #[error("{program} wrote more than {limit} bytes and was killed")]
+    TooLong {
+        /// The program.
+        program: String,
+        /// Its size.
+        limit: usize,
+    },
+    /// Talking to it failed, and it was killed.
+    #[error("cannot talk to {program}: {error}")]
+    Io {
+        /// The program.
+        program: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// We were told to stop, and it was killed.
+    #[error("{program} was killed, because the agent stops")]
+    Stopped {
+        /// The program.
+        program: String,
+    },
+}
+
+impl ChildError {
+    /// Whether there is no such program.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, ChildError::Start { error, .. } if error.kind() == ErrorKind::NotFound)
+    }
+}
+
+/// Runs `command` with `input` on its stdin, to its end.
+///
+/// # Errors
+/// See [`ChildError`]. A program that ends with an error has ended: that is in the status.
+pub fn run(
+    command: &mut Command,
+    input: &[u8],
+    limits: Limits,
+    stop: &StopToken,
+) -> Result<Output, ChildError> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // Of its own, so that what it starts can be killed with it.
+        .process_group(0)
+        .spawn()
+        .map_err(|error| ChildError::Start { program: program.clone(), error })?;
+    let _waiting = threads::waiting("helper program");
+    let result = talk(&mut child, &program, input, limits, stop);
+    if result.is_err() {
+        end(&mut child);
+    }
+    result
+}
+
+struct Reader<P> {
+    pipe: Option<P>,
+    bytes: Vec<u8>,
+}
+
+impl<P: Read + AsFd> Reader<P> {
+    fn new(pipe: Option<P>) -> std::io::Result<Self> {
+        if let Some(pipe) = &pipe {
+            rustix::io::ioctl_fionbio(pipe, true)?;
+        }
+        Ok(Reader { pipe, bytes: Vec::new() })
+    }
+
+    /// Reads what is there. Whether it is still within `limit`.
+    fn drain(&mut self, limit: usize) -> std::io::Result<bool> {
+        let mut chunk = [0; CHUNK];
+        while let Some(pipe) = &mut self.pipe {
+            match pipe.read(&mut chunk) {
+                Ok(0) => self.pipe = None,
+                Ok(count) => {
+                    self.bytes.extend_from_slice(chunk.get(..count).unwrap_or_default());
+                    if self.bytes.len() > limit {
+                        return Ok(false);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn talk(
+    child: &mut Child,
+    program: &str,
+    input: &[u8],
+    limits: Limits,
+    stop: &StopToken,
+) -> Result<Output, ChildError> {
+    let failed = |error| ChildError::Io { program: program.to_owned(), error };
+    let deadline = Instant::now() + limits.time;
+    let ended: Option<OwnedFd> = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).ok();
+    let mut stdin = child.stdin.take();
+    if let Some(pipe) = &stdin {
+        rustix::io::ioctl_fionbio(pipe, true).map_err(|errno| failed(errno.into()))?;
+    }
+    let mut stdout = Reader::new(child.stdout.take()).map_err(failed)?;
+    let mut stderr = Reader::new(child.stderr.take()).map_err(failed)?;
+    let mut left = input;
+    loop {
+        // Asked before the last read, so that what it said at its end is not missed.
+        let status = child.try_wait().map_err(failed)?;
+        feed(&mut stdin, &mut left).map_err(failed)?;
+        for within in [
+            stdout.drain(limits.output_bytes).map_err(failed)?,
+            stderr.drain(limits.output_bytes).map_err(failed)?,
+        ] {
+            if !within {
+                return Err(ChildError::TooLong { program: program.to_owned(), limit: limits.output_bytes });
+            }
+        }
+        if let Some(status) = status {
+            return Ok(Output { status, stdout: stdout.bytes, stderr: stderr.bytes });
+        }
+        if stop.is_stopped() {
+            return Err(ChildError::Stopped { program: program.to_owned() });
+        }
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
+            return Err(ChildError::Overdue { program: program.to_owned(), limit: limits.time });
+        }
+        let slice = if ended.is_some() { SLICE } else { BLIND_SLICE };
+        let mut fds = Vec::with_capacity(4);
+        if let Some(ended) = &ended {
+            fds.push(PollFd::new(ended, PollFlags::IN));
+        }
+        if let Some(pipe) = &stdin {
+            fds.push(PollFd::new(pipe, PollFlags::OUT));
+        }
+        if let Some(pipe) = &stdout.pipe {
+            fds.push(PollFd::new(pipe, PollFlags::IN));
+        }
+        if let Some(pipe) = &stderr.pipe {
+            fds.push(PollFd::new(pipe, PollFlags::IN));
+        }
+        let wait = Timespec::try_from(remaining.min(slice)).ok();
+        match poll(&mut fds, wait.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(failed(errno.into())),
+        }
+    }
+}
+
+/// Writes what the pipe takes; closes it at the end, or when nobody reads.
+fn feed(stdin: &mut Option<std::process::ChildStdin>, left: &mut &[u8]) -> std::io::Result<()> {
+    while let Some(pipe) = stdin {
+        if left.is_empty() {
+            *stdin = None;
+            break;
+        }
+        match pipe.write(left) {
+            Ok(count) => *left = left.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // A program need not read its input.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => *stdin = None,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Kills the program with its group, and takes its exit status so that no zombie stays.
+fn end(child: &mut Child) {
+    let pid = Pid::from_child(child);
+    let deadline = Instant::now() + REAP_LIMIT;
+    let _ = kill_process_group(pid, Signal::KILL);
+    let _ = child.kill();
+    let never = StopToken::never();
+    while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+        let Waited::TimedOut = never.wait(Duration::from_millis(5)) else { break };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::util::stop;
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(script);
+        command
+    }
+
+    fn within(millis: u64) -> Limits {
+        Limits { time: Duration::from_millis(millis), output_bytes: 100_000 }
+    }
+
+    const LONG: Limits = Limits { time: Duration::from_secs(60), output_bytes: 100_000 };
+
+    #[test]
+    fn feeds_and_reads() {
+        let never = StopToken::never();
+        let output = run(&mut sh("cat; echo oops >&2; exit 3"), b"hello", LONG, &never).unwrap();
+        assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"hello"[..], &b"oops\n"[..]));
+        assert_eq!(output.status.code(), Some(3));
+        // More than a pipe holds, in both directions at once.
+        let much = vec![b'x'; 99_999];
+        assert_eq!(run(&mut sh("cat"), &much, LONG, &never).unwrap().stdout, much);
+        // Nobody has to read.
+        let output = run(&mut sh("exec true"), &much, LONG, &never).unwrap();
+        assert!(output.status.success());
+    }
+
+    #[test]
+    fn bounds_are_kept() {
+        let never = StopToken::never();
+        let started = Instant::now();
+        // The grandchild holds the pipes open, too.
+        let error = run(&mut sh("sleep 600 & sleep 600"), b"", within(150), &never).unwrap_err();
+        assert!(matches!(error, ChildError::Overdue { .. }), "{error}");
+        let error = run(&mut sh("while :; do echo xxxxxxxxxxxxxxxxxxxxxxxx; done"), b"", LONG, &never);
+        assert!(matches!(error, Err(ChildError::TooLong { .. })), "{error:?}");
+        let (source, token) = stop::pair();
+        drop(source);
+        let error = run(&mut sh("sleep 600"), b"", LONG, &token).unwrap_err();
+        assert!(matches!(error, ChildError::Stopped { .. }), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_program_that_leaves_others_behind_has_ended() {
+        let output = run(&mut sh("sleep 5 & echo done"), b"", LONG, &StopToken::never()).unwrap();
+        assert_eq!(output.stdout, b"done\n");
+    }
+
+    #[test]
+    fn a_missing_program_is_known_as_such() {
+        let error = run(&mut Command::new("/no/such/program"), b"", LONG, &StopToken::never()).unwrap_err();
+        assert!(error.is_missing() && error.to_string().starts_with("cannot start /no/such/program"));
+        let error = run(&mut Command::new("/etc/passwd"), b"", LONG, &StopToken::never()).unwrap_err();
+        assert!(!error.is_missing());
+    }
+}

@@ -1,0 +1,190 @@
+use std::cell::Cell;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn payload(files: &[(&str, &str)]) -> Payload {
+    let mut payload = Payload::default();
+    for (path, data) in files {
+        payload.insert(path, File { data: data.as_bytes().to_vec(), mode: 0o440 }).unwrap();
+    }
+    payload
+}
+
+fn write_to(dir: &Path, payload: &Payload) -> io::Result<Outcome> {
+    let fd = tree::open(dir).unwrap();
+    write(fd.as_fd(), payload, Timestamp::from_second(1_000_000_000).unwrap(), &|| Ok(()))
+}
+
+/// Directories of versions.
+fn versions(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    names.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.starts_with("..2")).collect()
+}
+
+/// What readers see in the volume's root.
+fn visible(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = names.map(|name| name.to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.filter(|name| !name.starts_with("..")).collect();
+    names.sort();
+    names
+}
+
+fn read_all(dir: &Path, path: &str) -> Option<String> {
+    std::fs::read_to_string(dir.join(path)).ok()
+}
+
+#[test]
+fn paths_stay_in_the_volume() {
+    for (path, expected) in [
+        ("a", Ok("a")),
+        ("a/b", Ok("a/b")),
+        ("./a//b/.", Ok("a/b")),
+        ("a/..b", Ok("a/..b")),
+        ("...", Err("invalid path: must not start with '..': ...")),
+        ("..a/b", Err("invalid path: must not start with '..': ..a/b")),
+        ("a/../b", Err("invalid path: must not contain '..': a/../b")),
+        ("..", Err("invalid path: must not contain '..': ..")),
+        ("/a", Err("invalid path: must be relative path: /a")),
+        ("", Err("invalid path: must not be empty: \"\"")),
+        ("./.", Err("invalid path: must not be empty: \"./.\"")),
+    ] {
+        let found = check(path).map_err(|error| error.to_string());
+        assert_eq!(found.as_deref().map_err(String::as_str), expected, "{path}");
+    }
+    assert_eq!(check(&"a/".repeat(3000)), Err(PathError::TooLong));
+    assert_eq!(check(&"a".repeat(256)), Err(PathError::LongName));
+    let mut files = payload(&[("a/b", "1")]);
+    let file = File { data: Vec::new(), mode: 0 };
+    for path in ["a", "a/b/c"] {
+        assert!(matches!(files.insert(path, file.clone()), Err(PathError::Conflict { .. })), "{path}");
+    }
+    files.insert("ab", file).unwrap();
+}
+
+#[test]
+fn writes_once_and_exchanges_everything_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let one = payload(&[("labels", "x=\"1\""), ("deep/er/ann", "y"), ("deep/other", "z")]);
+    assert_eq!(write_to(at, &one).unwrap(), Outcome::Written);
+    assert_eq!(visible(at), ["deep", "labels"]);
+    assert_eq!(read_all(at, "labels").as_deref(), Some("x=\"1\""));
+    assert_eq!(read_all(at, "deep/er/ann").as_deref(), Some("y"));
+    assert_eq!(std::fs::read_link(at.join("labels")).unwrap(), Path::new("..data/labels"));
+    assert_eq!(std::fs::metadata(at.join("labels")).unwrap().permissions().mode() & 0o7777, 0o440);
+    let before = versions(at);
+    assert!(before[0].starts_with("..2001_09_09_01_46_40."), "{before:?}");
+    assert_eq!(std::fs::metadata(at.join(&before[0])).unwrap().mode() & 0o7777, 0o755);
+
+    // The same content again, with another mode: nothing is touched.
+    let mut same = one.clone();
+    same.insert("labels", File { data: b"x=\"1\"".to_vec(), mode: 0o400 }).unwrap();
+    assert_eq!(write_to(at, &same).unwrap(), Outcome::Unchanged);
+    assert_eq!(versions(at), before);
+    assert_eq!(std::fs::metadata(at.join("labels")).unwrap().mode() & 0o7777, 0o440);
+
+    // A file that is gone, one that is new, one that is shorter.
+    let two = payload(&[("labels", "x"), ("new", "")]);
+    assert_eq!(write_to(at, &two).unwrap(), Outcome::Written);
+    assert_eq!(visible(at), ["labels", "new"]);
+    assert_eq!(read_all(at, "labels").as_deref(), Some("x"));
+    assert_eq!(versions(at).len(), 1);
+    assert_ne!(versions(at), before);
+    // Only something less.
+    assert_eq!(write_to(at, &payload(&[("labels", "x")])).unwrap(), Outcome::Written);
+    assert_eq!(visible(at), ["labels"]);
+    assert_eq!(write_to(at, &Payload::default()).unwrap(), Outcome::Written);
+    assert_eq!(visible(at), [""; 0]);
+    assert_eq!(write_to(at, &Payload::default()).unwrap(), Outcome::Unchanged);
+}
+
+#[test]
+fn goes_on_where_a_write_was_cut_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let files = payload(&[("a", "1"), ("b", "2")]);
+    write_to(at, &files).unwrap();
+    // Cut before the exchange: a version that nobody sees, and the link to be.
+    std::fs::create_dir(at.join("..2020_01_01_00_00_00.1")).unwrap();
+    symlink("..2020_01_01_00_00_00.1", at.join(NEXT)).unwrap();
+    // Cut after it: a link is missing, another one is stale.
+    std::fs::remove_file(at.join("b")).unwrap();
+    symlink("..data/old", at.join("old")).unwrap();
+    assert_eq!(write_to(at, &files).unwrap(), Outcome::Unchanged);
+    assert_eq!(visible(at), ["a", "b"]);
+    assert_eq!(write_to(at, &payload(&[("a", "3")])).unwrap(), Outcome::Written);
+    assert_eq!(versions(at).len(), 1);
+    assert!(!at.join(NEXT).exists());
+    // The version behind the link was removed by hand.
+    std::fs::remove_dir_all(at.join(&versions(at)[0])).unwrap();
+    assert_eq!(write_to(at, &payload(&[("a", "3")])).unwrap(), Outcome::Written);
+    assert_eq!(read_all(at, "a").as_deref(), Some("3"));
+}
+
+#[test]
+fn a_failed_ownership_shows_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    write_to(at, &payload(&[("a", "1")])).unwrap();
+    let fd = tree::open(at).unwrap();
+    let asked = Cell::new(false);
+    let result = write(fd.as_fd(), &payload(&[("a", "2")]), Timestamp::now(), &|| {
+        asked.set(true);
+        Err(Errno::PERM)
+    });
+    assert_eq!((result, asked.get()), (Err(Errno::PERM), true));
+    assert_eq!(read_all(at, "a").as_deref(), Some("1"));
+    assert_eq!(versions(at).len(), 1);
+}
+
+#[test]
+fn what_is_in_the_way_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("mountpoint")).unwrap();
+    let error = write_to(dir.path(), &payload(&[("mountpoint/x", "1")])).unwrap_err();
+    assert_eq!(error, Errno::EXIST);
+    // Beside it is fine, and it is left alone.
+    write_to(dir.path(), &payload(&[("a", "1")])).unwrap();
+    assert_eq!(visible(dir.path()), ["a", "mountpoint"]);
+}
+
+fn any_payload() -> impl Strategy<Value = Vec<(String, String)>> {
+    let path = "[a-c]{1,2}(/[a-c]{1,2}){0,3}";
+    proptest::collection::vec((path, "[xy]{0,3}"), 0..6)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn readers_see_the_last_payload_and_nothing_else(rounds in proptest::collection::vec(any_payload(), 1..5)) {
+        let dir = tempfile::tempdir().unwrap();
+        for round in rounds {
+            let mut wanted = Payload::default();
+            for (path, data) in &round {
+                // Conflicts are refused and change nothing.
+                let _ = wanted.insert(path, File { data: data.clone().into_bytes(), mode: 0o644 });
+            }
+            write_to(dir.path(), &wanted).unwrap();
+            for (path, file) in &wanted.files {
+                prop_assert_eq!(&std::fs::read(dir.path().join(path)).unwrap(), &file.data);
+            }
+            let roots: Vec<String> = wanted.roots().into_iter().map(str::to_owned).collect();
+            prop_assert_eq!(visible(dir.path()), roots);
+            prop_assert_eq!(versions(dir.path()).len(), 1);
+            prop_assert_eq!(write_to(dir.path(), &wanted).unwrap(), Outcome::Unchanged);
+        }
+    }
+
+    #[test]
+    fn no_path_gets_out(path in any::<String>()) {
+        if let Ok(clean) = check(&path) {
+            prop_assert!(clean.split('/').all(|part| !matches!(part, "" | "." | "..")));
+            prop_assert!(!clean.starts_with('/') && !clean.starts_with(".."));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! downwardAPI: files that say what the pod is, and how much it may use.
+
+use super::VolumeError;
+use super::atomic_writer::{File, Payload};
+use crate::model::api::DownwardAPIVolumeFile;
+use crate::model::fields::{self, NodeAllocatable};
+use crate::model::pod::Pod;
+
+/// The mode where the manifest names none: the API's default.
+pub(super) const DEFAULT_MODE: i32 = 0o644;
+
+/// The files of a downward API volume, or of that part of a projected one.
+pub(super) fn payload(
+    pod: &Pod,
+    items: Option<&[DownwardAPIVolumeFile]>,
+    default_mode: Option<i32>,
+    allocatable: &NodeAllocatable,
+) -> Result<Payload, VolumeError> {
+    let mut payload = Payload::default();
+    let mut problems = Vec::new();
+    for item in items.unwrap_or_default() {
+        let value = if let Some(field) = &item.field_ref {
+            fields::file_field(pod, &field.field_path)
+        } else if let Some(selector) = &item.resource_field_ref {
+            fields::resource_field(pod, None, selector, allocatable)
+        } else {
+            Ok(String::new())
+        };
+        match value {
+            Ok(value) => {
+                let mode = item.mode.or(default_mode).unwrap_or(DEFAULT_MODE);
+                let mode = u32::try_from(mode).unwrap_or_default();
+                payload.insert(&item.path, File { data: value.into_bytes(), mode })?;
+            }
+            Err(error) => problems.push(error.to_string()),
+        }
+    }
+    match problems.as_slice() {
+        [] => Ok(payload),
+        [one] => Err(VolumeError::Content { problem: one.clone() }),
+        many => Err(VolumeError::Content { problem: format!("[{}]", many.join(", ")) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn collect(items: serde_json::Value, default_mode: Option<i32>) -> Result<Payload, String> {
+        let pod = json!({"metadata": {"name": "p", "labels": {"b": "2", "a": "1"}},
+            "spec": {"containers": [{"name": "main", "resources": {"limits": {"cpu": "150m"}}}]}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+        let items: Vec<DownwardAPIVolumeFile> = serde_json::from_value(items).unwrap();
+        payload(&pod, Some(&items), default_mode, &NodeAllocatable::default())
+            .map_err(|error| error.to_string())
+    }
+
+    fn field(path: &str, field: &str) -> serde_json::Value {
+        json!({"path": path, "fieldRef": {"fieldPath": field}})
+    }
+
+    #[test]
+    fn files_have_values_and_modes() {
+        let cpu = json!({"path": "cpu", "mode": 256,
+            "resourceFieldRef": {"containerName": "main", "resource": "limits.cpu", "divisor": "1m"}});
+        let items = json!([field("deep//labels", "metadata.labels"), cpu]);
+        let files = collect(items.clone(), Some(0o440)).unwrap();
+        let file = |path: &str| files.get(path).map(|file| (file.data.as_slice(), file.mode));
+        assert_eq!(file("deep/labels"), Some((&b"a=\"1\"\nb=\"2\""[..], 0o440)));
+        assert_eq!(file("cpu"), Some((&b"150"[..], 0o400)));
+        let files = collect(items, None).unwrap();
+        assert_eq!(files.get("deep/labels").map(|file| file.mode), Some(0o644));
+        assert_eq!(collect(json!([]), None), Ok(Payload::default()));
+    }
+
+    #[test]
+    fn every_problem_is_named() {
+        let nobody =
+            json!({"path": "x", "resourceFieldRef": {"containerName": "no", "resource": "limits.cpu"}});
+        assert_eq!(
+            collect(json!([field("n", "spec.nodeName"), nobody]), None).unwrap_err(),
+            "[unsupported fieldPath: spec.nodeName, container no not found]"
+        );
+        assert_eq!(
+            collect(json!([field("../n", "metadata.name")]), None).unwrap_err(),
+            "invalid path: must not contain '..': ../n"
+        );
+    }
+}

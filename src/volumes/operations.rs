@@ -1,0 +1,182 @@
+//! Operations that may hang: those that touch file systems which are not the agent's own,
+//! such as a network mount behind a hostPath. Each runs on a thread of its own for as long
+//! as it takes; whoever waits for it does so up to a limit.
+//!
+//! At most one is under way per pod and volume. One that hangs stays, named in the log,
+//! until the kernel lets go of it; until then the volume is not touched again.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, bounded, select_biased};
+
+use super::VolumeError;
+use crate::model::ids::PodUid;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Stack};
+
+/// How long anyone waits: upstream's two minutes and three seconds.
+pub(super) const LIMIT: Duration = Duration::from_secs(123);
+/// Threads that may hang at once, lest a dead file server fill the process with them.
+const MAX_PENDING: usize = 16;
+/// An operation that is given up may be about to end.
+const GRACE: Duration = Duration::from_millis(20);
+
+type Key = (PodUid, String);
+
+/// What is under way. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Operations {
+    pending: Arc<Mutex<HashSet<Key>>>,
+}
+
+/// Takes the operation off the list when it ends, however it ends.
+struct Entry {
+    pending: Arc<Mutex<HashSet<Key>>>,
+    key: Key,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
+}
+
+impl Operations {
+    /// Runs `work` and waits for its end up to `limit`. `work` gets a token of its own that
+    /// is given when nobody waits any more.
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        uid: &PodUid,
+        volume: &str,
+        limit: Duration,
+        stop: &StopToken,
+        work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<T, VolumeError> {
+        let entry = self.enter(uid, volume)?;
+        let (tell, told) = bounded(1);
+        let short: String = uid.as_str().chars().take(8).collect();
+        let running =
+            threads::spawn(&format!("vol/{short}"), Stack::Small, OnDeath::Nobody, move |own_stop| {
+                let result = {
+                    let _entry = entry;
+                    let _waiting = threads::waiting("volume operation");
+                    work(&own_stop)
+                };
+                // Nobody may be waiting any more.
+                let _ = tell.send(result);
+            })
+            .map_err(|source| VolumeError::Thread { source })?;
+        let _waiting = threads::waiting("volume operation");
+        let result = select_biased! {
+            recv(stop.signal()) -> _ => Err(VolumeError::Stopping),
+            recv(told) -> result => match result {
+                Ok(result) => {
+                    drop(running);
+                    return result;
+                }
+                Err(_) => Err(VolumeError::Panicked),
+            },
+            default(limit) => Err(VolumeError::Overdue),
+        };
+        running.stop(GRACE);
+        // It may have ended at the last moment.
+        match told.recv_timeout(Duration::ZERO) {
+            Ok(done) => done,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => result,
+        }
+    }
+
+    fn enter(&self, uid: &PodUid, volume: &str) -> Result<Entry, VolumeError> {
+        let key = (uid.clone(), volume.to_owned());
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if pending.contains(&key) {
+            return Err(VolumeError::Pending);
+        }
+        if pending.len() >= MAX_PENDING {
+            return Err(VolumeError::TooManyPending);
+        }
+        pending.insert(key.clone());
+        Ok(Entry { pending: Arc::clone(&self.pending), key })
+    }
+
+    /// Whether something is still under way for the pod.
+    pub(super) fn is_busy(&self, uid: &PodUid) -> bool {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|(busy, _)| busy == uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    const SHORT: Duration = Duration::from_millis(10);
+
+    fn uid() -> PodUid {
+        PodUid::from("u")
+    }
+
+    #[test]
+    fn gives_the_result() {
+        let operations = Operations::default();
+        for _ in 0..2 {
+            assert_eq!(operations.run(&uid(), "v", LIMIT, &StopToken::never(), |_| Ok(7)).unwrap(), 7);
+        }
+        let failed =
+            operations.run(&uid(), "v", LIMIT, &StopToken::never(), |_| Err::<(), _>(VolumeError::Stopping));
+        assert!(matches!(failed, Err(VolumeError::Stopping)));
+        assert!(!operations.is_busy(&uid()));
+    }
+
+    #[test]
+    fn one_that_hangs_keeps_its_volume_and_nobody_else() {
+        let operations = Operations::default();
+        let (release, hold) = bounded::<()>(0);
+        let begun = Instant::now();
+        let hung = operations.run(&uid(), "v", SHORT, &StopToken::never(), move |_| {
+            let _ = hold.recv();
+            Ok(())
+        });
+        assert!(matches!(hung, Err(VolumeError::Overdue)));
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(operations.is_busy(&uid()));
+        let again = operations.run(&uid(), "v", SHORT, &StopToken::never(), |_| Ok(()));
+        assert!(matches!(again, Err(VolumeError::Pending)));
+        operations.run(&uid(), "w", LIMIT, &StopToken::never(), |_| Ok(())).unwrap();
+        drop(release);
+        // Its end frees the volume.
+        let freed = (0..500).any(|_| {
+            let _ = StopToken::never().wait(SHORT);
+            !operations.is_busy(&uid())
+        });
+        assert!(freed);
+    }
+
+    #[test]
+    fn a_stop_ends_the_wait_and_a_panic_counts_as_a_failure() {
+        let operations = Operations::default();
+        let (source, stop) = crate::util::stop::pair();
+        drop(source);
+        let stopped = operations.run(&uid(), "v", LIMIT, &stop, |own| {
+            let _ = own.wait(LIMIT);
+            Err::<(), _>(VolumeError::Stopping)
+        });
+        assert!(matches!(stopped, Err(VolumeError::Stopping)));
+        let panicked = operations
+            .run(&uid(), "v", LIMIT, &StopToken::never(), |_| -> Result<(), _> { panic!("a test's own") });
+        assert!(matches!(panicked, Err(VolumeError::Panicked)));
+        assert!(!operations.is_busy(&uid()));
+    }
+
+    #[test]
+    fn the_number_of_threads_is_bounded() {
+        let operations = Operations::default();
+        let entries: Vec<Entry> =
+            (0..MAX_PENDING).map(|n| operations.enter(&uid(), &n.to_string()).unwrap()).collect();
+        assert!(matches!(operations.enter(&uid(), "more"), Err(VolumeError::TooManyPending)));
+        drop(entries);
+        operations.enter(&uid(), "more").unwrap();
+    }
+}

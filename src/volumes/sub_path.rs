@@ -1,0 +1,326 @@
+//! subPath: one object inside a volume, mounted where no name in the volume counts any more
+//! (Go: pkg/volume/util/subpath).
+//!
+//! Whoever runs in the volume may exchange directories for links at any moment. So the path
+//! is walked by descriptors, each opened in the one before without following links. A link
+//! inside the volume is followed by hand, as far as it stays inside; nothing outside is
+//! ever looked at. What the walk ends with is bind-mounted by its descriptor.
+
+use std::collections::VecDeque;
+use std::ffi::{CString, OsString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::{self, Errno};
+use rustix::mount::UnmountFlags;
+
+use super::tree::{self, Leftover};
+use super::{VolumeError, Volumes, operations, paths};
+use crate::model::mount::{SubPath, SubPathFailure, SubPaths};
+use crate::util::stop::StopToken;
+
+/// As many links as the kernel itself follows.
+const MAX_LINKS: usize = 40;
+/// Directories held open at once.
+const MAX_DEPTH: usize = 512;
+/// Mounts that may lie on one another at a target, left by agents that were killed.
+const MAX_STACKED: usize = 16;
+
+const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Where a sub path failed, for the log.
+#[derive(Debug)]
+struct Failed {
+    kind: SubPathFailure,
+    what: &'static str,
+    errno: Errno,
+}
+
+impl Failed {
+    fn prepare(what: &'static str) -> impl FnOnce(Errno) -> Failed {
+        move |errno| Failed { kind: SubPathFailure::Prepare, what, errno }
+    }
+}
+
+impl SubPaths for Volumes {
+    fn bind(&self, wanted: SubPath<'_>, stop: &StopToken) -> Result<PathBuf, SubPathFailure> {
+        let SubPath { pod, container, index, volume, path } = wanted;
+        let result = self.sub_path_target(&wanted).and_then(|target| {
+            let (root, sub_path) = (volume.host_path.clone(), path.to_owned());
+            let place = target.clone();
+            let work = move || {
+                bind(&root, Path::new(&sub_path), &target).map(|()| target.path()).map_err(|failed| {
+                    VolumeError::SubPath { kind: failed.kind, what: failed.what, source: failed.errno.into() }
+                })
+            };
+            // The agent's own directories are as alive as the agent.
+            if volume.host_path.starts_with(&place.pod_dir) {
+                work()
+            } else {
+                self.operations.run(pod, &volume.volume, operations::LIMIT, stop, move |_| work())
+            }
+        });
+        result.map_err(|error| {
+            if !stop.is_stopped() {
+                log::warn!(
+                    "cannot use sub path {path:?} of volume {:?} at {} for volumeMount {index} of container {container:?}: {} uid={pod}",
+                    volume.volume,
+                    volume.host_path.display(),
+                    super::error::chain(&error),
+                );
+            }
+            match error {
+                VolumeError::SubPath { kind, .. } => kind,
+                _ => SubPathFailure::Prepare,
+            }
+        })
+    }
+}
+
+/// `pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
+#[derive(Debug, Clone)]
+struct Target {
+    pod_dir: PathBuf,
+    above: [CString; 3],
+    name: CString,
+}
+
+impl Target {
+    fn path(&self) -> PathBuf {
+        let mut path = self.pod_dir.clone();
+        path.extend(
+            self.above.iter().chain([&self.name]).map(|name| OsString::from_vec(name.to_bytes().to_vec())),
+        );
+        path
+    }
+}
+
+impl Volumes {
+    fn sub_path_target(&self, wanted: &SubPath<'_>) -> Result<Target, VolumeError> {
+        Ok(Target {
+            pod_dir: paths::pod(&self.settings.root_dir, wanted.pod)?,
+            above: [
+                paths::c_name(paths::SUB_PATHS)?,
+                paths::c_name(&wanted.volume.volume)?,
+                paths::c_name(wanted.container)?,
+            ],
+            name: paths::c_name(&wanted.index.to_string())?,
+        })
+    }
+}
+
+fn bind(root: &Path, sub_path: &Path, target: &Target) -> Result<(), Failed> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = fs::open(root, flags, Mode::empty()).map_err(Failed::prepare("open the volume"))?;
+    let object = walk(root, sub_path)?;
+    let stat = fs::fstat(&object).map_err(Failed::prepare("look at the object"))?;
+    let parent = target_parent(target).map_err(Failed::prepare("make the directory above the target"))?;
+    if is_at(parent.as_fd(), target, &stat).map_err(Failed::prepare("look at the target"))? {
+        return Ok(());
+    }
+    clear(parent.as_fd(), target).map_err(Failed::prepare("clear the target"))?;
+    let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    let place = make_target(parent.as_fd(), target, is_dir).map_err(Failed::prepare("make the target"))?;
+    let of = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::mount::mount_bind(of(&object), of(&place)).map_err(Failed::prepare("mount"))?;
+    match is_at(parent.as_fd(), target, &stat) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Failed::prepare("verify the mount")(Errno::STALE)),
+        Err(errno) => Err(Failed::prepare("verify the mount")(errno)),
+    }
+}
+
+/// One element of the path that is still to go.
+struct Step {
+    name: OsString,
+    /// What a link says is there must be there: only the manifest's own path is made.
+    from_link: bool,
+}
+
+/// Walks from the root to the object, and makes what is missing on the manifest's path.
+fn walk(root: OwnedFd, sub_path: &Path) -> Result<OwnedFd, Failed> {
+    let prepare = Failed::prepare;
+    let stat = fs::fstat(&root).map_err(prepare("look at the volume"))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        return Err(prepare("enter the volume")(Errno::NOTDIR));
+    }
+    let mode = stat.st_mode & 0o7777;
+    let mut steps: VecDeque<Step> =
+        elements(sub_path, false).ok_or(Errno::XDEV).map_err(prepare("stay in the volume"))?.collect();
+    // From the root down to where the walk is.
+    let mut levels = vec![root];
+    let mut links = 0;
+    while let Some(step) = steps.pop_front() {
+        let Some(here) = levels.last() else { return Err(prepare("stay in the volume")(Errno::XDEV)) };
+        if step.name.as_bytes() == b".." {
+            levels.pop();
+            if levels.is_empty() {
+                return Err(prepare("stay in the volume")(Errno::XDEV));
+            }
+            continue;
+        }
+        let name = CString::new(step.name.as_bytes())
+            .map_err(|_| Errno::INVAL)
+            .map_err(prepare("open an element"))?;
+        let next = match fs::openat(here, &name, HOLD, Mode::empty()) {
+            Err(Errno::NOENT) if !step.from_link => make(here.as_fd(), &name, mode)
+                .map_err(|errno| Failed { kind: SubPathFailure::Create, what: "make a directory", errno })?,
+            result => result.map_err(prepare("open an element"))?,
+        };
+        let stat = fs::fstat(&next).map_err(prepare("look at an element"))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory if levels.len() >= MAX_DEPTH => {
+                return Err(prepare("go deeper")(Errno::NAMETOOLONG));
+            }
+            FileType::Directory => levels.push(next),
+            FileType::Symlink => {
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(prepare("follow links")(Errno::LOOP));
+                }
+                let target = fs::readlinkat(&next, c"", Vec::new()).map_err(prepare("read a link"))?;
+                follow(&target, &mut levels, &mut steps).map_err(prepare("stay in the volume"))?;
+            }
+            _ if steps.is_empty() => return Ok(next),
+            _ => return Err(prepare("enter an element")(Errno::NOTDIR)),
+        }
+    }
+    levels.pop().ok_or(Errno::XDEV).map_err(prepare("stay in the volume"))
+}
+
+/// Puts a link's target before the steps still to go. One that starts at the node's root is
+/// inside only if it names the volume's own place.
+fn follow(target: &CString, levels: &mut Vec<OwnedFd>, steps: &mut VecDeque<Step>) -> io::Result<()> {
+    let mut target = PathBuf::from(OsString::from_vec(target.to_bytes().to_vec()));
+    if target.is_absolute() {
+        levels.truncate(1);
+        let root = levels.first().ok_or(Errno::XDEV)?;
+        let own = fs::readlinkat(rustix::fs::CWD, format!("/proc/self/fd/{}", root.as_raw_fd()), Vec::new())?;
+        let own = PathBuf::from(OsString::from_vec(own.into_bytes()));
+        target = target.strip_prefix(&own).map_err(|_| Errno::XDEV)?.to_owned();
+    }
+    let more: Vec<Step> = elements(&target, true).ok_or(Errno::XDEV)?.collect();
+    for step in more.into_iter().rev() {
+        steps.push_front(step);
+    }
+    Ok(())
+}
+
+/// The elements of a relative path; `None` for an absolute one.
+fn elements(path: &Path, from_link: bool) -> Option<impl Iterator<Item = Step>> {
+    if path.is_absolute() {
+        return None;
+    }
+    Some(path.components().filter_map(move |part| match part {
+        Component::Normal(_) | Component::ParentDir => {
+            Some(Step { name: part.as_os_str().to_owned(), from_link })
+        }
+        Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
+    }))
+}
+
+/// Makes a directory with the volume root's mode, whatever the umask, and holds it.
+fn make(parent: BorrowedFd<'_>, name: &CString, mode: u32) -> io::Result<OwnedFd> {
+    match fs::mkdirat(parent, name, Mode::from_raw_mode(mode & 0o777)) {
+        Ok(()) => {
+            let dir = tree::open_at(parent, name)?;
+            fs::fchmod(&dir, Mode::from_raw_mode(mode))?;
+            Ok(dir)
+        }
+        // Somebody was quicker: what it is shows next.
+        Err(Errno::EXIST) => fs::openat(parent, name, HOLD, Mode::empty()),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn target_parent(target: &Target) -> io::Result<OwnedFd> {
+    let mut dir = tree::open(&target.pod_dir)?;
+    for name in &target.above {
+        dir = tree::make_at(dir.as_fd(), name, 0o750)?.0;
+    }
+    Ok(dir)
+}
+
+/// Whether the object is what is seen at the target. Without a mount that cannot be: the
+/// target itself lies in no volume.
+fn is_at(parent: BorrowedFd<'_>, target: &Target, object: &Stat) -> io::Result<bool> {
+    match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) => Ok((found.st_dev, found.st_ino) == (object.st_dev, object.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Takes off what an earlier container had mounted there, and removes the empty target.
+fn clear(parent: BorrowedFd<'_>, target: &Target) -> io::Result<()> {
+    let path = target.path();
+    for _ in 0..MAX_STACKED {
+        match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            // No mount (any more), or nothing at all.
+            Err(Errno::INVAL | Errno::NOENT) => break,
+            // Without the right to mount there is no mount either.
+            Err(Errno::PERM) => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    remove_empty(parent, &target.name)
+}
+
+/// Removes an empty directory or a file of ours. A mount point refuses.
+fn remove_empty(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<()> {
+    match fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOTDIR) => {}
+        Err(errno) => return Err(errno),
+    }
+    // Ours are empty: anything else is seen through a mount.
+    let stat = fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_size != 0 {
+        return Err(Errno::BUSY);
+    }
+    fs::unlinkat(parent, name, AtFlags::empty())
+}
+
+fn make_target(parent: BorrowedFd<'_>, target: &Target, is_dir: bool) -> io::Result<OwnedFd> {
+    if is_dir {
+        fs::mkdirat(parent, &target.name, Mode::from_raw_mode(0o750))?;
+    } else {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        fs::openat(parent, &target.name, flags, Mode::from_raw_mode(0o640))?;
+    }
+    fs::openat(parent, &target.name, HOLD, Mode::empty())
+}
+
+/// Removes the targets below `volume-subpaths` of a pod: empty directories and files, never
+/// what is inside them.
+pub(super) fn remove_targets(pod_dir: BorrowedFd<'_>) -> Result<(), Leftover> {
+    let top = match tree::open_same_mount(pod_dir, c"volume-subpaths") {
+        Ok(top) => top,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(Leftover::Entry { path: String::new(), errno }),
+    };
+    let failed = |name: &CString, errno| Leftover::Entry { path: super::empty_dir::shown(name), errno };
+    for volume in tree::names(top.as_fd()).unwrap_or_default() {
+        let removed = tree::open_same_mount(top.as_fd(), &volume).and_then(|dir| {
+            for container in tree::names(dir.as_fd())? {
+                let targets = tree::open_same_mount(dir.as_fd(), &container)?;
+                for target in tree::names(targets.as_fd())? {
+                    remove_empty(targets.as_fd(), &target)?;
+                }
+                fs::unlinkat(&dir, &container, AtFlags::REMOVEDIR)?;
+            }
+            fs::unlinkat(&top, &volume, AtFlags::REMOVEDIR)
+        });
+        removed.map_err(|errno| failed(&volume, errno))?;
+    }
+    match fs::unlinkat(pod_dir, c"volume-subpaths", AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(Leftover::Entry { path: String::new(), errno }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::util::threads::{self, OnDeath, Stack};
+
+fn root(path: &Path) -> OwnedFd {
+    fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
+}
+
+/// Where a walk ends on the node.
+fn walked(volume: &Path, sub_path: &str) -> Result<PathBuf, (SubPathFailure, Errno)> {
+    let object = walk(root(volume), Path::new(sub_path)).map_err(|failed| (failed.kind, failed.errno))?;
+    let place = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd())).unwrap();
+    Ok(place)
+}
+
+fn volume() -> (tempfile::TempDir, PathBuf) {
+    let top = tempfile::tempdir().unwrap();
+    let volume = std::fs::canonicalize(top.path()).unwrap().join("v");
+    std::fs::create_dir(&volume).unwrap();
+    std::fs::create_dir(volume.with_file_name("outside")).unwrap();
+    std::fs::write(volume.with_file_name("outside").join("secret"), "x").unwrap();
+    (top, volume)
+}
+
+#[test]
+fn links_are_followed_inside_and_nowhere_else() {
+    let (_top, volume) = volume();
+    std::fs::create_dir_all(volume.join("a/b")).unwrap();
+    std::fs::write(volume.join("a/file"), "x").unwrap();
+    for (target, link) in [
+        ("a", "in"),
+        ("../a/file", "a/up"),
+        ("..", "out"),
+        ("../outside", "out2"),
+        ("a/../../outside/secret", "out3"),
+        ("/etc", "etc"),
+        ("loop", "loop"),
+        ("none", "dangling"),
+        ("../../v/a", "a/round"),
+    ] {
+        symlink(target, volume.join(link)).unwrap();
+    }
+    symlink(volume.join("a"), volume.join("absolute")).unwrap();
+    symlink(format!("{}-other", volume.display()), volume.join("beside")).unwrap();
+    let prepare = |errno| Err((SubPathFailure::Prepare, errno));
+    for (sub_path, expected) in [
+        ("a/b", Ok("a/b")),
+        ("./a//b/.", Ok("a/b")),
+        ("a/file", Ok("a/file")),
+        ("in/b", Ok("a/b")),
+        ("in/../a", Ok("a")),
+        ("a/up", Ok("a/file")),
+        ("absolute/b", Ok("a/b")),
+        ("a/file/x", prepare(Errno::NOTDIR)),
+        ("out", prepare(Errno::XDEV)),
+        ("out/v/a", prepare(Errno::XDEV)),
+        ("out2/secret", prepare(Errno::XDEV)),
+        ("out3", prepare(Errno::XDEV)),
+        ("etc", prepare(Errno::XDEV)),
+        ("etc/passwd", prepare(Errno::XDEV)),
+        ("beside", prepare(Errno::XDEV)),
+        ("a/round", prepare(Errno::XDEV)),
+        ("loop", prepare(Errno::LOOP)),
+        ("dangling", prepare(Errno::NOENT)),
+        ("..", prepare(Errno::XDEV)),
+        ("/etc", prepare(Errno::XDEV)),
+    ] {
+        assert_eq!(walked(&volume, sub_path), expected.map(|path| volume.join(path)), "{sub_path}");
+    }
+    assert!(!volume.join("none").exists());
+    let of_a_file = walked(&volume.join("a/file"), "x");
+    assert_eq!(of_a_file, Err((SubPathFailure::Prepare, Errno::NOTDIR)));
+}
+
+#[test]
+fn what_is_missing_is_made_like_the_root() {
+    let (_top, volume) = volume();
+    std::fs::create_dir(volume.join("real")).unwrap();
+    symlink("real", volume.join("in")).unwrap();
+    std::fs::set_permissions(&volume, PermissionsExt::from_mode(0o2777)).unwrap();
+    assert_eq!(walked(&volume, "x/y"), Ok(volume.join("x/y")));
+    for made in ["x", "x/y"] {
+        assert_eq!(std::fs::metadata(volume.join(made)).unwrap().mode() & 0o7777, 0o2777, "{made}");
+    }
+    assert_eq!(walked(&volume, "in/z"), Ok(volume.join("real/z")));
+    std::fs::write(volume.join("file"), "").unwrap();
+    assert_eq!(walked(&volume, "file/z"), Err((SubPathFailure::Prepare, Errno::NOTDIR)));
+    let long = "n".repeat(256);
+    assert_eq!(walked(&volume, &long), Err((SubPathFailure::Prepare, Errno::NAMETOOLONG)));
+}
+
+#[test]
+fn depth_is_bounded() {
+    let (_top, volume) = volume();
+    let deep = "d/".repeat(MAX_DEPTH - 1);
+    assert_eq!(walked(&volume, &deep), Ok(volume.join(deep.trim_end_matches('/'))));
+    let deeper = "d/".repeat(MAX_DEPTH);
+    assert_eq!(walked(&volume, &deeper), Err((SubPathFailure::Prepare, Errno::NAMETOOLONG)));
+}
+
+/// Another thread exchanges a directory for a link to the outside, as fast as it can.
+#[test]
+fn no_race_leads_outside() {
+    let (_top, volume) = volume();
+    std::fs::create_dir_all(volume.join("a/secret")).unwrap();
+    std::fs::create_dir_all(volume.join("other/secret")).unwrap();
+    symlink("../outside", volume.join("link")).unwrap();
+    let done = Arc::new(AtomicBool::new(false));
+    let (swapper_done, place) = (Arc::clone(&done), volume.clone());
+    let swapper = threads::spawn("t/swapper", Stack::Small, OnDeath::Nobody, move |_| {
+        let at = |name: &str| place.join(name);
+        while !swapper_done.load(Ordering::Relaxed) {
+            let exchange = |other: &str| {
+                let flags = fs::RenameFlags::EXCHANGE;
+                fs::renameat_with(fs::CWD, at("a"), fs::CWD, at(other), flags)
+            };
+            let _ = exchange("link");
+            let _ = exchange("link");
+            let _ = exchange("other");
+        }
+    })
+    .unwrap();
+    let (mut inside, mut refused) = (0, 0);
+    for _ in 0..3000 {
+        match walk(root(&volume), Path::new("a/secret")) {
+            Ok(object) => {
+                // The outside has a file of that name, the volume directories only.
+                let stat = fs::fstat(&object).unwrap();
+                assert_eq!(FileType::from_raw_mode(stat.st_mode), FileType::Directory);
+                inside += 1;
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    swapper.stop(Duration::from_secs(5));
+    assert!(inside > 0, "{inside} inside, {refused} refused");
+}
+
+#[test]
+fn targets_go_and_nothing_in_them() {
+    let top = tempfile::tempdir().unwrap();
+    let targets = top.path().join("volume-subpaths/v/c");
+    std::fs::create_dir_all(targets.join("0")).unwrap();
+    std::fs::write(targets.join("1"), "").unwrap();
+    let dir = tree::open(top.path()).unwrap();
+    // Seen through a mount that was not found: data.
+    std::fs::write(targets.join("2"), "precious").unwrap();
+    assert!(remove_targets(dir.as_fd()).is_err());
+    std::fs::remove_file(targets.join("2")).unwrap();
+    std::fs::create_dir_all(targets.join("0/precious")).unwrap();
+    assert!(remove_targets(dir.as_fd()).is_err());
+    assert!(targets.join("0/precious").exists());
+    std::fs::remove_dir(targets.join("0/precious")).unwrap();
+    remove_targets(dir.as_fd()).unwrap();
+    assert!(!top.path().join("volume-subpaths").exists());
+    remove_targets(dir.as_fd()).unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    /// Whatever links there are, the walk ends inside, at the same place as the kernel's own
+    /// resolution that may not leave the volume, or not at all.
+    #[test]
+    fn agrees_with_the_kernel(
+        links in proptest::collection::vec(("[a-c](/[a-c])?", "(\\.\\./){0,3}[a-d](/(\\.\\.|[a-d])){0,2}"), 0..6),
+        sub_path in "[a-d](/[a-d]){0,3}",
+    ) {
+        let (_top, volume) = volume();
+        for dir in ["a", "b", "c", "a/b", "b/c"] {
+            std::fs::create_dir_all(volume.join(dir)).unwrap();
+        }
+        for (link, target) in links {
+            let _ = std::fs::remove_dir(volume.join(&link));
+            let _ = symlink(target, volume.join(&link));
+        }
+        let fd = root(&volume);
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let resolve = fs::ResolveFlags::BENEATH | fs::ResolveFlags::NO_MAGICLINKS;
+        let before = fs::openat2(&fd, &sub_path, flags, Mode::empty(), resolve);
+        let found = walk(root(&volume), Path::new(&sub_path));
+        match (before, found) {
+            (Err(Errno::NOSYS | Errno::AGAIN), _) => {}
+            (Ok(expected), Ok(found)) => {
+                let (expected, found) = (fs::fstat(expected).unwrap(), fs::fstat(found).unwrap());
+                prop_assert_eq!((expected.st_dev, expected.st_ino), (found.st_dev, found.st_ino));
+            }
+            (Ok(_), Err(failed)) => prop_assert!(false, "{:?}", failed),
+            // Made now, or missing behind a link.
+            (Err(Errno::NOENT), Ok(found)) => {
+                let place = std::fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd())).unwrap();
+                prop_assert!(place.starts_with(&volume), "{}", place.display());
+            }
+            (Err(_), Ok(found)) => {
+                prop_assert!(false, "{:?}", std::fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd())));
+            }
+            (Err(_), Err(_)) => {}
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Pods that the node does not take: one verdict, one event, and nothing made for them.
+
+use serde_json::{Value, json};
+
+use crate::support::node::{LONG, Node, phase, simple};
+use crate::support::wait::wait_for;
+
+fn with(name: &str, change: impl FnOnce(&mut Value)) -> Value {
+    let mut manifest = simple(name);
+    change(&mut manifest["spec"]);
+    manifest
+}
+
+#[test]
+fn what_cannot_run_here_is_refused_once() {
+    let node = Node::start("refused");
+    let port = json!([{"containerPort": 80, "hostPort": 18080}]);
+    node.apply("first.json", &with("first", |spec| spec["containers"][0]["ports"] = port.clone()));
+    node.wait_ready("first");
+    let refused = [
+        (
+            // Static pods are critical: room is looked for, and there is nobody to send away.
+            with("big", |spec| {
+                spec["containers"][0]["resources"] = json!({"requests": {"cpu": "100000"}});
+            }),
+            "UnexpectedAdmissionError",
+            "no set of running pods found to reclaim resources: [(res: cpu, q: ",
+        ),
+        (
+            with("elsewhere", |spec| spec["nodeSelector"] = json!({"kubernetes.io/hostname": "other"})),
+            "NodeAffinity",
+            "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+        ),
+        (
+            with("second", |spec| spec["containers"][0]["ports"] = port.clone()),
+            "NodePorts",
+            "node(s) didn't have free ports for the requested pod ports",
+        ),
+        (
+            with("sysctl", |spec| {
+                spec["securityContext"] = json!({"sysctls": [{"name": "net.core.somaxconn", "value": "99"}]});
+            }),
+            "SysctlForbidden",
+            "forbidden sysctl: \"net.core.somaxconn\" not allowlisted",
+        ),
+    ];
+    for (manifest, ..) in &refused {
+        let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
+        node.apply(&format!("{name}.json"), manifest);
+    }
+    let (runtime, _) = node.cri();
+    for (manifest, reason, words) in &refused {
+        let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
+        let pod = node.wait_pod(name, "refused", LONG, |pod| phase(pod) == "Failed");
+        let status = pod.status.unwrap_or_default();
+        assert_eq!(status.reason.as_deref(), Some(*reason), "{name}");
+        let message = status.message.unwrap_or_default();
+        assert!(message.starts_with("Pod was rejected: ") && message.contains(words), "{name}: {message}");
+        assert!(status.container_statuses.is_none_or(|list| list.is_empty()), "{name}");
+        let told = wait_for("the refusal's event", LONG, || {
+            let told: Vec<_> = node.told(name).into_iter().filter(|event| event.kind == "Warning").collect();
+            (!told.is_empty()).then_some(told)
+        });
+        assert_eq!(told.len(), 1, "{name}: {told:#?}");
+        assert_eq!((told[0].reason.as_str(), told[0].count), (*reason, 1), "{name}");
+    }
+    let sandboxes = runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox");
+    let names: Vec<_> =
+        sandboxes.iter().filter_map(|one| one.metadata.as_ref()).map(|one| one.name.clone()).collect();
+    assert_eq!(names, ["first-e2e"], "nothing was made for those refused");
+    node.finish();
+}

@@ -1,0 +1,216 @@
+//! Init containers, sidecars, and rules for restarts.
+
+use serde_json::{Value, json};
+
+use crate::support::node::{
+    FOREVER, LONG, Node, STAMP, busybox, condition, container, ended, init_container, is_ready, phase, pod,
+    restarts, waiting_reason,
+};
+use crate::support::wait::wait_until;
+
+fn words(text: &str) -> Vec<&str> {
+    text.lines().filter_map(|line| line.split_whitespace().next()).collect()
+}
+
+#[test]
+fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
+    let node = Node::start("init");
+    let mut manifest = pod("web", json!([busybox("main", &format!("echo main >> /out/order; {FOREVER}"))]));
+    manifest["spec"]["initContainers"] = json!([
+        busybox("one", "echo one >> /out/order; until [ -e /out/go ]; do sleep 0.1; done"),
+        busybox("two", "echo two >> /out/order"),
+    ]);
+    node.apply("web.json", &node.with_out(manifest));
+    wait_until("the first to run", LONG, || node.out("order") == "one\n");
+    let early = node.wait_pod("web", "initializing", LONG, |pod| {
+        init_container(pod, "one")
+            .is_some_and(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
+    });
+    assert_eq!((phase(&early), waiting_reason(&early, "main")), ("Pending", "PodInitializing"));
+    let (status, message) = condition(&early, "Initialized").unwrap_or_default();
+    assert_eq!(
+        (status.as_str(), message.as_str()),
+        ("False", "containers with incomplete status: [one two]")
+    );
+    assert_eq!(
+        condition(&early, "PodReadyToStartContainers").map(|(status, _)| status).as_deref(),
+        Some("True")
+    );
+    node.touch("go");
+    let ready = node.wait_ready("web");
+    wait_until("everything to run", LONG, || words(&node.out("order")).len() >= 3);
+    assert_eq!(words(&node.out("order")), ["one", "two", "main"]);
+    for name in ["one", "two"] {
+        let end = init_container(&ready, name).and_then(|one| one.state.as_ref()?.terminated.clone());
+        assert_eq!(end.map(|end| (end.exit_code, end.reason)), Some((0, Some("Completed".to_owned()))));
+    }
+    assert_eq!(condition(&ready, "Initialized").map(|(status, _)| status).as_deref(), Some("True"));
+
+    let sandbox = node.running_sandboxes("web");
+    node.containerd.kill_task(&sandbox[0]);
+    wait_until("everything to run again", LONG, || words(&node.out("order")).len() == 6);
+    node.wait_pod("web", "ready in a new sandbox", LONG, |pod| {
+        is_ready(pod) && node.running_sandboxes("web") != sandbox
+    });
+    assert_eq!(words(&node.out("order")), ["one", "two", "main", "one", "two", "main"]);
+    let told =
+        node.wait_told("web", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
+    assert_eq!(told.kind, "Normal");
+    let (runtime, _) = node.cri();
+    let attempts: Vec<u32> = runtime
+        .list_pod_sandbox(Default::default())
+        .expect("ListPodSandbox")
+        .iter()
+        .filter(|one| node.running_sandboxes("web").contains(&one.id))
+        .filter_map(|one| one.metadata.as_ref())
+        .map(|one| one.attempt)
+        .collect();
+    assert_eq!(attempts, [1]);
+    node.finish();
+}
+
+#[test]
+fn a_failed_init_container_decides_over_the_pod() {
+    let node = Node::start("initfail");
+    for (name, policy) in [("never", "Never"), ("again", "OnFailure")] {
+        let mut manifest =
+            pod(name, json!([busybox("main", &format!("echo ran >> /out/{name}; {FOREVER}"))]));
+        manifest["spec"]["initContainers"] = json!([busybox("setup", "exit 3")]);
+        manifest["spec"]["restartPolicy"] = json!(policy);
+        node.apply(&format!("{name}.json"), &node.with_out(manifest));
+    }
+    let failed = node.wait_pod("never", "failed", LONG, |pod| phase(pod) == "Failed");
+    let end = init_container(&failed, "setup").and_then(|one| one.state.as_ref()?.terminated.clone());
+    assert_eq!(end.map(|end| end.exit_code), Some(3));
+    let again = node.wait_pod("again", "backing off", LONG, |pod| {
+        init_container(pod, "setup").is_some_and(|one| {
+            one.restart_count >= 1
+                && one.state.as_ref().and_then(|state| state.waiting.as_ref()?.reason.as_deref())
+                    == Some("CrashLoopBackOff")
+        })
+    });
+    assert_eq!(phase(&again), "Pending");
+    assert_eq!((node.out("never"), node.out("again")), (String::new(), String::new()));
+    node.finish();
+}
+
+/// Notes its start and its end, and takes `linger` seconds for the latter.
+fn sidecar(name: &str, linger: &str) -> Value {
+    let script = format!(
+        "trap '{STAMP} >> /out/{name}-term; sleep {linger}; {STAMP} >> /out/{name}-end; exit 0' TERM; \
+         {STAMP} >> /out/{name}-start; while :; do sleep 0.05; done"
+    );
+    let mut container = busybox(name, &script);
+    container["restartPolicy"] = json!("Always");
+    container
+}
+
+#[test]
+fn sidecars_start_first_and_stop_last() {
+    let node = Node::start("sidecars");
+    let mut app = sidecar("app", "1");
+    app["restartPolicy"].take();
+    let mut manifest = pod("web", json!([app]));
+    let mut first = sidecar("s1", "0.5");
+    first["startupProbe"] =
+        json!({"exec": {"command": ["test", "-e", "/out/go"]}, "periodSeconds": 1, "failureThreshold": 600});
+    first["lifecycle"] =
+        json!({"preStop": {"exec": {"command": ["sh", "-c", format!("{STAMP} >> /out/s1-pre")]}}});
+    manifest["spec"]["initContainers"] = json!([first, sidecar("s2", "0.5")]);
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(30);
+    node.apply("web.json", &node.with_out(manifest));
+    node.wait_stamp("s1-start");
+    node.wait_told("web", "Unhealthy", "Startup probe failed");
+    assert_eq!(
+        (node.stamps("s2-start").len(), node.stamps("app-start").len()),
+        (0, 0),
+        "the next one waits for the start"
+    );
+    node.touch("go");
+    node.wait_ready("web");
+    let at = |what: &str| node.wait_stamp(what);
+    assert!(at("s1-start") <= at("s2-start") && at("s2-start") <= at("app-start"));
+
+    node.remove("web.json");
+    node.wait_gone("web");
+    assert!(at("app-end") <= at("s2-term"), "the sidecar was told before the container had ended");
+    assert!(at("s2-end") <= at("s1-term"), "sidecars end in reverse order");
+    let apart = at("s1-pre") - at("app-term");
+    assert!(apart.abs() < 1.0, "a sidecar's hook runs at once: {apart} s after the signal of the container");
+    assert!(at("s1-pre") < at("s2-term"));
+    node.finish();
+}
+
+#[test]
+fn sidecars_end_with_a_pod_that_has_done_its_work() {
+    let node = Node::start("sidedone");
+    let mut manifest =
+        pod("job", json!([busybox("app", "until [ -e /out/done ]; do sleep 0.1; done; exit 0")]));
+    manifest["spec"]["initContainers"] = json!([sidecar("s1", "0.3"), sidecar("s2", "0.3")]);
+    manifest["spec"]["restartPolicy"] = json!("Never");
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(20);
+    node.apply("job.json", &node.with_out(manifest));
+    node.wait_ready("job");
+    // A sidecar that dies is started again, whatever the pod's policy.
+    let running = node.running("job");
+    node.containerd.kill_task(&running["s2"][0]);
+    node.wait_pod("job", "with its sidecar again", LONG, |pod| {
+        init_container(pod, "s2").is_some_and(|one| one.restart_count == 1 && one.ready)
+    });
+    node.touch("done");
+    let done = node.wait_pod("job", "succeeded", LONG, |pod| phase(pod) == "Succeeded");
+    assert_eq!(ended(&done, "app").map(|end| end.exit_code), Some(0));
+    wait_until("everything to stop", LONG, || {
+        node.running("job").is_empty() && node.running_sandboxes("job").is_empty()
+    });
+    assert!(node.wait_stamp("s2-end") <= node.wait_stamp("s1-term"), "in reverse order");
+    node.finish();
+}
+
+#[test]
+fn exit_codes_decide_over_restarts() {
+    let node = Node::start("rules");
+    let once = |file: &str, code: u8, then: &str| {
+        format!("echo run >> /out/{file}; [ $(wc -l < /out/{file}) -gt 1 ] || exit {code}; {then}")
+    };
+    let rule = |action: &str| json!([{"action": action, "exitCodes": {"operator": "In", "values": [42]}}]);
+    // Restarted for its exit code although the pod never restarts.
+    let mut manifest =
+        pod("rule", json!([busybox("main", &once("rule", 42, FOREVER)), busybox("side", FOREVER)]));
+    manifest["spec"]["restartPolicy"] = json!("Never");
+    manifest["spec"]["containers"][0]["restartPolicy"] = json!("Never");
+    manifest["spec"]["containers"][0]["restartPolicyRules"] = rule("Restart");
+    node.apply("rule.json", &node.with_out(manifest));
+    // Another code: the container's own policy.
+    let mut manifest =
+        pod("norule", json!([busybox("main", &once("norule", 41, FOREVER)), busybox("side", FOREVER)]));
+    manifest["spec"]["containers"][0]["restartPolicy"] = json!("Never");
+    manifest["spec"]["containers"][0]["restartPolicyRules"] = rule("Restart");
+    node.apply("norule.json", &node.with_out(manifest));
+    // One that takes all the others with it.
+    let mut manifest = pod(
+        "all",
+        json!([
+            busybox("main", &once("all", 42, FOREVER)),
+            busybox("side", &format!("echo run >> /out/allside; {FOREVER}")),
+        ]),
+    );
+    manifest["spec"]["initContainers"] = json!([busybox("setup", "echo run >> /out/allinit")]);
+    manifest["spec"]["restartPolicy"] = json!("Never");
+    manifest["spec"]["containers"][0]["restartPolicy"] = json!("Never");
+    manifest["spec"]["containers"][0]["restartPolicyRules"] = rule("RestartAllContainers");
+    node.apply("all.json", &node.with_out(manifest));
+
+    let pod = node.wait_pod("rule", "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
+    assert_eq!(restarts(&pod, "side"), 0);
+    let pod = node.wait_pod("norule", "ended", LONG, |pod| ended(pod, "main").is_some());
+    assert_eq!(ended(&pod, "main").map(|end| end.exit_code), Some(41));
+    assert!(phase(&pod) == "Running" && container(&pod, "side").is_some_and(|one| one.ready));
+    wait_until("all to run again", LONG, || {
+        ["all", "allside", "allinit"].iter().all(|file| node.out(file).lines().count() == 2)
+    });
+    let pod = node.wait_ready("all");
+    assert_eq!(phase(&pod), "Running");
+    assert_eq!(node.running_sandboxes("all").len(), 1);
+    node.finish();
+}

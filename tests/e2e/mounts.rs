@@ -1,0 +1,241 @@
+//! Volumes as containers see them (the checks of the volume manager that need no API server).
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use coracle::model::api::Pod;
+use serde_json::{Value, json};
+
+use crate::support::node::{FOREVER, LONG, Node, busybox, container, container_id, pod, waiting_reason};
+use crate::support::wait::wait_until;
+
+/// A pod of one container with these volumes and mounts.
+fn with(name: &str, script: &str, volumes: Value, mounts: Value) -> Value {
+    let mut manifest = pod(name, json!([busybox("main", script)]));
+    manifest["spec"]["volumes"] = volumes;
+    manifest["spec"]["containers"][0]["volumeMounts"] = mounts;
+    manifest
+}
+
+fn waiting_message(pod: &Pod) -> String {
+    container(pod, "main")
+        .and_then(|status| status.state.as_ref()?.waiting.as_ref()?.message.clone())
+        .unwrap_or_default()
+}
+
+#[test]
+fn what_is_not_mounted_holds_nothing_up() {
+    let node = Node::start("unused");
+    let unused = json!([{"name": "x", "hostPath": {"path": "/no/such", "type": "Directory"}}]);
+    node.apply("unused.json", &with("unused", FOREVER, unused, json!([])));
+    node.wait_ready("unused");
+    node.finish();
+}
+
+#[test]
+fn a_host_path_of_the_wrong_type_waits_for_the_right_one() {
+    let node = Node::start("hosttype");
+    let place = node.shared().join("place");
+    fs::write(&place, "").unwrap();
+    let volume = json!([{"name": "h", "hostPath": {"path": place, "type": "Directory"}}]);
+    node.apply("h.json", &with("h", FOREVER, volume, json!([{"name": "h", "mountPath": "/h"}])));
+    let text = format!(
+        "MountVolume.SetUp failed for volume \"h\" : hostPath type check failed: {} is not a directory",
+        place.display()
+    );
+    wait_until("the event", LONG, || node.says(&["events"]).contains(&text));
+    let waiting =
+        node.wait_pod("h", "waiting", LONG, |pod| waiting_reason(pod, "main") == "ContainerCreating");
+    assert!(node.running("h").is_empty(), "no container is made: {waiting:?}");
+    fs::remove_file(&place).unwrap();
+    fs::create_dir(&place).unwrap();
+    node.wait_ready("h");
+    node.finish();
+}
+
+#[test]
+fn downward_files_are_there() {
+    let node = Node::start("downfile");
+    let items = json!([
+        {"path": "labels", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.labels"}},
+        {"path": "note", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations['note']"}},
+        {"path": "deep/cpu", "mode": 0o400, "resourceFieldRef":
+            {"containerName": "main", "resource": "limits.cpu", "divisor": "1m"}},
+    ]);
+    let mut manifest = with(
+        "down",
+        FOREVER,
+        json!([
+            {"name": "d", "downwardAPI": {"items": items}},
+            {"name": "p", "projected": {"sources": [{"downwardAPI": {"items": items}}]}},
+            {"name": "e", "emptyDir": {}},
+        ]),
+        json!([
+            {"name": "d", "mountPath": "/d"},
+            {"name": "d", "mountPath": "/one", "subPath": "labels"},
+            {"name": "p", "mountPath": "/p"},
+            {"name": "e", "mountPath": "/p/inside/e"},
+        ]),
+    );
+    manifest["metadata"]["labels"] = json!({"b": "2", "a": "1"});
+    manifest["metadata"]["annotations"] = json!({"note": "two\nlines"});
+    manifest["spec"]["containers"][0]["resources"] = json!({"limits": {"cpu": "150m"}});
+    manifest["spec"]["securityContext"] = json!({"fsGroup": 2000});
+    node.apply("down.json", &manifest);
+    let id = container_id(&node.wait_ready("down"), "main");
+    for dir in ["/d", "/p"] {
+        let labels = node.exec(&id, &["cat", &format!("{dir}/labels")]);
+        assert_eq!(labels, "a=\"1\"\nb=\"2\"");
+        assert_eq!(node.exec(&id, &["cat", &format!("{dir}/note")]), "two\nlines");
+        assert_eq!(node.exec(&id, &["cat", &format!("{dir}/deep/cpu")]), "150");
+        assert_eq!(node.exec(&id, &["stat", "-c", "%a %g", &format!("{dir}/.")]), "3777 2000\n");
+        assert_eq!(node.exec(&id, &["stat", "-Lc", "%a %g", &format!("{dir}/deep/cpu")]), "440 2000\n");
+        assert!(node.exec(&id, &["readlink", &format!("{dir}/labels")]).contains("..data/labels"));
+        let write = format!("touch {dir}/x 2>/dev/null && echo written || echo read-only");
+        assert_eq!(node.exec(&id, &["sh", "-c", &write]), "read-only\n");
+    }
+    assert_eq!(node.exec(&id, &["cat", "/one"]), "a=\"1\"\nb=\"2\"");
+    assert_eq!(node.exec(&id, &["sh", "-c", "touch /p/inside/e/x && echo ok"]), "ok\n");
+    node.remove("down.json");
+    node.wait_gone("down");
+    node.finish();
+}
+
+#[test]
+fn memory_is_bounded_by_the_pods_limit() {
+    let node = Node::start("memory-b");
+    let mut manifest = with(
+        "mem",
+        FOREVER,
+        json!([{"name": "m", "emptyDir": {"medium": "Memory"}},
+            {"name": "s", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]),
+        json!([{"name": "m", "mountPath": "/m"}, {"name": "s", "mountPath": "/s"}]),
+    );
+    manifest["spec"]["containers"][0]["resources"] = json!({"limits": {"memory": "48Mi"}});
+    node.apply("mem.json", &manifest);
+    let id = container_id(&node.wait_ready("mem"), "main");
+    let mounts = node.exec(&id, &["cat", "/proc/mounts"]);
+    let line = |path: &str| mounts.lines().find(|line| line.contains(path)).unwrap_or_default().to_owned();
+    assert!(line(" /m ").contains("size=49152k"), "{mounts}");
+    assert!(line(" /s ").contains("size=1024k"), "{mounts}");
+    node.finish();
+}
+
+#[test]
+fn sub_paths_survive_restarts_and_go_with_the_pod() {
+    let mut node = Node::start("subpath-b");
+    let script = "echo \"$W\" >> /x/said; [ -e /e/once ] || { touch /e/once; exit 1; }; ";
+    let mut manifest = with(
+        "sub",
+        &format!("{script}{FOREVER}"),
+        json!([{"name": "e", "emptyDir": {}}]),
+        json!([
+            {"name": "e", "mountPath": "/e", "subPath": "a/b"},
+            {"name": "e", "mountPath": "/x", "subPathExpr": "x-$(W)"},
+            {"name": "e", "mountPath": "/all"},
+        ]),
+    );
+    manifest["spec"]["containers"][0]["env"] = json!([{"name": "W", "value": "who"}]);
+    node.apply("sub.json", &manifest);
+    let ready = node.wait_pod("sub", "restarted", LONG, |pod| {
+        crate::support::node::is_ready(pod) && crate::support::node::restarts(pod, "main") == 1
+    });
+    let id = container_id(&ready, "main");
+    assert_eq!(node.exec(&id, &["cat", "/all/x-who/said"]), "who\nwho\n");
+    assert_eq!(node.exec(&id, &["ls", "/all/a/b"]), "once\n");
+    let uid = crate::support::node::uid(&ready);
+    let targets = node.root().join("pods").join(&uid).join("volume-subpaths/e/main");
+    assert_eq!(fs::read_dir(&targets).unwrap().count(), 2);
+    node.kill_agent();
+    node.start_agent();
+    node.wait_ready("sub");
+    node.remove("sub.json");
+    node.wait_gone("sub");
+    wait_until("no target", LONG, || !targets.exists());
+    node.finish();
+}
+
+#[test]
+fn a_link_out_of_the_volume_stops_the_container_and_tells_nothing() {
+    let node = Node::start("escape");
+    let shared = node.shared();
+    symlink("/etc", shared.join("evil")).unwrap();
+    let volume = json!([{"name": "h", "hostPath": {"path": shared}}]);
+    let mount = json!([{"name": "h", "mountPath": "/h", "subPath": "evil"}]);
+    node.apply("evil.json", &with("evil", FOREVER, volume.clone(), mount));
+    let unset = json!([{"name": "h", "mountPath": "/h", "subPathExpr": "$(NOBODY)"}]);
+    node.apply("unset.json", &with("unset", FOREVER, volume, unset));
+    for (name, text) in [
+        ("evil", "failed to prepare subPath for volumeMount \"h\" of container \"main\""),
+        ("unset", "missing value for NOBODY"),
+    ] {
+        let waiting = node.wait_pod(name, "CreateContainerConfigError", LONG, |pod| {
+            waiting_reason(pod, "main") == "CreateContainerConfigError"
+        });
+        assert_eq!(waiting_message(&waiting), text);
+    }
+    assert!(!node.says(&["events"]).contains("/etc"), "no host path in an event");
+    node.finish();
+}
+
+#[test]
+fn an_image_is_a_volume() {
+    let node = Node::start("imagevol-b");
+    let volume = |policy: &str, image: &str| json!([{"name": "i", "image": {"reference": image, "pullPolicy": policy}}]);
+    let mount = json!([{"name": "i", "mountPath": "/i"}]);
+    node.apply("absent.json", &with("absent", FOREVER, volume("Never", "localhost/none:1"), mount.clone()));
+    node.wait_pod("absent", "ErrImageNeverPull", LONG, |pod| {
+        waiting_reason(pod, "main") == "ErrImageNeverPull"
+    });
+    // Older ones do not know such mounts.
+    if node.containerd.ctr(&["version"]).contains("v2.") {
+        node.apply("there.json", &with("there", FOREVER, volume("Never", "localhost/busybox:1"), mount));
+        let id = container_id(&node.wait_ready("there"), "main");
+        assert_eq!(node.exec(&id, &["sh", "-c", "[ -e /i/bin/sh ] && echo there"]), "there\n");
+        let write = "touch /i/x 2>/dev/null && echo written || echo read-only";
+        assert_eq!(node.exec(&id, &["sh", "-c", write]), "read-only\n");
+    }
+    node.finish();
+}
+
+#[test]
+fn mounts_propagate_as_asked() {
+    let node = Node::start("propagate");
+    let shared = node.shared();
+    let mount = |args: &[&str]| {
+        let done = Command::new("mount").args(args).arg(&shared).status().expect("mount is there");
+        assert!(done.success(), "mount {args:?}");
+    };
+    mount(&["--bind", shared.to_str().unwrap()]);
+    mount(&["--make-shared"]);
+    let mut manifest = with(
+        "prop",
+        FOREVER,
+        json!([{"name": "h", "hostPath": {"path": shared}}]),
+        json!([
+            {"name": "h", "mountPath": "/both", "mountPropagation": "Bidirectional"},
+            {"name": "h", "mountPath": "/in", "mountPropagation": "HostToContainer"},
+            {"name": "h", "mountPath": "/none"},
+            {"name": "h", "mountPath": "/ro", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+        ]),
+    );
+    manifest["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
+    node.apply("prop.json", &manifest);
+    let id = container_id(&node.wait_ready("prop"), "main");
+    let table = node.exec(&id, &["cat", "/proc/self/mountinfo"]);
+    let field = |path: &str, tag: &str| {
+        let line = table.lines().find(|line| line.split(' ').nth(4) == Some(path)).unwrap_or_default();
+        line.split(" - ").next().unwrap_or_default().contains(tag)
+    };
+    assert!(field("/both", "shared:"), "{table}");
+    assert!(field("/in", "master:") && !field("/in", "shared:"), "{table}");
+    assert!(!field("/none", "shared:") && !field("/none", "master:"), "{table}");
+    let write = "touch /ro/x 2>/dev/null && echo written || echo read-only";
+    assert_eq!(node.exec(&id, &["sh", "-c", write]), "read-only\n");
+    node.remove("prop.json");
+    node.wait_gone("prop");
+    let done = Command::new("umount").arg(&shared).status().expect("umount is there");
+    assert!(done.success(), "umount");
+    node.finish();
+}

@@ -1,0 +1,215 @@
+//! Probes: what they ask, how often, and what follows from the answers.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::node::{
+    FOREVER, LONG, Node, STAMP, busybox, container, ended_before, is_ready, pod, restarts, simple,
+};
+use crate::support::wait::{holds_for, pause, wait_until};
+use crate::support::web::{Reply, Web};
+
+fn probed(name: &str, probes: &[(&str, Value)]) -> Value {
+    let mut manifest = simple(name);
+    for (kind, probe) in probes {
+        manifest["spec"]["containers"][0][*kind] = probe.clone();
+    }
+    manifest
+}
+
+fn exec(script: &str) -> Value {
+    json!({"exec": {"command": ["sh", "-c", script]}, "periodSeconds": 1})
+}
+
+fn get(port: u16, path: &str) -> Value {
+    json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": path}, "periodSeconds": 1})
+}
+
+#[test]
+fn a_slow_readiness_probe_runs_at_once_when_the_container_has_started() {
+    let node = Node::start("started");
+    let mut readiness = exec("echo asked >> /out/readiness");
+    readiness["periodSeconds"] = json!(60);
+    let manifest =
+        probed("web", &[("startupProbe", exec("test -f /out/started")), ("readinessProbe", readiness)]);
+    node.apply("web.json", &node.with_out(manifest));
+    node.wait_pod("web", "running", LONG, |pod| {
+        container(pod, "main")
+            .is_some_and(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
+    });
+    node.wait_told("web", "Unhealthy", "Startup probe failed: ");
+    let waiting = node.pod("web").expect("the pod is listed");
+    assert_eq!(container(&waiting, "main").map(|one| (one.started, one.ready)), Some((Some(false), false)));
+    assert_eq!(node.out("readiness"), "", "readiness waits for the start");
+    node.touch("started");
+    let begun = Instant::now();
+    let ready = node.wait_ready("web");
+    assert!(begun.elapsed() < Duration::from_secs(15), "ready {:?} after the start", begun.elapsed());
+    assert_eq!(container(&ready, "main").and_then(|one| one.started), Some(true));
+    node.finish();
+}
+
+#[test]
+fn a_container_that_never_starts_up_is_restarted() {
+    let node = Node::start("startup");
+    let mut startup = exec("echo asked >> /out/startup; exit 1");
+    startup["failureThreshold"] = json!(3);
+    let manifest =
+        probed("web", &[("startupProbe", startup), ("livenessProbe", exec("echo asked >> /out/liveness"))]);
+    node.apply("web.json", &node.with_out(manifest));
+    node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") >= 1);
+    let killing = node.wait_told("web", "Killing", "failed startup probe");
+    assert_eq!(killing.message, "Container main failed startup probe, will be restarted");
+    assert_eq!(killing.field, "spec.containers{main}");
+    let unhealthy = node.told_of("web", "Unhealthy");
+    assert!(
+        unhealthy
+            .iter()
+            .all(|event| event.kind == "Warning" && event.message.starts_with("Startup probe failed")),
+        "{unhealthy:#?}"
+    );
+    assert!(
+        unhealthy.iter().map(|event| event.count).sum::<u64>() >= 3,
+        "each failed round is told: {unhealthy:#?}"
+    );
+    assert_eq!(node.out("liveness"), "", "liveness waits for the start");
+    node.finish();
+}
+
+#[test]
+fn http_probes_ask_and_follow_as_expected() {
+    let web = Web::start();
+    let node = Node::start("http");
+    web.set("/away", Reply::text(302, "over there").with("Location", "http://192.0.2.99:1/elsewhere"));
+    web.set("/here", Reply::text(302, "").with("Location", "/there"));
+    web.set("/there", Reply::text(200, "there"));
+    web.set("/broken", Reply::text(500, "no"));
+    for (name, path) in [("away", "/away"), ("here", "/here"), ("broken", "/broken")] {
+        node.apply(&format!("{name}.json"), &probed(name, &[("readinessProbe", get(web.port, path))]));
+    }
+    let mut own = probed("own", &[("readinessProbe", get(web.port, "/own"))]);
+    own["spec"]["containers"][0]["readinessProbe"]["httpGet"]["httpHeaders"] =
+        json!([{"name": "Host", "value": "inside.example"}, {"name": "User-Agent", "value": "mine"}]);
+    web.set("/own", Reply::text(204, ""));
+    node.apply("own.json", &own);
+    // A port by its name, on the pod's own address.
+    let mut named = pod(
+        "named",
+        json!([busybox("main", "mkdir /tmp/w; echo up > /tmp/w/ok; exec httpd -f -p 8000 -h /tmp/w")]),
+    );
+    named["spec"]["containers"][0]["ports"] = json!([{"name": "web", "containerPort": 8000}]);
+    named["spec"]["containers"][0]["readinessProbe"] =
+        json!({"httpGet": {"port": "web", "path": "/ok"}, "periodSeconds": 1});
+    named["spec"]["containers"][0]["livenessProbe"] =
+        json!({"tcpSocket": {"port": 8000}, "periodSeconds": 1});
+    node.apply("named.json", &named);
+
+    node.wait_ready("away");
+    let warning = node.wait_told("away", "ProbeWarning", "Probe terminated redirects");
+    assert!(
+        warning.kind == "Warning" && warning.message.starts_with("Readiness probe warning: "),
+        "{}",
+        warning.message
+    );
+    let request = web.asked("/away")[0].clone();
+    assert_eq!(request.method, "GET");
+    assert_eq!(request.header("User-Agent").as_deref(), Some("kube-probe/1.36"));
+    assert_eq!(request.header("Accept").as_deref(), Some("*/*"));
+    assert_eq!(request.header("Accept-Encoding"), None);
+
+    node.wait_ready("here");
+    assert!(!web.asked("/there").is_empty(), "a redirect to the same host is followed");
+    node.wait_ready("own");
+    let request = web.asked("/own")[0].clone();
+    assert_eq!(request.header("Host").as_deref(), Some("inside.example"));
+    assert_eq!(request.header("User-Agent").as_deref(), Some("mine"));
+    node.wait_ready("named");
+
+    let told = node.wait_told("broken", "Unhealthy", "Readiness probe failed: ");
+    assert_eq!(told.message, "Readiness probe failed: HTTP probe failed with statuscode: 500");
+    let broken = node.pod("broken").expect("the pod is listed");
+    assert!(!is_ready(&broken) && restarts(&broken, "main") == 0, "readiness restarts nothing");
+    web.set("/broken", Reply::text(200, "yes"));
+    node.wait_ready("broken");
+    web.set("/broken", Reply::text(500, "no"));
+    node.wait_pod("broken", "not ready again", LONG, |pod| !is_ready(pod));
+    node.finish();
+}
+
+#[test]
+fn a_probe_that_cannot_run_changes_nothing() {
+    let node = Node::start("proberr");
+    let script = format!("printf '#!/bin/sh\\nexit 0\\n' > /tmp/check; chmod 755 /tmp/check; {FOREVER}");
+    let mut manifest = pod("web", json!([busybox("main", &script)]));
+    manifest["spec"]["containers"][0]["readinessProbe"] =
+        json!({"exec": {"command": ["/tmp/check"]}, "periodSeconds": 1, "failureThreshold": 1});
+    node.apply("web.json", &manifest);
+    let ready = node.wait_ready("web");
+    node.exec(&crate::support::node::container_id(&ready, "main"), &["rm", "/tmp/check"]);
+    let told = node.wait_told("web", "Unhealthy", "Readiness probe errored and resulted in unknown state");
+    assert_eq!(told.kind, "Warning");
+    holds_for("the pod stays ready", Duration::from_secs(3), || {
+        node.pod("web").is_some_and(|pod| is_ready(&pod))
+    });
+    node.finish();
+}
+
+#[test]
+fn the_probes_grace_is_for_its_own_kills_only() {
+    let node = Node::start("probegrace");
+    let script = format!(
+        "trap '{STAMP} >> /out/terms' TERM; {STAMP} >> /out/starts; while :; do {STAMP} > /out/beat; sleep 0.1; done"
+    );
+    let mut manifest = pod("web", json!([busybox("main", &script)]));
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(8);
+    let mut liveness = exec("test ! -f /out/sick");
+    liveness["failureThreshold"] = json!(1);
+    liveness["terminationGracePeriodSeconds"] = json!(1);
+    manifest["spec"]["containers"][0]["livenessProbe"] = liveness;
+    node.apply("web.json", &node.with_out(manifest));
+    node.wait_stamp("starts");
+    node.touch("sick");
+    wait_until("the container to be told to end", LONG, || !node.stamps("terms").is_empty());
+    std::fs::remove_file(node.shared().join("sick")).expect("the file was there");
+    let again = node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
+    assert_eq!(ended_before(&again, "main").map(|end| end.exit_code), Some(137));
+    let took = node.stamps("starts")[1] - node.stamps("terms")[0];
+    assert!((1.5..6.0).contains(&took), "killed and started again {took} s after the signal");
+    let killing = node.told_of("web", "Killing");
+    assert_eq!(killing[0].message, "Container main failed liveness probe, will be restarted");
+
+    let signals = node.stamps("terms").len();
+    node.remove("web.json");
+    wait_until("the container to be told to end", LONG, || node.stamps("terms").len() > signals);
+    node.wait_gone("web");
+    let (told, last) = (node.stamps("terms")[signals], node.stamps("beat")[0]);
+    assert!((7.0..14.0).contains(&(last - told)), "the pod's own grace was {} s", last - told);
+    node.finish();
+}
+
+#[test]
+fn a_restarted_agent_keeps_ready_what_was_ready() {
+    let mut node = Node::start("keepready");
+    let manifest = probed(
+        "web",
+        &[
+            ("readinessProbe", exec("echo asked >> /out/readiness")),
+            ("startupProbe", exec("true")),
+            ("livenessProbe", exec("echo asked >> /out/liveness")),
+        ],
+    );
+    node.apply("web.json", &node.with_out(manifest));
+    node.wait_ready("web");
+    // What started less than ten seconds before the agent is probed afresh: the age is the input.
+    pause(Duration::from_secs(11));
+    node.stop_agent();
+    let asked = node.out("readiness").lines().count();
+    node.start_agent();
+    wait_until("the pod to be listed", LONG, || node.pod("web").is_some());
+    holds_for("the pod is ready from the first moment on", Duration::from_secs(3), || {
+        node.pod("web").is_some_and(|pod| is_ready(&pod) && restarts(&pod, "main") == 0)
+    });
+    wait_until("the probes to go on", LONG, || node.out("readiness").lines().count() > asked);
+    node.finish();
+}

@@ -1,0 +1,378 @@
+//! Lifecycle hooks, grace periods and the order of ends, at the fake runtime.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Arc, Mutex};
+
+use coracle::model::pod::Pod;
+use coracle::runtime::{Kill, NewSandbox, Observed};
+use coracle::util::stop::{self, StopToken};
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use serde_json::{Value, json};
+
+use crate::runtime::{Node, pod, timeouts};
+use crate::support::fake_cri::BUSYBOX;
+
+fn container(name: &str, lifecycle: Value) -> Value {
+    json!({"name": name, "image": BUSYBOX, "imagePullPolicy": "Never", "lifecycle": lifecycle})
+}
+
+fn hooked(lifecycle: Value) -> Pod {
+    pod(json!({"containers": [container("c", lifecycle)], "terminationGracePeriodSeconds": 7}))
+}
+
+fn exec(command: &str) -> Value {
+    json!({"exec": {"command": ["sh", "-c", command]}})
+}
+
+/// Starts `c` with the preStop hook, stops it as its pod asks or with `grace`, and returns
+/// events and calls since.
+fn stopped(node: &Node, pre_stop: Value, grace: Option<i64>) -> (Vec<String>, Vec<&'static str>) {
+    let pod = hooked(json!({"preStop": pre_stop}));
+    let sandbox = new_sandbox(&node, &pod);
+    let id = node.start(&pod, &sandbox, "c").unwrap();
+    let _ = node.events();
+    node.fake.clear_journal();
+    let kill = Kill { grace_override: grace, ips: sandbox.ips.clone(), ..Kill::of(&pod, &id, "c") };
+    node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
+    (texts(node), node.fake.calls())
+}
+
+/// One after the other: each test of a row has its own.
+fn new_sandbox(node: &Node, pod: &Pod) -> NewSandbox {
+    let attempt = u32::try_from(node.fake.sandboxes().len()).unwrap();
+    node.runtime.create_sandbox(pod, attempt, &StopToken::never()).unwrap()
+}
+
+fn texts(node: &Node) -> Vec<String> {
+    node.events().into_iter().map(|(reason, message)| format!("{reason}: {message}")).collect()
+}
+
+const KILLING: &str = "Killing: Stopping container c";
+const PRE_STOP_FAILED: &str = "FailedPreStopHook: PreStopHook failed";
+
+#[test]
+fn post_start_runs_after_the_start() {
+    let node = Node::new();
+    let pod = hooked(json!({"postStart": exec("touch /started")}));
+    let sandbox = new_sandbox(&node, &pod);
+    node.start(&pod, &sandbox, "c").unwrap();
+    assert_eq!(node.fake.calls(), ["RunPodSandbox", "CreateContainer", "StartContainer", "ExecSync"]);
+    let request = node.fake.journal().pop().unwrap().request;
+    assert_eq!(request["cmd"], json!(["sh", "-c", "touch /started"]));
+    assert_eq!(request.get("timeout"), None, "the runtime sets no limit");
+}
+
+#[test]
+fn a_container_whose_post_start_fails_is_stopped() {
+    let node = Node::new();
+    let pod = hooked(json!({"postStart": exec("fail"), "preStop": exec("bye")}));
+    let sandbox = new_sandbox(&node, &pod);
+    node.fake.on_exec(|_, command| match command.last().map(String::as_str) {
+        Some("fail") => (3, b"secret".to_vec(), b"no luck".to_vec()),
+        _ => (0, Vec::new(), Vec::new()),
+    });
+    let failure = node.start(&pod, &sandbox, "c").unwrap_err();
+    assert_eq!(failure.reason, "PostStartHookError");
+    assert_eq!(
+        failure.message,
+        "Exec lifecycle hook ([sh -c fail]) for Container \"c\" in Pod \"web_ns(u1)\" failed - error: \
+         command 'sh -c fail' exited with 3: no luck, message: \"secretno luck\""
+    );
+    assert!(failure.retry_at.is_none() && !failure.stopping);
+    assert_eq!(
+        texts(&node)[3..],
+        [
+            "Created: Container created",
+            "Started: Container started",
+            "FailedPostStartHook: PostStartHook failed",
+            "Killing: FailedPostStartHook"
+        ]
+    );
+    assert_eq!(node.fake.calls()[3..], ["ExecSync", "ExecSync", "StopContainer"]);
+    assert_eq!(timeouts(&node), [json!("7")]);
+    assert!(!node.fake.container("c").unwrap().is_running());
+}
+
+#[test]
+fn pre_stop_runs_before_the_end() {
+    let node = Node::new();
+    let (events, calls) = stopped(&node, exec("true"), None);
+    assert_eq!((events, calls), (vec![KILLING.to_owned()], vec!["ExecSync", "StopContainer"]));
+    assert_eq!(timeouts(&node), [json!("7")]);
+}
+
+#[test]
+fn a_pre_stop_that_fails_changes_nothing() {
+    let node = Node::new();
+    node.fake.on_exec(|_, _| (1, Vec::new(), Vec::new()));
+    let (events, calls) = stopped(&node, exec("false"), None);
+    assert_eq!(events, [KILLING, PRE_STOP_FAILED]);
+    assert_eq!(calls, ["ExecSync", "StopContainer"]);
+    // There is no such hook as a TCP connection.
+    let (events, calls) = stopped(&node, json!({"tcpSocket": {"port": 80}}), None);
+    assert_eq!(
+        (events, calls),
+        (vec![KILLING.to_owned(), PRE_STOP_FAILED.to_owned()], vec!["StopContainer"])
+    );
+}
+
+#[test]
+fn a_hook_counts_against_the_grace() {
+    let node = Node::new();
+    let (events, _) = stopped(&node, json!({"sleep": {"seconds": 1}}), Some(5));
+    assert_eq!(events, [KILLING]);
+    assert_eq!(timeouts(&node), [json!("4")]);
+    // One that does not end has the whole grace; two seconds are always left.
+    let gate = node.fake.hang("ExecSync");
+    let (events, _) = stopped(&node, exec("sleep 60"), Some(1));
+    gate.open();
+    assert_eq!(events, [KILLING, PRE_STOP_FAILED]);
+    assert_eq!(timeouts(&node), [json!("2")]);
+    // A sleep that is allowed to be long is cut, too.
+    let (events, _) = stopped(&node, json!({"sleep": {"seconds": 60}}), Some(1));
+    assert_eq!(events, [KILLING]);
+    assert_eq!(timeouts(&node), [json!("2")]);
+    node.fake.behave("ExecSync");
+    // Without any grace there is no hook.
+    let (_, calls) = stopped(&node, exec("true"), Some(0));
+    assert_eq!(calls, ["StopContainer"]);
+    assert_eq!(timeouts(&node), [json!("2")]);
+}
+
+#[test]
+fn a_hook_ends_when_the_agent_stops() {
+    let node = Node::new();
+    for pre_stop in [exec("sleep 60"), json!({"sleep": {"seconds": 7}})] {
+        let pod = hooked(json!({"preStop": pre_stop}));
+        let sandbox = new_sandbox(&node, &pod);
+        let id = node.start(&pod, &sandbox, "c").unwrap();
+        node.fake.clear_journal();
+        let gate = node.fake.hang("ExecSync");
+        let (source, token) = stop::pair();
+        std::thread::scope(|scope| {
+            let kill = scope.spawn(|| node.runtime.kill_container(&Kill::of(&pod, &id, "c"), &token));
+            drop(source);
+            let error = kill.join().unwrap().unwrap_err();
+            assert!(error.is_stopping(), "{error}");
+        });
+        gate.open();
+        assert_eq!(node.fake.count("StopContainer"), 0);
+        assert!(node.fake.container("c").unwrap().is_running());
+    }
+    // A start that waits for its hook is broken off, and its container runs.
+    let pod = hooked(json!({"postStart": exec("sleep 60")}));
+    let sandbox = new_sandbox(&node, &pod);
+    let gate = node.fake.hang("ExecSync");
+    let (source, token) = stop::pair();
+    std::thread::scope(|scope| {
+        let start = scope.spawn(|| node.start_until(&pod, &sandbox, "c", &token));
+        node.fake.wait_until("the hook runs", |_| gate.waiting() == 1);
+        drop(source);
+        assert!(start.join().unwrap().unwrap_err().stopping);
+    });
+    assert!(node.fake.container("c").unwrap().is_running());
+    gate.open();
+}
+
+#[test]
+fn whose_grace_counts() {
+    let grace = |metadata: Value, probe: Option<i64>, own: Option<i64>| {
+        let node = Node::new();
+        let mut object = hooked(json!({})).object().clone();
+        let given: coracle::model::api::Pod = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+        object.metadata.deletion_grace_period_seconds = given.metadata.deletion_grace_period_seconds;
+        let pod = Pod::from(object);
+        let sandbox = new_sandbox(&node, &pod);
+        let id = node.start(&pod, &sandbox, "c").unwrap();
+        let kill = Kill { probe_grace: probe, grace_override: own, ..Kill::of(&pod, &id, "c") };
+        node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
+        timeouts(&node).pop().unwrap()
+    };
+    let deleted = || json!({"deletionGracePeriodSeconds": 5});
+    assert_eq!(grace(json!({}), None, None), json!("7"));
+    assert_eq!(grace(json!({}), Some(9), None), json!("9"));
+    assert_eq!(grace(json!({}), Some(1), None), json!("2"));
+    assert_eq!(grace(deleted(), Some(9), None), json!("5"));
+    assert_eq!(grace(deleted(), Some(9), Some(3)), json!("3"));
+    assert_eq!(grace(json!({}), None, Some(0)), json!("2"));
+}
+
+/// Answers every request with `answer` and keeps what was asked.
+struct Web {
+    port: u16,
+    asked: Arc<Mutex<Vec<String>>>,
+    _running: Running,
+}
+
+impl Web {
+    fn start(answer: &'static str) -> Web {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let notes = Arc::clone(&asked);
+        let running = spawn("t/web", Stack::Small, OnDeath::Nobody, move |stop| {
+            for stream in listener.incoming() {
+                if stop.is_stopped() {
+                    return;
+                }
+                let mut stream = stream.unwrap();
+                let (mut head, mut byte) = (Vec::new(), [0]);
+                while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) == 1 {
+                    head.push(byte[0]);
+                    if head[0] == 0x16 {
+                        // A TLS greeting: speak plainly.
+                        break;
+                    }
+                }
+                notes.lock().unwrap().push(String::from_utf8_lossy(&head).into_owned());
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        })
+        .unwrap()
+        .with_waker(Box::new(move || {
+            let _ = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+        }));
+        Web { port, asked, _running: running }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut *self.asked.lock().unwrap())
+    }
+}
+
+#[test]
+fn http_hooks() {
+    let node = Node::new();
+    let web = Web::start("HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    let get = |scheme: &str, host: Value, port: Value| {
+        json!({"httpGet": {"scheme": scheme, "host": host, "port": port, "path": "/bye?now",
+            "httpHeaders": [{"name": "Authorization", "value": "secret"}, {"name": "X-A", "value": "b"}]}})
+    };
+    // Any answer is a success.
+    let (events, calls) = stopped(&node, get("HTTP", json!("127.0.0.1"), json!(web.port)), None);
+    assert_eq!((events, calls), (vec![KILLING.to_owned()], vec!["StopContainer"]));
+    let asked = web.asked().pop().unwrap();
+    assert!(asked.starts_with("GET /bye?now HTTP/1.1\r\n"), "{asked}");
+    assert!(asked.contains("User-Agent: kube-lifecycle/1.36\r\n"), "{asked}");
+    assert!(asked.contains("X-A: b") && asked.contains("Authorization: secret"), "{asked}");
+    // A container that knows no TLS is asked again in the clear, without what is secret.
+    let (events, _) = stopped(&node, get("HTTPS", json!("127.0.0.1"), json!(web.port.to_string())), None);
+    let host = format!("127.0.0.1:{}", web.port);
+    let fallback = format!(
+        "LifecycleHTTPFallback: request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
+    );
+    assert_eq!(events, [KILLING, fallback.as_str()]);
+    let asked = web.asked().pop().unwrap();
+    assert!(asked.contains("X-A: b") && !asked.contains("Authorization"), "{asked}");
+    // Nobody there, no such port.
+    let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    for port in [json!(closed), json!("web"), json!("0"), json!(70000)] {
+        let (events, _) = stopped(&node, get("HTTP", json!("127.0.0.1"), port.clone()), None);
+        assert_eq!(events, [KILLING, PRE_STOP_FAILED], "{port}");
+    }
+}
+
+fn with_sidecars() -> Pod {
+    let sidecar = |name: &str| {
+        let mut sidecar = container(name, json!({"preStop": exec("bye")}));
+        sidecar["restartPolicy"] = json!("Always");
+        sidecar
+    };
+    pod(json!({"initContainers": [sidecar("s1"), sidecar("s2")],
+        "containers": [container("a", json!({})), container("b", json!({}))],
+        "terminationGracePeriodSeconds": 7}))
+}
+
+fn stops(node: &Node) -> Vec<String> {
+    let stopped = |id: &Value| {
+        let all = node.fake.containers();
+        let of = all.iter().find(|one| Some(one.status.id.as_str()) == id.as_str()).unwrap();
+        of.config.metadata.name.clone()
+    };
+    let journal = node.fake.journal().into_iter().filter(|entry| entry.method == "StopContainer");
+    journal.map(|entry| stopped(&entry.request["container_id"])).collect()
+}
+
+#[test]
+fn sidecars_end_last_and_in_reverse_order() {
+    let node = Node::new();
+    let pod = with_sidecars();
+    let sandbox = new_sandbox(&node, &pod);
+    for name in ["s1", "s2", "a", "b"] {
+        node.start(&pod, &sandbox, name).unwrap();
+    }
+    let (_, runtime) = node.observe(&pod);
+    node.fake.clear_journal();
+    let gate = node.fake.hang("StopContainer");
+    std::thread::scope(|scope| {
+        let kill = scope.spawn(|| {
+            node.runtime.kill_pod(Some(&pod), Observed::Runtime(&runtime), None, &StopToken::never())
+        });
+        // The hooks of the sidecars run at once.
+        node.fake
+            .wait_until("both are being stopped", |fake| gate.waiting() == 2 && fake.count("ExecSync") == 2);
+        gate.open();
+        kill.join().unwrap().unwrap();
+    });
+    let order = stops(&node);
+    assert_eq!(order[2..], ["s2", "s1"], "{order:?}");
+    assert_eq!(node.fake.calls().last(), Some(&"StopPodSandbox"));
+}
+
+#[test]
+fn a_sidecar_waits_no_longer_than_its_grace() {
+    let node = Node::new();
+    let pod = with_sidecars();
+    let sandbox = new_sandbox(&node, &pod);
+    for name in ["s1", "a"] {
+        node.start(&pod, &sandbox, name).unwrap();
+    }
+    let (_, runtime) = node.observe(&pod);
+    node.fake.clear_journal();
+    // The regular container does not end.
+    let gate = node.fake.hang_next("StopContainer");
+    std::thread::scope(|scope| {
+        let kill = scope.spawn(|| {
+            node.runtime.kill_pod(Some(&pod), Observed::Runtime(&runtime), Some(1), &StopToken::never())
+        });
+        node.fake.wait_until("the sidecar is stopped", |fake| fake.count("StopContainer") == 2);
+        gate.open();
+        kill.join().unwrap().unwrap();
+    });
+    assert_eq!(stops(&node), ["a", "s1"]);
+    assert_eq!(timeouts(&node), [json!("2"), json!("2")]);
+}
+
+#[test]
+fn an_ephemeral_container_joins_its_target() {
+    let node = Node::new();
+    let with = |target: &str| {
+        pod(json!({"containers": [container("c", json!({}))], "ephemeralContainers": [
+            {"name": "e", "image": BUSYBOX, "imagePullPolicy": "Never", "targetContainerName": target}]}))
+    };
+    let pod = with("c");
+    let sandbox = new_sandbox(&node, &pod);
+    let id = node.start(&pod, &sandbox, "c").unwrap();
+    let _ = node.events();
+    node.start(&pod, &sandbox, "e").unwrap();
+    let entry = node.fake.journal().into_iter().rfind(|entry| entry.method == "CreateContainer").unwrap();
+    let namespaces = &entry.request["config"]["linux"]["security_context"]["namespace_options"];
+    assert_eq!(namespaces["target_id"], json!(id.as_str()), "{namespaces}");
+    assert_eq!(namespaces["pid"], json!("TARGET"), "{namespaces}");
+    let failure = node.start(&with("x"), &sandbox, "e").unwrap_err();
+    assert_eq!(failure.reason, "CreateContainerConfigError");
+    assert_eq!(failure.message, "unable to find target container x");
+}
+
+#[test]
+fn stop_signals_need_their_gate() {
+    for (gate, expected) in [(false, None), (true, Some(json!("SIGNAL_SIGUSR1")))] {
+        let node = Node::with(|settings| settings.stop_signals = gate);
+        let pod = hooked(json!({"stopSignal": "SIGUSR1"}));
+        let sandbox = new_sandbox(&node, &pod);
+        node.start(&pod, &sandbox, "c").unwrap();
+        let entry = node.fake.journal().into_iter().rfind(|entry| entry.method == "CreateContainer").unwrap();
+        assert_eq!(entry.request["config"].get("stop_signal").cloned(), expected);
+    }
+}

@@ -1,0 +1,383 @@
+//! The `volumes` room with real mounts. Only where mounts are the test's own: in the
+//! namespaces that `tests/run` makes.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use coracle::model::api;
+use coracle::model::event::{Event, EventSink};
+use coracle::model::fields::NodeAllocatable;
+use coracle::model::ids::PodUid;
+use coracle::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
+use coracle::model::pod::Pod;
+use coracle::model::quantity::Amount;
+use coracle::util::stop::StopToken;
+use coracle::util::threads::{self, OnDeath, Stack};
+use coracle::volumes::{Deps, Settings, Volumes};
+use crossbeam_channel::Receiver;
+use serde_json::{Value, json};
+
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    /// `None`: mounts would be the machine's.
+    fn new() -> Option<Place> {
+        let Some(base) = std::env::var_os("E2E_DIR") else {
+            eprintln!("skipped: no namespace of its own; run through tests/run integration");
+            return None;
+        };
+        let dir = tempfile::Builder::new().prefix("vol").tempdir_in(base).unwrap();
+        Some(Place { dir })
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("root")
+    }
+
+    fn volumes(&self) -> (Volumes, Receiver<Event>) {
+        fs::create_dir_all(self.root()).unwrap();
+        let (events, queue) = EventSink::new();
+        let allocatable =
+            NodeAllocatable { memory: Amount::from_units(64 << 20), ..NodeAllocatable::default() };
+        (Volumes::new(Settings { root_dir: self.root(), allocatable }, Deps { events }), queue)
+    }
+
+    /// The mounts below a path of this place.
+    fn mounts(&self, below: &Path) -> Vec<String> {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let below = below.to_str().unwrap().to_owned();
+        let of = |line: &str| line.split(' ').nth(4).map(str::to_owned);
+        table.lines().filter_map(of).filter(|mount| mount.starts_with(&below)).collect()
+    }
+}
+
+fn pod(labels: Value, spec: Value) -> Pod {
+    let value =
+        json!({"metadata": {"name": "p", "namespace": "n", "uid": "u1", "labels": labels}, "spec": spec});
+    Pod::from(serde_json::from_value::<api::Pod>(value).unwrap())
+}
+
+fn downward(labels: Value) -> Pod {
+    pod(
+        labels,
+        json!({
+            "securityContext": {"fsGroup": 2000},
+            "containers": [{"name": "c", "resources": {"limits": {"memory": "8Mi"}},
+                "volumeMounts": [{"name": "d", "mountPath": "/d"}, {"name": "e", "mountPath": "/d/in/e"}]}],
+            "volumes": [
+                {"name": "d", "downwardAPI": {"defaultMode": 0o400, "items": [
+                    {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+                    {"path": "deep/mem", "mode": 0o644, "resourceFieldRef":
+                        {"containerName": "c", "resource": "limits.memory", "divisor": "1Mi"}}]}},
+                {"name": "e", "emptyDir": {"medium": "Memory"}}],
+        }),
+    )
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+const STOP: fn() -> StopToken = StopToken::never;
+
+#[test]
+fn downward_files_follow_the_pod() {
+    let Some(place) = Place::new() else { return };
+    let (volumes, queue) = place.volumes();
+    let one = downward(json!({"a": "1"}));
+    let ready = volumes.setup(&one, &STOP()).unwrap();
+    let dir = &ready[0].host_path;
+    assert!(ready[0].read_only && !ready[1].read_only);
+    assert_eq!(fs::read_to_string(dir.join("labels")).unwrap(), "a=\"1\"");
+    assert_eq!(fs::read_to_string(dir.join("deep/mem")).unwrap(), "8");
+    // fsGroup: the group may read what the mode of the file does not give to all.
+    let file = fs::metadata(dir.join("labels")).unwrap();
+    assert_eq!((file.gid(), mode(&dir.join("labels")), mode(&dir.join("deep/mem"))), (2000, 0o440, 0o644));
+    assert_eq!(mode(&dir.join("deep")) & 0o2050, 0o2050);
+    assert_eq!((fs::metadata(dir).unwrap().gid(), mode(dir)), (2000, 0o3777));
+    assert!(dir.join("in/e").is_dir(), "another volume's mount point");
+    assert_eq!(place.mounts(&place.root()).len(), 2);
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.contains(dir.to_str().unwrap())).unwrap();
+    assert!(line.contains("tmpfs") && line.contains("size=8192k"), "{line}");
+
+    let version = |dir: &Path| fs::read_link(dir.join("..data")).unwrap();
+    let before = version(dir);
+    volumes.remount(&one, &STOP());
+    assert_eq!(version(dir), before, "nothing new, nothing written");
+    volumes.remount(&downward(json!({"a": "2"})), &STOP());
+    assert_ne!(version(dir), before);
+    assert_eq!(fs::read_to_string(dir.join("labels")).unwrap(), "a=\"2\"");
+    assert_eq!(mode(&dir.join("labels")), 0o440);
+    assert!(queue.is_empty());
+
+    // Another agent on the same directories mounts nothing again.
+    let (next, _queue) = place.volumes();
+    assert_eq!(next.setup(&downward(json!({"a": "2"})), &STOP()).unwrap(), ready);
+    assert_eq!(place.mounts(&place.root()).len(), 2);
+    next.tear_down(one.uid(), &STOP()).unwrap();
+    assert!(place.mounts(&place.root()).is_empty());
+    assert!(!dir.exists());
+    next.orphans(&|_| false, &STOP()).unwrap();
+    assert_eq!(fs::read_dir(place.root().join("pods")).unwrap().count(), 0);
+}
+
+#[test]
+fn huge_pages_are_a_file_system_of_their_own() {
+    let Some(place) = Place::new() else { return };
+    if !Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists() {
+        eprintln!("skipped: no huge pages of 2 MiB here");
+        return;
+    }
+    let (volumes, queue) = place.volumes();
+    let pod = pod(
+        json!({}),
+        json!({
+            "containers": [{"name": "c", "resources": {"limits": {"hugepages-2Mi": "4Mi"}},
+                "volumeMounts": [{"name": "h", "mountPath": "/h"}]}],
+            "volumes": [{"name": "h", "emptyDir": {"medium": "HugePages-2Mi"}}],
+        }),
+    );
+    let ready = volumes.setup(&pod, &STOP()).unwrap_or_else(|error| {
+        panic!("{error}: {:?}", queue.try_iter().map(|event| event.message).collect::<Vec<_>>())
+    });
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.contains(ready[0].host_path.to_str().unwrap())).unwrap();
+    assert!(line.contains("hugetlbfs") && line.contains("pagesize=2M"), "{line}");
+    let (again, _queue) = place.volumes();
+    again.setup(&pod, &STOP()).unwrap();
+    assert_eq!(place.mounts(&place.root()).len(), 1);
+    again.tear_down(pod.uid(), &STOP()).unwrap();
+    assert!(place.mounts(&place.root()).is_empty());
+}
+
+fn with_volume() -> Pod {
+    pod(
+        json!({}),
+        json!({
+            "containers": [{"name": "c", "volumeMounts": [{"name": "e", "mountPath": "/e"}]}],
+            "volumes": [{"name": "e", "emptyDir": {}}],
+        }),
+    )
+}
+
+fn bind(
+    volumes: &Volumes,
+    volume: &MountedVolume,
+    index: usize,
+    path: &str,
+) -> Result<PathBuf, SubPathFailure> {
+    let uid = PodUid::from("u1");
+    volumes.bind(SubPath { pod: &uid, container: "c", index, volume, path }, &STOP())
+}
+
+fn inode(path: &Path) -> (u64, u64) {
+    let found = fs::metadata(path).unwrap();
+    (found.dev(), found.ino())
+}
+
+#[test]
+fn a_sub_path_is_the_object_itself() {
+    let Some(place) = Place::new() else { return };
+    let (volumes, _queue) = place.volumes();
+    let ready = volumes.setup(&with_volume(), &STOP()).unwrap();
+    let (volume, dir) = (&ready[0], ready[0].host_path.clone());
+    fs::write(dir.join("file"), "one").unwrap();
+    let pod_dir = fs::canonicalize(place.root()).unwrap().join("pods/u1");
+
+    let at = bind(&volumes, volume, 0, "made/deep").unwrap();
+    assert_eq!(at, pod_dir.join("volume-subpaths/e/c/0"));
+    assert_eq!(inode(&at), inode(&dir.join("made/deep")));
+    assert_eq!(mode(&dir.join("made/deep")), 0o777, "as the volume's root");
+    let file = bind(&volumes, volume, 1, "file").unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "one");
+    assert_eq!(place.mounts(&pod_dir).len(), 2);
+
+    // The next container: what is the same stays, what was replaced is mounted anew.
+    assert_eq!(bind(&volumes, volume, 0, "made/deep").unwrap(), at);
+    fs::write(dir.join("new"), "two").unwrap();
+    fs::rename(dir.join("new"), dir.join("file")).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "one", "mounted is mounted");
+    bind(&volumes, volume, 1, "file").unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "two");
+    fs::remove_file(dir.join("file")).unwrap();
+    bind(&volumes, volume, 1, "file").unwrap();
+    assert!(file.is_dir(), "made, since it was missing");
+    assert_eq!(place.mounts(&pod_dir).len(), 2);
+
+    // A volume outside of the agent's directories.
+    let outside = place.dir.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    let host = MountedVolume { host_path: outside.clone(), ..volume.clone() };
+    let other = bind(&volumes, &host, 2, "x").unwrap();
+    assert_eq!(inode(&other), inode(&outside.join("x")));
+
+    volumes.tear_down(&PodUid::from("u1"), &STOP()).unwrap();
+    assert!(place.mounts(&pod_dir).is_empty());
+    assert!(!pod_dir.join("volume-subpaths").exists());
+    assert!(outside.join("x").exists());
+}
+
+#[test]
+fn links_out_of_the_volume_are_refused() {
+    let Some(place) = Place::new() else { return };
+    let (volumes, _queue) = place.volumes();
+    let ready = volumes.setup(&with_volume(), &STOP()).unwrap();
+    let dir = &ready[0].host_path;
+    symlink("/etc", dir.join("etc")).unwrap();
+    symlink("../../../..", dir.join("up")).unwrap();
+    symlink("etc/passwd", dir.join("passwd")).unwrap();
+    for path in ["etc", "etc/passwd", "up", "up/etc-hosts", "passwd"] {
+        assert_eq!(bind(&volumes, &ready[0], 0, path), Err(SubPathFailure::Prepare), "{path}");
+    }
+    symlink("real", dir.join("in")).unwrap();
+    fs::create_dir(dir.join("real")).unwrap();
+    let at = bind(&volumes, &ready[0], 0, "in").unwrap();
+    assert_eq!(inode(&at), inode(&dir.join("real")));
+    volumes.tear_down(&PodUid::from("u1"), &STOP()).unwrap();
+}
+
+/// A container that runs in the volume exchanges a directory for a link to the node, as fast
+/// as it can, while sub paths through it are mounted.
+#[test]
+fn no_race_mounts_the_outside() {
+    let Some(place) = Place::new() else { return };
+    let (volumes, _queue) = place.volumes();
+    let ready = volumes.setup(&with_volume(), &STOP()).unwrap();
+    let dir = ready[0].host_path.clone();
+    let secret = place.dir.path().join("secret");
+    fs::create_dir_all(secret.join("sub/deep")).unwrap();
+    fs::create_dir_all(dir.join("a/sub/deep")).unwrap();
+    symlink(&secret, dir.join("link")).unwrap();
+    symlink("../../../../../../secret", dir.join("relative")).unwrap();
+    let forbidden = inode(&secret.join("sub/deep"));
+    let done = Arc::new(AtomicBool::new(false));
+    let (until, at) = (Arc::clone(&done), dir.clone());
+    let swapper = threads::spawn("t/swapper", Stack::Small, OnDeath::Nobody, move |_| {
+        let flags = rustix::fs::RenameFlags::EXCHANGE;
+        let cwd = rustix::fs::CWD;
+        let exchange = |other: &str| {
+            let _ = rustix::fs::renameat_with(cwd, at.join("a"), cwd, at.join(other), flags);
+        };
+        while !until.load(Ordering::Relaxed) {
+            for other in ["link", "link", "relative", "relative"] {
+                exchange(other);
+            }
+        }
+    })
+    .unwrap();
+    let (mut inside, mut refused) = (0, 0);
+    for round in 0..600 {
+        match bind(&volumes, &ready[0], round % 3, "a/sub/deep") {
+            Ok(target) => {
+                assert_ne!(inode(&target), forbidden, "the outside is mounted");
+                inside += 1;
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    swapper.stop(Duration::from_secs(5));
+    assert!(inside > 0 && refused > 0, "{inside} inside, {refused} refused");
+    volumes.tear_down(&PodUid::from("u1"), &STOP()).unwrap();
+    assert!(secret.join("sub/deep").exists());
+}
+
+#[test]
+fn what_a_killed_agent_left_is_swept() {
+    let Some(place) = Place::new() else { return };
+    let (volumes, _queue) = place.volumes();
+    let ready = volumes.setup(&downward(json!({})), &STOP()).unwrap();
+    fs::write(ready[1].host_path.join("data"), "x").unwrap();
+    bind(&volumes, &ready[1], 1, "sub").unwrap();
+    drop(volumes);
+
+    let (next, _queue) = place.volumes();
+    let busy = fs::File::open(ready[1].host_path.join("data")).unwrap();
+    let kept = next.orphans(&|_| true, &STOP()).unwrap();
+    assert_eq!((kept.removed.len(), kept.left.len()), (0, 0));
+    let report = next.orphans(&|_| false, &STOP()).unwrap();
+    assert!(report.removed.is_empty());
+    let text = &report.left[0].1;
+    assert!(text.starts_with("orphaned pod \"u1\" found, but mounted volumes=["), "{text}");
+    assert_eq!(fs::read_to_string(ready[1].host_path.join("data")).unwrap(), "x");
+    drop(busy);
+    let report = next.orphans(&|_| false, &STOP()).unwrap();
+    assert_eq!(report.removed, [PodUid::from("u1")], "{:?}", report.left);
+    assert!(place.mounts(&place.root()).is_empty());
+}
+
+#[test]
+fn an_empty_dir_of_a_group_is_writable_for_it() {
+    let Some(place) = Place::new() else { return };
+    let (volumes, _queue) = place.volumes();
+    let pod = pod(
+        json!({}),
+        json!({
+            "securityContext": {"fsGroup": 2000, "fsGroupChangePolicy": "OnRootMismatch"},
+            "containers": [{"name": "c", "volumeMounts": [{"name": "e", "mountPath": "/e"}]}],
+            "volumes": [{"name": "e", "emptyDir": {}}],
+        }),
+    );
+    let dir = volumes.setup(&pod, &STOP()).unwrap()[0].host_path.clone();
+    assert_eq!((fs::metadata(&dir).unwrap().gid(), mode(&dir)), (2000, 0o2777));
+    // What the containers do to it is theirs, also for the next agent.
+    fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+    place.volumes().0.setup(&pod, &STOP()).unwrap();
+    assert_eq!(mode(&dir), 0o700);
+}
+
+/// The states that a kill, or a reboot, can leave: each ends as an undisturbed set-up does.
+#[test]
+fn a_set_up_goes_on_from_every_step() {
+    let Some(place) = Place::new() else { return };
+    let pod = downward(json!({"a": "1"}));
+    let (volumes, _queue) = place.volumes();
+    let ready = volumes.setup(&pod, &STOP()).unwrap();
+    let dir = ready[0].host_path.clone();
+    let marker = place.root().join("pods/u1/plugins/kubernetes.io~empty-dir/wrapped_d/ready");
+    let unmount = || {
+        let flags = rustix::mount::UnmountFlags::empty();
+        rustix::mount::unmount(&ready[1].host_path, flags).unwrap();
+        rustix::mount::unmount(&dir, flags).unwrap();
+    };
+    let complete = |what: &str| {
+        let (next, queue) = place.volumes();
+        assert_eq!(next.setup(&pod, &STOP()).unwrap(), ready, "{what}");
+        assert!(queue.is_empty(), "{what}");
+        assert_eq!(fs::read_to_string(dir.join("labels")).unwrap(), "a=\"1\"", "{what}");
+        assert_eq!(place.mounts(&place.root()).len(), 2, "{what}");
+        assert!(marker.exists(), "{what}");
+        let names: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 5, "{what}: {names:?}");
+    };
+    assert!(marker.exists());
+    complete("nothing happened");
+    unmount();
+    complete("a reboot: the marker without the mount");
+    fs::remove_file(&marker).unwrap();
+    complete("killed before the marker");
+    unmount();
+    fs::remove_file(&marker).unwrap();
+    complete("killed before the mount");
+    let version = fs::read_link(dir.join("..data")).unwrap();
+    fs::create_dir(dir.join("..2020_01_01_00_00_00.7")).unwrap();
+    symlink("..2020_01_01_00_00_00.7", dir.join("..data_tmp")).unwrap();
+    fs::remove_file(dir.join("..data")).unwrap();
+    fs::remove_file(dir.join("labels")).unwrap();
+    complete("killed in the first write");
+    assert!(!dir.join(version).exists());
+
+    // The same for the end.
+    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+    fs::create_dir_all(place.root().join("pods/u1/volume-subpaths/e/c/0")).unwrap();
+    fs::create_dir_all(&dir).unwrap();
+    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+    assert!(!dir.exists() && !place.root().join("pods/u1/volume-subpaths").exists());
+}

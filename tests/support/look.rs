@@ -1,0 +1,130 @@
+//! More ways to look at a node: its events, the files its containers write, its processes.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use coracle::cri::{ImageClient, RuntimeClient};
+use serde_json::{Value, json};
+
+use super::manifest::push;
+use super::node::{LONG, Node};
+use super::wait::{pause, wait_for};
+
+impl Node {
+    /// The events of a pod, or all of the node's for an empty name, oldest first.
+    pub fn told(&self, pod: &str) -> Vec<Told> {
+        let full = self.full_name(pod);
+        let events: Vec<Value> =
+            serde_json::from_str(&self.says(&["events", "-o", "json"])).expect("events are JSON");
+        let mut told: Vec<Told> = events.iter().map(Told::of).collect();
+        told.retain(|event| pod.is_empty() || event.name == full);
+        told
+    }
+
+    /// The events of a pod with a reason.
+    pub fn told_of(&self, pod: &str, reason: &str) -> Vec<Told> {
+        let mut told = self.told(pod);
+        told.retain(|event| event.reason == reason);
+        told
+    }
+
+    /// Waits for an event of a pod whose message contains `words`.
+    pub fn wait_told(&self, pod: &str, reason: &str, words: &str) -> Told {
+        let begun = Instant::now();
+        loop {
+            let told = self.told(pod);
+            if let Some(event) =
+                told.iter().find(|event| event.reason == reason && event.message.contains(words))
+            {
+                return event.clone();
+            }
+            assert!(
+                begun.elapsed() < LONG,
+                "waited {LONG:?} in vain for event {reason} {words:?} of {pod:?}; there are {told:#?}"
+            );
+            pause(Duration::from_millis(50));
+        }
+    }
+
+    /// Clients of the runtime's own interface.
+    pub fn cri(&self) -> (RuntimeClient, ImageClient) {
+        coracle::cri::connect(coracle::cri::Settings {
+            runtime_endpoint: self.containerd.endpoint(),
+            image_endpoint: None,
+            request_timeout: Duration::from_secs(60),
+        })
+        .expect("a local endpoint")
+    }
+
+    /// The process of a running container, as the host numbers it.
+    pub fn process(&self, container: &str) -> u32 {
+        let task = self.containerd.tasks().into_iter().find(|task| task.id == container && task.running);
+        task.unwrap_or_else(|| panic!("no running task {container}")).pid
+    }
+
+    /// Lays [`Node::shared`] into every container of a pod, as /out.
+    pub fn with_out(&self, mut manifest: Value) -> Value {
+        let shared = self.shared();
+        let spec = &mut manifest["spec"];
+        for list in ["initContainers", "containers"] {
+            for container in spec[list].as_array_mut().into_iter().flatten() {
+                push(&mut container["volumeMounts"], json!({"name": "out", "mountPath": "/out"}));
+            }
+        }
+        push(&mut spec["volumes"], json!({"name": "out", "hostPath": {"path": shared}}));
+        manifest
+    }
+
+    /// The text of a file of [`Node::shared`]; empty while it is not there.
+    pub fn out(&self, file: &str) -> String {
+        fs::read_to_string(self.shared().join(file)).unwrap_or_default()
+    }
+
+    /// The moments that containers wrote into a file by [`STAMP`], in seconds.
+    pub fn stamps(&self, file: &str) -> Vec<f64> {
+        self.out(file).lines().filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect()
+    }
+
+    /// Waits for the first such moment.
+    pub fn wait_stamp(&self, file: &str) -> f64 {
+        wait_for(&format!("a moment in {file}"), LONG, || self.stamps(file).first().copied())
+    }
+
+    /// Makes an empty file in [`Node::shared`], which a container waits for.
+    pub fn touch(&self, file: &str) {
+        fs::write(self.shared().join(file), "").expect("the shared directory is writable");
+    }
+}
+
+/// An event as `coracle events -o json` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    pub kind: String,
+    pub reason: String,
+    pub message: String,
+    /// What it is about: `Pod`, `Node` or `Manifest`, with name, uid and part.
+    pub object: String,
+    pub name: String,
+    pub uid: String,
+    pub field: String,
+    pub namespace: String,
+    pub count: u64,
+}
+
+impl Told {
+    fn of(event: &Value) -> Told {
+        let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
+        let object = &event["involvedObject"];
+        Told {
+            kind: text(&event["type"]),
+            reason: text(&event["reason"]),
+            message: text(&event["message"]),
+            object: text(&object["kind"]),
+            name: text(&object["name"]),
+            uid: text(&object["uid"]),
+            field: text(&object["fieldPath"]),
+            namespace: text(&event["metadata"]["namespace"]),
+            count: event["count"].as_u64().unwrap_or(0),
+        }
+    }
+}

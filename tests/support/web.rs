@@ -1,0 +1,158 @@
+//! Web servers for tests: what probes, hooks and image pulls talk to. Each connection has a
+//! thread of its own, so that a held answer holds nobody else.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+
+/// What a client asked.
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub method: String,
+    pub path: String,
+    /// The whole head, as it came.
+    pub head: String,
+}
+
+impl Request {
+    /// The value of a header, if it was sent.
+    pub fn header(&self, name: &str) -> Option<String> {
+        self.head.lines().skip(1).find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            key.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
+        })
+    }
+}
+
+/// What a server answers.
+#[derive(Debug, Clone, Default)]
+pub struct Reply {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// A status and a text.
+    pub fn text(status: u16, body: &str) -> Reply {
+        Reply { status, headers: Vec::new(), body: body.as_bytes().to_vec() }
+    }
+
+    /// With one more header.
+    pub fn with(mut self, name: &str, value: &str) -> Reply {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+}
+
+/// A web server on loopback. It ends when it is dropped.
+pub struct Server {
+    pub port: u16,
+    _running: Running,
+}
+
+impl Server {
+    /// Answers every request by `answer`, on a port that the kernel chooses.
+    pub fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Server {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port on loopback");
+        let port = listener.local_addr().expect("a bound socket has an address").port();
+        let answer: Arc<dyn Fn(&Request) -> Reply + Send + Sync> = Arc::new(answer);
+        let running = spawn("t/web", Stack::Small, OnDeath::Nobody, move |stop| {
+            let mut open: Vec<Running> = Vec::new();
+            for stream in listener.incoming() {
+                if stop.is_stopped() {
+                    return;
+                }
+                open.retain(|one| !one.is_finished());
+                let Ok(stream) = stream else { continue };
+                let answer = Arc::clone(&answer);
+                let serving = spawn("t/web/conn", Stack::Large, OnDeath::Nobody, move |_| {
+                    // A client that goes away in the middle is its own affair.
+                    let _ = serve(stream, answer.as_ref());
+                });
+                open.extend(serving);
+            }
+        })
+        .expect("a thread");
+        // Whoever waits in `accept` is woken by a connection.
+        let running = running.with_waker(Box::new(move || {
+            let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+        }));
+        Server { port, _running: running }
+    }
+}
+
+fn serve(mut stream: TcpStream, answer: &(dyn Fn(&Request) -> Reply + Send + Sync)) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte)? == 1 {
+        head.push(byte[0]);
+        if head == [0x16] {
+            // Somebody tries TLS first: answered as a plain server does.
+            return stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    }
+    let head = String::from_utf8_lossy(&head).into_owned();
+    let mut words = head.split(' ');
+    let request = Request {
+        method: words.next().unwrap_or_default().to_owned(),
+        path: words.next().unwrap_or_default().to_owned(),
+        head: head.clone(),
+    };
+    if request.path.is_empty() {
+        return Ok(());
+    }
+    let reply = answer(&request);
+    let mut out = format!("HTTP/1.1 {} Text\r\nConnection: close\r\n", reply.status);
+    if !reply.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-length")) {
+        out += &format!("Content-Length: {}\r\n", reply.body.len());
+    }
+    for (name, value) in &reply.headers {
+        out += &format!("{name}: {value}\r\n");
+    }
+    out += "\r\n";
+    stream.write_all(out.as_bytes())?;
+    if request.method != "HEAD" {
+        stream.write_all(&reply.body)?;
+    }
+    Ok(())
+}
+
+/// A server of fixed answers by path that remembers what it was asked.
+pub struct Web {
+    pub port: u16,
+    answers: Arc<Mutex<BTreeMap<String, Reply>>>,
+    asked: Arc<Mutex<Vec<Request>>>,
+    _server: Server,
+}
+
+impl Web {
+    /// Starts with no path: everything is 404.
+    pub fn start() -> Web {
+        let answers = Arc::new(Mutex::new(BTreeMap::<String, Reply>::new()));
+        let asked = Arc::new(Mutex::new(Vec::<Request>::new()));
+        let (serves, notes) = (Arc::clone(&answers), Arc::clone(&asked));
+        let server = Server::start(move |request| {
+            notes.lock().expect("no holder panics").push(request.clone());
+            let known = serves.lock().expect("no holder panics").get(&request.path).cloned();
+            known.unwrap_or_else(|| Reply::text(404, "nothing here"))
+        });
+        Web { port: server.port, answers, asked, _server: server }
+    }
+
+    /// What a path answers from now on.
+    pub fn set(&self, path: &str, reply: Reply) {
+        self.answers.lock().expect("no holder panics").insert(path.to_owned(), reply);
+    }
+
+    /// The requests for a path so far.
+    pub fn asked(&self, path: &str) -> Vec<Request> {
+        let asked = self.asked.lock().expect("no holder panics");
+        asked.iter().filter(|request| request.path == path).cloned().collect()
+    }
+}
