@@ -16,7 +16,7 @@ use crate::support::fake_cri::{Gate, StreamFault, Wire};
 use crate::support::node::{is_ready, restarts, simple};
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::wait_until;
-use crate::{BOTH, images, side_by_side, tell, two};
+use crate::{RICH, images, rich, side_by_side, tell};
 
 /// Failed steps are tried again after 10 to 15 s, failed pulls after 10, 20 and 40 s,
 /// garbage after a minute.
@@ -195,7 +195,7 @@ fn rotation() -> Value {
 /// `fault` spoils just before.
 pub fn approach<T>(solo: &mut Solo, stage: Stage, fault: impl FnOnce(&Solo) -> T) -> T {
     if stage == Stage::Boot {
-        solo.apply(&two("web"));
+        solo.apply(&rich("web"));
         let active = fault(solo);
         solo.launch_agent();
         return active;
@@ -203,13 +203,13 @@ pub fn approach<T>(solo: &mut Solo, stage: Stage, fault: impl FnOnce(&Solo) -> T
     solo.start_agent();
     solo.wait_ready("calm");
     if stage != Stage::Start {
-        solo.apply(&two("web"));
-        solo.assert_runs_once("web", &BOTH);
+        solo.apply(&rich("web"));
+        solo.assert_runs_once("web", &RICH);
     }
     let active = fault(solo);
     match stage {
         Stage::Boot | Stage::Images => {}
-        Stage::Start => solo.apply(&two("web")),
+        Stage::Start => solo.apply(&rich("web")),
         Stage::Removal | Stage::Collection => solo.remove("web"),
         Stage::Rotation => fill_log(solo, "web"),
     }
@@ -243,7 +243,7 @@ fn run(&(method, stage): &Case, fault: Fault) {
         Stage::Removal | Stage::Collection => solo.wait_gone("web", RETRIES),
         _ => {
             solo.wait_pod("web", "ready", RETRIES, is_ready);
-            solo.assert_runs_once("web", &BOTH);
+            solo.assert_runs_once("web", &RICH);
         }
     }
     if stage == Stage::Rotation {
