@@ -144,6 +144,11 @@ need_node_packages() {
     [ ${#missing[@]} -eq 0 ] || apt_need "${missing[@]}"
 }
 
+# What kills an agent between two system calls, for the fault tests.
+need_tracer() {
+    command -v strace >/dev/null || apt_need strace
+}
+
 static_busybox() {
     local path
     for path in /bin/busybox /usr/bin/busybox; do

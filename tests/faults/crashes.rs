@@ -4,7 +4,7 @@
 
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::wait_until;
-use crate::{BOTH, side_by_side, two};
+use crate::{RICH, rich, side_by_side};
 
 /// What was asked of the agent before it died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,11 +31,14 @@ const STEPS: &[(Work, &str, usize)] = &[
     (Work::Start, "StartContainer", 2),
     (Work::Start, "CreateContainer", 3),
     (Work::Start, "StartContainer", 3),
+    (Work::Start, "CreateContainer", 4),
+    (Work::Start, "StartContainer", 4),
     (Work::End, "StopContainer", 1),
     (Work::End, "StopPodSandbox", 1),
     (Work::End, "RemoveContainer", 1),
     (Work::End, "RemoveContainer", 2),
     (Work::End, "RemoveContainer", 3),
+    (Work::End, "RemoveContainer", 4),
     (Work::End, "RemovePodSandbox", 1),
     (Work::Edit, "StopContainer", 1),
     (Work::Edit, "StopPodSandbox", 1),
@@ -54,17 +57,17 @@ enum Release {
 fn run(&(work, method, call): &(Work, &'static str, usize), release: Release) {
     let mut solo = Solo::start();
     if work != Work::Start {
-        solo.apply(&two("web"));
-        solo.assert_runs_once("web", &BOTH);
+        solo.apply(&rich("web"));
+        solo.assert_runs_once("web", &RICH);
     }
     let old = solo.running("web");
     // The calls before it go through one by one.
     let mut gate = solo.fake.hang_next(method);
     match work {
-        Work::Start => solo.apply(&two("web")),
+        Work::Start => solo.apply(&rich("web")),
         Work::End => solo.remove("web"),
         Work::Edit => {
-            let mut next = two("web");
+            let mut next = rich("web");
             next["metadata"]["labels"] = serde_json::json!({"version": "2"});
             solo.apply(&next);
         }
@@ -98,7 +101,7 @@ fn run(&(work, method, call): &(Work, &'static str, usize), release: Release) {
         }),
     }
     if work != Work::End {
-        solo.assert_runs_once("web", &BOTH);
+        solo.assert_runs_once("web", &RICH);
     }
     solo.finish();
 }
@@ -128,13 +131,13 @@ fn a_restart_takes_over_what_runs() {
     let mut solo = Solo::start();
     // A log that is missing would be reopened.
     solo.fake.write_logs();
-    solo.apply(&two("web"));
-    solo.assert_runs_once("web", &BOTH);
+    solo.apply(&rich("web"));
+    solo.assert_runs_once("web", &RICH);
     let before = (solo.running("web"), solo.fake.calls());
     for stop in [Solo::kill_agent, Solo::stop_agent, Solo::kill_agent] {
         stop(&mut solo);
         solo.start_agent();
-        solo.assert_runs_once("web", &BOTH);
+        solo.assert_runs_once("web", &RICH);
     }
     assert_eq!((solo.running("web"), solo.fake.calls()), before);
     solo.finish();
@@ -144,8 +147,8 @@ fn a_restart_takes_over_what_runs() {
 #[test]
 fn a_manifest_removed_while_the_agent_is_dead() {
     let mut solo = Solo::start();
-    solo.apply(&two("web"));
-    solo.assert_runs_once("web", &BOTH);
+    solo.apply(&rich("web"));
+    solo.assert_runs_once("web", &RICH);
     solo.kill_agent();
     solo.remove("web");
     solo.start_agent();

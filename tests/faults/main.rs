@@ -54,19 +54,46 @@ const BOTH: [&str; 2] = ["one", "two"];
 /// An image that is pulled at every start of a container.
 const REMOTE_IMAGE: &str = "registry.example/app:1";
 
-/// A pod of two containers, of which the first needs a pull, after an init container, with a
-/// volume on disk and one in memory.
+/// A pod of two containers, of which the first needs a pull.
 fn two(name: &str) -> Value {
     let mut one = busybox("one", FOREVER);
     one["image"] = json!(REMOTE_IMAGE);
     one["imagePullPolicy"] = json!("Always");
-    one["volumeMounts"] =
-        json!([{"name": "disk", "mountPath": "/disk"}, {"name": "memory", "mountPath": "/memory"}]);
-    let mut pod = pod(name, json!([one, busybox("two", FOREVER)]));
-    pod["spec"]["initContainers"] = json!([busybox("first", "exit 0")]);
+    pod(name, json!([one, busybox("two", FOREVER)]))
+}
+
+/// What runs of [`rich`].
+const RICH: [&str; 3] = ["one", "side", "two"];
+
+/// A pod with something of everything: the containers of [`two`] with hooks and probes, a
+/// sidecar and an init container before them, volumes on disk, in memory and made of files.
+fn rich(name: &str) -> Value {
+    let mut pod = two(name);
+    let spec = &mut pod["spec"];
+    let mut side = busybox("side", FOREVER);
+    side["restartPolicy"] = json!("Always");
+    spec["initContainers"] = json!([side, busybox("first", "exit 0")]);
+    let one = &mut spec["containers"][0];
+    one["lifecycle"] = json!({
+        "postStart": {"exec": {"command": ["post-start"]}},
+        "preStop": {"exec": {"command": ["pre-stop"]}},
+    });
+    one["volumeMounts"] = json!([
+        {"name": "disk", "mountPath": "/disk"},
+        {"name": "memory", "mountPath": "/memory"},
+        {"name": "files", "mountPath": "/files"},
+    ]);
+    let two = &mut spec["containers"][1];
+    for probe in ["livenessProbe", "readinessProbe"] {
+        two[probe] = json!({"exec": {"command": [probe]}, "periodSeconds": 1});
+    }
     // Mounting is for root.
     let memory = if rustix::process::geteuid().is_root() { json!({"medium": "Memory"}) } else { json!({}) };
-    pod["spec"]["volumes"] =
-        json!([{"name": "disk", "emptyDir": {}}, {"name": "memory", "emptyDir": memory}]);
+    let labels = json!({"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}});
+    spec["volumes"] = json!([
+        {"name": "disk", "emptyDir": {}},
+        {"name": "memory", "emptyDir": memory},
+        {"name": "files", "downwardAPI": {"items": [labels]}},
+    ]);
     pod
 }

@@ -12,11 +12,11 @@ use std::time::Duration;
 use coracle::transport::grpc::Kind;
 use serde_json::{Value, json};
 
-use crate::support::fake_cri::{Gate, Wire};
-use crate::support::node::{is_ready, simple};
+use crate::support::fake_cri::{Gate, StreamFault, Wire};
+use crate::support::node::{is_ready, restarts, simple};
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::wait_until;
-use crate::{BOTH, images, side_by_side, tell, two};
+use crate::{RICH, images, rich, side_by_side, tell};
 
 /// Failed steps are tried again after 10 to 15 s, failed pulls after 10, 20 and 40 s,
 /// garbage after a minute.
@@ -47,7 +47,7 @@ pub const CASES: &[Case] = &[
     ("Status", Stage::Boot),
     ("ListPodSandbox", Stage::Boot),
     ("ListContainers", Stage::Boot),
-    ("GetContainerEvents", Stage::Boot),
+    (STREAM, Stage::Boot),
     ("Status", Stage::Start),
     ("ListPodSandbox", Stage::Start),
     ("ListContainers", Stage::Start),
@@ -65,6 +65,9 @@ pub const CASES: &[Case] = &[
     ("ReopenContainerLog", Stage::Rotation),
     ("ListImages", Stage::Images),
 ];
+
+/// The one method with many answers.
+const STREAM: &str = "GetContainerEvents";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -119,6 +122,8 @@ impl<'a> Active<'a> {
             Fault::FailsThrice => fake.fail_times(method, 3, Kind::Unknown, "it failed"),
             Fault::IsAway => fake.fail(method, Kind::Unavailable, "it is away"),
             Fault::IsSlow => fake.delay(method, Duration::from_secs(2)),
+            // The answer of a stream is its events.
+            Fault::LosesAnswer if method == STREAM => fake.spoil_stream(StreamFault::Loses),
             Fault::LosesAnswer => fake.lose_answers(method, 1),
             Fault::Hangs | Fault::IsCut | Fault::IsGarbled => gate = Some(fake.hang_next(method)),
         }
@@ -164,6 +169,7 @@ impl<'a> Active<'a> {
                         || (self.method == "StopContainer" && solo.running("web").is_empty())
                 });
                 solo.fake.behave(self.method);
+                solo.fake.spoil_stream(StreamFault::None);
             }
             Fault::Hangs | Fault::IsCut | Fault::IsGarbled => self.gate.iter().for_each(Gate::open),
             // A slow runtime has to be good enough; it stays slow.
@@ -189,7 +195,7 @@ fn rotation() -> Value {
 /// `fault` spoils just before.
 pub fn approach<T>(solo: &mut Solo, stage: Stage, fault: impl FnOnce(&Solo) -> T) -> T {
     if stage == Stage::Boot {
-        solo.apply(&two("web"));
+        solo.apply(&rich("web"));
         let active = fault(solo);
         solo.launch_agent();
         return active;
@@ -197,13 +203,13 @@ pub fn approach<T>(solo: &mut Solo, stage: Stage, fault: impl FnOnce(&Solo) -> T
     solo.start_agent();
     solo.wait_ready("calm");
     if stage != Stage::Start {
-        solo.apply(&two("web"));
-        solo.assert_runs_once("web", &BOTH);
+        solo.apply(&rich("web"));
+        solo.assert_runs_once("web", &RICH);
     }
     let active = fault(solo);
     match stage {
         Stage::Boot | Stage::Images => {}
-        Stage::Start => solo.apply(&two("web")),
+        Stage::Start => solo.apply(&rich("web")),
         Stage::Removal | Stage::Collection => solo.remove("web"),
         Stage::Rotation => fill_log(solo, "web"),
     }
@@ -237,7 +243,7 @@ fn run(&(method, stage): &Case, fault: Fault) {
         Stage::Removal | Stage::Collection => solo.wait_gone("web", RETRIES),
         _ => {
             solo.wait_pod("web", "ready", RETRIES, is_ready);
-            solo.assert_runs_once("web", &BOTH);
+            solo.assert_runs_once("web", &RICH);
         }
     }
     if stage == Stage::Rotation {
@@ -248,6 +254,11 @@ fn run(&(method, stage): &Case, fault: Fault) {
     }
     if stage != Stage::Boot {
         assert_eq!(solo.running("calm"), calm, "the pod next door was disturbed");
+    }
+    if method == STREAM {
+        // What happens after the fault is seen.
+        solo.fake.kill_container(&solo.running("web")["two"][0], 3);
+        solo.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "two") == 1 && is_ready(pod));
     }
     solo.wait_healthy();
     assert_known(&solo);

@@ -285,3 +285,27 @@ fn a_crashing_pod_backs_off_and_leaves_one_record() {
     assert!(dead >= 1);
     solo.finish();
 }
+
+/// An event whose bytes are no event: the stream is opened anew, and nothing is missed.
+#[test]
+fn events_that_cannot_be_read() {
+    let solo = Solo::start();
+    solo.apply(&two("web"));
+    solo.assert_runs_once("web", &BOTH);
+    for count in 1..3 {
+        wait_until("the stream to be open", LONG, || solo.fake.listeners() == 1);
+        let opened = solo.fake.count("GetContainerEvents");
+        solo.fake.with_state(|state| {
+            let mut garbage = rt::ContainerEventResponse::default();
+            // The container's id, which is text, in bytes that are none.
+            garbage.special_fields.mut_unknown_fields().add_length_delimited(1, vec![0xff, 0xfe, 0x80]);
+            state.news.push(garbage);
+        });
+        let victim = solo.running("web")["two"][0].clone();
+        assert!(solo.fake.kill_container(&victim, 3));
+        solo.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "two") == count && is_ready(pod));
+        wait_until("another stream", LONG, || solo.fake.count("GetContainerEvents") > opened);
+        solo.assert_runs_once("web", &BOTH);
+    }
+    solo.finish();
+}

@@ -11,7 +11,7 @@ use crate::support::dice::{Dice, random_seed};
 use crate::support::node::simple;
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::{holds_for, pause, wait_for, wait_until};
-use crate::{BOTH, side_by_side, tell, two};
+use crate::{RICH, rich, side_by_side, tell};
 
 /// The directory of the pod's volume on disk.
 fn disk(solo: &Solo, name: &str) -> PathBuf {
@@ -27,20 +27,20 @@ fn a_pod_comes_back_while_its_remains_are_removed() {
     side_by_side(&["RemoveContainer", "RemovePodSandbox"], |method| {
         let solo = Solo::start();
         solo.fake.write_logs();
-        solo.apply(&two("web"));
-        solo.assert_runs_once("web", &BOTH);
+        solo.apply(&rich("web"));
+        solo.assert_runs_once("web", &RICH);
         let gate = solo.fake.hang_next(method);
         solo.remove("web");
         wait_until(&format!("{method} to hang"), LONG, || gate.waiting() > 0);
-        solo.apply(&two("web"));
+        solo.apply(&rich("web"));
         // Either it starts beside the hanging call, or it waits for it.
         wait_until("the pod to be listed", LONG, || solo.pod("web").is_some());
         let early = Instant::now();
-        while solo.running("web").len() < BOTH.len() && early.elapsed() < Duration::from_secs(3) {
+        while solo.running("web").len() < RICH.len() && early.elapsed() < Duration::from_secs(3) {
             pause(Duration::from_millis(20));
         }
         gate.open();
-        solo.assert_runs_once("web", &BOTH);
+        solo.assert_runs_once("web", &RICH);
         let precious = disk(&solo, "web").join("precious");
         fs::write(&precious, "x").unwrap();
         let before = solo.running("web");
@@ -89,7 +89,7 @@ fn random_lives_on_a_slow_runtime() {
             (0..=4, None) | (0..=1, Some(_)) => {
                 // Few versions: the same one, with the same UID, comes back often.
                 let version = dice.below(2);
-                let mut pod = two(&name);
+                let mut pod = rich(&name);
                 pod["metadata"]["labels"] = json!({"version": version.to_string()});
                 solo.apply(&pod);
                 *slot = Some(version);
@@ -128,7 +128,7 @@ fn random_lives_on_a_slow_runtime() {
                     let labels = pod.metadata.labels.clone().unwrap_or_default();
                     labels.get("version") == Some(&version)
                 });
-                solo.assert_runs_once(&name, &BOTH);
+                solo.assert_runs_once(&name, &RICH);
                 assert!(disk(&solo, &name).is_dir(), "the volume of {name} is gone");
             }
         }

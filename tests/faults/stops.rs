@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::methods::{CASES, Case, Stage, approach, prepare};
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::{wait_for, wait_until};
-use crate::{BOTH, side_by_side, two};
+use crate::{BOTH, RICH, side_by_side, two};
 
 fn stop_while_it_hangs(&(method, stage): &Case) {
     let mut solo = prepare();
@@ -23,7 +23,7 @@ fn stop_while_it_hangs(&(method, stage): &Case) {
     solo.start_agent();
     match stage {
         Stage::Removal | Stage::Collection => solo.wait_gone("web", LONG),
-        _ => solo.assert_runs_once("web", &BOTH),
+        _ => solo.assert_runs_once("web", &RICH),
     }
     solo.finish();
 }

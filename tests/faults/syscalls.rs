@@ -3,6 +3,7 @@
 //! before the call comes. The next agent finishes the job.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::support::cop::mounts_below;
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::{wait_for, wait_until};
-use crate::{BOTH, tell, two};
+use crate::{RICH, rich, tell};
 
 /// By which volumes, mounts and directories of pods are changed: beneath open directories.
 const BENEATH: &str = "mkdirat,mount,umount2,unlinkat,renameat,renameat2,symlinkat,linkat,fchmod,fchmodat,\
@@ -79,24 +80,37 @@ fn during_a_start(calls: &str, call: usize) -> Option<String> {
     let mut solo = Solo::start();
     let mut tracer = kill_at(&solo, calls, call);
     let pid = solo.pid();
-    solo.apply(&two("web"));
+    solo.apply(&rich("web"));
     let killed = wait_for("the pod or the kill", LONG, || {
         let dead = is_dead(pid);
-        (dead || solo.running("web").len() == BOTH.len()).then_some(dead)
+        (dead || solo.running("web").len() == RICH.len()).then_some(dead)
     });
     end(&mut solo, &mut tracer, killed);
-    solo.assert_runs_once("web", &BOTH);
+    solo.assert_runs_once("web", &RICH);
+    assert_whole(&solo);
     let trace = solo.path("trace");
     let place = killed.then(|| fatal_call(&trace, call));
     solo.finish();
     place
 }
 
+/// Asserts that the volumes are what the manifest says.
+fn assert_whole(solo: &Solo) {
+    let pods = solo.root().join("pods");
+    let uid = wait_for("the pod's UID", LONG, || solo.pod("web")?.metadata.uid);
+    let volumes = pods.join(uid).join("volumes/kubernetes.io~empty-dir");
+    assert_eq!(mounts_below(&pods), [volumes.join("memory")]);
+    for volume in ["disk", "memory"] {
+        let mode = std::fs::metadata(volumes.join(volume)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o777, "the mode of volume {volume}");
+    }
+}
+
 /// As [`during_a_start`], for the end of a pod with all that it leaves.
 fn during_an_end(calls: &str, call: usize) -> Option<String> {
     let mut solo = Solo::start();
-    solo.apply(&two("web"));
-    solo.assert_runs_once("web", &BOTH);
+    solo.apply(&rich("web"));
+    solo.assert_runs_once("web", &RICH);
     let pods = solo.root().join("pods");
     let mounts = mounts_below(&pods).len();
     assert_eq!(mounts, 1, "the volume in memory");

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,6 @@ const TICK: Duration = Duration::from_millis(10);
 pub struct FakeCri {
     dir: tempfile::TempDir,
     shared: Arc<Shared>,
-    environment: Arc<grpcio::Environment>,
     server: Mutex<Option<grpcio::Server>>,
     _clock: Running,
 }
@@ -60,7 +59,6 @@ pub struct FakeCri {
 impl FakeCri {
     /// Starts a server on a fresh socket.
     pub fn start() -> FakeCri {
-        let environment = grpcio::EnvBuilder::new().cq_count(1).name_prefix("fake-cri").build();
         let shared = Arc::new(Shared {
             state: Mutex::new(State::new()),
             counts: Mutex::default(),
@@ -79,7 +77,6 @@ impl FakeCri {
         let fake = FakeCri {
             dir: tempfile::tempdir().unwrap(),
             shared,
-            environment: Arc::new(environment),
             server: Mutex::new(None),
             _clock: clock.unwrap(),
         };
@@ -133,7 +130,7 @@ impl FakeCri {
             return;
         }
         let service = Service(Arc::clone(&self.shared));
-        let mut server = grpcio::ServerBuilder::new(Arc::clone(&self.environment))
+        let mut server = grpcio::ServerBuilder::new(environment())
             .register_service(create_runtime_service(service.clone()))
             .register_service(create_image_service(service))
             .requests_slot_per_cq(64)
@@ -342,6 +339,14 @@ impl Drop for FakeCri {
         });
         self.go_down();
     }
+}
+
+/// The threads of all servers of the program. They are never ended: a call that hangs until
+/// after the end of its server would find its queue gone, which aborts the process.
+fn environment() -> Arc<grpcio::Environment> {
+    static ALL: OnceLock<Arc<grpcio::Environment>> = OnceLock::new();
+    let make = || Arc::new(grpcio::EnvBuilder::new().cq_count(2).name_prefix("fake-cri").build());
+    Arc::clone(ALL.get_or_init(make))
 }
 
 struct Unpark(std::thread::Thread);
