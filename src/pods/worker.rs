@@ -18,12 +18,10 @@ use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
-use crate::model::runtime::{
-    ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState, SandboxStatus,
-};
+use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
 use crate::probes::{Kind as ProbeKind, Probes};
-use crate::runtime::{NewSandbox, Observed, Runtime, Start, StartFailure};
+use crate::runtime::{Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{jitter, random_unit};
 use crate::util::mailbox::Inbox;
@@ -403,7 +401,6 @@ impl Worker {
                 .runtime
                 .create_sandbox(self.pod(), plan.attempt, cancel)
                 .map_err(|error| Failed::later(error.to_string()))?;
-            self.tell_sandbox(runtime, &made, plan.attempt);
             (made.id, made.ips, plan.attempt)
         } else {
             let Some(id) = plan.sandbox_id.clone() else { return Ok(()) };
@@ -435,26 +432,6 @@ impl Worker {
             }
         }
         first.map_or(Ok(()), Err)
-    }
-
-    /// Shows a new sandbox before images are pulled, which may take long: the condition
-    /// `PodReadyToStartContainers`, and the pod's addresses.
-    fn tell_sandbox(&mut self, before: &PodRuntime, made: &NewSandbox, attempt: u32) {
-        let mut now = before.clone();
-        now.ips.clone_from(&made.ips);
-        now.sandboxes.insert(
-            0,
-            SandboxStatus {
-                id: made.id.clone(),
-                attempt,
-                state: SandboxState::Ready,
-                created_at: Some(Timestamp::now()),
-                host_network: self.pod().host_network(),
-                network_reported: true,
-                ips: made.ips.clone(),
-            },
-        );
-        self.store_status(&now, Finality::Open);
     }
 
     #[expect(clippy::too_many_arguments, reason = "one call site; they are the parts of one request")]
