@@ -369,8 +369,7 @@ mod tests {
 
     #[test]
     fn images_are_mounted_by_the_runtime() {
-        let mount =
-            one(json!({"name": "i", "mountPath": "x", "subPath": "a/b"}), false).unwrap();
+        let mount = one(json!({"name": "i", "mountPath": "x", "subPath": "a/b"}), false).unwrap();
         assert!(mount.readonly);
         assert_eq!((mount.container_path.as_str(), mount.host_path.as_str()), ("/x", ""));
         assert_eq!(mount.image_sub_path, "a/b");
