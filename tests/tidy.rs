@@ -53,7 +53,7 @@ const SHARED: &[&str] =
     &["serde", "serde_json", "log", "crossbeam_channel", "jiff", "thiserror", "k8s_openapi", "rustix"];
 
 fn root() -> PathBuf {
-    PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap())
+    PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"))
 }
 
 /// All files below a directory of the project, by relative path, with their text.

@@ -8,6 +8,7 @@ use crate::config::Gates;
 use crate::config::gates::{self, Stage};
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, SandboxState};
+use crate::probes::BUCKETS;
 use crate::resources::{Roots, own::OwnUse};
 use crate::server::{KUBERNETES_VERSION, MetricsPage};
 use crate::util::metrics::{Page, Type};
@@ -15,7 +16,7 @@ use crate::util::metrics::{Page, Type};
 /// Writes one of the pages.
 pub(super) fn write(sources: &Sources, which: MetricsPage, page: &mut Page) {
     if which == MetricsPage::Probes {
-        page.add(metrics::PROBES);
+        probes(sources, page);
         start_time(sources, page);
         return;
     }
@@ -36,6 +37,39 @@ fn unix_time(at: Instant) -> f64 {
 fn start_time(sources: &Sources, page: &mut Page) {
     let at = unix_time(sources.started);
     page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", at);
+}
+
+/// Served apart, as its labels name pods.
+fn probes(sources: &Sources, page: &mut Page) {
+    let all = sources.probes.counters();
+    let mut family = page.family("prober_probe_total", "Probes by their result.", Type::Counter);
+    for one in &all {
+        for (result, count) in [("successful", one.successful), ("failed", one.failed)] {
+            if count > 0 {
+                let labels = [
+                    ("probe_type", one.kind.as_str()),
+                    ("result", result),
+                    ("container", &*one.container),
+                    ("pod", &*one.pod),
+                    ("namespace", &*one.namespace),
+                    ("pod_uid", one.uid.as_str()),
+                ];
+                family.series(&labels, count as f64);
+            }
+        }
+    }
+    drop(family);
+    let mut family =
+        page.family("prober_probe_duration_seconds", "Duration of probes that succeeded.", Type::Histogram);
+    for one in all.iter().filter(|one| one.successful > 0) {
+        let labels = [
+            ("probe_type", one.kind.as_str()),
+            ("container", &*one.container),
+            ("pod", &*one.pod),
+            ("namespace", &*one.namespace),
+        ];
+        family.histogram(&labels, &BUCKETS, &one.buckets, one.successful, one.seconds);
+    }
 }
 
 fn node(sources: &Sources, page: &mut Page) {

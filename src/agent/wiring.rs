@@ -22,6 +22,7 @@ use crate::model::quantity::Amount;
 use crate::model::reasons;
 use crate::pods::admission::{Allocatable, NodeView};
 use crate::pods::workers::Workers;
+use crate::probes::Probes;
 use crate::resources::cgroups::Cgroups;
 use crate::resources::iptables::Chains;
 use crate::resources::machine::{self, Machine, kernel_release};
@@ -35,7 +36,7 @@ use crate::status::{NodeAddresses, StatusCache};
 use crate::sync::view::View;
 use crate::util::mailbox::{mailbox, newest};
 use crate::util::threads::Running;
-use crate::{cri, kube, observe, pods, runtime, server, sources, sync, volumes};
+use crate::{cri, kube, observe, pods, probes, runtime, server, sources, sync, volumes};
 
 /// Where tools look for logs by container id.
 const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
@@ -43,12 +44,15 @@ const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
 const STOP_LIMIT: Duration = Duration::from_millis(4500);
 /// `userNamespaces.idsPerPod` where it is not set.
 const USER_NAMESPACE_IDS: u32 = 65_536;
+/// Of this, how long checks that are under way may take to be broken off.
+const PROBES_LIMIT: Duration = Duration::from_secs(1);
 /// The sync loop counts as stuck after this, or after twice the sync period.
 const TURN_LIMIT: Duration = Duration::from_secs(300);
 
 /// Owners of all threads, in start order.
 pub(super) struct Agent {
     threads: Vec<Running>,
+    probes: Probes,
     /// Given up last.
     _claim: server::Claim,
 }
@@ -57,6 +61,8 @@ impl Agent {
     /// Stops everything in reverse start order.
     pub(super) fn stop(self) {
         let deadline = Instant::now() + STOP_LIMIT;
+        // First, so that no check delays a worker's end.
+        self.probes.stop(PROBES_LIMIT);
         for thread in self.threads.into_iter().rev() {
             thread.stop(deadline.saturating_duration_since(Instant::now()));
         }
@@ -119,6 +125,7 @@ pub(super) fn start(
     let (sources_post, from_sources) = mailbox(newest);
     let (observe_post, from_observe) = mailbox(observe::Change::merge);
     let (workers_post, from_workers) = mailbox(newest);
+    let (probes_post, from_probes) = mailbox(newest);
     // One slot: a bell.
     let (clean_bell, clean_wait) = bounded(1);
     let (ephemeral, wishes) = sync::ephemeral::counter();
@@ -132,6 +139,15 @@ pub(super) fn start(
         kube::events::spawn(&node_name, event_queue, supervisor.on_death()).map_err(thread("events"))?;
     threads.push(recorder);
 
+    let probes = Probes::new(
+        probes::Settings { node_ips: Vec::new() },
+        probes::Deps {
+            cri: cri.clone(),
+            events: events.clone(),
+            post: probes_post,
+            on_death: supervisor.deaths(),
+        },
+    );
     let source_settings = source_settings(args, config, &node_name);
     let configured = configured(&source_settings);
     let workers = Workers::new(
@@ -145,6 +161,7 @@ pub(super) fn start(
         pods::Deps {
             runtime: runtime.clone(),
             observe: observe.clone(),
+            probes: probes.clone(),
             volumes: Arc::clone(&volumes),
             status: status.clone(),
             events: events.clone(),
@@ -168,6 +185,8 @@ pub(super) fn start(
                 from_sources,
                 from_observe,
                 from_workers,
+                from_probes,
+                probes: probes.clone(),
                 wishes,
                 turn: Arc::clone(&turn),
             },
@@ -216,6 +235,7 @@ pub(super) fn start(
         view,
         status,
         observe,
+        probes: probes.clone(),
         cri,
         images,
         log,
@@ -229,7 +249,7 @@ pub(super) fn start(
     runtime.check_resolv_conf();
     events.raise(Regarding::Node, EventType::Normal, reasons::STARTING, "Starting kubelet.");
     log::info!("node {} is up after {:?}", facts.node, started.elapsed());
-    Ok(Agent { threads, _claim: claim })
+    Ok(Agent { threads, probes, _claim: claim })
 }
 
 /// Refuses machines that the configuration rules out.

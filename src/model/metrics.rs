@@ -133,14 +133,6 @@ metrics! { ALL;
         "Image volumes that could not be mounted.";
 }
 
-metrics! { PROBES;
-    // Served apart, at /metrics/probes, as their labels name pods.
-    PROBE_RESULTS: CounterVec<6> = "prober_probe_total", "Probes by their result.",
-        ["probe_type", "result", "container", "pod", "namespace", "pod_uid"];
-    PROBE_DURATION: HistogramVec<4> = "prober_probe_duration_seconds", "Duration of probes.", SHORT,
-        ["probe_type", "container", "pod", "namespace"];
-}
-
 thread_local! {
     static PULL_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
@@ -230,11 +222,10 @@ mod tests {
         RUNTIME_OPERATIONS.inc(["version"]);
         let mut page = Page::new();
         page.add(ALL);
-        page.add(PROBES);
         let text = page.into_text();
         assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"version\"}"));
         assert!(text.contains("kubelet_pod_start_duration_seconds_bucket{le=\"3600\"}"));
-        assert!(text.lines().all(|line| line.contains("kubelet_") || line.contains("prober_")));
+        assert!(text.lines().all(|line| line.contains("kubelet_")));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, select_biased};
 use super::Observe;
 use super::cache::Cache;
 use crate::cri::{Class, ContainerEvent, CriError};
+use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -109,6 +110,7 @@ fn take(cache: &Cache, event: &ContainerEvent, heard: Instant) {
     {
         metrics::EVENTED_PLEG_LATENCY.took(age);
     }
+    log::debug!("event of {} uid={}", event.id, event.uid.as_ref().map_or("", PodUid::as_str));
     // What is gone already is told without its pod.
     let known = || cache.owner_of(&event.id);
     match event.uid.clone().or_else(known) {
@@ -122,7 +124,6 @@ fn take(cache: &Cache, event: &ContainerEvent, heard: Instant) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ids::PodUid;
     use crate::model::runtime::{ListedPod, ListedSandbox, SandboxState};
 
     #[test]

@@ -20,6 +20,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
+use crate::probes::{Kind as ProbeKind, Probes};
 use crate::runtime::{Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{jitter, random_unit};
@@ -55,6 +56,8 @@ pub struct Deps {
     pub runtime: Runtime,
     /// Sees what runs.
     pub observe: Observe,
+    /// Asks containers how they are.
+    pub probes: Probes,
     /// Mounts.
     pub volumes: Arc<Volumes>,
     /// Keeps statuses.
@@ -290,6 +293,7 @@ impl Worker {
             };
         }
         let runtime = view.pod;
+        self.deps.probes.sync(self.pod(), &runtime, false);
         let plan = self.plan(&runtime);
         if self.store_status(&runtime, Finality::Open) {
             self.life.completed();
@@ -342,6 +346,7 @@ impl Worker {
             // A full bell already rings.
             let _ = self.deps.clean.try_send(());
         }
+        self.deps.probes.sync(self.pod(), &seen, false);
         let after = self.plan(&seen);
         if self.store_status(&seen, Finality::Open) {
             self.life.completed();
@@ -352,7 +357,12 @@ impl Worker {
     }
 
     fn plan(&self, runtime: &PodRuntime) -> Plan {
-        plan::compute(&plan::Inputs::without_probes(self.pod(), runtime))
+        plan::compute(&plan::Inputs {
+            pod: self.pod(),
+            runtime,
+            liveness: &|id| self.deps.probes.verdict(ProbeKind::Liveness, id),
+            startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
+        })
     }
 
     /// Carries out a plan. Starts are independent of each other; the earliest retry counts.
@@ -465,6 +475,8 @@ impl Worker {
             terminal: finality == Finality::Final,
             deleting: self.life.phase != Phase::Syncing,
             runtime_name: &runtime_name,
+            readiness: &|id| self.deps.probes.verdict(ProbeKind::Readiness, id),
+            startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
             // Also for a pod that is over and gets no new one.
             sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
             ..status::Inputs::new(&pod, runtime, &self.settings.node, now)
@@ -516,6 +528,7 @@ impl Worker {
     ) -> Result<Next, Failed> {
         let uid = self.uid();
         let Some(view) = self.deps.observe.view(&uid, stop) else { return Ok(Next::Now) };
+        self.deps.probes.sync(self.pod(), &view.pod, true);
         self.store_status(&view.pod, Finality::Open);
         if let Some(failure) = failure {
             log::info!(
@@ -552,6 +565,7 @@ impl Worker {
                 running.join(", ")
             )));
         }
+        self.deps.probes.forget(&uid);
         self.store_status(&after, Finality::Final);
         self.life.phase = Phase::Terminated;
         Ok(Next::Now)

@@ -149,7 +149,8 @@ impl Table {
     pub(super) fn sync(&mut self, pod: &Pod, runtime: &PodRuntime, terminating: bool, clock: Clock) {
         let uid = pod.uid();
         if !self.pods.contains_key(uid) {
-            let containers = self.probed(pod, clock.now);
+            let spread = runtime.running().next().is_some();
+            let containers = self.probed(pod, spread, clock.now);
             if containers.is_empty() {
                 return;
             }
@@ -197,7 +198,7 @@ impl Table {
     }
 
     /// The containers of `pod` that have probes.
-    fn probed(&self, pod: &Pod, now: Instant) -> Vec<Probed> {
+    fn probed(&self, pod: &Pod, spread: bool, now: Instant) -> Vec<Probed> {
         let index = |index: usize| u16::try_from(index).unwrap_or(u16::MAX);
         let sidecars = pod
             .init_containers()
@@ -214,7 +215,7 @@ impl Table {
                 instance: None,
                 probes: Kind::ALL.map(|kind| {
                     let timing = Timing::of(kind.of(container)?);
-                    let state = State::new(kind, timing, self.first_tick(timing.period, now));
+                    let state = State::new(kind, timing, self.first_tick(timing.period, spread, now));
                     Some(Box::new(Probe { state, tally: Tally::default() }))
                 }),
             })
@@ -222,10 +223,12 @@ impl Table {
             .collect()
     }
 
-    /// Soon after the agent's start the first ticks are spread over a period, so that the
-    /// pods of a whole node are not probed at one moment.
-    fn first_tick(&self, period: Duration, now: Instant) -> Instant {
-        if now.saturating_duration_since(self.started) < period {
+    /// Soon after the agent's start the first ticks of what it found running are spread over
+    /// a period, so that the pods of a whole node are not probed at one moment.
+    ///
+    /// DIFFERS: upstream spreads also the first ticks of what it starts itself.
+    fn first_tick(&self, period: Duration, spread: bool, now: Instant) -> Instant {
+        if spread && now.saturating_duration_since(self.started) < period {
             now + period.mul_f64(random_unit())
         } else {
             now

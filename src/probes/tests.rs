@@ -15,7 +15,7 @@ const LONG: Duration = Duration::from_secs(20);
 struct Room {
     probes: Probes,
     posts: Inbox<PodUid, ()>,
-    events: Receiver<Event>,
+    events: Receiver<Box<Event>>,
     _deaths: Receiver<Died>,
 }
 
@@ -117,7 +117,7 @@ fn a_pod_becomes_ready_and_unready_and_is_told_of() {
     status.store(503, Ordering::SeqCst);
     room.posts.bell().recv_timeout(LONG).unwrap();
     assert_eq!(room.probes.verdict(Kind::Readiness, &id), Verdict::Failure);
-    let told: Vec<Event> = room.events.try_iter().collect();
+    let told: Vec<Box<Event>> = room.events.try_iter().collect();
     assert!(told.len() >= 2, "every failed run is told: {told:?}");
     assert_eq!(told[0].message, "Readiness probe failed: HTTP probe failed with statuscode: 503");
     assert_eq!((told[0].reason, &told[0].regarding), ("Unhealthy", &pod.regarding("spec.containers{c}")));

@@ -143,10 +143,10 @@ impl Program {
         self.chain("mangle", HINT, stop)?;
         if self.family == Family::Ipv4 {
             self.chain("filter", FIREWALL, stop)?;
-            self.rule("-A", FIREWALL, &LOCALNET, stop)?;
             for hook in ["OUTPUT", "INPUT"] {
                 self.rule("-I", hook, &["-j", FIREWALL], stop)?;
             }
+            self.rule("-A", FIREWALL, &LOCALNET, stop)?;
         }
         // Last: it says that the rest is there.
         self.chain("mangle", CANARY, stop)
@@ -233,9 +233,9 @@ esac
             [
                 "chain KUBE-IPTABLES-HINT -t mangle",
                 "chain KUBE-FIREWALL -t filter",
-                "rule KUBE-FIREWALL -t filter -m comment --comment block incoming localnet connections --dst 127.0.0.0/8 ! --src 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP",
                 "rule OUTPUT -t filter -j KUBE-FIREWALL",
                 "rule INPUT -t filter -j KUBE-FIREWALL",
+                "rule KUBE-FIREWALL -t filter -m comment --comment block incoming localnet connections --dst 127.0.0.0/8 ! --src 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP",
                 "chain KUBE-KUBELET-CANARY -t mangle",
             ]
         );

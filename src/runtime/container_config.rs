@@ -131,7 +131,25 @@ fn mapped(mut mounts: Vec<Mount>, ids: Option<IdRange>) -> Vec<Mount> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::mount::{SubPath, SubPathFailure};
     use serde_json::{Value, json};
+    use std::path::PathBuf;
+
+    struct NoSubPaths;
+
+    impl SubPaths for NoSubPaths {
+        fn bind(&self, _: SubPath<'_>, _: &StopToken) -> Result<PathBuf, SubPathFailure> {
+            Err(SubPathFailure::Prepare)
+        }
+    }
+
+    struct NoSubPaths;
+
+    impl SubPaths for NoSubPaths {
+        fn bind(&self, _: SubPath<'_>, _: &StopToken) -> Result<std::path::PathBuf, SubPathFailure> {
+            Err(SubPathFailure::Create)
+        }
+    }
 
     fn built(spec: Value, ids: Option<IdRange>) -> ContainerConfig {
         let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec});
@@ -144,6 +162,10 @@ mod tests {
             image_user: &ImageUser::default(),
             addresses: Addresses::default(),
             volumes: &[],
+            image_volumes: &[],
+            sub_paths: &NoSubPaths,
+            recursive_read_only_mounts: false,
+            stop: &StopToken::never(),
             hosts_file: Some(Path::new("/hosts")),
             termination_log: Some(Path::new("/log")),
             settings: &super::super::tests::settings(),

@@ -17,10 +17,10 @@ use super::Runtime;
 use super::config_error::ConfigError;
 use super::container_config::ContainerInputs;
 use super::env::Env;
-use super::expand::expand;
 use super::hosts;
 use super::images::{ImageFailure, Wanted};
 use super::start::Start;
+use crate::model::expand::expand;
 
 /// A volume whose content is an image, which is on the node.
 #[derive(Debug, Clone, PartialEq)]

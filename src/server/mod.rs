@@ -112,6 +112,8 @@ pub type FindLog = dyn Fn(&PodUid, &str, bool) -> Result<LogSource, String> + Se
 
 /// Adds an ephemeral container to a pod that runs.
 pub type AddEphemeral = dyn Fn(&PodUid, EphemeralContainer) -> Result<(), String> + Send + Sync;
+/// Writes one page of metrics.
+pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
 
 /// Where the answers come from. Every closure reads a snapshot or has its own deadline.
 #[derive(Clone)]

@@ -54,13 +54,6 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
     field(filled(&container.volume_devices), "volumeDevices");
     let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
     field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");
-    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        for (value, name) in [(&mount.sub_path, "subPath"), (&mount.sub_path_expr, "subPathExpr")] {
-            if value.as_deref().is_some_and(|value| !value.is_empty()) {
-                field(true, &format!("volumeMounts[{index}].{name}"));
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -77,11 +70,6 @@ mod tests {
             "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}],
         }}))
         .unwrap();
-        assert_eq!(
-            unsupported_fields(&Pod::from(object)),
-            [
-                "spec.volumes[2].nfs",
-            ]
-        );
+        assert_eq!(unsupported_fields(&Pod::from(object)), ["spec.volumes[2].nfs",]);
     }
 }

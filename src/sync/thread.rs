@@ -11,13 +11,15 @@ use super::core::{Core, Effect, World};
 use super::ephemeral::{Granted, Wish, Wishes};
 use super::view::{Entry, Snapshot, SourceState, View};
 use crate::model::event::EventSink;
-use crate::model::ids::PodUid;
+use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
 use crate::model::pod::{Pod, SourceName};
 use crate::model::reasons;
+use crate::model::verdict::Verdict;
 use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::workers::{Aftermath, Ended, Workers};
+use crate::probes::{Kind, Probes};
 use crate::sources::{SourceSet, unsupported_fields};
 use crate::status::StatusCache;
 use crate::util::mailbox::Inbox;
@@ -62,6 +64,10 @@ pub struct Deps {
     pub from_observe: Inbox<Subject, Change>,
     /// Workers that ended.
     pub from_workers: Inbox<PodUid, Ended>,
+    /// Pods of which a probe has changed its mind.
+    pub from_probes: Inbox<PodUid, ()>,
+    /// Knows what probes say.
+    pub probes: Probes,
     /// Ephemeral containers that somebody wants.
     pub wishes: Wishes,
     /// Told after each turn, for the health check.
@@ -118,6 +124,7 @@ impl Loop {
                     recv(self.deps.from_workers.bell()) -> _ => "worker ended",
                     recv(self.deps.from_sources.bell()) -> _ => "source",
                     recv(self.deps.from_observe.bell()) -> _ => "runtime change",
+                    recv(self.deps.from_probes.bell()) -> _ => "probe",
                     recv(self.deps.wishes.queue) -> asked => {
                         wish = asked.ok();
                         "wish"
@@ -130,6 +137,7 @@ impl Loop {
                 "worker ended" => self.workers_ended(),
                 "source" => self.sources_spoke(),
                 "runtime change" => self.runtime_changed(),
+                "probe" => self.probes_spoke(),
                 "wish" => wish.into_iter().for_each(|wish| self.wished(wish)),
                 _ => {
                     self.deps.workers.retry(start);
@@ -220,6 +228,26 @@ impl Loop {
         };
         // Whoever asked may have given up.
         let _ = wish.answer.send(answer);
+    }
+
+    /// Readiness shows at once, also while the pod's worker waits for a pull or an end.
+    fn probes_spoke(&mut self) {
+        for (uid, ()) in self.deps.from_probes.take() {
+            if let (Some(pod), Some(status)) = (self.deps.workers.pod(&uid), self.deps.status.get(&uid)) {
+                let lists = [&status.init_container_statuses, &status.container_statuses];
+                for container in lists.into_iter().flatten().flatten() {
+                    let Some(full) = container.container_id.as_deref() else { continue };
+                    let id = ContainerId::from(full.split_once("://").map_or(full, |(_, id)| id));
+                    let now = Timestamp::now();
+                    match self.deps.probes.verdict(Kind::Readiness, &id) {
+                        Verdict::Success => self.deps.status.set_ready(pod, full, true, now),
+                        Verdict::Failure => self.deps.status.set_ready(pod, full, false, now),
+                        Verdict::NoProbe | Verdict::Pending | Verdict::Kept => continue,
+                    };
+                }
+            }
+            self.deps.workers.look_again(&uid);
+        }
     }
 
     fn workers_ended(&mut self) {

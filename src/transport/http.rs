@@ -1,4 +1,4 @@
-//! A plain GET with headers, limits and a way to break it off (the one door to ureq).
+//! A plain GET with headers, limits and a way to break it off, through the HTTP library.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

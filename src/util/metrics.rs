@@ -102,6 +102,26 @@ impl Family<'_> {
         self
     }
 
+    /// One series of a histogram whose counts are kept elsewhere: `counts` per bound, not
+    /// summed up; `total` and `sum` of all observations.
+    pub fn histogram(
+        &mut self,
+        labels: &[(&str, &str)],
+        bounds: &[f64],
+        counts: &[u64],
+        total: u64,
+        sum: f64,
+    ) {
+        let mut below = 0;
+        for (bound, count) in bounds.iter().zip(counts) {
+            below += count;
+            self.line("_bucket", labels, Some(*bound), below as f64);
+        }
+        self.line("_bucket", labels, Some(f64::INFINITY), total as f64);
+        self.line("_sum", labels, None, sum);
+        self.line("_count", labels, None, total as f64);
+    }
+
     fn line(&mut self, suffix: &str, labels: &[(&str, &str)], le: Option<f64>, value: f64) {
         self.text.push_str(&self.name);
         self.text.push_str(suffix);

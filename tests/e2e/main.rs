@@ -30,4 +30,3 @@ mod stream;
 #[path = "../support/mod.rs"]
 mod support;
 mod volumes;
-

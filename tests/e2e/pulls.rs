@@ -175,7 +175,7 @@ fn a_program_brings_the_passwords() {
     assert_eq!(asked.len(), 1, "the answer holds for the whole registry: {notes}");
     assert!(
         asked[0].contains("CredentialProviderRequest")
-            && asked[0].contains(&registry.image("one"))
+            && asked[0].contains(&format!("{}/one", registry.host()))
             && asked[0].ends_with(" get"),
         "{notes}"
     );

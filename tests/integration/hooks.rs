@@ -29,7 +29,7 @@ fn exec(command: &str) -> Value {
 /// events and calls since.
 fn stopped(node: &Node, pre_stop: Value, grace: Option<i64>) -> (Vec<String>, Vec<&'static str>) {
     let pod = hooked(json!({"preStop": pre_stop}));
-    let sandbox = new_sandbox(&node, &pod);
+    let sandbox = new_sandbox(node, &pod);
     let id = node.start(&pod, &sandbox, "c").unwrap();
     let _ = node.events();
     node.fake.clear_journal();

@@ -12,8 +12,7 @@ use coracle::model::mount::{SubPath, SubPathFailure, SubPaths};
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
-    Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
-    Verification,
+    Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure, Verification,
 };
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};

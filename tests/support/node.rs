@@ -204,11 +204,6 @@ impl Node {
         });
     }
 
-    /// The text that the read-only port answers with; empty while it does not.
-    pub fn read_only(&self, path: &str) -> String {
-        http_get(self.port, path).map_or_else(|_| String::new(), |(_, body)| body)
-    }
-
     /// What `/healthz` says: the code and the text.
     pub fn health(&self, path: &str) -> (u16, String) {
         http_get(self.healthz, path).unwrap_or((0, String::new()))

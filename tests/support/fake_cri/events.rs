@@ -124,7 +124,7 @@ impl Spoiler {
                     out.extend([other, empty, nobody, old, event]);
                 }
                 StreamFault::Loses => {
-                    if self.seen % 2 == 0 {
+                    if self.seen.is_multiple_of(2) {
                         out.push(event);
                     }
                 }
@@ -133,7 +133,7 @@ impl Spoiler {
                         continue;
                     }
                     out.push(event);
-                    cut = self.seen % after == 0;
+                    cut = self.seen.is_multiple_of(after);
                 }
             }
         }

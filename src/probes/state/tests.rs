@@ -1,0 +1,299 @@
+use super::*;
+use Outcome::{Failure, Success};
+
+fn timing(delay: u64, period: u64, success: u32, failure: u32) -> Timing {
+    Timing {
+        initial_delay: Duration::from_secs(delay),
+        period: Duration::from_secs(period),
+        success_threshold: success,
+        failure_threshold: failure,
+    }
+}
+
+struct Script {
+    start: Instant,
+    state: State,
+    at: Conditions,
+}
+
+impl Script {
+    /// A probe made at 0 s; a fresh instance runs since `since` (whole seconds).
+    fn new(kind: Kind, timing: Timing, since: u64, origin: Origin) -> Script {
+        let start = Instant::now();
+        let mut state = State::new(kind, timing, start);
+        state.instance(origin);
+        let running_since = Some(start + Duration::from_secs(since));
+        let mut script = Script { start, state, at: Conditions { running_since, started: true } };
+        script.arrange(since as f64);
+        script
+    }
+
+    fn time(&self, second: f64) -> Instant {
+        self.start + Duration::from_secs_f64(second)
+    }
+
+    fn arrange(&mut self, second: f64) {
+        let now = self.time(second);
+        self.state.arrange(self.at, now);
+    }
+
+    fn trigger(&mut self, second: f64) {
+        let now = self.time(second);
+        self.state.trigger(self.at, now);
+    }
+
+    fn due(&self) -> Option<f64> {
+        self.state.due().map(|due| {
+            let after = due.saturating_duration_since(self.start).as_secs_f64();
+            (after * 1000.0).round() / 1000.0
+        })
+    }
+
+    /// Runs at `second` for `lasts` seconds.
+    fn check(&mut self, second: f64, lasts: f64, outcome: impl Into<Option<Outcome>>) -> bool {
+        let (begin, end) = (self.time(second), self.time(second + lasts));
+        self.state.begin(begin);
+        self.state.finish(outcome.into(), self.at, end)
+    }
+}
+
+#[test]
+fn results_count_up_to_thresholds() {
+    use Verdict as V;
+    type Step = (Option<Outcome>, Verdict, bool);
+    let cases: &[(Kind, Timing, Origin, &[Step])] = &[
+        (
+            Kind::Readiness,
+            timing(0, 10, 2, 3),
+            Origin::Fresh,
+            &[
+                (Some(Success), V::Pending, false),
+                (Some(Success), V::Success, true),
+                (Some(Success), V::Success, false),
+                (Some(Failure), V::Success, false),
+                (Some(Failure), V::Success, false),
+                // An error says nothing and does not break the row.
+                (None, V::Success, false),
+                (Some(Failure), V::Failure, true),
+                (Some(Success), V::Failure, false),
+                (Some(Success), V::Success, true),
+            ],
+        ),
+        // Not ready stays not ready.
+        (Kind::Readiness, timing(0, 10, 1, 1), Origin::Fresh, &[(Some(Failure), V::Failure, false)]),
+        (
+            Kind::Readiness,
+            timing(0, 10, 1, 2),
+            Origin::Adopted,
+            &[(Some(Failure), V::Kept, false), (Some(Failure), V::Failure, true)],
+        ),
+        (Kind::Readiness, timing(0, 10, 1, 2), Origin::Adopted, &[(Some(Success), V::Success, true)]),
+        (
+            Kind::Liveness,
+            timing(0, 10, 1, 2),
+            Origin::Fresh,
+            &[
+                (Some(Success), V::Success, false),
+                (Some(Failure), V::Success, false),
+                (Some(Failure), V::Failure, true),
+            ],
+        ),
+        (Kind::Startup, timing(0, 10, 1, 1), Origin::Fresh, &[(Some(Failure), V::Failure, true)]),
+        (Kind::Startup, timing(0, 10, 1, 3), Origin::Fresh, &[(Some(Success), V::Success, true)]),
+        (
+            Kind::Startup,
+            timing(0, 10, 1, 3),
+            Origin::Adopted,
+            &[
+                (None, V::Kept, false),
+                (Some(Failure), V::Pending, true),
+                (Some(Failure), V::Pending, false),
+                (Some(Failure), V::Failure, true),
+            ],
+        ),
+    ];
+    for (kind, timing, origin, steps) in cases {
+        let mut script = Script::new(*kind, *timing, 0, *origin);
+        for (index, (outcome, verdict, changed)) in steps.iter().enumerate() {
+            let told = script.check(index as f64 * 10.0, 0.1, *outcome);
+            assert_eq!((script.state.verdict(), told), (*verdict, *changed), "{kind:?} step {index}");
+        }
+    }
+}
+
+#[test]
+fn ticks_keep_their_rhythm() {
+    // Made at 0 s, container up at 3 s: the next tick, not at once.
+    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 3, Origin::Fresh);
+    assert_eq!(script.due(), Some(10.0));
+    script.check(10.002, 0.5, Success);
+    assert_eq!(script.due(), Some(20.0));
+    // A check of 2.5 periods: the missed ticks are one run, and the rhythm stays.
+    script.check(20.0, 25.0, Failure);
+    assert_eq!(script.due(), Some(45.0));
+    script.check(45.0, 0.1, Success);
+    assert_eq!(script.due(), Some(50.0));
+    // An arrangement in between changes nothing.
+    script.arrange(47.0);
+    assert_eq!(script.due(), Some(50.0));
+    script.arrange(50.001);
+    assert_eq!(script.due(), Some(50.0));
+}
+
+#[test]
+fn the_initial_delay_counts_from_the_start_of_the_instance() {
+    let script = Script::new(Kind::Liveness, timing(15, 10, 1, 3), 3, Origin::Fresh);
+    assert_eq!(script.due(), Some(20.0));
+    let script = Script::new(Kind::Liveness, timing(17, 10, 1, 3), 3, Origin::Fresh);
+    assert_eq!(script.due(), Some(20.0));
+    let script = Script::new(Kind::Liveness, timing(18, 10, 1, 3), 3, Origin::Fresh);
+    assert_eq!(script.due(), Some(30.0));
+}
+
+#[test]
+fn triggers_run_soon_and_start_the_period_anew() {
+    let mut script = Script::new(Kind::Readiness, timing(0, 30, 1, 3), 3, Origin::Fresh);
+    assert_eq!(script.due(), Some(30.0));
+    script.trigger(3.2);
+    assert_eq!(script.due(), Some(3.2));
+    script.check(3.2, 0.1, Failure);
+    assert_eq!(script.due(), Some(33.2));
+    // Not at every step of a start.
+    script.trigger(3.4);
+    assert_eq!(script.due(), Some(4.2));
+    script.trigger(3.5);
+    assert_eq!(script.due(), Some(4.2));
+    // During a check: once more after it.
+    let begin = script.time(4.2);
+    script.state.begin(begin);
+    script.trigger(4.3);
+    script.arrange(4.3);
+    assert_eq!(script.due(), None);
+    let end = script.time(9.0);
+    assert!(!script.state.finish(Some(Failure), script.at, end));
+    assert_eq!(script.due(), Some(9.0));
+    assert!(script.check(9.0, 0.1, Success));
+    // What is ready needs no trigger.
+    script.trigger(10.0);
+    assert_eq!(script.due(), Some(39.0));
+    // During the delay: at its end.
+    let mut script = Script::new(Kind::Readiness, timing(5, 30, 1, 3), 3, Origin::Fresh);
+    script.trigger(3.2);
+    assert_eq!(script.due(), Some(8.0));
+}
+
+#[test]
+fn a_trigger_does_not_forestall_the_first_tick() {
+    let start = Instant::now();
+    let second = |n: u64| start + Duration::from_secs(n);
+    let mut state = State::new(Kind::Readiness, timing(0, 10, 1, 3), second(7));
+    state.instance(Origin::Adopted);
+    let at = Conditions { running_since: Some(start), started: true };
+    state.arrange(at, start);
+    state.trigger(at, start);
+    assert_eq!(state.due(), Some(second(7)));
+    state.trigger(at, second(8));
+    assert_eq!(state.due(), Some(second(7)));
+    // What is new is asked at once.
+    state.instance(Origin::Fresh);
+    state.arrange(at, start);
+    state.trigger(at, second(1));
+    assert_eq!(state.due(), Some(second(1)));
+}
+
+#[test]
+fn holds_last_until_the_next_instance() {
+    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 2), 0, Origin::Fresh);
+    script.check(0.0, 0.1, Failure);
+    script.check(10.0, 0.1, Failure);
+    assert_eq!(script.due(), None);
+    script.arrange(11.0);
+    script.trigger(11.0);
+    assert_eq!(script.due(), None);
+    script.state.instance(Origin::Fresh);
+    script.arrange(12.0);
+    assert_eq!((script.due(), script.state.verdict()), (Some(20.0), Verdict::Pending));
+    // The row began anew with the hold: it takes two again.
+    script.check(20.0, 0.1, Failure);
+    assert_eq!(script.state.verdict(), Verdict::Pending);
+    script.check(30.0, 0.1, Failure);
+    assert_eq!(script.state.verdict(), Verdict::Failure);
+
+    let mut script = Script::new(Kind::Startup, timing(0, 10, 1, 2), 0, Origin::Fresh);
+    script.check(0.0, 0.1, Success);
+    assert!(script.due().is_none() && script.state.lets_others_run());
+}
+
+#[test]
+fn a_row_goes_on_through_a_crash() {
+    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, Origin::Fresh);
+    script.check(0.0, 0.1, Failure);
+    script.check(10.0, 0.1, Failure);
+    script.state.instance(Origin::Fresh);
+    script.arrange(12.0);
+    assert!(script.check(20.0, 0.1, Failure));
+    assert_eq!(script.state.verdict(), Verdict::Failure);
+}
+
+#[test]
+fn who_waits_has_no_due_time() {
+    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, Origin::Fresh);
+    script.at.started = false;
+    script.arrange(1.0);
+    script.trigger(1.0);
+    assert_eq!(script.due(), None, "waits for the startup probe");
+    script.at.started = true;
+    script.arrange(12.0);
+    assert_eq!(script.due(), Some(20.0));
+    script.at.running_since = None;
+    script.arrange(13.0);
+    assert_eq!(script.due(), None, "does not run");
+    script.at.running_since = Some(script.start);
+    script.state.end();
+    script.arrange(14.0);
+    assert_eq!(script.due(), None, "is over");
+    // A startup probe does not wait for itself, and one that was complete stays so.
+    let mut script = Script::new(Kind::Startup, timing(0, 10, 1, 3), 0, Origin::Fresh);
+    script.at.started = false;
+    script.state.instance(Origin::Fresh);
+    script.arrange(0.5);
+    assert_eq!(script.due(), Some(10.0));
+    script.state.instance(Origin::AdoptedStarted);
+    script.arrange(1.0);
+    assert!(script.due().is_none() && script.state.lets_others_run());
+}
+
+#[test]
+fn numbers_of_a_probe() {
+    let probe = |json: serde_json::Value| Timing::of(&serde_json::from_value(json).unwrap());
+    assert_eq!(probe(serde_json::json!({})), timing(0, 10, 1, 3));
+    assert_eq!(
+        probe(serde_json::json!({"initialDelaySeconds": 2, "periodSeconds": 0, "successThreshold": -1,
+            "failureThreshold": 7})),
+        timing(2, 10, 1, 7)
+    );
+}
+
+proptest::proptest! {
+    /// Whatever happens, in whatever order, times neither panic nor run away.
+    #[test]
+    fn any_order_is_survived(steps in proptest::collection::vec((0_u8..6, 0.0_f64..30.0), 0..60)) {
+        let mut script = Script::new(Kind::Readiness, timing(2, 3, 2, 2), 1, Origin::Fresh);
+        let mut second = 1.0;
+        for (what, wait) in steps {
+            second += wait;
+            let now = script.time(second);
+            match what {
+                0 => script.arrange(second),
+                1 => script.trigger(second),
+                2 => script.state.begin(now),
+                3 => drop(script.state.finish(Some(Success), script.at, now)),
+                4 => drop(script.state.finish(Some(Failure), script.at, now)),
+                _ => script.state.instance(Origin::Fresh),
+            }
+            if let Some(due) = script.due() {
+                proptest::prop_assert!(due <= second + 3.0 + 2.0 + 0.1, "{due} at {second}");
+            }
+        }
+    }
+}
