@@ -133,15 +133,6 @@ mod tests {
     use super::*;
     use crate::model::mount::{SubPath, SubPathFailure};
     use serde_json::{Value, json};
-    use std::path::PathBuf;
-
-    struct NoSubPaths;
-
-    impl SubPaths for NoSubPaths {
-        fn bind(&self, _: SubPath<'_>, _: &StopToken) -> Result<PathBuf, SubPathFailure> {
-            Err(SubPathFailure::Prepare)
-        }
-    }
 
     struct NoSubPaths;
 

@@ -99,9 +99,6 @@ pub struct LogOptions {
     pub limit_bytes: Option<u64>,
 }
 
-/// Writes one page of metrics.
-pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
-
 /// Reads a log into a writer until its end or the stop signal; flushes as it goes.
 pub type ReadLog = dyn Fn(&Path, &LogOptions, &mut dyn Write, &dyn Fn() -> bool, &StopToken) -> Result<(), String>
     + Send
@@ -112,6 +109,7 @@ pub type FindLog = dyn Fn(&PodUid, &str, bool) -> Result<LogSource, String> + Se
 
 /// Adds an ephemeral container to a pod that runs.
 pub type AddEphemeral = dyn Fn(&PodUid, EphemeralContainer) -> Result<(), String> + Send + Sync;
+
 /// Writes one page of metrics.
 pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
 

@@ -13,7 +13,8 @@ use crate::support::wait::{pause, wait_until};
 
 /// A sample of the metrics page; zero while there is none.
 fn metric(node: &Node, series: &str) -> f64 {
-    node.read_only("/metrics").1
+    node.read_only("/metrics")
+        .1
         .lines()
         .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
         .unwrap_or(0.0)
