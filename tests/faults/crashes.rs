@@ -33,6 +33,8 @@ const STEPS: &[(Work, &str, usize)] = &[
     (Work::Start, "StartContainer", 3),
     (Work::Start, "CreateContainer", 4),
     (Work::Start, "StartContainer", 4),
+    (Work::Start, "ExecSync", 1),
+    (Work::End, "ExecSync", 1),
     (Work::End, "StopContainer", 1),
     (Work::End, "StopPodSandbox", 1),
     (Work::End, "RemoveContainer", 1),

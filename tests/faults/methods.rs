@@ -33,6 +33,8 @@ pub enum Stage {
     Removal,
     /// When what a stopped pod left is removed.
     Collection,
+    /// When probes look at what runs.
+    Probing,
     /// When a log is rotated.
     Rotation,
     /// When somebody asks for the images.
@@ -58,6 +60,10 @@ pub const CASES: &[Case] = &[
     ("CreateContainer", Stage::Start),
     ("StartContainer", Stage::Start),
     ("ContainerStatus", Stage::Start),
+    // The hook after the start, the probes, and the hook before the end.
+    ("ExecSync", Stage::Start),
+    ("ExecSync", Stage::Probing),
+    ("ExecSync", Stage::Removal),
     ("StopContainer", Stage::Removal),
     ("StopPodSandbox", Stage::Removal),
     ("RemoveContainer", Stage::Collection),
@@ -166,7 +172,8 @@ impl<'a> Active<'a> {
                     solo.assert_no_twins();
                     // The end of a sandbox is the end of its containers: no third stop is due.
                     !solo.fake.misbehaves(self.method)
-                        || (self.method == "StopContainer" && solo.running("web").is_empty())
+                        || (["StopContainer", "ExecSync"].contains(&self.method)
+                            && solo.running("web").is_empty())
                 });
                 solo.fake.behave(self.method);
                 solo.fake.spoil_stream(StreamFault::None);
@@ -208,7 +215,7 @@ pub fn approach<T>(solo: &mut Solo, stage: Stage, fault: impl FnOnce(&Solo) -> T
     }
     let active = fault(solo);
     match stage {
-        Stage::Boot | Stage::Images => {}
+        Stage::Boot | Stage::Images | Stage::Probing => {}
         Stage::Start => solo.apply(&rich("web")),
         Stage::Removal | Stage::Collection => solo.remove("web"),
         Stage::Rotation => fill_log(solo, "web"),

@@ -98,10 +98,15 @@ fn during_a_start(calls: &str, call: usize) -> Option<String> {
 fn assert_whole(solo: &Solo) {
     let pods = solo.root().join("pods");
     let uid = wait_for("the pod's UID", LONG, || solo.pod("web")?.metadata.uid);
-    let volumes = pods.join(uid).join("volumes/kubernetes.io~empty-dir");
-    assert_eq!(mounts_below(&pods), [volumes.join("memory")]);
+    let volumes = pods.join(uid).join("volumes");
+    let (empty, files) =
+        (volumes.join("kubernetes.io~empty-dir"), volumes.join("kubernetes.io~downward-api/files"));
+    let mut mounts = mounts_below(&pods);
+    mounts.sort();
+    assert_eq!(mounts, [files.clone(), empty.join("memory")]);
+    assert!(files.join("labels").is_file(), "the file of labels");
     for volume in ["disk", "memory"] {
-        let mode = std::fs::metadata(volumes.join(volume)).unwrap().permissions().mode() & 0o7777;
+        let mode = std::fs::metadata(empty.join(volume)).unwrap().permissions().mode() & 0o7777;
         assert_eq!(mode, 0o777, "the mode of volume {volume}");
     }
 }
@@ -113,7 +118,7 @@ fn during_an_end(calls: &str, call: usize) -> Option<String> {
     solo.assert_runs_once("web", &RICH);
     let pods = solo.root().join("pods");
     let mounts = mounts_below(&pods).len();
-    assert_eq!(mounts, 1, "the volume in memory");
+    assert_eq!(mounts, 2, "the volume in memory and the one of files");
     let mut tracer = kill_at(&solo, calls, call);
     let pid = solo.pid();
     solo.remove("web");
