@@ -20,7 +20,6 @@ mod outages;
 mod outside;
 mod probes;
 mod pulls;
-mod resize;
 mod restarts;
 mod runtime;
 mod security;
