@@ -19,6 +19,7 @@ mod syscalls;
 use std::any::Any;
 use std::fmt::Debug;
 use std::io::Write;
+use std::sync::{Condvar, Mutex};
 
 use serde_json::{Value, json};
 
@@ -29,12 +30,42 @@ fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
+/// Cases at one time, those of all tests together: more of them would only be in each
+/// other's way while they start.
+const CASES_AT_ONCE: usize = 48;
+
+/// A place among the cases that run.
+struct Place;
+
+static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+impl Place {
+    fn take() -> Place {
+        let (running, ended) = &RUNNING;
+        let running = running.lock().unwrap();
+        *ended.wait_while(running, |running| *running >= CASES_AT_ONCE).unwrap() += 1;
+        Place
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let (running, ended) = &RUNNING;
+        *running.lock().unwrap() -= 1;
+        ended.notify_one();
+    }
+}
+
 /// Runs one case per thread and fails with the names of all that failed. The cases mostly
-/// wait, so that they do not take more time together than the longest of them alone.
+/// wait, so that many of them hardly take more time than the longest alone.
 fn side_by_side<T: Debug + Sync>(cases: &[T], run: impl Fn(&T) + Sync) {
-    let run = &run;
+    let one = |case: &T| {
+        let _place = Place::take();
+        run(case);
+    };
+    let one = &one;
     let failed: Vec<String> = std::thread::scope(|scope| {
-        let running: Vec<_> = cases.iter().map(|case| (case, scope.spawn(move || run(case)))).collect();
+        let running: Vec<_> = cases.iter().map(|case| (case, scope.spawn(move || one(case)))).collect();
         running
             .into_iter()
             .filter_map(|(case, thread)| Some(format!("{case:?}: {}", message(&*thread.join().err()?))))
