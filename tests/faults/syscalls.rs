@@ -46,8 +46,7 @@ fn kill_at(solo: &Solo, calls: &str, call: usize) -> Child {
 fn all_traced(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     tasks.flatten().all(|task| {
-        std::fs::read_to_string(task.path().join("status"))
-            .is_ok_and(|status| status.lines().any(|line| is_tracer(line)))
+        std::fs::read_to_string(task.path().join("status")).is_ok_and(|status| status.lines().any(is_tracer))
     })
 }
 
