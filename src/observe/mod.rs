@@ -153,6 +153,7 @@ impl Observe {
             self.cache.set_listed_pod(uid, listed, at);
             pod
         });
+        crate::model::metrics::PLEG_POD_RELIST.took(at.elapsed());
         match result {
             Ok(pod) => Ok(self.cache.put(uid, pod, at)),
             Err(error) => {

@@ -401,6 +401,8 @@ impl Worker {
                 .runtime
                 .create_sandbox(self.pod(), plan.attempt, cancel)
                 .map_err(|error| Failed::later(error.to_string()))?;
+            // A pull may take its time: the next whole status comes after it.
+            self.deps.status.set_sandbox_ready(self.pod(), Timestamp::now());
             (made.id, made.ips, plan.attempt)
         } else {
             let Some(id) = plan.sandbox_id.clone() else { return Ok(()) };

@@ -159,10 +159,11 @@ fn expand_all(text: &str, environment: &Env) -> Result<String, ConfigError> {
     if names.is_empty() { Ok(path) } else { Err(ConfigError::SubPathVariables { names }) }
 }
 
-/// The runtime keeps such mounts read-only by itself.
+/// Always read-only, whatever the manifest says: runtimes refuse any other mount of an image.
 fn image_mount(mount: &VolumeMount, image: &ImageVolume, sub_path: String) -> Mount {
     Mount {
         container_path: container_path(mount),
+        readonly: true,
         image: MessageField::some(image.spec.clone()),
         image_sub_path: sub_path,
         ..Mount::default()
@@ -368,8 +369,8 @@ mod tests {
 
     #[test]
     fn images_are_mounted_by_the_runtime() {
-        let mount =
-            one(json!({"name": "i", "mountPath": "x", "subPath": "a/b", "readOnly": true}), false).unwrap();
+        let mount = one(json!({"name": "i", "mountPath": "x", "subPath": "a/b"}), false).unwrap();
+        assert!(mount.readonly);
         assert_eq!((mount.container_path.as_str(), mount.host_path.as_str()), ("/x", ""));
         assert_eq!(mount.image_sub_path, "a/b");
         assert_eq!(mount.image.image, "sha256:1");

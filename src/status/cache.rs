@@ -97,6 +97,20 @@ impl StatusCache {
         })
     }
 
+    /// Notes that the pod's sandbox is there: its containers can be started, though their
+    /// images may still be on the way.
+    pub fn set_sandbox_ready(&self, pod: &Pod, now: Timestamp) -> Stored {
+        self.amend(pod, now, |status| {
+            let conditions = status.conditions.as_mut()?;
+            let found = conditions.iter_mut().find(|one| one.type_ == "PodReadyToStartContainers")?;
+            if found.status == "True" {
+                return None;
+            }
+            found.status = "True".to_owned();
+            Some(())
+        })
+    }
+
     /// Closes the books on a pod of which nothing is left on the node: what has no end
     /// gets one, and unless the pod is static, so does its phase.
     pub fn finish(&self, pod: &Pod, now: Timestamp) -> Stored {
@@ -458,6 +472,23 @@ mod tests {
         assert_eq!((ready.status.as_str(), ready.last_transition_time.clone().unwrap().0), ("True", at(3)));
         assert!(cache.set_started(&pod, "containerd://1", true, at(4)).changed);
         assert!(!cache.set_started(&pod, "containerd://1", true, at(5)).changed);
+    }
+
+    #[test]
+    fn a_sandbox_is_told_before_its_containers() {
+        let cache = StatusCache::new();
+        let pod = pod("Always", json!({}));
+        assert!(!cache.set_sandbox_ready(&pod, at(1)).changed, "nothing is known of the pod yet");
+        let mut waiting = status(json!({"waiting": {"reason": "ContainerCreating"}}), "False");
+        let condition =
+            serde_json::from_value(json!({"type": "PodReadyToStartContainers", "status": "False"}));
+        waiting.conditions.get_or_insert_default().push(condition.unwrap());
+        cache.set(&pod, waiting, at(1));
+        assert!(cache.set_sandbox_ready(&pod, at(2)).changed);
+        let stored = cache.get(pod.uid()).unwrap();
+        let told = stored.conditions.as_ref().unwrap().last().unwrap();
+        assert_eq!((told.status.as_str(), told.last_transition_time.clone().unwrap().0), ("True", at(2)));
+        assert!(!cache.set_sandbox_ready(&pod, at(3)).changed);
     }
 
     #[test]

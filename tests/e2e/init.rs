@@ -151,12 +151,16 @@ fn sidecars_end_with_a_pod_that_has_done_its_work() {
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(20);
     node.apply("job.json", &node.with_out(manifest));
     node.wait_ready("job");
+    wait_until("all to have started", LONG, || {
+        ["s1-start", "s2-start"].iter().all(|file| !node.stamps(file).is_empty())
+    });
     // A sidecar that dies is started again, whatever the pod's policy.
     let running = node.running("job");
     node.containerd.kill_task(&running["s2"][0]);
     node.wait_pod("job", "with its sidecar again", LONG, |pod| {
         init_container(pod, "s2").is_some_and(|one| one.restart_count == 1 && one.ready)
     });
+    wait_until("it to have started again", LONG, || node.stamps("s2-start").len() == 2);
     node.touch("done");
     let done = node.wait_pod("job", "succeeded", LONG, |pod| phase(pod) == "Succeeded");
     assert_eq!(ended(&done, "app").map(|end| end.exit_code), Some(0));
