@@ -44,7 +44,6 @@ fn run(fault: Fault, method: &'static str) {
     let later = begun.checked_add(SignedDuration::from_secs(120)).unwrap();
     let mut gate = None;
     match fault {
-        Fault::FailsOnce => fake.fail_times(method, 1, Kind::Unknown, "it failed"),
         Fault::FailsThrice => fake.fail_times(method, 3, Kind::Unknown, "it failed"),
         Fault::IsAway => fake.fail(method, Kind::Unavailable, "it is away"),
         Fault::IsSlow => fake.delay(method, Duration::from_millis(200)),

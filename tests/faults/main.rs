@@ -115,8 +115,8 @@ fn rich(name: &str) -> Value {
         {"name": "files", "mountPath": "/files"},
     ]);
     let two = &mut spec["containers"][1];
-    for probe in ["livenessProbe", "readinessProbe"] {
-        two[probe] = json!({"exec": {"command": [probe]}, "periodSeconds": 1});
+    for (probe, seconds) in [("livenessProbe", 3), ("readinessProbe", 1)] {
+        two[probe] = json!({"exec": {"command": [probe]}, "periodSeconds": seconds});
     }
     // Mounting is for root.
     let memory = if rustix::process::geteuid().is_root() { json!({"medium": "Memory"}) } else { json!({}) };

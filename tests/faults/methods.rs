@@ -77,8 +77,7 @@ const STREAM: &str = "GetContainerEvents";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// An error.
-    FailsOnce,
+    /// An error, three times.
     FailsThrice,
     IsAway,
     /// No answer until another pod was started.
@@ -93,7 +92,6 @@ pub enum Fault {
 }
 
 pub const FAULTS: &[Fault] = &[
-    Fault::FailsOnce,
     Fault::FailsThrice,
     Fault::IsAway,
     Fault::Hangs,
@@ -124,7 +122,6 @@ impl<'a> Active<'a> {
         let calls_before = fake.count(method);
         let mut gate = None;
         match fault {
-            Fault::FailsOnce => fake.fail_times(method, 1, Kind::Unknown, "it failed"),
             Fault::FailsThrice => fake.fail_times(method, 3, Kind::Unknown, "it failed"),
             Fault::IsAway => fake.fail(method, Kind::Unavailable, "it is away"),
             Fault::IsSlow => fake.delay(method, Duration::from_secs(2)),
@@ -167,7 +164,7 @@ impl<'a> Active<'a> {
     /// Waits until the fault is over, or ends it.
     fn end(self, solo: &Solo) {
         match self.fault {
-            Fault::FailsOnce | Fault::FailsThrice | Fault::LosesAnswer => {
+            Fault::FailsThrice | Fault::LosesAnswer => {
                 wait_until(&format!("{} to have failed often enough", self.method), RETRIES, || {
                     solo.assert_no_twins();
                     // The end of a sandbox is the end of its containers: no third stop is due.
@@ -323,11 +320,6 @@ pub fn passed(runs: usize) {
             FAULTS.len()
         ));
     }
-}
-
-#[test]
-fn every_method_fails_once() {
-    row(Fault::FailsOnce);
 }
 
 #[test]

@@ -41,6 +41,11 @@ struct Mark {
     cpu_percent: f64,
 }
 
+/// What so many pods with four probes each may add.
+fn most_threads(pods: usize) -> usize {
+    pods + SPARE_THREADS + (pods * 4).min(CHECKS)
+}
+
 fn number(name: &str) -> Option<usize> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
@@ -106,7 +111,7 @@ fn scale_of_pods_with_probes() {
             || solo.fake.with_state(|state| state.containers.values().filter(|one| one.is_running()).count());
         wait_until(&format!("{} containers to run", pods * 2), PATIENCE, || running() == pods * 2);
         // Before anybody asks for all the pods: an answer of megabytes has its own price.
-        let threads = marks[0].holding.threads + pods + SPARE_THREADS;
+        let threads = marks[0].holding.threads + most_threads(pods);
         wait_until(&format!("at most {threads} threads"), PATIENCE, || {
             solo.holding().unwrap().threads <= threads
         });
@@ -174,7 +179,7 @@ fn check_growth(marks: &[Mark]) {
     for mark in marks {
         let most = none.holding.descriptors + 64;
         assert!(mark.holding.descriptors <= most, "descriptors grow with the pods: {mark:?}");
-        let most = none.holding.threads + mark.pods + SPARE_THREADS + (mark.pods * 4).min(CHECKS);
+        let most = none.holding.threads + most_threads(mark.pods);
         assert!(mark.holding.threads <= most, "more than a thread per pod and check: {mark:?}");
     }
 }

@@ -311,7 +311,7 @@ impl Solo {
                 last.map_or_else(|| "not there".to_owned(), |pod| describe(&pod)),
                 self.fake.calls()
             );
-            pause(STEP);
+            pause((begun.elapsed() / 25).clamp(STEP, STEP * 10));
         }
     }
 

@@ -14,7 +14,8 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option
             return found;
         }
         assert!(begun.elapsed() < limit, "waited {limit:?} in vain for {what}");
-        pause(STEP);
+        // What takes long is looked at less often, for the sake of what it waits for.
+        pause((begun.elapsed() / 25).clamp(STEP, STEP * 10));
     }
 }
 
