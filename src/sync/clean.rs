@@ -26,6 +26,8 @@ use crate::volumes::Volumes;
 
 /// Dead containers, sandboxes and log directories, should an event have been missed.
 const GARBAGE_PERIOD: Duration = Duration::from_secs(60);
+/// What an earlier run of the agent has left half removed; by then all sources have spoken.
+const FIRST_GARBAGE: Duration = Duration::from_secs(5);
 /// Images.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
 /// Code that only the start needed, or the start of pods.
@@ -86,7 +88,7 @@ impl Cleaner {
     fn run(mut self, stop: &StopToken) {
         let mut due = Deadlines::default();
         let now = Instant::now();
-        due.set(Job::Garbage, now + GARBAGE_PERIOD);
+        due.set(Job::Garbage, now + FIRST_GARBAGE);
         due.set(Job::Code, now + FIRST_CODE);
         if self.deps.images.is_some() {
             due.set(Job::Images, now + IMAGES_PERIOD);
