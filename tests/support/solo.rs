@@ -439,7 +439,12 @@ impl Solo {
     /// container, sandbox or mount, no directory of pods or logs, no kept manifest; that
     /// nothing ran twice at any moment; that the agent holds what one without pods holds; that
     /// it stops.
-    pub fn finish(mut self) {
+    pub fn finish(self) {
+        self.finish_below(MAX_RESIDENT_KIB);
+    }
+
+    /// The same with a ceiling of one's own for what stays resident.
+    pub fn finish_below(mut self, max_resident_kib: u64) {
         for entry in fs::read_dir(self.manifests()).expect("the manifest directory is readable").flatten() {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
         }
@@ -461,7 +466,7 @@ impl Solo {
             Some(first) if self.starts == 1 => first,
             _ => idle_holding(),
         };
-        cop::assert_back_to(first, self.pid(), MAX_RESIDENT_KIB);
+        cop::assert_back_to(first, self.pid(), max_resident_kib);
         self.stop_agent();
     }
 }
