@@ -21,11 +21,8 @@ const fn waits_at_once(pod: &'static str) -> Disagreement {
     }
 }
 
-pub const DISAGREEMENTS: &[Disagreement] = &[
-    waits_at_once("crash"),
-    waits_at_once("exit1-onfailure"),
-    waits_at_once("bad-command"),
-];
+pub const DISAGREEMENTS: &[Disagreement] =
+    &[waits_at_once("crash"), waits_at_once("exit1-onfailure"), waits_at_once("bad-command")];
 
 /// What the list says of a pod.
 pub fn of(pod: &str) -> Option<&'static Disagreement> {
