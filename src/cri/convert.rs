@@ -105,9 +105,10 @@ pub(super) fn sandbox_order(a: &ListedSandbox, b: &ListedSandbox) -> Ordering {
     b.attempt.cmp(&a.attempt).then(b.created_at.cmp(&a.created_at)).then(a.id.cmp(&b.id))
 }
 
-/// Newest container first; the id makes the order total.
+/// Newest container first, among those of one name; the id makes the order total.
 pub(super) fn container_order(a: &ListedContainer, b: &ListedContainer) -> Ordering {
-    b.created_at.cmp(&a.created_at).then(a.id.cmp(&b.id))
+    // The attempt first: clocks are set back.
+    b.attempt.cmp(&a.attempt).then(b.created_at.cmp(&a.created_at)).then(a.id.cmp(&b.id))
 }
 
 /// A sandbox of which nothing but its entry in the list matters any more.
@@ -339,6 +340,21 @@ mod tests {
             assert!(read.network_reported);
         }
         assert!(!sandbox_status(&runtime::PodSandboxStatus::default()).network_reported);
+    }
+
+    #[test]
+    fn the_newest_container_has_the_highest_attempt_whatever_the_clock_said() {
+        let one = |id: &str, attempt, created_at| {
+            listed_container(runtime::Container {
+                id: id.into(),
+                created_at,
+                metadata: MessageField::some(runtime::ContainerMetadata { attempt, ..Default::default() }),
+                ..Default::default()
+            })
+        };
+        let mut all = [one("old", 0, 9_000_000_000), one("new", 1, 5_000_000_000)];
+        all.sort_by(container_order);
+        assert_eq!(all[0].id.as_str(), "new");
     }
 
     #[test]

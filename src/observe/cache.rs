@@ -47,6 +47,8 @@ pub(super) struct Due {
 struct Inner {
     entries: HashMap<PodUid, Entry>,
     listed: Arc<BTreeMap<PodUid, ListedPod>>,
+    /// When the full list was asked for.
+    listed_at: Option<Instant>,
     /// Pods that were listed singly after the full list.
     listed_since: HashMap<PodUid, Instant>,
     relisted: Option<Instant>,
@@ -76,6 +78,7 @@ impl Default for Cache {
         let inner = Inner {
             entries: HashMap::new(),
             listed: Arc::default(),
+            listed_at: None,
             listed_since: HashMap::new(),
             relisted: None,
             first_relist: Vec::new(),
@@ -297,6 +300,7 @@ impl Cache {
         at: Instant,
     ) -> Arc<BTreeMap<PodUid, ListedPod>> {
         let mut inner = self.lock();
+        inner.listed_at = Some(at);
         let Inner { listed: old, listed_since, .. } = &mut *inner;
         listed_since.retain(|_, since| *since > at);
         for uid in listed_since.keys() {
@@ -312,8 +316,8 @@ impl Cache {
     /// Stores a list of one pod; `None`: the runtime knows nothing of it.
     pub(super) fn set_listed_pod(&self, uid: &PodUid, pod: Option<ListedPod>, at: Instant) {
         let mut inner = self.lock();
-        let Inner { listed, listed_since, .. } = &mut *inner;
-        if listed_since.get(uid).is_some_and(|since| *since > at) {
+        let Inner { listed, listed_since, listed_at, .. } = &mut *inner;
+        if listed_since.get(uid).is_some_and(|since| *since > at) || *listed_at > Some(at) {
             return;
         }
         listed_since.insert(uid.clone(), at);

@@ -612,8 +612,10 @@ pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: 
             .inspect(&pod.uid, stop)
             .map_err(|error| error.to_string())
             .and_then(|_| {
+                // As the inspection has just listed it: more may run than was known at first.
+                let newest = deps.observe.listed().get(&pod.uid).cloned();
                 deps.runtime
-                    .kill_pod(None, Observed::Listed(pod), Some(1), stop)
+                    .kill_pod(None, Observed::Listed(newest.as_ref().unwrap_or(pod)), Some(1), stop)
                     .map_err(|error| error.to_string())
             })
             .and_then(|()| deps.observe.inspect(&pod.uid, stop).map_err(|error| error.to_string()));

@@ -148,7 +148,8 @@ impl Table {
     /// Takes in what a pod is and what of it runs.
     pub(super) fn sync(&mut self, pod: &Pod, runtime: &PodRuntime, terminating: bool, clock: Clock) {
         let uid = pod.uid();
-        if !self.pods.contains_key(uid) {
+        let first_look = !self.pods.contains_key(uid);
+        if first_look {
             let spread = runtime.running().next().is_some();
             let containers = self.probed(pod, spread, clock.now);
             if containers.is_empty() {
@@ -172,7 +173,9 @@ impl Table {
                 }
                 if let Some(newest) = newest {
                     let shown = shown(pod, &newest.id);
-                    let origin = origin(newest, shown, self.started_wall);
+                    // What comes later was started under our eyes, whatever the clock says.
+                    let origin =
+                        if first_look { origin(newest, shown, self.started_wall) } else { Origin::Fresh };
                     probed.each(|probe| probe.state.instance(origin));
                     self.by_id.insert(newest.id.clone(), (uid.clone(), probed.place));
                 }

@@ -173,8 +173,12 @@ impl Shared {
 
 /// See [`super::Probes::sync`].
 pub(super) fn sync(shared: &Arc<Shared>, pod: &Pod, runtime: &PodRuntime, terminating: bool) {
-    let ((), earlier) = shared.change(|table| table.sync(pod, runtime, terminating, Clock::read()));
-    if earlier {
+    let (due, _) = shared.change(|table| {
+        table.sync(pod, runtime, terminating, Clock::read());
+        table.next().is_some()
+    });
+    // Also when it could not be started the last time.
+    if due {
         start_waiter(shared);
     }
 }

@@ -18,6 +18,8 @@ pub const PERIOD: Duration = Duration::from_secs(60);
 
 const HINT: &str = "KUBE-IPTABLES-HINT";
 const FIREWALL: &str = "KUBE-FIREWALL";
+/// After so many refusals in a row a family is given up.
+const MOST_REFUSALS: u8 = 10;
 /// Empty. When it is gone, somebody has cleared the tables.
 const CANARY: &str = "KUBE-KUBELET-CANARY";
 
@@ -65,6 +67,8 @@ enum Family {
 struct Program {
     family: Family,
     path: PathBuf,
+    /// In a row.
+    refusals: u8,
 }
 
 /// The chains of both address families.
@@ -89,7 +93,7 @@ impl Chains {
         let programs = [(Family::Ipv4, "iptables"), (Family::Ipv6, "ip6tables")]
             .into_iter()
             .filter_map(|(family, name)| match find(name) {
-                Some(path) => Some(Program { family, path }),
+                Some(path) => Some(Program { family, path, refusals: 0 }),
                 None => {
                     log::debug!("no {name} on this machine: no {HINT} chain");
                     None
@@ -106,23 +110,31 @@ impl Chains {
     }
 
     /// Makes the chains the first time, and again whenever somebody has cleared the tables.
-    /// A family that refuses is not tried again.
+    /// A family that refuses ten times in a row is not tried again: a lock that is held or
+    /// a busy machine passes, a missing permission does not.
     ///
     /// DIFFERS: one canary per family is looked at, that of the table `mangle`; upstream has
     /// them in `nat` and `filter`, too, and starts a program for each.
     pub fn keep(&mut self, stop: &StopToken) {
         let again = std::mem::replace(&mut self.installed, true);
-        self.programs.retain(|program| {
+        self.programs.retain_mut(|program| {
             let result = match again {
                 true => program.lost(stop).and_then(|lost| if lost { program.install(stop) } else { Ok(()) }),
                 false => program.install(stop),
             };
             match result {
-                Ok(()) => true,
+                Ok(()) => {
+                    program.refusals = 0;
+                    true
+                }
                 Err(_) if stop.is_stopped() => true,
                 Err(error) => {
-                    log::info!("the {HINT} chain is not kept: {error}");
-                    false
+                    program.refusals += 1;
+                    let again = program.refusals < MOST_REFUSALS;
+                    if program.refusals == 1 || !again {
+                        log::info!("the chains {HINT} and {FIREWALL} are not kept: {error}");
+                    }
+                    again
                 }
             }
         });
@@ -260,9 +272,14 @@ esac
         let (dir, mut chains) =
             bench(&["iptables"], "echo x >> $DIR/log; echo 'you must be root' >&2; exit 4");
         assert!(!chains.is_empty());
-        chains.keep(&StopToken::never());
+        let never = StopToken::never();
+        for _ in 1..MOST_REFUSALS {
+            chains.keep(&never);
+            assert!(!chains.is_empty(), "what refuses once may be busy");
+        }
+        chains.keep(&never);
         assert!(chains.is_empty());
-        chains.keep(&StopToken::never());
-        assert_eq!(lines(&dir, "log").len(), 1);
+        chains.keep(&never);
+        assert_eq!(lines(&dir, "log").len(), usize::from(MOST_REFUSALS));
     }
 }

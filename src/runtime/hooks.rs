@@ -29,6 +29,9 @@ use super::start::{StartFailure, regarding};
 /// How HTTP hooks name their sender.
 const USER_AGENT: &str = "kube-lifecycle/1.36";
 
+/// Of what a failing command says, so many bytes of each stream are shown.
+const OUTPUT_SHOWN: usize = 1024;
+
 /// A hook and the container that it belongs to.
 #[derive(Clone, Copy)]
 pub(super) struct Hook<'a> {
@@ -82,7 +85,8 @@ impl Runtime {
             Err(Trouble::Failed(message)) => message,
         };
         let (pod, name) = (hook.pod, &hook.container.name);
-        log::warn!("{message}");
+        // A container has written part of it: it must not look like lines of our own.
+        log::warn!("{}", message.escape_debug());
         self.warn(pod, name, reasons::FAILED_POST_START_HOOK, "PostStartHook failed");
         let kill = Kill {
             message: Some(reasons::FAILED_POST_START_HOOK.to_owned()),
@@ -117,7 +121,8 @@ impl Runtime {
                 return Err(CriError::Stopped { method: "StopContainer", object: hook.id.to_string() });
             }
             Err(Trouble::Failed(message)) => {
-                log::warn!("{message}");
+                // A container has written part of it: it must not look like lines of our own.
+                log::warn!("{}", message.escape_debug());
                 self.warn(
                     hook.pod,
                     &hook.container.name,
@@ -170,10 +175,13 @@ impl Runtime {
         match self.shared.cri.exec_sync_within(hook.id, command.to_vec(), limit, stop) {
             Ok(output) if output.exit_code == 0 => Ok(()),
             Ok(output) => {
-                let stderr = String::from_utf8_lossy(&output.stderr);
+                // DIFFERS: upstream shows all of it, which may be megabytes.
+                let cut = |bytes: &[u8]| bytes.get(..OUTPUT_SHOWN).unwrap_or(bytes).to_vec();
+                let (stdout, stderr) = (cut(&output.stdout), cut(&output.stderr));
+                let shown = String::from_utf8_lossy(&stderr);
                 let error =
-                    format!("command '{}' exited with {}: {stderr}", command.join(" "), output.exit_code);
-                Err(failure(&error, &[output.stdout, output.stderr].concat()))
+                    format!("command '{}' exited with {}: {shown}", command.join(" "), output.exit_code);
+                Err(failure(&error, &[stdout, stderr].concat()))
             }
             Err(error) if error.class() == Class::Stopping => Err(Trouble::Stopping),
             Err(error) => Err(failure(&error.to_string(), b"")),

@@ -106,9 +106,12 @@ pub fn write(
 /// new text: a rename would leave them with the old one.
 fn write_in_place(path: &Path, text: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    // Containers may write here as much as they like: look at the size first.
-    let same_size = std::fs::metadata(path).is_ok_and(|meta| meta.len() == text.len() as u64);
-    if same_size && std::fs::read(path).is_ok_and(|old| old == text) {
+    // Containers may write here as much as they like, and at this very moment.
+    let mut old = Vec::new();
+    let bounded = |file| std::io::Read::take(file, text.len() as u64 + 1);
+    let read =
+        std::fs::File::open(path).and_then(|file| std::io::Read::read_to_end(&mut bounded(file), &mut old));
+    if read.is_ok() && old == text {
         return Ok(());
     }
     if let Some(dir) = path.parent() {
@@ -148,6 +151,15 @@ mod tests {
             "fe00::2\tip6-allrouters\n10.0.0.1\th.s.n.svc.c\th\nfd00::1\th.s.n.svc.c\th\n\n\
              # Entries added by HostAliases.\n192.0.2.5\tfoo\tbar\n"
         ));
+    }
+
+    #[test]
+    fn a_file_of_any_size_costs_no_memory_and_is_rewritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc-hosts");
+        std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        write_in_place(&path, b"127.0.0.1\tlocalhost\n").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"127.0.0.1\tlocalhost\n");
     }
 
     #[test]

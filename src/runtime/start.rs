@@ -206,6 +206,7 @@ impl Runtime {
             None
         };
         let target = target(start)?;
+        let ids = self.user_namespace(pod, start.stop)?;
         let termination_log = termination_log::create(&settings.root_dir, pod, container)?;
         let config = container_config(ContainerInputs {
             pod,
@@ -223,7 +224,7 @@ impl Runtime {
             termination_log: termination_log.as_deref(),
             settings,
             host: &self.shared.host,
-            ids: self.user_namespace(pod, start.stop)?,
+            ids,
         })
         .inspect_err(|_| {
             if let Some(file) = &termination_log {

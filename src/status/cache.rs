@@ -76,7 +76,9 @@ impl StatusCache {
     pub fn set_ready(&self, pod: &Pod, id: &str, ready: bool, now: Timestamp) -> Stored {
         self.amend(pod, now, |status| {
             let container = find_by_id(status, id)?;
-            if container.ready == ready {
+            // The verdict may be from before the container's end.
+            let running = container.state.as_ref().is_some_and(|state| state.running.is_some());
+            if container.ready == ready || (ready && !running) {
                 return None;
             }
             container.ready = ready;
@@ -472,6 +474,14 @@ mod tests {
         assert_eq!((ready.status.as_str(), ready.last_transition_time.clone().unwrap().0), ("True", at(3)));
         assert!(cache.set_started(&pod, "containerd://1", true, at(4)).changed);
         assert!(!cache.set_started(&pod, "containerd://1", true, at(5)).changed);
+    }
+
+    #[test]
+    fn what_has_ended_does_not_become_ready() {
+        let cache = StatusCache::new();
+        let pod = pod("Always", json!({}));
+        cache.set(&pod, status(json!({"waiting": {"reason": "CrashLoopBackOff"}}), "False"), at(1));
+        assert!(!cache.set_ready(&pod, "containerd://1", true, at(2)).changed);
     }
 
     #[test]

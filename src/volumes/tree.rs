@@ -3,7 +3,7 @@
 //! memory, descriptors or stack: whoever ran in the pod may have made them on purpose.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
@@ -35,10 +35,19 @@ pub(super) fn open_same_mount(parent: BorrowedFd<'_>, name: &CStr) -> io::Result
     match fs::openat2(parent, name, DIRECTORY, Mode::empty(), resolve) {
         Err(Errno::NOSYS) => {
             let child = open_at(parent, name)?;
-            if fs::fstat(&child)?.st_dev == fs::fstat(parent)?.st_dev { Ok(child) } else { Err(Errno::XDEV) }
+            if mount_id(child.as_fd())? == mount_id(parent)? { Ok(child) } else { Err(Errno::XDEV) }
         }
         result => result,
     }
+}
+
+/// The mount that a descriptor lies on (proc(5), since Linux 3.15): bind mounts of one file
+/// system have the same device.
+fn mount_id(fd: BorrowedFd<'_>) -> io::Result<String> {
+    let info =
+        std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).map_err(|_| Errno::XDEV)?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    id.map(|id| id.trim().to_owned()).ok_or(Errno::XDEV)
 }
 
 /// Makes the directory `name` in `parent` unless it is there, and opens it. Says whether

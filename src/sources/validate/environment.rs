@@ -85,8 +85,13 @@ fn value_from(source: &EnvVarSource, volumes: &[Volume], path: &Path<'_>, report
         let place = path.field("fileKeyRef");
         report.check(&place.field("key"), &key.key, names::env_name(&key.key));
         relative_path(&key.path, &place.field("path"), report);
-        if !volumes.iter().any(|volume| volume.name == key.volume_name) {
-            report.not_found(&place.field("volumeName"), &key.volume_name);
+        match volumes.iter().find(|volume| volume.name == key.volume_name) {
+            None => report.not_found(&place.field("volumeName"), &key.volume_name),
+            // Reading it may hang, and nobody could break that off.
+            Some(volume) if volume.host_path.is_some() => {
+                report.invalid(&place.field("volumeName"), &key.volume_name, "must be an emptyDir volume");
+            }
+            Some(_) => {}
         }
     }
     match count {

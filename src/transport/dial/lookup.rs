@@ -1,6 +1,7 @@
 //! Names to addresses, through the system's resolver.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{bounded, select_biased};
@@ -13,6 +14,26 @@ use crate::util::timers;
 /// A look-up without a deadline of the caller's own ends after this.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
 
+/// Look-ups at once, those included that nobody waits for any more.
+const MAX_LOOKUPS: usize = 64;
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// One of the places, given back when dropped.
+struct Place(&'static AtomicUsize);
+
+impl Place {
+    fn take(under_way: &'static AtomicUsize) -> Option<Place> {
+        let next = |count| (count < MAX_LOOKUPS).then_some(count + 1);
+        under_way.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok().map(|_| Place(under_way))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The addresses of `host`. The resolver cannot be broken off, so it works in a thread that
 /// is left to itself when the time is over; its own limits (`resolv.conf`) end it.
 pub(super) fn lookup(host: &str, port: u16, limit: &Limit) -> Result<Vec<SocketAddr>, DialError> {
@@ -20,9 +41,12 @@ pub(super) fn lookup(host: &str, port: u16, limit: &Limit) -> Result<Vec<SocketA
     if host.contains('\0') || host.len() > 253 {
         return Err(failed("no such host".to_owned()));
     }
+    let place =
+        Place::take(&UNDER_WAY).ok_or_else(|| failed("too many look-ups are under way".to_owned()))?;
     let (tell, told) = bounded(1);
     let name = host.to_owned();
     let running = threads::spawn("lookup", Stack::Small, OnDeath::Nobody, move |_| {
+        let _place = place;
         let found = (name.as_str(), port).to_socket_addrs().map(|found| found.collect::<Vec<_>>());
         // Nobody listens any more when the time is over.
         let _ = tell.send(found.map_err(|error| error.to_string()));
@@ -48,4 +72,18 @@ pub(super) fn lookup(host: &str, port: u16, limit: &Limit) -> Result<Vec<SocketA
     };
     running.leave();
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_bounded_and_given_back() {
+        static OWN: AtomicUsize = AtomicUsize::new(0);
+        let mut held: Vec<Place> = std::iter::from_fn(|| Place::take(&OWN)).collect();
+        assert_eq!(held.len(), MAX_LOOKUPS);
+        held.pop();
+        assert!(Place::take(&OWN).is_some());
+    }
 }
