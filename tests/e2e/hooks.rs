@@ -70,11 +70,12 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
 
     let waited = told("endless") - node.wait_stamp("endless-pre");
     assert!((3.5..8.0).contains(&waited), "an endless hook ends with the grace: {waited} s");
+    // The last sign of life is older than the end: on a busy machine by more than half a second.
     let lived = last("endless") - told("endless");
-    assert!((1.5..5.0).contains(&lived), "killed {lived} s after the signal");
+    assert!((1.0..5.0).contains(&lived), "killed {lived} s after the signal");
 
     let lived = last("nograce") - told("nograce");
-    assert!((1.5..5.0).contains(&lived), "without grace killed {lived} s after the signal");
+    assert!((1.0..5.0).contains(&lived), "without grace killed {lived} s after the signal");
 
     let request = web.asked("/bye").first().cloned().expect("the hook asked");
     assert_eq!(
