@@ -336,6 +336,7 @@ fn runtime_settings(
     node_name: &str,
     host_ips: &[IpAddr],
 ) -> runtime::Settings {
+    let (gates, _) = Gates::resolve(&config.feature_gates);
     runtime::Settings {
         root_dir: args.root_dir.clone(),
         pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
@@ -366,12 +367,9 @@ fn runtime_settings(
         serialize_image_pulls: config.serialize_image_pulls,
         max_parallel_image_pulls: config.max_parallel_image_pulls,
         crash_backoff_max: config.crash_loop_back_off.max_container_restart_period.to_std(),
-        stop_signals: Gates::resolve(&config.feature_gates).0.enabled("ContainerStopSignals"),
+        stop_signals: gates.enabled("ContainerStopSignals"),
         credential_providers: None,
-        image_verification: if Gates::resolve(&config.feature_gates)
-            .0
-            .enabled("KubeletEnsureSecretPulledImages")
-        {
+        image_verification: if gates.enabled("KubeletEnsureSecretPulledImages") {
             Verification::from_policy(
                 &config.image_pull_credentials_verification_policy,
                 &config.preloaded_images_verification_allowlist,

@@ -103,6 +103,35 @@ pub struct ContainerStatus {
     pub mounts: Vec<MountStatus>,
 }
 
+#[cfg(test)]
+impl ContainerStatus {
+    /// An instance of which nothing else is known, for tests to fill in.
+    pub(crate) fn blank(id: &str, name: &str, state: ContainerState) -> Self {
+        ContainerStatus {
+            id: id.into(),
+            name: name.to_owned(),
+            state,
+            created_at: None,
+            started_at: None,
+            finished_at: None,
+            exit_code: 0,
+            image: String::new(),
+            image_id: ImageRef::default(),
+            hash: None,
+            restart_count: 0,
+            reason: String::new(),
+            message: String::new(),
+            log_path: String::new(),
+            termination_message_path: String::new(),
+            termination_message_policy: String::new(),
+            sandbox_id: SandboxId::default(),
+            resources: None,
+            user: None,
+            mounts: Vec::new(),
+        }
+    }
+}
+
 /// Whether a sandbox can take containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub enum SandboxState {

@@ -96,28 +96,7 @@ mod tests {
         PodRuntime {
             containers: containers
                 .iter()
-                .map(|(id, state)| ContainerStatus {
-                    id: ContainerId::from(*id),
-                    name: format!("name-{id}"),
-                    state: *state,
-                    created_at: None,
-                    started_at: None,
-                    finished_at: None,
-                    exit_code: 0,
-                    image: String::new(),
-                    image_id: ImageRef::default(),
-                    hash: None,
-                    restart_count: 0,
-                    reason: String::new(),
-                    message: String::new(),
-                    log_path: String::new(),
-                    termination_message_path: String::new(),
-                    termination_message_policy: String::new(),
-                    sandbox_id: SandboxId::default(),
-                    resources: None,
-                    user: None,
-                    mounts: Vec::new(),
-                })
+                .map(|(id, state)| ContainerStatus::blank(id, &format!("name-{id}"), *state))
                 .collect(),
             sandboxes: sandboxes
                 .iter()

@@ -74,12 +74,21 @@ pub struct Deps {
 pub struct WorkerReport {
     /// `Waiting`, `Syncing`, `Terminating`, `Terminated` or `Finished`.
     pub phase: &'static str,
-    /// Whether the pod's life on this node is over.
-    pub finished: bool,
     /// Why the last step failed, if it did.
     pub last_error: Option<String>,
     /// When the next step is due.
     pub next_sync: Option<Timestamp>,
+}
+
+/// The last phase in a report.
+const FINISHED: &str = "Finished";
+
+impl WorkerReport {
+    /// Whether the pod's life on this node is over.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.phase == FINISHED
+    }
 }
 
 pub(super) type Shared = Arc<Mutex<WorkerReport>>;
@@ -247,9 +256,8 @@ impl Worker {
             Phase::Syncing => "Syncing",
             Phase::Terminating { .. } => "Terminating",
             Phase::Terminated => "Terminated",
-            Phase::Finished => "Finished",
+            Phase::Finished => FINISHED,
         };
-        shared.finished = self.life.phase == Phase::Finished;
         shared.next_sync = None;
     }
 

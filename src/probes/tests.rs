@@ -1,6 +1,5 @@
 use super::*;
 use crate::model::event::Event;
-use crate::model::ids::{ImageRef, SandboxId};
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::util::mailbox::{Inbox, mailbox, newest};
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
@@ -76,26 +75,8 @@ fn pod(probes: Value) -> Pod {
 
 fn running(id: &str) -> PodRuntime {
     let status = ContainerStatus {
-        id: id.into(),
-        name: "c".to_owned(),
-        state: ContainerState::Running,
-        created_at: None,
         started_at: Some(jiff::Timestamp::now()),
-        finished_at: None,
-        exit_code: 0,
-        image: String::new(),
-        image_id: ImageRef::default(),
-        hash: None,
-        restart_count: 0,
-        reason: String::new(),
-        message: String::new(),
-        log_path: String::new(),
-        termination_message_path: String::new(),
-        termination_message_policy: String::new(),
-        sandbox_id: SandboxId::default(),
-        resources: None,
-        user: None,
-        mounts: Vec::new(),
+        ..ContainerStatus::blank(id, "c", ContainerState::Running)
     };
     PodRuntime { ips: vec!["127.0.0.1".parse().unwrap()], containers: vec![status], ..PodRuntime::default() }
 }

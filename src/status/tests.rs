@@ -21,26 +21,13 @@ pub(super) fn at(second: i64) -> Timestamp {
 /// An instance with nothing special about it.
 pub(super) fn instance(name: &str, state: ContainerState) -> Instance {
     Instance {
-        id: format!("{name}/0").as_str().into(),
-        name: name.to_owned(),
-        state,
         created_at: Some(at(100)),
         started_at: (state != ContainerState::Created).then(|| at(101)),
         finished_at: (state == ContainerState::Exited).then(|| at(102)),
-        exit_code: 0,
         image: "localhost/busybox:1".to_owned(),
         image_id: "sha256:5d1f".into(),
-        hash: None,
-        restart_count: 0,
-        reason: String::new(),
-        message: String::new(),
-        log_path: String::new(),
-        termination_message_path: String::new(),
-        termination_message_policy: String::new(),
         sandbox_id: "sandbox".into(),
-        resources: None,
-        user: None,
-        mounts: Vec::new(),
+        ..Instance::blank(&format!("{name}/0"), name, state)
     }
 }
 

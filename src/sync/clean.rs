@@ -266,7 +266,7 @@ impl Cleaner {
 
 fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
     let Some(entry) = snapshot.pods.get(uid) else { return PodStanding::Unknown };
-    let finished = entry.worker.as_ref().is_none_or(|worker| worker.report().finished);
+    let finished = entry.worker.as_ref().is_none_or(|worker| worker.report().is_finished());
     match (&entry.pod, finished) {
         (_, false) => PodStanding::Wanted,
         (Some(_), true) if entry.rejected => PodStanding::Terminated,

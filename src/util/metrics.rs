@@ -103,7 +103,7 @@ impl Family<'_> {
     }
 
     /// One series of a histogram whose counts are kept elsewhere: `counts` per bound, not
-    /// summed up; `total` and `sum` of all observations.
+    /// summed up, what is missing is 0; `total` and `sum` of all observations.
     pub fn histogram(
         &mut self,
         labels: &[(&str, &str)],
@@ -113,8 +113,8 @@ impl Family<'_> {
         sum: f64,
     ) {
         let mut below = 0;
-        for (bound, count) in bounds.iter().zip(counts) {
-            below += count;
+        for (index, bound) in bounds.iter().enumerate() {
+            below += counts.get(index).copied().unwrap_or(0);
             self.line("_bucket", labels, Some(*bound), below as f64);
         }
         self.line("_bucket", labels, Some(f64::INFINITY), total as f64);
@@ -150,14 +150,7 @@ impl Family<'_> {
     }
 
     fn distribution(&mut self, labels: &[(&str, &str)], bounds: &[f64], found: &Distribution) {
-        let mut below = 0;
-        for (index, bound) in bounds.iter().enumerate() {
-            below += found.counts.get(index).copied().unwrap_or(0);
-            self.line("_bucket", labels, Some(*bound), below as f64);
-        }
-        self.line("_bucket", labels, Some(f64::INFINITY), found.total as f64);
-        self.line("_sum", labels, None, found.sum);
-        self.line("_count", labels, None, found.total as f64);
+        self.histogram(labels, bounds, &found.counts, found.total, found.sum);
     }
 }
 

@@ -24,6 +24,7 @@ use crate::model::pod::{Pod, container_hash};
 use crate::model::restart;
 use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
 use crate::model::verdict::Verdict;
+use crate::probes::{self, Kind};
 
 pub use reset::Reset;
 pub use resize::Resize;
@@ -73,12 +74,12 @@ impl KillReason {
     /// be longer than the pod's.
     #[must_use]
     pub fn probe_grace(self, container: &Container) -> Option<i64> {
-        let probe = match self {
-            KillReason::LivenessProbe => container.liveness_probe.as_ref(),
-            KillReason::StartupProbe => container.startup_probe.as_ref(),
-            _ => None,
+        let kind = match self {
+            KillReason::LivenessProbe => Kind::Liveness,
+            KillReason::StartupProbe => Kind::Startup,
+            _ => return None,
         };
-        probe?.termination_grace_period_seconds
+        probes::grace_seconds(container, kind)
     }
 }
 

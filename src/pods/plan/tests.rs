@@ -37,31 +37,21 @@ pub(super) fn instance(text: &str) -> ContainerStatus {
     let (text, code) = text.split_once(':').unwrap_or((text, "0"));
     let (name, state) = text.split_once('=').unwrap();
     ContainerStatus {
-        id: name.into(),
-        name: name.to_owned(),
-        state: match state {
-            "Created" => ContainerState::Created,
-            "Running" => ContainerState::Running,
-            "Exited" => ContainerState::Exited,
-            _ => ContainerState::Unknown,
-        },
-        created_at: None,
-        started_at: None,
-        finished_at: None,
         exit_code: code.parse().unwrap(),
         image: IMAGE.to_owned(),
         image_id: "sha256:1".into(),
         hash: Some(container_hash(name, IMAGE) ^ u32::from(stale)),
-        restart_count: 0,
-        reason: String::new(),
-        message: String::new(),
-        log_path: String::new(),
-        termination_message_path: String::new(),
-        termination_message_policy: String::new(),
         sandbox_id: sandbox.into(),
-        resources: None,
-        user: None,
-        mounts: Vec::new(),
+        ..ContainerStatus::blank(
+            name,
+            name,
+            match state {
+                "Created" => ContainerState::Created,
+                "Running" => ContainerState::Running,
+                "Exited" => ContainerState::Exited,
+                _ => ContainerState::Unknown,
+            },
+        )
     }
 }
 

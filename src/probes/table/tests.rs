@@ -1,5 +1,4 @@
 use super::*;
-use crate::model::ids::{ImageRef, SandboxId};
 use serde_json::{Value, json};
 
 fn pod(spec: Value, status: Value) -> Pod {
@@ -24,26 +23,8 @@ fn exec(more: Value) -> Value {
 
 fn instance(name: &str, id: &str, state: ContainerState, started_second: i64) -> ContainerStatus {
     ContainerStatus {
-        id: id.into(),
-        name: name.to_owned(),
-        state,
-        created_at: None,
         started_at: Timestamp::from_second(started_second).ok(),
-        finished_at: None,
-        exit_code: 0,
-        image: String::new(),
-        image_id: ImageRef::default(),
-        hash: None,
-        restart_count: 0,
-        reason: String::new(),
-        message: String::new(),
-        log_path: String::new(),
-        termination_message_path: String::new(),
-        termination_message_policy: String::new(),
-        sandbox_id: SandboxId::default(),
-        resources: None,
-        user: None,
-        mounts: Vec::new(),
+        ..ContainerStatus::blank(id, name, state)
     }
 }
 

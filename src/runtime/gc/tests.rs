@@ -184,26 +184,10 @@ fn logs_go_after_their_pods() {
 
 fn status(id: &str, name: &str, state: ContainerState, created: i64) -> ContainerStatus {
     ContainerStatus {
-        id: id.into(),
-        name: name.to_owned(),
-        state,
         created_at: Some(at(created)),
-        started_at: None,
-        finished_at: None,
-        exit_code: 0,
-        image: String::new(),
-        image_id: "".into(),
-        hash: None,
         restart_count: 4,
-        reason: String::new(),
-        message: String::new(),
-        log_path: String::new(),
-        termination_message_path: String::new(),
-        termination_message_policy: String::new(),
         sandbox_id: "s".into(),
-        resources: None,
-        user: None,
-        mounts: Vec::new(),
+        ..ContainerStatus::blank(id, name, state)
     }
 }
 
