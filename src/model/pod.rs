@@ -174,6 +174,19 @@ impl Pod {
         self.object.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
     }
 
+    /// Whether the API server shows it Failed or Succeeded: it is not to run any more. What a
+    /// manifest says of a static pod's phase does not count.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        !self.is_static() && matches!(self.source_phase(), "Failed" | "Succeeded")
+    }
+
+    /// `spec.readinessGates`.
+    #[must_use]
+    pub fn readiness_gates(&self) -> &[super::api::PodReadinessGate] {
+        self.spec().readiness_gates.as_deref().unwrap_or_default()
+    }
+
     /// Whether deletion was asked for.
     #[must_use]
     pub fn is_deleting(&self) -> bool {

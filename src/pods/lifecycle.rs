@@ -132,8 +132,7 @@ impl Lifecycle {
 
     /// An API pod that is being deleted, or is over, must not run.
     fn notice_end(&mut self) {
-        let over = self.pod.is_deleting()
-            || (!self.pod.is_static() && matches!(self.pod.source_phase(), "Failed" | "Succeeded"));
+        let over = self.pod.is_deleting() || self.pod.is_over();
         if self.phase == Phase::Syncing && over {
             self.phase = Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
         }

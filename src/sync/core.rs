@@ -32,6 +32,12 @@ pub enum Effect {
     StopUnknown(ListedPod),
     /// Forget the status of a pod that is gone.
     Forget(PodUid),
+    /// This is how the API server shows a pod, or the mirror of a static one, now.
+    Shown(Pod),
+    /// The API server shows it no more.
+    NotShown(PodUid),
+    /// A refused pod that is being deleted and of which nothing runs: its object may go.
+    Finish(Pod),
     /// An object of a source was left out.
     LeftOut {
         /// The object.
@@ -64,13 +70,21 @@ pub struct Core {
     seen: BTreeSet<SourceName>,
     merge: Merge,
     desired: BTreeMap<PodUid, Desired>,
+    /// What the API server shows of static pods: objects for others to see, not to run.
+    mirrors: BTreeMap<PodUid, Pod>,
 }
 
 impl Core {
     /// A node on which these sources are configured.
     #[must_use]
     pub fn new(configured: BTreeSet<SourceName>) -> Self {
-        Core { configured, seen: BTreeSet::new(), merge: Merge::default(), desired: BTreeMap::new() }
+        Core {
+            configured,
+            seen: BTreeSet::new(),
+            merge: Merge::default(),
+            desired: BTreeMap::new(),
+            mirrors: BTreeMap::new(),
+        }
     }
 
     /// Whether every configured source has spoken.
@@ -96,6 +110,19 @@ impl Core {
         self.desired.get(uid).filter(|desired| !desired.rejected).map(|desired| &desired.pod)
     }
 
+    /// The mirrors of static pods that the API server shows.
+    #[must_use]
+    pub fn mirrors(&self) -> &BTreeMap<PodUid, Pod> {
+        &self.mirrors
+    }
+
+    /// The mirror of a static pod: it has the same name, and a UID of its own.
+    #[must_use]
+    pub fn mirror_of(&self, pod: &Pod) -> Option<&Pod> {
+        let name = pod.full_name();
+        self.mirrors.values().find(|mirror| mirror.full_name() == name)
+    }
+
     /// A source handed over its complete current set.
     pub fn source_spoke(
         &mut self,
@@ -118,7 +145,26 @@ impl Core {
         effects
     }
 
-    fn route(&mut self, update: Update, world: &World<'_>, effects: &mut Vec<Effect>) {
+    fn route(&mut self, mut update: Update, world: &World<'_>, effects: &mut Vec<Effect>) {
+        if update.source == SourceName::Api {
+            // Before anything is done about a pod: whoever tells of it knows it then.
+            for pod in &update.pods {
+                effects.push(match update.op {
+                    Op::Remove => Effect::NotShown(pod.uid().clone()),
+                    Op::Add | Op::Update | Op::Delete | Op::Reconcile => Effect::Shown(pod.clone()),
+                });
+            }
+            let (mirrors, pods) = update.pods.into_iter().partition(Pod::is_mirror);
+            update.pods = pods;
+            for mirror in mirrors {
+                match update.op {
+                    Op::Remove => drop(self.mirrors.remove(mirror.uid())),
+                    Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
+                        self.mirrors.insert(mirror.uid().clone(), mirror);
+                    }
+                }
+            }
+        }
         match update.op {
             Op::Add => {
                 let mut pods = update.pods;
@@ -149,8 +195,14 @@ impl Core {
             }
             Op::Reconcile => {
                 for pod in update.pods {
-                    if let Some(desired) = self.desired.get_mut(pod.uid()) {
-                        desired.pod = pod;
+                    let Some(desired) = self.desired.get_mut(pod.uid()) else { continue };
+                    desired.pod = pod.clone();
+                    // Conditions that others set decide over readiness; and somebody else
+                    // may have declared the pod over.
+                    let gated = !pod.readiness_gates().is_empty();
+                    let ended = pod.is_over() && !(world.is_over)(pod.uid());
+                    if !desired.rejected && (gated || ended) {
+                        effects.push(Effect::Update(pod));
                     }
                 }
             }
@@ -165,7 +217,7 @@ impl Core {
             .filter(|other| !other.rejected && !(world.is_over)(other.pod.uid()))
             .map(|other| other.pod.clone())
             .collect();
-        let verdict = if matches!(pod.source_phase(), "Failed" | "Succeeded") && !pod.is_static() {
+        let verdict = if pod.is_over() {
             Admission::Admit
         } else {
             admission::admit(&pod, &active, world.node)
@@ -207,7 +259,13 @@ impl Core {
             .values()
             .filter(|desired| !desired.rejected && !(world.has_worker)(desired.pod.uid()))
             .map(|desired| Effect::Update(desired.pod.clone()));
-        unknown.chain(workerless).collect()
+        let refused = self
+            .desired
+            .values()
+            .filter(|desired| desired.rejected && desired.pod.is_deleting())
+            .filter(|desired| !listed.get(desired.pod.uid()).is_some_and(ListedPod::is_running))
+            .map(|desired| Effect::Finish(desired.pod.clone()));
+        unknown.chain(workerless).chain(refused).collect()
     }
 }
 
@@ -286,6 +344,9 @@ mod tests {
                     Effect::Kill(uid, _) => format!("kill {uid}"),
                     Effect::StopUnknown(pod) => format!("stop {}", pod.uid),
                     Effect::Forget(uid) => format!("forget {uid}"),
+                    Effect::Shown(pod) => format!("shown {}", pod.uid()),
+                    Effect::NotShown(uid) => format!("not shown {uid}"),
+                    Effect::Finish(pod) => format!("finish {}", pod.uid()),
                     Effect::LeftOut { pod, .. } => format!("left out {}", pod.uid()),
                 })
                 .collect()
