@@ -219,6 +219,56 @@ build_containerd2() {
     touch "$1/.done"
 }
 
+KUBERNETES_VERSION=1.36.3
+
+# Prints the directory with a Kubernetes control plane (tests/controlplane): "cluster", which
+# makes the keys and runs it, "controlplane" with all components, "kubectl", and "kubelet",
+# the Go one, to compare with. Built once per version of its source, with Go's modules and
+# build cache in the cache directory; a warm one makes this a matter of the linker.
+controlplane() {
+    local source heavy all
+    source=$(project_root)/tests/controlplane
+    heavy=$CORACLE_CACHE/kubernetes-$KUBERNETES_VERSION-$(sources_key "$source"/go.{mod,sum} "$source"/{controlplane,kubectl,kubelet}/*.go)
+    all=$CORACLE_CACHE/controlplane-$(sources_key "$source"/go.{mod,sum} "$source"/*/*.go)
+    locked controlplane build_controlplane "$source" "$heavy" "$all" || return
+    echo "$all"
+}
+
+sources_key() { sha256sum "$@" | cut -d' ' -f1 | sha256sum | cut -c1-16; }
+
+build_controlplane() { # <source> <directory of what takes long> <directory of all>
+    [ -e "$3/.done" ] && return
+    need_tools
+    need_go
+    local package flags="-s -w"
+    # Without these a component says that it is of version 0.0.0, and refuses to work with others.
+    for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+        flags+=" -X $package.gitVersion=v$KUBERNETES_VERSION -X $package.gitTreeState=clean"
+        flags+=" -X $package.gitMajor=${KUBERNETES_VERSION%%.*}"
+        flags+=" -X $package.gitMinor=$(cut -d. -f2 <<<"$KUBERNETES_VERSION")"
+    done
+    if [ ! -e "$2/.done" ]; then
+        say "building the components of Kubernetes $KUBERNETES_VERSION (several minutes the first time)"
+        go_build "$1" "$2" "$flags" ./controlplane ./kubectl ./kubelet || return
+        touch "$2/.done"
+    fi
+    go_build "$1" "$3" "$flags" ./cluster || return
+    ln -sf "$2"/{controlplane,kubectl,kubelet} "$3/"
+    touch "$3/.done"
+}
+
+go_build() { # <module> <directory for the programs> <flags for the linker> <package...>
+    local module=$1 into=$2 flags=$3
+    shift 3
+    mkdir -p "$into"
+    (
+        cd "$module" &&
+            GOTOOLCHAIN=local GOFLAGS='-mod=readonly -modcacherw' \
+                GOMODCACHE=$CORACLE_CACHE/go/mod GOCACHE=$CORACLE_CACHE/go/build \
+                nice "$GO" build -trimpath -buildvcs=false -ldflags "$flags" -o "$into/" "$@" >&2
+    )
+}
+
 # --- a closed room for tests ---------------------------------------------------------------
 
 # Runs a command in mount, network and process namespaces of its own, where the machine

@@ -3,6 +3,7 @@
 #![allow(dead_code, missing_docs, reason = "each test program uses a part")]
 
 pub mod containerd;
+pub mod control_plane;
 pub mod cop;
 pub mod dice;
 pub mod fake_cri;

@@ -1,0 +1,152 @@
+//! The control plane of the tests itself, without any agent.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::containerd::kill;
+use crate::support::control_plane::{API_SERVER, CONTROLLERS, Choice, ControlPlane, ETCD, SCHEDULER, wait_ended};
+use crate::support::node::Node;
+use crate::support::wait::wait_until;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn pod(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "room"},
+        "spec": {"containers": [{"name": "c", "image": "localhost/busybox:1"}]},
+    })
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn made_in(name: &str, choice: &Choice) -> (PathBuf, ControlPlane) {
+    let dir = Node::base(name);
+    let plane = ControlPlane::start_with(&dir, choice);
+    (dir, plane)
+}
+
+#[test]
+fn survives_its_api_server_and_leaves_nothing() {
+    let (dir, plane) = made_in("cp1", &Choice::default());
+    let version: Value = serde_json::from_str(&plane.kubectl(&["get", "--raw", "/version"])).expect("JSON");
+    assert_eq!(text(&version, "/gitVersion"), "v1.36.3");
+
+    plane.kubectl(&["create", "namespace", "room"]);
+    // The controllers put the account there without which no pod is admitted.
+    let account = ["serviceaccount", "default", "-n", "room"];
+    plane.wait(&account, "made", LIMIT, |_| true);
+    plane.apply(&pod("waiting"));
+    let unbound = ["pod", "waiting", "-n", "room"];
+    let seen = plane.wait(&unbound, "looked at by the scheduler", LIMIT, |pod| {
+        text(pod, "/status/conditions/0/reason") == "Unschedulable"
+    });
+    assert_eq!(text(&seen, "/spec/nodeName"), "");
+
+    plane.stop(API_SERVER);
+    assert!(!plane.try_kubectl(&["get", "pods", "-n", "room"], "").status.success());
+    plane.resume(API_SERVER);
+    let again = plane.get(&unbound).expect("etcd has kept the pod");
+    assert_eq!(text(&again, "/metadata/uid"), text(&seen, "/metadata/uid"));
+
+    let pids = plane.pids();
+    assert_eq!(pids.len(), 5, "{pids:?}");
+    drop(plane);
+    wait_ended(&pids);
+    assert!(!dir.join("cp").exists());
+}
+
+#[test]
+fn ends_with_the_program_that_runs_it() {
+    let (_, plane) = made_in("cp2", &Choice::bare());
+    let pids = plane.pids();
+    assert_eq!(pids.len(), 3, "{pids:?}");
+    plane.freeze(ETCD);
+    // The program itself; it has no time to tidy up.
+    kill(pids[0], "KILL");
+    wait_ended(&pids[1..]);
+    assert!(plane.command("pid etcd").is_err());
+    drop(plane);
+    wait_ended(&pids);
+}
+
+/// What a node may do, and that the audit log has it.
+#[test]
+fn nodes_have_the_rights_of_nodes() {
+    let (_, plane) = made_in("cp3", &Choice::bare());
+    let own = plane.node_kubeconfig("n1");
+    let node = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).to_string();
+    let create = ["create", "-f", "-"];
+    let output = plane.kubectl_as(&own, &create, &node("n1"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let refused = |kubeconfig: &Path, args: &[&str], input: &str, why: &str| {
+        let output = plane.kubectl_as(kubeconfig, args, input);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(why), "{args:?}: {said}");
+    };
+    refused(&own, &create, &node("n2"), "is not allowed to modify node");
+    refused(&own, &["get", "secrets", "-A"], "", "can only read resources of this type by name");
+    refused(&plane.bootstrap_kubeconfig(), &["get", "nodes"], "", "cannot list resource \"nodes\"");
+
+    let asked = plane.requests();
+    let created = asked.iter().find(|one| text(one, "/verb") == "create" && text(one, "/objectRef/name") == "n1");
+    let created = created.unwrap_or_else(|| panic!("not in the audit log: {asked:?}"));
+    assert_eq!(text(created, "/user/username"), "system:node:n1");
+    assert_eq!(text(created, "/requestObject/metadata/name"), "n1");
+    assert!(asked.iter().all(|one| text(one, "/user/username") != "admin"));
+}
+
+/// A request for a certificate with the bootstrap token is approved and signed.
+#[test]
+fn joining_nodes_get_their_certificate() {
+    let (_, plane) = made_in("cp4", &Choice { scheduler: false, ..Choice::default() });
+    assert!(plane.command(&format!("pid {SCHEDULER}")).is_err());
+    let request = plane.request("n1");
+    let csr = json!({
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": "csr-n1"},
+        "spec": {
+            "request": request,
+            "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+            "usages": ["digital signature", "client auth"],
+        },
+    });
+    let output =
+        plane.kubectl_as(&plane.bootstrap_kubeconfig(), &["create", "-f", "-"], &csr.to_string());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    plane.wait(&["csr", "csr-n1"], "signed", LIMIT, |csr| !text(csr, "/status/certificate").is_empty());
+}
+
+/// A watch from before the compaction is answered with 410 by a server that has forgotten too.
+#[test]
+fn forgets_history_when_told() {
+    let (_, plane) = made_in("cp5", &Choice::bare());
+    let before = plane.get(&["configmap", "kube-root-ca.crt"]).expect("it is made at the start");
+    let version = text(&before, "/metadata/resourceVersion");
+    for round in 0..3 {
+        plane.kubectl(&["label", "--overwrite", "configmap", "kube-root-ca.crt", &format!("round={round}")]);
+    }
+    plane.compact();
+    plane.stop(API_SERVER);
+    plane.resume(API_SERVER);
+    let path = format!("/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=5&resourceVersion={version}");
+    wait_until("410", LIMIT, || {
+        let output = plane.try_kubectl(&["get", "--raw", &path], "");
+        let all = [output.stdout, output.stderr].concat();
+        let all = String::from_utf8_lossy(&all);
+        all.contains("too old resource version") || all.contains("has been compacted")
+    });
+    // A frozen server is one that does not answer; thawed, it does.
+    plane.freeze(API_SERVER);
+    let output = plane.try_kubectl(&["get", "--raw", "/readyz", "--request-timeout=1s"], "");
+    assert!(!output.status.success());
+    plane.thaw(API_SERVER);
+    wait_until("readiness", LIMIT, || plane.try_kubectl(&["get", "--raw", "/readyz"], "").status.success());
+    assert!(plane.command(&format!("pid {CONTROLLERS}")).is_err());
+}

@@ -1,0 +1,322 @@
+//! A Kubernetes control plane for one test: etcd, API server, controllers, scheduler and
+//! kubectl of the release that this project is for, built from `tests/controlplane`. One
+//! program runs them all and ends them when its standard input closes, so that nothing can
+//! outlive the test; the kernel ends the rest if that program is killed.
+//!
+//! `CONTROLPLANE_BIN` is what `controlplane` of `packaging/common.sh` prints.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::wait::{wait_for, wait_until};
+
+/// Those that every control plane has, and those that it may have.
+pub const ETCD: &str = "etcd";
+pub const API_SERVER: &str = "kube-apiserver";
+pub const CONTROLLERS: &str = "kube-controller-manager";
+pub const SCHEDULER: &str = "kube-scheduler";
+
+/// The network namespace is ours alone. Three ports each, below those of the nodes.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(14_000);
+
+/// What runs beside etcd and the API server.
+#[derive(Debug, Clone)]
+pub struct Choice {
+    pub controllers: bool,
+    pub scheduler: bool,
+    /// Where the API server listens: loopback, or an address that pods can reach.
+    pub address: String,
+    /// A component and one flag more for it.
+    pub flags: Vec<(String, String)>,
+}
+
+impl Default for Choice {
+    fn default() -> Choice {
+        Choice { controllers: true, scheduler: true, address: "127.0.0.1".to_owned(), flags: Vec::new() }
+    }
+}
+
+impl Choice {
+    /// etcd and the API server only: half the memory, and nobody else changes anything.
+    pub fn bare() -> Choice {
+        Choice { controllers: false, scheduler: false, ..Choice::default() }
+    }
+
+    /// One flag more for a component.
+    pub fn flag(mut self, component: &str, flag: &str) -> Choice {
+        self.flags.push((component.to_owned(), flag.to_owned()));
+        self
+    }
+}
+
+/// A running control plane.
+pub struct ControlPlane {
+    dir: PathBuf,
+    bin: PathBuf,
+    server: String,
+    components: Vec<&'static str>,
+    pipes: Mutex<Pipes>,
+    program: Child,
+}
+
+struct Pipes {
+    /// Its end is the program's end.
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl ControlPlane {
+    /// One with everything, in `dir`/cp. A node can join when this returns.
+    pub fn start(dir: &Path) -> ControlPlane {
+        ControlPlane::start_with(dir, &Choice::default())
+    }
+
+    /// One with what is chosen.
+    pub fn start_with(dir: &Path, choice: &Choice) -> ControlPlane {
+        let bin = std::env::var_os("CONTROLPLANE_BIN").expect("CONTROLPLANE_BIN: run through tests/run");
+        let (dir, bin) = (dir.join("cp"), PathBuf::from(bin));
+        fs::create_dir_all(&dir).expect("the control plane's directory can be made");
+        let mut command = Command::new(bin.join("cluster"));
+        command.arg("run").arg(&dir).args(["-address", &choice.address]);
+        command.args(["-port", &NEXT_PORT.fetch_add(3, Ordering::Relaxed).to_string()]);
+        let mut components = vec![ETCD, API_SERVER];
+        if choice.controllers {
+            command.arg("-controllers");
+            components.push(CONTROLLERS);
+        }
+        if choice.scheduler {
+            command.arg("-scheduler");
+            components.push(SCHEDULER);
+        }
+        for (component, flag) in &choice.flags {
+            command.args(["-flag", &format!("{component}={flag}")]);
+        }
+        let log = File::create(dir.join("cluster.log")).expect("a log file");
+        let mut program = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .expect("the control plane starts");
+        let commands = program.stdin.take();
+        let answers = BufReader::new(program.stdout.take().expect("its output is piped"));
+        let pipes = Mutex::new(Pipes { commands, answers });
+        let mut plane = ControlPlane { dir, bin, server: String::new(), components, pipes, program };
+        let said = plane.answer();
+        plane.server = said.strip_prefix("ready ").map(str::to_owned).unwrap_or_else(|| {
+            let log = fs::read_to_string(plane.dir.join("cluster.log")).unwrap_or_default();
+            panic!("the control plane is not ready: {said} {log}")
+        });
+        plane
+    }
+
+    /// One line of the program. It bounds all waiting by itself.
+    fn answer(&self) -> String {
+        let mut line = String::new();
+        let mut pipes = self.pipes.lock().expect("no test thread died with the lock");
+        pipes.answers.read_line(&mut line).expect("the control plane answers");
+        line.trim_end().to_owned()
+    }
+
+    /// A command to the program: what it says, or its error.
+    pub fn command(&self, words: &str) -> Result<String, String> {
+        let mut line = String::new();
+        let mut pipes = self.pipes.lock().expect("no test thread died with the lock");
+        let commands = pipes.commands.as_mut().expect("it is open until the end");
+        writeln!(commands, "{words}").map_err(|error| format!("the control plane has ended: {error}"))?;
+        pipes.answers.read_line(&mut line).expect("the control plane answers");
+        match line.trim_end().split_once(' ').unwrap_or((line.trim_end(), "")) {
+            ("ok", said) => Ok(said.to_owned()),
+            (_, error) => Err(error.to_owned()),
+        }
+    }
+
+    fn must(&self, words: &str) -> String {
+        self.command(words).unwrap_or_else(|error| panic!("{words}: {error}"))
+    }
+
+    /// The API server's URL.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Everything of it lies here; the program's head says what there is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The directory of the programs, `kubelet` and `kubectl` among them.
+    pub fn bin(&self) -> &Path {
+        &self.bin
+    }
+
+    /// Ends a component with SIGKILL: open connections are reset, later ones refused.
+    pub fn stop(&self, component: &str) {
+        self.must(&format!("stop {component}"));
+    }
+
+    /// Starts it again, with the same data and port, and returns once it is ready.
+    pub fn resume(&self, component: &str) {
+        self.must(&format!("start {component}"));
+    }
+
+    /// Lets a component hang: its connections stay open and nothing answers.
+    pub fn freeze(&self, component: &str) {
+        self.must(&format!("freeze {component}"));
+    }
+
+    /// Ends the hanging.
+    pub fn thaw(&self, component: &str) {
+        self.must(&format!("thaw {component}"));
+    }
+
+    /// Forgets all history. The API server has some in memory too, and forgets it by
+    /// [`ControlPlane::stop`] and [`ControlPlane::resume`]: old watches then get 410.
+    pub fn compact(&self) {
+        self.must("compact");
+    }
+
+    /// The process of a component.
+    pub fn pid(&self, component: &str) -> u32 {
+        self.must(&format!("pid {component}")).parse().expect("a process id")
+    }
+
+    /// The processes of all components, and of the program that runs them.
+    pub fn pids(&self) -> Vec<u32> {
+        let own = std::iter::once(self.program.id());
+        own.chain(self.components.iter().map(|name| self.pid(name))).collect()
+    }
+
+    /// The administrator's kubeconfig.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.dir.join("admin.kubeconfig")
+    }
+
+    /// A kubeconfig with which a node may ask for its certificate, and for nothing else.
+    pub fn bootstrap_kubeconfig(&self) -> PathBuf {
+        self.dir.join("bootstrap.kubeconfig")
+    }
+
+    /// A kubeconfig with a certificate of the node `name`.
+    pub fn node_kubeconfig(&self, name: &str) -> PathBuf {
+        self.node_kubeconfig_with(name, "")
+    }
+
+    /// As [`ControlPlane::node_kubeconfig`], with options: `server=URL` (a proxy before the API
+    /// server), `ttl=DURATION` of the certificate.
+    pub fn node_kubeconfig_with(&self, name: &str, options: &str) -> PathBuf {
+        PathBuf::from(self.must(&format!("node {name} {options}")))
+    }
+
+    /// A node's request for a certificate, as the `request` of a CertificateSigningRequest. Its
+    /// key is thrown away.
+    pub fn request(&self, node: &str) -> String {
+        self.must(&format!("request {node}"))
+    }
+
+    /// Standard output of kubectl, which has to succeed, as the administrator.
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        said(args, &self.try_kubectl(args, ""))
+    }
+
+    /// kubectl as the administrator, with `input` on its standard input.
+    pub fn try_kubectl(&self, args: &[&str], input: &str) -> Output {
+        self.kubectl_as(&self.admin_kubeconfig(), args, input)
+    }
+
+    /// kubectl as somebody else.
+    pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str], input: &str) -> Output {
+        let mut child = Command::new(self.bin.join("kubectl"))
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .args(args)
+            // Its caches and preferences are those of the test.
+            .env("HOME", &self.dir)
+            .env("KUBECTL_KUBERC", "false")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("kubectl runs");
+        // Short enough for a pipe, or kubectl reads it; one that ended early has its own error.
+        let mut pipe = child.stdin.take().expect("its input is piped");
+        let _ = pipe.write_all(input.as_bytes());
+        drop(pipe);
+        child.wait_with_output().expect("kubectl ends")
+    }
+
+    /// `kubectl apply` of a document.
+    pub fn apply(&self, document: &Value) {
+        let args = ["apply", "-f", "-"];
+        said(&args, &self.try_kubectl(&args, &document.to_string()));
+    }
+
+    /// `kubectl get -o json`; `None` when it is not there.
+    pub fn get(&self, args: &[&str]) -> Option<Value> {
+        let mut all = vec!["get", "-o", "json", "--ignore-not-found"];
+        all.extend(args);
+        let text = self.kubectl(&all);
+        (!text.trim().is_empty()).then(|| serde_json::from_str(&text).expect("kubectl writes JSON"))
+    }
+
+    /// Waits for an object to satisfy a condition.
+    pub fn wait(&self, args: &[&str], what: &str, limit: Duration, holds: impl Fn(&Value) -> bool) -> Value {
+        wait_for(&format!("{args:?} to be {what}"), limit, || self.get(args).filter(&holds))
+    }
+
+    /// What nodes and joining nodes have asked for so far: the API server's audit events, with
+    /// the bodies of requests. A watch is there twice: when it begins and when it ends.
+    pub fn requests(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.dir.join("audit.log")).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole.lines().map(|line| serde_json::from_str(line).expect("the audit log is JSON")).collect()
+    }
+
+    /// The log of a component.
+    pub fn log(&self, component: &str) -> String {
+        fs::read_to_string(self.dir.join(format!("logs/{component}.log"))).unwrap_or_default()
+    }
+
+    /// Ends everything and returns when it has ended.
+    pub fn down(&mut self) {
+        if let Ok(pipes) = self.pipes.get_mut() {
+            pipes.commands = None;
+            // The end of its output is the end of the program.
+            let _ = pipes.answers.read_to_end(&mut Vec::new());
+        }
+        let _ = self.program.wait();
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for component in &self.components {
+                let log = self.log(component);
+                let bad: Vec<&str> = log.lines().filter(|line| line.starts_with(['E', 'F'])).collect();
+                eprintln!("--- errors of {component} ---\n{}", bad[bad.len().saturating_sub(8)..].join("\n"));
+            }
+        }
+        self.down();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn said(args: &[&str], output: &Output) -> String {
+    assert!(output.status.success(), "kubectl {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits until none of the processes exists.
+pub fn wait_ended(pids: &[u32]) {
+    wait_until("the control plane's processes to be gone", Duration::from_secs(20), || {
+        pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    });
+}
