@@ -1,7 +1,11 @@
-//! In a cluster: what needs a real control plane, one per test.
+//! In a cluster: what needs a real control plane.
 //!
 //! Run through `tests/run`, which makes the namespaces and builds the control plane.
 
+mod joined;
+mod lives;
+mod objects;
+mod outages;
 mod plane;
 #[path = "../support/mod.rs"]
 mod support;

@@ -81,7 +81,8 @@ impl Node {
         Node::prepare_as(name, NODE, config)
     }
 
-    fn prepare_as(name: &str, node_name: &str, config: Value) -> Node {
+    /// As [`Node::prepare`], under a node name of its own.
+    pub fn prepare_as(name: &str, node_name: &str, config: Value) -> Node {
         let dir = Node::base(name);
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
         let containerd = Containerd::start(&dir);
@@ -348,6 +349,14 @@ impl Node {
     /// Pod name → container name → ids of those that run.
     pub fn running_of_all(&self) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
         self.running_where(None)
+    }
+
+    /// The ids of all running containers, sorted.
+    pub fn running_ids(&self) -> Vec<String> {
+        let mut ids: Vec<String> =
+            self.running_of_all().into_values().flat_map(BTreeMap::into_values).flatten().collect();
+        ids.sort();
+        ids
     }
 
     fn running_where(&self, wanted: Option<&str>) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {

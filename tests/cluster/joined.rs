@@ -1,0 +1,165 @@
+//! A node in a cluster: one control plane for all tests of the program, a node per test.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::control_plane::{Choice, ControlPlane};
+use crate::support::node::Node;
+use crate::support::wait::wait_for;
+
+/// Debug builds of everything but the control plane, side by side.
+pub const LIMIT: Duration = Duration::from_secs(90);
+
+/// The control plane that tests share which do not stop it. It ends with the program.
+pub fn shared() -> &'static ControlPlane {
+    static PLANE: OnceLock<ControlPlane> = OnceLock::new();
+    PLANE.get_or_init(|| {
+        let plane = ControlPlane::start_with(&Node::base("shared"), &Choice::default());
+        // A pod that names no account gets this one, which a controller makes.
+        plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
+        plane.wait(&["configmap", "kube-root-ca.crt"], "made", LIMIT, |_| true);
+        plane
+    })
+}
+
+/// A node that has joined.
+pub struct Joined<'a> {
+    pub plane: &'a ControlPlane,
+    pub node: Node,
+    /// Its name, and of the test; objects of the test carry it.
+    pub name: String,
+}
+
+impl<'a> Joined<'a> {
+    /// A node of the shared control plane, registered and ready.
+    pub fn start(name: &str) -> Joined<'static> {
+        let joined = Joined::prepare(shared(), name, json!({}));
+        joined.start_and_wait()
+    }
+
+    /// A node that is yet to be started, with a certificate of its own.
+    pub fn prepare(plane: &'a ControlPlane, name: &str, config: Value) -> Joined<'a> {
+        let kubeconfig = plane.node_kubeconfig(name);
+        Joined::prepare_with(plane, name, config, &["--kubeconfig", &kubeconfig.display().to_string()])
+    }
+
+    /// A node that is yet to be started, with these flags.
+    pub fn prepare_with(plane: &'a ControlPlane, name: &str, config: Value, flags: &[&str]) -> Joined<'a> {
+        let mut node = Node::prepare_as(name, name, config);
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        node.set_flags(&flags);
+        Joined { plane, node, name: name.to_owned() }
+    }
+
+    /// Starts the agent and waits until the cluster counts on the node.
+    pub fn start_and_wait(mut self) -> Self {
+        self.node.start_agent();
+        self.wait_node_ready();
+        self
+    }
+
+    /// The Node object.
+    pub fn object(&self) -> Option<Value> {
+        self.plane.get(&["node", &self.name])
+    }
+
+    /// Waits until the Node object says Ready.
+    pub fn wait_node_ready(&self) -> Value {
+        self.plane.wait(&["node", &self.name], "ready", LIMIT, |node| condition(node, "Ready") == "True")
+    }
+
+    /// Creates a pod, bound to this node without a scheduler.
+    pub fn bind(&self, pod: &Value) {
+        let mut pod = pod.clone();
+        pod["spec"]["nodeName"] = json!(self.name);
+        self.plane.apply(&pod);
+    }
+
+    /// Waits for a pod of the default namespace.
+    pub fn wait_pod(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let last = std::cell::RefCell::new(Value::Null);
+        let begun = std::time::Instant::now();
+        loop {
+            if let Some(pod) = self.plane.get(&["pod", name]) {
+                if holds(&pod) {
+                    return pod;
+                }
+                *last.borrow_mut() = pod;
+            }
+            assert!(
+                begun.elapsed() < LIMIT,
+                "waited in vain for pod {name} to be {what}; last seen: {}\n{}",
+                last.borrow()["status"],
+                self.plane.kubectl(&["get", "events", "--field-selector", &format!("involvedObject.name={name}")])
+            );
+            crate::support::wait::pause(Duration::from_millis(200));
+        }
+    }
+
+    /// Waits until a pod is ready.
+    pub fn wait_ready(&self, name: &str) -> Value {
+        self.wait_pod(name, "ready", |pod| condition(pod, "Ready") == "True")
+    }
+
+    /// Waits until the API server shows the pod no more.
+    pub fn wait_gone(&self, name: &str) {
+        wait_for(&format!("pod {name} to be gone"), LIMIT, || self.plane.get(&["pod", name]).is_none().then_some(()));
+    }
+
+    /// The messages of the events about an object, with their reasons.
+    pub fn events(&self, object: &str) -> Vec<(String, String)> {
+        let selector = format!("involvedObject.name={object}");
+        let list = self.plane.get(&["events", "-A", "--field-selector", &selector]);
+        let items = list.as_ref().and_then(|list| list["items"].as_array()).cloned().unwrap_or_default();
+        items.iter().map(|event| (text(event, "/reason").to_owned(), text(event, "/message").to_owned())).collect()
+    }
+
+    /// Deletes the pods of the test, waits for their end, and ends the node.
+    pub fn finish(self, pods: &[&str]) {
+        for pod in pods {
+            self.plane.kubectl(&["delete", "pod", pod, "--ignore-not-found", "--wait=false", "--grace-period=1"]);
+        }
+        for pod in pods {
+            self.wait_gone(pod);
+        }
+        self.node.finish();
+        self.plane.kubectl(&["delete", "node", &self.name, "--ignore-not-found"]);
+    }
+}
+
+/// A text in an object, empty if it is not there.
+pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn find<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == kind)
+}
+
+/// The status of a condition, empty without it.
+pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a str {
+    find(object, kind).map(|one| text(one, "/status")).unwrap_or_default()
+}
+
+/// The reason of a condition, empty without it.
+pub fn reason<'a>(object: &'a Value, kind: &str) -> &'a str {
+    find(object, kind).map(|one| text(one, "/reason")).unwrap_or_default()
+}
+
+/// A pod that does not end by itself.
+pub fn pod(name: &str, containers: Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"terminationGracePeriodSeconds": 5, "containers": containers},
+    })
+}
+
+/// A directory of the test.
+pub fn directory(name: &str) -> PathBuf {
+    Node::base(name)
+}

@@ -1,0 +1,206 @@
+//! What kubectl shows and does: nodes, pods, mirrors.
+
+use serde_json::{Value, json};
+
+use crate::joined::{Joined, LIMIT, condition, pod, reason, text};
+use crate::support::node::{FOREVER, busybox, simple};
+use crate::support::wait::{holds_for, wait_for, wait_until};
+
+fn forever(name: &str) -> Value {
+    pod(name, json!([busybox("main", FOREVER)]))
+}
+
+/// The whole Node object of a node that has just joined.
+#[test]
+fn a_node_registers_and_keeps_its_lease() {
+    let joined = Joined::start("reg");
+    let node = joined.object().expect("it is registered");
+    for (kind, status, why) in [
+        ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
+        ("DiskPressure", "False", "KubeletHasNoDiskPressure"),
+        ("PIDPressure", "False", "KubeletHasSufficientPID"),
+        ("Ready", "True", "KubeletReady"),
+    ] {
+        assert_eq!((condition(&node, kind), reason(&node, kind)), (status, why));
+    }
+    assert_eq!(text(&node, "/metadata/labels/kubernetes.io~1hostname"), "reg");
+    assert_eq!(text(&node, "/metadata/labels/kubernetes.io~1os"), "linux");
+    assert_eq!(node["status"]["addresses"][0], json!({"type": "InternalIP", "address": "192.0.2.10"}));
+    assert_eq!(node["status"]["addresses"][1], json!({"type": "Hostname", "address": "reg"}));
+    for field in ["cpu", "memory", "pods", "ephemeral-storage"] {
+        assert!(node["status"]["capacity"].get(field).is_some(), "{field}: {node}");
+        assert!(node["status"]["allocatable"].get(field).is_some(), "{field}: {node}");
+    }
+    for field in ["machineID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeletVersion"] {
+        assert!(!text(&node, &format!("/status/nodeInfo/{field}")).is_empty(), "{field}: {node}");
+    }
+    let lease = || joined.plane.get(&["lease", "reg", "-n", "kube-node-lease"]);
+    let first = wait_for("the lease", LIMIT, lease);
+    assert_eq!(text(&first, "/spec/holderIdentity"), "reg");
+    assert_eq!(text(&first, "/metadata/ownerReferences/0/uid"), text(&node, "/metadata/uid"));
+    wait_until("the lease to be renewed", LIMIT, || {
+        lease().is_some_and(|now| text(&now, "/spec/renewTime") > text(&first, "/spec/renewTime"))
+    });
+    let told = |reason: &str| joined.events("reg").iter().any(|(one, _)| one == reason);
+    wait_until("the node's events", LIMIT, || told("Starting") && told("NodeReady"));
+    joined.finish(&[]);
+}
+
+#[test]
+fn pods_placed_by_the_scheduler_run_and_end() {
+    let joined = Joined::start("placed");
+    let mut web = forever("placed-web");
+    web["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "placed"});
+    joined.plane.apply(&web);
+    let ready = joined.wait_ready("placed-web");
+    assert_eq!(text(&ready, "/spec/nodeName"), "placed");
+    assert_eq!(text(&ready, "/status/hostIP"), "192.0.2.10");
+    assert!(!text(&ready, "/status/podIP").is_empty());
+    let described = joined.plane.kubectl(&["describe", "pod", "placed-web"]);
+    wait_until("the events", LIMIT, || {
+        let events = joined.events("placed-web");
+        ["Scheduled", "Pulled", "Created", "Started"].iter().all(|want| events.iter().any(|(one, _)| one == want))
+    });
+    assert!(described.contains("placed/192.0.2.10"), "{described}");
+
+    // A graceful end is shown as an end before the object goes.
+    joined.plane.kubectl(&["delete", "pod", "placed-web", "--wait=true", "--timeout=60s"]);
+    assert!(joined.plane.get(&["pod", "placed-web"]).is_none());
+    assert!(joined.node.running_ids().is_empty(), "the object goes after the containers");
+
+    // A forced one takes the object at once, and the containers follow.
+    joined.bind(&forever("placed-two"));
+    joined.wait_ready("placed-two");
+    joined.plane.kubectl(&["delete", "pod", "placed-two", "--force", "--grace-period=0", "--wait=false"]);
+    wait_until("the containers to end", LIMIT, || joined.node.running_ids().is_empty());
+    joined.finish(&["placed-two"]);
+}
+
+#[test]
+fn static_pods_have_mirrors() {
+    let joined = Joined::start("mirror");
+    joined.node.apply("web.json", &simple("web"));
+    let mirror = joined.wait_ready("web-mirror");
+    assert_eq!(text(&mirror, "/metadata/ownerReferences/0/kind"), "Node");
+    assert!(!text(&mirror, "/metadata/annotations/kubernetes.io~1config.mirror").is_empty());
+    let running = joined.node.running_ids();
+    assert_eq!(running.len(), 1);
+
+    // Deleted, it comes back, and nothing happens to the containers.
+    joined.plane.kubectl(&["delete", "pod", "web-mirror", "--force", "--grace-period=0"]);
+    let again = joined.wait_pod("web-mirror", "made anew", |pod| {
+        text(pod, "/metadata/uid") != text(&mirror, "/metadata/uid") && condition(pod, "Ready") == "True"
+    });
+    assert_eq!(joined.node.running_ids(), running);
+
+    // An edit replaces pod and mirror.
+    let mut edited = simple("web");
+    edited["metadata"]["labels"] = json!({"edition": "second"});
+    joined.node.apply("web.json", &edited);
+    joined.wait_pod("web-mirror", "the edited one", |pod| {
+        text(pod, "/metadata/labels/edition") == "second"
+            && text(pod, "/metadata/uid") != text(&again, "/metadata/uid")
+            && condition(pod, "Ready") == "True"
+    });
+    joined.node.remove("web.json");
+    joined.wait_gone("web-mirror");
+    assert!(joined.node.running_ids().is_empty());
+    joined.finish(&[]);
+}
+
+/// A node that does not know its pods any more learns them anew and restarts nothing.
+#[test]
+fn a_restarted_agent_restarts_no_api_pod() {
+    let mut joined = Joined::start("again");
+    joined.bind(&forever("again-web"));
+    joined.wait_ready("again-web");
+    let running = joined.node.running_ids();
+    joined.node.kill_agent();
+    joined.node.start_agent();
+    joined.wait_node_ready();
+    let same = || joined.node.running_ids() == running;
+    holds_for("the same containers run on", std::time::Duration::from_secs(5), same);
+    let after = joined.wait_ready("again-web");
+    assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], json!(0));
+
+    // Deleted while nobody looks: gone soon after the start.
+    joined.node.stop_agent();
+    joined.plane.kubectl(&["delete", "pod", "again-web", "--force", "--grace-period=0"]);
+    joined.node.start_agent();
+    wait_until("the orphan to be stopped", LIMIT, || joined.node.running_ids().is_empty());
+    joined.finish(&[]);
+}
+
+#[test]
+fn jobs_complete() {
+    let joined = Joined::start("jobs");
+    joined.plane.apply(&json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {"name": "jobs-sum", "namespace": "default"},
+        "spec": {"completions": 2, "parallelism": 2, "template": {"spec": {
+            "restartPolicy": "Never",
+            "nodeSelector": {"kubernetes.io/hostname": "jobs"},
+            "containers": [busybox("main", "echo $((6*7))")],
+        }}},
+    }));
+    joined.plane.wait(&["job", "jobs-sum"], "complete", LIMIT, |job| condition(job, "Complete") == "True");
+    joined.plane.kubectl(&["delete", "job", "jobs-sum", "--cascade=foreground", "--timeout=60s"]);
+    joined.finish(&[]);
+}
+
+/// Pods that are bound here although they do not fit.
+#[test]
+fn what_cannot_run_here_is_refused() {
+    let joined = Joined::start("refuse");
+    let mut greedy = forever("refuse-cpu");
+    greedy["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "4000"}});
+    let mut elsewhere = forever("refuse-label");
+    elsewhere["spec"]["nodeSelector"] = json!({"example.org/room": "none"});
+    let mut os = forever("refuse-os");
+    os["spec"]["os"] = json!({"name": "windows"});
+    let mut ports = forever("refuse-port");
+    ports["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 19080}]);
+    let mut taken = ports.clone();
+    taken["metadata"]["name"] = json!("refuse-taken");
+    joined.bind(&ports);
+    joined.wait_ready("refuse-port");
+    let all = [
+        ("refuse-cpu", &greedy, "OutOfcpu"),
+        ("refuse-label", &elsewhere, "NodeAffinity"),
+        ("refuse-os", &os, "PodOSNotSupported"),
+        ("refuse-taken", &taken, "NodePorts"),
+    ];
+    for (name, manifest, why) in all {
+        joined.bind(manifest);
+        let failed = joined.wait_pod(name, "refused", |pod| text(pod, "/status/phase") == "Failed");
+        assert_eq!(text(&failed, "/status/reason"), why, "{}", failed["status"]);
+        assert!(text(&failed, "/status/message").starts_with("Pod was rejected: "), "{}", failed["status"]);
+        wait_until("its event", LIMIT, || joined.events(name).iter().any(|(reason, _)| reason == why));
+    }
+    assert_eq!(joined.node.running_ids().len(), 1);
+    joined.finish(&["refuse-cpu", "refuse-label", "refuse-os", "refuse-port", "refuse-taken"]);
+}
+
+/// Conditions of others survive, and wrong ones of ours are set right.
+#[test]
+fn statuses_are_kept_right() {
+    let joined = Joined::start("status");
+    let mut gated = forever("status-gated");
+    gated["spec"]["readinessGates"] = json!([{"conditionType": "example.org/checked"}]);
+    joined.bind(&gated);
+    let waiting = joined.wait_pod("status-gated", "held back by its gate", |pod| {
+        condition(pod, "ContainersReady") == "True" && reason(pod, "Ready") == "ReadinessGatesNotReady"
+    });
+    assert_eq!(condition(&waiting, "Ready"), "False");
+    let patch = |body: Value| {
+        joined.plane.kubectl(&[
+            "patch", "pod", "status-gated", "--subresource=status", "--type=strategic", "-p", &body.to_string(),
+        ]);
+    };
+    patch(json!({"status": {"conditions": [{"type": "example.org/checked", "status": "True"}]}}));
+    joined.wait_ready("status-gated");
+    patch(json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "Forged"}]}}));
+    let restored = joined.wait_pod("status-gated", "set right", |pod| condition(pod, "Ready") == "True");
+    assert_eq!(condition(&restored, "example.org/checked"), "True");
+    joined.finish(&["status-gated"]);
+}
