@@ -35,6 +35,8 @@ const CALL: &[f64] = &[
     298.0232238769531,
     745.0580596923828,
 ];
+/// Seconds from a change to the API server's knowing of it.
+const TELL: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 /// Containers of a pod.
 const FEW: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
 
@@ -61,6 +63,8 @@ metrics! { ALL;
         "One pass of a pod's worker, by kind of work.", SHORT, ["operation_type"];
     POD_WORKER_START: Histogram = "kubelet_pod_worker_start_duration_seconds",
         "From the first sight of a pod to the first pass of its worker.", SHORT;
+    POD_STATUS_SYNC: Histogram = "kubelet_pod_status_sync_duration_seconds",
+        "From a new status of a pod to the API server's having it.", TELL;
     CONTAINERS_PER_POD: Histogram = "kubelet_containers_per_pod_count",
         "Containers in the specifications of the pods that were taken on.", FEW;
     STARTED_PODS: Counter = "kubelet_started_pods_total", "Sandboxes that were asked for.";

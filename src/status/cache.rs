@@ -41,6 +41,8 @@ pub struct Stored {
 enum Force {
     No,
     Yes,
+    /// Also, nothing of the pod is left on the node.
+    Final,
 }
 
 #[derive(Default)]
@@ -69,6 +71,12 @@ impl StatusCache {
     pub fn set(&self, pod: &Pod, status: PodStatus, now: Timestamp) -> Stored {
         let force = if pod.is_deleting() { Force::Yes } else { Force::No };
         self.change(pod, now, force, |_| Some(status.clone()))
+    }
+
+    /// Stores the status of a pod that this node refused: nothing of it is here, so the API
+    /// object may go as soon as somebody deletes it.
+    pub fn set_rejected(&self, pod: &Pod, status: PodStatus, now: Timestamp) -> Stored {
+        self.change(pod, now, Force::Final, |_| Some(status.clone()))
     }
 
     /// Notes a readiness verdict on the container `id` (with the runtime's prefix).
@@ -116,15 +124,11 @@ impl StatusCache {
     /// Closes the books on a pod of which nothing is left on the node: what has no end
     /// gets one, and unless the pod is static, so does its phase.
     pub fn finish(&self, pod: &Pod, now: Timestamp) -> Stored {
-        let stored = self.change(pod, now, Force::Yes, |old| {
+        self.change(pod, now, Force::Final, |old| {
             let mut status = old.clone();
             close(pod, &mut status);
             Some(status)
-        });
-        if let Some(entry) = self.lock().entries.get_mut(pod.uid()) {
-            entry.finished = true;
-        }
-        stored
+        })
     }
 
     /// The status of a pod.
@@ -159,6 +163,17 @@ impl StatusCache {
     #[must_use]
     pub fn entries(&self) -> Vec<(PodUid, Entry)> {
         self.lock().entries.iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect()
+    }
+
+    /// The pods whose statuses were stored after `version`, with the versions of these.
+    #[must_use]
+    pub fn newer_than(&self, version: u64) -> Vec<(PodUid, u64)> {
+        let inner = self.lock();
+        if inner.version <= version {
+            return Vec::new();
+        }
+        let newer = inner.entries.iter().filter(|(_, entry)| entry.version > version);
+        newer.map(|(uid, entry)| (uid.clone(), entry.version)).collect()
     }
 
     /// Grows with every change of any pod's status.
@@ -256,7 +271,7 @@ impl StatusCache {
             if present.map_or(0, |entry| entry.version) != version {
                 continue;
             }
-            let finished = present.is_some_and(|entry| entry.finished);
+            let finished = force == Force::Final || present.is_some_and(|entry| entry.finished);
             inner.version += 1;
             let version = inner.version;
             inner.entries.insert(pod.uid().clone(), Entry { status: Arc::new(status), version, finished });

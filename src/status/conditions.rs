@@ -5,7 +5,7 @@ use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::reasons;
 
-use super::OWNED_CONDITIONS;
+use super::{DISRUPTION_TARGET, OWNED_CONDITIONS};
 use super::compose::{Inputs, generation};
 
 /// Whether a condition holds, and if not, why.
@@ -37,7 +37,7 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
         .cloned()
         .collect();
     // Shared with the controllers: what eviction wrote stays until the API server has it.
-    if let Some(disrupted) = find(inputs.old.and_then(|old| old.conditions.as_deref()), "DisruptionTarget") {
+    if let Some(disrupted) = find(inputs.old.and_then(|old| old.conditions.as_deref()), DISRUPTION_TARGET) {
         conditions.retain(|condition| condition.type_ != disrupted.type_);
         conditions.push(disrupted.clone());
     }

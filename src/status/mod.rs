@@ -1,13 +1,14 @@
 //! The status of each pod: composed from facts, kept, and compared with what came before.
 //!
-//! Owns: [`StatusCache`], the last status that this agent computed for every pod (not what
-//! the API server has). Threads: none; readers of the cache may wait for a newer version.
+//! Owns: [`StatusCache`], the last status that this agent computed for every pod; what the
+//! API server shows instead is known to [`publish`] alone.
+//! Threads: `status`, which tells the API server; readers of the cache may wait for a newer
+//! version. Inbox of `status`: the pods as the API server shows them, by UID.
 //! Inputs: the worker of a pod calls [`compose`] with what the runtime and the probes say
-//! and stores the result. Nothing here talks to the runtime, the API server or a clock.
+//! and stores the result. Nothing but the thread talks to anyone or reads a clock.
 //! Invariants: a stored phase never leaves Succeeded or Failed; a start time never changes;
 //! versions only grow; a condition's transition time changes only with its status; times
-//! have no fractions of seconds.
-//! Absent on purpose: publishing to the API server, which belongs to a thread of its own.
+//! have no fractions of seconds; the end of a pod is told when nothing of it runs.
 //! Go counterpart: pkg/kubelet/kubelet_pods.go (generateAPIPodStatus) and
 //! pkg/kubelet/status (manager, generators).
 
@@ -15,14 +16,18 @@ mod cache;
 mod compose;
 mod conditions;
 mod containers;
+mod merge;
 mod phase;
+pub mod publish;
 mod resources;
+mod strategic;
 #[cfg(test)]
 mod tests;
 mod transitions;
 
 pub use cache::{Entry, StatusCache, Stored};
 pub use compose::{Deadline, Inputs, NodeAddresses, StartReason, active_deadline, compose};
+pub use merge::Activity;
 pub use resources::canonical;
 pub use transitions::IllegalTransition;
 
@@ -45,6 +50,9 @@ pub const OWNED_CONDITIONS: [&str; 8] = [
     "PodReadyToStartContainers",
     "AllContainersRestarting",
 ];
+
+/// The condition that node agent and controllers share: why a pod had to go.
+pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
 /// All container statuses of a pod: init, regular, ephemeral.
 fn all_statuses(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {

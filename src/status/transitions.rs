@@ -8,7 +8,7 @@ use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::restart;
 
-use super::{OWNED_CONDITIONS, conditions, is_terminal};
+use super::{DISRUPTION_TARGET, OWNED_CONDITIONS, conditions, is_terminal};
 
 /// Bytes of termination messages in one pod; each container gets an even share.
 const MESSAGE_BUDGET_BYTES: usize = 12288;
@@ -90,7 +90,7 @@ pub(super) fn settle(pod: &Pod, old: &PodStatus, new: &mut PodStatus, now: Times
 }
 
 fn is_ours(condition: &PodCondition) -> bool {
-    OWNED_CONDITIONS.contains(&condition.type_.as_str()) || condition.type_ == "DisruptionTarget"
+    OWNED_CONDITIONS.contains(&condition.type_.as_str()) || condition.type_ == DISRUPTION_TARGET
 }
 
 fn normalize(pod: &Pod, status: &mut PodStatus) {

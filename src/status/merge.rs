@@ -1,0 +1,161 @@
+//! What the API server should show of a pod: our status, with what belongs to others as the
+//! server has it (pure; Go: mergePodStatus).
+
+use jiff::Timestamp;
+
+use crate::model::api::{PodCondition, PodStatus};
+use crate::model::meta::Time;
+use crate::model::reasons;
+
+use super::{DISRUPTION_TARGET, OWNED_CONDITIONS, conditions, is_terminal};
+
+/// Whether something of the pod may still run on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// Its containers may run.
+    MayRun,
+    /// All have stopped, and none will start again.
+    Stopped,
+}
+
+/// A status for the API server.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Merged {
+    /// What it should show.
+    pub status: PodStatus,
+    /// The end of the pod is not told yet, because something of it may still run.
+    pub withheld: bool,
+}
+
+/// Our status `ours` over `shown`, which the API server has.
+///
+/// DIFFERS: a start time that the server knows stays. The Go kubelet has it in its cache;
+/// here a static pod whose agent was restarted may have got another one.
+#[must_use]
+pub fn merge(shown: &PodStatus, ours: &PodStatus, activity: Activity, now: Timestamp) -> Merged {
+    let ends = is_terminal(ours.phase.as_deref()) && !is_terminal(shown.phase.as_deref());
+    let withheld = ends && activity == Activity::MayRun;
+    let mut status = PodStatus {
+        start_time: shown.start_time.clone().or_else(|| ours.start_time.clone()),
+        resource_claim_statuses: shown.resource_claim_statuses.clone(),
+        extended_resource_claim_status: shown.extended_resource_claim_status.clone(),
+        node_allocatable_resource_claim_statuses: shown.node_allocatable_resource_claim_statuses.clone(),
+        conditions: None,
+        ..ours.clone()
+    };
+    if withheld {
+        status.phase.clone_from(&shown.phase);
+        status.reason.clone_from(&shown.reason);
+        status.message.clone_from(&shown.message);
+    }
+    let mut list = merge_conditions(shown, ours, ends && !withheld);
+    if is_terminal(status.phase.as_deref()) {
+        end_readiness(&mut list, shown, status.phase.as_deref(), now);
+    }
+    status.conditions = (!list.is_empty()).then_some(list);
+    Merged { status, withheld }
+}
+
+/// Foreign conditions as the server has them, then ours. The condition that both sides write
+/// is sent once, with the end of the pod.
+fn merge_conditions(shown: &PodStatus, ours: &PodStatus, ends: bool) -> Vec<PodCondition> {
+    let owned = |condition: &&PodCondition| OWNED_CONDITIONS.contains(&condition.type_.as_str());
+    let mut list: Vec<PodCondition> =
+        shown.conditions.iter().flatten().filter(|one| !owned(one)).cloned().collect();
+    let disrupted = conditions::find(ours.conditions.as_deref(), DISRUPTION_TARGET);
+    if let Some(disrupted) = disrupted.filter(|_| ends) {
+        match list.iter_mut().find(|one| one.type_ == DISRUPTION_TARGET) {
+            Some(present) => present.clone_from(disrupted),
+            None => list.push(disrupted.clone()),
+        }
+    }
+    list.extend(ours.conditions.iter().flatten().filter(owned).cloned());
+    list
+}
+
+/// A pod that is over is not ready, whatever its status said when its end was decided.
+fn end_readiness(list: &mut [PodCondition], shown: &PodStatus, phase: Option<&str>, now: Timestamp) {
+    let reason = if phase == Some("Succeeded") { reasons::POD_COMPLETED } else { reasons::POD_FAILED };
+    for kind in ["Ready", "ContainersReady"] {
+        let Some(condition) = list.iter_mut().find(|one| one.type_ == kind && one.status == "True") else {
+            continue;
+        };
+        condition.status = "False".to_owned();
+        condition.reason = Some(reason.to_owned());
+        condition.message = None;
+        // Told once already: the time of that stays.
+        condition.last_transition_time = conditions::find(shown.conditions.as_deref(), kind)
+            .filter(|before| before.status == "False")
+            .and_then(|before| before.last_transition_time.clone())
+            .or_else(|| Timestamp::from_second(now.as_second()).ok().map(Time));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn status(value: Value) -> PodStatus {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn check(shown: Value, ours: Value, activity: Activity, expected: Value) {
+        let now = Timestamp::from_second(9).unwrap();
+        let merged = merge(&status(shown.clone()), &status(ours.clone()), activity, now);
+        let status = serde_json::to_value(&merged.status).unwrap();
+        assert_eq!(status, expected, "{shown} {ours}");
+    }
+
+    fn condition(kind: &str, status: &str) -> Value {
+        json!({"type": kind, "status": status})
+    }
+
+    #[test]
+    fn conditions_of_others_stay_and_ours_win() {
+        check(
+            json!({"phase": "Running", "nominatedNodeName": "n", "startTime": "1970-01-01T00:00:01Z",
+                "resourceClaimStatuses": [{"name": "c"}],
+                "conditions": [condition("Ready", "False"), condition("x/y", "False"),
+                    condition("PodResizePending", "True")]}),
+            json!({"phase": "Running", "startTime": "1970-01-01T00:00:02Z",
+                "conditions": [condition("x/y", "True"), condition("Ready", "True"),
+                    condition("PodScheduled", "True")]}),
+            Activity::MayRun,
+            json!({"phase": "Running", "startTime": "1970-01-01T00:00:01Z",
+                "resourceClaimStatuses": [{"name": "c"}],
+                "conditions": [condition("x/y", "False"), condition("Ready", "True"),
+                    condition("PodScheduled", "True")]}),
+        );
+        check(json!({}), json!({"startTime": "1970-01-01T00:00:02Z"}), Activity::MayRun,
+            json!({"startTime": "1970-01-01T00:00:02Z"}));
+    }
+
+    #[test]
+    fn an_end_is_told_when_nothing_runs() {
+        let shown = json!({"phase": "Running", "conditions": [condition("Ready", "True")]});
+        let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "m", "conditions": [
+            condition("DisruptionTarget", "True"), condition("Ready", "True"),
+            condition("ContainersReady", "False")]});
+        check(shown.clone(), evicted.clone(), Activity::MayRun, json!({"phase": "Running",
+            "conditions": [condition("Ready", "True"), condition("ContainersReady", "False")]}));
+        let told = json!({"phase": "Failed", "reason": "Evicted", "message": "m", "conditions": [
+            condition("DisruptionTarget", "True"),
+            {"type": "Ready", "status": "False", "reason": "PodFailed",
+                "lastTransitionTime": "1970-01-01T00:00:09Z"},
+            condition("ContainersReady", "False")]});
+        check(shown, evicted.clone(), Activity::Stopped, told.clone());
+        // Once told nothing changes any more, not even a time.
+        let mut again = told;
+        again["conditions"][1]["lastTransitionTime"] = json!("1970-01-01T00:00:05Z");
+        check(again.clone(), evicted, Activity::MayRun, again);
+        // The reason tells how it ended.
+        check(
+            json!({"phase": "Running"}),
+            json!({"phase": "Succeeded", "conditions": [condition("ContainersReady", "True")]}),
+            Activity::Stopped,
+            json!({"phase": "Succeeded", "conditions": [{"type": "ContainersReady", "status": "False",
+                "reason": "PodCompleted", "lastTransitionTime": "1970-01-01T00:00:09Z"}]}),
+        );
+    }
+}

@@ -1,0 +1,340 @@
+//! What to tell the API server about which pod, and when (pure).
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::super::cache::Entry;
+use super::super::merge::{Activity, merge};
+use super::super::{is_terminal, strategic};
+use super::ApiPod;
+use super::request::{Answer, Request, What};
+use crate::model::api::{self, PodStatus};
+use crate::model::ids::PodUid;
+use crate::model::metrics;
+use crate::model::pod::{CONFIG_MIRROR, Pod};
+use crate::util::backoff::{jitter, random_unit};
+use crate::util::timers::Deadlines;
+
+/// A foreign edit of what is ours is undone so long after our last patch at the soonest: two
+/// writers that disagree must not keep the server busy.
+const RECONCILE: Duration = Duration::from_secs(10);
+/// How soon a pod whose end could not be told is looked at again.
+const WITHHELD: Duration = Duration::from_secs(1);
+/// First wait after a server that is away or busy; doubles.
+const RETRY: Duration = Duration::from_millis(200);
+/// The longest of these, before jitter.
+const RETRY_MAX: Duration = Duration::from_secs(7);
+/// First wait after a refusal; doubles. The server may only not know yet that the pod is ours.
+const REFUSED: Duration = Duration::from_secs(1);
+/// The longest of these, before jitter.
+const REFUSED_MAX: Duration = Duration::from_secs(60);
+
+/// All pods that the API server shows.
+#[derive(Default)]
+pub(super) struct Core {
+    records: HashMap<PodUid, Record>,
+    /// The mirror of a static pod, by the UID that the pod has on this node.
+    mirrors: HashMap<PodUid, PodUid>,
+    /// All stored statuses up to this version are accounted for.
+    seen: u64,
+    due: Deadlines<PodUid>,
+    /// No answer came last time: nobody is asked before.
+    away: Option<(u32, Instant)>,
+}
+
+/// One pod at the API server.
+struct Record {
+    pod: Pod,
+    /// Its UID on this node.
+    local: PodUid,
+    /// The version of the status that the server has.
+    told: u64,
+    /// The version in the last patch.
+    sent: u64,
+    /// When something new was to be told first.
+    since: Option<Instant>,
+    /// When the last patch was taken.
+    patched: Option<Instant>,
+    /// What is missing of the last patch in the server's answer: it takes it otherwise, and
+    /// would another time.
+    residue: Option<Value>,
+    stage: Stage,
+    failures: u32,
+    /// The failures are the server's: another status would fare no better.
+    server_fault: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// What the server shows is known.
+    Known,
+    /// A patch was just taken.
+    Taken,
+    /// It has to be read first.
+    Stale,
+    /// It is deleted there.
+    Over,
+}
+
+impl Core {
+    /// Statuses up to this version are accounted for.
+    pub(super) fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// The UID that a pod has on this node.
+    pub(super) fn local(&self, uid: &PodUid) -> Option<PodUid> {
+        self.records.get(uid).map(|record| record.local.clone())
+    }
+
+    /// The API server shows a pod.
+    pub(super) fn shown(&mut self, uid: PodUid, shown: ApiPod, now: Instant) {
+        if shown.removed {
+            self.forget(&uid);
+            return;
+        }
+        let local = match shown.pod.annotation(CONFIG_MIRROR) {
+            Some(hash) => PodUid::from(hash),
+            None => uid.clone(),
+        };
+        match self.records.get_mut(&uid) {
+            Some(record) => match age(shown.pod.object(), record.pod.object()) {
+                Ordering::Less => return,
+                // The same again; now it is shared with those who hold it, too.
+                Ordering::Equal => {
+                    record.pod = shown.pod;
+                    return;
+                }
+                Ordering::Greater => {
+                    record.pod = shown.pod;
+                    record.stage = Stage::Known;
+                    if record.server_fault {
+                        return;
+                    }
+                }
+            },
+            None => {
+                if local != uid {
+                    self.mirrors.insert(local.clone(), uid.clone());
+                }
+                self.records.insert(uid.clone(), Record::new(shown.pod, local));
+            }
+        }
+        self.due.set_earlier(uid, now);
+    }
+
+    /// A pod's status was stored, under the UID that it has on this node.
+    pub(super) fn stored(&mut self, local: &PodUid, version: u64, now: Instant) {
+        self.seen = self.seen.max(version);
+        let uid = self.mirrors.get(local).unwrap_or(local);
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.since.get_or_insert(now);
+        if !record.server_fault {
+            self.due.set_earlier(uid.clone(), now);
+        }
+    }
+
+    /// When the next pod is to be looked at.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let next = self.due.next()?;
+        Some(self.away.map_or(next, |(_, until)| next.max(until)))
+    }
+
+    /// The pods to be looked at now.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<PodUid> {
+        if self.is_away(now) {
+            return Vec::new();
+        }
+        self.due.take_due(now)
+    }
+
+    fn is_away(&self, now: Instant) -> bool {
+        self.away.is_some_and(|(_, until)| now < until)
+    }
+
+    /// What to ask of the API server about a pod, given its stored status.
+    pub(super) fn decide(
+        &mut self,
+        uid: &PodUid,
+        entry: &Entry,
+        activity: Activity,
+        at: Timestamp,
+        now: Instant,
+    ) -> Option<Request> {
+        if self.is_away(now) {
+            self.due.set_earlier(uid.clone(), now);
+            return None;
+        }
+        let record = self.records.get_mut(uid)?;
+        let stage = record.stage;
+        match stage {
+            Stage::Over => return None,
+            Stage::Stale => return Some(record.request(uid, What::Get)),
+            Stage::Known | Stage::Taken => record.stage = Stage::Known,
+        }
+        let blank = PodStatus::default();
+        let shown = record.pod.object().status.as_ref().unwrap_or(&blank);
+        let merged = merge(shown, &entry.status, activity, at);
+        let patch = strategic::patch(uid, shown, &merged.status);
+        if stage == Stage::Taken && record.sent == entry.version {
+            record.residue.clone_from(&patch);
+        }
+        if let Some(body) = patch.filter(|patch| record.residue.as_ref() != Some(patch)) {
+            let again = record.patched.and_then(|patched| patched.checked_add(RECONCILE));
+            if let Some(again) = again.filter(|again| record.told >= entry.version && now < *again) {
+                self.due.set_earlier(uid.clone(), again);
+                return None;
+            }
+            record.sent = entry.version;
+            return Some(record.request(uid, What::Patch(body)));
+        }
+        if merged.withheld {
+            // Not told in full, so what follows is no foreign edit.
+            record.told = entry.version.saturating_sub(1);
+            self.due.set_earlier(uid.clone(), now + WITHHELD);
+            return None;
+        }
+        record.settle(entry.version, now);
+        let over = record.pod.is_deleting() && is_terminal(shown_phase(&record.pod)) && entry.finished;
+        (over && !record.pod.is_mirror()).then(|| record.request(uid, What::Delete))
+    }
+
+    /// Takes in what came of the request about a pod.
+    pub(super) fn answered(&mut self, uid: &PodUid, answer: Answer, now: Instant) {
+        if !matches!(answer, Answer::Away(_) | Answer::Stopping) {
+            self.away = None;
+        }
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let wait = match answer {
+            Answer::Shown(pod) if pod.metadata.uid.as_deref() != Some(uid.as_str()) => {
+                self.forget(uid);
+                return;
+            }
+            Answer::Shown(pod) => {
+                if record.stage != Stage::Stale {
+                    record.patched = Some(now);
+                    record.told = record.sent;
+                    record.stage = Stage::Taken;
+                    record.failures = 0;
+                } else {
+                    record.stage = Stage::Known;
+                }
+                record.server_fault = false;
+                if age(&pod, record.pod.object()) != Ordering::Less {
+                    record.pod = Pod::from(*pod);
+                }
+                // To see whether it is as it should be, and what comes next.
+                Duration::ZERO
+            }
+            Answer::Deleted | Answer::Gone => {
+                record.stage = Stage::Over;
+                return;
+            }
+            Answer::Conflict(why) => {
+                record.stage = Stage::Stale;
+                let wait = record.failed(&why, REFUSED, REFUSED_MAX);
+                if record.failures == 1 { Duration::ZERO } else { wait }
+            }
+            Answer::Refused(why) => record.failed(&why, REFUSED, REFUSED_MAX),
+            Answer::Busy(why, after) => {
+                record.server_fault = true;
+                let wait = record.failed(&why, RETRY, RETRY_MAX);
+                after.unwrap_or_default().max(wait)
+            }
+            Answer::Away(why) => {
+                let failures = self.away.map_or(0, |(failures, _)| failures).saturating_add(1);
+                if failures.is_power_of_two() {
+                    log::warn!("cannot tell the API server about pods ({failures} times): {why}");
+                }
+                self.away = Some((failures, now + pause(failures, RETRY, RETRY_MAX)));
+                Duration::ZERO
+            }
+            Answer::Stopping => return,
+        };
+        self.due.set_earlier(uid.clone(), now + wait);
+    }
+
+    fn forget(&mut self, uid: &PodUid) {
+        self.due.clear(uid);
+        if let Some(record) = self.records.remove(uid)
+            && self.mirrors.get(&record.local) == Some(uid)
+        {
+            self.mirrors.remove(&record.local);
+        }
+    }
+}
+
+impl Record {
+    fn new(pod: Pod, local: PodUid) -> Self {
+        Record {
+            pod,
+            local,
+            told: 0,
+            sent: 0,
+            since: None,
+            patched: None,
+            residue: None,
+            stage: Stage::Known,
+            failures: 0,
+            server_fault: false,
+        }
+    }
+
+    fn request(&self, uid: &PodUid, what: What) -> Request {
+        Request {
+            namespace: self.pod.namespace().to_owned(),
+            name: self.pod.name().to_owned(),
+            uid: uid.as_str().to_owned(),
+            what,
+        }
+    }
+
+    /// The server has the status of this version.
+    fn settle(&mut self, version: u64, now: Instant) {
+        self.told = version;
+        self.failures = 0;
+        self.server_fault = false;
+        if let Some(since) = self.since.take() {
+            metrics::POD_STATUS_SYNC.took(now.saturating_duration_since(since));
+        }
+    }
+
+    /// Counts a failure, tells of it at doubling counts, and says how long to wait.
+    fn failed(&mut self, why: &str, first: Duration, most: Duration) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        if self.failures.is_power_of_two() {
+            let (name, uid) = (self.pod.full_name(), &self.local);
+            log::warn!(
+                "cannot tell the API server about a pod ({} times): {why} pod={name} uid={uid}",
+                self.failures
+            );
+        }
+        pause(self.failures, first, most)
+    }
+}
+
+fn shown_phase(pod: &Pod) -> Option<&str> {
+    Some(pod.source_phase())
+}
+
+/// The wait after so many failures in a row.
+fn pause(failures: u32, first: Duration, most: Duration) -> Duration {
+    let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    jitter(doubled.min(most), random_unit())
+}
+
+/// Which of two versions of an object is the newer. Versions that are no numbers have no
+/// order: what comes later counts.
+fn age(one: &api::Pod, other: &api::Pod) -> Ordering {
+    let version = |pod: &api::Pod| pod.metadata.resource_version.clone().unwrap_or_default();
+    let (one, other) = (version(one), version(other));
+    match (one.parse::<u128>(), other.parse::<u128>()) {
+        (Ok(one), Ok(other)) => one.cmp(&other),
+        _ if one == other && !one.is_empty() => Ordering::Equal,
+        _ => Ordering::Greater,
+    }
+}

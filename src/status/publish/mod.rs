@@ -1,0 +1,124 @@
+//! The `status` thread: tells the API server how the pods are (Go: pkg/kubelet/status manager's
+//! syncBatch, syncPod).
+//!
+//! In: the status cache's bell, and the pods as the API server shows them ([`ApiPods`]).
+//! Out: status patches, and the deletion of pods of which nothing is left on the node.
+//! A wake-up has a cause: a new status, a pod that the server shows otherwise, a retry.
+//! Invariants: only the newest status is sent; a pod that fails delays no other; a patch
+//! carries the UID that it is meant for; nothing is written that the server shows already.
+
+mod core;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use request::{Answer, Api, Request, What};
+
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, select_biased};
+use jiff::Timestamp;
+
+use self::core::Core;
+use super::{Activity, StatusCache};
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::util::mailbox::{self, Inbox, Post};
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::timers;
+
+/// A pod as the API server shows it: an API pod, or the mirror of a static pod.
+#[derive(Debug, Clone)]
+pub struct ApiPod {
+    /// The object, its status included.
+    pub pod: Pod,
+    /// It is gone from the API server.
+    pub removed: bool,
+}
+
+/// Where pods are posted, under the UID that they have at the API server.
+pub type ApiPods = Post<PodUid, ApiPod>;
+
+/// Makes the thread's mailbox.
+#[must_use]
+pub fn inbox() -> (ApiPods, Inbox<PodUid, ApiPod>) {
+    mailbox::mailbox(mailbox::newest)
+}
+
+/// What the thread works with.
+pub struct Deps {
+    /// The statuses, and the bell.
+    pub status: StatusCache,
+    /// The pods as the API server shows them.
+    pub pods: Inbox<PodUid, ApiPod>,
+    /// The API server.
+    pub api: Box<dyn Api>,
+    /// Whether containers of a pod, by the UID that it has on this node, may still run.
+    pub activity: Box<dyn Fn(&PodUid) -> Activity + Send>,
+}
+
+/// Starts the thread. Whoever stops it shuts the client down, too: that breaks its request.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
+    threads::spawn("status", Stack::Small, on_death, move |stop| {
+        // Before the first look: a change in between must ring.
+        let bell = deps.status.changes();
+        Publisher { core: Core::default(), deps, bell }.run(&stop);
+    })
+}
+
+struct Publisher {
+    core: Core,
+    deps: Deps,
+    bell: Receiver<()>,
+}
+
+impl Publisher {
+    fn run(mut self, stop: &StopToken) {
+        loop {
+            self.take_news();
+            for uid in self.core.due(Instant::now()) {
+                if stop.is_stopped() {
+                    return;
+                }
+                // A request takes its time: the pod may be gone, or the server away.
+                self.take_news();
+                self.tell(&uid);
+            }
+            let _waiting = threads::waiting("a status to tell");
+            select_biased! {
+                recv(stop.signal()) -> _ => return,
+                recv(self.deps.pods.bell()) -> _ => {}
+                recv(self.bell) -> _ => {}
+                recv(timers::at(self.core.next_due())) -> _ => {}
+            }
+        }
+    }
+
+    fn take_news(&mut self) {
+        let now = Instant::now();
+        for (uid, shown) in self.deps.pods.take() {
+            self.core.shown(uid, shown, now);
+        }
+        for (uid, version) in self.deps.status.newer_than(self.core.seen()) {
+            self.core.stored(&uid, version, now);
+        }
+    }
+
+    fn tell(&mut self, uid: &PodUid) {
+        let Some(local) = self.core.local(uid) else { return };
+        let Some(entry) = self.deps.status.entry(&local) else { return };
+        let activity = (self.deps.activity)(&local);
+        let Some(request) = self.core.decide(uid, &entry, activity, Timestamp::now(), Instant::now()) else {
+            return;
+        };
+        let answer = {
+            let _waiting = threads::waiting("the API server");
+            self.deps.api.send(&request)
+        };
+        self.core.answered(uid, answer, Instant::now());
+    }
+}
