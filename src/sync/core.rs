@@ -35,7 +35,7 @@ pub enum Effect {
     /// This is how the API server shows a pod, or the mirror of a static one, now.
     Shown(Pod),
     /// The API server shows it no more.
-    NotShown(PodUid),
+    NotShown(Pod),
     /// A refused pod that is being deleted and of which nothing runs: its object may go.
     Finish(Pod),
     /// An object of a source was left out.
@@ -150,7 +150,7 @@ impl Core {
             // Before anything is done about a pod: whoever tells of it knows it then.
             for pod in &update.pods {
                 effects.push(match update.op {
-                    Op::Remove => Effect::NotShown(pod.uid().clone()),
+                    Op::Remove => Effect::NotShown(pod.clone()),
                     Op::Add | Op::Update | Op::Delete | Op::Reconcile => Effect::Shown(pod.clone()),
                 });
             }
@@ -345,7 +345,7 @@ mod tests {
                     Effect::StopUnknown(pod) => format!("stop {}", pod.uid),
                     Effect::Forget(uid) => format!("forget {uid}"),
                     Effect::Shown(pod) => format!("shown {}", pod.uid()),
-                    Effect::NotShown(uid) => format!("not shown {uid}"),
+                    Effect::NotShown(pod) => format!("not shown {}", pod.uid()),
                     Effect::Finish(pod) => format!("finish {}", pod.uid()),
                     Effect::LeftOut { pod, .. } => format!("left out {}", pod.uid()),
                 })

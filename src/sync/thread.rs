@@ -22,6 +22,7 @@ use crate::pods::workers::{Aftermath, Ended, Workers};
 use crate::probes::{Kind, Probes};
 use crate::sources::{SourceSet, unsupported_fields};
 use crate::status::StatusCache;
+use crate::status::publish::{ApiPod, ApiPods};
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -70,6 +71,8 @@ pub struct Deps {
     pub probes: Probes,
     /// Ephemeral containers that somebody wants.
     pub wishes: Wishes,
+    /// Is told how the API server shows the pods. `None` without one.
+    pub api_pods: Option<ApiPods>,
     /// Told after each turn, for the health check.
     pub turn: Arc<std::sync::Mutex<Instant>>,
 }
@@ -315,10 +318,24 @@ impl Loop {
                     self.deps.status.forget(&uid);
                     self.garbage = true;
                 }
+                Effect::Shown(pod) => self.shown(pod, false),
+                Effect::NotShown(pod) => self.shown(pod, true),
+                Effect::Finish(pod) => {
+                    if self.deps.status.entry(pod.uid()).is_some_and(|entry| !entry.finished) {
+                        self.deps.status.finish(&pod, Timestamp::now());
+                    }
+                }
                 Effect::LeftOut { pod, message } => {
                     self.deps.events.warning(&pod, reasons::FAILED_VALIDATION, message);
                 }
             }
+        }
+    }
+
+    /// The API server shows a pod, or shows it no more.
+    fn shown(&self, pod: Pod, removed: bool) {
+        if let Some(api_pods) = &self.deps.api_pods {
+            api_pods.put(pod.uid().clone(), ApiPod { pod, removed });
         }
     }
 
