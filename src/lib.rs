@@ -21,6 +21,7 @@ pub mod sources;
 pub mod status;
 pub mod volumes;
 // layer 3
+pub mod node;
 pub mod pods;
 // layer 4
 pub mod server;

@@ -26,6 +26,12 @@ impl ImageClient {
         ImageClient { caller: self.caller.with_stop(stop) }
     }
 
+    /// The same client with another deadline for its calls.
+    #[must_use]
+    pub fn with_request_timeout(&self, request_timeout: Duration) -> ImageClient {
+        ImageClient { caller: Caller { request_timeout, ..self.caller.clone() } }
+    }
+
     /// Every image on the node.
     ///
     /// # Errors

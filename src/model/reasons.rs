@@ -71,6 +71,18 @@ reasons! {
     FREE_DISK_SPACE_FAILED = "FreeDiskSpaceFailed";
     INVALID_DISK_CAPACITY = "InvalidDiskCapacity";
     STARTING = "Starting";
+    // Events about the node.
+    NODE_READY = "NodeReady";
+    NODE_NOT_READY = "NodeNotReady";
+    NODE_HAS_SUFFICIENT_MEMORY = "NodeHasSufficientMemory";
+    NODE_HAS_INSUFFICIENT_MEMORY = "NodeHasInsufficientMemory";
+    NODE_HAS_NO_DISK_PRESSURE = "NodeHasNoDiskPressure";
+    NODE_HAS_DISK_PRESSURE = "NodeHasDiskPressure";
+    NODE_HAS_SUFFICIENT_PID = "NodeHasSufficientPID";
+    NODE_HAS_INSUFFICIENT_PID = "NodeHasInsufficientPID";
+    NODE_SCHEDULABLE = "NodeSchedulable";
+    NODE_NOT_SCHEDULABLE = "NodeNotSchedulable";
+    REBOOTED = "Rebooted";
     /// Ours: a pod field that has no effect in this version.
     UNSUPPORTED_FIELD = "UnsupportedField";
     /// Ours: a manifest that does not parse; the last good version keeps running.

@@ -11,7 +11,7 @@ const STATUS_LIMIT: Duration = Duration::from_secs(30);
 const RELIST_LIMIT: Duration = Duration::from_secs(180);
 
 /// A judgement at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeHealth {
     /// Why pods cannot be synced; empty if they can.
     pub runtime: Vec<String>,
@@ -83,6 +83,11 @@ impl Health {
         if *facts.handlers != *handlers {
             facts.handlers = handlers.into();
         }
+    }
+
+    /// All handlers.
+    pub(super) fn handlers(&self) -> Arc<[Handler]> {
+        Arc::clone(&self.facts.lock().unwrap_or_else(PoisonError::into_inner).handlers)
     }
 
     /// A handler by its name; the default one's is empty.

@@ -240,11 +240,23 @@ impl Observe {
         self.health.features()
     }
 
+    /// What the runtime's handlers can do, by name; none until it has answered once.
+    #[must_use]
+    pub fn runtime_handlers(&self) -> Arc<[crate::cri::Handler]> {
+        self.health.handlers()
+    }
+
     /// Whether a handler (the default one's name is empty) makes read-only mounts read-only
     /// all the way down. No, until the runtime says so.
     #[must_use]
     pub fn can_mount_recursively_read_only(&self, handler: &str) -> bool {
         self.health.handler(handler).is_some_and(|handler| handler.recursive_read_only_mounts)
+    }
+
+    /// The runtime's name and version, if it ever answered.
+    #[must_use]
+    pub fn known_runtime_version(&self) -> Option<(String, String)> {
+        self.health.version()
     }
 
     /// Whether the runtime can be used now, and if not why.

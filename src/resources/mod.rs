@@ -14,6 +14,7 @@ pub mod iptables;
 pub mod machine;
 pub mod own;
 pub mod preflight;
+pub mod system;
 
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,156 @@
+//! Under which addresses the node can be reached.
+
+use std::net::{IpAddr, UdpSocket};
+
+use crate::model::api::NodeAddress;
+
+/// What must be asked of the machine.
+pub(super) trait Network {
+    /// Whether an interface of this machine has the address.
+    fn is_local(&self, ip: IpAddr) -> bool;
+    /// The source address towards the outside.
+    fn by_route(&self, v6: bool) -> Option<IpAddr>;
+}
+
+/// The kernel's answers.
+pub(super) struct Kernel;
+
+impl Network for Kernel {
+    fn is_local(&self, ip: IpAddr) -> bool {
+        UdpSocket::bind((ip, 0)).is_ok()
+    }
+
+    fn by_route(&self, v6: bool) -> Option<IpAddr> {
+        // Documentation prefixes: never local, so the default route answers. Nothing is sent.
+        let (from, to) =
+            if v6 { ("[::]:0", "[2001:db8::1]:9") } else { ("0.0.0.0:0", "192.0.2.1:9") };
+        let socket = UdpSocket::bind(from).ok()?;
+        socket.connect(to).ok()?;
+        socket.local_addr().ok().map(|address| address.ip())
+    }
+}
+
+/// The addresses for the Node object; `known` are those that it has.
+pub(super) fn addresses(
+    name: &str,
+    node_ips: &[IpAddr],
+    external_cloud: bool,
+    known: &[NodeAddress],
+    network: &dyn Network,
+) -> Result<Vec<NodeAddress>, String> {
+    let address = |kind: &str, address: String| NodeAddress { type_: kind.to_owned(), address };
+    let with_name = |ips: &[IpAddr]| -> Vec<NodeAddress> {
+        let internal = ips.iter().map(|ip| address("InternalIP", ip.to_string()));
+        internal.chain([address("Hostname", name.to_owned())]).collect()
+    };
+    // 0.0.0.0 and :: only say which family is preferred.
+    let given: Vec<IpAddr> = node_ips.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
+    if external_cloud {
+        // The cloud controller sets them, and until then those that were asked for stand in.
+        return Ok(if known.is_empty() { with_name(&given) } else { known.to_vec() });
+    }
+    if !given.is_empty() {
+        for ip in &given {
+            check(*ip, network).map_err(|why| format!("failed to validate nodeIP: {why}"))?;
+        }
+        return Ok(with_name(&given));
+    }
+    if let Ok(ip) = name.parse::<IpAddr>() {
+        return Ok(with_name(&[ip]));
+    }
+    let v6_first = node_ips.first().is_some_and(IpAddr::is_ipv6);
+    // DIFFERS: the node's name is not looked up in DNS: the address of the default route is
+    // what a name of this machine should point to, and a resolver may hang.
+    [v6_first, !v6_first]
+        .into_iter()
+        .filter_map(|v6| network.by_route(v6))
+        .find(|ip| is_usable(*ip).is_ok())
+        .map(|ip| with_name(&[ip]))
+        .ok_or_else(|| {
+            format!("can't get ip address of node {name}. error: no default route has a usable address")
+        })
+}
+
+fn check(ip: IpAddr, network: &dyn Network) -> Result<(), String> {
+    is_usable(ip).map_err(|why| format!("nodeIP can't be {why} address"))?;
+    if network.is_local(ip) { Ok(()) } else { Err(format!("node IP: \"{ip}\" not found in the host's network interfaces")) }
+}
+
+fn is_usable(ip: IpAddr) -> Result<(), &'static str> {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    match ip {
+        _ if ip.is_loopback() => Err("loopback"),
+        _ if ip.is_multicast() => Err("a multicast"),
+        _ if link_local => Err("a link-local unicast"),
+        _ if ip.is_unspecified() => Err("an all zeros"),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has 192.0.2.10 and fd00::10, and routes for what is given.
+    struct Fake(Option<&'static str>, Option<&'static str>);
+
+    impl Network for Fake {
+        fn is_local(&self, ip: IpAddr) -> bool {
+            ["192.0.2.10", "fd00::10"].contains(&ip.to_string().as_str())
+        }
+        fn by_route(&self, v6: bool) -> Option<IpAddr> {
+            if v6 { self.1 } else { self.0 }.map(|ip| ip.parse().unwrap())
+        }
+    }
+
+    fn check(name: &str, ips: &[&str], cloud: bool, known: &[&str], network: &Fake, expected: Result<&[&str], &str>) {
+        let ips: Vec<IpAddr> = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+        let known: Vec<NodeAddress> = known
+            .iter()
+            .map(|ip| NodeAddress { type_: "ExternalIP".to_owned(), address: (*ip).to_owned() })
+            .collect();
+        let found = addresses(name, &ips, cloud, &known, network);
+        match (found, expected) {
+            (Ok(found), Ok(expected)) => {
+                let found: Vec<String> =
+                    found.iter().map(|it| format!("{} {}", it.type_, it.address)).collect();
+                assert_eq!(found, expected, "{name} {ips:?}");
+            }
+            (Err(found), Err(expected)) => assert!(found.contains(expected), "{found}"),
+            (found, expected) => panic!("{found:?} is not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn every_case() {
+        let both = Fake(Some("192.0.2.10"), Some("fd00::10"));
+        let host = "Hostname n";
+        check("n", &["192.0.2.10"], false, &[], &both, Ok(&["InternalIP 192.0.2.10", host]));
+        let dual: &[&str] = &["InternalIP 192.0.2.10", "InternalIP fd00::10", host];
+        check("n", &["192.0.2.10", "fd00::10"], false, &["x"], &both, Ok(dual));
+        check("n", &[], false, &[], &both, Ok(&["InternalIP 192.0.2.10", host]));
+        check("n", &["0.0.0.0"], false, &[], &both, Ok(&["InternalIP 192.0.2.10", host]));
+        check("n", &["::"], false, &[], &both, Ok(&["InternalIP fd00::10", host]));
+        let only_v4 = Fake(Some("192.0.2.10"), None);
+        check("n", &["::"], false, &[], &only_v4, Ok(&["InternalIP 192.0.2.10", host]));
+        let only_v6 = Fake(Some("127.0.0.1"), Some("fd00::10"));
+        check("n", &[], false, &[], &only_v6, Ok(&["InternalIP fd00::10", host]));
+        check("n", &[], false, &[], &Fake(None, None), Err("can't get ip address of node n. error: "));
+        check("10.0.0.1", &[], false, &[], &both, Ok(&["InternalIP 10.0.0.1", "Hostname 10.0.0.1"]));
+        for (ip, why) in [
+            ("192.0.2.11", "node IP: \"192.0.2.11\" not found in the host's network interfaces"),
+            ("127.0.0.1", "nodeIP can't be loopback address"),
+            ("224.0.0.1", "multicast"),
+            ("169.254.1.1", "link-local"),
+            ("fe80::1", "link-local"),
+        ] {
+            check("n", &[ip], false, &[], &both, Err(why));
+        }
+        check("n", &["10.9.9.9"], true, &["x"], &both, Ok(&["ExternalIP x"]));
+        check("n", &["10.9.9.9"], true, &[], &both, Ok(&["InternalIP 10.9.9.9", host]));
+        check("n", &[], true, &[], &both, Ok(&[host]));
+    }
+}

@@ -1,0 +1,314 @@
+//! The Node object as it should be (pure).
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use super::Settings;
+use super::conditions::{self, News, Pressures};
+use super::resources::{HUGE_PAGES, quantities};
+use crate::cri::{Handler, RuntimeFeatures};
+use crate::model::Quantity;
+use crate::model::api::{
+    ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeFeatures, NodeRuntimeHandler,
+    NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus, NodeSwapStatus, NodeSystemInfo, Taint,
+};
+use crate::model::event::EventType;
+use crate::model::meta::ObjectMeta;
+use crate::model::node::Allocatable;
+use crate::model::reasons;
+use crate::observe::RuntimeHealth;
+use crate::resources::system::SystemFacts;
+
+/// Tells the attach controller that this node leaves attaching to it.
+const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+/// Tells the cloud controller which address was asked for.
+const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
+/// Keeps pods away until the cloud controller has looked at the node.
+const CLOUD_TAINT: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+/// Names of one image that are told.
+const MAX_NAMES: usize = 5;
+
+/// Labels of which the agent's own values count on a node that exists already.
+const OWN_LABELS: &[&str] = &[
+    "kubernetes.io/hostname",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+];
+/// Labels that are repaired whenever they are wrong.
+const PLATFORM_LABELS: &[&str] = &["kubernetes.io/os", "kubernetes.io/arch"];
+
+/// An image on the node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Image {
+    /// Of its content.
+    pub id: String,
+    /// Names that end in a digest.
+    pub digests: Vec<String>,
+    /// Names that end in a tag.
+    pub tags: Vec<String>,
+    /// On disk.
+    pub size_bytes: i64,
+}
+
+/// Everything that is found out anew for each status.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Facts {
+    /// All that the machine has, and what of it pods may use; `None` while it is not known.
+    pub capacity: Option<Allocatable>,
+    /// See `capacity`.
+    pub allocatable: Allocatable,
+    /// Which machine it is.
+    pub system: SystemFacts,
+    /// Such as `containerd://2.1.0`; `None` while the runtime has not said.
+    pub runtime_version: Option<String>,
+    /// What the runtime's handlers can do; none while the runtime has not said.
+    pub handlers: Vec<Handler>,
+    /// What the runtime can do; `None` while it has not said.
+    pub features: Option<RuntimeFeatures>,
+    /// Whether the runtime can be used.
+    pub health: RuntimeHealth,
+    /// As the node tells them; `None`: not known, what the object says stays.
+    pub images: Option<Vec<ContainerImage>>,
+    /// What the node is short of.
+    pub pressures: Pressures,
+    /// Attachable volumes in use; `None`: not known yet, what the object says stays.
+    pub volumes_in_use: Option<Vec<String>>,
+    /// More reasons for not being ready, such as `node is shutting down`.
+    pub problems: Vec<String>,
+    /// Told with the Ready condition whatever its status.
+    pub warnings: Vec<String>,
+}
+
+/// The node as it registers.
+pub(super) fn initial(
+    settings: &Settings,
+    facts: &Facts,
+    addresses: Option<Vec<NodeAddress>>,
+    now: Timestamp,
+) -> (Node, Vec<News>) {
+    let external = settings.external_cloud;
+    let mut annotations = BTreeMap::new();
+    if settings.controller_attach_detach {
+        annotations.insert(ATTACH_DETACH.to_owned(), "true".to_owned());
+    }
+    if external && !settings.node_ips.is_empty() {
+        let ips: Vec<String> = settings.node_ips.iter().map(ToString::to_string).collect();
+        annotations.insert(PROVIDED_NODE_IP.to_owned(), ips.join(","));
+    }
+    let mut taints = settings.taints.clone();
+    if external {
+        taints.push(Taint {
+            key: CLOUD_TAINT.to_owned(),
+            value: Some("true".to_owned()),
+            effect: "NoSchedule".to_owned(),
+            time_added: None,
+        });
+    }
+    let blank = Node {
+        metadata: ObjectMeta {
+            name: Some(settings.name.clone()),
+            labels: Some(labels(settings)),
+            annotations: (!annotations.is_empty()).then_some(annotations),
+            ..ObjectMeta::default()
+        },
+        spec: Some(NodeSpec {
+            provider_id: Some(settings.provider_id.clone()).filter(|id| !id.is_empty()),
+            taints: (!taints.is_empty()).then_some(taints),
+            ..NodeSpec::default()
+        }),
+        status: None,
+    };
+    refreshed(settings, facts, addresses, &blank, now)
+}
+
+/// The labels that the node registers with.
+#[must_use]
+pub fn labels(settings: &Settings) -> BTreeMap<String, String> {
+    let arch = arch();
+    let mut labels: BTreeMap<String, String> = [
+        ("kubernetes.io/hostname", settings.name.as_str()),
+        ("kubernetes.io/os", OS),
+        ("kubernetes.io/arch", arch),
+        ("beta.kubernetes.io/os", OS),
+        ("beta.kubernetes.io/arch", arch),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .collect();
+    for (key, value) in &settings.labels {
+        if let Some(own) = labels.insert(key.clone(), value.clone())
+            && own != *value
+        {
+            log::debug!("the label {key}={own} of the node is replaced by {key}={value} from --node-labels");
+        }
+    }
+    labels
+}
+
+const OS: &str = "linux";
+
+/// The architecture in Go's words, which labels use.
+#[must_use]
+pub fn arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+/// A node that was there already, with what only a start sets right.
+pub(super) fn reconciled(settings: &Settings, facts: &Facts, existing: &Node) -> Node {
+    let mut node = existing.clone();
+    let annotations = node.metadata.annotations.get_or_insert_default();
+    if settings.controller_attach_detach {
+        annotations.insert(ATTACH_DETACH.to_owned(), "true".to_owned());
+    } else {
+        annotations.remove(ATTACH_DETACH);
+    }
+    if annotations.is_empty() {
+        node.metadata.annotations = None;
+    }
+    repair(&mut node, OWN_LABELS, &labels(settings));
+    // Sizes of huge pages that this kernel does not have any more. Those that it has come
+    // with the status.
+    if let (Some(capacity), Some(status)) = (&facts.capacity, &mut node.status) {
+        for map in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
+            map.retain(|name, _| !name.starts_with(HUGE_PAGES) || capacity.extended.contains_key(name));
+        }
+    }
+    node
+}
+
+fn repair(node: &mut Node, keys: &[&str], wanted: &BTreeMap<String, String>) {
+    let labels = node.metadata.labels.get_or_insert_default();
+    for key in keys {
+        if let Some(value) = wanted.get(*key)
+            && labels.get(*key) != Some(value)
+        {
+            labels.insert((*key).to_owned(), value.clone());
+        }
+    }
+}
+
+/// `base` with a status of now, and with what people should hear of it.
+pub(super) fn refreshed(
+    settings: &Settings,
+    facts: &Facts,
+    addresses: Option<Vec<NodeAddress>>,
+    base: &Node,
+    now: Timestamp,
+) -> (Node, Vec<News>) {
+    let mut node = base.clone();
+    repair(&mut node, PLATFORM_LABELS, &labels(settings));
+    let mut status = node.status.take().unwrap_or_default();
+    let mut news = Vec::new();
+    if let Some(addresses) = addresses {
+        status.addresses = some(addresses);
+    }
+    if let Some(capacity) = &facts.capacity {
+        resources(&mut status, capacity, &facts.allocatable);
+    }
+    let old_info = status.node_info.take().unwrap_or_default();
+    if !old_info.boot_id.is_empty()
+        && !facts.system.boot_id.is_empty()
+        && old_info.boot_id != facts.system.boot_id
+    {
+        news.push(News {
+            topic: "boot",
+            kind: EventType::Warning,
+            reason: reasons::REBOOTED,
+            message: format!(
+                "Node {} has been rebooted, boot id: {}",
+                settings.name, facts.system.boot_id
+            ),
+        });
+    }
+    status.node_info = Some(info(settings, facts, old_info));
+    status.daemon_endpoints = Some(NodeDaemonEndpoints {
+        kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(settings.port) }),
+    });
+    if let Some(images) = &facts.images {
+        status.images = some(images.clone());
+    }
+    if let Some(features) = facts.features {
+        status.runtime_handlers = some(facts.handlers.iter().map(handler).collect());
+        status.features = Some(NodeFeatures {
+            supplemental_groups_policy: Some(features.supplemental_groups_policy),
+        });
+    }
+    status.declared_features = some(settings.declared_features.clone());
+    // Whole seconds are all that the API keeps.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let conditions = status.conditions.get_or_insert_default();
+    news.extend(conditions::update(conditions, &settings.name, facts, now));
+    if let Some(volumes) = &facts.volumes_in_use {
+        status.volumes_in_use = some(volumes.clone());
+    }
+    node.status = Some(status);
+    (node, news)
+}
+
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
+}
+
+/// Capacity and allocatable; resources of others (devices that a plugin told) stay.
+fn resources(status: &mut NodeStatus, capacity: &Allocatable, allocatable: &Allocatable) {
+    let fill = |map: &mut Option<BTreeMap<String, Quantity>>, new: &Allocatable| {
+        map.get_or_insert_default().extend(quantities(new));
+    };
+    fill(&mut status.capacity, capacity);
+    fill(&mut status.allocatable, allocatable);
+}
+
+fn info(settings: &Settings, facts: &Facts, old: NodeSystemInfo) -> NodeSystemInfo {
+    let system = &facts.system;
+    let swap = i64::try_from(system.swap_bytes).ok().filter(|bytes| *bytes > 0);
+    NodeSystemInfo {
+        machine_id: system.machine_id.clone(),
+        system_uuid: system.system_uuid.clone(),
+        boot_id: system.boot_id.clone(),
+        kernel_version: system.kernel_version.clone(),
+        os_image: system.os_image.clone(),
+        container_runtime_version: facts.runtime_version.clone().unwrap_or(old.container_runtime_version),
+        kubelet_version: settings.kubelet_version.clone(),
+        kube_proxy_version: String::new(),
+        operating_system: OS.to_owned(),
+        architecture: arch().to_owned(),
+        swap: swap.map(|bytes| NodeSwapStatus { capacity: Some(bytes) }),
+    }
+}
+
+fn handler(handler: &Handler) -> NodeRuntimeHandler {
+    NodeRuntimeHandler {
+        name: Some(handler.name.clone()),
+        features: Some(NodeRuntimeHandlerFeatures {
+            recursive_read_only_mounts: Some(handler.recursive_read_only_mounts),
+            user_namespaces: Some(handler.user_namespaces),
+        }),
+    }
+}
+
+/// The largest images, the largest first. `most`: `None` for all of them.
+#[must_use]
+pub fn largest_images(mut images: Vec<Image>, most: Option<usize>) -> Vec<ContainerImage> {
+    images.sort_by(|a, b| (b.size_bytes, &b.id).cmp(&(a.size_bytes, &a.id)));
+    images
+        .into_iter()
+        .take(most.unwrap_or(usize::MAX))
+        .map(|image| ContainerImage {
+            names: some(image.digests.into_iter().chain(image.tags).take(MAX_NAMES).collect()),
+            size_bytes: Some(image.size_bytes),
+        })
+        .collect()
+}

@@ -1,0 +1,271 @@
+//! Conditions of the node and the events of their changes (pure).
+
+use jiff::Timestamp;
+
+use super::compose::Facts;
+use crate::model::api::NodeCondition;
+use crate::model::event::EventType;
+use crate::model::meta::Time;
+use crate::model::reasons;
+
+/// Which resources the node is short of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pressures {
+    /// Memory.
+    pub memory: bool,
+    /// Disk space or inodes.
+    pub disk: bool,
+    /// Process ids.
+    pub pid: bool,
+}
+
+/// Something about the node that people should hear of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct News {
+    /// What it is about: a later one of the same topic takes its place.
+    pub(super) topic: &'static str,
+    pub(super) kind: EventType,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+impl News {
+    pub(super) fn now(topic: &'static str, name: &str, reason: &'static str) -> Self {
+        let message = format!("Node {name} status is now: {reason}");
+        News { topic, kind: EventType::Normal, reason, message }
+    }
+}
+
+/// How one condition reads when it holds and when it does not: reason, message, event.
+struct Wording {
+    topic: &'static str,
+    holds: (&'static str, &'static str, &'static str),
+    not: (&'static str, &'static str, &'static str),
+}
+
+const MEMORY: Wording = Wording {
+    topic: "MemoryPressure",
+    holds: (
+        "KubeletHasInsufficientMemory",
+        "kubelet has insufficient memory available",
+        reasons::NODE_HAS_INSUFFICIENT_MEMORY,
+    ),
+    not: (
+        "KubeletHasSufficientMemory",
+        "kubelet has sufficient memory available",
+        reasons::NODE_HAS_SUFFICIENT_MEMORY,
+    ),
+};
+const DISK: Wording = Wording {
+    topic: "DiskPressure",
+    holds: ("KubeletHasDiskPressure", "kubelet has disk pressure", reasons::NODE_HAS_DISK_PRESSURE),
+    not: ("KubeletHasNoDiskPressure", "kubelet has no disk pressure", reasons::NODE_HAS_NO_DISK_PRESSURE),
+};
+const PID: Wording = Wording {
+    topic: "PIDPressure",
+    holds: (
+        "KubeletHasInsufficientPID",
+        "kubelet has insufficient PID available",
+        reasons::NODE_HAS_INSUFFICIENT_PID,
+    ),
+    not: (
+        "KubeletHasSufficientPID",
+        "kubelet has sufficient PID available",
+        reasons::NODE_HAS_SUFFICIENT_PID,
+    ),
+};
+
+/// The type of the condition that everything waits for.
+pub(super) const READY: &str = "Ready";
+
+/// Brings our four conditions up to date; those of others stay. Ready comes last.
+pub(super) fn update(
+    conditions: &mut Vec<NodeCondition>,
+    name: &str,
+    facts: &Facts,
+    now: Timestamp,
+) -> Vec<News> {
+    let mut news = Vec::new();
+    let pressures = facts.pressures;
+    for (wording, holds) in [(MEMORY, pressures.memory), (DISK, pressures.disk), (PID, pressures.pid)] {
+        let (reason, message, event) = if holds { wording.holds } else { wording.not };
+        if set(conditions, wording.topic, holds, reason, message.to_owned(), now) {
+            news.push(News::now(wording.topic, name, event));
+        }
+    }
+    let problems = problems(facts);
+    let ready = problems.is_empty();
+    let first = !conditions.iter().any(|condition| condition.type_ == READY);
+    let warning = warning(&facts.warnings);
+    let (reason, message, event) = if ready {
+        ("KubeletReady", "kubelet is posting ready status".to_owned(), reasons::NODE_READY)
+    } else {
+        ("KubeletNotReady", together(&problems), reasons::NODE_NOT_READY)
+    };
+    let changed = set(conditions, READY, ready, reason, message + &warning, now);
+    // A new node is not ready yet, which is no news.
+    if changed && (ready || !first) {
+        news.push(News::now(READY, name, event));
+    }
+    news
+}
+
+fn warning(warnings: &[String]) -> String {
+    if warnings.is_empty() { String::new() } else { format!(". WARNING: {}", warnings.join(", ")) }
+}
+
+/// Why the node is not ready, in a fixed order.
+fn problems(facts: &Facts) -> Vec<String> {
+    let health = &facts.health;
+    let runtime = health.runtime.iter().map(|why| prefixed(why, "RuntimeReady=false", "container runtime not ready: "));
+    let network = health
+        .network
+        .iter()
+        .map(|why| prefixed(why, "NetworkReady=false", "container runtime network not ready: "));
+    let missing = facts.capacity.is_none().then(|| {
+        "missing node capacity for resources: cpu, memory, pods, ephemeral-storage".to_owned()
+    });
+    let mut found: Vec<String> = Vec::new();
+    for why in runtime.chain(network).chain(facts.problems.iter().cloned()).chain(missing) {
+        if !found.contains(&why) {
+            found.push(why);
+        }
+    }
+    found
+}
+
+fn prefixed(why: &str, start: &str, prefix: &str) -> String {
+    if why.starts_with(start) { format!("{prefix}{why}") } else { why.to_owned() }
+}
+
+fn together(problems: &[String]) -> String {
+    match problems {
+        [one] => one.clone(),
+        several => format!("[{}]", several.join(", ")),
+    }
+}
+
+/// Sets one condition; says whether its status changed.
+fn set(
+    conditions: &mut Vec<NodeCondition>,
+    kind: &str,
+    holds: bool,
+    reason: &str,
+    message: String,
+    now: Timestamp,
+) -> bool {
+    let status = if holds { "True" } else { "False" };
+    let old = conditions.iter_mut().find(|condition| condition.type_ == kind);
+    let changed = old.as_ref().is_none_or(|old| old.status != status);
+    let since = match &old {
+        Some(old) if !changed => old.last_transition_time.clone(),
+        _ => None,
+    };
+    let new = NodeCondition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(message),
+        last_heartbeat_time: Some(Time(now)),
+        last_transition_time: Some(since.unwrap_or(Time(now))),
+    };
+    match old {
+        Some(old) => *old = new,
+        None => conditions.push(new),
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::RuntimeHealth;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn facts(runtime: &[&str], network: Option<&str>) -> Facts {
+        Facts {
+            capacity: Some(Default::default()),
+            health: RuntimeHealth {
+                runtime: runtime.iter().map(|why| (*why).to_owned()).collect(),
+                network: network.map(str::to_owned),
+            },
+            ..Facts::default()
+        }
+    }
+
+    fn reasons(news: &[News]) -> Vec<&'static str> {
+        news.iter().map(|news| news.reason).collect()
+    }
+
+    #[test]
+    fn times_change_with_the_status_only() {
+        let foreign = NodeCondition {
+            type_: "NetworkUnavailable".to_owned(),
+            status: "False".to_owned(),
+            ..NodeCondition::default()
+        };
+        let mut conditions = vec![foreign.clone()];
+        let all = ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"];
+        let down = facts(&["container runtime is down"], None);
+        assert_eq!(reasons(&update(&mut conditions, "n", &down, at(1))), all);
+        let kinds: Vec<&str> = conditions.iter().map(|condition| condition.type_.as_str()).collect();
+        assert_eq!(kinds, ["NetworkUnavailable", "MemoryPressure", "DiskPressure", "PIDPressure", "Ready"]);
+        let well = facts(&[], None);
+        let news = update(&mut conditions, "n", &well, at(2));
+        assert_eq!(news[0].message, "Node n status is now: NodeReady");
+        assert!(update(&mut conditions, "n", &well, at(3)).is_empty());
+        let times = |index: usize| {
+            let of = |time: &Option<Time>| time.as_ref().unwrap().0.as_second();
+            (of(&conditions[index].last_transition_time), of(&conditions[index].last_heartbeat_time))
+        };
+        assert_eq!((times(1), times(4)), ((1, 3), (2, 3)));
+        assert_eq!(conditions[0], foreign);
+        let short = Facts {
+            pressures: Pressures { memory: true, disk: true, pid: true },
+            ..facts(&[], Some("network state unknown"))
+        };
+        assert_eq!(
+            reasons(&update(&mut conditions, "n", &short, at(4))),
+            ["NodeHasInsufficientMemory", "NodeHasDiskPressure", "NodeHasInsufficientPID", "NodeNotReady"]
+        );
+        assert_eq!(conditions[2].message.as_deref(), Some("kubelet has disk pressure"));
+        assert_eq!(conditions[4].message.as_deref(), Some("network state unknown"));
+        // A node that is ready from the start is news all the same.
+        assert!(reasons(&update(&mut Vec::new(), "n", &well, at(1))).contains(&"NodeReady"));
+    }
+
+    #[test]
+    fn why_it_is_not_ready() {
+        let check = |facts: &Facts, expected: &str| {
+            let mut conditions = Vec::new();
+            update(&mut conditions, "n", facts, at(1));
+            assert_eq!(conditions[3].message.as_deref(), Some(expected));
+        };
+        check(&facts(&["container runtime is down"], None), "container runtime is down");
+        check(
+            &facts(
+                &["RuntimeReady=false reason:X message:y", "PLEG is not healthy: z"],
+                Some("NetworkReady=false reason:N message:cni"),
+            ),
+            "[container runtime not ready: RuntimeReady=false reason:X message:y, PLEG is not healthy: z, \
+             container runtime network not ready: NetworkReady=false reason:N message:cni]",
+        );
+        let more = Facts {
+            problems: vec!["node is shutting down".to_owned(), "a".to_owned()],
+            warnings: vec!["w".to_owned()],
+            ..facts(&["a"], None)
+        };
+        check(&more, "[a, node is shutting down]. WARNING: w");
+        check(
+            &Facts { capacity: None, ..facts(&[], None) },
+            "missing node capacity for resources: cpu, memory, pods, ephemeral-storage",
+        );
+        check(
+            &Facts { warnings: vec!["w".to_owned()], ..facts(&[], None) },
+            "kubelet is posting ready status. WARNING: w",
+        );
+    }
+}

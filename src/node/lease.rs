@@ -1,0 +1,293 @@
+//! The `lease` thread: says every ten seconds that the node is alive.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::select_biased;
+use jiff::Timestamp;
+
+use super::api::{Kind, LeaseApi, NodeError};
+use super::watch::NodeWatch;
+use crate::model::coordination::{Lease, LeaseSpec};
+use crate::model::meta::{MicroTime, ObjectMeta, OwnerReference};
+use crate::util::backoff::random_unit;
+use crate::util::stop::StopToken;
+use crate::util::{threads, timers};
+
+/// Where all node leases are.
+pub(super) const NAMESPACE: &str = "kube-node-lease";
+/// A lease is renewed after this part of its duration.
+const RENEW_PART: f64 = 0.25;
+/// So many nodes do not come due at one moment.
+const JITTER: f64 = 0.04;
+/// Attempts to update at once.
+const TRIES: u32 = 5;
+/// Waits after a failure.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(7);
+
+/// What one turn came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Renewed,
+    /// The owner is not known, so there is nothing to renew or to make yet.
+    NoNode,
+    Failed(NodeError),
+}
+
+/// The lease as we last saw it.
+pub(super) struct Keeper {
+    name: String,
+    seconds: i32,
+    api: Box<dyn LeaseApi + Send>,
+    lease: Option<Lease>,
+    owner: Option<String>,
+    failures: u32,
+}
+
+impl Keeper {
+    pub(super) fn new(name: String, seconds: i32, api: Box<dyn LeaseApi + Send>) -> Self {
+        Keeper { name, seconds, api, lease: None, owner: None, failures: 0 }
+    }
+
+    /// Body of the thread.
+    pub(super) fn run(mut self, stop: &StopToken, watch: &NodeWatch) {
+        let node = watch.subscribe();
+        let mut next = Some(Instant::now());
+        loop {
+            let owner = watch.uid();
+            let due = next.is_some_and(|next| next <= Instant::now());
+            if due || (owner.is_some() && owner != self.owner) {
+                let outcome = self.turn(owner.as_deref(), Timestamp::now());
+                next = self.wait_after(&outcome, random_unit()).map(|wait| Instant::now() + wait);
+            }
+            let _waiting = threads::waiting("next lease renewal");
+            select_biased! {
+                recv(stop.signal()) -> _ => return,
+                recv(node) -> _ => {}
+                recv(timers::at(next)) -> _ => {}
+            }
+        }
+    }
+
+    /// Renews the lease, or makes it for the node with UID `owner`.
+    pub(super) fn turn(&mut self, owner: Option<&str>, now: Timestamp) -> Outcome {
+        let outcome = self.renew(owner, now);
+        match &outcome {
+            Outcome::Renewed => {
+                if self.failures > 0 {
+                    log::info!("the lease of node {} is renewed again", self.name);
+                }
+                self.failures = 0;
+                if owner.is_some() {
+                    self.owner = owner.map(str::to_owned);
+                }
+            }
+            Outcome::NoNode => {}
+            Outcome::Failed(error) if error.kind == Kind::Stopping => {}
+            Outcome::Failed(error) => {
+                self.failures = self.failures.saturating_add(1);
+                // Once, then at doubling intervals.
+                if self.failures.is_power_of_two() {
+                    log::warn!("{error} ({} times)", self.failures);
+                }
+            }
+        }
+        outcome
+    }
+
+    /// How long to wait then; `None`: until the node's object changes.
+    pub(super) fn wait_after(&self, outcome: &Outcome, unit: f64) -> Option<Duration> {
+        match outcome {
+            Outcome::Renewed => {
+                let duration = Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0));
+                Some(duration.mul_f64(RENEW_PART * (1.0 + JITTER * unit)).max(FIRST_WAIT))
+            }
+            Outcome::NoNode => None,
+            Outcome::Failed(_) => {
+                let exponent = self.failures.saturating_sub(1).min(16);
+                Some(FIRST_WAIT.saturating_mul(1 << exponent).min(LONGEST_WAIT))
+            }
+        }
+    }
+
+    fn renew(&mut self, owner: Option<&str>, now: Timestamp) -> Outcome {
+        let mut error = None;
+        for attempt in 0..TRIES {
+            if attempt > 1 {
+                self.api.drop_connections();
+            }
+            match self.attempt(owner, now) {
+                Ok(Some(lease)) => {
+                    self.lease = Some(stripped(lease));
+                    return Outcome::Renewed;
+                }
+                Ok(None) => return Outcome::NoNode,
+                Err(stopping) if stopping.kind == Kind::Stopping => return Outcome::Failed(stopping),
+                Err(other) => {
+                    // Somebody changed, removed or made it: the next attempt reads it first.
+                    if matches!(other.kind, Kind::Conflict | Kind::NotFound | Kind::AlreadyExists) {
+                        self.lease = None;
+                    }
+                    error = Some(other);
+                }
+            }
+        }
+        // Whatever it is, the next turn begins by reading.
+        self.lease = None;
+        error.map_or(Outcome::NoNode, Outcome::Failed)
+    }
+
+    fn attempt(&self, owner: Option<&str>, now: Timestamp) -> Result<Option<Lease>, NodeError> {
+        let known = match &self.lease {
+            Some(lease) => Some(lease.clone()),
+            None => match self.api.get() {
+                Ok(lease) => Some(stripped(lease)),
+                Err(error) if error.kind == Kind::NotFound => None,
+                Err(error) => return Err(error),
+            },
+        };
+        match (known, owner) {
+            (Some(known), owner) => self.api.update(&self.renewed(known, owner, now)).map(Some),
+            // Without its owner it would outlive the node.
+            (None, None) => Ok(None),
+            (None, Some(uid)) => {
+                let metadata = ObjectMeta {
+                    name: Some(self.name.clone()),
+                    namespace: Some(NAMESPACE.to_owned()),
+                    ..ObjectMeta::default()
+                };
+                let blank = Lease { metadata, spec: None };
+                self.api.create(&self.renewed(blank, Some(uid), now)).map(Some)
+            }
+        }
+    }
+
+    fn renewed(&self, mut lease: Lease, owner: Option<&str>, now: Timestamp) -> Lease {
+        let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+        spec.holder_identity = Some(self.name.clone());
+        spec.lease_duration_seconds = Some(self.seconds);
+        spec.renew_time = Some(MicroTime(now));
+        if let Some(uid) = owner {
+            let owners = lease.metadata.owner_references.get_or_insert_default();
+            let is_node = |owner: &OwnerReference| owner.kind == "Node" && owner.name == self.name;
+            match owners.iter_mut().find(|owner| is_node(owner)) {
+                // A node that was registered anew: else the lease would go with the old one.
+                Some(owner) => owner.uid = uid.to_owned(),
+                None => owners.push(OwnerReference {
+                    api_version: "v1".to_owned(),
+                    kind: "Node".to_owned(),
+                    name: self.name.clone(),
+                    uid: uid.to_owned(),
+                    ..OwnerReference::default()
+                }),
+            }
+        }
+        lease
+    }
+}
+
+fn stripped(mut lease: Lease) -> Lease {
+    // The server keeps them when they are left out.
+    lease.metadata.managed_fields = None;
+    lease
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::collections::VecDeque;
+    use std::sync::{Arc, Mutex};
+
+    type Answer = Result<Lease, Kind>;
+
+    /// Gives scripted answers and notes what it was asked.
+    #[derive(Default)]
+    struct Script {
+        answers: RefCell<VecDeque<Answer>>,
+        asked: Arc<Mutex<Vec<(&'static str, Option<Lease>)>>>,
+    }
+
+    impl Script {
+        fn answer(&self, verb: &'static str, lease: Option<&Lease>) -> Result<Lease, NodeError> {
+            self.asked.lock().unwrap().push((verb, lease.cloned()));
+            let answer = self.answers.borrow_mut().pop_front().unwrap_or(Err(Kind::Other));
+            answer.map_err(|kind| NodeError::new(verb, "lease n".to_owned(), "scripted".to_owned(), kind))
+        }
+    }
+
+    impl LeaseApi for Script {
+        fn get(&self) -> Result<Lease, NodeError> {
+            self.answer("get", None)
+        }
+        fn create(&self, lease: &Lease) -> Result<Lease, NodeError> {
+            self.answer("create", Some(lease))
+        }
+        fn update(&self, lease: &Lease) -> Result<Lease, NodeError> {
+            self.answer("update", Some(lease))
+        }
+        fn drop_connections(&self) {
+            self.asked.lock().unwrap().push(("drop", None));
+        }
+    }
+
+    fn lease(version: &str, owner: &str) -> Lease {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "n", "namespace": NAMESPACE, "resourceVersion": version,
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": owner}]},
+            "spec": {"holderIdentity": "n", "leaseDurationSeconds": 40},
+        }))
+        .unwrap()
+    }
+
+    /// One turn against scripted answers: the verbs that it used, and how it ended.
+    fn check(keeper: &mut Keeper, script: Vec<Answer>, owner: Option<&str>, verbs: &[&str]) -> (Outcome, Vec<Lease>) {
+        let api = Script { answers: RefCell::new(script.into()), asked: Arc::default() };
+        let asked = Arc::clone(&api.asked);
+        keeper.api = Box::new(api);
+        let outcome = keeper.turn(owner, Timestamp::from_second(1).unwrap());
+        let asked = std::mem::take(&mut *asked.lock().unwrap());
+        let found: Vec<_> = asked.iter().map(|(verb, _)| *verb).collect();
+        assert_eq!(found, verbs);
+        (outcome, asked.into_iter().filter_map(|(_, lease)| lease).collect())
+    }
+
+    #[test]
+    fn made_renewed_and_made_again() {
+        let mut keeper = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
+        let (outcome, _) = check(&mut keeper, vec![Err(Kind::NotFound)], None, &["get"]);
+        assert_eq!((keeper.wait_after(&outcome, 0.5), outcome), (None, Outcome::NoNode));
+        let answers = vec![Err(Kind::NotFound), Ok(lease("1", "u"))];
+        let (outcome, sent) = check(&mut keeper, answers, Some("u"), &["get", "create"]);
+        assert_eq!(outcome, Outcome::Renewed);
+        assert_eq!(keeper.wait_after(&outcome, 0.5), Some(Duration::from_millis(10_200)));
+        assert_eq!(sent[0].metadata.owner_references.as_ref().unwrap()[0].uid, "u");
+        check(&mut keeper, vec![Ok(lease("2", "u"))], Some("u"), &["update"]);
+        // Somebody else wrote it.
+        let answers = vec![Err(Kind::Conflict), Ok(lease("7", "u")), Ok(lease("8", "u"))];
+        let (_, sent) = check(&mut keeper, answers, Some("u"), &["update", "get", "update"]);
+        assert_eq!(sent[1].metadata.resource_version.as_deref(), Some("7"));
+        // The node was deleted and its lease with it, and is there anew.
+        let answers = vec![Err(Kind::NotFound), Err(Kind::NotFound), Ok(lease("9", "v"))];
+        let (_, sent) = check(&mut keeper, answers, Some("v"), &["update", "get", "create"]);
+        assert_eq!(sent[1].metadata.owner_references.as_ref().unwrap()[0].uid, "v");
+        // The same, but the lease is still there: it gets its new owner.
+        let (_, sent) = check(&mut keeper, vec![Ok(lease("10", "w"))], Some("w"), &["update"]);
+        let owners = sent[0].metadata.owner_references.clone().unwrap();
+        assert_eq!((owners.len(), owners[0].uid.as_str()), (1, "w"));
+    }
+
+    #[test]
+    fn failures_wait_longer_and_longer() {
+        let mut keeper = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
+        let verbs = ["get", "get", "drop", "get", "drop", "get", "drop", "get"];
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            let (outcome, _) = check(&mut keeper, Vec::new(), Some("u"), &verbs);
+            waits.push(keeper.wait_after(&outcome, 0.5).unwrap().as_millis());
+        }
+        assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
+        let (outcome, _) = check(&mut keeper, vec![Err(Kind::Stopping)], Some("u"), &["get"]);
+        assert!(matches!(outcome, Outcome::Failed(_)));
+    }
+}

@@ -1,0 +1,86 @@
+//! Room `node`: this machine as an object of the cluster.
+//!
+//! Owns: the Node object's registration and status, the lease that says that we are alive,
+//! and [`NodeWatch`], the snapshot of the object that other rooms read.
+//! Threads: `node` computes a status when its bell rings or its timer fires and writes what
+//! changed; `lease` renews; `watch/node` (of `kube`) follows our own object. The heartbeats
+//! have clients of their own, so that no pod's request delays them.
+//! Inbox: one bell, rung when a condition may have changed; the object's changes ring too.
+//! Pure cores: `compose`, `conditions`, `resources`, `addresses`, `patch`, `pace`, `view`;
+//! `reporter` and `lease` act through the small traits `Api` and [`Sensors`].
+//! Invariants: the newest object that we have seen is the base of every patch; a patch
+//! touches labels, annotations and status, never the spec; what did not change is not
+//! written before the report period is over.
+//! Absent on purpose: eviction (it tells pressures through [`Sensors`]), device plugins,
+//! graceful shutdown, the cloud's side of a node.
+//! Go counterpart: pkg/kubelet/nodestatus, kubelet_node_status.go, component-helpers' lease.
+
+mod addresses;
+mod api;
+mod compose;
+mod conditions;
+mod lease;
+mod pace;
+mod patch;
+mod reporter;
+mod resources;
+mod sensors;
+#[cfg(test)]
+mod tests;
+mod view;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::model::api::Taint;
+
+pub use api::NodeError;
+pub use compose::{Facts, Image, arch, labels, largest_images};
+pub use conditions::Pressures;
+pub use resources::{Reservations, allocatable, capacity};
+pub use sensors::{Host, Listed, Sensors, Told};
+pub use view::view_of;
+pub use watch::NodeWatch;
+
+/// What does not change while the agent runs.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Settings {
+    /// The node's name.
+    pub name: String,
+    /// Whether to register; else somebody else makes the object.
+    pub register: bool,
+    /// `--node-labels`.
+    pub labels: BTreeMap<String, String>,
+    /// `registerWithTaints`.
+    pub taints: Vec<Taint>,
+    /// The cloud's name for the machine; may be empty.
+    pub provider_id: String,
+    /// `--cloud-provider=external`.
+    pub external_cloud: bool,
+    /// `enableControllerAttachDetach`.
+    pub controller_attach_detach: bool,
+    /// `--node-ip`.
+    pub node_ips: Vec<IpAddr>,
+    /// The port of the node API.
+    pub port: u16,
+    /// The version of Kubernetes that we behave like, such as `v1.36.3`.
+    pub kubelet_version: String,
+    /// Features that schedulers may rely on, sorted.
+    pub declared_features: Vec<String>,
+    /// `nodeStatusUpdateFrequency`.
+    pub update_every: Duration,
+    /// `nodeStatusReportFrequency`.
+    pub report_every: Duration,
+    /// `nodeLeaseDurationSeconds`.
+    pub lease_seconds: i32,
+}
+
+impl Settings {
+    /// How long a heartbeat's request may take.
+    fn request_limit(&self) -> Duration {
+        let lease = Duration::from_secs(u64::try_from(self.lease_seconds).unwrap_or(0));
+        self.update_every.min(lease).max(Duration::from_secs(1))
+    }
+}

@@ -1,0 +1,162 @@
+//! When a status is computed and when it is written (pure).
+
+use std::time::{Duration, Instant};
+
+use crate::util::backoff::jitter;
+
+/// How often a node that is not ready yet is looked at after the start.
+const FAST: Duration = Duration::from_millis(100);
+/// For how long after the start.
+const FAST_LIMIT: Duration = Duration::from_secs(120);
+/// So many nodes do not come due at one moment.
+const JITTER: f64 = 0.04;
+/// Waits between attempts to register.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(7);
+
+/// The clockwork of the `node` thread. It never reads a clock.
+#[derive(Debug)]
+pub(super) struct Pace {
+    update_every: Duration,
+    report_every: Duration,
+    next: Instant,
+    fast_until: Option<Instant>,
+    last_write: Option<Instant>,
+    /// From the last write to the next one if nothing changes.
+    report_after: Duration,
+    refusals: u32,
+}
+
+impl Pace {
+    pub(super) fn new(update_every: Duration, report_every: Duration, now: Instant) -> Self {
+        Pace {
+            update_every,
+            report_every,
+            next: now,
+            fast_until: Some(now + FAST_LIMIT),
+            last_write: None,
+            report_after: report_every,
+            refusals: 0,
+        }
+    }
+
+    /// When to act next if nothing rings before.
+    pub(super) fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// Whether a wait is over. Before registration rings do not shorten it.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        now >= self.next
+    }
+
+    /// Act at once, whatever was planned.
+    pub(super) fn at_once(&mut self, now: Instant) {
+        self.next = now;
+        self.refusals = 0;
+    }
+
+    /// Registration failed.
+    pub(super) fn refused(&mut self, now: Instant, unit: f64) {
+        let doubled = FIRST_WAIT.saturating_mul(1_u32.checked_shl(self.refusals).unwrap_or(u32::MAX));
+        self.refusals = self.refusals.saturating_add(1).min(16);
+        self.next = now + jitter(doubled.min(LONGEST_WAIT), unit);
+    }
+
+    /// Whether a status has to be written.
+    pub(super) fn must_write(&self, changed: bool, now: Instant) -> bool {
+        changed
+            || self.last_write.is_none_or(|last| now.saturating_duration_since(last) >= self.report_after)
+    }
+
+    /// A status was written. After a change the next periodic one is moved by up to half
+    /// its period: what changed may have changed on many nodes at once.
+    pub(super) fn wrote(&mut self, changed: bool, now: Instant, unit: f64) {
+        self.last_write = Some(now);
+        self.report_after =
+            if changed { self.report_every.mul_f64(0.5 + unit.clamp(0.0, 1.0)) } else { self.report_every };
+    }
+
+    /// A status was computed, and written if it had to be. `ready`: what it says; `None`
+    /// when it could not be written.
+    pub(super) fn computed(&mut self, ready: Option<bool>, now: Instant, unit: f64) {
+        self.refusals = 0;
+        if ready == Some(true) || self.fast_until.is_some_and(|until| now >= until) {
+            self.fast_until = None;
+        }
+        // A server that does not answer is not asked ten times a second.
+        let fast = self.fast_until.is_some() && ready.is_some();
+        let wait =
+            if fast { FAST } else { self.update_every.mul_f64(1.0 + JITTER * unit.clamp(0.0, 1.0)) };
+        self.next = now + wait;
+    }
+
+    /// Whether this is still the hurry of the start.
+    pub(super) fn is_fast(&self) -> bool {
+        self.fast_until.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn pace(now: Instant) -> Pace {
+        Pace::new(SECOND * 10, SECOND * 300, now)
+    }
+
+    #[test]
+    fn what_did_not_change_waits_for_the_report_period() {
+        let start = Instant::now();
+        let mut pace = pace(start);
+        assert!(pace.must_write(false, start));
+        pace.wrote(true, start, 0.25);
+        // 75 % of the period after a change, all of it after that.
+        assert!(!pace.must_write(false, start + SECOND * 224) && pace.must_write(true, start));
+        assert!(pace.must_write(false, start + SECOND * 225));
+        pace.wrote(false, start + SECOND * 225, 0.25);
+        assert!(!pace.must_write(false, start + SECOND * 524));
+        assert!(pace.must_write(false, start + SECOND * 525));
+        for (unit, most) in [(0.0, 150), (1.0, 450), (9.0, 450)] {
+            pace.wrote(true, start, unit);
+            assert!(!pace.must_write(false, start + SECOND * most - SECOND));
+            assert!(pace.must_write(false, start + SECOND * most));
+        }
+    }
+
+    #[test]
+    fn fast_until_ready_then_every_ten_seconds() {
+        let start = Instant::now();
+        let mut pace = pace(start);
+        assert!(pace.is_due(start) && pace.is_fast());
+        pace.computed(Some(false), start, 0.5);
+        assert_eq!(pace.next(), start + FAST);
+        pace.computed(None, start, 0.0);
+        assert_eq!(pace.next(), start + SECOND * 10);
+        pace.computed(Some(true), start, 0.0);
+        assert!(!pace.is_fast());
+        pace.computed(Some(false), start, 1.0);
+        assert_eq!(pace.next(), start + Duration::from_millis(10_400));
+        let mut late = self::pace(start);
+        late.computed(Some(false), start + FAST_LIMIT, 0.0);
+        assert_eq!(late.next(), start + FAST_LIMIT + SECOND * 10);
+    }
+
+    #[test]
+    fn registration_waits_double_up_to_seven_seconds() {
+        let start = Instant::now();
+        let mut pace = pace(start);
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            pace.refused(start, 0.0);
+            waits.push(pace.next().duration_since(start).as_millis());
+        }
+        assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
+        pace.at_once(start);
+        assert!(pace.is_due(start));
+        pace.refused(start, 0.0);
+        assert_eq!(pace.next(), start + FIRST_WAIT);
+    }
+}

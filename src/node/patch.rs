@@ -1,0 +1,222 @@
+//! The difference of two Node objects as a strategic merge patch (pure).
+//!
+//! Labels, annotations and the status; never the spec. Lists are replaced whole, but for
+//! conditions, which are merged by type so that those of others are left alone, and
+//! addresses, which the server would merge by type too and so mix up several of one type:
+//! they are marked to be replaced.
+
+use serde_json::{Map, Value, json};
+
+use crate::model::api::{Node, NodeStatus};
+
+type Object = Map<String, Value>;
+
+/// The key by which the elements of a list are told apart.
+const MERGE_KEY: &str = "type";
+
+/// What has to be sent to make `old` into `new`; `None` if nothing.
+pub(super) fn between(old: &Node, new: &Node) -> Option<Value> {
+    let mut patch = Object::new();
+    let metadata = objects(&metadata(old), &metadata(new));
+    if !metadata.is_empty() {
+        patch.insert("metadata".to_owned(), Value::Object(metadata));
+    }
+    let status = objects(&status(old), &status(new));
+    if !status.is_empty() {
+        patch.insert("status".to_owned(), Value::Object(status));
+    }
+    (!patch.is_empty()).then_some(Value::Object(patch))
+}
+
+/// As [`between`], but heartbeats do not count: what the server has to know now.
+pub(super) fn significant(old: &Node, new: &Node) -> Option<Value> {
+    let mut quiet = new.clone();
+    let was = old.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let was: Vec<_> = was.collect();
+    for condition in quiet.status.iter_mut().flat_map(|status| status.conditions.iter_mut().flatten()) {
+        if let Some(old) = was.iter().find(|old| old.type_ == condition.type_) {
+            condition.last_heartbeat_time = old.last_heartbeat_time.clone();
+        }
+    }
+    // Cheaper than two trees of JSON, and true most of the time.
+    let same = old.status == quiet.status
+        && old.metadata.labels == quiet.metadata.labels
+        && old.metadata.annotations == quiet.metadata.annotations;
+    if same { None } else { between(old, &quiet) }
+}
+
+fn metadata(node: &Node) -> Object {
+    let mut parts = Object::new();
+    for (name, map) in [("labels", &node.metadata.labels), ("annotations", &node.metadata.annotations)] {
+        // None is as good as empty: keys are removed one by one, never a whole map.
+        parts.insert(name.to_owned(), json!(map.clone().unwrap_or_default()));
+    }
+    parts
+}
+
+fn status(node: &Node) -> Object {
+    let status: Option<&NodeStatus> = node.status.as_ref();
+    match serde_json::to_value(status) {
+        Ok(Value::Object(status)) => status,
+        _ => Object::new(),
+    }
+}
+
+fn objects(old: &Object, new: &Object) -> Object {
+    let mut patch = Object::new();
+    for (key, new) in new {
+        match old.get(key) {
+            Some(old) if old == new => {}
+            Some(Value::Object(old)) if new.is_object() => {
+                if let Value::Object(new) = new {
+                    patch.insert(key.clone(), Value::Object(objects(old, new)));
+                }
+            }
+            Some(Value::Array(old)) if new.is_array() => {
+                if let Value::Array(new) = new {
+                    lists(&mut patch, key, old, new);
+                }
+            }
+            _ => {
+                patch.insert(key.clone(), new.clone());
+            }
+        }
+    }
+    for key in old.keys().filter(|key| !new.contains_key(*key)) {
+        patch.insert(key.clone(), Value::Null);
+    }
+    patch
+}
+
+/// `old` and `new` differ.
+fn lists(patch: &mut Object, key: &str, old: &[Value], new: &[Value]) {
+    match key {
+        "conditions" => {
+            let order: Vec<Value> = new.iter().map(|item| json!({MERGE_KEY: item.get(MERGE_KEY)})).collect();
+            patch.insert(format!("$setElementOrder/{key}"), Value::Array(order));
+            patch.insert(key.to_owned(), Value::Array(merged(old, new)));
+        }
+        "addresses" => {
+            let mut all = new.to_vec();
+            all.push(json!({"$patch": "replace"}));
+            patch.insert(key.to_owned(), Value::Array(all));
+        }
+        _ => {
+            patch.insert(key.to_owned(), Value::Array(new.to_vec()));
+        }
+    }
+}
+
+fn merged(old: &[Value], new: &[Value]) -> Vec<Value> {
+    fn id(item: &Value) -> Option<&Value> {
+        item.get(MERGE_KEY)
+    }
+    let mut changes = Vec::new();
+    for item in new {
+        let was = old.iter().find(|old| id(old) == id(item));
+        match (was, item) {
+            (Some(Value::Object(was)), Value::Object(now)) => {
+                let mut change = objects(was, now);
+                if !change.is_empty() {
+                    change.insert(MERGE_KEY.to_owned(), id(item).cloned().unwrap_or_default());
+                    changes.push(Value::Object(change));
+                }
+            }
+            _ => changes.push(item.clone()),
+        }
+    }
+    for gone in old.iter().filter(|old| !new.iter().any(|new| id(new) == id(old))) {
+        changes.push(json!({"$patch": "delete", MERGE_KEY: id(gone)}));
+    }
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(old: Value, new: Value, expected: Value) {
+        let node = |part: &Value| -> Node {
+            let mut whole = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
+            whole.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+            serde_json::from_value(whole).unwrap()
+        };
+        let (old, new) = (node(&old), node(&new));
+        let found = between(&old, &new).unwrap_or_default();
+        assert_eq!(found, expected, "{old:?} {new:?}");
+        assert_eq!(between(&new, &new), None);
+    }
+
+    fn conditions(list: Value) -> Value {
+        json!({"status": {"conditions": list}})
+    }
+
+    #[test]
+    fn maps_lists_and_what_is_gone() {
+        check(
+            json!({"status": {"capacity": {"cpu": "2", "hugepages-1Gi": "0"}, "volumesInUse": ["a"]}}),
+            json!({"status": {"capacity": {"cpu": "4", "memory": "1Gi"}, "images": [{"names": ["a"], "sizeBytes": 1}]}}),
+            json!({"status": {
+                "capacity": {"cpu": "4", "memory": "1Gi", "hugepages-1Gi": null},
+                "volumesInUse": null,
+                "images": [{"names": ["a"], "sizeBytes": 1}],
+            }}),
+        );
+        check(
+            json!({"status": {"images": [{"names": ["a"]}, {"names": ["b"]}]}}),
+            json!({"status": {"images": [{"names": ["b"]}]}}),
+            json!({"status": {"images": [{"names": ["b"]}]}}),
+        );
+        check(
+            json!({"metadata": {"name": "n", "labels": {"a": "1", "b": "2"}, "annotations": {"x": "y"}}, "spec": {"podCIDR": "a"}}),
+            json!({"metadata": {"name": "n", "labels": {"a": "2", "b": "2"}}, "spec": {"podCIDR": "b"}}),
+            json!({"metadata": {"labels": {"a": "2"}, "annotations": {"x": null}}}),
+        );
+    }
+
+    #[test]
+    fn conditions_are_merged_and_addresses_replaced() {
+        let memory = json!({"type": "MemoryPressure", "status": "False", "lastHeartbeatTime": "2026-01-01T00:00:00Z"});
+        check(
+            conditions(json!([memory, {"type": "Ready", "status": "False", "reason": "No", "message": "m"}])),
+            conditions(json!([memory, {"type": "Ready", "status": "True", "reason": "Yes", "message": "m"}])),
+            json!({"status": {
+                "$setElementOrder/conditions": [{"type": "MemoryPressure"}, {"type": "Ready"}],
+                "conditions": [{"type": "Ready", "status": "True", "reason": "Yes"}],
+            }}),
+        );
+        check(
+            conditions(json!([{"type": "Gone", "status": "True"}])),
+            conditions(json!([{"type": "New", "status": "True"}])),
+            json!({"status": {
+                "$setElementOrder/conditions": [{"type": "New"}],
+                "conditions": [{"type": "New", "status": "True"}, {"$patch": "delete", "type": "Gone"}],
+            }}),
+        );
+        check(conditions(json!([])), conditions(json!([memory])), json!({"status": {
+            "$setElementOrder/conditions": [{"type": "MemoryPressure"}], "conditions": [memory]}}));
+        let ip = |ip: &str| json!({"type": "InternalIP", "address": ip});
+        check(
+            json!({"status": {"addresses": [ip("1.1.1.1")]}}),
+            json!({"status": {"addresses": [ip("1.1.1.1"), ip("fd00::1")]}}),
+            json!({"status": {"addresses": [ip("1.1.1.1"), ip("fd00::1"), {"$patch": "replace"}]}}),
+        );
+        check(json!({"status": {}}), json!({"status": {"addresses": [ip("1.1.1.1")]}}), json!({"status": {"addresses": [ip("1.1.1.1")]}}));
+    }
+
+    #[test]
+    fn a_heartbeat_is_nothing_to_tell() {
+        let node = |beat: &str, status: &str, label: &str| -> Node {
+            serde_json::from_value(json!({"metadata": {"labels": {"a": label}}, "status": {"conditions": [
+                {"type": "Ready", "status": status, "lastHeartbeatTime": beat},
+            ]}}))
+            .unwrap()
+        };
+        let old = node("2026-01-01T00:00:00Z", "True", "1");
+        let later = node("2026-01-01T00:00:10Z", "True", "1");
+        assert_eq!(significant(&old, &later), None);
+        assert!(between(&old, &later).is_some());
+        assert!(significant(&old, &node("2026-01-01T00:00:00Z", "False", "1")).is_some());
+        assert!(significant(&old, &node("2026-01-01T00:00:00Z", "True", "2")).is_some());
+    }
+}

@@ -1,0 +1,321 @@
+//! The `node` thread: registers, computes statuses, writes what changed.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, select_biased};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::api::{Kind, NodeApi, NodeError};
+use super::conditions::{News, READY};
+use super::pace::Pace;
+use super::sensors::Sensors;
+use super::watch::NodeWatch;
+use super::{Settings, compose, patch};
+use crate::model::api::Node;
+use crate::model::event::{EventSink, EventType, Regarding};
+use crate::model::reasons;
+use crate::util::backoff::random_unit;
+use crate::util::stop::StopToken;
+use crate::util::{threads, timers};
+
+/// Attempts to write one status; then the next one is computed first.
+const TRIES: u32 = 5;
+
+/// Everything that the thread knows.
+pub(super) struct Reporter {
+    settings: Settings,
+    api: Box<dyn NodeApi + Send>,
+    sensors: Box<dyn Sensors + Send>,
+    events: EventSink,
+    watch: NodeWatch,
+    pace: Pace,
+    registered: bool,
+    /// What only a start sets right has not been written yet.
+    reconcile: bool,
+    /// The object that was written last: another one is reconciled anew.
+    uid: Option<String>,
+    /// The last message of each topic.
+    told: HashMap<&'static str, String>,
+    /// A change that the server took and did not keep: it is older than we are, say.
+    ignored: Option<Value>,
+    pod_cidrs: String,
+    unschedulable: bool,
+    failures: u32,
+}
+
+impl Reporter {
+    pub(super) fn new(
+        settings: Settings,
+        api: Box<dyn NodeApi + Send>,
+        sensors: Box<dyn Sensors + Send>,
+        events: EventSink,
+        watch: NodeWatch,
+        now: Instant,
+    ) -> Self {
+        let pace = Pace::new(settings.update_every, settings.report_every, now);
+        Reporter {
+            settings,
+            api,
+            sensors,
+            events,
+            watch,
+            pace,
+            registered: false,
+            reconcile: true,
+            uid: None,
+            told: HashMap::new(),
+            ignored: None,
+            pod_cidrs: String::new(),
+            unschedulable: false,
+            failures: 0,
+        }
+    }
+
+    /// Body of the thread. `bell`: a condition may have changed.
+    pub(super) fn run(mut self, stop: &StopToken, bell: &Receiver<()>) {
+        self.sensors.end_with(stop);
+        let object = self.watch.subscribe();
+        // A bell without ringers looks like one that rings without end.
+        let mut bell = bell.clone();
+        loop {
+            self.turn(Instant::now(), Timestamp::now(), random_unit());
+            let next = timers::at(Some(self.pace.next()));
+            let _waiting = threads::waiting("next node status");
+            select_biased! {
+                recv(stop.signal()) -> _ => return,
+                recv(bell) -> rung => if rung.is_err() { bell = crossbeam_channel::never() },
+                recv(object) -> _ => {}
+                recv(next) -> _ => {}
+            }
+        }
+    }
+
+    /// Does what has to be done now.
+    pub(super) fn turn(&mut self, now: Instant, at: Timestamp, unit: f64) {
+        self.look_at_object();
+        if self.registered && self.watch.is_absent() {
+            self.lost(now);
+        }
+        if !self.registered && !self.register(now, at, unit) {
+            return;
+        }
+        let ready = match self.report(now, at, unit) {
+            Ok(ready) => {
+                self.succeeded();
+                Some(ready)
+            }
+            Err(error) if error.kind == Kind::NotFound => {
+                self.watch.removed(self.uid.as_deref());
+                self.lost(now);
+                return;
+            }
+            Err(error) => {
+                self.failed(&error);
+                None
+            }
+        };
+        self.pace.computed(ready, now, unit);
+    }
+
+    /// DIFFERS: a node that somebody deleted is registered again; the Go kubelet's stays
+    /// away until it is restarted, and with it all pods of a node that still works.
+    fn lost(&mut self, now: Instant) {
+        log::warn!("the node {} is not there any more", self.settings.name);
+        self.registered = false;
+        self.reconcile = true;
+        self.uid = None;
+        self.ignored = None;
+        self.pace.at_once(now);
+    }
+
+    /// Makes sure that there is an object. `false`: not yet, the pace says when to go on.
+    fn register(&mut self, now: Instant, at: Timestamp, unit: f64) -> bool {
+        if self.watch.object().is_some() {
+            self.registered = true;
+            return true;
+        }
+        if !self.settings.register {
+            // Whoever makes it, the watch rings.
+            self.pace.computed(None, now, unit);
+            return false;
+        }
+        if !self.pace.is_due(now) {
+            return false;
+        }
+        match self.create(now, at, unit) {
+            Ok(()) => {
+                self.succeeded();
+                self.registered = true;
+                // What was sent may be all there is to say for now.
+                true
+            }
+            Err(error) => {
+                self.failed(&error);
+                self.pace.refused(now, unit);
+                false
+            }
+        }
+    }
+
+    fn create(&mut self, now: Instant, at: Timestamp, unit: f64) -> Result<(), NodeError> {
+        let facts = self.sensors.facts();
+        let addresses = self.addresses(None);
+        let (node, news) = compose::initial(&self.settings, &facts, addresses, at);
+        match self.api.create(&node) {
+            Ok(created) => {
+                log::info!("registered node {}", self.settings.name);
+                self.uid = created.metadata.uid.clone();
+                self.reconcile = false;
+                self.watch.offer(created);
+                self.pace.wrote(true, now, unit);
+                self.tell(news);
+            }
+            // A server may refuse to make what it lets us change.
+            Err(error) if matches!(error.kind, Kind::AlreadyExists | Kind::Forbidden) => {
+                let existing = self.api.get().map_err(|second| match second.kind {
+                    Kind::NotFound => error,
+                    _ => second,
+                })?;
+                log::info!("node {} was registered before", self.settings.name);
+                self.watch.offer(existing);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Computes the status and writes it if it has to be; returns whether it says ready.
+    fn report(&mut self, now: Instant, at: Timestamp, unit: f64) -> Result<bool, NodeError> {
+        let facts = self.sensors.facts();
+        let mut base = self.watch.object();
+        let mut attempt = 0;
+        loop {
+            let old = match base.take() {
+                Some(old) => Ok(old),
+                None => self.api.get().map(|node| {
+                    self.watch.offer(node.clone());
+                    std::sync::Arc::new(node)
+                }),
+            };
+            let error = match old.and_then(|old| self.write(&old, &facts, now, at, unit)) {
+                Ok(ready) => return Ok(ready),
+                Err(error) => error,
+            };
+            attempt += 1;
+            if attempt == TRIES || matches!(error.kind, Kind::Stopping | Kind::NotFound) {
+                return Err(error);
+            }
+            if attempt > 1 {
+                self.api.drop_connections();
+            }
+        }
+    }
+
+    fn write(
+        &mut self,
+        old: &Node,
+        facts: &compose::Facts,
+        now: Instant,
+        at: Timestamp,
+        unit: f64,
+    ) -> Result<bool, NodeError> {
+        if old.metadata.uid != self.uid {
+            // The first object that we see, or one that took the place of ours.
+            self.reconcile = true;
+            self.ignored = None;
+        }
+        let reconciled = self.reconcile.then(|| compose::reconciled(&self.settings, facts, old));
+        let addresses = self.addresses(Some(old));
+        let base = reconciled.as_ref().unwrap_or(old);
+        let (new, news) = compose::refreshed(&self.settings, facts, addresses, base, at);
+        let ready = is_ready(&new);
+        self.tell(news);
+        let change = patch::significant(old, &new);
+        let changed = change.is_some() && change != self.ignored;
+        if self.pace.must_write(changed, now)
+            && let Some(patch) = patch::between(old, &new)
+        {
+            let written = self.api.patch_status(&patch)?;
+            self.pace.wrote(changed, now, unit);
+            // What is still different now stays so: sending it again would not help.
+            self.ignored = patch::significant(&written, &new);
+            self.uid = written.metadata.uid.clone();
+            self.watch.offer(written);
+        } else {
+            self.uid = old.metadata.uid.clone();
+        }
+        self.reconcile = false;
+        Ok(ready)
+    }
+
+    fn addresses(&self, old: Option<&Node>) -> Option<Vec<crate::model::api::NodeAddress>> {
+        let known = old.and_then(|node| node.status.as_ref()?.addresses.as_deref()).unwrap_or_default();
+        self.sensors
+            .addresses(&self.settings, known)
+            .inspect_err(|why| log::warn!("cannot tell the addresses of node {}: {why}", self.settings.name))
+            .ok()
+    }
+
+    /// What others decided about the node.
+    fn look_at_object(&mut self) {
+        let Some(object) = self.watch.object() else { return };
+        let Some(spec) = &object.spec else { return };
+        let unschedulable = spec.unschedulable.unwrap_or_default();
+        if unschedulable != self.unschedulable {
+            self.unschedulable = unschedulable;
+            let reason =
+                if unschedulable { reasons::NODE_NOT_SCHEDULABLE } else { reasons::NODE_SCHEDULABLE };
+            self.tell(vec![News::now("schedulable", &self.settings.name, reason)]);
+        }
+        let cidrs = spec.pod_cidrs.as_ref().map(|cidrs| cidrs.join(",")).unwrap_or_default();
+        if !cidrs.is_empty() && cidrs != self.pod_cidrs {
+            match self.sensors.set_pod_cidrs(&cidrs) {
+                Ok(()) => {
+                    log::info!("pods of this node get addresses from {cidrs}");
+                    self.pod_cidrs = cidrs;
+                }
+                // The next turn tries again.
+                Err(why) => log::warn!("cannot tell the runtime the pod address range {cidrs}: {why}"),
+            }
+        }
+    }
+
+    /// Raises what was not the last thing raised about its topic.
+    fn tell(&mut self, news: Vec<News>) {
+        for news in news {
+            if self.told.get(news.topic) != Some(&news.message) {
+                self.told.insert(news.topic, news.message.clone());
+                if news.kind == EventType::Warning {
+                    log::warn!("{}", news.message);
+                } else {
+                    log::info!("{}", news.message);
+                }
+                self.events.raise(Regarding::Node, news.kind, news.reason, news.message);
+            }
+        }
+    }
+
+    fn succeeded(&mut self) {
+        if std::mem::take(&mut self.failures) > 0 {
+            log::info!("the status of node {} is told again", self.settings.name);
+        }
+    }
+
+    fn failed(&mut self, error: &NodeError) {
+        if error.kind == Kind::Stopping {
+            return;
+        }
+        self.failures = self.failures.saturating_add(1);
+        // Once, then at doubling intervals.
+        if self.failures.is_power_of_two() {
+            log::warn!("{error} ({} times)", self.failures);
+        }
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == READY && condition.status == "True")
+}

@@ -1,0 +1,162 @@
+//! Where the facts of a status come from.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::addresses::{Kernel, addresses};
+use super::compose::{Facts, Image, largest_images};
+use super::conditions::Pressures;
+use super::resources::{Reservations, allocatable, capacity};
+use super::Settings;
+use crate::cri::{ImageClient, RuntimeClient};
+use crate::model::api::{ContainerImage, NodeAddress};
+use crate::observe::Observe;
+use crate::resources::machine::Machine;
+use crate::resources::system::SystemFacts;
+use crate::resources::disk;
+use crate::util::stop::StopToken;
+
+/// How old a list of images may be in a status: as old as the list of pods may be that
+/// an idle node makes anyway.
+const IMAGES_AGE: Duration = Duration::from_secs(60);
+/// A runtime that does not answer is asked again after this.
+const IMAGES_RETRY: Duration = Duration::from_secs(5);
+/// And may take so long for an answer: the status waits for it.
+const IMAGES_LIMIT: Duration = Duration::from_secs(10);
+
+/// What the `node` thread must find out, and the one thing that it has to pass on.
+pub trait Sensors {
+    /// Calls under way end at once when `stop` is given.
+    fn end_with(&mut self, stop: &StopToken);
+    /// Everything for one status, found out now.
+    fn facts(&mut self) -> Facts;
+    /// The node's addresses; `known` are those that the object has.
+    ///
+    /// # Errors
+    /// Why there are none; the object then keeps its own.
+    fn addresses(&self, settings: &Settings, known: &[NodeAddress]) -> Result<Vec<NodeAddress>, String>;
+    /// The cluster gave this node address ranges for its pods.
+    ///
+    /// # Errors
+    /// Why the runtime does not know them now; they are told again later.
+    fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String>;
+}
+
+/// What other rooms may add to a status; nothing unless they do.
+#[derive(Clone, Default)]
+pub struct Told {
+    /// What the node is short of.
+    pub pressures: Option<Arc<dyn Fn() -> Pressures + Send + Sync>>,
+    /// More reasons for not being ready.
+    pub problems: Option<Arc<dyn Fn() -> Vec<String> + Send + Sync>>,
+    /// Attachable volumes in use, once it is known.
+    pub volumes_in_use: Option<Arc<dyn Fn() -> Option<Vec<String>> + Send + Sync>>,
+    /// Soft requirements that are not met.
+    pub warnings: Vec<String>,
+}
+
+/// The machine and the runtime that we really run on.
+pub struct Host {
+    /// Read once at the start.
+    pub machine: Machine,
+    /// Read once at the start.
+    pub system: SystemFacts,
+    /// On the file system whose size is told; `None`: local storage is not accounted for.
+    pub disk: Option<PathBuf>,
+    /// `maxPods`.
+    pub max_pods: i32,
+    /// `podsPerCore`.
+    pub pods_per_core: i32,
+    /// What pods may not use.
+    pub reservations: Reservations,
+    /// `nodeStatusMaxImages`; `None` for all.
+    pub max_images: Option<usize>,
+    /// The runtime's health, version and abilities.
+    pub observe: Observe,
+    /// Tells the images.
+    pub images: ImageClient,
+    /// Is told the pod address ranges.
+    pub cri: RuntimeClient,
+    /// From other rooms.
+    pub told: Told,
+    /// The images that were told last, and when they are asked for again.
+    pub listed: Listed,
+}
+
+/// The last list of images.
+#[derive(Default)]
+pub struct Listed {
+    images: Option<Vec<ContainerImage>>,
+    again: Option<Instant>,
+}
+
+impl Sensors for Host {
+    fn end_with(&mut self, stop: &StopToken) {
+        self.images = self.images.with_stop(stop.clone()).with_request_timeout(IMAGES_LIMIT);
+        self.cri = self.cri.with_stop(stop.clone());
+    }
+
+    fn facts(&mut self) -> Facts {
+        let disk = self.disk.as_deref().and_then(|path| disk::space(&disk::nearest_existing(path)).ok());
+        let all = capacity(
+            &self.machine,
+            disk.map(|space| space.capacity_bytes),
+            self.max_pods,
+            self.pods_per_core,
+        );
+        Facts {
+            allocatable: allocatable(&all, &self.reservations),
+            capacity: Some(all),
+            system: self.system.clone(),
+            runtime_version: self
+                .observe
+                .known_runtime_version()
+                .map(|(name, version)| format!("{name}://{version}")),
+            handlers: self.observe.runtime_handlers().to_vec(),
+            features: self.observe.runtime_features(),
+            health: self.observe.runtime_health(),
+            images: self.images(Instant::now()),
+            pressures: self.told.pressures.as_ref().map(|told| told()).unwrap_or_default(),
+            volumes_in_use: self.told.volumes_in_use.as_ref().and_then(|told| told()),
+            problems: self.told.problems.as_ref().map(|told| told()).unwrap_or_default(),
+            warnings: self.told.warnings.clone(),
+        }
+    }
+
+    fn addresses(&self, settings: &Settings, known: &[NodeAddress]) -> Result<Vec<NodeAddress>, String> {
+        addresses(&settings.name, &settings.node_ips, settings.external_cloud, known, &Kernel)
+    }
+
+    fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String> {
+        self.cri.update_runtime_config(cidrs).map_err(|error| error.to_string())
+    }
+}
+
+impl Host {
+    fn images(&mut self, now: Instant) -> Option<Vec<ContainerImage>> {
+        // A runtime in trouble must not keep us from saying so.
+        let well = self.observe.runtime_health().is_usable();
+        if well && self.listed.again.is_none_or(|again| now >= again) {
+            let wait = match self.images.list_images() {
+                Ok(images) => {
+                    let images = images
+                        .into_iter()
+                        .map(|image| Image {
+                            id: image.id,
+                            digests: image.repo_digests,
+                            tags: image.repo_tags,
+                            size_bytes: i64::try_from(image.size).unwrap_or(i64::MAX),
+                        })
+                        .collect();
+                    self.listed.images = Some(largest_images(images, self.max_images));
+                    IMAGES_AGE
+                }
+                // The client has logged it; the object keeps what it says.
+                Err(_) => IMAGES_RETRY,
+            };
+            self.listed.again = Some(now + wait);
+        }
+        self.listed.images.clone()
+    }
+}

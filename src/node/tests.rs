@@ -1,0 +1,638 @@
+//! The bodies that the Go kubelet sends, and the life of a node against a server of our own.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::api::{Kind, NodeApi, NodeError};
+use super::compose::{self, Facts, Image, largest_images};
+use super::reporter::Reporter;
+use super::{NodeWatch, Sensors, Settings, patch};
+use crate::cri::{Handler, RuntimeFeatures};
+use crate::model::api::{Node, NodeAddress, Taint};
+use crate::model::event::{Event, EventSink};
+use crate::model::node::Allocatable;
+use crate::observe::RuntimeHealth;
+use crate::resources::system::SystemFacts;
+use crate::util::stop::StopToken;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn settings() -> Settings {
+    Settings {
+        name: "node1".to_owned(),
+        register: true,
+        labels: BTreeMap::from([("example.org/zone".to_owned(), "a".to_owned())]),
+        controller_attach_detach: true,
+        node_ips: vec!["192.0.2.10".parse().unwrap()],
+        port: 10250,
+        kubelet_version: "v1.36.3".to_owned(),
+        declared_features: [
+            "ExtendWebSocketsToKubelet",
+            "InPlacePodLevelResourcesVerticalScaling",
+            "InPlacePodVerticalScalingInitContainers",
+            "RestartAllContainersOnContainerExits",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        update_every: Duration::from_secs(10),
+        report_every: Duration::from_secs(300),
+        lease_seconds: 40,
+        ..Settings::default()
+    }
+}
+
+fn addresses() -> Vec<NodeAddress> {
+    [("InternalIP", "192.0.2.10"), ("Hostname", "node1")]
+        .map(|(kind, address)| NodeAddress { type_: kind.to_owned(), address: address.to_owned() })
+        .to_vec()
+}
+
+fn image(name: &str, size_bytes: i64) -> Image {
+    Image { id: name.to_owned(), tags: vec![name.to_owned()], size_bytes, ..Image::default() }
+}
+
+/// The recorded node's.
+fn facts() -> Facts {
+    let handler = |name: &str| Handler {
+        name: name.to_owned(),
+        recursive_read_only_mounts: true,
+        user_namespaces: false,
+    };
+    let huge = |bytes| {
+        BTreeMap::from([("hugepages-1Gi".to_owned(), bytes), ("hugepages-2Mi".to_owned(), bytes)])
+    };
+    let all = Allocatable {
+        cpu_milli: 2000,
+        memory_bytes: 24_684_084 << 10,
+        ephemeral_bytes: 264_212_084 << 10,
+        pods: 110,
+        extended: huge(0),
+    };
+    let reserved = super::Reservations::new(
+        &BTreeMap::new(),
+        &BTreeMap::new(),
+        None,
+        &BTreeMap::from([("memory.available".to_owned(), "1Mi".to_owned())]),
+    );
+    Facts {
+        allocatable: super::allocatable(&all, &reserved),
+        capacity: Some(all),
+        system: SystemFacts {
+            machine_id: "<hash>".to_owned(),
+            system_uuid: "<hash>".to_owned(),
+            boot_id: "<uid1>".to_owned(),
+            kernel_version: "6.18.44-fc-v669".to_owned(),
+            os_image: "Debian GNU/Linux 12 (bookworm)".to_owned(),
+            swap_bytes: 0,
+        },
+        runtime_version: Some("containerd://2.1.9+unknown".to_owned()),
+        handlers: vec![handler(""), handler("runc")],
+        features: Some(RuntimeFeatures { supplemental_groups_policy: true, ..RuntimeFeatures::default() }),
+        images: Some(largest_images(
+            vec![image("localhost/pause:3.10", 303_873), image("localhost/busybox:1", 1_032_062)],
+            Some(50),
+        )),
+        ..Facts::default()
+    }
+}
+
+/// As the recording calls what differs from run to run.
+fn anonymous(value: &mut Value, key: &str) {
+    match value {
+        Value::Object(map) => map.iter_mut().for_each(|(key, value)| anonymous(value, key)),
+        Value::Array(list) => list.iter_mut().for_each(|value| anonymous(value, key)),
+        Value::String(text) if key.ends_with("Time") || key == "creationTimestamp" => *text = "<time>".to_owned(),
+        _ => {}
+    }
+}
+
+fn golden(line: usize) -> Value {
+    let text = include_str!("golden.jsonl").lines().nth(line).unwrap();
+    serde_json::from_str::<Value>(text).unwrap()["body"].clone()
+}
+
+fn sent(body: &impl serde::Serialize) -> Value {
+    let mut body = serde_json::to_value(body).unwrap();
+    anonymous(&mut body, "");
+    body
+}
+
+#[test]
+fn registers_with_the_recorded_body() {
+    let facts = Facts { problems: vec!["CSINode is not yet initialized".to_owned()], ..facts() };
+    let (node, news) = compose::initial(&settings(), &facts, Some(addresses()), at(100));
+    let expected = golden(0).to_string().replace("amd64", super::arch());
+    assert_eq!(sent(&node), serde_json::from_str::<Value>(&expected).unwrap());
+    let reasons: Vec<_> = news.iter().map(|news| news.reason).collect();
+    assert_eq!(reasons, ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"]);
+}
+
+#[test]
+fn becomes_ready_with_the_recorded_patch() {
+    let early = Facts { problems: vec!["CSINode is not yet initialized".to_owned()], ..facts() };
+    let (old, _) = compose::initial(&settings(), &early, Some(addresses()), at(100));
+    let (new, _) = compose::refreshed(&settings(), &facts(), Some(addresses()), &old, at(100));
+    assert_eq!(patch::between(&old, &new), Some(golden(1)));
+}
+
+#[test]
+fn the_lease_is_the_recorded_one() {
+    use super::api::LeaseApi;
+    use super::lease::Keeper;
+    use crate::model::coordination::Lease;
+    /// Has none at first, and then the recorded one.
+    struct Server(Arc<Mutex<Vec<Value>>>);
+    impl Server {
+        fn take(&self, lease: &Lease) -> Result<Lease, NodeError> {
+            self.0.lock().unwrap().push(sent(lease));
+            let mut lease = lease.clone();
+            lease.metadata.uid = Some("<uid15>".to_owned());
+            lease.metadata.resource_version = Some("<rv>".to_owned());
+            lease.metadata.creation_timestamp = Some(crate::model::meta::Time(at(1)));
+            lease.metadata.managed_fields = Some(Vec::new());
+            Ok(lease)
+        }
+    }
+    impl LeaseApi for Server {
+        fn get(&self) -> Result<Lease, NodeError> {
+            Err(NodeError::new("get", "lease".to_owned(), String::new(), Kind::NotFound))
+        }
+        fn create(&self, lease: &Lease) -> Result<Lease, NodeError> {
+            self.take(lease)
+        }
+        fn update(&self, lease: &Lease) -> Result<Lease, NodeError> {
+            self.take(lease)
+        }
+        fn drop_connections(&self) {}
+    }
+    let bodies = Arc::new(Mutex::new(Vec::new()));
+    let mut keeper = Keeper::new("node1".to_owned(), 40, Box::new(Server(Arc::clone(&bodies))));
+    keeper.turn(Some("<uid2>"), at(1));
+    keeper.turn(Some("<uid2>"), at(11));
+    assert_eq!(*bodies.lock().unwrap(), [golden(2), golden(3)]);
+}
+
+#[test]
+fn images_the_largest_first() {
+    let many = Image {
+        digests: (0..4).map(|n| format!("a@{n}")).collect(),
+        tags: (0..4).map(|n| format!("a:{n}")).collect(),
+        ..image("many", 5)
+    };
+    let nameless = Image { tags: Vec::new(), ..image("none", 9) };
+    let list = vec![image("small", 1), many, image("also5", 5), nameless];
+    let told = |most| serde_json::to_value(largest_images(list.clone(), most)).unwrap();
+    assert_eq!(
+        told(Some(3)),
+        json!([
+            {"sizeBytes": 9},
+            {"names": ["a@0", "a@1", "a@2", "a@3", "a:0"], "sizeBytes": 5},
+            {"names": ["also5"], "sizeBytes": 5},
+        ])
+    );
+    assert_eq!(told(None).as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn a_cloud_node_waits_for_its_cloud() {
+    let settings = Settings {
+        external_cloud: true,
+        controller_attach_detach: false,
+        provider_id: "cloud://x".to_owned(),
+        taints: vec![Taint { key: "k".to_owned(), effect: "NoExecute".to_owned(), ..Taint::default() }],
+        ..settings()
+    };
+    let node = sent(&compose::initial(&settings, &facts(), None, at(1)).0);
+    assert_eq!(
+        node["spec"],
+        json!({"providerID": "cloud://x", "taints": [
+            {"key": "k", "effect": "NoExecute"},
+            {"key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true", "effect": "NoSchedule"},
+        ]})
+    );
+    assert_eq!(
+        node["metadata"]["annotations"],
+        json!({"alpha.kubernetes.io/provided-node-ip": "192.0.2.10"})
+    );
+}
+
+#[test]
+fn an_existing_node_gets_only_what_is_ours() {
+    let existing: Node = serde_json::from_value(json!({
+        "metadata": {"name": "node1", "labels": {
+            "kubernetes.io/hostname": "wrong", "example.org/zone": "b", "topology.kubernetes.io/zone": "z",
+            "kubernetes.io/arch": super::arch(), "kubernetes.io/os": "linux",
+            "beta.kubernetes.io/os": "linux", "foreign": "x"},
+            "annotations": {"foreign": "x"}},
+        "spec": {"taints": [{"key": "theirs", "effect": "NoSchedule"}]},
+        "status": {"capacity": {"hugepages-64Ki": "0", "example.org/gpu": "1"}, "allocatable": {"hugepages-64Ki": "0"}},
+    }))
+    .unwrap();
+    let settings = Settings { taints: vec![Taint::default()], ..settings() };
+    let reconciled = compose::reconciled(&settings, &facts(), &existing);
+    assert_eq!(
+        patch::between(&existing, &reconciled).unwrap(),
+        json!({
+            "metadata": {
+                "labels": {"kubernetes.io/hostname": "node1", "beta.kubernetes.io/arch": super::arch()},
+                "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
+            },
+            "status": {"capacity": {"hugepages-64Ki": null}, "allocatable": {"hugepages-64Ki": null}},
+        })
+    );
+    assert_eq!(reconciled.spec, existing.spec);
+    let own = Settings { controller_attach_detach: false, ..settings };
+    let again = compose::reconciled(&own, &facts(), &reconciled);
+    assert_eq!(again.metadata.annotations, existing.metadata.annotations);
+}
+
+// ---- the life of a node ----
+
+/// An API server with one place for a node.
+#[derive(Default)]
+struct Server {
+    node: Option<Value>,
+    version: u64,
+    uids: u64,
+    log: Vec<String>,
+    patches: Vec<Value>,
+    /// What the next requests fail with.
+    failures: Vec<Kind>,
+    /// A status field that it does not know.
+    drops: Option<&'static str>,
+    /// Another kind of failure for create.
+    forbids_create: bool,
+}
+
+#[derive(Clone, Default)]
+struct Handle(Arc<Mutex<Server>>);
+
+impl Handle {
+    fn request<T>(&self, verb: &'static str, act: impl FnOnce(&mut Server) -> Result<T, Kind>) -> Result<T, NodeError> {
+        let mut server = self.0.lock().unwrap();
+        server.log.push(verb.to_owned());
+        let result = match server.failures.pop() {
+            Some(kind) => Err(kind),
+            None => act(&mut server),
+        };
+        result.map_err(|kind| NodeError::new(verb, "node node1".to_owned(), "scripted".to_owned(), kind))
+    }
+
+    fn log(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().log)
+    }
+
+    fn edit(&self, edit: impl FnOnce(&mut Value)) -> Node {
+        let mut server = self.0.lock().unwrap();
+        let mut node = server.node.take().unwrap();
+        edit(&mut node);
+        server.store(node)
+    }
+}
+
+impl Server {
+    fn store(&mut self, mut node: Value) -> Node {
+        self.version += 1;
+        node["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        if let (Some(field), Some(status)) = (self.drops, node["status"].as_object_mut()) {
+            status.remove(field);
+        }
+        self.node = Some(node.clone());
+        serde_json::from_value(node).unwrap()
+    }
+}
+
+/// As a server applies a strategic merge patch.
+fn apply(target: &mut Map<String, Value>, patch: &Value) {
+    for (key, change) in patch.as_object().unwrap() {
+        match change {
+            Value::Null => {
+                target.remove(key);
+            }
+            _ if key.starts_with('$') => {}
+            Value::Object(_) => {
+                let inner = target.entry(key.clone()).or_insert_with(|| json!({}));
+                apply(inner.as_object_mut().unwrap(), change);
+            }
+            Value::Array(items) if key == "conditions" => {
+                let list = target.entry(key.clone()).or_insert_with(|| json!([]));
+                let list = list.as_array_mut().unwrap();
+                for item in items {
+                    match list.iter_mut().find(|old| old["type"] == item["type"]) {
+                        Some(old) => apply(old.as_object_mut().unwrap(), item),
+                        None => list.push(item.clone()),
+                    }
+                }
+            }
+            Value::Array(items) if key == "addresses" => {
+                let items: Vec<_> = items.iter().filter(|item| item.get("$patch").is_none()).cloned().collect();
+                target.insert(key.clone(), Value::Array(items));
+            }
+            _ => {
+                target.insert(key.clone(), change.clone());
+            }
+        }
+    }
+}
+
+impl NodeApi for Handle {
+    fn get(&self) -> Result<Node, NodeError> {
+        self.request("get", |server| {
+            let node = server.node.clone().ok_or(Kind::NotFound)?;
+            Ok(serde_json::from_value(node).unwrap())
+        })
+    }
+
+    fn create(&self, node: &Node) -> Result<Node, NodeError> {
+        self.request("create", |server| {
+            if server.forbids_create {
+                return Err(Kind::Forbidden);
+            }
+            if server.node.is_some() {
+                return Err(Kind::AlreadyExists);
+            }
+            server.uids += 1;
+            let mut node = serde_json::to_value(node).unwrap();
+            node["metadata"]["uid"] = json!(format!("uid{}", server.uids));
+            Ok(server.store(node))
+        })
+    }
+
+    fn patch_status(&self, patch: &Value) -> Result<Node, NodeError> {
+        self.request("patch", |server| {
+            let mut node = server.node.clone().ok_or(Kind::NotFound)?;
+            apply(node.as_object_mut().unwrap(), patch);
+            server.patches.push(patch.clone());
+            Ok(server.store(node))
+        })
+    }
+
+    fn drop_connections(&self) {
+        self.0.lock().unwrap().log.push("drop".to_owned());
+    }
+}
+
+#[derive(Default)]
+struct Told {
+    facts: Facts,
+    cidrs: Vec<String>,
+    cidr_fails: bool,
+}
+
+struct Fixed(Arc<Mutex<Told>>);
+
+impl Sensors for Fixed {
+    fn end_with(&mut self, _: &StopToken) {}
+
+    fn facts(&mut self) -> Facts {
+        self.0.lock().unwrap().facts.clone()
+    }
+
+    fn addresses(&self, _: &Settings, _: &[NodeAddress]) -> Result<Vec<NodeAddress>, String> {
+        Ok(addresses())
+    }
+
+    fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String> {
+        let mut told = self.0.lock().unwrap();
+        told.cidrs.push(cidrs.to_owned());
+        if told.cidr_fails { Err("scripted".to_owned()) } else { Ok(()) }
+    }
+}
+
+/// A reporter with everything around it, and a clock that is moved by hand.
+struct World {
+    server: Handle,
+    told: Arc<Mutex<Told>>,
+    watch: NodeWatch,
+    events: Receiver<Box<Event>>,
+    reporter: Reporter,
+    start: Instant,
+    second: u64,
+}
+
+impl World {
+    fn new(settings: Settings) -> World {
+        let (server, watch, start) = (Handle::default(), NodeWatch::new(), Instant::now());
+        let told = Arc::new(Mutex::new(Told { facts: facts(), ..Told::default() }));
+        let (sink, events) = EventSink::new();
+        let reporter = Reporter::new(
+            settings,
+            Box::new(server.clone()),
+            Box::new(Fixed(Arc::clone(&told))),
+            sink,
+            watch.clone(),
+            start,
+        );
+        World { server, told, watch, events, reporter, start, second: 0 }
+    }
+
+    /// One turn `seconds` later; the requests that it made.
+    fn turn(&mut self, seconds: u64) -> Vec<String> {
+        self.second += seconds;
+        let now = self.start + Duration::from_secs(self.second);
+        self.reporter.turn(now, at(1000 + i64::try_from(self.second).unwrap()), 0.5);
+        self.server.log()
+    }
+
+    fn facts(&self, change: impl FnOnce(&mut Facts)) {
+        change(&mut self.told.lock().unwrap().facts);
+    }
+
+    fn events(&self) -> Vec<&'static str> {
+        self.events.try_iter().map(|event| event.reason).collect()
+    }
+
+    fn condition(&self, kind: &str) -> Value {
+        let server = self.server.0.lock().unwrap();
+        let conditions = server.node.as_ref().unwrap()["status"]["conditions"].as_array().unwrap().clone();
+        conditions.into_iter().find(|condition| condition["type"] == kind).unwrap()
+    }
+}
+
+const NOTHING: [&str; 0] = [];
+
+#[test]
+fn one_request_registers_a_ready_node_and_then_silence() {
+    let mut world = World::new(settings());
+    assert_eq!(world.turn(0), ["create"]);
+    assert_eq!(
+        world.events(),
+        ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]
+    );
+    assert_eq!(world.turn(10), NOTHING);
+    // The report period after a change is moved by chance, here by nothing.
+    assert_eq!(world.turn(280), NOTHING);
+    assert_eq!(world.turn(10), ["patch"]);
+    let patch = world.server.0.lock().unwrap().patches[0].clone();
+    let conditions = patch["status"]["conditions"].as_array().unwrap();
+    assert_eq!(conditions.len(), 4);
+    assert!(conditions.iter().all(|change| change.as_object().unwrap().len() == 2), "{patch}");
+    assert!(world.events().is_empty());
+}
+
+#[test]
+fn what_changes_is_told_at_once() {
+    let mut world = World::new(settings());
+    world.turn(0);
+    world.events();
+    world.facts(|facts| facts.health.runtime = vec!["container runtime is down".to_owned()]);
+    assert_eq!(world.turn(3), ["patch"]);
+    assert_eq!(world.events(), ["NodeNotReady"]);
+    let ready = world.condition("Ready");
+    assert_eq!(
+        (ready["status"].as_str(), ready["lastTransitionTime"].as_str()),
+        (Some("False"), Some("1970-01-01T00:16:43Z"))
+    );
+    world.facts(|facts| facts.health = RuntimeHealth::default());
+    assert_eq!(world.turn(3), ["patch"]);
+    assert_eq!(world.events(), ["NodeReady"]);
+    world.facts(|facts| facts.images = Some(largest_images(vec![image("new", 1)], None)));
+    assert_eq!(world.turn(3), ["patch"]);
+    // While images are not known, the object keeps them.
+    world.facts(|facts| facts.images = None);
+    assert_eq!(world.turn(3), NOTHING);
+    world.facts(|facts| facts.pressures.disk = true);
+    assert_eq!(world.turn(3), ["patch"]);
+    assert_eq!(world.events(), ["NodeHasDiskPressure"]);
+    // A label that everyone relies on comes back; others are not ours.
+    let node = world.server.edit(|node| {
+        node["metadata"]["labels"]["kubernetes.io/os"] = json!("plan9");
+        node["metadata"]["labels"]["example.org/zone"] = json!("c");
+    });
+    world.watch.offer(node);
+    assert_eq!(world.turn(3), ["patch"]);
+    let labels = world.watch.object().unwrap().metadata.labels.clone().unwrap();
+    assert_eq!((labels["kubernetes.io/os"].as_str(), labels["example.org/zone"].as_str()), ("linux", "c"));
+}
+
+#[test]
+fn the_server_is_asked_again_until_it_takes_the_node() {
+    let mut world = World::new(settings());
+    world.server.0.lock().unwrap().failures = vec![Kind::Other, Kind::Other];
+    assert_eq!(world.turn(0), ["create"]);
+    // Rings do not shorten the wait.
+    assert_eq!(world.turn(0), NOTHING);
+    assert_eq!(world.turn(1), ["create"]);
+    assert_eq!(world.turn(1), ["create"]);
+    assert_eq!(world.turn(10), NOTHING);
+}
+
+#[test]
+fn an_existing_node_is_taken_over() {
+    for forbids_create in [false, true] {
+        let mut first = World::new(settings());
+        first.turn(0);
+        let mut world = World::new(settings());
+        {
+            let mut server = world.server.0.lock().unwrap();
+            let mut node = first.server.0.lock().unwrap().node.clone().unwrap();
+            node["status"]["nodeInfo"]["bootID"] = json!("earlier");
+            node["metadata"]["labels"]["kubernetes.io/hostname"] = json!("other");
+            server.store(node);
+            server.forbids_create = forbids_create;
+        }
+        // One patch for the labels and the status.
+        assert_eq!(world.turn(0), ["create", "get", "patch"]);
+        assert_eq!(world.events(), ["Rebooted"]);
+        assert_eq!(world.turn(10), NOTHING);
+        assert_eq!(world.server.0.lock().unwrap().node.as_ref().unwrap()["metadata"]["labels"]["kubernetes.io/hostname"], "node1");
+        // What the watch has seen already need not be asked for.
+        let mut third = World::new(settings());
+        let node = world.server.edit(|_| ());
+        third.server.0.lock().unwrap().node = Some(serde_json::to_value(&node).unwrap());
+        third.watch.replaced(vec![node]);
+        assert_eq!(third.turn(0), ["patch"]);
+        assert_eq!(third.turn(10), NOTHING);
+    }
+}
+
+#[test]
+fn a_deleted_node_is_registered_again() {
+    // Told by the watch.
+    let mut world = World::new(settings());
+    world.watch.replaced(Vec::new());
+    world.turn(0);
+    assert_eq!(world.watch.uid().as_deref(), Some("uid1"));
+    world.server.0.lock().unwrap().node = None;
+    world.watch.removed(Some("uid1"));
+    assert_eq!(world.turn(1), ["create"]);
+    assert_eq!(world.watch.uid().as_deref(), Some("uid2"));
+    // Found out by a patch.
+    world.server.0.lock().unwrap().node = None;
+    world.facts(|facts| facts.pressures.pid = true);
+    assert_eq!(world.turn(1), ["patch"]);
+    assert_eq!(world.turn(0), ["create"]);
+    assert_eq!(world.watch.uid().as_deref(), Some("uid3"));
+    // Not where somebody else registers nodes.
+    let mut world = World::new(Settings { register: false, ..settings() });
+    assert_eq!(world.turn(0), NOTHING);
+    let mut node = serde_json::to_value(compose::initial(&settings(), &facts(), None, at(1)).0).unwrap();
+    node["metadata"]["uid"] = json!("theirs");
+    let node = world.server.0.lock().unwrap().store(node);
+    world.watch.replaced(vec![node]);
+    assert_eq!(world.turn(1), ["patch"]);
+    world.server.0.lock().unwrap().node = None;
+    world.watch.removed(Some("theirs"));
+    assert_eq!(world.turn(1), NOTHING);
+}
+
+#[test]
+fn a_failed_write_is_repeated_from_what_the_server_has() {
+    let mut world = World::new(settings());
+    world.turn(0);
+    world.facts(|facts| facts.pressures.memory = true);
+    world.server.0.lock().unwrap().failures = vec![Kind::Other, Kind::Conflict];
+    assert_eq!(world.turn(10), ["patch", "get", "drop", "get", "patch"]);
+    world.server.0.lock().unwrap().failures = vec![Kind::Other; 5];
+    world.facts(|facts| facts.pressures.memory = false);
+    world.events();
+    assert_eq!(world.turn(10), ["patch", "get", "drop", "get", "drop", "get", "drop", "get"]);
+    assert_eq!(world.turn(10), ["patch"]);
+    // Computed twice, told once.
+    assert_eq!(world.events(), ["NodeHasSufficientMemory"]);
+    world.server.0.lock().unwrap().failures = vec![Kind::Stopping];
+    world.facts(|facts| facts.pressures.memory = true);
+    assert_eq!(world.turn(10), ["patch"]);
+}
+
+#[test]
+fn a_server_that_drops_a_field_is_not_asked_to_keep_it_for_ever() {
+    let mut world = World::new(settings());
+    world.server.0.lock().unwrap().drops = Some("declaredFeatures");
+    assert_eq!(world.turn(0), ["create", "patch"]);
+    assert_eq!(world.turn(10), NOTHING);
+    world.facts(|facts| facts.pressures.disk = true);
+    assert_eq!(world.turn(10), ["patch"]);
+    assert_eq!(world.turn(10), NOTHING);
+}
+
+#[test]
+fn decisions_of_others_are_passed_on() {
+    let mut world = World::new(settings());
+    world.turn(0);
+    world.events();
+    let cordon = |world: &World, on: bool| {
+        let node = world.server.edit(|node| {
+            node["spec"]["unschedulable"] = json!(on);
+            node["spec"]["podCIDRs"] = json!(["10.1.0.0/24", "fd00::/64"]);
+        });
+        world.watch.offer(node);
+    };
+    world.told.lock().unwrap().cidr_fails = true;
+    cordon(&world, true);
+    assert_eq!(world.turn(1), NOTHING);
+    assert_eq!(world.events(), ["NodeNotSchedulable"]);
+    world.told.lock().unwrap().cidr_fails = false;
+    world.turn(10);
+    cordon(&world, false);
+    world.turn(10);
+    assert_eq!(world.events(), ["NodeSchedulable"]);
+    assert_eq!(world.told.lock().unwrap().cidrs, ["10.1.0.0/24,fd00::/64", "10.1.0.0/24,fd00::/64"]);
+}

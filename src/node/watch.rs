@@ -1,0 +1,182 @@
+//! Our own Node object as the API server last showed it: a snapshot for everyone.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::model::api::Node;
+
+/// The newest object that was seen, by the watch or as the answer to a request. Cloning
+/// shares it.
+#[derive(Clone, Default)]
+pub struct NodeWatch {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    object: Option<Arc<Node>>,
+    synced: bool,
+    bells: Vec<Sender<()>>,
+}
+
+impl NodeWatch {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new() -> Self {
+        NodeWatch::default()
+    }
+
+    /// The object; `None` when there is none, or none was seen yet.
+    #[must_use]
+    pub fn object(&self) -> Option<Arc<Node>> {
+        self.lock().object.clone()
+    }
+
+    /// The object's UID: owner of mirror pods and of the lease.
+    #[must_use]
+    pub fn uid(&self) -> Option<String> {
+        self.lock().object.as_ref()?.metadata.uid.clone()
+    }
+
+    /// Whether pods of the API server may be asked for: the watch has told once whether
+    /// there is an object, and so which labels and taints admission has to go by.
+    #[must_use]
+    pub fn ready_for_pods(&self) -> bool {
+        self.lock().synced
+    }
+
+    /// A bell that rings when the object comes, goes, or changes in something else than its
+    /// status, and when the watch has told for the first time.
+    #[must_use]
+    pub fn subscribe(&self) -> Receiver<()> {
+        let (bell, ring) = bounded(1);
+        self.lock().bells.push(bell);
+        ring
+    }
+
+    /// Whether the watch says that there is no object.
+    pub(super) fn is_absent(&self) -> bool {
+        let state = self.lock();
+        state.synced && state.object.is_none()
+    }
+
+    /// The watch knows all there is.
+    pub(super) fn replaced(&self, nodes: Vec<Node>) {
+        {
+            let mut state = self.lock();
+            let first = !std::mem::replace(&mut state.synced, true);
+            if nodes.is_empty() && (state.object.take().is_some() || first) {
+                state.ring();
+                return;
+            }
+            if first {
+                state.ring();
+            }
+        }
+        for node in nodes {
+            self.offer(node);
+        }
+    }
+
+    /// Takes an object in unless a newer one is there.
+    pub(super) fn offer(&self, mut node: Node) {
+        // Of no use here, and often larger than all the rest.
+        node.metadata.managed_fields = None;
+        let mut state = self.lock();
+        let old = state.object.as_deref();
+        if old.is_some_and(|old| version(old) > version(&node)) {
+            return;
+        }
+        let news = old.is_none_or(|old| {
+            let (was, is) = (&old.metadata, &node.metadata);
+            (&was.uid, &was.labels, &was.annotations, &old.spec)
+                != (&is.uid, &is.labels, &is.annotations, &node.spec)
+        });
+        state.object = Some(Arc::new(node));
+        if news {
+            state.ring();
+        }
+    }
+
+    /// The object is gone, unless there is another one of that name by now.
+    pub(super) fn removed(&self, uid: Option<&str>) {
+        let mut state = self.lock();
+        if state.object.as_ref().is_some_and(|object| object.metadata.uid.as_deref() == uid) {
+            state.object = None;
+            state.ring();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn ring(&self) {
+        for bell in &self.bells {
+            // A full bell already rings; who has gone no longer cares.
+            let _ = bell.try_send(());
+        }
+    }
+}
+
+/// Versions are opaque but for this: newer ones are greater numbers.
+fn version(node: &Node) -> u64 {
+    node.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn node(uid: &str, version: &str, label: &str) -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "n", "uid": uid, "resourceVersion": version, "labels": {"a": label},
+                "managedFields": [{"manager": "x"}]},
+            "status": {"phase": version},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_newest_object_stays() {
+        let watch = NodeWatch::new();
+        let ring = watch.subscribe();
+        let rung = || ring.try_recv().is_ok();
+        assert!(!watch.ready_for_pods() && !watch.is_absent());
+        watch.offer(node("u", "9", "x"));
+        assert!(rung() && !watch.ready_for_pods());
+        watch.replaced(vec![node("u", "10", "x")]);
+        assert!(rung() && watch.ready_for_pods());
+        watch.offer(node("u", "9", "old"));
+        let object = watch.object().unwrap();
+        assert_eq!(object.metadata.resource_version.as_deref(), Some("10"));
+        assert_eq!((object.metadata.managed_fields.is_none(), watch.uid().as_deref()), (true, Some("u")));
+        assert!(!rung());
+        // A new status is no news to anyone, a new label is.
+        watch.offer(node("u", "11", "x"));
+        assert!(!rung());
+        watch.offer(node("u", "12", "y"));
+        assert!(rung());
+        watch.removed(Some("other"));
+        assert!(!rung() && watch.object().is_some());
+        watch.removed(Some("u"));
+        assert!(rung() && watch.is_absent());
+        watch.offer(node("v", "13", "y"));
+        watch.replaced(Vec::new());
+        assert!(rung() && watch.is_absent() && watch.uid().is_none());
+        watch.replaced(Vec::new());
+        assert!(!rung());
+    }
+
+    #[test]
+    fn an_absent_object_is_told_once_the_watch_has_spoken() {
+        let watch = NodeWatch::new();
+        let ring = watch.subscribe();
+        watch.replaced(Vec::new());
+        assert!(ring.try_recv().is_ok() && watch.is_absent() && watch.ready_for_pods());
+    }
+}
