@@ -188,6 +188,7 @@ pub(super) fn start(
                 from_probes,
                 probes: probes.clone(),
                 wishes,
+                node: None,
                 api_pods: None,
                 turn: Arc::clone(&turn),
             },

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, select_biased};
+use crossbeam_channel::{Sender, never, select_biased};
 use jiff::Timestamp;
 
 use super::core::{Core, Effect, World};
@@ -16,6 +16,7 @@ use crate::model::metrics;
 use crate::model::pod::{Pod, SourceName};
 use crate::model::reasons;
 use crate::model::verdict::Verdict;
+use crate::node::{self, NodeWatch};
 use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::workers::{Aftermath, Ended, Workers};
@@ -71,6 +72,8 @@ pub struct Deps {
     pub probes: Probes,
     /// Ephemeral containers that somebody wants.
     pub wishes: Wishes,
+    /// Our Node object. `None` without an API server.
+    pub node: Option<NodeWatch>,
     /// Is told how the API server shows the pods. `None` without one.
     pub api_pods: Option<ApiPods>,
     /// Told after each turn, for the health check.
@@ -93,6 +96,7 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
             first_list: false,
             garbage: false,
             ephemeral: Granted::default(),
+            held: None,
         }
         .run(&stop);
     })
@@ -108,11 +112,16 @@ struct Loop {
     /// to be the new one by then.
     garbage: bool,
     ephemeral: Granted,
+    /// The API server's pods, which wait for the first look at our Node object: admission
+    /// goes by its labels and taints.
+    held: Option<SourceSet>,
 }
 
 impl Loop {
     fn run(mut self, stop: &StopToken) {
         let mut clean_up_due = Instant::now() + CLEAN_UP_PERIOD;
+        let node_changed = self.deps.node.as_ref().map_or_else(never, NodeWatch::subscribe);
+        self.node_changed();
         self.publish();
         loop {
             let mut timer = clean_up_due;
@@ -125,6 +134,7 @@ impl Loop {
                 select_biased! {
                     recv(stop.signal()) -> _ => break,
                     recv(self.deps.from_workers.bell()) -> _ => "worker ended",
+                    recv(node_changed) -> _ => "node",
                     recv(self.deps.from_sources.bell()) -> _ => "source",
                     recv(self.deps.from_observe.bell()) -> _ => "runtime change",
                     recv(self.deps.from_probes.bell()) -> _ => "probe",
@@ -138,6 +148,7 @@ impl Loop {
             let start = Instant::now();
             match what {
                 "worker ended" => self.workers_ended(),
+                "node" => self.node_changed(),
                 "source" => self.sources_spoke(),
                 "runtime change" => self.runtime_changed(),
                 "probe" => self.probes_spoke(),
@@ -167,10 +178,34 @@ impl Loop {
         self.settings.node.strict_supplemental_groups =
             self.deps.observe.runtime_features().is_none_or(|features| features.supplemental_groups_policy);
         for (source, set) in self.deps.from_sources.take() {
+            self.source_spoke(source, set);
+        }
+        self.publish();
+    }
+
+    /// Our Node object is another one, or was looked at for the first time.
+    fn node_changed(&mut self) {
+        let Some(node) = &self.deps.node else { return };
+        if let Some(object) = node.object() {
+            self.settings.node = node::view_of(&object, &self.settings.node);
+        }
+        if node.ready_for_pods()
+            && let Some(set) = self.held.take()
+        {
+            self.source_spoke(SourceName::Api, set);
+            self.publish();
+        }
+    }
+
+    fn source_spoke(&mut self, source: SourceName, set: SourceSet) {
+        if source == SourceName::Api && self.deps.node.as_ref().is_some_and(|node| !node.ready_for_pods()) {
+            self.held = Some(set);
+            return;
+        }
             let state = self.sources.entry(source).or_default();
             state.problems = set.problems;
             // Nothing could be read yet: that is not the same as an empty set.
-            let Some(pods) = set.pods else { continue };
+            let Some(pods) = set.pods else { return };
             state.seen = true;
             state.pods = pods.len();
             let before = self.core.sources_ready();
@@ -192,8 +227,6 @@ impl Loop {
                 log::info!("all sources have spoken");
                 self.clean_up();
             }
-        }
-        self.publish();
     }
 
     fn runtime_changed(&mut self) {

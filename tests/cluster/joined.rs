@@ -93,7 +93,12 @@ impl<'a> Joined<'a> {
                 begun.elapsed() < LIMIT,
                 "waited in vain for pod {name} to be {what}; last seen: {}\n{}",
                 last.borrow()["status"],
-                self.plane.kubectl(&["get", "events", "--field-selector", &format!("involvedObject.name={name}")])
+                self.plane.kubectl(&[
+                    "get",
+                    "events",
+                    "--field-selector",
+                    &format!("involvedObject.name={name}")
+                ])
             );
             crate::support::wait::pause(Duration::from_millis(200));
         }
@@ -106,7 +111,9 @@ impl<'a> Joined<'a> {
 
     /// Waits until the API server shows the pod no more.
     pub fn wait_gone(&self, name: &str) {
-        wait_for(&format!("pod {name} to be gone"), LIMIT, || self.plane.get(&["pod", name]).is_none().then_some(()));
+        wait_for(&format!("pod {name} to be gone"), LIMIT, || {
+            self.plane.get(&["pod", name]).is_none().then_some(())
+        });
     }
 
     /// The messages of the events about an object, with their reasons.
@@ -114,13 +121,23 @@ impl<'a> Joined<'a> {
         let selector = format!("involvedObject.name={object}");
         let list = self.plane.get(&["events", "-A", "--field-selector", &selector]);
         let items = list.as_ref().and_then(|list| list["items"].as_array()).cloned().unwrap_or_default();
-        items.iter().map(|event| (text(event, "/reason").to_owned(), text(event, "/message").to_owned())).collect()
+        items
+            .iter()
+            .map(|event| (text(event, "/reason").to_owned(), text(event, "/message").to_owned()))
+            .collect()
     }
 
     /// Deletes the pods of the test, waits for their end, and ends the node.
     pub fn finish(self, pods: &[&str]) {
         for pod in pods {
-            self.plane.kubectl(&["delete", "pod", pod, "--ignore-not-found", "--wait=false", "--grace-period=1"]);
+            self.plane.kubectl(&[
+                "delete",
+                "pod",
+                pod,
+                "--ignore-not-found",
+                "--wait=false",
+                "--grace-period=1",
+            ]);
         }
         for pod in pods {
             self.wait_gone(pod);

@@ -31,7 +31,9 @@ fn a_node_registers_and_keeps_its_lease() {
         assert!(node["status"]["capacity"].get(field).is_some(), "{field}: {node}");
         assert!(node["status"]["allocatable"].get(field).is_some(), "{field}: {node}");
     }
-    for field in ["machineID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeletVersion"] {
+    for field in
+        ["machineID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeletVersion"]
+    {
         assert!(!text(&node, &format!("/status/nodeInfo/{field}")).is_empty(), "{field}: {node}");
     }
     let lease = || joined.plane.get(&["lease", "reg", "-n", "kube-node-lease"]);
@@ -59,7 +61,9 @@ fn pods_placed_by_the_scheduler_run_and_end() {
     let described = joined.plane.kubectl(&["describe", "pod", "placed-web"]);
     wait_until("the events", LIMIT, || {
         let events = joined.events("placed-web");
-        ["Scheduled", "Pulled", "Created", "Started"].iter().all(|want| events.iter().any(|(one, _)| one == want))
+        ["Scheduled", "Pulled", "Created", "Started"]
+            .iter()
+            .all(|want| events.iter().any(|(one, _)| one == want))
     });
     assert!(described.contains("placed/192.0.2.10"), "{described}");
 
@@ -194,7 +198,13 @@ fn statuses_are_kept_right() {
     assert_eq!(condition(&waiting, "Ready"), "False");
     let patch = |body: Value| {
         joined.plane.kubectl(&[
-            "patch", "pod", "status-gated", "--subresource=status", "--type=strategic", "-p", &body.to_string(),
+            "patch",
+            "pod",
+            "status-gated",
+            "--subresource=status",
+            "--type=strategic",
+            "-p",
+            &body.to_string(),
         ]);
     };
     patch(json!({"status": {"conditions": [{"type": "example.org/checked", "status": "True"}]}}));

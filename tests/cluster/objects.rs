@@ -20,7 +20,12 @@ fn object(kind: &str, name: &str, field: &str, data: Value) -> Value {
 #[test]
 fn objects_reach_volumes_and_environments_and_edits_follow() {
     let joined = Joined::start("objs");
-    joined.plane.apply(&object("ConfigMap", "objs-cm", "data", json!({"k1": "one", "k2": "two", "bad-name!": "x"})));
+    joined.plane.apply(&object(
+        "ConfigMap",
+        "objs-cm",
+        "data",
+        json!({"k1": "one", "k2": "two", "bad-name!": "x"}),
+    ));
     joined.plane.apply(&object("Secret", "objs-secret", "stringData", json!({"pw": "swordfish"})));
     let mut main = busybox("main", FOREVER);
     main["env"] = json!([
@@ -49,7 +54,10 @@ fn objects_reach_volumes_and_environments_and_edits_follow() {
     let id = id_of(&ready, "main");
     let sh = |script: &str| joined.node.exec(&id, &["sh", "-c", script]);
     assert_eq!(sh("echo $K1-$PW-$NONE-$P_k2"), "one-swordfish--two\n");
-    assert_eq!(sh("cat /cm/k1 /secret/pw /all/deep/two /all/pw /all/name /one"), "oneswordfishtwoswordfishobjs-webone");
+    assert_eq!(
+        sh("cat /cm/k1 /secret/pw /all/deep/two /all/pw /all/name /one"),
+        "oneswordfishtwoswordfishobjs-webone"
+    );
     assert_eq!(sh("stat -Lc %a /secret/pw"), "400\n");
     assert_eq!(sh("grep -c ' /secret tmpfs ' /proc/mounts"), "1\n");
     assert_eq!(sh("tr -dc . < /all/token"), "..", "a token has three parts");
@@ -76,7 +84,9 @@ fn what_is_missing_is_named_and_waited_for() {
     let told = |pod: &str, reason: &str, part: &str| {
         joined.events(pod).iter().any(|(one, message)| one == reason && message.contains(part))
     };
-    wait_until("the volume's event", LIMIT, || told("miss-volume", "FailedMount", "configmap \"miss-cm\" not found"));
+    wait_until("the volume's event", LIMIT, || {
+        told("miss-volume", "FailedMount", "configmap \"miss-cm\" not found")
+    });
     let waiting = joined.wait_pod("miss-env", "refused by its environment", |pod| {
         text(pod, "/status/containerStatuses/0/state/waiting/reason") == "CreateContainerConfigError"
     });

@@ -12,7 +12,8 @@ use crate::support::wait::{pause, wait_until};
 /// For a minute there is no API server: everything goes on, and afterwards all is told.
 #[test]
 fn a_minute_without_the_api_server() {
-    let plane = ControlPlane::start_with(&directory("away-cp"), &Choice { scheduler: false, ..Choice::default() });
+    let plane =
+        ControlPlane::start_with(&directory("away-cp"), &Choice { scheduler: false, ..Choice::default() });
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
     let mut joined = Joined::prepare(&plane, "away", json!({})).start_and_wait();
     joined.bind(&pod("away-web", json!([busybox("main", FOREVER)])));
@@ -22,7 +23,9 @@ fn a_minute_without_the_api_server() {
 
     plane.stop(API_SERVER);
     // A dead container comes back, a static pod starts, an edit is carried out.
-    let id = text(&before, "/status/containerStatuses/0/containerID").trim_start_matches("containerd://").to_owned();
+    let id = text(&before, "/status/containerStatuses/0/containerID")
+        .trim_start_matches("containerd://")
+        .to_owned();
     joined.node.containerd.kill_task(&id);
     joined.node.apply("two.json", &simple("two"));
     joined.node.wait_ready("two");
