@@ -6,7 +6,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::containerd::kill;
-use crate::support::control_plane::{API_SERVER, CONTROLLERS, Choice, ControlPlane, ETCD, SCHEDULER, wait_ended};
+use crate::support::control_plane::{
+    API_SERVER, CONTROLLERS, Choice, ControlPlane, ETCD, SCHEDULER, wait_ended,
+};
 use crate::support::node::Node;
 use crate::support::wait::wait_until;
 
@@ -80,7 +82,8 @@ fn ends_with_the_program_that_runs_it() {
 fn nodes_have_the_rights_of_nodes() {
     let (_, plane) = made_in("cp3", &Choice::bare());
     let own = plane.node_kubeconfig("n1");
-    let node = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).to_string();
+    let node =
+        |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).to_string();
     let create = ["create", "-f", "-"];
     let output = plane.kubectl_as(&own, &create, &node("n1"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -94,7 +97,8 @@ fn nodes_have_the_rights_of_nodes() {
     refused(&plane.bootstrap_kubeconfig(), &["get", "nodes"], "", "cannot list resource \"nodes\"");
 
     let asked = plane.requests();
-    let created = asked.iter().find(|one| text(one, "/verb") == "create" && text(one, "/objectRef/name") == "n1");
+    let created =
+        asked.iter().find(|one| text(one, "/verb") == "create" && text(one, "/objectRef/name") == "n1");
     let created = created.unwrap_or_else(|| panic!("not in the audit log: {asked:?}"));
     assert_eq!(text(created, "/user/username"), "system:node:n1");
     assert_eq!(text(created, "/requestObject/metadata/name"), "n1");
@@ -117,8 +121,7 @@ fn joining_nodes_get_their_certificate() {
             "usages": ["digital signature", "client auth"],
         },
     });
-    let output =
-        plane.kubectl_as(&plane.bootstrap_kubeconfig(), &["create", "-f", "-"], &csr.to_string());
+    let output = plane.kubectl_as(&plane.bootstrap_kubeconfig(), &["create", "-f", "-"], &csr.to_string());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     plane.wait(&["csr", "csr-n1"], "signed", LIMIT, |csr| !text(csr, "/status/certificate").is_empty());
 }
@@ -135,7 +138,8 @@ fn forgets_history_when_told() {
     plane.compact();
     plane.stop(API_SERVER);
     plane.resume(API_SERVER);
-    let path = format!("/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=5&resourceVersion={version}");
+    let path =
+        format!("/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=5&resourceVersion={version}");
     wait_until("410", LIMIT, || {
         let output = plane.try_kubectl(&["get", "--raw", &path], "");
         let all = [output.stdout, output.stderr].concat();
