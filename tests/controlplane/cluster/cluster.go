@@ -238,16 +238,16 @@ func (c *cluster) controllerFlags() []string {
 
 // Begin starts everything in order and returns once a node can join.
 func (c *cluster) begin(until context.Context) error {
-	// The API server waits for etcd by itself.
+	// One after the other: the API server would wait for etcd by itself, but looks less and
+	// less often, and the others give up after a while without an API server.
 	for _, one := range c.components[:2] {
 		if err := one.start(); err != nil {
 			return err
 		}
+		if err := c.waitReady(until, one); err != nil {
+			return err
+		}
 	}
-	if err := c.waitReady(until, c.components[1]); err != nil {
-		return err
-	}
-	// The others give up after a while without an API server.
 	for _, one := range c.components[2:] {
 		if err := one.start(); err != nil {
 			return err
@@ -327,7 +327,8 @@ func client(ca *authority, own leaf) (*http.Client, error) {
 	return &http.Client{
 		Timeout: 15 * time.Second,
 		Transport: &http.Transport{
-			TLSClientConfig:   &tls.Config{RootCAs: trusted, Certificates: []tls.Certificate{pair}},
+			TLSClientConfig: &tls.Config{RootCAs: trusted, Certificates: []tls.Certificate{pair}},
+			// Each look is a connection of its own: those of before an outage are no use.
 			DisableKeepAlives: true,
 		},
 	}, nil
