@@ -10,5 +10,6 @@
 //! registration); the recorder writes log lines and answers `coracle events` instead.
 //! Go counterpart: client-go's tools/record and tools/events, pkg/kubelet/events.
 
+pub mod certificates;
 mod correlator;
 pub mod events;
