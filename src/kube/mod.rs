@@ -12,4 +12,5 @@
 
 pub mod certificates;
 mod correlator;
+pub mod event_sink;
 pub mod events;
