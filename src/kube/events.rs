@@ -11,7 +11,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::correlator::Correlator;
+use super::event_sink::{Counts, Outbox};
 use crate::model::event::{Event, EventType, Regarding};
+use crate::util::sha256;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -51,6 +53,15 @@ pub struct RecordedEvent {
 }
 
 impl RecordedEvent {
+    /// The namespace it is kept in: its object's, or that of things without one.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        match &self.regarding {
+            Regarding::Pod { namespace, .. } if !namespace.is_empty() => namespace,
+            _ => "default",
+        }
+    }
+
     /// The object as `kubectl get events` writes it, such as `pod/web`.
     #[must_use]
     pub fn object(&self) -> String {
@@ -109,6 +120,7 @@ struct WireSource {
 
 impl From<RecordedEvent> for Wire {
     fn from(event: RecordedEvent) -> Self {
+        let namespace = event.namespace().to_owned();
         let involved_object = match event.regarding {
             Regarding::Pod { namespace, name, uid, field_path } => WireObject {
                 kind: "Pod".to_owned(),
@@ -128,13 +140,9 @@ impl From<RecordedEvent> for Wire {
                 WireObject { kind: "Manifest".to_owned(), name: source, ..WireObject::default() }
             }
         };
-        let namespace = match involved_object.namespace.as_str() {
-            "" => "default",
-            namespace => namespace,
-        };
         Wire {
             seq: event.seq,
-            metadata: WireName { name: event.name, namespace: namespace.to_owned() },
+            metadata: WireName { name: event.name, namespace },
             involved_object,
             kind: event.kind,
             reason: event.reason,
@@ -180,9 +188,11 @@ struct Book {
     host: String,
     correlator: Correlator,
     last: u64,
-    by_seq: BTreeMap<u64, RecordedEvent>,
+    by_seq: BTreeMap<u64, Arc<RecordedEvent>>,
     by_key: HashMap<u64, u64>,
     waiters: Vec<Sender<()>>,
+    /// On the way to the API server, where there is one.
+    outbox: Option<Outbox>,
 }
 
 impl Book {
@@ -194,12 +204,13 @@ impl Book {
             by_seq: BTreeMap::new(),
             by_key: HashMap::new(),
             waiters: Vec::new(),
+            outbox: None,
         }
     }
 
     /// Takes an event in and returns how it stands now; `None` when its object has had too
     /// many and it is only counted.
-    fn record(&mut self, mut event: Event) -> Option<RecordedEvent> {
+    fn record(&mut self, mut event: Event) -> Option<Arc<RecordedEvent>> {
         if event.message.len() > MESSAGE_BYTES {
             event.message.truncate(event.message.floor_char_boundary(MESSAGE_BYTES));
             event.message.push('…');
@@ -209,7 +220,7 @@ impl Book {
             self.by_seq.remove(&old);
         }
         self.last += 1;
-        let recorded = RecordedEvent {
+        let recorded = Arc::new(RecordedEvent {
             seq: self.last,
             name: name_of(&event.regarding, &self.host, told.first),
             kind: event.kind,
@@ -220,9 +231,12 @@ impl Book {
             count: told.count,
             first_seen: told.first,
             last_seen: event.at,
-        };
+        });
         self.by_key.insert(told.key, self.last);
-        self.by_seq.insert(self.last, recorded.clone());
+        self.by_seq.insert(self.last, Arc::clone(&recorded));
+        if let Some(outbox) = &self.outbox {
+            outbox.put(Arc::clone(&recorded), told.count == 1);
+        }
         if self.by_seq.len() > KEPT
             && let Some((oldest, _)) = self.by_seq.pop_first()
         {
@@ -237,7 +251,7 @@ impl Book {
     }
 
     fn since(&self, seq: u64) -> Vec<RecordedEvent> {
-        self.by_seq.range(seq.saturating_add(1)..).map(|(_, event)| event.clone()).collect()
+        self.by_seq.range(seq.saturating_add(1)..).map(|(_, event)| RecordedEvent::clone(event)).collect()
     }
 }
 
@@ -247,7 +261,28 @@ fn name_of(regarding: &Regarding, host: &str, at: Timestamp) -> String {
         Regarding::Node => host,
         Regarding::Manifest { .. } => "manifest",
     };
-    format!("{object}.{:x}", at.as_nanosecond())
+    let name = format!("{object}.{:x}", at.as_nanosecond());
+    if is_subdomain(&name) { name } else { uuid_of(&name) }
+}
+
+/// Whether the API server takes it as a name (RFC 1123).
+fn is_subdomain(name: &str) -> bool {
+    let is_label = |label: &str| {
+        label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+            && !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(is_label)
+}
+
+/// A UUID in place of a name that the API server would not take. It follows from the name,
+/// because a repeat must find its event.
+fn uuid_of(name: &str) -> String {
+    let hex = sha256::hex(name.as_bytes());
+    let part = |range: std::ops::Range<usize>| hex.get(range).unwrap_or_default();
+    // Version 8, variant 1: made by a rule of one's own.
+    format!("{}-{}-8{}-8{}-{}", part(0..8), part(8..12), part(12..15), part(15..18), part(18..30))
 }
 
 /// What readers hold: a view of the recorded events, cloned freely.
@@ -300,6 +335,21 @@ impl EventLog {
         // Without events nobody drains the list, so who goes takes his bell along.
         book.waiters.retain(|waiter| !waiter.same_channel(&ring));
         book.last > seq
+    }
+
+    /// Sends on what is recorded from now on, and what was recorded so far.
+    pub(super) fn deliver_to(&self, outbox: Outbox) {
+        let mut book = self.lock();
+        for event in book.by_seq.values() {
+            outbox.put(Arc::clone(event), true);
+        }
+        book.outbox = Some(outbox);
+    }
+
+    /// How delivery to the API server goes; `None` without one.
+    #[must_use]
+    pub fn delivery(&self) -> Option<Counts> {
+        self.lock().outbox.as_ref().map(Outbox::counts)
     }
 
     /// Records an event directly: for tests of those who read the log.
@@ -462,11 +512,25 @@ mod tests {
         assert_eq!(json["source"]["host"], "node1");
         assert_eq!(json["type"], "Warning");
         assert_eq!(json["firstTimestamp"], "2023-11-14T22:13:20Z");
-        assert_eq!(serde_json::from_value::<RecordedEvent>(json).unwrap(), recorded);
+        assert_eq!(serde_json::from_value::<RecordedEvent>(json).unwrap(), *recorded);
         let node = Event { regarding: Regarding::Node, ..event("", "x", 0) };
         let json = serde_json::to_value(book.record(node).unwrap()).unwrap();
         assert_eq!(json["involvedObject"]["name"], "node1");
         assert!(json["involvedObject"].get("uid").is_none());
+    }
+
+    #[test]
+    fn a_name_that_nobody_would_take_becomes_a_uuid() {
+        let at = Timestamp::from_second(1_700_000_000).unwrap();
+        let name = |host: &str| name_of(&Regarding::Node, host, at);
+        assert_eq!(name("node1"), "node1.17979cfe362a0000");
+        for odd in ["Node_1", "-a", "", &"a".repeat(250)] {
+            let uuid = name(odd);
+            assert_eq!(uuid.len(), 36, "{uuid}");
+            assert!(is_subdomain(&uuid), "{uuid}");
+            assert_eq!(uuid, name(odd));
+        }
+        assert_ne!(name("-a"), name("-b"));
     }
 
     #[test]

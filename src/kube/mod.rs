@@ -1,22 +1,32 @@
-//! Room `kube`: the way to the Kubernetes API, and what stands in for it on a node alone.
+//! Room `kube`: the way to the Kubernetes API, and what is told on a node alone.
 //!
-//! Owns: the record of node and pod events, and the rules by which they are told: similar
-//! ones combined, equal ones counted, floods cut off.
-//! Threads: `events` (one), which waits on the event queue and its stop token.
-//! Inbox: `model::event::Event`, posted by everyone through `EventSink`; a full queue drops.
-//! Invariants: memory is bounded by `events::KEPT` distinct events; equal events are one
-//! event with a count; readers never hold up the recorder.
-//! Absent on purpose: delivery to an API server (client, watches and certificates come with
-//! registration); the recorder writes log lines and answers `coracle events` instead.
-//! Go counterpart: client-go's tools/record and tools/events, pkg/kubelet/events.
+//! Owns: the client and its credentials; reflectors; the objects, tokens and services that
+//! pods need; certificates; the record of node and pod events and the rules by which they
+//! are told: similar ones combined, equal ones counted, floods cut off.
+//! Threads: `events` (always), `events-api`, `certs`, `objects`, `watch/<kind>` (with an API
+//! server only). Each waits in one place; a request that waits for the server is broken off
+//! by the client's `shut_down`.
+//! Invariants: memory is bounded by what pods of this node name and by `events::KEPT`
+//! distinct events; a server that is away holds up nobody but those who ask it; secrets and
+//! tokens are not in logs, events or `Debug` output.
+//! Absent on purpose: protobuf; lists of anything that a node may not list.
+//! Go counterpart: client-go (rest, cache, record), pkg/kubelet/{configmap,secret,token,
+//! certificate,events}.
 
+pub mod certificates;
 pub mod client;
 mod correlator;
 pub mod error;
+pub mod event_sink;
 pub mod events;
+pub mod objects;
+mod pod_api;
 mod rate;
 pub mod secret;
+pub mod services;
 pub mod target;
+pub mod tokens;
 pub mod watch;
 
+pub use pod_api::PodApi;
 pub use secret::Secret;

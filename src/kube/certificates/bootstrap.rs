@@ -1,0 +1,215 @@
+//! From a bootstrap kubeconfig to a node's own: the first certificate, and the kubeconfig
+//! that points at it (Go: client-go's certificate bootstrap, pkg/kubelet/certificate/bootstrap).
+
+use std::path::{Path, PathBuf};
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::csr::{Purpose, Template};
+use super::rotation::{self, OpenBootstrap, Outcome, Rotation};
+use super::store::{self, Identity, Store, facts_of_pem};
+use super::{Error, chain};
+use crate::util::backoff::random_unit;
+use crate::util::stop::{StopToken, Waited};
+use crate::util::threads;
+
+/// The cluster that a kubeconfig names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cluster {
+    /// `server`.
+    pub server: String,
+    /// `certificate-authority`, an absolute path.
+    pub ca_file: Option<PathBuf>,
+    /// `certificate-authority-data`, as it stands there (base64); only without a file.
+    pub ca_data: Option<String>,
+    /// `insecure-skip-tls-verify`.
+    pub insecure: bool,
+    /// `tls-server-name`.
+    pub tls_server_name: Option<String>,
+    /// `proxy-url`.
+    pub proxy_url: Option<String>,
+}
+
+/// Whether a node must bootstrap although it has a kubeconfig, and why. `client_certificate`
+/// is the PEM that the kubeconfig names or holds.
+#[must_use]
+pub fn why_needed(client_certificate: Option<&str>, now: Timestamp) -> Option<&'static str> {
+    let Some(text) = client_certificate else { return Some("it has no client certificate") };
+    match facts_of_pem(text) {
+        Err(why) => Some(why),
+        Ok(facts) if facts.iter().any(|one| one.is_expired(now)) => Some("a client certificate has expired"),
+        Ok(_) => None,
+    }
+}
+
+/// Writes the node's kubeconfig: the cluster of the bootstrap one, and the current client
+/// certificate of `store`.
+///
+/// # Errors
+/// When the file or its directory cannot be written.
+pub fn write_kubeconfig(path: &Path, cluster: &Cluster, store: &Store) -> Result<(), Error> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(|source| Error::Write { path: dir.to_owned(), source })?;
+    }
+    let current = store.current_path();
+    // A kubeconfig's paths start at its own directory unless they are absolute.
+    let current = std::path::absolute(&current).unwrap_or(current);
+    store::write(path, &kubeconfig(cluster, &current))
+}
+
+/// The text of a node's kubeconfig.
+fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
+    // A JSON string is a YAML string.
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let certificate = quoted(&certificate.to_string_lossy());
+    let mut text = String::from("apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n");
+    let mut field = |name: &str, value: &str| {
+        text.push_str(&format!("    {name}: {value}\n"));
+    };
+    field("server", &quoted(&cluster.server));
+    match (&cluster.ca_file, &cluster.ca_data) {
+        (Some(file), _) => field("certificate-authority", &quoted(&file.to_string_lossy())),
+        (None, Some(data)) => field("certificate-authority-data", &quoted(data)),
+        (None, None) => {}
+    }
+    if cluster.insecure {
+        field("insecure-skip-tls-verify", "true");
+    }
+    if let Some(name) = &cluster.tls_server_name {
+        field("tls-server-name", &quoted(name));
+    }
+    if let Some(url) = &cluster.proxy_url {
+        field("proxy-url", &quoted(url));
+    }
+    text.push_str(&format!(
+        "contexts:\n- name: default-context\n  context:\n    cluster: default-cluster\n    \
+         namespace: default\n    user: default-auth\ncurrent-context: default-context\n\
+         users:\n- name: default-auth\n  user:\n    client-certificate: {certificate}\n    \
+         client-key: {certificate}\n"
+    ));
+    text
+}
+
+/// A certificate in `store` that is good for this node now, whoever got it.
+fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
+    match store.load() {
+        Ok(identity) => {
+            identity.filter(|one| !one.facts.is_expired(now) && template.is_met_by(&one.facts))
+        }
+        Err(error) => {
+            log::warn!("{}", chain(&error));
+            None
+        }
+    }
+}
+
+/// Gets the first certificate: asks, waits until somebody approves, and stores it. An API
+/// server that is away is waited for.
+///
+/// # Errors
+/// When the request is denied, fails or is not decided on within an hour, when files cannot
+/// be written, and on stop.
+pub fn first_certificate(
+    store: Store,
+    node_name: &str,
+    open: OpenBootstrap,
+    stop: &StopToken,
+) -> Result<Identity, Error> {
+    let template = Template::client(node_name);
+    if let Some(identity) = good(&store, &template, Timestamp::now()) {
+        return Ok(identity);
+    }
+    let mut rotation = Rotation::new(store, None, None, Some(open), 0.0);
+    loop {
+        let now = Timestamp::now();
+        let outcome = rotation.turn(Some(&template), now, random_unit());
+        rotation::tell(Purpose::Client, &outcome, rotation.failures());
+        match outcome {
+            Outcome::Issued(identity, None) => return Ok(*identity),
+            // The kubeconfig would point at nothing.
+            Outcome::Issued(_, Some(error)) => return Err(error),
+            Outcome::Failed(error) if is_final(&error) => return Err(error),
+            _ => {}
+        }
+        let pause = rotation.due(Some(&template), now).duration_since(Timestamp::now());
+        let _waiting = threads::waiting("the first client certificate");
+        if stop.wait(pause.max(SignedDuration::ZERO).unsigned_abs()) == Waited::Stopped {
+            return Err(Error::Stopped(Purpose::Client));
+        }
+    }
+}
+
+/// Whether to try again is for the operator to say.
+fn is_final(error: &Error) -> bool {
+    !matches!(error, Error::Api { .. } | Error::Gone { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_kubeconfig_is_as_upstream_names_it() {
+        let cluster = Cluster {
+            server: "https://10.0.0.1:6443".into(),
+            ca_data: Some("QUJD".into()),
+            tls_server_name: Some("api \"x\"".into()),
+            ..Cluster::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc/kubelet.conf");
+        let store = Store::new(Path::new("/pki"), Purpose::Client);
+        write_kubeconfig(&path, &cluster, &store).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let expected = r#"apiVersion: v1
+kind: Config
+clusters:
+- name: default-cluster
+  cluster:
+    server: "https://10.0.0.1:6443"
+    certificate-authority-data: "QUJD"
+    tls-server-name: "api \"x\""
+contexts:
+- name: default-context
+  context:
+    cluster: default-cluster
+    namespace: default
+    user: default-auth
+current-context: default-context
+users:
+- name: default-auth
+  user:
+    client-certificate: "/pki/kubelet-client-current.pem"
+    client-key: "/pki/kubelet-client-current.pem"
+"#;
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+        let other = Cluster {
+            server: "http://x".into(),
+            ca_file: Some("/ca.crt".into()),
+            ca_data: Some("no".into()),
+            insecure: true,
+            proxy_url: Some("http://p".into()),
+            ..Cluster::default()
+        };
+        let text = kubeconfig(&other, Path::new("/c"));
+        for part in ["authority: \"/ca.crt\"", "skip-tls-verify: true", "proxy-url: \"http://p\""] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("data"), "{text}");
+    }
+
+    #[test]
+    fn a_kubeconfig_with_a_good_certificate_needs_no_bootstrap() {
+        let key = crate::kube::certificates::csr::PrivateKey::generate().unwrap();
+        let from = Timestamp::from_second(1_700_000_000).unwrap();
+        let day = std::time::Duration::from_secs(86400);
+        let pem = Template::self_signed("n", &super::super::ServingNames::default(), &key, from, day).unwrap();
+        let at = |second| from + SignedDuration::from_secs(second);
+        assert_eq!(why_needed(Some(&pem), at(0)), None);
+        assert_eq!(why_needed(Some(&pem), at(86400)), None);
+        assert_eq!(why_needed(Some(&pem), at(86401)), Some("a client certificate has expired"));
+        assert_eq!(why_needed(Some("x"), at(0)), Some("there is no certificate"));
+        assert_eq!(why_needed(None, at(0)), Some("it has no client certificate"));
+    }
+}

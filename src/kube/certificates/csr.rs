@@ -1,0 +1,431 @@
+//! Keys, and requests for certificates: what they say, how they are named, what has become
+//! of one (pure but for the random numbers of a key).
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData, SanType};
+
+use super::{Error, Facts};
+use crate::model::{api, meta};
+use crate::util::sha256;
+
+/// The group of all nodes.
+const NODES_GROUP: &str = "system:nodes";
+/// What the common name of a node begins with.
+const NODE_USER: &str = "system:node:";
+
+/// What a certificate is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Who this node is to the API server.
+    Client,
+    /// Who this node is to those who call it.
+    Serving,
+}
+
+impl Purpose {
+    /// Who is to sign.
+    #[must_use]
+    pub fn signer(self) -> &'static str {
+        match self {
+            Purpose::Client => "kubernetes.io/kube-apiserver-client-kubelet",
+            Purpose::Serving => "kubernetes.io/kubelet-serving",
+        }
+    }
+
+    /// Key usages, as for an elliptic key: key encipherment is RSA's.
+    #[must_use]
+    pub fn usages(self) -> [&'static str; 2] {
+        match self {
+            Purpose::Client => ["digital signature", "client auth"],
+            Purpose::Serving => ["digital signature", "server auth"],
+        }
+    }
+
+    /// What its files are called.
+    pub(super) fn file_prefix(self) -> &'static str {
+        match self {
+            Purpose::Client => "kubelet-client",
+            Purpose::Serving => "kubelet-server",
+        }
+    }
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Purpose::Client => "client certificate",
+            Purpose::Serving => "serving certificate",
+        })
+    }
+}
+
+/// A private key. It shows itself to nobody.
+pub struct PrivateKey(KeyPair);
+
+impl fmt::Debug for PrivateKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("PrivateKey(***)")
+    }
+}
+
+impl PrivateKey {
+    /// A new key on the curve P-256.
+    pub(super) fn generate() -> Result<Self, Error> {
+        KeyPair::generate().map(PrivateKey).map_err(|source| Error::Key { source })
+    }
+
+    /// Reads a key as [`PrivateKey::pem`] writes it.
+    pub(super) fn from_pem(pem: &str) -> Result<Self, Error> {
+        KeyPair::from_pem(pem).map(PrivateKey).map_err(|source| Error::Key { source })
+    }
+
+    /// The key in PEM (PKCS #8).
+    pub(super) fn pem(&self) -> String {
+        self.0.serialize_pem()
+    }
+
+    /// The public half, as [`Facts::public_key`] has it.
+    pub(super) fn public(&self) -> &[u8] {
+        self.0.der_bytes()
+    }
+}
+
+/// What a certificate should say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template {
+    /// What for.
+    pub purpose: Purpose,
+    /// The node it is for.
+    pub node_name: String,
+    /// Names it can be called by; only for serving.
+    pub names: ServingNames,
+}
+
+/// Names and addresses of a serving certificate.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ServingNames {
+    /// DNS names.
+    pub dns_names: BTreeSet<String>,
+    /// Addresses.
+    pub ips: BTreeSet<IpAddr>,
+}
+
+impl ServingNames {
+    /// Of a node's addresses: those that are addresses, and the names. A host name may be
+    /// either; what is no name that a certificate can hold is left out.
+    #[must_use]
+    pub fn of_addresses(addresses: &[api::NodeAddress]) -> ServingNames {
+        let mut names = ServingNames::default();
+        for one in addresses {
+            match one.address.parse::<IpAddr>() {
+                Ok(ip) => {
+                    if matches!(one.type_.as_str(), "Hostname" | "InternalIP" | "ExternalIP") {
+                        names.ips.insert(ip);
+                    }
+                }
+                Err(_) if matches!(one.type_.as_str(), "Hostname" | "InternalDNS" | "ExternalDNS") => {
+                    if !one.address.is_empty() && one.address.is_ascii() {
+                        names.dns_names.insert(one.address.clone());
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        names
+    }
+}
+
+impl Template {
+    /// For the node's user.
+    #[must_use]
+    pub fn client(node_name: &str) -> Template {
+        Template {
+            purpose: Purpose::Client,
+            node_name: node_name.to_owned(),
+            names: ServingNames::default(),
+        }
+    }
+
+    /// For the node's server.
+    #[must_use]
+    pub fn serving(node_name: &str, names: ServingNames) -> Template {
+        Template { purpose: Purpose::Serving, node_name: node_name.to_owned(), names }
+    }
+
+    fn common_name(&self) -> String {
+        format!("{NODE_USER}{}", self.node_name)
+    }
+
+    /// Whether a certificate says all of it. Names that it has besides do no harm.
+    #[must_use]
+    pub fn is_met_by(&self, facts: &Facts) -> bool {
+        facts.common_name == self.common_name()
+            && facts.organizations.iter().any(|one| one == NODES_GROUP)
+            && self.names.dns_names.iter().all(|name| facts.dns_names.contains(name))
+            && self.names.ips.iter().all(|ip| facts.ips.contains(ip))
+    }
+
+    /// The request in PEM, signed with `key`.
+    fn request_pem(&self, key: &PrivateKey) -> Result<String, Error> {
+        let failed = |source| Error::Request { purpose: self.purpose, source };
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, NODES_GROUP);
+        params.distinguished_name.push(DnType::CommonName, self.common_name());
+        params.subject_alt_names = alternative_names(&self.names).map_err(failed)?;
+        params.serialize_request(&key.0).and_then(|request| request.pem()).map_err(failed)
+    }
+
+    /// The object to create. With a name it is found again after a restart.
+    pub(super) fn request(
+        &self,
+        key: &PrivateKey,
+        name: Option<&str>,
+    ) -> Result<CertificateSigningRequest, Error> {
+        let metadata = match name {
+            Some(name) => meta::ObjectMeta { name: Some(name.to_owned()), ..meta::ObjectMeta::default() },
+            None => {
+                meta::ObjectMeta { generate_name: Some("csr-".to_owned()), ..meta::ObjectMeta::default() }
+            }
+        };
+        Ok(CertificateSigningRequest {
+            metadata,
+            spec: CertificateSigningRequestSpec {
+                request: ByteString(self.request_pem(key)?.into_bytes()),
+                signer_name: self.purpose.signer().to_owned(),
+                usages: Some(self.purpose.usages().map(str::to_owned).to_vec()),
+                ..CertificateSigningRequestSpec::default()
+            },
+            status: None,
+        })
+    }
+
+    /// The name of the request that is made with this key: it stays the same as long as the
+    /// key and the wish do.
+    #[must_use]
+    pub(super) fn request_name(&self, key: &PrivateKey) -> String {
+        let mut text = key.public().to_vec();
+        let common_name = self.common_name();
+        let usages = self.purpose.usages();
+        for part in [common_name.as_str(), NODES_GROUP].iter().chain(&usages) {
+            // A zero byte is in no part, so no two wishes run into one.
+            text.push(0);
+            text.extend_from_slice(part.as_bytes());
+        }
+        format!("node-csr-{}", sha256::hex(&text))
+    }
+
+    /// A certificate that the node signs itself, in PEM.
+    pub(super) fn self_signed(
+        host: &str,
+        names: &ServingNames,
+        key: &PrivateKey,
+        from: jiff::Timestamp,
+        lifetime: std::time::Duration,
+    ) -> Result<String, Error> {
+        let failed = |source| Error::Request { purpose: Purpose::Serving, source };
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, format!("{host}@{}", from.as_second()));
+        params.subject_alt_names = alternative_names(names).map_err(failed)?;
+        params.key_usages =
+            vec![rcgen::KeyUsagePurpose::DigitalSignature, rcgen::KeyUsagePurpose::KeyEncipherment];
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+        let seconds = u64::try_from(from.as_second()).unwrap_or(0);
+        params.not_before = rcgen::date_time_ymd(1970, 1, 1) + std::time::Duration::from_secs(seconds);
+        params.not_after = params.not_before + lifetime;
+        params.self_signed(&key.0).map(|certificate| certificate.pem()).map_err(failed)
+    }
+}
+
+fn alternative_names(names: &ServingNames) -> Result<Vec<SanType>, rcgen::Error> {
+    let dns = names.dns_names.iter().map(|name| name.as_str().try_into().map(SanType::DnsName));
+    dns.chain(names.ips.iter().map(|ip| Ok(SanType::IpAddress(*ip)))).collect()
+}
+
+/// What has become of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nobody has decided, or nobody has signed yet.
+    Waiting,
+    /// The chain, in PEM.
+    Issued(Vec<u8>),
+    /// Somebody said no.
+    Denied {
+        reason: String,
+        message: String,
+    },
+    /// The signer could not.
+    Failed {
+        reason: String,
+        message: String,
+    },
+}
+
+/// Reads it off the object.
+pub(super) fn verdict(request: &CertificateSigningRequest) -> Verdict {
+    let Some(status) = &request.status else { return Verdict::Waiting };
+    let conditions = status.conditions.as_deref().unwrap_or_default();
+    for condition in conditions {
+        let reason = condition.reason.clone().unwrap_or_default();
+        let message = condition.message.clone().unwrap_or_default();
+        match condition.type_.as_str() {
+            "Denied" => return Verdict::Denied { reason, message },
+            "Failed" => return Verdict::Failed { reason, message },
+            _ => {}
+        }
+    }
+    let approved = conditions.iter().any(|condition| condition.type_ == "Approved");
+    match &status.certificate {
+        Some(chain) if approved && !chain.0.is_empty() => Verdict::Issued(chain.0.clone()),
+        _ => Verdict::Waiting,
+    }
+}
+
+/// Why a request that was there already is not the one that `template` and `key` would make.
+pub(super) fn mismatch(
+    request: &CertificateSigningRequest,
+    template: &Template,
+    key: &PrivateKey,
+) -> Option<&'static str> {
+    if request.spec.signer_name != template.purpose.signer() {
+        return Some("its signer is another");
+    }
+    // A request holds the public key once, byte for byte.
+    let der = std::str::from_utf8(&request.spec.request.0).ok().and_then(|text| pem::parse(text).ok());
+    let holds_key = der.is_some_and(|der| {
+        !key.public().is_empty() && der.contents().windows(key.public().len()).any(|part| part == key.public())
+    });
+    (!holds_key).then_some("its key is another")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::certificates::v1::{CertificateSigningRequestCondition, CertificateSigningRequestStatus};
+
+    #[test]
+    fn the_request_is_as_upstream_sends_it() {
+        let key = PrivateKey::generate().unwrap();
+        let template = Template::client("node1");
+        let json = serde_json::to_value(template.request(&key, None).unwrap()).unwrap();
+        assert_eq!(json["apiVersion"], "certificates.k8s.io/v1");
+        assert_eq!(json["kind"], "CertificateSigningRequest");
+        assert_eq!(json["metadata"], serde_json::json!({"generateName": "csr-"}));
+        assert_eq!(json["spec"]["signerName"], "kubernetes.io/kube-apiserver-client-kubelet");
+        assert_eq!(json["spec"]["usages"], serde_json::json!(["digital signature", "client auth"]));
+        assert_eq!(json["spec"].as_object().unwrap().len(), 3, "{json}");
+        let request = template.request(&key, Some("node-csr-x")).unwrap();
+        assert_eq!(request.metadata.name.as_deref(), Some("node-csr-x"));
+        let pem = String::from_utf8(request.spec.request.0).unwrap();
+        assert!(pem.starts_with("-----BEGIN CERTIFICATE REQUEST-----"), "{pem}");
+        let der = pem::parse(&pem).unwrap();
+        for part in ["system:node:node1", "system:nodes"] {
+            assert!(der.contents().windows(part.len()).any(|bytes| bytes == part.as_bytes()), "{part}");
+        }
+    }
+
+    #[test]
+    fn the_name_follows_the_key_and_the_wish() {
+        let key = PrivateKey::generate().unwrap();
+        let again = PrivateKey::from_pem(&key.pem()).unwrap();
+        let name = Template::client("node1").request_name(&key);
+        assert_eq!(name, Template::client("node1").request_name(&again));
+        assert_eq!(name.len(), "node-csr-".len() + 64);
+        assert_ne!(name, Template::client("node2").request_name(&key));
+        assert_ne!(name, Template::client("node1").request_name(&PrivateKey::generate().unwrap()));
+        assert!(PrivateKey::from_pem("nonsense").is_err());
+        assert_eq!(format!("{key:?}"), "PrivateKey(***)");
+    }
+
+    #[test]
+    fn names_of_a_serving_certificate_come_from_the_addresses() {
+        let address = |kind: &str, address: &str| api::NodeAddress { type_: kind.into(), address: address.into() };
+        let names = ServingNames::of_addresses(&[
+            address("InternalIP", "10.0.0.7"),
+            address("ExternalIP", "fd00::7"),
+            address("Hostname", "node1"),
+            address("Hostname", "10.0.0.8"),
+            address("InternalDNS", "node1.internal"),
+            address("InternalDNS", ""),
+            address("InternalDNS", "knötchen"),
+            address("InternalIP", "nonsense"),
+            address("ExternalDNS", "192.0.2.1"),
+        ]);
+        assert_eq!(names.dns_names.iter().map(String::as_str).collect::<Vec<_>>(), ["node1", "node1.internal"]);
+        let ips: Vec<String> = names.ips.iter().map(ToString::to_string).collect();
+        assert_eq!(ips, ["10.0.0.7", "10.0.0.8", "fd00::7"]);
+    }
+
+    #[test]
+    fn a_certificate_meets_the_template_with_every_name() {
+        let names = |dns: &[&str], ips: &[&str]| ServingNames {
+            dns_names: dns.iter().map(|one| (*one).to_owned()).collect(),
+            ips: ips.iter().map(|one| one.parse().unwrap()).collect(),
+        };
+        let facts = Facts {
+            not_before: jiff::Timestamp::UNIX_EPOCH,
+            not_after: jiff::Timestamp::MAX,
+            common_name: "system:node:node1".into(),
+            organizations: vec!["system:nodes".into()],
+            dns_names: vec!["node1".into()],
+            ips: vec!["10.0.0.7".parse().unwrap()],
+            public_key: Vec::new(),
+        };
+        let check = |template: Template, expected| assert_eq!(template.is_met_by(&facts), expected, "{template:?}");
+        check(Template::client("node1"), true);
+        check(Template::client("node2"), false);
+        check(Template::serving("node1", names(&["node1"], &["10.0.0.7"])), true);
+        check(Template::serving("node1", names(&[], &[])), true);
+        check(Template::serving("node1", names(&["node1"], &["10.0.0.7", "10.0.0.8"])), false);
+        check(Template::serving("node1", names(&["other"], &[])), false);
+    }
+
+    #[test]
+    fn what_has_become_of_a_request() {
+        let check = |conditions: &[&str], chain: Option<&[u8]>, expected: Verdict| {
+            let conditions = conditions
+                .iter()
+                .map(|kind| CertificateSigningRequestCondition {
+                    type_: (*kind).into(),
+                    status: "True".into(),
+                    reason: Some("R".into()),
+                    message: Some("m".into()),
+                    ..CertificateSigningRequestCondition::default()
+                })
+                .collect();
+            let request = CertificateSigningRequest {
+                status: Some(CertificateSigningRequestStatus {
+                    certificate: chain.map(|bytes| ByteString(bytes.to_vec())),
+                    conditions: Some(conditions),
+                }),
+                ..CertificateSigningRequest::default()
+            };
+            assert_eq!(verdict(&request), expected);
+        };
+        let (reason, message) = ("R".to_owned(), "m".to_owned());
+        assert_eq!(verdict(&CertificateSigningRequest::default()), Verdict::Waiting);
+        check(&[], Some(b"x"), Verdict::Waiting);
+        check(&["Approved"], None, Verdict::Waiting);
+        check(&["Approved"], Some(b""), Verdict::Waiting);
+        check(&["Approved"], Some(b"x"), Verdict::Issued(b"x".to_vec()));
+        check(&["Denied"], None, Verdict::Denied { reason: reason.clone(), message: message.clone() });
+        check(&["Approved", "Failed"], Some(b"x"), Verdict::Failed { reason, message });
+    }
+
+    #[test]
+    fn a_request_of_another_key_is_told_apart() {
+        let (ours, other) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
+        let template = Template::client("node1");
+        let request = template.request(&ours, Some("x")).unwrap();
+        assert_eq!(mismatch(&request, &template, &ours), None);
+        assert!(mismatch(&request, &template, &other).is_some());
+        let serving = Template::serving("node1", ServingNames::default());
+        assert!(mismatch(&request, &serving, &ours).is_some());
+    }
+}

@@ -1,0 +1,307 @@
+//! One certificate over time: when to ask for a new one, and what to do with the answer.
+//! All decisions are in [`Rotation::turn`], which gets the time and does at most two requests.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+
+use super::csr::{self, PrivateKey, Purpose, Template, Verdict};
+use super::store::{Identity, Store};
+use super::{Error, chain};
+
+/// A request of a node that has a certificate: the old one is good for long enough.
+const WAIT: Duration = Duration::from_secs(15 * 60);
+/// The first request of a node may wait for a person.
+const BOOTSTRAP_WAIT: Duration = Duration::from_secs(3600);
+/// Pauses after failures double from the first to the second of these.
+const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(32));
+/// Who said no has a reason: do not ask every half minute.
+const DENIED_RETRY: Duration = Duration::from_secs(600);
+/// Likewise the pauses between two looks at a request: approvers mostly take a second.
+const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+/// Part of its life after which a certificate is renewed, and how much chance adds, so that
+/// nodes that were made together do not come together.
+const RENEW_AT: (f64, f64) = (0.7, 0.2);
+
+/// Why the API server did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// It has one of that name.
+    AlreadyExists,
+    /// It has none of that name.
+    NotFound,
+    /// Anything else, in the client's words.
+    Other(String),
+}
+
+/// The API server, as far as requests for certificates go.
+pub trait Signer {
+    /// POST.
+    ///
+    /// # Errors
+    /// When it is not made.
+    fn create(&self, request: &CertificateSigningRequest) -> Result<CertificateSigningRequest, Refusal>;
+    /// GET.
+    ///
+    /// # Errors
+    /// When it cannot be seen.
+    fn get(&self, name: &str) -> Result<CertificateSigningRequest, Refusal>;
+}
+
+/// Makes the signer that speaks with the bootstrap credentials, which may have changed.
+pub type OpenBootstrap = Box<dyn FnMut() -> Result<Box<dyn Signer + Send>, Error> + Send>;
+
+/// A request under way.
+struct Pending {
+    name: String,
+    uid: String,
+    key: PrivateKey,
+    template: Template,
+    until: Timestamp,
+    due: Timestamp,
+    looks: u32,
+    /// Where the request was made; `None`: with the node's own credentials.
+    bootstrap: Option<Box<dyn Signer + Send>>,
+}
+
+/// What a turn did that somebody should know.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// Nothing new.
+    Quiet,
+    /// A request was made, or found again.
+    Requested {
+        name: String,
+        bootstrap: bool,
+    },
+    /// There is a new certificate; the error is that of storing it.
+    Issued(Box<Identity>, Option<Error>),
+    /// It did not work; the pause before the next try has begun.
+    Failed(Error),
+}
+
+/// See the module.
+pub(super) struct Rotation {
+    store: Store,
+    /// With the node's own credentials.
+    own: Option<Box<dyn Signer + Send>>,
+    bootstrap: Option<OpenBootstrap>,
+    current: Option<Identity>,
+    /// When the current one is to be renewed.
+    renew: Timestamp,
+    /// Not before this, after a failure.
+    paused: Timestamp,
+    failures: u32,
+    pending: Option<Pending>,
+}
+
+impl Rotation {
+    /// `unit` is a random number in [0, 1).
+    pub(super) fn new(
+        store: Store,
+        current: Option<Identity>,
+        own: Option<Box<dyn Signer + Send>>,
+        bootstrap: Option<OpenBootstrap>,
+        unit: f64,
+    ) -> Rotation {
+        let renew = current.as_ref().map_or(Timestamp::MIN, |identity| renew_at(identity, unit));
+        Rotation { store, own, bootstrap, current, renew, paused: Timestamp::MIN, failures: 0, pending: None }
+    }
+
+    /// When the next turn is due; without a wish nothing is.
+    pub(super) fn due(&self, template: Option<&Template>, now: Timestamp) -> Timestamp {
+        let Some(template) = template else { return Timestamp::MAX };
+        if let Some(pending) = &self.pending {
+            return if pending.template == *template { pending.due } else { now };
+        }
+        let satisfied = self
+            .current
+            .as_ref()
+            .is_some_and(|identity| !identity.facts.is_expired(now) && template.is_met_by(&identity.facts));
+        if satisfied { self.renew.max(self.paused) } else { self.paused }
+    }
+
+    /// Does what is due at `now`.
+    pub(super) fn turn(&mut self, template: Option<&Template>, now: Timestamp, unit: f64) -> Outcome {
+        if self.due(template, now) > now {
+            return Outcome::Quiet;
+        }
+        let Some(template) = template else { return Outcome::Quiet };
+        let result = match self.pending.take() {
+            Some(pending) if pending.template == *template => self.look(pending, now, unit),
+            // What is wanted has changed meanwhile: what was asked for is of no use.
+            _ => self.ask(template, now),
+        };
+        result.unwrap_or_else(|error| {
+            let pause = if matches!(error, Error::Denied { .. }) {
+                DENIED_RETRY
+            } else {
+                doubled(RETRY, self.failures)
+            };
+            self.failures = self.failures.saturating_add(1);
+            self.paused = later(now, pause);
+            Outcome::Failed(error)
+        })
+    }
+
+    /// Failures since the last certificate.
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    fn ask(&mut self, template: &Template, now: Timestamp) -> Result<Outcome, Error> {
+        let purpose = template.purpose;
+        let expired = self.current.as_ref().is_none_or(|identity| identity.facts.is_expired(now));
+        let through = match &mut self.bootstrap {
+            Some(open) if expired && purpose == Purpose::Client => Some(open()?),
+            _ => None,
+        };
+        let own = self.own.as_deref().map(|own| own as &dyn Signer);
+        let Some(signer) = through.as_deref().map(|one| one as &dyn Signer).or(own) else {
+            return Err(Error::Bootstrap("there are none, and the node has no certificate".to_owned()));
+        };
+        let bootstrap = through.is_some();
+        let (key, name) = if bootstrap {
+            let key = self.store.pending_key()?;
+            let name = template.request_name(&key);
+            (key, Some(name))
+        } else {
+            (PrivateKey::generate()?, None)
+        };
+        let request = template.request(&key, name.as_deref())?;
+        let shown = name.clone().unwrap_or_else(|| "csr-*".to_owned());
+        let api = |verb: &'static str, refusal: Refusal| Error::Api {
+            purpose,
+            verb,
+            name: shown.clone(),
+            detail: words(refusal),
+        };
+        let made = match (signer.create(&request), &name) {
+            (Err(Refusal::AlreadyExists), Some(name)) => {
+                let old = signer.get(name).map_err(|refusal| api("get", refusal))?;
+                if let Some(why) = csr::mismatch(&old, template, &key) {
+                    return Err(Error::Foreign { name: name.clone(), why });
+                }
+                old
+            }
+            (made, _) => made.map_err(|refusal| api("create", refusal))?,
+        };
+        let name = made.metadata.name.unwrap_or_default();
+        if name.is_empty() {
+            return Err(api("create", Refusal::Other("the answer has no name".to_owned())));
+        }
+        self.pending = Some(Pending {
+            name: name.clone(),
+            uid: made.metadata.uid.unwrap_or_default(),
+            key,
+            template: template.clone(),
+            until: later(now, if bootstrap { BOOTSTRAP_WAIT } else { WAIT }),
+            due: later(now, POLL.0),
+            looks: 0,
+            bootstrap: through,
+        });
+        Ok(Outcome::Requested { name, bootstrap })
+    }
+
+    fn look(&mut self, mut pending: Pending, now: Timestamp, unit: f64) -> Result<Outcome, Error> {
+        let (purpose, name) = (pending.template.purpose, pending.name.clone());
+        let own = self.own.as_deref().map(|own| own as &dyn Signer);
+        let signer = pending.bootstrap.as_deref().map(|one| one as &dyn Signer).or(own);
+        let seen = signer.map(|signer| signer.get(&name));
+        let verdict = match seen {
+            Some(Ok(seen)) if seen.metadata.uid.clone().unwrap_or_default() != pending.uid => {
+                return Err(Error::Gone { purpose, name });
+            }
+            Some(Ok(seen)) => csr::verdict(&seen),
+            Some(Err(Refusal::NotFound)) => return Err(Error::Gone { purpose, name }),
+            // An API server that is away does not end the wait, time does.
+            Some(Err(refusal)) => {
+                log::debug!("cannot look at certificate signing request {name}: {}", words(refusal));
+                Verdict::Waiting
+            }
+            None => Verdict::Waiting,
+        };
+        match verdict {
+            Verdict::Waiting if now >= pending.until => {
+                let wait = if pending.bootstrap.is_some() { BOOTSTRAP_WAIT } else { WAIT };
+                Err(Error::TimedOut { purpose, name, minutes: wait.as_secs() / 60 })
+            }
+            Verdict::Waiting => {
+                pending.looks = pending.looks.saturating_add(1);
+                pending.due = later(now, doubled(POLL, pending.looks)).min(pending.until);
+                self.pending = Some(pending);
+                Ok(Outcome::Quiet)
+            }
+            Verdict::Denied { reason, message } => Err(Error::Denied { purpose, name, reason, message }),
+            Verdict::Failed { reason, message } => Err(Error::Failed { purpose, name, reason, message }),
+            Verdict::Issued(pem) => {
+                let identity = Identity::join(&pem, &pending.key)
+                    .map_err(|why| Error::Issued { name: name.clone(), why })?;
+                if identity.facts.is_expired(now) {
+                    return Err(Error::Issued { name, why: "it has expired" });
+                }
+                let stored = self.store.update(&identity, now).err();
+                if pending.bootstrap.is_some() && stored.is_none() {
+                    self.store.forget_pending_key();
+                }
+                self.failures = 0;
+                self.paused = Timestamp::MIN;
+                self.renew = renew_at(&identity, unit);
+                self.current = Some(identity.clone());
+                Ok(Outcome::Issued(Box::new(identity), stored))
+            }
+        }
+    }
+}
+
+fn words(refusal: Refusal) -> String {
+    match refusal {
+        Refusal::AlreadyExists => "it exists already".to_owned(),
+        Refusal::NotFound => "it is not there".to_owned(),
+        Refusal::Other(words) => words,
+    }
+}
+
+/// When a certificate is to be renewed.
+fn renew_at(identity: &Identity, unit: f64) -> Timestamp {
+    let facts = &identity.facts;
+    let life = facts.not_after.duration_since(facts.not_before).as_secs_f64().max(0.0);
+    let part = RENEW_AT.0 + RENEW_AT.1 * unit.clamp(0.0, 1.0);
+    Duration::try_from_secs_f64(life * part).map_or(facts.not_after, |part| later(facts.not_before, part))
+}
+
+/// The pause after so many tries.
+fn doubled((first, most): (Duration, Duration), times: u32) -> Duration {
+    first.saturating_mul(2_u32.saturating_pow(times.min(16))).min(most)
+}
+
+fn later(now: Timestamp, by: Duration) -> Timestamp {
+    SignedDuration::try_from(by).ok().and_then(|by| now.checked_add(by).ok()).unwrap_or(Timestamp::MAX)
+}
+
+/// Says in the log what a turn did. `failures` in a row are told at doubling counts.
+pub(super) fn tell(purpose: Purpose, outcome: &Outcome, failures: u32) {
+    match outcome {
+        Outcome::Quiet => {}
+        Outcome::Requested { name, bootstrap } => {
+            let how = if *bootstrap { " with the bootstrap credentials" } else { "" };
+            log::info!("asked for a {purpose}{how}: certificate signing request {name}");
+        }
+        Outcome::Issued(identity, stored) => {
+            let until = identity.facts.not_after;
+            log::info!("there is a new {purpose}, good until {until}");
+            if let Some(error) = stored {
+                log::error!("the new {purpose} is used but not kept for the next start: {}", chain(error));
+            }
+        }
+        Outcome::Failed(error) if failures.is_power_of_two() => {
+            let again = if failures > 1 { format!(" ({failures} times now)") } else { String::new() };
+            log::error!("{}{again}", chain(error));
+        }
+        Outcome::Failed(_) => {}
+    }
+}
+#[cfg(test)]
+#[path = "rotation_tests.rs"]
+pub(super) mod tests;

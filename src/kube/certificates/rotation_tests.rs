@@ -1,0 +1,430 @@
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequestCondition, CertificateSigningRequestStatus,
+};
+
+use super::*;
+use crate::kube::certificates::csr::ServingNames;
+
+/// Signs with a key of its own whatever it is asked to, or not.
+#[derive(Clone)]
+pub(in super::super) struct FakeSigner {
+    inner: Arc<Mutex<Inner>>,
+}
+
+struct Inner {
+    requests: BTreeMap<String, CertificateSigningRequest>,
+    answer: Answer,
+    lifetime: Duration,
+    now: Timestamp,
+    created: usize,
+    looks: usize,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Answer {
+    Approve,
+    Wait,
+    Deny,
+    Fail,
+    Away,
+    OtherKey,
+    Expired,
+}
+
+impl FakeSigner {
+    pub(in super::super) fn approving() -> FakeSigner {
+        FakeSigner::answering(Answer::Approve, Timestamp::now())
+    }
+
+    fn answering(answer: Answer, now: Timestamp) -> FakeSigner {
+        FakeSigner {
+            inner: Arc::new(Mutex::new(Inner {
+                requests: BTreeMap::new(),
+                answer,
+                lifetime: Duration::from_secs(1000),
+                now,
+                created: 0,
+                looks: 0,
+            })),
+        }
+    }
+
+    pub(in super::super) fn boxed(&self) -> Box<dyn Signer + Send> {
+        Box::new(self.clone())
+    }
+
+    fn opener(&self) -> OpenBootstrap {
+        let signer = self.clone();
+        Box::new(move || Ok(signer.boxed()))
+    }
+
+    fn set(&self, answer: Answer, now: Timestamp) {
+        let mut inner = self.inner.lock().unwrap();
+        (inner.answer, inner.now) = (answer, now);
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        let inner = self.inner.lock().unwrap();
+        (inner.created, inner.looks)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.inner.lock().unwrap().requests.keys().cloned().collect()
+    }
+
+    fn delete_all(&self) {
+        self.inner.lock().unwrap().requests.clear();
+    }
+}
+
+impl Signer for FakeSigner {
+    fn create(&self, request: &CertificateSigningRequest) -> Result<CertificateSigningRequest, Refusal> {
+        let mut inner = self.inner.lock().unwrap();
+        if inner.answer == Answer::Away {
+            return Err(Refusal::Other("connection refused".into()));
+        }
+        inner.created += 1;
+        let mut made = request.clone();
+        let prefix = request.metadata.generate_name.clone().unwrap_or_default();
+        let name = request.metadata.name.clone().unwrap_or(format!("{prefix}{}", inner.created));
+        if inner.requests.contains_key(&name) {
+            inner.created -= 1;
+            return Err(Refusal::AlreadyExists);
+        }
+        made.metadata.name = Some(name.clone());
+        made.metadata.uid = Some(format!("uid-{}", inner.created));
+        inner.requests.insert(name, made.clone());
+        Ok(made)
+    }
+
+    fn get(&self, name: &str) -> Result<CertificateSigningRequest, Refusal> {
+        let mut inner = self.inner.lock().unwrap();
+        inner.looks += 1;
+        let mut seen = inner.requests.get(name).cloned().ok_or(Refusal::NotFound)?;
+        let condition = |kind: &str| {
+            vec![CertificateSigningRequestCondition {
+                type_: kind.into(),
+                reason: Some("Because".into()),
+                message: Some("of that".into()),
+                status: "True".into(),
+                ..CertificateSigningRequestCondition::default()
+            }]
+        };
+        let status = |kind: &str, chain: Option<String>| {
+            Some(CertificateSigningRequestStatus {
+                conditions: Some(condition(kind)),
+                certificate: chain.map(|text| ByteString(text.into_bytes())),
+            })
+        };
+        seen.status = match inner.answer {
+            Answer::Away => return Err(Refusal::Other("connection refused".into())),
+            Answer::Wait => None,
+            Answer::Deny => status("Denied", None),
+            Answer::Fail => status("Failed", None),
+            Answer::Approve => status("Approved", Some(sign(&seen, inner.now, inner.lifetime, true))),
+            Answer::OtherKey => status("Approved", Some(sign(&seen, inner.now, inner.lifetime, false))),
+            Answer::Expired => {
+                let past = inner.now - SignedDuration::from_secs(5000);
+                status("Approved", Some(sign(&seen, past, inner.lifetime, true)))
+            }
+        };
+        Ok(seen)
+    }
+}
+
+/// A public key and what goes with it.
+struct RequestKey(Vec<u8>);
+
+impl rcgen::PublicKeyData for RequestKey {
+    fn der_bytes(&self) -> &[u8] {
+        &self.0
+    }
+    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+        &rcgen::PKCS_ECDSA_P256_SHA256
+    }
+}
+
+/// What a signer makes of a request. The request's key is the 65 bytes of its point.
+fn sign(request: &CertificateSigningRequest, from: Timestamp, lifetime: Duration, its_key: bool) -> String {
+    let der = pem::parse(&request.spec.request.0).unwrap();
+    // SubjectPublicKeyInfo of P-256: a bit string of 66 bytes after the curve's identifier.
+    let curve = [0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00];
+    let at = der.contents().windows(curve.len()).position(|part| part == curve).unwrap() + curve.len();
+    let mut point = der.contents()[at..at + 65].to_vec();
+    if !its_key {
+        point[64] ^= 1;
+    }
+    let ca_key = rcgen::KeyPair::generate().unwrap();
+    let ca = rcgen::Issuer::new(rcgen::CertificateParams::default(), ca_key);
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
+    params.distinguished_name.push(rcgen::DnType::CommonName, "system:node:node1");
+    for ip in ["10.0.0.7", "10.0.0.8"] {
+        let ip: std::net::IpAddr = ip.parse().unwrap();
+        let std::net::IpAddr::V4(v4) = ip else { unreachable!() };
+        if der.contents().windows(4).any(|part| part == v4.octets()) {
+            params.subject_alt_names.push(rcgen::SanType::IpAddress(ip));
+        }
+    }
+    let seconds = u64::try_from(from.as_second()).unwrap();
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
+    params.not_after = params.not_before + lifetime;
+    params.signed_by(&RequestKey(point), &ca).unwrap().pem()
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + second).unwrap()
+}
+
+struct Bench {
+    _dir: tempfile::TempDir,
+    store: Store,
+    signer: FakeSigner,
+    template: Template,
+}
+
+impl Bench {
+    fn new(answer: Answer) -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        Bench {
+            store: Store::new(dir.path(), Purpose::Client),
+            _dir: dir,
+            signer: FakeSigner::answering(answer, at(0)),
+            template: Template::client("node1"),
+        }
+    }
+
+    fn bootstrapping(&self) -> Rotation {
+        Rotation::new(self.store.clone(), None, None, Some(self.signer.opener()), 0.5)
+    }
+
+    fn own(&self, current: Option<Identity>) -> Rotation {
+        Rotation::new(self.store.clone(), current, Some(self.signer.boxed()), None, 0.5)
+    }
+
+    /// Turns whenever something is due, until an outcome that is not quiet; from `second` on.
+    fn next(&self, rotation: &mut Rotation, second: &mut i64) -> Outcome {
+        for _ in 0..10_000 {
+            let due = rotation.due(Some(&self.template), at(*second));
+            if due == Timestamp::MAX {
+                panic!("nothing is due");
+            }
+            let wait = due.duration_since(at(*second)).max(SignedDuration::ZERO);
+            *second += wait.as_secs() + i64::from(wait.subsec_nanos() > 0);
+            match rotation.turn(Some(&self.template), at(*second), 0.5) {
+                Outcome::Quiet => {}
+                outcome => return outcome,
+            }
+        }
+        panic!("always quiet");
+    }
+
+    fn failure(&self, rotation: &mut Rotation, second: &mut i64) -> String {
+        loop {
+            match self.next(rotation, second) {
+                Outcome::Failed(error) => return chain(&error),
+                Outcome::Requested { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn issued(&self, rotation: &mut Rotation, second: &mut i64) -> Identity {
+        loop {
+            match self.next(rotation, second) {
+                Outcome::Issued(identity, None) => return *identity,
+                Outcome::Requested { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_bootstraps_and_keeps_the_name_over_restarts() {
+    let bench = Bench::new(Answer::Wait);
+    let mut rotation = bench.bootstrapping();
+    let mut second = 0;
+    let Outcome::Requested { name, bootstrap: true } = bench.next(&mut rotation, &mut second) else {
+        panic!("no request")
+    };
+    assert!(name.starts_with("node-csr-"), "{name}");
+    // The agent starts again before anybody has approved.
+    let mut rotation = bench.bootstrapping();
+    let Outcome::Requested { name: again, .. } = bench.next(&mut rotation, &mut second) else {
+        panic!("no request")
+    };
+    assert_eq!((name, bench.signer.counts().0), (again, 1));
+    bench.signer.set(Answer::Approve, at(second));
+    let identity = bench.issued(&mut rotation, &mut second);
+    assert_eq!(bench.store.load().unwrap().unwrap(), identity);
+    assert!(!bench.store.pending_key_path().exists());
+    assert!(rotation.due(Some(&bench.template), at(second)) > at(second + 600));
+}
+
+#[test]
+fn renewal_is_due_between_70_and_90_percent_of_the_life() {
+    let bench = Bench::new(Answer::Approve);
+    let mut second = 0;
+    let identity = bench.issued(&mut bench.own(None), &mut second);
+    let start = identity.facts.not_before;
+    let due = |unit| renew_at(&identity, unit).duration_since(start).as_secs();
+    assert_eq!((due(0.0), due(0.5), due(1.0)), (700, 800, 900));
+    assert_eq!(due(-3.0), 700);
+    let mut backwards = identity.clone();
+    std::mem::swap(&mut backwards.facts.not_before, &mut backwards.facts.not_after);
+    assert_eq!(renew_at(&backwards, 0.5), backwards.facts.not_before);
+}
+
+#[test]
+fn a_running_node_asks_with_its_own_credentials_and_a_new_key() {
+    let bench = Bench::new(Answer::Approve);
+    let mut rotation = bench.own(None);
+    let mut second = 0;
+    let first = bench.issued(&mut rotation, &mut second);
+    bench.signer.set(Answer::Approve, at(second + 800));
+    let renewed = bench.issued(&mut rotation, &mut second);
+    assert!((800..900).contains(&second), "{second}");
+    assert_ne!(first.facts.public_key, renewed.facts.public_key);
+    assert_eq!(bench.signer.names(), ["csr-1", "csr-2"]);
+    assert_eq!(bench.store.load().unwrap().unwrap(), renewed);
+}
+
+#[test]
+fn what_goes_wrong_is_said_and_tried_again() {
+    let check = |answer, words: &str, pause: i64| {
+        let bench = Bench::new(answer);
+        let mut rotation = bench.own(None);
+        let mut second = 0;
+        let text = bench.failure(&mut rotation, &mut second);
+        assert!(text.contains(words), "{text}");
+        let due = rotation.due(Some(&bench.template), at(second));
+        assert_eq!(due.duration_since(at(second)).as_secs(), pause, "{text}");
+        // It comes right in the end.
+        bench.signer.set(Answer::Approve, at(second));
+        bench.issued(&mut rotation, &mut second);
+        assert_eq!(rotation.failures(), 0);
+    };
+    check(Answer::Deny, "is denied, reason: \"Because\", message: \"of that\"", 600);
+    check(Answer::Fail, "failed, reason: \"Because\", message: \"of that\"", 2);
+    check(Answer::Away, "cannot create the certificate signing request csr-*", 2);
+    check(Answer::OtherKey, "it is for another key", 2);
+    check(Answer::Expired, "it has expired", 2);
+    check(Answer::Wait, "was not approved and signed within 15 min", 2);
+}
+
+#[test]
+fn pauses_double_and_a_long_wait_is_no_busy_loop() {
+    let bench = Bench::new(Answer::Away);
+    let mut rotation = bench.own(None);
+    let (mut second, mut pauses) = (0, Vec::new());
+    for _ in 0..6 {
+        bench.failure(&mut rotation, &mut second);
+        pauses.push(rotation.due(Some(&bench.template), at(second)).duration_since(at(second)).as_secs());
+    }
+    assert_eq!(pauses, [2, 4, 8, 16, 32, 32]);
+    let bench = Bench::new(Answer::Wait);
+    let mut rotation = bench.bootstrapping();
+    let mut second = 0;
+    assert!(bench.failure(&mut rotation, &mut second).contains("within 60 min"));
+    assert!((3600..3620).contains(&second), "{second}");
+    assert!((230..260).contains(&bench.signer.counts().1), "{:?}", bench.signer.counts());
+}
+
+#[test]
+fn an_api_server_that_goes_away_does_not_end_the_wait() {
+    let bench = Bench::new(Answer::Wait);
+    let mut rotation = bench.own(None);
+    let mut second = 0;
+    assert!(matches!(bench.next(&mut rotation, &mut second), Outcome::Requested { bootstrap: false, .. }));
+    bench.signer.set(Answer::Away, at(0));
+    assert!(matches!(rotation.turn(Some(&bench.template), at(60), 0.5), Outcome::Quiet));
+    bench.signer.set(Answer::Approve, at(100));
+    second = 100;
+    bench.issued(&mut rotation, &mut second);
+    assert_eq!(bench.signer.counts().0, 1);
+}
+
+#[test]
+fn a_request_that_was_deleted_is_made_again() {
+    let bench = Bench::new(Answer::Wait);
+    let mut rotation = bench.own(None);
+    let mut second = 0;
+    bench.next(&mut rotation, &mut second);
+    bench.signer.delete_all();
+    assert!(bench.failure(&mut rotation, &mut second).contains("csr-1 for the client certificate is gone"));
+    bench.signer.set(Answer::Approve, at(second));
+    bench.issued(&mut rotation, &mut second);
+}
+
+#[test]
+fn an_expired_certificate_is_renewed_with_the_bootstrap_credentials() {
+    let bench = Bench::new(Answer::Approve);
+    let mut second = 0;
+    let old = bench.issued(&mut bench.own(None), &mut second);
+    let away = FakeSigner::answering(Answer::Away, at(0));
+    let mut rotation = Rotation::new(
+        bench.store.clone(),
+        Some(old.clone()),
+        Some(away.boxed()),
+        Some(bench.signer.opener()),
+        0.5,
+    );
+    // While it is good, the own credentials are used.
+    second = 850;
+    assert!(bench.failure(&mut rotation, &mut second).contains("connection refused"));
+    second = 2000;
+    bench.signer.set(Answer::Approve, at(second));
+    let new = bench.issued(&mut rotation, &mut second);
+    assert!(new.facts.not_after > old.facts.not_after);
+    assert!(bench.signer.names().iter().any(|name| name.starts_with("node-csr-")));
+}
+
+#[test]
+fn addresses_that_change_make_a_new_request() {
+    let mut bench = Bench::new(Answer::Wait);
+    let serving = |ip: &str| {
+        let names = ServingNames { ips: [ip.parse().unwrap()].into(), ..ServingNames::default() };
+        Template::serving("node1", names)
+    };
+    bench.template = serving("10.0.0.7");
+    let mut rotation = bench.own(None);
+    assert_eq!(rotation.due(None, at(0)), Timestamp::MAX);
+    let mut second = 0;
+    bench.next(&mut rotation, &mut second);
+    // Another address while the first request waits.
+    bench.template = serving("10.0.0.8");
+    assert_eq!(rotation.due(Some(&bench.template), at(second)), at(second));
+    bench.next(&mut rotation, &mut second);
+    bench.signer.set(Answer::Approve, at(second));
+    let identity = bench.issued(&mut rotation, &mut second);
+    assert_eq!(identity.facts.ips, ["10.0.0.8".parse::<std::net::IpAddr>().unwrap()]);
+    assert!(rotation.due(Some(&bench.template), at(second)) > at(second + 600));
+    // And another one while the certificate is good.
+    bench.template = serving("10.0.0.7");
+    assert!(rotation.due(Some(&bench.template), at(second)) <= at(second));
+    assert_eq!(bench.signer.counts().0, 2);
+}
+
+#[test]
+fn a_request_of_the_same_name_that_is_not_ours_is_told() {
+    let bench = Bench::new(Answer::Wait);
+    let key = bench.store.pending_key().unwrap();
+    let name = bench.template.request_name(&key);
+    let other = bench.template.request(&PrivateKey::generate().unwrap(), Some(&name)).unwrap();
+    bench.signer.create(&other).unwrap();
+    let text = bench.failure(&mut bench.bootstrapping(), &mut 0);
+    assert!(text.contains("its key is another"), "{text}");
+}
+
+#[test]
+fn without_any_credentials_it_says_so() {
+    let bench = Bench::new(Answer::Approve);
+    let mut rotation = Rotation::new(bench.store.clone(), None, None, None, 0.5);
+    assert!(bench.failure(&mut rotation, &mut 0).contains("bootstrap credentials: there are none"));
+}

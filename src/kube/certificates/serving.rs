@@ -1,0 +1,307 @@
+//! The certificate that the node's server shows: from the operator's files, signed by
+//! itself, or issued on request (Go: pkg/kubelet/certificate, cmd/kubelet's initializeTLS).
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use jiff::{SignedDuration, Timestamp};
+
+use super::csr::{PrivateKey, Purpose, ServingNames, Template};
+use super::store::{self, Identity, Store};
+use super::{Error, chain};
+use crate::util::atomic_file;
+
+/// Of a certificate that the node signs itself.
+const LIFETIME: Duration = Duration::from_secs(366 * 86_400);
+/// It begins a little earlier, for clocks that are behind.
+const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
+/// The operator's files are looked at no more often than this.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// What a server needs to show. It does not show the key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ServingCertificate {
+    /// The certificates, the own one first.
+    pub certificate_chain_pem: String,
+    /// The private key.
+    pub key_pem: String,
+    /// Grows with every change.
+    pub generation: u64,
+}
+
+impl fmt::Debug for ServingCertificate {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "ServingCertificate(generation {})", self.generation)
+    }
+}
+
+/// Where a serving certificate comes from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// `tlsCertFile` and `tlsPrivateKeyFile`.
+    Files {
+        /// The chain.
+        certificate: PathBuf,
+        /// The key.
+        key: PathBuf,
+    },
+    /// `kubelet.crt` and `kubelet.key` in the certificate directory, made if they are not
+    /// there or no longer good.
+    SelfSigned {
+        /// The certificate directory.
+        dir: PathBuf,
+        /// The host's name, or what stands in for it.
+        host: String,
+        /// The host's addresses.
+        ips: Vec<std::net::IpAddr>,
+    },
+    /// Issued on request (`serverTLSBootstrap`); none until then.
+    Requested {
+        /// The certificate directory.
+        dir: PathBuf,
+    },
+}
+
+/// The certificate in force, for the server. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Serving {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    current: Option<Arc<ServingCertificate>>,
+    bells: Vec<Sender<()>>,
+    files: Option<Files>,
+}
+
+/// Files that the operator may replace.
+#[derive(Debug)]
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+    looked: Instant,
+    changed: [Option<SystemTime>; 2],
+}
+
+impl Serving {
+    /// Opens the source; what is there is in force at once.
+    ///
+    /// # Errors
+    /// When files cannot be read, used or written. A certificate on request that cannot be
+    /// used is only logged: there will be another one.
+    pub fn open(source: &Source, now: Timestamp) -> Result<Serving, Error> {
+        let serving = Serving::default();
+        match source {
+            Source::Files { certificate, key } => {
+                let mut inner = serving.lock();
+                let identity = read_pair(certificate, key)?;
+                inner.files = Some(Files {
+                    certificate: certificate.clone(),
+                    key: key.clone(),
+                    looked: Instant::now(),
+                    changed: [changed(certificate), changed(key)],
+                });
+                inner.put(&identity);
+            }
+            Source::SelfSigned { dir, host, ips } => {
+                let identity = self_signed(dir, host, ips, now)?;
+                serving.put(&identity);
+            }
+            Source::Requested { dir } => match Store::new(dir, Purpose::Serving).load() {
+                Ok(Some(identity)) if !identity.facts.is_expired(now) => serving.put(&identity),
+                Ok(_) => {}
+                Err(error) => log::warn!("{}", chain(&error)),
+            },
+        }
+        Ok(serving)
+    }
+
+    /// The certificate to show now. The operator's files are read again when they changed.
+    #[must_use]
+    pub fn current(&self) -> Option<Arc<ServingCertificate>> {
+        let mut inner = self.lock();
+        inner.reload(Instant::now());
+        inner.current.clone()
+    }
+
+    /// A bell that rings at each change, for a server that keeps what it made of one.
+    #[must_use]
+    pub fn subscribe(&self) -> Receiver<()> {
+        let (ring, bell) = bounded(1);
+        self.lock().bells.push(ring);
+        bell
+    }
+
+    pub(super) fn put(&self, identity: &Identity) {
+        self.lock().put(identity);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn put(&mut self, identity: &Identity) {
+        let generation = self.current.as_ref().map_or(0, |current| current.generation) + 1;
+        self.current = Some(Arc::new(ServingCertificate {
+            certificate_chain_pem: identity.chain_pem.clone(),
+            key_pem: identity.key_pem.clone(),
+            generation,
+        }));
+        // A full bell already rings; a gone listener leaves the list.
+        self.bells.retain(|bell| !matches!(bell.try_send(()), Err(error) if error.is_disconnected()));
+    }
+
+    fn reload(&mut self, now: Instant) {
+        let Some(files) = &mut self.files else { return };
+        if now.saturating_duration_since(files.looked) < LOOK_AGAIN {
+            return;
+        }
+        files.looked = now;
+        let seen = [changed(&files.certificate), changed(&files.key)];
+        if seen == files.changed {
+            return;
+        }
+        match read_pair(&files.certificate, &files.key) {
+            Ok(identity) => {
+                files.changed = seen;
+                log::info!("the serving certificate {} was read again", files.certificate.display());
+                self.put(&identity);
+            }
+            // Half-way through a replacement, perhaps: the old one stays, and the next look tells.
+            Err(error) => log::warn!("the serving certificate stays as it was: {}", chain(&error)),
+        }
+    }
+}
+
+fn changed(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
+}
+
+/// Reads a chain and its key from two files.
+fn read_pair(certificate: &Path, key: &Path) -> Result<Identity, Error> {
+    let text = |path: &Path| {
+        store::read(path)?
+            .ok_or_else(|| Error::Content { path: path.to_owned(), why: "there is no such file" })
+    };
+    let chain = text(certificate)?;
+    Identity::of_pem(&format!("{}\n{}", chain.trim_end(), text(key)?)).map_err(|why| {
+        let path = if why.contains("key") { key } else { certificate };
+        Error::Content { path: path.to_owned(), why }
+    })
+}
+
+fn self_signed(
+    dir: &Path,
+    host: &str,
+    ips: &[std::net::IpAddr],
+    now: Timestamp,
+) -> Result<Identity, Error> {
+    let (certificate, key) = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
+    if certificate.exists() && key.exists() {
+        match read_pair(&certificate, &key) {
+            // DIFFERS: upstream shows an expired one for ever.
+            Ok(identity) if !identity.facts.is_expired(now) => return Ok(identity),
+            Ok(_) => log::info!("{} has expired; a new one replaces it", certificate.display()),
+            Err(error) => log::warn!("{}; a new certificate replaces it", chain(&error)),
+        }
+    }
+    Store::new(dir, Purpose::Serving).make_dir()?;
+    let mut names = ServingNames { ips: ips.iter().copied().collect(), ..ServingNames::default() };
+    match host.parse() {
+        Ok(ip) => names.ips.insert(ip),
+        Err(_) => names.dns_names.insert(host.to_owned()),
+    };
+    let private = PrivateKey::generate()?;
+    let from = now.saturating_sub(BACKDATED).unwrap_or(now);
+    let pem = Template::self_signed(host, &names, &private, from, LIFETIME)?;
+    store::write(&key, &private.pem())?;
+    atomic_file::write(&certificate, pem.as_bytes(), 0o644)
+        .map_err(|source| Error::Write { path: certificate.clone(), source })?;
+    Identity::join(pem.as_bytes(), &private).map_err(|why| Error::Content { path: certificate, why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn at(day: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + day * 86_400).unwrap()
+    }
+
+    fn self_signed_in(dir: &Path, day: i64) -> Arc<ServingCertificate> {
+        let ips = vec!["10.0.0.7".parse().unwrap()];
+        let source = Source::SelfSigned { dir: dir.to_owned(), host: "node1".into(), ips };
+        Serving::open(&source, at(day)).unwrap().current().unwrap()
+    }
+
+    #[test]
+    fn a_self_signed_certificate_is_made_once_a_year() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = dir.path().join("pki");
+        let first = self_signed_in(&pki, 0);
+        let facts = store::facts_of_pem(&first.certificate_chain_pem).unwrap().remove(0);
+        assert_eq!((facts.dns_names, facts.ips), (vec!["node1".to_owned()], vec!["10.0.0.7".parse().unwrap()]));
+        assert!(facts.not_before < at(0) && facts.not_after > at(365) && facts.not_after < at(367));
+        let mode = |name: &str| std::fs::metadata(pki.join(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode("kubelet.key"), mode("kubelet.crt")), (0o600, 0o644));
+        assert_eq!(self_signed_in(&pki, 300), first);
+        assert_ne!(self_signed_in(&pki, 400).key_pem, first.key_pem);
+        std::fs::write(pki.join("kubelet.crt"), "nonsense").unwrap();
+        assert_ne!(self_signed_in(&pki, 0).key_pem, first.key_pem);
+        assert_eq!(format!("{first:?}"), "ServingCertificate(generation 1)");
+    }
+
+    #[test]
+    fn files_of_the_operator_are_read_again_when_they_change() {
+        let dir = tempfile::tempdir().unwrap();
+        self_signed_in(dir.path(), 0);
+        let source = Source::Files {
+            certificate: dir.path().join("kubelet.crt"),
+            key: dir.path().join("kubelet.key"),
+        };
+        let serving = Serving::open(&source, at(0)).unwrap();
+        let bell = serving.subscribe();
+        let first = serving.current().unwrap();
+        let reload = |later: u64| serving.lock().reload(Instant::now() + Duration::from_secs(later));
+        reload(60);
+        assert_eq!(serving.current().unwrap(), first);
+        let touch = |name: &str| {
+            let file = std::fs::File::options().append(true).open(dir.path().join(name)).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)).unwrap();
+        };
+        // A bad file leaves the old one in force.
+        let good = std::fs::read(dir.path().join("kubelet.crt")).unwrap();
+        std::fs::write(dir.path().join("kubelet.crt"), "nonsense").unwrap();
+        touch("kubelet.crt");
+        reload(120);
+        assert_eq!(serving.lock().current.clone().unwrap(), first);
+        std::fs::write(dir.path().join("kubelet.crt"), good).unwrap();
+        reload(121);
+        assert_eq!(serving.lock().current.clone().unwrap().generation, 1, "looked a moment ago");
+        touch("kubelet.crt");
+        reload(180);
+        assert_eq!(serving.lock().current.clone().unwrap().generation, 2);
+        assert!(bell.try_recv().is_ok());
+        assert!(Serving::open(&Source::Files { certificate: "/none".into(), key: "/none".into() }, at(0)).is_err());
+    }
+
+    #[test]
+    fn on_request_there_is_none_until_one_is_issued() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = Source::Requested { dir: dir.path().to_owned() };
+        assert!(Serving::open(&source, at(0)).unwrap().current().is_none());
+        let key = PrivateKey::generate().unwrap();
+        let pem = Template::self_signed("n", &ServingNames::default(), &key, at(0), LIFETIME).unwrap();
+        let identity = Identity::join(pem.as_bytes(), &key).unwrap();
+        Store::new(dir.path(), Purpose::Serving).update(&identity, at(0)).unwrap();
+        assert!(Serving::open(&source, at(1)).unwrap().current().is_some());
+        assert!(Serving::open(&source, at(400)).unwrap().current().is_none());
+    }
+}

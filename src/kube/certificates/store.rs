@@ -1,0 +1,311 @@
+//! Certificates on disk, as the Go kubelet keeps them: chain and key in one file of its time,
+//! and a link to the current one.
+
+use std::fmt;
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::csr::{PrivateKey, Purpose};
+use super::{Error, Facts};
+use crate::util::atomic_file;
+
+/// Keys are their owner's alone.
+const KEY_MODE: u32 = 0o600;
+/// The directory itself holds nothing that others may not list.
+const DIR_MODE: u32 = 0o755;
+/// No certificate is longer; a file that is, is something else.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
+
+/// A chain with its key. It does not show the key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificates, the own one first.
+    pub chain_pem: String,
+    /// The private key.
+    pub key_pem: String,
+    /// What the own one says.
+    pub facts: Facts,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Identity").field("facts", &self.facts).field("key_pem", &"***").finish_non_exhaustive()
+    }
+}
+
+impl Identity {
+    /// Takes the certificates and the key out of a PEM text that has both.
+    pub(super) fn of_pem(text: &str) -> Result<Identity, &'static str> {
+        let blocks = pem::parse_many(text).map_err(|_| "it is not PEM")?;
+        let (mut chain_pem, mut key_pem, mut facts) = (String::new(), None, None);
+        for block in &blocks {
+            match block.tag() {
+                "CERTIFICATE" => {
+                    if facts.is_none() {
+                        facts = Some(Facts::of_der(block.contents()).ok_or("its certificate is damaged")?);
+                    }
+                    chain_pem.push_str(&encode(block));
+                }
+                // PKCS #8, SEC 1, PKCS #1.
+                "PRIVATE KEY" | "EC PRIVATE KEY" | "RSA PRIVATE KEY" => key_pem = Some(encode(block)),
+                _ => {}
+            }
+        }
+        Ok(Identity {
+            chain_pem,
+            key_pem: key_pem.ok_or("it has no private key")?,
+            facts: facts.ok_or("it has no certificate")?,
+        })
+    }
+
+    /// Joins an issued chain with the key it was issued for.
+    pub(super) fn join(chain: &[u8], key: &PrivateKey) -> Result<Identity, &'static str> {
+        let chain = std::str::from_utf8(chain).map_err(|_| "it is not PEM")?;
+        let identity = Identity::of_pem(&format!("{}\n{}", chain.trim_end(), key.pem()))?;
+        if identity.facts.public_key != key.public() {
+            return Err("it is for another key");
+        }
+        Ok(identity)
+    }
+}
+
+fn encode(block: &pem::Pem) -> String {
+    pem::encode_config(block, pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF))
+}
+
+/// What the certificates in a PEM text say that is kept elsewhere, such as that of a
+/// kubeconfig; an error says what is wrong with it.
+///
+/// # Errors
+/// When there is no certificate, or one of them is damaged.
+pub fn facts_of_pem(text: &str) -> Result<Vec<Facts>, &'static str> {
+    let blocks = pem::parse_many(text).map_err(|_| "it is not PEM")?;
+    let facts: Option<Vec<Facts>> = blocks
+        .iter()
+        .filter(|block| block.tag() == "CERTIFICATE")
+        .map(|block| Facts::of_der(block.contents()))
+        .collect();
+    match facts {
+        None => Err("a certificate is damaged"),
+        Some(facts) if facts.is_empty() => Err("there is no certificate"),
+        Some(facts) => Ok(facts),
+    }
+}
+
+/// The files of one purpose in a directory.
+#[derive(Debug, Clone)]
+pub struct Store {
+    dir: PathBuf,
+    purpose: Purpose,
+}
+
+impl Store {
+    /// In `dir`, which is made when something is stored.
+    #[must_use]
+    pub fn new(dir: &Path, purpose: Purpose) -> Store {
+        Store { dir: dir.to_owned(), purpose }
+    }
+
+    /// The link to the current file.
+    #[must_use]
+    pub fn current_path(&self) -> PathBuf {
+        self.dir.join(format!("{}-current.pem", self.purpose.file_prefix()))
+    }
+
+    /// Where the key waits for its first certificate.
+    #[must_use]
+    pub fn pending_key_path(&self) -> PathBuf {
+        self.dir.join(format!("{}.key.tmp", self.purpose.file_prefix()))
+    }
+
+    /// What the current file holds; `None` if there is none.
+    ///
+    /// # Errors
+    /// When there is one that cannot be read or holds no certificate with its key.
+    pub fn load(&self) -> Result<Option<Identity>, Error> {
+        let path = self.current_path();
+        let Some(text) = read(&path)? else { return Ok(None) };
+        Identity::of_pem(&text).map(Some).map_err(|why| Error::Content { path, why })
+    }
+
+    /// Writes a new file and makes it the current one. Whoever opens the current one sees the
+    /// old or the new, whole.
+    pub(super) fn update(&self, identity: &Identity, now: Timestamp) -> Result<PathBuf, Error> {
+        self.make_dir()?;
+        let time = now.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d-%H-%M-%S").to_string();
+        let name = format!("{}-{time}.pem", self.purpose.file_prefix());
+        let path = self.dir.join(&name);
+        write(&path, &format!("{}{}", identity.chain_pem, identity.key_pem))?;
+        // Relative, so that it holds where the directory is mounted elsewhere, too.
+        let beside = self.dir.join(format!("{}-updated.pem", self.purpose.file_prefix()));
+        let current = self.current_path();
+        let failed = |source| Error::Write { path: current.clone(), source };
+        match fs::remove_file(&beside) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        std::os::unix::fs::symlink(&name, &beside).map_err(failed)?;
+        fs::rename(&beside, &current).map_err(failed)?;
+        // A failure leaves the old name for after a crash: it is as good as not renewed.
+        let _ = fs::File::open(&self.dir).and_then(|dir| dir.sync_all());
+        Ok(path)
+    }
+
+    /// The key whose request may still be under way, or a new one that is kept for the next
+    /// start. One that cannot be read is replaced.
+    pub(super) fn pending_key(&self) -> Result<PrivateKey, Error> {
+        let path = self.pending_key_path();
+        if let Some(text) = read(&path)? {
+            match PrivateKey::from_pem(&text) {
+                Ok(key) => return Ok(key),
+                Err(_) => log::warn!("the key {} cannot be read; a new one replaces it", path.display()),
+            }
+        }
+        self.make_dir()?;
+        let key = PrivateKey::generate()?;
+        write(&path, &key.pem())?;
+        Ok(key)
+    }
+
+    /// The pending key has its certificate, or will get none.
+    pub(super) fn forget_pending_key(&self) {
+        let path = self.pending_key_path();
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                log::warn!("cannot remove the key {}: {error}", path.display());
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn make_dir(&self) -> Result<(), Error> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(DIR_MODE)
+            .create(&self.dir)
+            .map_err(|source| Error::Write { path: self.dir.clone(), source })
+    }
+}
+
+/// Reads a small file; `None` if it is not there.
+pub(super) fn read(path: &Path) -> Result<Option<String>, Error> {
+    let failed = |source| Error::Read { path: path.to_owned(), source };
+    match fs::metadata(path) {
+        // To open a pipe would wait for somebody to write to it.
+        Ok(metadata) if !metadata.is_file() => {
+            return Err(Error::Content { path: path.to_owned(), why: "it is no regular file" });
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    }
+    let file = fs::File::open(path).map_err(failed)?;
+    let mut text = String::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(Error::Content { path: path.to_owned(), why: "it is larger than 1 MiB" });
+    }
+    Ok(Some(text))
+}
+
+/// Writes a file that only the owner reads.
+pub(super) fn write(path: &Path, text: &str) -> Result<(), Error> {
+    atomic_file::write(path, text.as_bytes(), KEY_MODE)
+        .map_err(|source| Error::Write { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::kube::certificates::csr::{ServingNames, Template};
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + second).unwrap()
+    }
+
+    fn issue(key: &PrivateKey, second: i64) -> String {
+        let day = Duration::from_secs(86400);
+        Template::self_signed("node1", &ServingNames::default(), key, at(second), day).unwrap()
+    }
+
+    #[test]
+    fn the_link_follows_the_newest_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(&dir.path().join("pki"), Purpose::Client);
+        assert_eq!(store.load().unwrap(), None);
+        let key = PrivateKey::generate().unwrap();
+        for (second, name) in
+            [(0, "kubelet-client-2023-11-14-22-13-20.pem"), (5, "kubelet-client-2023-11-14-22-13-25.pem")]
+        {
+            let identity = Identity::join(issue(&key, second).as_bytes(), &key).unwrap();
+            let path = store.update(&identity, at(second)).unwrap();
+            assert_eq!(path.file_name().unwrap(), name);
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+            assert_eq!(fs::read_link(store.current_path()).unwrap(), Path::new(name));
+            assert_eq!(store.load().unwrap().unwrap(), identity);
+        }
+        assert_eq!(fs::read_dir(dir.path().join("pki")).unwrap().count(), 3);
+        let mode = fs::metadata(dir.path().join("pki")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777 & !0o022, 0o755 & !0o022);
+    }
+
+    #[test]
+    fn the_pending_key_stays_until_it_has_a_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), Purpose::Client);
+        let first = store.pending_key().unwrap();
+        let path = dir.path().join("kubelet-client.key.tmp");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(store.pending_key().unwrap().public(), first.public());
+        fs::write(&path, "nonsense").unwrap();
+        assert_ne!(store.pending_key().unwrap().public(), first.public());
+        store.forget_pending_key();
+        store.forget_pending_key();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn bad_files_are_named_with_what_is_wrong() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), Purpose::Serving);
+        let key = PrivateKey::generate().unwrap();
+        let check = |content: &str, expected: &str| {
+            fs::write(store.current_path(), content).unwrap();
+            let error = store.load().unwrap_err().to_string();
+            assert!(error.contains("kubelet-server-current.pem") && error.contains(expected), "{error}");
+        };
+        check("", "no private key");
+        check("nonsense", "no private key");
+        check(&key.pem(), "no certificate");
+        check(&issue(&key, 0), "no private key");
+        check(&format!("{}{}", pem::encode(&pem::Pem::new("CERTIFICATE", b"x".to_vec())), key.pem()), "damaged");
+        check("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "not PEM");
+    }
+
+    #[test]
+    fn a_certificate_for_another_key_is_refused() {
+        let (key, other) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
+        assert!(Identity::join(issue(&key, 0).as_bytes(), &key).is_ok());
+        assert_eq!(Identity::join(issue(&other, 0).as_bytes(), &key), Err("it is for another key"));
+        assert_eq!(Identity::join(&[0xff, 0xfe], &key), Err("it is not PEM"));
+        assert!(Identity::join(b"", &key).is_err());
+        let shown = format!("{:?}", Identity::join(issue(&key, 0).as_bytes(), &key).unwrap());
+        assert!(shown.contains("***") && !shown.contains("BEGIN"), "{shown}");
+    }
+
+    #[test]
+    fn certificates_of_other_files_are_read() {
+        let key = PrivateKey::generate().unwrap();
+        let both = format!("{}{}", issue(&key, 0), issue(&key, 5));
+        assert_eq!(facts_of_pem(&both).unwrap().len(), 2);
+        assert_eq!(facts_of_pem(&key.pem()), Err("there is no certificate"));
+    }
+}

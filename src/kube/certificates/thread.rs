@@ -1,0 +1,212 @@
+//! The thread `certs`: renews the client certificate and the serving certificate.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use jiff::{SignedDuration, Timestamp};
+
+use super::chain;
+use super::csr::{Purpose, ServingNames, Template};
+use super::rotation::{self, OpenBootstrap, Outcome, Rotation, Signer};
+use super::serving::Serving;
+use super::store::{Identity, Store};
+use crate::model::api;
+use crate::util::backoff::random_unit;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+/// A clock that was set is noticed after this time.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
+/// What is renewed.
+pub struct Settings {
+    /// `--cert-dir`.
+    pub cert_dir: PathBuf,
+    /// The node's name.
+    pub node_name: String,
+    /// With `rotateCertificates`: the client certificate.
+    pub client: Option<Client>,
+    /// With `serverTLSBootstrap`: the serving certificate, and who may ask for it.
+    pub serving: Option<(Serving, Box<dyn Signer + Send>)>,
+}
+
+/// The client certificate's part.
+pub struct Client {
+    /// The one in use; see [`client_identity`].
+    pub current: Option<Identity>,
+    /// The API server, with the node's own credentials.
+    pub own: Box<dyn Signer + Send>,
+    /// The API server with the bootstrap credentials, for when the own ones have expired.
+    pub bootstrap: Option<OpenBootstrap>,
+    /// Puts a new certificate to use.
+    pub install: Box<dyn FnMut(&Identity) + Send>,
+}
+
+/// What others hold of the thread. Clones share it.
+#[derive(Clone)]
+pub struct Certificates {
+    names: Arc<Mutex<ServingNames>>,
+    bell: Sender<()>,
+}
+
+impl Certificates {
+    /// The node's addresses as they are now. A serving certificate that lacks one is replaced.
+    pub fn set_addresses(&self, addresses: &[api::NodeAddress]) {
+        let new = ServingNames::of_addresses(addresses);
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if *names != new {
+            *names = new;
+            // A full bell already rings; a thread that has ended needs none.
+            let _ = self.bell.try_send(());
+        }
+    }
+}
+
+/// The client certificate to start with: the current one of `store`, or, if that is not there
+/// or has expired, that of the kubeconfig.
+#[must_use]
+pub fn client_identity(store: &Store, kubeconfig: Option<Identity>, now: Timestamp) -> Option<Identity> {
+    let stored = store.load().unwrap_or_else(|error| {
+        log::warn!("{}", chain(&error));
+        None
+    });
+    match (stored, kubeconfig) {
+        (Some(stored), Some(other)) if stored.facts.is_expired(now) && !other.facts.is_expired(now) => {
+            Some(other)
+        }
+        (Some(stored), _) => Some(stored),
+        (None, other) => other,
+    }
+}
+
+/// Starts the thread.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub fn spawn(settings: Settings, on_death: OnDeath) -> std::io::Result<(Running, Certificates)> {
+    let (ring, bell) = bounded(1);
+    let certificates = Certificates { names: Arc::default(), bell: ring };
+    let names = Arc::clone(&certificates.names);
+    let running = threads::spawn("certs", Stack::Large, on_death, move |stop| {
+        let mut room = Room::new(settings, names);
+        room.run(&stop, &bell);
+    })?;
+    Ok((running, certificates))
+}
+
+/// The state of the thread.
+struct Room {
+    names: Arc<Mutex<ServingNames>>,
+    node_name: String,
+    client: Option<(Rotation, Box<dyn FnMut(&Identity) + Send>)>,
+    serving: Option<(Rotation, Serving)>,
+}
+
+impl Room {
+    fn new(settings: Settings, names: Arc<Mutex<ServingNames>>) -> Room {
+        let Settings { cert_dir, node_name, client, serving } = settings;
+        let client = client.map(|client| {
+            let store = Store::new(&cert_dir, Purpose::Client);
+            let Client { current, own, bootstrap, install } = client;
+            (Rotation::new(store, current, Some(own), bootstrap, random_unit()), install)
+        });
+        let serving = serving.map(|(serving, signer)| {
+            let store = Store::new(&cert_dir, Purpose::Serving);
+            // One that cannot be read was told of when the source was opened.
+            let current = store.load().unwrap_or_default();
+            (Rotation::new(store, current, Some(signer), None, random_unit()), serving)
+        });
+        Room { names, node_name, client, serving }
+    }
+
+    fn run(&mut self, stop: &StopToken, bell: &Receiver<()>) {
+        loop {
+            let now = Timestamp::now();
+            let due = self.turn(now, stop);
+            let pause = due.duration_since(now).max(SignedDuration::ZERO).unsigned_abs().min(LONGEST_WAIT);
+            let _waiting = threads::waiting("a certificate's renewal");
+            select_biased! {
+                recv(stop.signal()) -> _ => return,
+                // The other end of the bell is in this room, too, so it is never cut off.
+                recv(bell) -> _ => {}
+                default(pause) => {}
+            }
+        }
+    }
+
+    /// Does what is due and says when to come back.
+    fn turn(&mut self, now: Timestamp, stop: &StopToken) -> Timestamp {
+        let mut due = Timestamp::MAX;
+        if let Some((rotation, install)) = &mut self.client {
+            let template = Template::client(&self.node_name);
+            let outcome = rotation.turn(Some(&template), now, random_unit());
+            if stop.is_stopped() {
+                return due;
+            }
+            rotation::tell(Purpose::Client, &outcome, rotation.failures());
+            if let Outcome::Issued(identity, _) = &outcome {
+                install(identity);
+            }
+            due = due.min(rotation.due(Some(&template), now));
+        }
+        if let Some((rotation, serving)) = &mut self.serving {
+            let names = self.names.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            // The signer refuses a node without an address; before there is one, none is asked for.
+            let template = (!names.ips.is_empty()).then(|| Template::serving(&self.node_name, names));
+            let outcome = rotation.turn(template.as_ref(), now, random_unit());
+            if stop.is_stopped() {
+                return due;
+            }
+            rotation::tell(Purpose::Serving, &outcome, rotation.failures());
+            if let Outcome::Issued(identity, _) = &outcome {
+                serving.put(identity);
+            }
+            due = due.min(rotation.due(template.as_ref(), now));
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::certificates::rotation::tests::FakeSigner;
+
+    #[test]
+    fn the_thread_asks_installs_and_serves() {
+        let dir = tempfile::tempdir().unwrap();
+        let signer = FakeSigner::approving();
+        let (installed, news) = bounded(4);
+        let serving = Serving::default();
+        let changed = serving.subscribe();
+        let settings = Settings {
+            cert_dir: dir.path().to_owned(),
+            node_name: "node1".into(),
+            client: Some(Client {
+                current: None,
+                own: signer.boxed(),
+                bootstrap: None,
+                install: Box::new(move |identity| {
+                    let _ = installed.send(identity.facts.common_name.clone());
+                }),
+            }),
+            serving: Some((serving.clone(), signer.boxed())),
+        };
+        let (running, certificates) = spawn(settings, OnDeath::Nobody).unwrap();
+        let limit = Duration::from_secs(30);
+        assert_eq!(news.recv_timeout(limit).unwrap(), "system:node:node1");
+        assert!(serving.current().is_none(), "no address is known");
+        let address = |ip: &str| api::NodeAddress { type_: "InternalIP".into(), address: ip.into() };
+        certificates.set_addresses(&[address("10.0.0.7")]);
+        changed.recv_timeout(limit).unwrap();
+        assert_eq!(serving.current().unwrap().generation, 1);
+        certificates.set_addresses(&[address("10.0.0.7")]);
+        certificates.set_addresses(&[address("10.0.0.8")]);
+        changed.recv_timeout(limit).unwrap();
+        assert_eq!(serving.current().unwrap().generation, 2);
+        drop(running);
+        assert!(Store::new(dir.path(), Purpose::Client).load().unwrap().is_some());
+    }
+}

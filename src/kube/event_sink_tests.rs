@@ -1,0 +1,253 @@
+use std::collections::VecDeque;
+
+use jiff::Timestamp;
+
+use super::*;
+use crate::model::event::Event;
+use crate::model::ids::PodUid;
+
+fn event(name: &str, second: i64) -> Event {
+    Event {
+        at: Timestamp::from_second(1_700_000_000 + second).unwrap(),
+        regarding: Regarding::Pod {
+            namespace: "default".into(),
+            name: name.into(),
+            uid: PodUid::from("u1"),
+            field_path: "spec.containers{c}".into(),
+        },
+        kind: EventType::Normal,
+        reason: "Created",
+        message: "Container created".into(),
+    }
+}
+
+fn recorded(event: Event, times: usize) -> Arc<RecordedEvent> {
+    let log = crate::kube::events::spawn(
+        "node1",
+        crate::model::event::EventSink::new().1,
+        OnDeath::Nobody,
+    )
+    .unwrap()
+    .1;
+    for _ in 0..times {
+        log.record(event.clone());
+    }
+    Arc::new(log.recent(0).pop().unwrap())
+}
+
+/// Answers from a list, `Done` after its end, and notes what it was asked.
+#[derive(Clone, Default)]
+struct FakeApi {
+    inner: Arc<Mutex<(VecDeque<Fate>, Vec<String>)>>,
+    told: Option<Sender<String>>,
+}
+
+impl FakeApi {
+    fn answering(fates: impl IntoIterator<Item = Fate>) -> FakeApi {
+        FakeApi { inner: Arc::new(Mutex::new((fates.into_iter().collect(), Vec::new()))), told: None }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.inner.lock().unwrap().1)
+    }
+
+    fn answer(&self, request: String) -> Fate {
+        let mut inner = self.inner.lock().unwrap();
+        inner.1.push(request.clone());
+        let fate = inner.0.pop_front().unwrap_or(Fate::Done);
+        if let Some(told) = &self.told {
+            let _ = told.send(request);
+        }
+        fate
+    }
+}
+
+impl EventApi for FakeApi {
+    fn create(&self, namespace: &str, event: &api::Event) -> Fate {
+        let object = event.involved_object.name.clone().unwrap();
+        self.answer(format!("POST {namespace}/{object} {}", event.count.unwrap()))
+    }
+    fn patch(&self, namespace: &str, name: &str, change: &Value) -> Fate {
+        let object = name.split('.').next().unwrap();
+        self.answer(format!("PATCH {namespace}/{object} {}", change["count"]))
+    }
+}
+
+/// A recorded request's body with its placeholders; where it has one, anything of that kind fits.
+fn fits(recorded: &Value, ours: &Value) -> bool {
+    match (recorded, ours) {
+        (Value::Object(recorded), Value::Object(ours)) => {
+            // Absent and null are the same to the API server; ours has no resourceVersion.
+            let keys = recorded.keys().chain(ours.keys());
+            keys.filter(|key| *key != "resourceVersion")
+                .all(|key| fits(recorded.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null)))
+        }
+        (Value::String(recorded), Value::String(ours)) => match recorded.as_str() {
+            "<time>" => ours.parse::<Timestamp>().is_ok(),
+            "<uid3>" | "<hash>" => !ours.is_empty(),
+            text => match text.split_once("<hex16>") {
+                Some((before, _)) => ours.starts_with(before) && ours.len() == before.len() + 16,
+                None => text == ours,
+            },
+        },
+        (recorded, ours) => recorded == ours,
+    }
+}
+
+#[test]
+fn requests_are_those_of_the_go_kubelet() {
+    // From a recorded conversation of the Go kubelet 1.36.3 with an API server.
+    let check = |text: &str, ours: Value| {
+        let recorded: Value = serde_json::from_str(text).unwrap();
+        assert!(fits(&recorded, &ours), "{recorded}\n{ours}");
+    };
+    let starting = Event {
+        regarding: Regarding::Node,
+        reason: "Starting",
+        message: "Starting kubelet.".into(),
+        ..event("", 0)
+    };
+    check(
+        r#"{"kind": "Event", "apiVersion": "v1", "metadata": {"name": "node1.<hex16>", "namespace": "default"}, "involvedObject": {"kind": "Node", "name": "node1", "apiVersion": "v1"}, "reason": "Starting", "message": "Starting kubelet.", "source": {"component": "kubelet", "host": "node1"}, "firstTimestamp": "<time>", "lastTimestamp": "<time>", "count": 1, "type": "Normal", "eventTime": null, "reportingComponent": "kubelet", "reportingInstance": "node1"}"#,
+        serde_json::to_value(body(&recorded(starting, 1))).unwrap(),
+    );
+    check(
+        r#"{"kind": "Event", "apiVersion": "v1", "metadata": {"name": "simple.<hex16>", "namespace": "default"}, "involvedObject": {"kind": "Pod", "namespace": "default", "name": "simple", "uid": "<uid3>", "apiVersion": "v1", "resourceVersion": "<rv>", "fieldPath": "spec.containers{c}"}, "reason": "Created", "message": "Container created", "source": {"component": "kubelet", "host": "node1"}, "firstTimestamp": "<time>", "lastTimestamp": "<time>", "count": 1, "type": "Normal", "eventTime": null, "reportingComponent": "kubelet", "reportingInstance": "node1"}"#,
+        serde_json::to_value(body(&recorded(event("simple", 0), 1))).unwrap(),
+    );
+    check(
+        r#"{"count": 3, "lastTimestamp": "<time>", "message": "Container created"}"#,
+        change(&recorded(event("simple", 0), 3)),
+    );
+}
+
+#[test]
+fn a_bad_manifest_is_told_on_the_node() {
+    let manifest = |message: &str| Event {
+        regarding: Regarding::Manifest { source: "/m/a.yaml".into() },
+        message: message.into(),
+        ..event("", 0)
+    };
+    let event = body(&recorded(manifest("no kind"), 1));
+    assert_eq!(event.involved_object.kind.as_deref(), Some("Node"));
+    assert_eq!(event.involved_object.name.as_deref(), Some("node1"));
+    assert_eq!(event.message.as_deref(), Some("/m/a.yaml: no kind"));
+    let event = body(&recorded(manifest("in /m/a.yaml: no kind"), 1));
+    assert_eq!(event.message.as_deref(), Some("in /m/a.yaml: no kind"));
+}
+
+#[test]
+fn a_new_event_is_posted_and_a_repeat_patched() {
+    let check = |times: usize, new: bool, fates: &[Fate], requests: &[&str], expected: Fate| {
+        let client = FakeApi::answering(fates.iter().cloned());
+        let entry = Entry { event: recorded(event("web", 0), times), new };
+        assert_eq!(deliver(&client, &entry), expected);
+        assert_eq!(client.asked(), requests);
+    };
+    let refused = || Fate::Refused("no".into());
+    check(1, true, &[], &["POST default/web 1"], Fate::Done);
+    check(3, false, &[], &["PATCH default/web 3"], Fate::Done);
+    check(3, false, &[Fate::Missing], &["PATCH default/web 3", "POST default/web 3"], Fate::Done);
+    check(3, false, &[refused()], &["PATCH default/web 3"], refused());
+    check(1, true, &[Fate::Exists], &["POST default/web 1"], Fate::Exists);
+    // The first try arrived, its answer did not, and the event has happened again.
+    check(2, true, &[Fate::Exists], &["POST default/web 2", "PATCH default/web 2"], Fate::Done);
+    check(1, true, &[Fate::Away], &["POST default/web 1"], Fate::Away);
+    check(1, true, &[Fate::Missing], &["POST default/web 1"], Fate::Refused("there is no namespace default".into()));
+}
+
+#[test]
+fn pauses_are_ten_seconds_and_refusals_end_an_event() {
+    let mut tries = Tries::default();
+    assert!(tries.after(&Fate::Away).unwrap() < PAUSE);
+    for _ in 1..TRIES {
+        assert_eq!(tries.after(&Fate::Away), Some(PAUSE));
+    }
+    assert_eq!(tries.after(&Fate::Away), Some(LONG_PAUSE));
+    assert_eq!(tries.after(&Fate::Done), None);
+    assert!(tries.after(&Fate::Away).unwrap() < PAUSE, "starts over");
+    assert_eq!(tries.after(&Fate::Refused(String::new())), None);
+    for _ in 0..RETRIES {
+        assert_eq!(tries.after(&Fate::Later(Duration::from_secs(3))), Some(Duration::from_secs(3)));
+    }
+    assert_eq!(tries.after(&Fate::Later(Duration::from_secs(3))), None);
+    assert_eq!(tries.after(&Fate::Later(Duration::from_secs(9999))), Some(LONGEST_RETRY_AFTER));
+}
+
+#[test]
+fn what_waits_is_bounded_and_a_repeat_takes_no_more_room() {
+    let mut queue = Queue::default();
+    let web = recorded(event("web", 0), 1);
+    queue.put(Arc::clone(&web), true);
+    let again = recorded(event("web", 0), 2);
+    queue.put(Arc::clone(&again), false);
+    let (ticket, entry) = queue.first().unwrap();
+    assert_eq!((queue.entries.len(), entry.new, entry.event.count), (1, true, 2));
+    // A repeat that comes while the event is sent is sent after it, as a change.
+    let more = recorded(event("web", 0), 3);
+    queue.put(more, false);
+    queue.finish(ticket, &entry);
+    let (ticket, entry) = queue.first().unwrap();
+    assert_eq!((entry.new, entry.event.count), (false, 3));
+    queue.finish(ticket, &entry);
+    assert!(queue.first().is_none() && queue.by_name.is_empty());
+    for number in 0..WAITING + 7 {
+        let mut one = RecordedEvent::clone(&web);
+        one.name = format!("web.{number}");
+        queue.put(Arc::new(one), true);
+    }
+    assert_eq!((queue.entries.len(), queue.by_name.len(), queue.counts.lost), (WAITING, WAITING, 7));
+    assert_eq!(queue.first().unwrap().1.event.name, "web.7");
+}
+
+#[test]
+fn zero_is_the_default_of_the_library() {
+    assert_eq!(limits(50, 100), (50.0, 100));
+    assert_eq!(limits(0, 0), (5.0, 10));
+    assert_eq!(limits(-1, -1), (5.0, 10));
+}
+
+#[test]
+fn the_thread_sends_what_was_and_what_comes_and_outlives_refusals() {
+    let (sink, inbox) = crate::model::event::EventSink::new();
+    let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+    drop(sink);
+    log.record(event("early", 0));
+    log.record(event("early", 1));
+    assert_eq!(log.delivery(), None);
+    let (told, requests) = bounded(16);
+    let client = FakeApi {
+        told: Some(told),
+        ..FakeApi::answering([Fate::Later(Duration::ZERO), Fate::Done, Fate::Refused("no".into())])
+    };
+    let running = spawn(&log, client, OnDeath::Nobody).unwrap();
+    let next = || requests.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!(next(), "POST default/early 2");
+    assert_eq!(next(), "POST default/early 2", "asked to wait");
+    log.record(event("refused", 2));
+    assert_eq!(next(), "POST default/refused 1");
+    log.record(event("early", 3));
+    assert_eq!(next(), "PATCH default/early 3");
+    log.record(event("later", 4));
+    assert_eq!(next(), "POST default/later 1");
+    drop(running);
+    let counts = log.delivery().unwrap();
+    assert_eq!((counts.waiting, counts.refused, counts.lost), (0, 1, 0));
+    // The end of delivery is not the end of the log.
+    log.record(event("after", 5));
+    assert_eq!(log.delivery().unwrap().waiting, 1);
+}
+
+#[test]
+fn a_stop_does_not_wait_for_an_api_server_that_is_away() {
+    let (sink, inbox) = crate::model::event::EventSink::new();
+    let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+    drop(sink);
+    let (told, requests) = bounded(16);
+    let client = FakeApi { told: Some(told), ..FakeApi::answering(vec![Fate::Away; 100]) };
+    let running = spawn(&log, client, OnDeath::Nobody).unwrap();
+    log.record(event("web", 0));
+    requests.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!(running.stop(Duration::from_secs(5)), threads::Stopped::Joined);
+    assert_eq!(log.delivery().unwrap().waiting, 1);
+}
