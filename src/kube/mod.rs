@@ -12,3 +12,9 @@
 
 mod correlator;
 pub mod events;
+pub mod objects;
+mod pod_api;
+pub mod services;
+pub mod tokens;
+
+pub use pod_api::PodApi;
