@@ -3,8 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, bounded, select_biased};
 
 use crate::model::api;
+use crate::util::stop::StopToken;
+use crate::util::threads;
 
 /// The namespace and name of the service that every pod hears of: the API server's.
 const MASTER: (&str, &str) = ("default", "kubernetes");
@@ -29,8 +34,16 @@ type Table = BTreeMap<String, BTreeMap<String, Service>>;
 /// The services as they were last seen. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Services {
+    /// Held for look-ups only.
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     /// `None` before the first whole list.
-    table: Arc<Mutex<Option<Table>>>,
+    table: Option<Table>,
+    /// Dropped to wake those who wait for it.
+    waiters: Vec<Sender<()>>,
 }
 
 impl Services {
@@ -40,34 +53,54 @@ impl Services {
         for service in services {
             insert(&mut table, service);
         }
-        *self.table() = Some(table);
+        let mut state = self.state();
+        state.table = Some(table);
+        state.waiters.clear();
     }
 
     /// A service is new, or has changed.
     pub fn set(&self, service: api::Service) {
-        insert(self.table().get_or_insert_default(), service);
+        if let Some(table) = &mut self.state().table {
+            insert(table, service);
+        }
     }
 
     /// A service is gone.
     pub fn remove(&self, service: &api::Service) {
         let (namespace, name) = names(service);
-        if let Some(services) = self.table().as_mut().and_then(|table| table.get_mut(&namespace)) {
+        if let Some(services) = self.state().table.as_mut().and_then(|table| table.get_mut(&namespace)) {
             services.remove(&name);
         }
     }
 
-    /// Whether the list has been read once: before that nobody knows what is missing.
+    /// Whether the list has been read once: before that nobody knows what is missing. Waits
+    /// for it up to `limit`.
     #[must_use]
-    pub fn have_been_read(&self) -> bool {
-        self.table().is_some()
+    pub fn wait_until_read(&self, limit: Duration, stop: &StopToken) -> bool {
+        let word = {
+            let mut state = self.state();
+            if state.table.is_some() {
+                return true;
+            }
+            let (wake, word) = bounded::<()>(0);
+            state.waiters.push(wake);
+            word
+        };
+        let _waiting = threads::waiting("first list of services");
+        select_biased! {
+            recv(stop.signal()) -> _ => {}
+            recv(word) -> _ => {}
+            default(limit) => {}
+        }
+        self.state().table.is_some()
     }
 
     /// The variables for a pod of `namespace`: about the API server, and with `links` about
     /// every service of the namespace.
     #[must_use]
     pub fn variables(&self, namespace: &str, links: bool) -> Vec<(String, String)> {
-        let table = self.table();
-        let Some(table) = &*table else { return Vec::new() };
+        let state = self.state();
+        let Some(table) = &state.table else { return Vec::new() };
         let mut found: BTreeMap<&str, &Service> = BTreeMap::new();
         if let Some(master) = table.get(MASTER.0).and_then(|services| services.get(MASTER.1)) {
             found.insert(MASTER.1, master);
@@ -80,8 +113,8 @@ impl Services {
         found.into_iter().flat_map(|(name, service)| variables_of(name, service)).collect()
     }
 
-    fn table(&self) -> MutexGuard<'_, Option<Table>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -183,7 +216,7 @@ mod tests {
     #[test]
     fn the_api_server_is_known_everywhere() {
         let services = Services::default();
-        assert!(!services.have_been_read());
+        assert!(!services.wait_until_read(Duration::ZERO, &StopToken::never()));
         let port = || json!([{"port": 443, "name": "https"}]);
         services.replace(vec![
             service("default", "kubernetes", "fd00::1", port()),
@@ -192,7 +225,7 @@ mod tests {
             service("n", "external", "", port()),
             service("n", "bare", "10.0.0.3", json!([])),
         ]);
-        assert!(services.have_been_read());
+        assert!(services.wait_until_read(Duration::ZERO, &StopToken::never()));
         let master = services.variables("n", false);
         assert_eq!(names(&master), ["KUBERNETES_SERVICE_HOST"]);
         assert!(master.contains(&("KUBERNETES_PORT".to_owned(), "tcp://[fd00::1]:443".to_owned())));

@@ -274,7 +274,7 @@ impl Objects {
             for key in before.difference(&wanted) {
                 unused.extend(table.give_up(key));
             }
-            if !known && self.shared.strategy != Strategy::Watch {
+            if !known {
                 // The pod may be newer than what was read for others.
                 for key in &wanted {
                     table.entry(key).read = None;
