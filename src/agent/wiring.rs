@@ -107,7 +107,7 @@ pub(super) fn start(
             credential_providers: credential_providers(args)?,
             ..runtime_settings(args, config, &machine, &cgroups, &allocatable, &node_name, &host_ips)
         },
-        runtime::Deps { cri: cri.clone(), images: images.clone(), events: events.clone() },
+        runtime::Deps { cri: cri.clone(), images: images.clone(), events: events.clone(), api: None },
     );
     let volumes = Arc::new(volumes::Volumes::new(
         volumes::Settings {
@@ -118,7 +118,7 @@ pub(super) fn start(
                 ephemeral_storage: Amount::from_units(allocatable.ephemeral_bytes),
             },
         },
-        volumes::Deps { events: events.clone() },
+        volumes::Deps { events: events.clone(), api: None },
     ));
 
     // Channels: who tells whom.

@@ -46,6 +46,7 @@ reasons! {
     BACK_OFF = "BackOff";
     PULLING = "Pulling";
     PULLED = "Pulled";
+    FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET = "FailedToRetrieveImagePullSecret";
     INSPECT_FAILED = "InspectFailed";
     SANDBOX_CHANGED = "SandboxChanged";
     FAILED_CREATE_POD_SANDBOX = "FailedCreatePodSandBox";

@@ -29,6 +29,24 @@ pub enum ConfigError {
         /// The object's name.
         name: String,
     },
+    /// A ConfigMap or Secret that cannot be had.
+    #[error(transparent)]
+    Object(#[from] crate::kube::objects::ObjectError),
+    /// A key that a ConfigMap or Secret does not have.
+    #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
+    NoKey {
+        /// As written.
+        key: String,
+        /// `ConfigMap` or `Secret`.
+        kind: &'static str,
+        /// The pod's namespace.
+        namespace: String,
+        /// The object's name.
+        name: String,
+    },
+    /// Without the services nobody knows which variables would be missing.
+    #[error("services have not yet been read at least once, cannot construct envvars")]
+    ServicesNotRead,
     /// A `fileKeyRef` into a volume that the pod does not have.
     #[error("cannot find the volume {volume:?} referenced by FileKeyRef")]
     EnvFileVolume {

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use crate::kube::PodApi;
 use crate::model::api::Container;
 use crate::model::mount::{MountedVolume, SubPaths};
 use crate::model::pod::Pod;
@@ -37,8 +38,10 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) sub_paths: &'a dyn SubPaths,
     /// Whether the pod's runtime handler can do that.
     pub(super) recursive_read_only_mounts: bool,
-    /// Breaks off waiting for sub paths.
+    /// Breaks off waiting for sub paths and objects.
     pub(super) stop: &'a StopToken,
+    /// Where ConfigMaps, Secrets and services are known.
+    pub(super) api: Option<&'a PodApi>,
     /// The pod's hosts file, when its containers get one.
     pub(super) hosts_file: Option<&'a Path>,
     /// The file behind `terminationMessagePath`.
@@ -65,8 +68,8 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         addresses: inputs.addresses,
         machine: &settings.machine,
         volumes: inputs.volumes,
-        // Known as soon as there is an API server.
-        services: &[],
+        api: inputs.api,
+        stop: inputs.stop,
     })?;
     let expanded = |texts: &Option<Vec<String>>| -> Vec<String> {
         texts.iter().flatten().map(|text| environment.expand(text)).collect()
@@ -113,8 +116,8 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
     })
 }
 
-fn key_value((key, value): (&str, &str)) -> KeyValue {
-    KeyValue { key: key.to_owned(), value: value.as_bytes().to_vec(), ..KeyValue::default() }
+fn key_value((key, value): (&str, &[u8])) -> KeyValue {
+    KeyValue { key: key.to_owned(), value: value.to_vec(), ..KeyValue::default() }
 }
 
 /// In a user namespace of the pod's own, files belong to whom they would belong without it.
@@ -157,6 +160,7 @@ mod tests {
             sub_paths: &NoSubPaths,
             recursive_read_only_mounts: false,
             stop: &StopToken::never(),
+            api: None,
             hosts_file: Some(Path::new("/hosts")),
             termination_log: Some(Path::new("/log")),
             settings: &super::super::tests::settings(),

@@ -1,36 +1,48 @@
 //! A container's environment, in the order in which upstream computes it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
+use crate::kube::PodApi;
+use crate::kube::objects::{FIRST_READ, Key, Kind, Object, ObjectError};
 use crate::model::api::{Container, EnvVarSource};
+use crate::model::expand::expand;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
+use crate::util::stop::StopToken;
 
 use super::config_error::ConfigError;
 use super::env_file;
 use super::fields::{Addresses, field_value, resource_value};
 use super::settings::MachineNumbers;
-use crate::model::expand::expand;
 
-/// Variables by name, each once, in the order of their first definition.
+/// Variables by name, each once, in the order of their first definition. A Secret's value
+/// need not be text.
 /// DIFFERS: upstream hands a map over, so that the order changes from start to start.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct Env {
-    ordered: Vec<(String, String)>,
+    ordered: Vec<(String, Vec<u8>)>,
     index: HashMap<String, usize>,
 }
 
+/// Values may be secrets.
+impl std::fmt::Debug for Env {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_list().entries(self.ordered.iter().map(|(name, _)| name)).finish()
+    }
+}
+
 impl Env {
-    /// The value of `name`.
+    /// The value of `name`, as text.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<String> {
         let at = *self.index.get(name)?;
-        self.ordered.get(at).map(|(_, value)| value.clone())
+        self.ordered.get(at).map(|(_, value)| String::from_utf8_lossy(value).into_owned())
     }
 
     /// All variables.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.ordered.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.ordered.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
     }
 
     /// `$(NAME)` in `text` replaced by these variables.
@@ -39,7 +51,11 @@ impl Env {
         expand(text, |name| self.get(name))
     }
 
-    fn set(&mut self, name: &str, value: String) {
+    fn has(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    fn set(&mut self, name: &str, value: Vec<u8>) {
         match self.index.get(name).and_then(|at| self.ordered.get_mut(*at)) {
             Some(entry) => entry.1 = value,
             None => {
@@ -63,78 +79,148 @@ pub struct EnvInputs<'a> {
     pub machine: &'a MachineNumbers,
     /// Where env files lie.
     pub volumes: &'a [MountedVolume],
-    /// Variables about the services of the pod's namespace. They are there for names that
-    /// the container does not define itself.
-    pub services: &'a [(String, String)],
+    /// Where objects and services are known, on a node with an API server.
+    pub api: Option<&'a PodApi>,
+    /// Breaks off waiting for them.
+    pub stop: &'a StopToken,
 }
 
-/// Computes the environment of a container.
+/// Computes the environment of a container. May wait for objects that were never read yet.
 ///
 /// # Errors
 /// When a variable's source cannot be read.
 pub fn environment(inputs: EnvInputs<'_>) -> Result<Env, ConfigError> {
-    let EnvInputs { pod, container, services, .. } = inputs;
+    let EnvInputs { container, .. } = inputs;
+    let services = services(&inputs)?;
+    let mut objects = Lookup { inputs, found: BTreeMap::new() };
+    let mut env = Env::default();
     for from in container.env_from.iter().flatten() {
-        if let Some(source) = &from.config_map_ref {
-            without_client(pod, "configMap", &source.name, source.optional)?;
-        }
-        if let Some(source) = &from.secret_ref {
-            without_client(pod, "secret", &source.name, source.optional)?;
+        let (kind, name, optional) = match (&from.config_map_ref, &from.secret_ref) {
+            (Some(source), _) => (Kind::ConfigMap, &source.name, source.optional),
+            (None, Some(source)) => (Kind::Secret, &source.name, source.optional),
+            (None, None) => continue,
+        };
+        let Some(object) = objects.get(kind, name, optional)? else { continue };
+        let prefix = from.prefix.as_deref().unwrap_or_default();
+        for (key, value) in &object.data {
+            env.set(&format!("{prefix}{key}"), value.clone());
         }
     }
-    let of_services =
-        |name: &str| services.iter().find(|(service, _)| service == name).map(|(_, value)| value.clone());
-    let mut env = Env::default();
     for variable in container.env.iter().flatten() {
         let value = match (variable.value.as_deref().unwrap_or_default(), &variable.value_from) {
-            ("", Some(source)) => from_source(&inputs, source)?,
-            (text, _) => Some(expand(text, |name| env.get(name).or_else(|| of_services(name)))),
+            ("", Some(source)) => objects.value(source)?,
+            (text, _) => {
+                let known = |name: &str| env.get(name).or_else(|| services.get(name).cloned());
+                Some(expand(text, known).into_bytes())
+            }
         };
         if let Some(value) = value {
             env.set(&variable.name, value);
         }
     }
     for (name, value) in services {
-        if env.get(name).is_none() {
-            env.set(name, value.clone());
+        if !env.has(&name) {
+            env.set(&name, value.into_bytes());
         }
     }
     Ok(env)
 }
 
+/// The variables about services. They are there for names that the container does not define
+/// itself. A static pod does not wait for an API server.
+fn services(inputs: &EnvInputs<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
+    let EnvInputs { pod, api, stop, .. } = *inputs;
+    let Some(api) = api else { return Ok(BTreeMap::new()) };
+    if !pod.is_static() && !api.services.wait_until_read(FIRST_READ, stop) {
+        return Err(ConfigError::ServicesNotRead);
+    }
+    let links = pod.spec().enable_service_links.unwrap_or(true);
+    Ok(api.services.variables(pod.namespace(), links).into_iter().collect())
+}
+
+/// The objects that one environment needs, each looked up once.
+struct Lookup<'a> {
+    inputs: EnvInputs<'a>,
+    found: BTreeMap<(Kind, String), Arc<Object>>,
+}
+
+impl Lookup<'_> {
+    /// The object; none for an optional one that is not there.
+    fn get(
+        &mut self,
+        kind: Kind,
+        name: &str,
+        optional: Option<bool>,
+    ) -> Result<Option<Arc<Object>>, ConfigError> {
+        let EnvInputs { pod, api, stop, .. } = self.inputs;
+        let Some(api) = api else { return without_client(pod, kind, name, optional).map(|()| None) };
+        if let Some(object) = self.found.get(&(kind, name.to_owned())) {
+            return Ok(Some(Arc::clone(object)));
+        }
+        match api.objects.get(&Key::new(kind, pod.namespace(), name), FIRST_READ, stop) {
+            Ok(object) => {
+                self.found.insert((kind, name.to_owned()), Arc::clone(&object));
+                Ok(Some(object))
+            }
+            Err(ObjectError::NotFound { .. }) if optional == Some(true) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The value of a key; none for an optional one that is not there.
+    fn key(
+        &mut self,
+        kind: Kind,
+        (name, key): (&str, &str),
+        optional: Option<bool>,
+    ) -> Result<Option<Vec<u8>>, ConfigError> {
+        let Some(object) = self.get(kind, name, optional)? else { return Ok(None) };
+        match object.data.get(key) {
+            Some(value) => Ok(Some(value.clone())),
+            None if optional == Some(true) => Ok(None),
+            None => Err(ConfigError::NoKey {
+                key: key.to_owned(),
+                kind: match kind {
+                    Kind::ConfigMap => "ConfigMap",
+                    Kind::Secret => "Secret",
+                },
+                namespace: self.inputs.pod.namespace().to_owned(),
+                name: name.to_owned(),
+            }),
+        }
+    }
+
+    /// The value, or none for an optional source that is not there.
+    fn value(&mut self, source: &EnvVarSource) -> Result<Option<Vec<u8>>, ConfigError> {
+        let EnvInputs { pod, container, addresses, machine, volumes, .. } = self.inputs;
+        let text = if let Some(selector) = &source.field_ref {
+            Some(field_value(pod, selector, addresses)?)
+        } else if let Some(selector) = &source.resource_field_ref {
+            Some(resource_value(pod, container, selector, machine)?)
+        } else if let Some(selector) = &source.config_map_key_ref {
+            return self.key(Kind::ConfigMap, (&selector.name, &selector.key), selector.optional);
+        } else if let Some(selector) = &source.secret_key_ref {
+            return self.key(Kind::Secret, (&selector.name, &selector.key), selector.optional);
+        } else if let Some(selector) = &source.file_key_ref {
+            env_file::value(selector, volumes)?
+        } else {
+            Some(String::new())
+        };
+        Ok(text.map(String::into_bytes))
+    }
+}
+
 /// DIFFERS: without an API server upstream refuses optional references, too; here they are
 /// as absent as their object.
-fn without_client(
-    pod: &Pod,
-    kind: &'static str,
-    name: &str,
-    optional: Option<bool>,
-) -> Result<(), ConfigError> {
+fn without_client(pod: &Pod, kind: Kind, name: &str, optional: Option<bool>) -> Result<(), ConfigError> {
     if optional == Some(true) {
         return Ok(());
     }
+    let kind = match kind {
+        Kind::ConfigMap => "configMap",
+        Kind::Secret => "secret",
+    };
     Err(ConfigError::NoClient { kind, namespace: pod.namespace().to_owned(), name: name.to_owned() })
-}
-
-/// The value, or none for an optional source that is not there.
-fn from_source(inputs: &EnvInputs<'_>, source: &EnvVarSource) -> Result<Option<String>, ConfigError> {
-    let EnvInputs { pod, container, .. } = *inputs;
-    if let Some(selector) = &source.field_ref {
-        return field_value(pod, selector, inputs.addresses).map(Some);
-    }
-    if let Some(selector) = &source.resource_field_ref {
-        return resource_value(pod, container, selector, inputs.machine).map(Some);
-    }
-    if let Some(selector) = &source.config_map_key_ref {
-        return without_client(pod, "configMap", &selector.name, selector.optional).map(|()| None);
-    }
-    if let Some(selector) = &source.secret_key_ref {
-        return without_client(pod, "secret", &selector.name, selector.optional).map(|()| None);
-    }
-    if let Some(selector) = &source.file_key_ref {
-        return env_file::value(selector, inputs.volumes);
-    }
-    Ok(Some(String::new()))
 }
 
 #[cfg(test)]
@@ -142,26 +228,136 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    use crate::kube::objects::Objects;
+    use crate::kube::services::Services;
+    use crate::kube::tokens::Tokens;
+
     fn env_with(
+        metadata: serde_json::Value,
         container: serde_json::Value,
-        services: &[(String, String)],
+        api: Option<&PodApi>,
     ) -> Result<Vec<(String, String)>, String> {
-        let pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": [container]}});
+        let pod = json!({"metadata": metadata, "spec": {"containers": [container]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+        let (source, stop) = crate::util::stop::pair();
+        // Nobody waits in a test.
+        drop(source);
         environment(EnvInputs {
             pod: &pod,
             container: &pod.containers()[0],
             addresses: Addresses::default(),
             machine: &MachineNumbers::default(),
             volumes: &[],
-            services,
+            api,
+            stop: &stop,
         })
-        .map(|env| env.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+        .map(|env| {
+            let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
+            env.iter().map(|(name, value)| (name.to_owned(), text(value))).collect()
+        })
         .map_err(|error| error.to_string())
     }
 
+    fn plain() -> serde_json::Value {
+        json!({"name": "p", "namespace": "n"})
+    }
+
     fn env_of(container: serde_json::Value) -> Result<Vec<(String, String)>, String> {
-        env_with(container, &[])
+        env_with(plain(), container, None)
+    }
+
+    fn api() -> PodApi {
+        let object = |pairs: &[(&str, &[u8])]| Object {
+            data: pairs.iter().map(|(key, value)| ((*key).to_owned(), value.to_vec())).collect(),
+            binary_data: [("bin".to_owned(), vec![1])].into(),
+            ..Object::default()
+        };
+        let objects = Objects::fixed(vec![
+            (Key::new(Kind::ConfigMap, "n", "m"), object(&[("a", b"1"), ("b.c-d", b"2")])),
+            (Key::new(Kind::Secret, "n", "s"), object(&[("pw", b"x"), ("a", b"3"), ("raw", &[0xff])])),
+        ]);
+        for kind in [Kind::ConfigMap, Kind::Secret] {
+            objects.set(&Key::new(kind, "n", "nope"), None);
+        }
+        let services = Services::default();
+        services.replace(Vec::new());
+        PodApi { objects, tokens: Tokens::fixed(), services }
+    }
+
+    fn service(namespace: &str, name: &str, address: &str) -> crate::model::api::Service {
+        serde_json::from_value(json!({"metadata": {"namespace": namespace, "name": name},
+            "spec": {"clusterIP": address, "ports": [{"port": 80}]}}))
+        .unwrap()
+    }
+
+    #[test]
+    fn values_of_objects() {
+        let env = env_with(
+            plain(),
+            json!({"name": "c",
+                "envFrom": [{"configMapRef": {"name": "m"}}, {"prefix": "S_", "secretRef": {"name": "s"}},
+                    {"secretRef": {"name": "nope", "optional": true}}, {"configMapRef": {"name": "m"}, "prefix": "S_"}],
+                "env": [{"name": "A", "value": "$(a)$(S_pw)"}, {"name": "a", "value": "own"},
+                    {"name": "PW", "valueFrom": {"secretKeyRef": {"name": "s", "key": "pw"}}},
+                    {"name": "K", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "a"}}},
+                    {"name": "L", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "bin", "optional": true}}},
+                    {"name": "M", "valueFrom": {"configMapKeyRef": {"name": "nope", "key": "x", "optional": true}}}]}),
+            Some(&api()),
+        );
+        let expected = [
+            ("a", "own"),
+            ("b.c-d", "2"),
+            ("S_a", "1"),
+            ("S_pw", "x"),
+            ("S_raw", "\u{fffd}"),
+            ("S_b.c-d", "2"),
+            ("A", "1x"),
+            ("PW", "x"),
+            ("K", "1"),
+        ];
+        assert_eq!(env.unwrap(), owned(&expected));
+    }
+
+    #[test]
+    fn missing_objects_and_keys_have_upstreams_words() {
+        let key = |kind: &str, name: &str| json!({"env": [{"name": "A", "valueFrom": {kind: {"name": name, "key": "k"}}}]});
+        for (container, expected) in [
+            (json!({"envFrom": [{"configMapRef": {"name": "nope"}}]}), "configmap \"nope\" not found"),
+            (json!({"envFrom": [{"secretRef": {"name": "nope"}}]}), "secret \"nope\" not found"),
+            (key("secretKeyRef", "nope"), "secret \"nope\" not found"),
+            (key("configMapKeyRef", "nope"), "configmap \"nope\" not found"),
+            (key("secretKeyRef", "s"), "couldn't find key k in Secret n/s"),
+            (key("configMapKeyRef", "m"), "couldn't find key k in ConfigMap n/m"),
+            (key("configMapKeyRef", "unknown"), "object \"n\"/\"unknown\" not registered"),
+        ] {
+            let mut container = container;
+            container["name"] = json!("c");
+            assert_eq!(env_with(plain(), container, Some(&api())).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn services_have_to_be_known_but_not_for_static_pods() {
+        let api = PodApi { services: Services::default(), ..api() };
+        let container = || json!({"name": "c"});
+        assert_eq!(
+            env_with(plain(), container(), Some(&api)).unwrap_err(),
+            "services have not yet been read at least once, cannot construct envvars"
+        );
+        let fixed = json!({"name": "p", "namespace": "n", "annotations": {"kubernetes.io/config.source": "file"}});
+        assert_eq!(env_with(fixed.clone(), container(), Some(&api)), Ok(Vec::new()));
+        api.services.replace(vec![service("default", "kubernetes", "10.96.0.1")]);
+        for metadata in [plain(), fixed] {
+            let env = env_with(metadata, container(), Some(&api)).unwrap();
+            assert!(env.contains(&("KUBERNETES_SERVICE_HOST".to_owned(), "10.96.0.1".to_owned())));
+        }
+    }
+
+    #[test]
+    fn values_are_not_printed() {
+        let mut env = Env::default();
+        env.set("PW", b"hunter2".to_vec());
+        assert_eq!(format!("{env:?}"), "[\"PW\"]");
     }
 
     fn owned(list: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -180,15 +376,18 @@ mod tests {
 
     #[test]
     fn services_fill_what_is_not_defined() {
-        let services = owned(&[("WEB_SERVICE_HOST", "10.0.0.1"), ("WEB_SERVICE_PORT", "80")]);
+        let api = api();
+        api.services.replace(vec![service("n", "web", "10.0.0.1")]);
         let env = env_with(
+            plain(),
             json!({"name": "c", "env": [{"name": "URL", "value": "$(WEB_SERVICE_HOST):$(WEB_SERVICE_PORT)"},
                 {"name": "WEB_SERVICE_PORT", "value": "8080"}]}),
-            &services,
-        );
-        let expected =
-            [("URL", "10.0.0.1:80"), ("WEB_SERVICE_PORT", "8080"), ("WEB_SERVICE_HOST", "10.0.0.1")];
-        assert_eq!(env.unwrap(), owned(&expected));
+            Some(&api),
+        )
+        .unwrap();
+        let expected = [("URL", "10.0.0.1:80"), ("WEB_SERVICE_PORT", "8080"), ("WEB_PORT", "tcp://10.0.0.1:80")];
+        assert_eq!(env[..3], owned(&expected));
+        assert!(env.contains(&("WEB_SERVICE_HOST".to_owned(), "10.0.0.1".to_owned())));
     }
 
     #[test]

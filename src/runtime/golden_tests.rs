@@ -217,6 +217,7 @@ impl Node {
             sub_paths: &Binder(dir),
             recursive_read_only_mounts: false,
             stop: &StopToken::never(),
+            api: None,
             hosts_file: Some(&hosts_file),
             termination_log: Some(&termination_log),
             settings: &self.settings,

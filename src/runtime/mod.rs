@@ -7,8 +7,8 @@
 //! Stopping a pod of several containers starts a thread per container and joins it.
 //! Invariants: the same pod gives the same requests (`golden_tests`); every failure ends in
 //! a reason, a message and an event with upstream's words; nothing is retried here.
-//! Absent on purpose: what should happen to a pod is decided in `pods`; credentials of pods
-//! and handlers of RuntimeClasses need objects of an API server.
+//! Absent on purpose: what should happen to a pod is decided in `pods`; handlers of
+//! RuntimeClasses need objects of an API server.
 
 mod change;
 mod config_error;
@@ -50,6 +50,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use crate::cri;
+use crate::kube::PodApi;
 use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
 
@@ -81,6 +82,8 @@ struct Shared {
     images: images::Images,
     user_namespaces: user_namespaces::UserNamespaces,
     events: EventSink,
+    /// What pods get from the API server, on a node that has one.
+    api: Option<PodApi>,
     /// Waits between restarts, by pod and container.
     crashes: Mutex<KeyedBackoff<u64>>,
     /// Where sandboxes that are to be made wait for each other.
@@ -108,6 +111,7 @@ impl Runtime {
                 container_door: Turnstile::new(width.max(4), "its turn to start a container"),
                 crashes: Mutex::new(crash::backoff(settings.crash_backoff_max)),
                 cri: deps.cri,
+                api: deps.api,
                 events: deps.events,
                 settings,
             }),

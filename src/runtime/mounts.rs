@@ -18,6 +18,7 @@ use super::config_error::ConfigError;
 use super::container_config::ContainerInputs;
 use super::env::Env;
 use super::hosts;
+use super::images::pull_secrets::PullSecrets;
 use super::images::{ImageFailure, Wanted};
 use super::start::Start;
 use crate::model::expand::expand;
@@ -40,6 +41,7 @@ impl Runtime {
         &self,
         start: &Start<'_>,
         sandbox_config: &PodSandboxConfig,
+        secrets: &PullSecrets,
     ) -> Result<Vec<ImageVolume>, ImageFailure> {
         let Start { pod, container, stop, .. } = *start;
         let mounted = |name: &str| container.volume_mounts.iter().flatten().any(|mount| mount.name == name);
@@ -52,6 +54,7 @@ impl Runtime {
                 policy: source.pull_policy.as_deref(),
                 regarding: &pod.regarding(""),
                 sandbox_config,
+                secrets,
                 stop,
             })?;
             let reference = image.reference.as_str();
@@ -291,6 +294,7 @@ mod tests {
             sub_paths: &Binder,
             recursive_read_only_mounts: supported,
             stop: &StopToken::never(),
+            api: None,
             hosts_file: Some(Path::new("/hosts")),
             termination_log: Some(Path::new("/log")),
             settings: &settings,
@@ -303,7 +307,8 @@ mod tests {
             addresses: inputs.addresses,
             machine: &settings.machine,
             volumes: inputs.volumes,
-            services: &[],
+            api: None,
+            stop: inputs.stop,
         });
         mounts(&inputs, &env.unwrap()).map_err(|error| error.to_string())
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::config::credential_providers::CredentialProviders;
 use crate::cri;
+use crate::kube::PodApi;
 use crate::model::event::EventSink;
 use crate::model::quantity::Amount;
 
@@ -95,6 +96,8 @@ pub struct Deps {
     pub images: cri::ImageClient,
     /// Kubernetes events.
     pub events: EventSink,
+    /// What pods get from the API server, on a node that has one.
+    pub api: Option<PodApi>,
 }
 
 /// Traits of this kernel that the masks and mounts depend on, read once.

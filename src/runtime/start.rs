@@ -24,6 +24,7 @@ use super::container_config::{ContainerInputs, container_config, log_path};
 use super::fields::Addresses;
 use super::hooks::Hook;
 use super::hostname::hostname;
+use super::images::pull_secrets::PullSecrets;
 use super::images::{Found, ImageFailure, Wanted};
 use super::mounts::ImageVolume;
 use super::sandbox_config::log_directory;
@@ -117,6 +118,7 @@ impl Runtime {
         let (sandbox_config, _told_before) = self
             .sandbox_config(start.pod, start.sandbox_attempt, start.stop)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
+        let secrets = self.pull_secrets(&start);
         let image = shared
             .images
             .ensure(Wanted {
@@ -125,11 +127,12 @@ impl Runtime {
                 policy: start.container.image_pull_policy.as_deref(),
                 regarding: &regarding,
                 sandbox_config: &sandbox_config,
+                secrets: &secrets,
                 stop: start.stop,
             })
             .map_err(|failure| self.image_failure(&start, &regarding, failure))?;
         let image_volumes = self
-            .image_volumes(&start, &sandbox_config)
+            .image_volumes(&start, &sandbox_config, &secrets)
             .map_err(|failure| self.image_failure(&start, &regarding, failure))?;
         self.remove_never_started(&start, &regarding)?;
         let restart_count = self.restart_count(&start);
@@ -167,6 +170,19 @@ impl Runtime {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The pod's own credentials. Without some of them a pull may yet succeed.
+    fn pull_secrets(&self, start: &Start<'_>) -> PullSecrets {
+        let (secrets, missing) = PullSecrets::of(start.pod, self.shared.api.as_ref(), start.stop);
+        if !missing.is_empty() && !start.stop.is_stopped() {
+            let message = format!(
+                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                missing.join(", ")
+            );
+            self.shared.events.warning(start.pod, reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET, message);
+        }
+        secrets
     }
 
     /// One more than before; from the names of log files when the runtime has forgotten.
@@ -220,6 +236,7 @@ impl Runtime {
             sub_paths: start.sub_paths,
             recursive_read_only_mounts: start.recursive_read_only_mounts,
             stop: start.stop,
+            api: self.shared.api.as_ref(),
             hosts_file: hosts_file.as_deref(),
             termination_log: termination_log.as_deref(),
             settings,

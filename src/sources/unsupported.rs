@@ -39,7 +39,7 @@ fn filled<T>(list: &Option<Vec<T>>) -> bool {
 }
 
 fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
-    let built = ["emptyDir", "hostPath", "downwardAPI", "projected", "image"];
+    let built = ["emptyDir", "hostPath", "downwardAPI", "projected", "configMap", "secret", "image"];
     let later = sources_of(volume).into_iter().filter(|name| !built.contains(name));
     found.extend(later.map(|name| format!("{path}.{name}")));
 }
@@ -50,7 +50,6 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
             found.push(format!("{path}.{name}"));
         }
     };
-    field(filled(&container.env_from), "envFrom");
     field(filled(&container.volume_devices), "volumeDevices");
     let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
     field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");

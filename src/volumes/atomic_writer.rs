@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use jiff::Timestamp;
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Uid};
 use rustix::io::{self, Errno};
 
 use super::tree;
@@ -24,10 +24,26 @@ const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
 
 /// One file of a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct File {
     pub(super) data: Vec<u8>,
     pub(super) mode: u32,
+    /// Whose it is; `None`: the agent's.
+    pub(super) owner: Option<u32>,
+}
+
+impl File {
+    /// A file of the agent's.
+    pub(super) fn new(data: Vec<u8>, mode: u32) -> File {
+        File { data, mode, owner: None }
+    }
+}
+
+/// The content may be a secret.
+impl std::fmt::Debug for File {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "File({} bytes, mode {:o}, owner {:?})", self.data.len(), self.mode, self.owner)
+    }
 }
 
 /// All files of a version, by cleaned path.
@@ -299,7 +315,11 @@ fn write_file(version: BorrowedFd<'_>, path: &str, file: &File) -> io::Result<()
             Err(errno) => return Err(errno),
         }
     }
-    fs::fchmod(&open, Mode::from_raw_mode(file.mode & 0o7777))
+    fs::fchmod(&open, Mode::from_raw_mode(file.mode & 0o7777))?;
+    match file.owner {
+        None => Ok(()),
+        Some(uid) => fs::fchown(&open, Some(Uid::from_raw(uid)), None),
+    }
 }
 
 /// The step that readers see.

@@ -30,7 +30,7 @@ pub(super) fn payload(
             Ok(value) => {
                 let mode = item.mode.or(default_mode).unwrap_or(DEFAULT_MODE);
                 let mode = u32::try_from(mode).unwrap_or_default();
-                payload.insert(&item.path, File { data: value.into_bytes(), mode })?;
+                payload.insert(&item.path, File::new(value.into_bytes(), mode))?;
             }
             Err(error) => problems.push(error.to_string()),
         }

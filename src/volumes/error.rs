@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::atomic_writer::PathError;
+use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
 
 /// What went wrong, with which volume or directory.
@@ -66,6 +67,9 @@ pub enum VolumeError {
         /// One sentence, or several in brackets.
         problem: String,
     },
+    /// A ConfigMap or Secret.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
     /// A file's place in its volume.
     #[error(transparent)]
     Path(#[from] PathError),

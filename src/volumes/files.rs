@@ -1,4 +1,4 @@
-//! Volumes made of files that the agent writes: a tmpfs, kept up to date.
+//! Volumes made of files that the agent writes, kept up to date.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,8 +27,14 @@ pub(super) fn set_up(
     stop: &StopToken,
 ) -> Result<MountedVolume, VolumeError> {
     let place = Place { pod_path, pod_dir, plugin, volume, marker: format!("wrapped_{volume}") };
-    let bytes = empty_dir::memory_size(pod, &EmptyDirVolumeSource::default(), allocatable_memory);
-    let dir = empty_dir::make(&place, Medium::Memory { bytes }, empty_dir::fs_group(pod), stop)?;
+    // A ConfigMap is no secret: it may lie on the disk.
+    let medium = if plugin == paths::CONFIG_MAP {
+        Medium::Disk
+    } else {
+        let source = EmptyDirVolumeSource::default();
+        Medium::Memory { bytes: empty_dir::memory_size(pod, &source, allocatable_memory) }
+    };
+    let dir = empty_dir::make(&place, medium, empty_dir::fs_group(pod), stop)?;
     fill(pod, &place, dir.as_fd(), payload, stop)?;
     Ok(MountedVolume {
         volume: volume.to_owned(),
@@ -162,7 +168,7 @@ mod tests {
             marker: String::new(),
         };
         let mut payload = Payload::default();
-        let file = atomic_writer::File { data: b"x".to_vec(), mode: 0o644 };
+        let file = atomic_writer::File::new(b"x".to_vec(), 0o644);
         payload.insert("file", file.clone()).unwrap();
         for _ in 0..2 {
             fill(&pod, &place, dir.as_fd(), &payload, &StopToken::never()).unwrap();

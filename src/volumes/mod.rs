@@ -13,10 +13,11 @@
 //! one the table in `actual` on top of the disk and the mount table, and each pod's worker
 //! compares them when something happens (DIFFERS: the Go kubelet polls every 100 ms).
 //! Go counterpart: pkg/kubelet/volumemanager, pkg/volume/{emptydir,hostpath,downwardapi,
-//! projected}, pkg/volume/util, pkg/volume/util/subpath.
+//! configmap,secret,projected}, pkg/volume/util, pkg/volume/util/subpath.
 
 mod actual;
 mod atomic_writer;
+mod config_map;
 mod downward_api;
 mod empty_dir;
 mod error;
@@ -29,6 +30,7 @@ mod ownership;
 mod paths;
 mod projected;
 mod retries;
+mod secret;
 mod setup;
 mod sub_path;
 mod teardown;
@@ -37,6 +39,7 @@ mod tree;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::kube::PodApi;
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 
@@ -59,6 +62,8 @@ pub struct Settings {
 pub struct Deps {
     /// Where `FailedMount` goes.
     pub events: EventSink,
+    /// What pods get from the API server, on a node that has one.
+    pub api: Option<PodApi>,
 }
 
 /// The face of the room; shared by all pod workers.
@@ -66,6 +71,7 @@ pub struct Deps {
 pub struct Volumes {
     settings: Settings,
     events: EventSink,
+    api: Option<PodApi>,
     /// Held for table look-ups only, never across a system call.
     retries: Mutex<retries::Retries>,
     /// Likewise.
@@ -84,6 +90,7 @@ impl Volumes {
         Volumes {
             settings,
             events: deps.events,
+            api: deps.api,
             retries: Mutex::default(),
             actual: Mutex::default(),
             operations: operations::Operations::default(),

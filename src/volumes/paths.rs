@@ -12,6 +12,12 @@ pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 /// That of a downward API volume's plugin.
 pub(super) const DOWNWARD_API: &str = "kubernetes.io~downward-api";
 
+/// That of a configMap volume's plugin.
+pub(super) const CONFIG_MAP: &str = "kubernetes.io~configmap";
+
+/// That of a secret volume's plugin.
+pub(super) const SECRET: &str = "kubernetes.io~secret";
+
 /// That of a projected volume's plugin.
 pub(super) const PROJECTED: &str = "kubernetes.io~projected";
 
@@ -20,8 +26,7 @@ pub(super) const SUB_PATHS: &str = "volume-subpaths";
 
 /// Plugins whose content is made by the agent from what others still have, or belongs to
 /// the pod alone: it goes with the pod, whichever agent made it.
-pub(super) const OWNED_CONTENT: [&str; 5] =
-    [EMPTY_DIR, "kubernetes.io~configmap", DOWNWARD_API, PROJECTED, "kubernetes.io~secret"];
+pub(super) const OWNED_CONTENT: [&str; 5] = [EMPTY_DIR, CONFIG_MAP, DOWNWARD_API, PROJECTED, SECRET];
 
 /// `<root-dir>/pods`.
 pub(super) fn pods(root_dir: &Path) -> PathBuf {

@@ -4,51 +4,170 @@
 //! follow from the pod alone need none, and are made here.
 
 use super::VolumeError;
-use super::atomic_writer::Payload;
-use super::downward_api;
-use crate::model::api::ProjectedVolumeSource;
+use super::atomic_writer::{File, Payload};
+use super::config_map::Choice;
+use super::downward_api::{self, DEFAULT_MODE};
+use crate::kube::PodApi;
+use crate::kube::objects::Kind;
+use crate::model::api::{ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection};
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::Pod;
+use crate::util::stop::StopToken;
+
+/// The mode of a token's file where somebody in particular is to read it.
+const PRIVATE_MODE: u32 = 0o600;
 
 /// The files of the volume; of two with one path the later source's.
 pub(super) fn payload(
     pod: &Pod,
     volume: &str,
     source: &ProjectedVolumeSource,
-    allocatable: &NodeAllocatable,
+    (api, allocatable): (Option<&PodApi>, &NodeAllocatable),
+    stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let mut payload = Payload::default();
+    let mut problems: Vec<String> = Vec::new();
     for projection in source.sources.iter().flatten() {
-        let from_the_api = projection.config_map.is_some()
-            || projection.secret.is_some()
-            || projection.service_account_token.is_some()
-            || projection.cluster_trust_bundle.is_some()
-            || projection.pod_certificate.is_some();
-        if from_the_api {
-            return Err(VolumeError::Content {
+        let files = if let Some(downward) = &projection.downward_api {
+            downward_api::payload(pod, downward.items.as_deref(), source.default_mode, allocatable)
+        } else {
+            let api = api.ok_or_else(|| VolumeError::Content {
                 problem: format!(
                     "cannot setup projected volume {volume} because kube client is not configured"
                 ),
-            });
-        }
-        if let Some(downward) = &projection.downward_api {
-            let mode = source.default_mode;
-            payload.extend(downward_api::payload(pod, downward.items.as_deref(), mode, allocatable)?)?;
+            })?;
+            of_the_api(pod, projection, source.default_mode, api, stop)
+        };
+        match files {
+            Ok(files) => payload.extend(files)?,
+            Err(VolumeError::Stopping) => return Err(VolumeError::Stopping),
+            // All problems are told at once.
+            Err(error) => {
+                let text = error.to_string();
+                if !problems.contains(&text) {
+                    problems.push(text);
+                }
+            }
         }
     }
+    match problems.as_slice() {
+        [] => Ok(payload),
+        [one] => Err(VolumeError::Content { problem: one.clone() }),
+        many => Err(VolumeError::Content { problem: format!("[{}]", many.join(", ")) }),
+    }
+}
+
+fn of_the_api(
+    pod: &Pod,
+    projection: &VolumeProjection,
+    default_mode: Option<i32>,
+    api: &PodApi,
+    stop: &StopToken,
+) -> Result<Payload, VolumeError> {
+    let namespace = pod.namespace();
+    if let Some(source) = &projection.config_map {
+        let items = source.items.as_deref();
+        let choice = Choice { kind: Kind::ConfigMap, items, default_mode, optional: source.optional };
+        return choice.payload(api.objects.config_map(namespace, &source.name, stop));
+    }
+    if let Some(source) = &projection.secret {
+        let items = source.items.as_deref();
+        let choice = Choice { kind: Kind::Secret, items, default_mode, optional: source.optional };
+        return choice.payload(api.objects.secret(namespace, &source.name, stop));
+    }
+    if let Some(source) = &projection.service_account_token {
+        return token(pod, source, default_mode, api);
+    }
+    for (set, kind) in [
+        (projection.cluster_trust_bundle.is_some(), "ClusterTrustBundle"),
+        (projection.pod_certificate.is_some(), "PodCertificate"),
+    ] {
+        if set {
+            return Err(VolumeError::Content {
+                problem: format!("{kind} projections are not supported by this version of coracle"),
+            });
+        }
+    }
+    // A source that has nothing in it.
+    Ok(Payload::default())
+}
+
+/// The token's file, readable for the pod's one user if there is such a one. With an fsGroup
+/// the group gets its right when the volume is given to it.
+fn token(
+    pod: &Pod,
+    source: &ServiceAccountTokenProjection,
+    default_mode: Option<i32>,
+    api: &PodApi,
+) -> Result<Payload, VolumeError> {
+    let audience = source.audience.as_deref().unwrap_or_default();
+    let token = api
+        .tokens
+        .get(pod, audience, source.expiration_seconds)
+        .map_err(|error| VolumeError::Content { problem: error.to_string() })?;
+    let user = one_user(pod);
+    let has_group = pod.spec().security_context.as_ref().is_some_and(|context| context.fs_group.is_some());
+    let mode = if user.is_some() || has_group {
+        PRIVATE_MODE
+    } else {
+        u32::try_from(default_mode.unwrap_or(DEFAULT_MODE)).unwrap_or_default()
+    };
+    let mut payload = Payload::default();
+    let file = File { owner: user, ..File::new(token.expose().as_bytes().to_vec(), mode) };
+    payload.insert(&source.path, file)?;
     Ok(payload)
+}
+
+/// The user that all init and regular containers run as, if each names one and it is the same.
+fn one_user(pod: &Pod) -> Option<u32> {
+    let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
+    let mut found: Option<i64> = None;
+    for container in pod.all_containers() {
+        let own = container.security_context.as_ref().and_then(|context| context.run_as_user);
+        let user = own.or(of_pod)?;
+        if *found.get_or_insert(user) != user {
+            return None;
+        }
+    }
+    found.and_then(|user| u32::try_from(user).ok())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::kube::objects::{Key, Object, Objects};
+    use crate::kube::tokens::Tokens;
+    use serde_json::{Value, json};
 
-    fn collect(source: serde_json::Value) -> Result<Payload, String> {
-        let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": []}});
-        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+    fn pod(spec: Value) -> Pod {
+        let mut spec = spec;
+        spec.as_object_mut().unwrap().entry("containers").or_insert(json!([]));
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec});
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap())
+    }
+
+    fn api() -> PodApi {
+        let object = |value: &str| Object {
+            data: [("k".to_owned(), value.as_bytes().to_vec())].into(),
+            ..Object::default()
+        };
+        let objects = Objects::fixed(vec![
+            (Key::new(Kind::ConfigMap, "n", "kube-root-ca.crt"), object("ca")),
+            (Key::new(Kind::Secret, "n", "s"), object("pw")),
+        ]);
+        objects.set(&Key::new(Kind::ConfigMap, "n", "gone"), None);
+        objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
+        PodApi { objects, tokens: Tokens::fixed(), services: Default::default() }
+    }
+
+    fn collect_for(pod: &Pod, source: Value, api: Option<&PodApi>) -> Result<Payload, String> {
         let source: ProjectedVolumeSource = serde_json::from_value(source).unwrap();
-        payload(&pod, "v", &source, &NodeAllocatable::default()).map_err(|error| error.to_string())
+        payload(pod, "v", &source, (api, &NodeAllocatable::default()), &StopToken::never())
+            .map_err(|error| error.to_string())
+    }
+
+    fn collect(source: Value) -> Result<Payload, String> {
+        collect_for(&pod(json!({})), source, None)
     }
 
     #[test]
@@ -75,6 +194,81 @@ mod tests {
                 collect(json!({"sources": [source]})).unwrap_err(),
                 "cannot setup projected volume v because kube client is not configured"
             );
+        }
+    }
+
+    /// What the API server gives every pod.
+    #[test]
+    fn the_usual_access_volume() {
+        let source = json!({"defaultMode": 420, "sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "k", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}]});
+        for (spec, mode, owner) in [
+            (json!({"serviceAccountName": "sa"}), 0o644, None),
+            (json!({"serviceAccountName": "sa", "securityContext": {"fsGroup": 7}}), 0o600, None),
+            (
+                json!({"serviceAccountName": "sa", "securityContext": {"runAsUser": 1000}, "containers": [{"name": "c"}]}),
+                0o600,
+                Some(1000),
+            ),
+        ] {
+            let files = collect_for(&pod(spec), source.clone(), Some(&api())).unwrap();
+            let text = |path: &str| String::from_utf8(files.get(path).unwrap().data.clone()).unwrap();
+            assert_eq!(
+                (text("token"), text("ca.crt"), text("namespace")),
+                ("n/sa null".into(), "ca".into(), "n".into())
+            );
+            let token = files.get("token").unwrap();
+            assert_eq!((token.mode, token.owner), (mode, owner));
+            assert_eq!(files.get("ca.crt").map(|file| (file.mode, file.owner)), Some((0o644, None)));
+        }
+    }
+
+    #[test]
+    fn every_problem_is_named() {
+        let (map, secret) = (json!({"configMap": {"name": "gone"}}), json!({"secret": {"name": "gone"}}));
+        for (sources, expected) in [
+            (json!([map, secret]), "[configmap \"gone\" not found, secret \"gone\" not found]"),
+            (json!([map, map]), "configmap \"gone\" not found"),
+            (
+                json!([{"secret": {"name": "s", "items": [{"key": "x", "path": "y"}]}}]),
+                "references non-existent secret key: x",
+            ),
+            (
+                json!([{"serviceAccountToken": {"path": "t"}}]),
+                "failed to fetch token: serviceaccounts \"nobody\" not found",
+            ),
+            (
+                json!([{"clusterTrustBundle": {"path": "ca"}}]),
+                "ClusterTrustBundle projections are not supported by this version of coracle",
+            ),
+        ] {
+            let pod = pod(json!({"serviceAccountName": "nobody"}));
+            let found = collect_for(&pod, json!({"sources": sources}), Some(&api()));
+            assert_eq!(found.unwrap_err(), expected);
+        }
+        let optional = json!({"sources": [{"secret": {"name": "gone", "optional": true}}, {}]});
+        assert_eq!(collect_for(&pod(json!({})), optional, Some(&api())), Ok(Payload::default()));
+    }
+
+    #[test]
+    fn one_user_for_all_containers() {
+        let user = |id: i64| json!({"runAsUser": id});
+        for (spec, expected) in [
+            (json!({"containers": [{"name": "c"}]}), None),
+            (json!({"securityContext": user(5), "containers": [{"name": "c"}]}), Some(5)),
+            (json!({"containers": [{"name": "c", "securityContext": user(5)}]}), Some(5)),
+            (json!({"containers": [{"name": "c", "securityContext": user(5)}, {"name": "d"}]}), None),
+            (
+                json!({"securityContext": user(5), "initContainers": [{"name": "i", "securityContext": user(6)}],
+                    "containers": [{"name": "c"}]}),
+                None,
+            ),
+            (json!({"securityContext": user(-1), "containers": [{"name": "c"}]}), None),
+            (json!({}), None),
+        ] {
+            assert_eq!(one_user(&pod(spec.clone())), expected, "{spec}");
         }
     }
 }

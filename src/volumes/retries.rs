@@ -15,6 +15,8 @@ struct Wait {
     delay: Duration,
     until: Instant,
     cause_is_final: bool,
+    /// The pod's count of changed objects at the time.
+    changes: u64,
 }
 
 /// All waits in force.
@@ -33,14 +35,21 @@ pub(super) enum Hope {
 }
 
 impl Retries {
-    /// Until when the volume must not be tried, if that is later than `now`.
-    pub(super) fn blocked(&self, uid: &PodUid, volume: &str, now: Instant) -> Option<Instant> {
+    /// Until when the volume must not be tried, if that is later than `now`. A changed object
+    /// ends the wait: it may be what was missing.
+    pub(super) fn blocked(&self, uid: &PodUid, volume: &str, changes: u64, now: Instant) -> Option<Instant> {
         let wait = self.waits.get(uid)?.get(volume)?;
-        (now < wait.until).then_some(wait.until)
+        (now < wait.until && wait.changes == changes).then_some(wait.until)
     }
 
     /// Counts a failure at `now` and says when to try again.
-    pub(super) fn failed(&mut self, uid: &PodUid, volume: &str, hope: Hope, now: Instant) -> Instant {
+    pub(super) fn failed(
+        &mut self,
+        uid: &PodUid,
+        volume: &str,
+        (hope, changes): (Hope, u64),
+        now: Instant,
+    ) -> Instant {
         let waits = self.waits.entry(uid.clone()).or_default();
         let delay = match (hope, waits.get(volume)) {
             (Hope::None, _) => MAX,
@@ -48,7 +57,7 @@ impl Retries {
             (Hope::Some, _) => INITIAL,
         };
         let until = now + delay;
-        waits.insert(volume.to_owned(), Wait { delay, until, cause_is_final: hope == Hope::None });
+        waits.insert(volume.to_owned(), Wait { delay, until, cause_is_final: hope == Hope::None, changes });
         until
     }
 
@@ -80,20 +89,21 @@ mod tests {
         let mut now = start;
         let mut waits = Vec::new();
         for _ in 0..10 {
-            assert_eq!(retries.blocked(&uid, "v", now), None);
-            let until = retries.failed(&uid, "v", Hope::Some, now);
-            assert_eq!(retries.blocked(&uid, "v", now), Some(until));
-            assert_eq!(retries.blocked(&uid, "other", now), None);
+            assert_eq!(retries.blocked(&uid, "v", 0, now), None);
+            let until = retries.failed(&uid, "v", (Hope::Some, 0), now);
+            assert_eq!(retries.blocked(&uid, "v", 0, now), Some(until));
+            assert_eq!(retries.blocked(&uid, "v", 1, now), None);
+            assert_eq!(retries.blocked(&uid, "other", 0, now), None);
             waits.push((until - now).as_millis());
             now = until;
         }
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 122_000, 122_000]);
         retries.succeeded(&uid, "v");
-        assert_eq!(retries.failed(&uid, "v", Hope::Some, now) - now, INITIAL);
-        assert_eq!(retries.failed(&uid, "v", Hope::None, now) - now, MAX);
-        assert_eq!(retries.failed(&uid, "v", Hope::Some, now) - now, INITIAL);
+        assert_eq!(retries.failed(&uid, "v", (Hope::Some, 0), now) - now, INITIAL);
+        assert_eq!(retries.failed(&uid, "v", (Hope::None, 0), now) - now, MAX);
+        assert_eq!(retries.failed(&uid, "v", (Hope::Some, 0), now) - now, INITIAL);
         retries.forget(&uid);
-        assert_eq!(retries.blocked(&uid, "v", now), None);
+        assert_eq!(retries.blocked(&uid, "v", 0, now), None);
         assert!(retries.waits.is_empty());
     }
 }

@@ -9,10 +9,13 @@ use std::time::Instant;
 use super::error::chain;
 use super::retries::Hope;
 use super::{
-    VolumeError, Volumes, downward_api, empty_dir, files, host_path, operations, paths, projected, tree,
+    VolumeError, Volumes, config_map, downward_api, empty_dir, files, host_path, operations, paths,
+    projected, secret, tree,
 };
+use crate::kube::objects::Objects;
 use crate::model::api::{
-    DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource, ProjectedVolumeSource, Volume,
+    ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
+    ProjectedVolumeSource, SecretVolumeSource, Volume,
 };
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
@@ -28,8 +31,8 @@ enum Plugin<'a> {
     Projected(&'a ProjectedVolumeSource),
     /// The runtime mounts it.
     Image,
-    /// Its content is with an API server.
-    OfTheApi,
+    ConfigMap(&'a ConfigMapVolumeSource),
+    Secret(&'a SecretVolumeSource),
     Other,
 }
 
@@ -45,8 +48,10 @@ impl Plugin<'_> {
             Plugin::Projected(source)
         } else if volume.image.is_some() {
             Plugin::Image
-        } else if volume.secret.is_some() || volume.config_map.is_some() {
-            Plugin::OfTheApi
+        } else if let Some(source) = &volume.config_map {
+            Plugin::ConfigMap(source)
+        } else if let Some(source) = &volume.secret {
+            Plugin::Secret(source)
         } else if kind(volume).is_none() {
             // A volume without a source is an emptyDir by the API's defaults.
             Plugin::EmptyDir(None)
@@ -55,9 +60,12 @@ impl Plugin<'_> {
         }
     }
 
-    /// Whether its content follows the pod: it is brought up to date at each sync.
-    fn follows_the_pod(self) -> bool {
-        matches!(self, Plugin::DownwardApi(_) | Plugin::Projected(_))
+    /// Whether its content follows the pod or objects: it is brought up to date at each sync.
+    fn is_kept_up_to_date(self) -> bool {
+        matches!(
+            self,
+            Plugin::DownwardApi(_) | Plugin::Projected(_) | Plugin::ConfigMap(_) | Plugin::Secret(_)
+        )
     }
 }
 
@@ -88,7 +96,7 @@ impl Volumes {
             }
             let before = self.actual().get(pod.uid(), &volume.name);
             if let Some(mounted) = &before
-                && !Plugin::of(volume).follows_the_pod()
+                && !Plugin::of(volume).is_kept_up_to_date()
             {
                 ready.push(mounted.clone());
                 continue;
@@ -104,12 +112,12 @@ impl Volumes {
         missing.into_result().map(|()| ready)
     }
 
-    /// Brings files that tell of the pod (labels, annotations, resources) up to date. To be
-    /// called at each sync of a pod that is set up; writes only what has changed. A failure
+    /// Brings files that tell of the pod (labels, annotations, resources), of objects of the
+    /// API, and tokens up to date. To be called at each sync of a pod that is set up; writes only what has changed. A failure
     /// is told in an event and does no harm: the files of before stay.
     pub fn remount(&self, pod: &Pod, stop: &StopToken) {
         let volumes = || pod.spec().volumes.iter().flatten();
-        let due = |volume: &&Volume| Plugin::of(volume).follows_the_pod();
+        let due = |volume: &&Volume| Plugin::of(volume).is_kept_up_to_date();
         if !volumes().any(|volume| due(&volume)) {
             return;
         }
@@ -131,7 +139,8 @@ impl Volumes {
         pod_dir: (&Path, BorrowedFd<'_>),
         stop: &StopToken,
     ) -> Result<MountedVolume, NotYet> {
-        let blocked = self.retries().blocked(pod.uid(), &volume.name, Instant::now());
+        let changes = self.api.as_ref().map_or(0, |api| api.objects.changes(pod.uid()));
+        let blocked = self.retries().blocked(pod.uid(), &volume.name, changes, Instant::now());
         if let Some(until) = blocked {
             return Err(NotYet::Waits { until, cause: "waiting to try again".to_owned() });
         }
@@ -150,7 +159,7 @@ impl Volumes {
                 let cause =
                     format!("MountVolume.SetUp failed for volume {:?} : {}", volume.name, chain(&error));
                 self.events.warning(pod, reasons::FAILED_MOUNT, cause.as_str());
-                let until = self.retries().failed(pod.uid(), &volume.name, hope, Instant::now());
+                let until = self.retries().failed(pod.uid(), &volume.name, (hope, changes), Instant::now());
                 Err(NotYet::Waits { until, cause })
             }
         }
@@ -182,7 +191,14 @@ impl Volumes {
                 )
             }
             Plugin::Projected(source) => {
-                files(paths::PROJECTED, projected::payload(pod, name, source, allocatable)?)
+                let known = (self.api.as_ref(), allocatable);
+                files(paths::PROJECTED, projected::payload(pod, name, source, known, stop)?)
+            }
+            Plugin::ConfigMap(source) => {
+                files(paths::CONFIG_MAP, config_map::payload(self.objects()?, pod, source, stop)?)
+            }
+            Plugin::Secret(source) => {
+                files(paths::SECRET, secret::payload(self.objects()?, pod, source, stop)?)
             }
             Plugin::Image => Ok(MountedVolume {
                 volume: name.to_owned(),
@@ -190,11 +206,14 @@ impl Volumes {
                 read_only: true,
                 selinux_relabel: false,
             }),
-            Plugin::OfTheApi => Err(VolumeError::Content {
-                problem: "not supported due to running kubelet in standalone mode".to_owned(),
-            }),
             Plugin::Other => Err(VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() }),
         }
+    }
+
+    fn objects(&self) -> Result<&Objects, VolumeError> {
+        self.api.as_ref().map(|api| &api.objects).ok_or_else(|| VolumeError::Content {
+            problem: "not supported due to running kubelet in standalone mode".to_owned(),
+        })
     }
 
     /// The path may lie on a network mount whose server is gone.
@@ -303,7 +322,7 @@ mod tests {
     fn volumes(root: &Path) -> (Volumes, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
         let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
-        (Volumes::new(settings, Deps { events }), queue)
+        (Volumes::new(settings, Deps { events, api: None }), queue)
     }
 
     fn pod(volumes: serde_json::Value, mounts: &[&str]) -> Pod {

@@ -177,7 +177,7 @@ mod tests {
     fn volumes(root: &Path) -> Volumes {
         let (events, _) = EventSink::new();
         let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
-        Volumes::new(settings, Deps { events })
+        Volumes::new(settings, Deps { events, api: None })
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Node {
         change(&mut settings);
         let (client, images) = fake.connect();
         let (sink, events) = EventSink::new();
-        let deps = Deps { cri: client.clone(), images, events: sink };
+        let deps = Deps { cri: client.clone(), images, events: sink, api: None };
         Node { fake, dir, runtime: Runtime::new(settings, deps), client, events }
     }
 

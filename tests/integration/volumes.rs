@@ -45,7 +45,7 @@ impl Place {
         let (events, queue) = EventSink::new();
         let allocatable =
             NodeAllocatable { memory: Amount::from_units(64 << 20), ..NodeAllocatable::default() };
-        (Volumes::new(Settings { root_dir: self.root(), allocatable }, Deps { events }), queue)
+        (Volumes::new(Settings { root_dir: self.root(), allocatable }, Deps { events, api: None }), queue)
     }
 
     /// The mounts below a path of this place.

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
 use super::name::split_domain;
+use super::records::PullSecret;
 
 /// The files are read again after this time.
 const FRESH: Duration = Duration::from_secs(300);
@@ -20,6 +21,8 @@ const DEFAULT_REGISTRY: &str = "index.docker.io";
 pub(super) struct Credential {
     pub(super) username: String,
     pub(super) password: String,
+    /// The Secret it is from; `None`: it is the node's own.
+    pub(super) secret: Option<Arc<PullSecret>>,
 }
 
 impl fmt::Debug for Credential {
@@ -38,9 +41,9 @@ pub(super) struct Entry {
 }
 
 #[derive(Deserialize)]
-struct DockerConfig {
+pub(super) struct DockerConfig {
     #[serde(default)]
-    auths: BTreeMap<String, Entry>,
+    pub(super) auths: BTreeMap<String, Entry>,
 }
 
 /// Credentials by key: host, port and path.
@@ -115,10 +118,11 @@ pub(super) fn index(entries: BTreeMap<String, Entry>) -> Index {
     for (key, entry) in entries {
         let decoded = decode(entry.auth.trim()).and_then(|text| {
             let (username, password) = text.split_once(':')?;
-            Some(Credential { username: username.to_owned(), password: password.to_owned() })
+            Some((username.to_owned(), password.to_owned()))
         });
-        let credential = decoded.unwrap_or(Credential { username: entry.username, password: entry.password });
-        if !credential.username.is_empty() {
+        let (username, password) = decoded.unwrap_or((entry.username, entry.password));
+        if !username.is_empty() {
+            let credential = Credential { username, password, secret: None };
             index.entry(normal_key(&key)).or_default().push(credential);
         }
     }
@@ -262,7 +266,7 @@ mod tests {
         )
         .unwrap();
         let found = keyring(r#"{"auths": {"r.example": {"auth": "dTpw", "username": "x"}}}"#);
-        assert_eq!(found, [Credential { username: "u".into(), password: "p".into() }]);
+        assert_eq!(found, [Credential { username: "u".into(), password: "p".into(), secret: None }]);
         assert_eq!(keyring("{broken").first().map(|c| c.username.as_str()), Some("old"));
         assert_eq!(format!("{found:?}"), "[Credential(u, ***)]");
     }

@@ -6,10 +6,11 @@ pub mod gc;
 pub mod name;
 mod permits;
 mod providers;
+pub(super) mod pull_secrets;
 mod records;
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -32,7 +33,8 @@ use credentials::{Credential, Keyring};
 use name::with_default_tag;
 use permits::{Permits, RateLimit};
 use providers::Providers;
-use records::Records;
+use pull_secrets::PullSecrets;
+use records::{PullSecret, Records};
 
 pub use records::Verification;
 
@@ -67,6 +69,8 @@ pub(super) struct Wanted<'a> {
     pub(super) policy: Option<&'a str>,
     pub(super) regarding: &'a Regarding,
     pub(super) sandbox_config: &'a PodSandboxConfig,
+    /// The pod's own credentials.
+    pub(super) secrets: &'a PullSecrets,
     pub(super) stop: &'a StopToken,
 }
 
@@ -150,7 +154,7 @@ impl Images {
                 self.warn(wanted, reasons::INSPECT_FAILED, &message);
                 Err(failure(reasons::IMAGE_INSPECT_ERROR, message))
             }
-            Ok(Some(found)) if !self.records.must_pull(&image, &ImageRef::from(found.id.as_str())) => {
+            Ok(Some(found)) if !self.must_pull(wanted, &image, &found) => {
                 let accessible = if self.records.is_on() { " and can be accessed by the pod" } else { "" };
                 let message = format!("Container image {requested:?} already present on machine{accessible}");
                 self.tell(wanted, reasons::PULLED, &message);
@@ -165,6 +169,11 @@ impl Images {
             // Not there, or the pod has to show that the registry lets it have the image.
             Ok(_) => self.pull(wanted, requested, &image),
         }
+    }
+
+    fn must_pull(&self, wanted: Wanted<'_>, image: &str, found: &Image) -> bool {
+        let reference = ImageRef::from(found.id.as_str());
+        self.records.must_pull(image, &reference, &wanted.secrets.proofs(image))
     }
 
     /// Takes in which images there are.
@@ -198,13 +207,13 @@ impl Images {
         let result = match self.permits.take(wanted.stop) {
             Some(_permit) => {
                 let started = Instant::now();
-                self.pull_now(wanted, image).map(|reference| (reference, started.elapsed()))
+                self.pull_now(wanted, image).map(|(reference, proof)| (reference, proof, started.elapsed()))
             }
             None => Err(PullError::Stopped),
         };
         match result {
-            Ok((reference, pulling)) => {
-                self.records.pulled(image, &reference);
+            Ok((reference, proof, pulling)) => {
+                self.records.pulled(image, &reference, proof.as_deref());
                 let found = self.client.with_stop(wanted.stop.clone()).image_status(spec(reference.as_str()));
                 let size = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.size);
                 metrics::IMAGE_PULL.took([metrics::image_size(size)], pulling);
@@ -246,8 +255,14 @@ impl Images {
         }
     }
 
-    fn pull_now(&self, wanted: Wanted<'_>, image: &str) -> Result<ImageRef, PullError> {
-        let mut candidates = self.keyring.for_image(image, Instant::now());
+    /// Also gives the pod's credential that the pull succeeded with, if it was one of those.
+    fn pull_now(
+        &self,
+        wanted: Wanted<'_>,
+        image: &str,
+    ) -> Result<(ImageRef, Option<Arc<PullSecret>>), PullError> {
+        let mut candidates = wanted.secrets.for_image(image);
+        candidates.extend(self.keyring.for_image(image, Instant::now()));
         candidates.extend(self.providers.for_image(image, wanted.stop));
         if wanted.stop.is_stopped() {
             return Err(PullError::Stopped);
@@ -255,15 +270,17 @@ impl Images {
         let tries = if candidates.is_empty() {
             vec![None]
         } else {
-            candidates.into_iter().map(|credential| Some(auth(credential))).collect()
+            candidates.into_iter().map(Some).collect()
         };
         let mut errors: Vec<String> = Vec::new();
-        for auth in tries {
+        for credential in tries {
             if self.rate.as_ref().is_some_and(|rate| !rate.allow(Instant::now())) {
                 return Err(PullError::Rate);
             }
+            let proof = credential.as_ref().and_then(|credential| credential.secret.clone());
+            let auth = credential.map(auth);
             match self.client.pull_image(spec(image), auth, Some(wanted.sandbox_config), wanted.stop) {
-                Ok(reference) => return Ok(reference),
+                Ok(reference) => return Ok((reference, proof)),
                 Err(error) if error.class() == cri::Class::Stopping => return Err(PullError::Stopped),
                 Err(error) => {
                     let text = error_text(&error);

@@ -90,14 +90,60 @@ struct Record {
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Access {
-    /// Kept as they are: no pod of ours can show one yet.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kubernetes_secrets: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "list")]
+    kubernetes_secrets: Vec<PullSecret>,
+    /// Kept as they are: no pod of ours can show one.
     #[serde(skip_serializing_if = "Option::is_none")]
     kubernetes_service_accounts: Option<serde_json::Value>,
     /// Pulled without credentials, or with the node's own.
     #[serde(skip_serializing_if = "is_false")]
     node_pods_accessible: bool,
+}
+
+/// A pod's credential that has proven right.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct PullSecret {
+    pub(super) uid: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// Of user and password.
+    pub(super) credential_hash: String,
+}
+
+impl PullSecret {
+    fn is_same_object(&self, other: &PullSecret) -> bool {
+        (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
+    }
+
+    fn is_same_credential(&self, other: &PullSecret) -> bool {
+        !self.credential_hash.is_empty() && self.credential_hash == other.credential_hash
+    }
+}
+
+/// How many are kept for an image.
+const MAX_SECRETS: usize = 100;
+
+/// A list that may be null.
+fn list<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<PullSecret>, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+impl Access {
+    /// What a pull has proven, on top of this.
+    fn with(&self, proof: Option<&PullSecret>) -> Access {
+        let Some(proof) = proof else {
+            return Access { node_pods_accessible: true, ..Access::default() };
+        };
+        let mut access = self.clone();
+        if access.node_pods_accessible {
+            return access;
+        }
+        access.kubernetes_secrets.retain(|known| !known.is_same_object(proof));
+        access.kubernetes_secrets.push(proof.clone());
+        access.kubernetes_secrets.sort();
+        access
+    }
 }
 
 fn is_false(flag: &bool) -> bool {
@@ -139,8 +185,8 @@ impl Records {
     }
 
     /// Whether an image that is on the node has to be pulled nevertheless, to prove that the
-    /// pod may have it. Pods have no secrets of their own as long as there is no API server.
-    pub(super) fn must_pull(&self, image: &str, reference: &ImageRef) -> bool {
+    /// pod may have it. `proofs`: the credentials of the pod's own that fit the image.
+    pub(super) fn must_pull(&self, image: &str, reference: &ImageRef, proofs: &[PullSecret]) -> bool {
         if matches!(self.verification, Verification::Off | Verification::Never) {
             return false;
         }
@@ -157,8 +203,29 @@ impl Records {
         if !self.verification.wants_proof(image, pulled_here) {
             return false;
         }
-        let access = record.as_ref().and_then(|record| record.credential_mapping.get(repository(image)));
-        !access.is_some_and(|access| access.node_pods_accessible)
+        let Some(access) = record.as_ref().and_then(|it| it.credential_mapping.get(repository(image))) else {
+            return true;
+        };
+        if access.node_pods_accessible {
+            return false;
+        }
+        for proof in proofs {
+            for known in &access.kubernetes_secrets {
+                let (object, credential) = (known.is_same_object(proof), known.is_same_credential(proof));
+                if !object && !credential {
+                    continue;
+                }
+                // Either alone may change later: both count from now on.
+                if (!object || !credential) && access.kubernetes_secrets.len() < MAX_SECRETS {
+                    let access = access.with(Some(proof));
+                    if let Err(error) = self.note(image, reference.as_str(), Some(access)) {
+                        log::warn!("cannot note who may use image {image}: {error}");
+                    }
+                }
+                return false;
+            }
+        }
+        true
     }
 
     /// A pull begins. Without this note nobody would know after a crash whose image it is.
@@ -186,14 +253,16 @@ impl Records {
         Ok(())
     }
 
-    /// A pull without credentials, or with the node's own, has ended well: from now on every
-    /// pod may use the image.
-    pub(super) fn pulled(&self, image: &str, reference: &ImageRef) {
+    /// A pull has ended well. Without credentials, or with the node's own: from now on every
+    /// pod may use the image. With a pod's: those that can show the same.
+    pub(super) fn pulled(&self, image: &str, reference: &ImageRef, proof: Option<&PullSecret>) {
         if !self.is_on() {
             return;
         }
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        let access = Access { node_pods_accessible: true, ..Access::default() };
+        let known = self.record(reference.as_str()).ok().flatten();
+        let known = known.and_then(|mut record| record.credential_mapping.remove(repository(image)));
+        let access = known.unwrap_or_default().with(proof);
         match self.note(image, reference.as_str(), Some(access)) {
             Ok(()) => self.end(&mut under_way, image),
             // The intent stays, and with it the knowledge that the image is not a preloaded one.
@@ -383,18 +452,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let records = records(&dir, Verification::NotPreloaded);
         // Preloaded.
-        assert!(!records.must_pull(IMAGE, &reference()));
+        assert!(!records.must_pull(IMAGE, &reference(), &[]));
         records.intend(IMAGE).unwrap();
         let intent = dir.path().join("image_manager/pulling");
         assert_eq!(std::fs::read_dir(&intent).unwrap().count(), 1);
         // Another pod sees it appear while the pull is under way.
-        assert!(records.must_pull(IMAGE, &reference()));
-        records.pulled(IMAGE, &reference());
+        assert!(records.must_pull(IMAGE, &reference(), &[]));
+        records.pulled(IMAGE, &reference(), None);
         assert_eq!(std::fs::read_dir(&intent).unwrap().count(), 0);
-        assert!(!records.must_pull(IMAGE, &reference()));
-        assert!(!records.must_pull("r.example/team/app@sha256:11", &reference()));
+        assert!(!records.must_pull(IMAGE, &reference(), &[]));
+        assert!(!records.must_pull("r.example/team/app@sha256:11", &reference(), &[]));
         // The same image under another name is another matter.
-        assert!(records.must_pull("other.example/app:1", &reference()));
+        assert!(records.must_pull("other.example/app:1", &reference(), &[]));
         let text =
             std::fs::read_to_string(file(&dir.path().join("image_manager/pulled"), "sha256:00")).unwrap();
         assert!(text.starts_with(
@@ -415,15 +484,47 @@ mod tests {
             {"kubernetesSecrets":[{"uid":"u","namespace":"n","name":"s","credentialHash":"h"}]}}}"#;
         std::fs::write(file(&pulled, "sha256:00"), record).unwrap();
         let records = records(&dir, Verification::NotPreloaded);
-        assert!(records.must_pull(IMAGE, &reference()));
+        assert!(records.must_pull(IMAGE, &reference(), &[]));
         records.intend(IMAGE).unwrap();
         records.failed(IMAGE);
-        assert!(records.must_pull(IMAGE, &reference()));
+        assert!(records.must_pull(IMAGE, &reference(), &[]));
         std::fs::write(file(&pulled, "sha256:00"), "{").unwrap();
-        assert!(records.must_pull(IMAGE, &reference()));
+        assert!(records.must_pull(IMAGE, &reference(), &[]));
         // Proven by a pull of the node's own.
-        records.pulled(IMAGE, &reference());
-        assert!(!records.must_pull(IMAGE, &reference()));
+        records.pulled(IMAGE, &reference(), None);
+        assert!(!records.must_pull(IMAGE, &reference(), &[]));
+    }
+
+    #[test]
+    fn who_can_show_a_credential_may_use_the_image() {
+        let secret = |uid: &str, hash: &str| PullSecret {
+            uid: uid.into(),
+            namespace: "n".into(),
+            name: uid.into(),
+            credential_hash: hash.into(),
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let records = records(&dir, Verification::NotPreloaded);
+        records.intend(IMAGE).unwrap();
+        records.pulled(IMAGE, &reference(), Some(&secret("a", "h1")));
+        let must = |proofs: &[PullSecret]| records.must_pull(IMAGE, &reference(), proofs);
+        assert!(must(&[]));
+        assert!(must(&[secret("b", "h2"), secret("c", "")]));
+        assert!(!must(&[secret("b", "h2"), secret("a", "h1")]));
+        // The same credential in another secret, which counts then with another credential.
+        assert!(!must(&[secret("b", "h1")]));
+        assert!(!must(&[secret("b", "h2")]));
+        assert!(!must(&[secret("d", "h2")]));
+        let text = std::fs::read_to_string(file(&records.pulled, "sha256:00")).unwrap();
+        assert!(
+            text.contains(r#"{"r.example/team/app":{"kubernetesSecrets":[{"uid":"a","namespace":"n","name":"a","credentialHash":"h1"},"#),
+            "{text}"
+        );
+        // Pulled without any: the secrets do not matter any more.
+        records.pulled(IMAGE, &reference(), None);
+        assert!(!must(&[]));
+        records.pulled(IMAGE, &reference(), Some(&secret("a", "h1")));
+        assert!(!must(&[]));
     }
 
     #[test]
@@ -433,13 +534,13 @@ mod tests {
             records(&dir, Verification::NotPreloaded).intend(image).unwrap();
         }
         let records = records(&dir, Verification::NotPreloaded);
-        assert!(records.must_pull(IMAGE, &reference()));
+        assert!(records.must_pull(IMAGE, &reference(), &[]));
         let images = [seen("sha256:00", IMAGE), seen("sha256:01", "docker.io/library/busybox:1")];
         records.settle(&images, Timestamp::now());
         assert_eq!(std::fs::read_dir(&records.pulling).unwrap().count(), 0);
         assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);
-        assert!(records.must_pull(IMAGE, &reference()));
-        assert!(records.must_pull("busybox:1", &ImageRef::from("sha256:01")));
+        assert!(records.must_pull(IMAGE, &reference(), &[]));
+        assert!(records.must_pull("busybox:1", &ImageRef::from("sha256:01"), &[]));
         // Only what was noted before the list was made is judged by it.
         records.settle(&images[..1], Timestamp::UNIX_EPOCH);
         assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);

@@ -8,7 +8,7 @@ use super::*;
 fn payload(files: &[(&str, &str)]) -> Payload {
     let mut payload = Payload::default();
     for (path, data) in files {
-        payload.insert(path, File { data: data.as_bytes().to_vec(), mode: 0o440 }).unwrap();
+        payload.insert(path, File::new(data.as_bytes().to_vec(), 0o440)).unwrap();
     }
     payload
 }
@@ -58,7 +58,7 @@ fn paths_stay_in_the_volume() {
     assert_eq!(check(&"a/".repeat(3000)), Err(PathError::TooLong));
     assert_eq!(check(&"a".repeat(256)), Err(PathError::LongName));
     let mut files = payload(&[("a/b", "1")]);
-    let file = File { data: Vec::new(), mode: 0 };
+    let file = File::new(Vec::new(), 0);
     for path in ["a", "a/b/c"] {
         assert!(matches!(files.insert(path, file.clone()), Err(PathError::Conflict { .. })), "{path}");
     }
@@ -82,7 +82,7 @@ fn writes_once_and_exchanges_everything_at_once() {
 
     // The same content again, with another mode: nothing is touched.
     let mut same = one.clone();
-    same.insert("labels", File { data: b"x=\"1\"".to_vec(), mode: 0o400 }).unwrap();
+    same.insert("labels", File::new(b"x=\"1\"".to_vec(), 0o400)).unwrap();
     assert_eq!(write_to(at, &same).unwrap(), Outcome::Unchanged);
     assert_eq!(versions(at), before);
     assert_eq!(std::fs::metadata(at.join("labels")).unwrap().mode() & 0o7777, 0o440);
@@ -167,7 +167,7 @@ proptest! {
             let mut wanted = Payload::default();
             for (path, data) in &round {
                 // Conflicts are refused and change nothing.
-                let _ = wanted.insert(path, File { data: data.clone().into_bytes(), mode: 0o644 });
+                let _ = wanted.insert(path, File::new(data.clone().into_bytes(), 0o644));
             }
             write_to(dir.path(), &wanted).unwrap();
             for (path, file) in &wanted.files {
@@ -187,4 +187,19 @@ proptest! {
             prop_assert!(!clean.starts_with('/') && !clean.starts_with(".."));
         }
     }
+}
+
+#[test]
+fn a_file_may_belong_to_somebody() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = std::fs::metadata(dir.path()).unwrap().uid();
+    // Only root may give files away.
+    let uid = if own == 0 { 1000 } else { own };
+    let mut files = Payload::default();
+    files.insert("token", File { owner: Some(uid), ..File::new(b"x".to_vec(), 0o600) }).unwrap();
+    files.insert("ca", File::new(b"y".to_vec(), 0o644)).unwrap();
+    write_to(dir.path(), &files).unwrap();
+    let of = |path: &str| std::fs::metadata(dir.path().join(path)).map(|it| (it.uid(), it.mode() & 0o7777)).unwrap();
+    assert_eq!((of("token"), of("ca")), ((uid, 0o600), (own, 0o644)));
+    assert_eq!(format!("{:?}", files.get("token").unwrap()), format!("File(1 bytes, mode 600, owner Some({uid}))"));
 }

@@ -1,0 +1,610 @@
+//! The ConfigMaps and Secrets that pods of this node name, each read once for all pods
+//! (Go: pkg/kubelet/util/manager, pkg/kubelet/configmap, pkg/kubelet/secret).
+//!
+//! An object is kept from the registration of the first pod that names it to the end of the
+//! last. By default a watch follows each; a pod whose object changed is looked at again at
+//! once. What was read stays usable while the API server is away.
+//!
+//! DIFFERS: beyond [`MAX_WATCHES`] objects are not watched but read again when they are used
+//! and older than [`POLL`]: each watch costs a thread and a connection.
+
+mod object;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, Running};
+
+pub use object::{Key, Kind, Object, references};
+
+/// Objects that are watched at once.
+pub const MAX_WATCHES: usize = 64;
+/// The age at which an object that is not watched is read again.
+const POLL: Duration = Duration::from_secs(60);
+/// How long a pod waits for the first word about an object: longer than upstream's second,
+/// which a busy node may need for its connections alone.
+pub const FIRST_READ: Duration = Duration::from_secs(3);
+
+/// `configMapAndSecretChangeDetectionStrategy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Strategy {
+    /// A watch per object.
+    #[default]
+    Watch,
+    /// Read again when older than the node's time to live.
+    Cache,
+    /// Read at each use.
+    Get,
+}
+
+impl Strategy {
+    /// From the word in the configuration, which has been validated.
+    #[must_use]
+    pub fn from_config(word: &str) -> Strategy {
+        match word {
+            "Get" => Strategy::Get,
+            "Cache" => Strategy::Cache,
+            _ => Strategy::Watch,
+        }
+    }
+}
+
+/// Why there is no object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ObjectError {
+    /// The API server says so.
+    #[error("{} {name:?} not found", kind.word())]
+    NotFound {
+        /// What was asked for.
+        kind: Kind,
+        /// Its name.
+        name: String,
+    },
+    /// The API server refuses. Right after a pod was bound it may not know yet that this
+    /// node has to do with the object: worth another try.
+    #[error("{text}")]
+    Forbidden {
+        /// The API server's words.
+        text: String,
+    },
+    /// It could not be asked.
+    #[error("{text}")]
+    Unavailable {
+        /// Why.
+        text: String,
+    },
+    /// There was no answer yet.
+    #[error("failed to sync {} cache: timed out waiting for the condition", kind.word())]
+    NotYet {
+        /// What was asked for.
+        kind: Kind,
+    },
+    /// No registered pod names it.
+    #[error("object {namespace:?}/{name:?} not registered")]
+    NotRegistered {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The pod is to end, or the agent.
+    #[error("stopping")]
+    Stopping,
+}
+
+impl ObjectError {
+    /// Whether the object does not exist, which optional references allow.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, ObjectError::NotFound { .. })
+    }
+}
+
+/// What a watch tells: the object as it is now, or that there is none.
+pub type Sink = Box<dyn FnMut(Option<Object>) + Send>;
+
+/// What is asked of the API server; a trait so that tests need no server.
+pub trait ObjectApi: Send + Sync {
+    /// Reads the object once.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotFound`], `Forbidden` or `Unavailable`.
+    fn read(&self, key: &Key) -> Result<Object, ObjectError>;
+
+    /// Follows the object on a thread until that is stopped.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    fn watch(&self, key: &Key, sink: Sink) -> io::Result<Running>;
+}
+
+/// Told which pods to look at again.
+pub type Changed = Box<dyn Fn(&PodUid) + Send + Sync>;
+
+/// The node's wish for [`Strategy::Cache`], from its annotation; `None`: a minute.
+pub type TimeToLive = Box<dyn Fn() -> Option<Duration> + Send + Sync>;
+
+/// The cache. Clones share it.
+#[derive(Clone)]
+pub struct Objects {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Objects({:?})", self.shared.strategy)
+    }
+}
+
+struct Shared {
+    strategy: Strategy,
+    api: Arc<dyn ObjectApi>,
+    changed: Changed,
+    time_to_live: TimeToLive,
+    /// Held for look-ups only, never across a call.
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: HashMap<Key, Entry>,
+    pods: HashMap<PodUid, Named>,
+    /// Of entries with a watch, or about to have one.
+    watches: usize,
+    last_id: u64,
+    closed: bool,
+}
+
+/// What a pod names.
+#[derive(Default)]
+struct Named {
+    keys: BTreeSet<Key>,
+    /// How often one of them changed.
+    changes: u64,
+}
+
+struct Entry {
+    /// A watch of an earlier entry with this key has nothing to say here.
+    id: u64,
+    pods: usize,
+    known: Known,
+    /// When it was read, without a watch; `None`: its age does not count.
+    read: Option<Instant>,
+    watch: Watch,
+    /// Dropped to wake those who wait for the first word.
+    waiters: Vec<Sender<()>>,
+    /// Whether somebody has waited in vain.
+    missed: bool,
+}
+
+enum Known {
+    Nothing,
+    Absent,
+    Present(Arc<Object>),
+}
+
+enum Watch {
+    No,
+    /// A thread is being started by whoever registered the pod.
+    Starting,
+    On(Running),
+    /// The object is immutable: there is nothing more to learn.
+    Over,
+}
+
+impl Watch {
+    fn counts(&self) -> bool {
+        matches!(self, Watch::Starting | Watch::On(_))
+    }
+}
+
+impl Entry {
+    fn new(id: u64) -> Entry {
+        Entry {
+            id,
+            pods: 0,
+            known: Known::Nothing,
+            read: None,
+            watch: Watch::No,
+            waiters: Vec::new(),
+            missed: false,
+        }
+    }
+
+    fn answer(&self, key: &Key) -> Option<Result<Arc<Object>, ObjectError>> {
+        match &self.known {
+            Known::Nothing => None,
+            Known::Absent => Some(Err(not_found(key))),
+            Known::Present(object) => Some(Ok(Arc::clone(object))),
+        }
+    }
+}
+
+/// That there is no such object.
+#[must_use]
+pub fn not_found(key: &Key) -> ObjectError {
+    ObjectError::NotFound { kind: key.kind, name: key.name.clone() }
+}
+
+/// What to do for a reader.
+enum Step {
+    Answer(Result<Arc<Object>, ObjectError>),
+    Wait(Receiver<()>),
+    Read(u64),
+}
+
+impl Objects {
+    /// An empty cache; nothing is read and no thread started before a pod is registered.
+    #[must_use]
+    pub fn new(
+        strategy: Strategy,
+        api: Arc<dyn ObjectApi>,
+        time_to_live: TimeToLive,
+        changed: Changed,
+    ) -> Objects {
+        let shared = Shared { strategy, api, changed, time_to_live, table: Mutex::default() };
+        Objects { shared: Arc::new(shared) }
+    }
+
+    /// Keeps the objects that the pod names, and gives up those that an earlier version of
+    /// it named. Doing it again is cheap.
+    pub fn register(&self, pod: &Pod) {
+        let wanted = references(pod);
+        let mut unused = Vec::new();
+        let mut starts = Vec::new();
+        {
+            let mut table = self.shared.table();
+            if table.closed {
+                return;
+            }
+            let known = table.pods.contains_key(pod.uid());
+            let before = table.pods.get(pod.uid()).map(|named| named.keys.clone()).unwrap_or_default();
+            for key in wanted.difference(&before) {
+                let entry = table.entry(key);
+                entry.pods += 1;
+            }
+            for key in before.difference(&wanted) {
+                unused.extend(table.give_up(key));
+            }
+            if !known {
+                // The pod may be newer than what was read for others.
+                for key in &wanted {
+                    table.entry(key).read = None;
+                }
+            }
+            if !wanted.is_empty() || known {
+                table.pods.entry(pod.uid().clone()).or_default().keys.clone_from(&wanted);
+            }
+            if self.shared.strategy == Strategy::Watch {
+                for key in wanted {
+                    if let Some(id) = table.claim_watch(&key) {
+                        starts.push((key, id));
+                    }
+                }
+            }
+        }
+        drop(unused);
+        for (key, id) in starts {
+            self.start_watch(key, id);
+        }
+    }
+
+    /// The pod needs its objects no more; those that no other pod names are dropped.
+    pub fn unregister(&self, uid: &PodUid) {
+        let mut unused = Vec::new();
+        {
+            let mut table = self.shared.table();
+            let Some(named) = table.pods.remove(uid) else { return };
+            for key in &named.keys {
+                unused.extend(table.give_up(key));
+            }
+        }
+        // Joins, so not while the table is held.
+        drop(unused);
+    }
+
+    /// The object as it was last seen. Waits up to `wait` for the first word about it.
+    ///
+    /// # Errors
+    /// When there is none, or nothing is known of it.
+    pub fn get(&self, key: &Key, wait: Duration, stop: &StopToken) -> Result<Arc<Object>, ObjectError> {
+        let until = Instant::now() + wait;
+        loop {
+            match self.shared.step(key) {
+                Step::Answer(answer) => return answer,
+                Step::Read(id) => return self.shared.read(key, id),
+                Step::Wait(word) => {
+                    let _waiting = threads::waiting("first read of an object");
+                    select_biased! {
+                        recv(stop.signal()) -> _ => return Err(ObjectError::Stopping),
+                        recv(word) -> _ => {}
+                        default(until.saturating_duration_since(Instant::now())) => {
+                            self.shared.missed(key);
+                            return Err(ObjectError::NotYet { kind: key.kind });
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A ConfigMap, waited for as long as pods do.
+    ///
+    /// # Errors
+    /// See [`Objects::get`].
+    pub fn config_map(
+        &self,
+        namespace: &str,
+        name: &str,
+        stop: &StopToken,
+    ) -> Result<Arc<Object>, ObjectError> {
+        self.get(&Key::new(Kind::ConfigMap, namespace, name), FIRST_READ, stop)
+    }
+
+    /// A Secret, waited for as long as pods do.
+    ///
+    /// # Errors
+    /// See [`Objects::get`].
+    pub fn secret(&self, namespace: &str, name: &str, stop: &StopToken) -> Result<Arc<Object>, ObjectError> {
+        self.get(&Key::new(Kind::Secret, namespace, name), FIRST_READ, stop)
+    }
+
+    /// A number that grows whenever an object that the pod names changes: what failed
+    /// before may succeed now.
+    #[must_use]
+    pub fn changes(&self, uid: &PodUid) -> u64 {
+        self.shared.table().pods.get(uid).map_or(0, |named| named.changes)
+    }
+
+    /// Ends all watches; nothing is read any more.
+    pub fn shut_down(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut watches = Vec::new();
+        {
+            let mut table = self.shared.table();
+            table.closed = true;
+            for entry in table.entries.values_mut() {
+                if let Watch::On(mut running) = std::mem::replace(&mut entry.watch, Watch::No) {
+                    running.ask_to_stop();
+                    watches.push(running);
+                }
+                entry.waiters.clear();
+            }
+            table.watches = 0;
+        }
+        for running in watches {
+            running.stop(until.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    fn start_watch(&self, key: Key, id: u64) {
+        let shared = Arc::downgrade(&self.shared);
+        let of = key.clone();
+        let sink: Sink = Box::new(move |object| {
+            if let Some(shared) = shared.upgrade() {
+                shared.seen(&of, id, object);
+            }
+        });
+        let started = self.shared.api.watch(&key, sink);
+        // Joined, if it is not wanted any more, when the table is free again.
+        let _unwanted = {
+            let mut table = self.shared.table();
+            table.settle_watch(&key, id, started)
+        };
+    }
+}
+
+impl Table {
+    fn entry(&mut self, key: &Key) -> &mut Entry {
+        let last_id = &mut self.last_id;
+        self.entries.entry(key.clone()).or_insert_with(|| {
+            *last_id += 1;
+            Entry::new(*last_id)
+        })
+    }
+
+    /// One pod fewer names it. Gives the watch that nobody needs.
+    fn give_up(&mut self, key: &Key) -> Option<Running> {
+        let entry = self.entries.get_mut(key)?;
+        entry.pods = entry.pods.saturating_sub(1);
+        if entry.pods > 0 {
+            return None;
+        }
+        let entry = self.entries.remove(key)?;
+        if entry.watch.counts() {
+            self.watches = self.watches.saturating_sub(1);
+        }
+        match entry.watch {
+            Watch::On(running) => Some(running),
+            _ => None,
+        }
+    }
+
+    /// Whether the caller is to start a watch.
+    fn claim_watch(&mut self, key: &Key) -> Option<u64> {
+        if self.watches >= MAX_WATCHES {
+            return None;
+        }
+        let entry = self.entries.get_mut(key).filter(|entry| matches!(entry.watch, Watch::No))?;
+        entry.watch = Watch::Starting;
+        self.watches += 1;
+        Some(entry.id)
+    }
+
+    /// Takes in a watch that was to be started. Gives it back if it is not needed after all.
+    fn settle_watch(&mut self, key: &Key, id: u64, started: io::Result<Running>) -> Option<Running> {
+        let entry = self.entries.get_mut(key).filter(|entry| entry.id == id && entry.watch.counts());
+        match (entry, started) {
+            (Some(_), Ok(running)) if self.closed => Some(running),
+            (Some(entry), Ok(running)) => {
+                entry.watch = Watch::On(running);
+                None
+            }
+            (Some(entry), Err(error)) => {
+                log::warn!("cannot watch {} {}/{}: {error}", key.kind.word(), key.namespace, key.name);
+                entry.watch = Watch::No;
+                // They read it themselves now.
+                entry.waiters.clear();
+                self.watches = self.watches.saturating_sub(1);
+                None
+            }
+            (None, started) => started.ok(),
+        }
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn step(&self, key: &Key) -> Step {
+        let age = match self.strategy {
+            Strategy::Watch => POLL,
+            Strategy::Cache => (self.time_to_live)().unwrap_or(POLL),
+            Strategy::Get => Duration::ZERO,
+        };
+        let mut table = self.table();
+        if table.closed {
+            return Step::Answer(Err(ObjectError::Stopping));
+        }
+        let Some(entry) = table.entries.get_mut(key) else {
+            return Step::Answer(Err(ObjectError::NotRegistered {
+                namespace: key.namespace.clone(),
+                name: key.name.clone(),
+            }));
+        };
+        let fresh = match &entry.watch {
+            Watch::No => {
+                let immutable = matches!(&entry.known, Known::Present(object) if object.immutable);
+                immutable || entry.read.is_some_and(|read| read.elapsed() < age)
+            }
+            Watch::Starting | Watch::On(_) | Watch::Over => true,
+        };
+        if !fresh {
+            return Step::Read(entry.id);
+        }
+        match entry.answer(key) {
+            Some(answer) => Step::Answer(answer),
+            None => {
+                let (wake, word) = bounded(0);
+                entry.waiters.push(wake);
+                Step::Wait(word)
+            }
+        }
+    }
+
+    fn missed(&self, key: &Key) {
+        if let Some(entry) = self.table().entries.get_mut(key) {
+            entry.missed = true;
+        }
+    }
+
+    /// Reads an object that is not watched. What was known serves if that fails.
+    fn read(&self, key: &Key, id: u64) -> Result<Arc<Object>, ObjectError> {
+        let answer = self.api.read(key).map(Arc::new);
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return answer };
+        match &answer {
+            Ok(object) => entry.known = Known::Present(Arc::clone(object)),
+            Err(error) if error.is_not_found() => entry.known = Known::Absent,
+            Err(error) => {
+                let Known::Present(object) = &entry.known else { return answer };
+                log::debug!("{} {}/{} is used as it was: {error}", key.kind.word(), key.namespace, key.name);
+                return Ok(Arc::clone(object));
+            }
+        }
+        entry.read = Some(Instant::now());
+        answer
+    }
+
+    /// A watch has a word.
+    fn seen(&self, key: &Key, id: u64, object: Option<Object>) {
+        let mut over = None;
+        let mut pods = Vec::new();
+        {
+            let mut table = self.table();
+            let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return };
+            let first = matches!(entry.known, Known::Nothing);
+            let changed = match (&entry.known, &object) {
+                (Known::Absent, None) => false,
+                (Known::Present(before), Some(now)) => !before.is_version(now),
+                _ => true,
+            };
+            if !changed {
+                return;
+            }
+            let immutable = object.as_ref().is_some_and(|object| object.immutable);
+            entry.known = object.map_or(Known::Absent, |object| Known::Present(Arc::new(object)));
+            entry.waiters.clear();
+            // Who waits has its answer; who has given up must be told.
+            let tell = !first || std::mem::take(&mut entry.missed);
+            if immutable && entry.watch.counts() {
+                if let Watch::On(running) = std::mem::replace(&mut entry.watch, Watch::Over) {
+                    over = Some(running);
+                }
+                table.watches = table.watches.saturating_sub(1);
+            }
+            if tell {
+                for (uid, named) in table.pods.iter_mut().filter(|(_, named)| named.keys.contains(key)) {
+                    named.changes += 1;
+                    pods.push(uid.clone());
+                }
+            }
+        }
+        if let Some(running) = over {
+            // This is its own thread.
+            running.leave();
+        }
+        for uid in pods {
+            (self.changed)(&uid);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Objects {
+    /// A cache of objects that never change, for pods' tests: all of them are registered.
+    pub(crate) fn fixed(objects: Vec<(Key, Object)>) -> Objects {
+        struct Nowhere;
+        impl ObjectApi for Nowhere {
+            fn read(&self, key: &Key) -> Result<Object, ObjectError> {
+                Err(not_found(key))
+            }
+            fn watch(&self, _: &Key, _: Sink) -> io::Result<Running> {
+                Err(io::ErrorKind::Unsupported.into())
+            }
+        }
+        let fixed =
+            Objects::new(Strategy::Watch, Arc::new(Nowhere), Box::new(|| None), Box::new(|_| {}));
+        for (key, object) in objects {
+            fixed.set(&key, Some(object));
+        }
+        fixed
+    }
+
+    /// The object as a test wants it; `None`: it does not exist.
+    pub(crate) fn set(&self, key: &Key, object: Option<Object>) {
+        let id = {
+            let mut table = self.shared.table();
+            let entry = table.entry(key);
+            // Not dropped with a pod.
+            entry.pods = entry.pods.max(1000);
+            entry.watch = Watch::Over;
+            entry.missed = true;
+            entry.id
+        };
+        self.shared.seen(key, id, object);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,42 @@
+//! Everything that pods get from the API server: objects, tokens, services. One handle for
+//! the rooms that set pods up; a node without an API server has none.
+
+use std::time::Duration;
+
+use super::objects::Objects;
+use super::services::Services;
+use super::tokens::Tokens;
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+
+/// The handle. Clones share everything.
+#[derive(Debug, Clone)]
+pub struct PodApi {
+    /// ConfigMaps and Secrets.
+    pub objects: Objects,
+    /// Service account tokens.
+    pub tokens: Tokens,
+    /// Services, for environment variables.
+    pub services: Services,
+}
+
+impl PodApi {
+    /// To be called before anything is made for the pod, and at each of its new versions.
+    /// Static pods name no objects.
+    pub fn register(&self, pod: &Pod) {
+        if !pod.is_static() {
+            self.objects.register(pod);
+        }
+    }
+
+    /// To be called when nothing of the pod is left.
+    pub fn forget(&self, uid: &PodUid) {
+        self.objects.unregister(uid);
+        self.tokens.forget(uid);
+    }
+
+    /// Ends the threads that follow objects.
+    pub fn shut_down(&self, limit: Duration) {
+        self.objects.shut_down(limit);
+    }
+}

@@ -1,0 +1,359 @@
+//! Tokens of service accounts, each bound to one pod (Go: pkg/kubelet/token).
+//!
+//! A token is asked for when a pod's volume needs it, kept, and asked for anew when a fifth
+//! of its life is left or it is a day old. Nobody waits for that time: pods are synced more
+//! often than tokens age, and each sync asks here.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::util::backoff::random_unit;
+
+/// A token that is older is replaced, however long it may still live.
+const MAX_AGE_SECONDS: i64 = 24 * 3600;
+/// So that not all tokens of a node are due at once.
+const JITTER_SECONDS: f64 = 10.0;
+/// Wait after a failed renewal while the old token still serves; doubles.
+const RETRY: Duration = Duration::from_secs(5);
+/// The longest such wait.
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// A token, never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    text: String,
+    expires: Timestamp,
+    /// Its whole life.
+    seconds: i64,
+}
+
+impl Token {
+    /// The token itself, for a file that only the pod reads.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Token(***, expires {})", self.expires)
+    }
+}
+
+/// What the API server answers to a TokenRequest, as far as it matters here.
+#[derive(Deserialize)]
+pub struct TokenAnswer {
+    #[serde(default)]
+    spec: AnswerSpec,
+    status: AnswerStatus,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct AnswerSpec {
+    expiration_seconds: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerStatus {
+    token: String,
+    expiration_timestamp: Timestamp,
+}
+
+/// Why there is no token.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// The first request failed.
+    #[error("failed to fetch token: {0}")]
+    Fetch(String),
+    /// The old one has expired, and there is no new one.
+    #[error("token expired and refresh failed: {0}")]
+    Expired(String),
+}
+
+/// What is asked of the API server; a trait so that tests need no server.
+pub trait TokenApi: Send + Sync {
+    /// Creates `body`, a TokenRequest, for the service account.
+    ///
+    /// # Errors
+    /// The API server's words.
+    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String>;
+}
+
+/// Which token a pod wants.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    namespace: String,
+    account: String,
+    audience: String,
+    seconds: Option<i64>,
+}
+
+struct Entry {
+    token: Arc<Token>,
+    /// When a failed renewal may be tried again, and the wait after that.
+    retry: Option<(Instant, Duration)>,
+}
+
+/// The tokens of this node's pods. Clones share them.
+#[derive(Clone)]
+pub struct Tokens {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    api: Box<dyn TokenApi>,
+    /// Held for look-ups only, never across a call.
+    table: Mutex<HashMap<PodUid, HashMap<Key, Entry>>>,
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Tokens")
+    }
+}
+
+impl Tokens {
+    /// None yet.
+    #[must_use]
+    pub fn new(api: Box<dyn TokenApi>) -> Tokens {
+        Tokens { shared: Arc::new(Shared { api, table: Mutex::default() }) }
+    }
+
+    /// The token of the pod's service account for an audience (empty: the API server's own),
+    /// asked for if there is none or it is old. Blocks for as long as the request takes.
+    ///
+    /// # Errors
+    /// When there is none that is still valid.
+    pub fn get(&self, pod: &Pod, audience: &str, seconds: Option<i64>) -> Result<Arc<Token>, TokenError> {
+        self.get_at(pod, audience, seconds, (Timestamp::now(), Instant::now()))
+    }
+
+    fn get_at(
+        &self,
+        pod: &Pod,
+        audience: &str,
+        seconds: Option<i64>,
+        (now, instant): (Timestamp, Instant),
+    ) -> Result<Arc<Token>, TokenError> {
+        let key = Key {
+            namespace: pod.namespace().to_owned(),
+            account: pod.spec().service_account_name.clone().unwrap_or_default(),
+            audience: audience.to_owned(),
+            seconds,
+        };
+        let old = {
+            let table = self.shared.table();
+            let entry = table.get(pod.uid()).and_then(|tokens| tokens.get(&key));
+            let waits = entry.and_then(|entry| entry.retry).is_some_and(|(at, _)| instant < at);
+            let old = entry.map(|entry| Arc::clone(&entry.token));
+            if let Some(old) = &old
+                && (!is_due(old, now, random_unit() * JITTER_SECONDS) || (waits && now < old.expires))
+            {
+                return Ok(Arc::clone(old));
+            }
+            old
+        };
+        let body = request(pod, audience, seconds);
+        match self.shared.api.create(&key.namespace, &key.account, &body) {
+            Ok(answer) => {
+                let token = Arc::new(Token {
+                    text: answer.status.token,
+                    expires: answer.status.expiration_timestamp,
+                    seconds: answer.spec.expiration_seconds.or(seconds).unwrap_or(3600),
+                });
+                let entry = Entry { token: Arc::clone(&token), retry: None };
+                self.shared.table().entry(pod.uid().clone()).or_default().insert(key, entry);
+                Ok(token)
+            }
+            Err(text) => match old {
+                None => Err(TokenError::Fetch(text)),
+                Some(old) if now >= old.expires => Err(TokenError::Expired(text)),
+                Some(old) => {
+                    self.shared.failed(pod, &key, instant, &text);
+                    Ok(old)
+                }
+            },
+        }
+    }
+
+    /// The pod is gone, and its tokens with it.
+    pub fn forget(&self, uid: &PodUid) {
+        self.shared.table().remove(uid);
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Key, Entry>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, pod: &Pod, key: &Key, now: Instant, text: &str) {
+        let mut table = self.table();
+        let Some(entry) = table.get_mut(pod.uid()).and_then(|tokens| tokens.get_mut(key)) else { return };
+        let wait = entry.retry.map_or(RETRY, |(_, wait)| (wait * 2).min(RETRY_MAX));
+        entry.retry = Some((now + wait, wait));
+        log::warn!(
+            "cannot renew the token of service account {}/{}, the old one serves until {}: {text} pod={} uid={}",
+            key.namespace,
+            key.account,
+            entry.token.expires,
+            pod.name(),
+            pod.uid()
+        );
+    }
+}
+
+/// Whether a new token should be asked for.
+fn is_due(token: &Token, now: Timestamp, jitter_seconds: f64) -> bool {
+    let seconds = |count: i64| SignedDuration::from_secs(count);
+    let jitter = SignedDuration::from_millis((jitter_seconds * 1000.0) as i64);
+    let left = token.expires.duration_since(now);
+    let age = seconds(token.seconds) - left;
+    age > seconds(MAX_AGE_SECONDS) - jitter || left < seconds(token.seconds.saturating_mul(20) / 100) + jitter
+}
+
+/// A TokenRequest bound to the pod.
+fn request(pod: &Pod, audience: &str, seconds: Option<i64>) -> Value {
+    let audiences = if audience.is_empty() { Value::Null } else { json!([audience]) };
+    json!({
+        "kind": "TokenRequest",
+        "apiVersion": "authentication.k8s.io/v1",
+        "metadata": {},
+        "spec": {
+            "audiences": audiences,
+            "expirationSeconds": seconds,
+            "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": pod.name(), "uid": pod.uid().as_str()},
+        },
+        "status": {"token": "", "expirationTimestamp": null},
+    })
+}
+
+#[cfg(test)]
+impl Tokens {
+    /// Tokens that say for what they were asked.
+    pub(crate) fn fixed() -> Tokens {
+        struct Echo;
+        impl TokenApi for Echo {
+            fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String> {
+                if account == "nobody" {
+                    return Err("serviceaccounts \"nobody\" not found".to_owned());
+                }
+                let token = format!("{namespace}/{account} {}", body["spec"]["audiences"]);
+                let expires = Timestamp::now() + SignedDuration::from_secs(3600);
+                Ok(serde_json::from_value(json!({"status": {"token": token, "expirationTimestamp": expires}})).unwrap())
+            }
+        }
+        Tokens::new(Box::new(Echo))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    /// Numbers its tokens; away while the number is negative.
+    struct Server(Arc<AtomicI64>, i64);
+
+    impl TokenApi for Server {
+        fn create(&self, _: &str, _: &str, body: &Value) -> Result<TokenAnswer, String> {
+            let number = self.0.fetch_add(1, Ordering::SeqCst);
+            if number < 0 {
+                return Err("connection refused".to_owned());
+            }
+            let seconds = body["spec"]["expirationSeconds"].as_i64().unwrap();
+            let expires = at(self.1 + seconds);
+            Ok(serde_json::from_value(json!({"spec": {"expirationSeconds": seconds},
+                "status": {"token": format!("t{number}"), "expirationTimestamp": expires}}))
+            .unwrap())
+        }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn pod(uid: &str) -> Pod {
+        let value = json!({"metadata": {"name": "config", "namespace": "default", "uid": uid},
+            "spec": {"serviceAccountName": "default", "containers": []}});
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+    }
+
+    #[test]
+    fn the_request_is_upstreams() {
+        // As the Go kubelet sends it.
+        let golden: Value = serde_json::from_str(
+            r#"{"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {}, "spec": {"audiences": null, "expirationSeconds": 3607, "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "config", "uid": "<uid4>"}}, "status": {"token": "", "expirationTimestamp": null}}"#,
+        )
+        .unwrap();
+        assert_eq!(request(&pod("<uid4>"), "", Some(3607)), golden);
+        assert_eq!(request(&pod("u"), "vault", None)["spec"]["audiences"], json!(["vault"]));
+    }
+
+    #[test]
+    fn a_token_is_replaced_before_its_end() {
+        let day = 24 * 3600;
+        for (seconds, age, jitter, due) in [
+            (3600, 0, 10.0, false),
+            (3600, 2869, 10.0, false),
+            (3600, 2871, 10.0, true),
+            (3600, 2879, 0.0, false),
+            (3600, 2881, 0.0, true),
+            (3600, 4000, 0.0, true),
+            (365 * day, day - 1, 0.0, false),
+            (365 * day, day + 1, 0.0, true),
+        ] {
+            let token = Token { text: "x".into(), expires: at(1_000_000 + seconds), seconds };
+            assert_eq!(is_due(&token, at(1_000_000 + age), jitter), due, "{seconds} {age}");
+        }
+    }
+
+    #[test]
+    fn one_request_serves_until_the_token_is_old() {
+        let start = Instant::now();
+        let count = Arc::new(AtomicI64::new(1));
+        let tokens = Tokens::new(Box::new(Server(Arc::clone(&count), 0)));
+        let get = |uid: &str, audience: &str, age: u64| {
+            let now = (at(age as i64), start + Duration::from_secs(age));
+            tokens.get_at(&pod(uid), audience, Some(3600), now).map(|token| token.text.clone())
+        };
+        assert_eq!(get("1", "", 0), Ok("t1".into()));
+        assert_eq!(get("1", "", 100), Ok("t1".into()));
+        assert_eq!(get("1", "a", 100), Ok("t2".into()));
+        assert_eq!(get("2", "", 100), Ok("t3".into()));
+        // The server is away: the old one serves, and is not asked for all the time.
+        count.store(-10, Ordering::SeqCst);
+        for age in [3000, 3001, 3006, 3007, 3599] {
+            assert_eq!(get("1", "", age), Ok("t1".into()));
+        }
+        assert_eq!(count.load(Ordering::SeqCst), -7);
+        let expired = get("1", "", 3600);
+        assert_eq!(expired, Err(TokenError::Expired("connection refused".into())));
+        tokens.forget(&PodUid::from("1"));
+        let none = get("1", "", 0);
+        assert_eq!(none.unwrap_err().to_string(), "failed to fetch token: connection refused");
+        count.store(7, Ordering::SeqCst);
+        assert_eq!(get("1", "", 0), Ok("t7".into()));
+        assert_eq!(get("2", "", 0), Ok("t3".into()));
+    }
+
+    #[test]
+    fn tokens_are_not_printed() {
+        let tokens = Tokens::fixed();
+        let token = tokens.get(&pod("1"), "", None).unwrap();
+        assert_eq!(token.expose(), "default/default null");
+        let text = format!("{token:?} {tokens:?}");
+        assert!(text.starts_with("Token(***, expires 2") && !text.contains("default"), "{text}");
+    }
+}

@@ -1,0 +1,186 @@
+//! The registry credentials that a pod brings along: its `imagePullSecrets`
+//! (Go: pkg/credentialprovider/secrets).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::credentials::{Credential, DockerConfig, Entry, Index, index, lookup};
+use super::records::PullSecret;
+use crate::kube::PodApi;
+use crate::kube::objects::Object;
+use crate::model::pod::Pod;
+use crate::util::sha256;
+use crate::util::stop::StopToken;
+
+/// Types of Secrets that hold credentials, and the key that these are under.
+const JSON: (&str, &str) = ("kubernetes.io/dockerconfigjson", ".dockerconfigjson");
+const LEGACY: (&str, &str) = ("kubernetes.io/dockercfg", ".dockercfg");
+
+/// A pod's own credentials.
+#[derive(Default)]
+pub(in crate::runtime) struct PullSecrets {
+    index: Index,
+}
+
+impl PullSecrets {
+    /// Reads the pod's secrets. Also says which ones cannot be had; a pull may do without.
+    ///
+    /// DIFFERS: one that holds no credentials counts as missing; upstream fails the pull.
+    pub(in crate::runtime) fn of(
+        pod: &Pod,
+        api: Option<&PodApi>,
+        stop: &StopToken,
+    ) -> (PullSecrets, Vec<String>) {
+        let mut all = PullSecrets::default();
+        let mut missing = Vec::new();
+        let Some(api) = api else { return (all, missing) };
+        for reference in pod.spec().image_pull_secrets.iter().flatten() {
+            // Nobody's, as the API has them now and then.
+            if reference.name.is_empty() {
+                continue;
+            }
+            let (namespace, name) = (pod.namespace(), reference.name.as_str());
+            let problem = match api.objects.secret(namespace, name, stop) {
+                Ok(secret) => match entries(&secret) {
+                    Ok(entries) => {
+                        all.add(entries, (namespace, name), &secret);
+                        continue;
+                    }
+                    Err(problem) => problem.to_owned(),
+                },
+                Err(error) => error.to_string(),
+            };
+            if !stop.is_stopped() {
+                log::debug!("cannot use pull secret {namespace}/{name}: {problem} pod={} uid={}", pod.name(), pod.uid());
+            }
+            missing.push(name.to_owned());
+        }
+        (all, missing)
+    }
+
+    /// Those that may be right for `image`, the most specific first.
+    pub(super) fn for_image(&self, image: &str) -> Vec<Credential> {
+        if self.index.is_empty() { Vec::new() } else { lookup(&self.index, image) }
+    }
+
+    /// What the pod can show for `image`.
+    pub(super) fn proofs(&self, image: &str) -> Vec<PullSecret> {
+        let proof = |credential: Credential| credential.secret.as_deref().cloned();
+        self.for_image(image).into_iter().filter_map(proof).collect()
+    }
+
+    fn add(&mut self, entries: BTreeMap<String, Entry>, (namespace, name): (&str, &str), secret: &Object) {
+        for (key, credentials) in index(entries) {
+            let known = self.index.entry(key).or_default();
+            known.extend(credentials.into_iter().map(|credential| Credential {
+                secret: Some(Arc::new(PullSecret {
+                    uid: secret.uid.clone(),
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                    credential_hash: hash(&credential),
+                })),
+                ..credential
+            }));
+        }
+    }
+}
+
+/// The credentials in a secret. The decoder's own words may quote one, so that they are not
+/// passed on.
+fn entries(secret: &Object) -> Result<BTreeMap<String, Entry>, &'static str> {
+    let of = |(kind, key): (&str, &str)| {
+        let filled = secret.data.get(key).filter(|data| !data.is_empty());
+        filled.filter(|_| secret.secret_type == kind)
+    };
+    if let Some(data) = of(JSON) {
+        let config = serde_json::from_slice::<DockerConfig>(data);
+        return config.map(|config| config.auths).map_err(|_| "its .dockerconfigjson is not what is expected");
+    }
+    if let Some(data) = of(LEGACY) {
+        return serde_json::from_slice(data).map_err(|_| "its .dockercfg is not what is expected");
+    }
+    // Of another type: upstream takes nothing from it, and says nothing.
+    Ok(BTreeMap::new())
+}
+
+/// As upstream has it in its records: the hash of the JSON form, written the way Go does.
+fn hash(credential: &Credential) -> String {
+    let mut fields = Vec::new();
+    for (name, value) in [("username", &credential.username), ("password", &credential.password)] {
+        if !value.is_empty() {
+            // A text always serializes.
+            let value = serde_json::to_string(value).unwrap_or_default();
+            fields.push(format!("\"{name}\":{}", go_escaped(&value)));
+        }
+    }
+    sha256::hex(format!("{{{}}}", fields.join(",")).as_bytes())
+}
+
+/// Go escapes in a JSON text what would mean something in HTML or JavaScript.
+fn go_escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for one in json.chars() {
+        match one {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                text.push_str(&format!("\\u{:04x}", u32::from(one)));
+            }
+            _ => text.push(one),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::objects::{Key, Kind, Objects};
+    use crate::kube::tokens::Tokens;
+    use serde_json::json;
+
+    fn secret(kind: &str, key: &str, content: &str) -> Object {
+        Object {
+            uid: "u1".into(),
+            secret_type: kind.into(),
+            data: [(key.to_owned(), content.as_bytes().to_vec())].into(),
+            ..Object::default()
+        }
+    }
+
+    fn pod(names: &[&str]) -> Pod {
+        let names: Vec<_> = names.iter().map(|name| json!({"name": name})).collect();
+        let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"containers": [], "imagePullSecrets": names}});
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+    }
+
+    #[test]
+    fn secrets_of_both_types_are_tried_and_missing_ones_named() {
+        let secrets = [
+            ("new", secret(JSON.0, JSON.1, r#"{"auths": {"r.example": {"auth": "dTpw"}, "r.example/team": {"username": "t", "password": "<&>"}}}"#)),
+            ("old", secret(LEGACY.0, LEGACY.1, r#"{"https://r.example/v1/": {"username": "o", "password": "x"}}"#)),
+            ("other", secret("Opaque", JSON.1, r#"{"auths": {"r.example": {"auth": "dTpw"}}}"#)),
+            ("broken", secret(JSON.0, JSON.1, "{")),
+        ];
+        let secrets = secrets.into_iter().map(|(name, object)| (Key::new(Kind::Secret, "n", name), object));
+        let objects = Objects::fixed(secrets.collect());
+        objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
+        let api = PodApi { objects, tokens: Tokens::fixed(), services: Default::default() };
+        let pod = pod(&["gone", "", "old", "new", "other", "broken"]);
+        let (found, missing) = PullSecrets::of(&pod, Some(&api), &StopToken::never());
+        assert_eq!(missing, ["gone", "broken"]);
+        let users = |image: &str| -> Vec<String> {
+            found.for_image(image).into_iter().map(|credential| credential.username).collect()
+        };
+        assert_eq!(users("r.example/x"), ["o", "u"]);
+        assert_eq!(users("r.example/team/x:1"), ["t", "o", "u"]);
+        assert!(users("s.example/x").is_empty());
+        let proofs = found.proofs("r.example/x");
+        assert_eq!((proofs[1].name.as_str(), proofs[1].uid.as_str()), ("new", "u1"));
+        // {"username":"u","password":"p"}
+        assert_eq!(proofs[1].credential_hash, sha256::hex(br#"{"username":"u","password":"p"}"#));
+        let special = &found.proofs("r.example/team/x")[0].credential_hash;
+        assert_eq!(*special, sha256::hex(br#"{"username":"t","password":"\u003c\u0026\u003e"}"#));
+        let (none, missing) = PullSecrets::of(&pod, None, &StopToken::never());
+        assert!(none.for_image("r.example/x").is_empty() && missing.is_empty());
+    }
+}

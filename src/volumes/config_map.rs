@@ -1,0 +1,135 @@
+//! configMap: the keys of a ConfigMap as files. What a Secret and a part of a projected
+//! volume have in common with it is here, too.
+
+use super::VolumeError;
+use super::atomic_writer::{File, Payload};
+use super::downward_api::DEFAULT_MODE;
+use crate::kube::objects::{Kind, Object, ObjectError, Objects};
+use crate::model::api::{ConfigMapVolumeSource, KeyToPath};
+use crate::model::pod::Pod;
+use crate::util::stop::StopToken;
+
+/// The files of a configMap volume.
+pub(super) fn payload(
+    objects: &Objects,
+    pod: &Pod,
+    source: &ConfigMapVolumeSource,
+    stop: &StopToken,
+) -> Result<Payload, VolumeError> {
+    let items = source.items.as_deref();
+    let choice = Choice { kind: Kind::ConfigMap, items, default_mode: source.default_mode, optional: source.optional };
+    choice.payload(objects.config_map(pod.namespace(), &source.name, stop))
+}
+
+/// Which keys of an object become files, and how.
+pub(super) struct Choice<'a> {
+    pub(super) kind: Kind,
+    /// `None` or empty: all keys, each under its own name.
+    pub(super) items: Option<&'a [KeyToPath]>,
+    pub(super) default_mode: Option<i32>,
+    /// Whether the object and its keys may be missing.
+    pub(super) optional: Option<bool>,
+}
+
+impl Choice<'_> {
+    /// The files, from what is known of the object.
+    pub(super) fn payload(
+        &self,
+        object: Result<std::sync::Arc<Object>, ObjectError>,
+    ) -> Result<Payload, VolumeError> {
+        let optional = self.optional == Some(true);
+        let object = match object {
+            Ok(object) => object,
+            Err(error) if optional && error.is_not_found() => std::sync::Arc::default(),
+            Err(ObjectError::Stopping) => return Err(VolumeError::Stopping),
+            Err(error) => return Err(error.into()),
+        };
+        let file = |data: &[u8], mode: Option<i32>| {
+            let mode = mode.or(self.default_mode).unwrap_or(DEFAULT_MODE);
+            File::new(data.to_vec(), u32::try_from(mode).unwrap_or_default())
+        };
+        let mut payload = Payload::default();
+        match self.items.unwrap_or_default() {
+            [] => {
+                for (key, data) in object.data.iter().chain(&object.binary_data) {
+                    payload.insert(key, file(data, None))?;
+                }
+            }
+            items => {
+                for item in items {
+                    match object.get(&item.key) {
+                        Some(data) => payload.insert(&item.path, file(data, item.mode))?,
+                        None if optional => {}
+                        None => return Err(self.missing(&item.key)),
+                    }
+                }
+            }
+        }
+        Ok(payload)
+    }
+
+    fn missing(&self, key: &str) -> VolumeError {
+        let problem = match self.kind {
+            Kind::ConfigMap => format!("configmap references non-existent config key: {key}"),
+            Kind::Secret => format!("references non-existent secret key: {key}"),
+        };
+        VolumeError::Content { problem }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::objects::Key;
+    use serde_json::{Value, json};
+
+    fn collect(source: Value) -> Result<Payload, String> {
+        let object = Object {
+            data: [("a".to_owned(), b"1".to_vec()), ("b".to_owned(), b"2".to_vec())].into(),
+            binary_data: [("raw".to_owned(), vec![0, 255])].into(),
+            ..Object::default()
+        };
+        let objects = Objects::fixed(vec![(Key::new(Kind::ConfigMap, "n", "m"), object)]);
+        objects.set(&Key::new(Kind::ConfigMap, "n", "gone"), None);
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+        let source: ConfigMapVolumeSource = serde_json::from_value(source).unwrap();
+        payload(&objects, &pod, &source, &StopToken::never()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn keys_become_files() {
+        let files = collect(json!({"name": "m", "defaultMode": 0o440})).unwrap();
+        let file = |path: &str| files.get(path).map(|file| (file.data.as_slice(), file.mode));
+        assert_eq!(file("a"), Some((&b"1"[..], 0o440)));
+        assert_eq!(file("raw"), Some((&[0, 255][..], 0o440)));
+        let items = json!([{"key": "b", "path": "deep/er"}, {"key": "a", "path": "a", "mode": 0o400}]);
+        let files = collect(json!({"name": "m", "items": items})).unwrap();
+        let file = |path: &str| files.get(path).map(|file| (file.data.as_slice(), file.mode));
+        assert_eq!(file("deep/er"), Some((&b"2"[..], 0o644)));
+        assert_eq!(file("a"), Some((&b"1"[..], 0o400)));
+        assert_eq!(file("b"), None);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_unless_it_may_be() {
+        for (source, expected) in [
+            (json!({"name": "gone"}), Err("configmap \"gone\" not found")),
+            (json!({"name": "gone", "optional": true}), Ok(())),
+            (json!({"name": "gone", "optional": true, "items": [{"key": "k", "path": "p"}]}), Ok(())),
+            (
+                json!({"name": "m", "items": [{"key": "k", "path": "p"}]}),
+                Err("configmap references non-existent config key: k"),
+            ),
+            (json!({"name": "m", "optional": true, "items": [{"key": "k", "path": "p"}]}), Ok(())),
+            (
+                json!({"name": "m", "items": [{"key": "a", "path": "../p"}]}),
+                Err("invalid path: must not contain '..': ../p"),
+            ),
+            (json!({"name": "other", "optional": true}), Err("object \"n\"/\"other\" not registered")),
+        ] {
+            let found = collect(source.clone()).map(|files| assert_eq!(files, Payload::default()));
+            assert_eq!(found.as_ref().map_err(String::as_str).copied(), expected, "{source}");
+        }
+    }
+}

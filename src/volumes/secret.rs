@@ -1,0 +1,50 @@
+//! secret: the keys of a Secret as files that never reach a disk.
+
+use super::VolumeError;
+use super::atomic_writer::Payload;
+use super::config_map::Choice;
+use crate::kube::objects::{Kind, Objects};
+use crate::model::api::SecretVolumeSource;
+use crate::model::pod::Pod;
+use crate::util::stop::StopToken;
+
+/// The files of a secret volume.
+pub(super) fn payload(
+    objects: &Objects,
+    pod: &Pod,
+    source: &SecretVolumeSource,
+    stop: &StopToken,
+) -> Result<Payload, VolumeError> {
+    let items = source.items.as_deref();
+    let choice = Choice { kind: Kind::Secret, items, default_mode: source.default_mode, optional: source.optional };
+    let name = source.secret_name.as_deref().unwrap_or_default();
+    choice.payload(objects.secret(pod.namespace(), name, stop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::objects::{Key, Object};
+    use serde_json::{Value, json};
+
+    #[test]
+    fn texts_are_upstreams() {
+        let object = Object { data: [("pw".to_owned(), b"x".to_vec())].into(), ..Object::default() };
+        let objects = Objects::fixed(vec![(Key::new(Kind::Secret, "n", "s"), object)]);
+        objects.set(&Key::new(Kind::Secret, "n", "nope"), None);
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+        let collect = |source: Value| {
+            let source: SecretVolumeSource = serde_json::from_value(source).unwrap();
+            payload(&objects, &pod, &source, &StopToken::never()).map_err(|error| error.to_string())
+        };
+        let files = collect(json!({"secretName": "s", "defaultMode": 0o400})).unwrap();
+        assert_eq!(files.get("pw").map(|file| (file.data.as_slice(), file.mode)), Some((&b"x"[..], 0o400)));
+        assert!(!format!("{files:?}").contains("120"), "content is not printed");
+        assert_eq!(collect(json!({"secretName": "nope"})).unwrap_err(), "secret \"nope\" not found");
+        assert_eq!(
+            collect(json!({"secretName": "s", "items": [{"key": "k", "path": "p"}]})).unwrap_err(),
+            "references non-existent secret key: k"
+        );
+    }
+}
