@@ -80,7 +80,7 @@ fn ends_with_the_program_that_runs_it() {
 /// What a node may do, and that the audit log has it.
 #[test]
 fn nodes_have_the_rights_of_nodes() {
-    let (_, plane) = made_in("cp3", &Choice::bare());
+    let plane = ControlPlane::shared();
     let own = plane.node_kubeconfig("n1");
     let node =
         |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).to_string();
@@ -93,7 +93,7 @@ fn nodes_have_the_rights_of_nodes() {
         assert!(!output.status.success() && said.contains(why), "{args:?}: {said}");
     };
     refused(&own, &create, &node("n2"), "is not allowed to modify node");
-    refused(&own, &["get", "secrets", "-A"], "", "can only read resources of this type by name");
+    refused(&own, &["get", "secrets", "-A"], "", "can only read namespaced object of this type");
     refused(&plane.bootstrap_kubeconfig(), &["get", "nodes"], "", "cannot list resource \"nodes\"");
 
     let asked = plane.requests();
@@ -108,13 +108,12 @@ fn nodes_have_the_rights_of_nodes() {
 /// A request for a certificate with the bootstrap token is approved and signed.
 #[test]
 fn joining_nodes_get_their_certificate() {
-    let (_, plane) = made_in("cp4", &Choice { scheduler: false, ..Choice::default() });
-    assert!(plane.command(&format!("pid {SCHEDULER}")).is_err());
-    let request = plane.request("n1");
+    let plane = ControlPlane::shared();
+    let request = plane.request("n3");
     let csr = json!({
         "apiVersion": "certificates.k8s.io/v1",
         "kind": "CertificateSigningRequest",
-        "metadata": {"name": "csr-n1"},
+        "metadata": {"name": "csr-n3"},
         "spec": {
             "request": request,
             "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
@@ -123,7 +122,7 @@ fn joining_nodes_get_their_certificate() {
     });
     let output = plane.kubectl_as(&plane.bootstrap_kubeconfig(), &["create", "-f", "-"], &csr.to_string());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    plane.wait(&["csr", "csr-n1"], "signed", LIMIT, |csr| !text(csr, "/status/certificate").is_empty());
+    plane.wait(&["csr", "csr-n3"], "signed", LIMIT, |csr| !text(csr, "/status/certificate").is_empty());
 }
 
 /// A watch from before the compaction is answered with 410 by a server that has forgotten too.
@@ -153,4 +152,5 @@ fn forgets_history_when_told() {
     plane.thaw(API_SERVER);
     wait_until("readiness", LIMIT, || plane.try_kubectl(&["get", "--raw", "/readyz"], "").status.success());
     assert!(plane.command(&format!("pid {CONTROLLERS}")).is_err());
+    assert!(plane.command(&format!("pid {SCHEDULER}")).is_err());
 }

@@ -9,12 +9,13 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use serde_json::Value;
 
+use super::node::Node;
 use super::wait::{wait_for, wait_until};
 
 /// Those that every control plane has, and those that it may have.
@@ -73,6 +74,14 @@ struct Pipes {
 }
 
 impl ControlPlane {
+    /// One with everything for all tests of the program that do it no harm: they take names of
+    /// their own for namespaces and nodes, and bind their pods to their nodes. It ends with
+    /// the test program.
+    pub fn shared() -> &'static ControlPlane {
+        static SHARED: LazyLock<ControlPlane> = LazyLock::new(|| ControlPlane::start(&Node::base("all")));
+        &SHARED
+    }
+
     /// One with everything, in `dir`/cp. A node can join when this returns.
     pub fn start(dir: &Path) -> ControlPlane {
         ControlPlane::start_with(dir, &Choice::default())
