@@ -17,6 +17,7 @@ mod conditions;
 mod containers;
 mod phase;
 mod resources;
+mod restart_all;
 #[cfg(test)]
 mod tests;
 mod transitions;
