@@ -374,6 +374,44 @@ fn threads_sleep_and_unsafe_have_their_doors() {
     report(&problems);
 }
 
+/// Metrics that are zero for good: their help says why.
+const NEVER_COUNTED: &[&str] = &["PLEG_DISCARDED"];
+
+#[test]
+fn every_metric_of_the_table_is_counted_somewhere() {
+    const TABLE: &str = "src/model/metrics.rs";
+    let kinds = ["Counter", "CounterVec<", "Gauge", "Histogram", "HistogramVec<"];
+    let all: Vec<(String, String)> = sources().into_iter().map(|(file, text)| (file, code(&text))).collect();
+    let table = all.iter().find(|(file, _)| file == TABLE).map(|(_, text)| text.as_str());
+    let names: BTreeSet<&str> = table
+        .expect("the table of metrics is there")
+        .lines()
+        .filter_map(|line| line.trim().split_once(": "))
+        .filter(|(name, kind)| {
+            name.chars().all(|one| one.is_ascii_uppercase() || one == '_')
+                && kinds.iter().any(|start| kind.starts_with(start))
+        })
+        .map(|(name, _)| name)
+        .collect();
+    assert!(names.len() > 30, "the table is not read: {names:?}");
+    let problems: Vec<String> = names
+        .into_iter()
+        .filter(|name| !NEVER_COUNTED.contains(name))
+        .filter(|name| {
+            let wanted = format!("metrics::{name}");
+            !all.iter().any(|(file, text)| {
+                file != TABLE
+                    && text.match_indices(&wanted).any(|(at, _)| {
+                        let next = text[at + wanted.len()..].chars().next().unwrap_or(' ');
+                        !next.is_alphanumeric() && next != '_'
+                    })
+            })
+        })
+        .map(|name| format!("{TABLE}: {name} is never counted"))
+        .collect();
+    report(&problems);
+}
+
 #[test]
 fn no_test_is_ignored() {
     let mut all = sources();

@@ -20,6 +20,7 @@ use crate::model::fields::NodeAllocatable;
 use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
 use crate::model::reasons;
+use crate::model::restart::RuleGates;
 use crate::pods::admission::{Allocatable, NodeView};
 use crate::pods::workers::Workers;
 use crate::probes::Probes;
@@ -174,6 +175,7 @@ pub(super) fn start(
             sync::Settings {
                 sources: configured.keys().copied().collect::<BTreeSet<_>>(),
                 node: node_view(args, config, &node_name, allocatable),
+                restart_rules: restart_rules(config),
             },
             sync::Deps {
                 workers,
@@ -385,6 +387,14 @@ fn runtime_settings(
             .and_then(|ids| u32::try_from(ids).ok())
             .unwrap_or(USER_NAMESPACE_IDS),
         max_pods: u32::try_from(config.max_pods).unwrap_or(0),
+    }
+}
+
+fn restart_rules(config: &KubeletConfiguration) -> RuleGates {
+    let (gates, _) = Gates::resolve(&config.feature_gates);
+    RuleGates {
+        rules: gates.enabled("ContainerRestartRules"),
+        restart_all: gates.enabled("RestartAllContainersOnContainerExits"),
     }
 }
 

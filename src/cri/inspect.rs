@@ -7,6 +7,7 @@ use super::convert::{self, Owner};
 use super::{CriError, RuntimeClient};
 use crate::model::ids::PodUid;
 use crate::model::labels;
+use crate::model::pod::{CONFIG_SOURCE, SourceName};
 use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
 use crate::transport::generated::runtime;
 
@@ -40,7 +41,10 @@ fn group(
     // tools made; here a sandbox without the pod labels belongs to someone else.
     for sandbox in &sandboxes {
         if let Some(owner) = convert::owner(&sandbox.labels) {
-            entry(&mut pods, owner).sandboxes.push(convert::listed_sandbox(sandbox));
+            let pod = entry(&mut pods, owner);
+            let source = sandbox.annotations.get(CONFIG_SOURCE);
+            pod.source = source.and_then(|source| SourceName::parse(source)).or(pod.source);
+            pod.sandboxes.push(convert::listed_sandbox(sandbox));
         }
     }
     for container in containers {

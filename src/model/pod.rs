@@ -38,6 +38,12 @@ impl SourceName {
             SourceName::Api => "api",
         }
     }
+
+    /// The source of this text in the annotation.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<SourceName> {
+        [SourceName::File, SourceName::Http, SourceName::Api].into_iter().find(|one| one.as_str() == text)
+    }
 }
 
 /// Quality of service class (Go: pkg/apis/core/v1/helper/qos).

@@ -38,6 +38,7 @@ reasons! {
     UNKNOWN_CONTAINER_STATUSES = "UnknownContainerStatuses";
     POD_COMPLETED = "PodCompleted";
     POD_FAILED = "PodFailed";
+    RESTART_ALL_CONTAINERS_STARTED = "RestartAllContainersStarted";
     // Events.
     CREATED = "Created";
     STARTED = "Started";

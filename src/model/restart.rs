@@ -115,6 +115,56 @@ pub fn may_restart_all(pod: &Pod) -> bool {
         .any(|rule| rule.action == "RestartAllContainers")
 }
 
+/// Which of the rules count on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RuleGates {
+    /// Gate `ContainerRestartRules`: policies and rules of containers.
+    pub rules: bool,
+    /// Gate `RestartAllContainersOnContainerExits`: the action that starts all of them again.
+    pub restart_all: bool,
+}
+
+impl Default for RuleGates {
+    fn default() -> Self {
+        RuleGates { rules: true, restart_all: true }
+    }
+}
+
+impl RuleGates {
+    /// `pod` without what the gates switch off. Sidecars keep their policy, which makes them
+    /// what they are; a rule for all containers restarts only its own.
+    #[must_use]
+    pub fn applied_to(self, pod: Pod) -> Pod {
+        let affected = |container: &Container| {
+            container.restart_policy_rules.is_some() || (container.restart_policy.is_some() && !self.rules)
+        };
+        if (self.rules && self.restart_all) || !pod.all_containers().any(affected) {
+            return pod;
+        }
+        let mut object = pod.object().clone();
+        let Some(spec) = &mut object.spec else { return pod };
+        for container in &mut spec.containers {
+            self.apply(container, |_| false);
+        }
+        for container in spec.init_containers.iter_mut().flatten() {
+            self.apply(container, |policy| policy == "Always");
+        }
+        Pod::from(object)
+    }
+
+    fn apply(self, container: &mut Container, keeps: impl Fn(&str) -> bool) {
+        if !self.rules {
+            container.restart_policy_rules = None;
+            container.restart_policy = container.restart_policy.take().filter(|policy| keeps(policy));
+        }
+        for rule in container.restart_policy_rules.iter_mut().flatten() {
+            if rule.action == "RestartAllContainers" {
+                rule.action = "Restart".to_owned();
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,5 +228,33 @@ mod tests {
         let mut orphan = rules("In", "Restart");
         orphan["restartPolicy"] = Value::Null;
         check(json!("Never"), orphan, 42, false);
+    }
+
+    #[test]
+    fn what_gates_switch_off_is_not_there() {
+        let rules =
+            json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+        let spec = json!({"restartPolicy": "Never",
+            "initContainers": [
+                {"name": "s", "restartPolicy": "Always", "restartPolicyRules": rules},
+                {"name": "i", "restartPolicy": "OnFailure"}],
+            "containers": [
+                {"name": "a", "restartPolicy": "Always"},
+                {"name": "b", "restartPolicy": "Never", "restartPolicyRules": rules}]});
+        let pod = Pod::from(
+            serde_json::from_value::<super::super::api::Pod>(json!({"metadata": {"uid": "u"}, "spec": spec}))
+                .unwrap(),
+        );
+        // Policies of s, i, a, b; what b does after 42; whether all may restart.
+        let under = |rules: bool, restart_all: bool| {
+            let pod = RuleGates { rules, restart_all }.applied_to(pod.clone());
+            let policies: Vec<String> =
+                pod.all_containers().map(|one| policy(&pod, one).to_owned()).collect();
+            (policies.join(" "), may_restart(&pod, &pod.containers()[1], 42), may_restart_all(&pod))
+        };
+        assert_eq!(under(true, true), ("Always OnFailure Always Never".to_owned(), true, true));
+        assert_eq!(under(true, false), ("Always OnFailure Always Never".to_owned(), true, false));
+        assert_eq!(under(false, false), ("Always Never Never Never".to_owned(), false, false));
+        assert_eq!(RuleGates::default().applied_to(pod.clone()), pod);
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::ids::{ContainerId, ImageRef, PodUid, SandboxId};
+use super::pod::SourceName;
 
 /// A container's state at the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
@@ -245,6 +246,8 @@ pub struct ListedPod {
     pub name: String,
     /// Pod namespace.
     pub namespace: String,
+    /// Where it came from, if its sandboxes say so.
+    pub source: Option<SourceName>,
     /// All its sandboxes, newest first.
     pub sandboxes: Vec<ListedSandbox>,
     /// All its containers, newest first.

@@ -302,14 +302,14 @@ impl Worker {
         }
         let runtime = view.pod;
         self.deps.probes.sync(self.pod(), &runtime, false);
-        let plan = self.plan(&runtime);
+        let (plan, held) = self.plan(&runtime);
         if self.store_status(&runtime, Finality::Open) {
             self.life.completed();
             return Ok(Next::Now);
         }
         if plan.is_empty() && self.volumes_ready {
             self.deps.volumes.remount(self.pod(), cancel);
-            return Ok(Next::After(self.until_next_sync()));
+            return self.rest(held);
         }
         let health = self.deps.observe.runtime_health();
         if !health.is_usable() {
@@ -339,7 +339,7 @@ impl Worker {
         })?;
         self.volumes_ready = true;
         if plan.is_empty() {
-            return Ok(Next::After(self.until_next_sync()));
+            return self.rest(held);
         }
 
         let busy = self.deps.observe.busy(&uid);
@@ -355,21 +355,38 @@ impl Worker {
             let _ = self.deps.clean.try_send(());
         }
         self.deps.probes.sync(self.pod(), &seen, false);
-        let after = self.plan(&seen);
+        let (after, held) = self.plan(&seen);
         if self.store_status(&seen, Finality::Open) {
             self.life.completed();
             return Ok(Next::Now);
         }
-        outcome?;
-        Ok(if after.is_empty() { Next::After(self.until_next_sync()) } else { Next::Now })
+        match (outcome, held) {
+            (Err(failed), Some(held)) if held.retry < failed.retry => Err(held),
+            (Err(failed), _) => Err(failed),
+            (Ok(()), held) if after.is_empty() => self.rest(held),
+            (Ok(()), _) => Ok(Next::Now),
+        }
     }
 
-    fn plan(&self, runtime: &PodRuntime) -> Plan {
+    /// Nothing is to be done now, but maybe something has to wait.
+    fn rest(&self, held: Option<Failed>) -> Result<Next, Failed> {
+        held.map_or_else(|| Ok(Next::After(self.until_next_sync())), Err)
+    }
+
+    /// What is to be done, and what stands in the way of a restart of all containers.
+    fn plan(&mut self, runtime: &PodRuntime) -> (Plan, Option<Failed>) {
+        let plan = self.plan_with(runtime, false);
+        let Some(held) = self.hold_reset(&plan.reset, runtime) else { return (plan, None) };
+        (self.plan_with(runtime, true), Some(held))
+    }
+
+    fn plan_with(&self, runtime: &PodRuntime, reset_held: bool) -> Plan {
         plan::compute(&plan::Inputs {
             pod: self.pod(),
             runtime,
             liveness: &|id| self.deps.probes.verdict(ProbeKind::Liveness, id),
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
+            reset_held,
         })
     }
 

@@ -9,7 +9,7 @@ use crate::model::api::Container;
 use crate::model::event::EventType;
 use crate::model::pod::Pod;
 use crate::model::reasons;
-use crate::model::runtime::{ContainerState, PodRuntime};
+use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
 use crate::util::backoff::KeyedBackoff;
 
 use super::security_context::pod_text;
@@ -57,38 +57,62 @@ impl Runtime {
         runtime: &PodRuntime,
         now: Timestamp,
     ) -> Result<(), StartFailure> {
-        let ended = runtime
-            .containers
-            .iter()
-            .find(|status| status.name == container.name && status.state == ContainerState::Exited);
-        let Some(ended) = ended else { return Ok(()) };
-        let finished = ended.finished_at.unwrap_or(Timestamp::UNIX_EPOCH);
-        let key = key(pod, container);
-        let blocked = {
-            let mut waits = self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner);
-            let blocked = waits.blocked_until(&key, finished, now).map(|until| (until, waits.delay(&key)));
-            if blocked.is_none() {
-                waits.advance(key, finished, now);
+        match self.restart_wait(pod, container, runtime, now) {
+            Some(wait) => {
+                self.tell_back_off(pod, container);
+                Err(wait)
             }
-            blocked
-        };
-        let Some((until, delay)) = blocked else { return Ok(()) };
-        let (name, pod_text) = (&container.name, pod_text(pod));
-        self.shared.events.raise(
-            regarding(pod, name),
-            EventType::Warning,
-            reasons::BACK_OFF,
-            format!("Back-off restarting failed container {name} in pod {pod_text}"),
-        );
-        Err(StartFailure {
+            None => {
+                self.count_restart(pod, container, runtime, now);
+                Ok(())
+            }
+        }
+    }
+
+    /// Why `container` may not be started at `now`, with the end of the wait. Only asks:
+    /// nothing is counted or raised.
+    #[must_use]
+    pub fn restart_wait(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        runtime: &PodRuntime,
+        now: Timestamp,
+    ) -> Option<StartFailure> {
+        let finished = last_end(container, runtime)?;
+        let key = key(pod, container);
+        let waits = self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = waits.blocked_until(&key, finished, now)?;
+        Some(StartFailure {
             reason: reasons::CRASH_LOOP_BACK_OFF,
             message: format!(
-                "back-off {} restarting failed container={name} pod={pod_text}",
-                durations::text(delay)
+                "back-off {} restarting failed container={} pod={}",
+                durations::text(waits.delay(&key)),
+                container.name,
+                pod_text(pod)
             ),
             retry_at: Some(until),
             stopping: false,
         })
+    }
+
+    /// Counts a start of `container` that follows an end of it.
+    pub fn count_restart(&self, pod: &Pod, container: &Container, runtime: &PodRuntime, now: Timestamp) {
+        if let Some(finished) = last_end(container, runtime) {
+            let mut waits = self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner);
+            waits.advance(key(pod, container), finished, now);
+        }
+    }
+
+    /// Raises the event of a container that has to wait.
+    pub fn tell_back_off(&self, pod: &Pod, container: &Container) {
+        let name = &container.name;
+        self.shared.events.raise(
+            regarding(pod, name),
+            EventType::Warning,
+            reasons::BACK_OFF,
+            format!("Back-off restarting failed container {name} in pod {}", pod_text(pod)),
+        );
     }
 
     /// Forgets waits that are long over. For housekeeping.
@@ -97,4 +121,12 @@ impl Runtime {
         self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner).collect_garbage(now);
         self.shared.images.collect_garbage(now);
     }
+}
+
+/// When the newest instance of `container` that has ended did so.
+fn last_end(container: &Container, runtime: &PodRuntime) -> Option<Timestamp> {
+    let ended =
+        |status: &&ContainerStatus| status.name == container.name && status.state == ContainerState::Exited;
+    let ended = runtime.containers.iter().find(ended)?;
+    Some(ended.finished_at.unwrap_or(Timestamp::UNIX_EPOCH))
 }

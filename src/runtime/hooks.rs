@@ -14,6 +14,7 @@ use crate::cri::{Class, CriError};
 use crate::model::api::{Container, HTTPGetAction, LifecycleHandler};
 use crate::model::event::EventType;
 use crate::model::ids::ContainerId;
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::transport::dial::{HttpGet, Scheme, http_get, join_host_port};
@@ -151,6 +152,10 @@ impl Runtime {
             let wanted = Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0));
             let granted = limit.map_or(wanted, |limit| wanted.min(limit));
             return match pause(granted, stop) {
+                true if granted < wanted => {
+                    metrics::SLEEP_ENDED_EARLY.inc();
+                    Ok(())
+                }
                 true => Ok(()),
                 false => Err(Trouble::Stopping),
             };
@@ -239,6 +244,7 @@ impl Runtime {
         headers.retain(|(name, _)| !name.eq_ignore_ascii_case("Authorization"));
         match get(Scheme::Http, &headers) {
             Ok(()) => {
+                metrics::LIFECYCLE_HTTP_FALLBACKS.inc();
                 let host = join_host_port(&host, port);
                 let text = format!(
                     "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::cri::CriError;
 use crate::model::api::VolumeMount;
 use crate::model::ids::ImageRef;
+use crate::model::metrics;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure};
 use crate::model::pod::Pod;
 use crate::transport::generated::MessageField;
@@ -48,6 +49,7 @@ impl Runtime {
         let mut found = Vec::new();
         for volume in pod.spec().volumes.iter().flatten().filter(|volume| mounted(&volume.name)) {
             let Some(source) = &volume.image else { continue };
+            metrics::IMAGE_VOLUMES_REQUESTED.inc();
             let image = self.shared.images.ensure(Wanted {
                 pod,
                 image: source.reference.as_deref().unwrap_or_default(),
@@ -56,7 +58,8 @@ impl Runtime {
                 sandbox_config,
                 secrets,
                 stop,
-            })?;
+            });
+            let image = image.inspect_err(|_| metrics::IMAGE_VOLUMES_FAILED.inc())?;
             let reference = image.reference.as_str();
             found.push(image_volume(pod, &volume.name, reference, source.reference.as_deref()));
         }

@@ -100,6 +100,9 @@ impl Runtime {
                 return;
             }
             metrics::STARTED_PODS_ERRORS.inc();
+            if pod.spec().host_users == Some(false) {
+                metrics::STARTED_USER_NAMESPACED_PODS_ERRORS.inc();
+            }
             let message = match error {
                 SandboxError::Status { .. } => format!("Unable to get pod sandbox status: {error}"),
                 _ => format!("Failed to create pod sandbox: {error}"),
@@ -128,6 +131,9 @@ impl Runtime {
             .map_err(|error| SandboxError::LogDirectory { path: path.clone(), error })?;
         let client = shared.cri.with_stop(stop.clone());
         metrics::STARTED_PODS.inc();
+        if pod.spec().host_users == Some(false) {
+            metrics::STARTED_USER_NAMESPACED_PODS.inc();
+        }
         let id = {
             let _pass = shared.sandbox_door.enter(stop);
             client.run_pod_sandbox(config, HANDLER).map_err(SandboxError::Run)?

@@ -141,7 +141,13 @@ impl Runtime {
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
         // An image may have been pulled for long; only what is quick waits in line.
         let pass = shared.container_door.enter(start.stop);
-        let id = self.create(&start, &regarding, config, &sandbox_config)?;
+        let created = self.create(&start, &regarding, config, &sandbox_config);
+        let mounted = match created {
+            Ok(_) => &metrics::IMAGE_VOLUMES_MOUNTED,
+            Err(_) => &metrics::IMAGE_VOLUMES_FAILED,
+        };
+        image_volumes.iter().for_each(|_| mounted.inc());
+        let id = created?;
         self.run(&start, &regarding, &id)?;
         drop(pass);
         self.link_log(&start, &id, restart_count);

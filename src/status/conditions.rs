@@ -3,10 +3,10 @@
 use crate::model::api::{Container, ContainerStatus, PodCondition, PodStatus};
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
-use crate::model::reasons;
+use crate::model::{reasons, restart};
 
-use super::{DISRUPTION_TARGET, OWNED_CONDITIONS};
 use super::compose::{Inputs, generation};
+use super::{DISRUPTION_TARGET, OWNED_CONDITIONS, restart_all};
 
 /// Whether a condition holds, and if not, why.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -45,7 +45,7 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
     let ready = ready(pod, &containers_ready, &conditions);
     let ours = [
         ("PodReadyToStartContainers", Holds { yes: !inputs.sandbox_needed, ..Holds::default() }),
-        ("Initialized", initialized(pod, status)),
+        ("Initialized", initialized(inputs, status)),
         ("Ready", ready),
         ("ContainersReady", containers_ready),
         ("PodScheduled", Holds::yes()),
@@ -59,6 +59,7 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
         last_transition_time: Some(Time(inputs.now)),
         last_probe_time: None,
     }));
+    conditions.extend(restart_all::condition(inputs, status));
     conditions
 }
 
@@ -81,7 +82,14 @@ pub(super) fn find<'a>(conditions: Option<&'a [PodCondition]>, kind: &str) -> Op
     conditions?.iter().find(|condition| condition.type_ == kind)
 }
 
-fn initialized(pod: &Pod, status: &PodStatus) -> Holds {
+/// Whether a condition was true in the status before this one.
+pub(super) fn holds_before(inputs: &Inputs, kind: &str) -> bool {
+    find(inputs.before().and_then(|before| before.conditions.as_deref()), kind)
+        .is_some_and(|condition| condition.status == "True")
+}
+
+fn initialized(inputs: &Inputs, status: &PodStatus) -> Holds {
+    let pod = inputs.pod;
     let statuses = status.init_container_statuses.as_deref();
     if statuses.is_none() && !pod.init_containers().is_empty() {
         return Holds::no(reasons::UNKNOWN_CONTAINER_STATUSES, None);
@@ -96,7 +104,9 @@ fn initialized(pod: &Pod, status: &PodStatus) -> Holds {
     let has_run = status.container_statuses.iter().flatten().any(|status| {
         status.state.as_ref().is_some_and(|state| state.running.is_some() || state.terminated.is_some())
     });
-    if has_run {
+    // A restart of all in the same sandbox does not undo it.
+    let was = || restart::may_restart_all(pod) && holds_before(inputs, "Initialized");
+    if has_run || was() {
         return Holds::yes();
     }
     complain(&unknown, "incomplete", &incomplete, reasons::CONTAINERS_NOT_INITIALIZED)

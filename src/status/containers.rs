@@ -13,7 +13,7 @@ use crate::model::runtime::{ContainerState as Lives, ContainerStatus as Instance
 use crate::model::{reasons, restart};
 
 use super::compose::Inputs;
-use super::resources;
+use super::{resources, restart_all};
 
 /// Which of the pod's lists a container is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) enum Kind {
 }
 
 /// Exit code where nobody saw the real one: the code of SIGKILL.
-const UNKNOWN_EXIT: i32 = 137;
+pub(super) const UNKNOWN_EXIT: i32 = 137;
 /// Message of a container that vanished while the pod was going.
 pub(super) const LOST_WHEN_TERMINATED: &str =
     "The container could not be located when the pod was terminated";
@@ -89,6 +89,7 @@ fn one(inputs: &Inputs, spec: &Container, kind: Kind) -> ContainerStatus {
             status.last_state = instances
                 .next()
                 .map(|second| ContainerState { terminated: ended(inputs, second), ..empty() })
+                .or_else(|| restart_all::end_before(old, &status))
                 .or_else(|| Some(empty()));
             status
         }
@@ -103,7 +104,7 @@ fn empty() -> ContainerState {
     ContainerState::default()
 }
 
-fn waiting(reason: Option<&str>, message: Option<String>) -> ContainerState {
+pub(super) fn waiting(reason: Option<&str>, message: Option<String>) -> ContainerState {
     let waiting = ContainerStateWaiting { reason: reason.map(str::to_owned), message };
     ContainerState { waiting: Some(waiting), ..empty() }
 }
@@ -130,7 +131,11 @@ fn known(
             let was = old.and_then(|old| old.state.as_ref());
             if was.is_some_and(|was| was.running.is_some()) {
                 restart_count = old.map_or(0, |old| old.restart_count).saturating_add(1);
-                ContainerState { terminated: Some(vanished(LOST_WHEN_TERMINATED)), ..empty() }
+                let mut end = vanished(LOST_WHEN_TERMINATED);
+                if restart_all::under_way(inputs) {
+                    end.reason = Some(reasons::RESTARTING_ALL_CONTAINERS.to_owned());
+                }
+                ContainerState { terminated: Some(end), ..empty() }
             } else if let Some(old) = old.filter(|old| {
                 old.container_id.as_deref() == Some(&id)
                     && old.state.as_ref().is_some_and(|state| state.terminated.is_some())
@@ -170,9 +175,9 @@ fn unknown_to_runtime(
     kind: Kind,
     old: Option<&ContainerStatus>,
 ) -> ContainerStatus {
-    let terminated =
-        |old: &ContainerStatus| old.state.as_ref().is_some_and(|state| state.terminated.is_some());
-    if let Some(old) = old.filter(|old| terminated(old)) {
+    let is = |old: &ContainerStatus, what: fn(&ContainerState) -> bool| old.state.as_ref().is_some_and(what);
+    let restarting = kind != Kind::Ephemeral && restart_all::under_way(inputs);
+    if let Some(old) = old.filter(|old| !restarting && is(old, |state| state.terminated.is_some())) {
         return old.clone();
     }
     let first_reason = if inputs.pod.init_containers().is_empty() {
@@ -188,6 +193,14 @@ fn unknown_to_runtime(
         restart_count: old.map_or(0, |old| old.restart_count),
         ..ContainerStatus::default()
     };
+    if let Some(old) = old.filter(|old| restarting && is(old, |state| state.waiting.is_none())) {
+        restart_all::show_removed(&mut status, old);
+        return status;
+    }
+    if let Some(state) = old.and_then(restart_all::still_removed) {
+        status.state = Some(state.clone());
+        return status;
+    }
     if kind == Kind::Init && !is_sidecar(spec) && any_regular_created(inputs) {
         status.state = Some(ContainerState {
             terminated: Some(ContainerStateTerminated {

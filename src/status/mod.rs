@@ -20,6 +20,7 @@ mod merge;
 mod phase;
 pub mod publish;
 mod resources;
+mod restart_all;
 mod strategic;
 #[cfg(test)]
 mod tests;

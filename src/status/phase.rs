@@ -2,7 +2,7 @@
 
 use crate::model::api::{Container, ContainerStatus, PodStatus};
 use crate::model::pod::{Pod, is_sidecar};
-use crate::model::restart;
+use crate::model::{reasons, restart};
 
 use super::compose::Inputs;
 
@@ -18,6 +18,8 @@ enum Seen {
     Between(i32),
     /// Waiting for its first run.
     Waiting,
+    /// Removed, to start again together with all the others.
+    Reset,
 }
 
 /// Whether anything can still start.
@@ -66,7 +68,7 @@ fn of(pod: &Pod, status: &PodStatus, outlook: Outlook, initialized: bool) -> &'s
             count_sidecar(&mut count, container, status, &seen);
         } else {
             match seen {
-                Seen::Ended(0) | Seen::Between(0) => {}
+                Seen::Ended(0) | Seen::Between(0) | Seen::Reset => {}
                 Seen::Ended(code) | Seen::Between(code) => {
                     count.failed_init |= !restart::may_restart(pod, container, code);
                 }
@@ -88,6 +90,10 @@ fn of(pod: &Pod, status: &PodStatus, outlook: Outlook, initialized: bool) -> &'s
                 count.stopped += 1;
                 count.restarting |= restart::may_restart(pod, container, code);
             }
+            Seen::Reset => {
+                count.stopped += 1;
+                count.restarting = true;
+            }
         }
     }
     decide(&count, outlook, initialized)
@@ -100,7 +106,7 @@ fn count_sidecar(count: &mut Count, container: &Container, status: &PodStatus, s
             count.pending_sidecar |= find(container, status.init_container_statuses.as_deref())
                 .is_none_or(|status| status.started != Some(true));
         }
-        Seen::Ended(_) | Seen::Between(_) => {}
+        Seen::Ended(_) | Seen::Between(_) | Seen::Reset => {}
         Seen::Waiting => {
             count.pending_sidecar = true;
             count.waiting = true;
@@ -142,6 +148,11 @@ fn look(container: &Container, list: Option<&[ContainerStatus]>) -> Seen {
     let Some(state) = &status.state else { return Seen::Unknown };
     if state.running.is_some() {
         return Seen::Running;
+    }
+    let ended = [Some(state), status.last_state.as_ref().filter(|_| state.waiting.is_some())];
+    let ended = ended.into_iter().flatten().find_map(|state| state.terminated.as_ref());
+    if ended.is_some_and(|ended| ended.reason.as_deref() == Some(reasons::RESTARTING_ALL_CONTAINERS)) {
+        return Seen::Reset;
     }
     if let Some(ended) = &state.terminated {
         return Seen::Ended(ended.exit_code);

@@ -23,7 +23,7 @@ pub struct IllegalTransition {
 
 /// Refuses a status in which a container that has ended for good is not over any more.
 pub(super) fn check(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Result<(), IllegalTransition> {
-    if pod.restart_policy() == "Always" {
+    if pod.restart_policy() == "Always" || restart::may_restart_all(pod) {
         return Ok(());
     }
     check_list(pod.containers(), &old.container_statuses, &new.container_statuses, |container, code| {

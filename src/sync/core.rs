@@ -7,9 +7,10 @@ use jiff::Timestamp;
 
 use crate::model::ids::PodUid;
 use crate::model::pod::{Pod, SourceName};
+use crate::model::restart::RuleGates;
 use crate::model::runtime::ListedPod;
 use crate::pods::admission::{self, Admission, NodeView};
-use crate::pods::lifecycle::{Failure, Kill};
+use crate::pods::lifecycle::Kill;
 use crate::sources::merge::{Merge, Op, Update};
 
 /// What the thread has to do, in order.
@@ -28,6 +29,13 @@ pub enum Effect {
     },
     /// Stop a pod.
     Kill(PodUid, Kill),
+    /// Stop a pod to make room for a critical one.
+    Preempt {
+        /// Who has to go.
+        victim: Pod,
+        /// What is short.
+        resource: String,
+    },
     /// Stop a pod that only the runtime knows.
     StopUnknown(ListedPod),
     /// Forget the status of a pod that is gone.
@@ -69,6 +77,7 @@ pub struct Core {
     configured: BTreeSet<SourceName>,
     seen: BTreeSet<SourceName>,
     merge: Merge,
+    restart_rules: RuleGates,
     desired: BTreeMap<PodUid, Desired>,
     /// What the API server shows of static pods: objects for others to see, not to run.
     mirrors: BTreeMap<PodUid, Pod>,
@@ -82,9 +91,16 @@ impl Core {
             configured,
             seen: BTreeSet::new(),
             merge: Merge::default(),
+            restart_rules: RuleGates::default(),
             desired: BTreeMap::new(),
             mirrors: BTreeMap::new(),
         }
+    }
+
+    /// Restart rules that are switched off have no effect, whoever wrote them.
+    #[must_use]
+    pub fn with_restart_rules(self, restart_rules: RuleGates) -> Self {
+        Core { restart_rules, ..self }
     }
 
     /// Whether every configured source has spoken.
@@ -131,6 +147,7 @@ impl Core {
         now: Timestamp,
         world: &World<'_>,
     ) -> Vec<Effect> {
+        let pods = pods.into_iter().map(|pod| self.restart_rules.applied_to(pod)).collect();
         let updates = self.merge.apply(source, pods, now);
         let mut effects: Vec<Effect> = self
             .merge
@@ -229,14 +246,12 @@ impl Core {
                 rejected = true;
                 effects.push(Effect::Reject { pod: pod.clone(), reason, message });
             }
-            Admission::Preempt { victims } => {
-                for victim in victims {
-                    let failure = Failure {
-                        reason: crate::model::reasons::PREEMPTING,
-                        message: admission::PREEMPTED_MESSAGE.to_owned(),
-                    };
-                    effects.push(Effect::Kill(victim, Kill { grace_override: None, failure: Some(failure) }));
-                }
+            Admission::Preempt { victims, resource } => {
+                let chosen = active.iter().filter(|other| victims.contains(other.uid()));
+                effects.extend(
+                    chosen
+                        .map(|victim| Effect::Preempt { victim: victim.clone(), resource: resource.clone() }),
+                );
                 effects.push(Effect::Update(pod.clone()));
             }
         }
@@ -244,20 +259,19 @@ impl Core {
     }
 
     /// Compares with what runs: stops pods that nobody wants, gives wanted pods a worker.
-    /// Does nothing before all sources have spoken.
+    /// Before all sources have spoken only pods that were replaced are known to be unwanted.
     pub fn clean_up(&self, listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> Vec<Effect> {
-        if !self.sources_ready() {
-            return Vec::new();
-        }
+        let ready = self.sources_ready();
         let unknown = listed
             .values()
             .filter(|pod| pod.is_running() && !(world.has_worker)(&pod.uid))
             .filter(|pod| self.admitted(&pod.uid).is_none() && (world.still_runs)(&pod.uid))
+            .filter(|pod| ready || self.is_replaced(pod))
             .map(|pod| Effect::StopUnknown(pod.clone()));
         let workerless = self
             .desired
             .values()
-            .filter(|desired| !desired.rejected && !(world.has_worker)(desired.pod.uid()))
+            .filter(|desired| ready && !desired.rejected && !(world.has_worker)(desired.pod.uid()))
             .map(|desired| Effect::Update(desired.pod.clone()));
         let refused = self
             .desired
@@ -266,6 +280,17 @@ impl Core {
             .filter(|desired| !listed.get(desired.pod.uid()).is_some_and(ListedPod::is_running))
             .map(|desired| Effect::Finish(desired.pod.clone()));
         unknown.chain(workerless).chain(refused).collect()
+    }
+
+    /// Whether the source of `old`, which runs, now has another static pod under its name.
+    fn is_replaced(&self, old: &ListedPod) -> bool {
+        self.desired.values().any(|Desired { pod, rejected }| {
+            !rejected
+                && pod.is_static()
+                && old.source == Some(pod.source())
+                && pod.uid() != &old.uid
+                && (pod.namespace(), pod.name()) == (old.namespace.as_str(), old.name.as_str())
+        })
     }
 }
 
@@ -342,6 +367,7 @@ mod tests {
                     }
                     Effect::Reject { pod, reason, .. } => format!("reject {} {reason}", pod.uid()),
                     Effect::Kill(uid, _) => format!("kill {uid}"),
+                    Effect::Preempt { victim, resource } => format!("preempt {} {resource}", victim.uid()),
                     Effect::StopUnknown(pod) => format!("stop {}", pod.uid),
                     Effect::Forget(uid) => format!("forget {uid}"),
                     Effect::Shown(pod) => format!("shown {}", pod.uid()),
@@ -370,6 +396,52 @@ mod tests {
         assert!(bench.clean_up(&running).is_empty());
         bench.speak(SourceName::Http, vec![]);
         assert_eq!(bench.clean_up(&running), ["stop 9"]);
+    }
+
+    #[test]
+    fn what_was_replaced_is_stopped_though_another_source_is_silent() {
+        let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
+        let running = |uid: &str, name: &str, source| {
+            let (uid, pod) = listed(uid, SandboxState::Ready);
+            (uid, ListedPod { name: name.to_owned(), namespace: "default".to_owned(), source, ..pod })
+        };
+        let running = BTreeMap::from([
+            running("1", "web", Some(SourceName::File)),
+            running("2", "web", Some(SourceName::Api)),
+            running("3", "web", Some(SourceName::Http)),
+            running("4", "web", None),
+            running("5", "other", Some(SourceName::File)),
+        ]);
+        assert_eq!(bench.speak(SourceName::File, vec![pod("web", "9")]), ["update 9"]);
+        assert_eq!(bench.clean_up(&running), ["stop 1"]);
+        // The other source's own turn: now everything else is known to be unwanted.
+        bench.speak(SourceName::Http, vec![]);
+        assert_eq!(bench.clean_up(&running), ["stop 1", "stop 2", "stop 3", "stop 4", "stop 5"]);
+        // A successor that was refused replaces nothing.
+        let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
+        bench.node.allocatable.pods = 0;
+        bench.speak(SourceName::File, vec![pod("web", "9")]);
+        assert!(bench.clean_up(&running).is_empty());
+    }
+
+    #[test]
+    fn a_pod_that_makes_room_is_told_for_what() {
+        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+        bench.node.allocatable.pods = 1;
+        bench.speak(SourceName::Api, vec![pod("a", "1")]);
+        assert_eq!(bench.speak(SourceName::File, vec![pod("s", "2")]), ["preempt 1 pods", "update 2"]);
+    }
+
+    #[test]
+    fn rules_that_are_switched_off_have_no_effect() {
+        let gates = RuleGates { rules: false, restart_all: false };
+        let mut bench = Bench::new(&[SourceName::Api]);
+        bench.core = bench.core.with_restart_rules(gates);
+        let mut object = pod("a", "1").object().clone();
+        object.spec.as_mut().unwrap().containers[0].restart_policy = Some("Never".to_owned());
+        bench.speak(SourceName::Api, vec![Pod::from(object)]);
+        let kept = bench.core.admitted(&"1".into()).unwrap();
+        assert_eq!(kept.containers()[0].restart_policy, None);
     }
 
     #[test]

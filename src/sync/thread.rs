@@ -15,10 +15,12 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
 use crate::model::pod::{Pod, SourceName};
 use crate::model::reasons;
+use crate::model::restart::RuleGates;
 use crate::model::verdict::Verdict;
 use crate::node::{self, NodeWatch};
 use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
+use crate::pods::lifecycle::{Failure, Kill};
 use crate::pods::workers::{Aftermath, Ended, Workers};
 use crate::probes::{Kind, Probes};
 use crate::sources::{SourceSet, unsupported_fields};
@@ -44,6 +46,8 @@ pub struct Settings {
     pub sources: BTreeSet<SourceName>,
     /// The node, for admission.
     pub node: NodeView,
+    /// Which restart rules count.
+    pub restart_rules: RuleGates,
 }
 
 /// What the room works with.
@@ -86,7 +90,7 @@ pub struct Deps {
 /// When the thread cannot be started.
 pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("sync", Stack::Large, on_death, move |stop| {
-        let core = Core::new(settings.sources.clone());
+        let core = Core::new(settings.sources.clone()).with_restart_rules(settings.restart_rules);
         let sources = settings.sources.iter().map(|name| (*name, SourceState::default())).collect();
         Loop {
             core,
@@ -223,8 +227,10 @@ impl Loop {
             // Before any worker starts: the cleaner removes what the snapshot does not know.
             self.publish();
             self.carry_out(effects);
-            if !before && self.core.sources_ready() {
-                log::info!("all sources have spoken");
+            if !before {
+                if self.core.sources_ready() {
+                    log::info!("all sources have spoken");
+                }
                 self.clean_up();
             }
     }
@@ -340,12 +346,8 @@ impl Loop {
                     self.deps.workers.update(&self.ephemeral.complete(&pod));
                 }
                 Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
-                Effect::Kill(uid, kill) => {
-                    if self.deps.workers.kill(&uid, kill) == Aftermath::Gone {
-                        self.deps.status.forget(&uid);
-                        self.garbage = true;
-                    }
-                }
+                Effect::Kill(uid, kill) => self.kill(&uid, kill),
+                Effect::Preempt { victim, resource } => self.preempt(&victim, resource),
                 Effect::StopUnknown(pod) => self.deps.workers.stop_unknown(&pod),
                 Effect::Forget(uid) => {
                     self.deps.status.forget(&uid);
@@ -370,6 +372,21 @@ impl Loop {
         if let Some(api_pods) = &self.deps.api_pods {
             api_pods.put(pod.uid().clone(), ApiPod { pod, removed });
         }
+    }
+
+    fn kill(&mut self, uid: &PodUid, kill: Kill) {
+        if self.deps.workers.kill(uid, kill) == Aftermath::Gone {
+            self.deps.status.forget(uid);
+            self.garbage = true;
+        }
+    }
+
+    fn preempt(&mut self, victim: &Pod, resource: String) {
+        metrics::PREEMPTIONS.inc([resource]);
+        self.deps.events.warning(victim, reasons::PREEMPTING, admission::PREEMPTED_MESSAGE);
+        let failure =
+            Failure { reason: reasons::PREEMPTING, message: admission::PREEMPTED_MESSAGE.to_owned() };
+        self.kill(victim.uid(), Kill { grace_override: None, failure: Some(failure) });
     }
 
     /// A field without an effect is named, once per pod: silence would be a lie.

@@ -43,6 +43,8 @@ pub enum Admission {
     Preempt {
         /// In the order of least regret.
         victims: Vec<PodUid>,
+        /// What is short, or the first of it.
+        resource: String,
     },
 }
 
@@ -135,8 +137,8 @@ fn predicates(pod: &Pod, others: &[&Pod], node: &NodeView) -> Admission {
         (None, Some(refused)) => refused,
         // Room can be made for a critical pod, another place cannot.
         (Some(_), Some(refused)) if pod.is_critical() => refused,
-        (Some(_), None) if pod.is_critical() => match preempt::victims(pod, others, &short) {
-            Ok(victims) => Admission::Preempt { victims },
+        (Some(first), None) if pod.is_critical() => match preempt::victims(pod, others, &short) {
+            Ok(victims) => Admission::Preempt { victims, resource: first.resource.clone() },
             Err(missing) => reject(
                 reasons::UNEXPECTED_ADMISSION_ERROR,
                 format!(

@@ -45,7 +45,7 @@ fn short(admission: &Admission) -> String {
     match admission {
         Admission::Admit => "admit".to_owned(),
         Admission::Reject { reason, message } => format!("{reason}: {message}"),
-        Admission::Preempt { victims } => format!("preempt {victims:?}"),
+        Admission::Preempt { victims, .. } => format!("preempt {victims:?}"),
     }
 }
 

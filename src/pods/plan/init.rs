@@ -52,13 +52,15 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
         let status = newest_here(inputs, &container.name);
         seen_any |= status.is_some();
         if initialized_before {
-            if is_sidecar(container) {
+            if is_sidecar(container) && !inputs.waits_for_all(container, status) {
                 keep_sidecar(inputs, index, container, status, plan);
             }
             continue;
         }
         let Some(status) = status else { continue };
-        let step = if is_sidecar(container) {
+        let step = if inputs.waits_for_all(container, Some(status)) {
+            Step::Wait
+        } else if is_sidecar(container) {
             sidecar_before(inputs, index, container, status, plan)
         } else {
             ordinary(inputs, index, container, status, plan)

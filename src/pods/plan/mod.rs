@@ -42,13 +42,27 @@ pub struct Inputs<'a> {
     /// Startup of a container instance. A sidecar with a startup probe holds back its
     /// successors until this is `Success`.
     pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
+    /// The restart of all containers has to wait for the end of a crash-loop wait. Until
+    /// then whoever asked for it stays as it is, and the others are looked after as ever.
+    pub reset_held: bool,
 }
 
 impl<'a> Inputs<'a> {
     /// Inputs of a pod without any probe.
     #[must_use]
     pub fn without_probes(pod: &'a Pod, runtime: &'a PodRuntime) -> Self {
-        Inputs { pod, runtime, liveness: &|_| Verdict::NoProbe, startup: &|_| Verdict::NoProbe }
+        Inputs {
+            pod,
+            runtime,
+            liveness: &|_| Verdict::NoProbe,
+            startup: &|_| Verdict::NoProbe,
+            reset_held: false,
+        }
+    }
+
+    /// Whether `container`, whose newest instance is `status`, waits for the restart of all.
+    fn waits_for_all(&self, container: &Container, status: Option<&ContainerStatus>) -> bool {
+        self.reset_held && restart::restarts_all(container, status)
     }
 }
 
@@ -148,7 +162,10 @@ pub fn compute(inputs: &Inputs) -> Plan {
         attempt: sandbox.attempt,
         ..Plan::default()
     };
-    plan.reset = reset::compute(inputs.pod, inputs.runtime);
+    // With a dead sandbox all begin again anyway.
+    if !inputs.reset_held || sandbox.needed {
+        plan.reset = reset::compute(inputs.pod, inputs.runtime);
+    }
     if !plan.reset.is_empty() {
         return plan;
     }

@@ -78,6 +78,7 @@ impl World {
             runtime: &self.runtime,
             liveness: &|_| Verdict::Success,
             startup: &startup,
+            reset_held: false,
         };
         let plan = compute(&inputs);
         assert_eq!(plan, compute(&inputs), "same inputs, same plan");

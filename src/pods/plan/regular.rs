@@ -17,6 +17,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) {
             Some(status) if status.state == ContainerState::Running => {
                 kept += usize::from(!replace_if_needed(inputs, index, container, status, plan));
             }
+            _ if inputs.waits_for_all(container, status) => {}
             _ if !restart::should_start(inputs.pod, container, status) => {}
             _ => {
                 if let Some(status) = status.filter(|status| status.state == ContainerState::Unknown) {
@@ -32,7 +33,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) {
             }
         }
     }
-    if kept == 0 && plan.start.is_empty() {
+    if kept == 0 && plan.start.is_empty() && !inputs.reset_held {
         plan.kill_pod = true;
         // Sidecars must not keep a finished pod alive.
         plan.start_init.clear();

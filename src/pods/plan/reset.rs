@@ -52,7 +52,9 @@ pub(super) fn compute(pod: &Pod, runtime: &PodRuntime) -> Vec<Reset> {
 mod tests {
     use super::super::tests::{pod, ready, short};
     use super::super::{Inputs, compute};
-    use crate::model::runtime::SandboxState;
+    use crate::model::ids::ContainerId;
+    use crate::model::runtime::{PodRuntime, SandboxState};
+    use crate::model::verdict::Verdict;
     use serde_json::{Value, json};
 
     fn spec() -> Value {
@@ -90,5 +92,54 @@ mod tests {
         runtime.sandboxes[0].state = SandboxState::NotReady;
         let plan = compute(&Inputs::without_probes(&pod(spec()), &runtime));
         assert_eq!(short(&plan), "reset=[a b!]");
+    }
+
+    #[test]
+    fn while_it_has_to_wait_the_others_are_looked_after() {
+        let held = |spec: Value, runtime: &PodRuntime| {
+            let pod = pod(spec);
+            let failed = |id: &ContainerId| {
+                if *id == "a".into() { Verdict::Failure } else { Verdict::Success }
+            };
+            short(&compute(&Inputs {
+                reset_held: true,
+                liveness: &failed,
+                ..Inputs::without_probes(&pod, runtime)
+            }))
+        };
+        let mut always = spec();
+        always["restartPolicy"] = json!("Always");
+        for (instances, expected) in [
+            ("i=Exited s=Running a=Exited b=Exited:42 c=Running", "start=[0]"),
+            ("i=Exited s=Running a=Running b=Exited:42 c=Running", "kill=[a:LivenessProbe] start=[0]"),
+            ("i=Exited s=Exited a=Created b=Exited:42 c=Running", "init=[1] start=[0]"),
+            ("i=Exited s=Running c=Running b=Exited:42", "start=[0]"),
+            ("i=Exited s=Running a=Exited b=Exited:1 c=Running", "start=[0]"),
+        ] {
+            assert_eq!(held(always.clone(), &ready(instances)), expected, "{instances}");
+        }
+        // Whatever else is over for good: the pod is not.
+        assert_eq!(held(spec(), &ready("i=Exited s=Running a=Exited b=Exited:42 c=Exited")), "");
+        // With a dead sandbox there is nothing to look after.
+        let mut runtime = ready("a=Exited b=Exited:42");
+        runtime.sandboxes[0].state = SandboxState::NotReady;
+        assert_eq!(held(spec(), &runtime), "reset=[a b!]");
+    }
+
+    #[test]
+    fn an_init_container_that_asks_for_it_waits_too() {
+        let rules = json!([
+            {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+        let asks = |name: &str, policy: &str| json!({"name": name, "restartPolicy": policy, "restartPolicyRules": rules});
+        for (init, instances) in [
+            (asks("i", "Never"), "i=Exited:42"),
+            (asks("s", "Always"), "s=Exited:42"),
+            (asks("s", "Always"), "s=Exited:42 c=Running"),
+        ] {
+            let pod = pod(json!({"initContainers": [init], "containers": [{"name": "c"}]}));
+            let runtime = ready(instances);
+            let inputs = Inputs { reset_held: true, ..Inputs::without_probes(&pod, &runtime) };
+            assert_eq!(short(&compute(&inputs)), "", "{instances}");
+        }
     }
 }

@@ -115,6 +115,7 @@ fn plan_of(pod: &Pod, runtime: &PodRuntime, liveness: &str, startup: &str) -> Pl
         runtime,
         liveness: &|id| verdict(liveness, id),
         startup: &|id| verdict(startup, id),
+        reset_held: false,
     })
 }
 

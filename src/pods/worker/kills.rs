@@ -4,6 +4,8 @@ use jiff::Timestamp;
 
 use super::super::plan;
 use super::{Failed, RETRY, Worker, until};
+use crate::model::api::Container;
+use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
 use crate::runtime::{Kill, StartFailure};
 use crate::status::StartReason;
@@ -52,11 +54,32 @@ impl Worker {
         Ok(())
     }
 
+    /// Whether a restart of all containers has to wait because one of those that ask for it
+    /// ends again and again; why, and how long. Its status says so from now on.
+    ///
+    /// DIFFERS: upstream removes the record of the container that asks, and with it the wait.
+    pub(super) fn hold_reset(&mut self, resets: &[plan::Reset], runtime: &PodRuntime) -> Option<Failed> {
+        let pod = self.pod().clone();
+        let mut held: Option<Failed> = None;
+        for container in triggers(&pod, resets) {
+            let Some(wait) = self.deps.runtime.restart_wait(&pod, container, runtime, Timestamp::now())
+            else {
+                self.reasons.remove(&container.name);
+                continue;
+            };
+            let known = self.reasons.get(&container.name);
+            if known.is_none_or(|known| known.message != wait.message) {
+                self.deps.runtime.tell_back_off(&pod, container);
+            }
+            let wait = self.not_started(&container.name, wait);
+            // The last one counts: all start together.
+            held = held.filter(|held| held.retry >= wait.retry).or(Some(wait));
+        }
+        held
+    }
+
     /// Removes every container of the pod from the runtime, so that all start again in the
     /// same sandbox. Their log files stay, and restart counts go on from those.
-    ///
-    /// DIFFERS: the container that asks for it is subject to the crash-loop wait; upstream
-    /// removes its record, and with it the wait.
     pub(super) fn reset(
         &mut self,
         resets: &[plan::Reset],
@@ -64,14 +87,8 @@ impl Worker {
         cancel: &StopToken,
     ) -> Result<(), Failed> {
         let pod = self.pod().clone();
-        for trigger in resets.iter().filter(|reset| reset.trigger) {
-            let newest = runtime.newest(&trigger.name).is_some_and(|newest| newest.id == trigger.id);
-            let container = pod.all_containers().find(|container| container.name == trigger.name);
-            let Some(container) = container.filter(|_| newest) else { continue };
-            let allowed = self.deps.runtime.restart_allowed(&pod, container, runtime, Timestamp::now());
-            if let Err(failure) = allowed {
-                return Err(self.not_started(&trigger.name, failure));
-            }
+        for container in triggers(&pod, resets) {
+            self.deps.runtime.count_restart(&pod, container, runtime, Timestamp::now());
         }
         for reset in resets {
             let kill = Kill { grace_override: Some(0), ..Kill::of(&pod, &reset.id, &reset.name) };
@@ -112,4 +129,11 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// The containers for whose sake all start again.
+fn triggers<'a>(pod: &'a Pod, resets: &'a [plan::Reset]) -> impl Iterator<Item = &'a Container> {
+    let asks =
+        |container: &&Container| resets.iter().any(|reset| reset.trigger && reset.name == container.name);
+    pod.all_containers().filter(asks)
 }

@@ -14,6 +14,7 @@ fn pod(uid: &str, sandboxes: &[(char, u32)], containers: &[(&str, char, i64)]) -
         uid: PodUid::from(uid),
         name: "pod".to_owned(),
         namespace: "ns".to_owned(),
+        source: None,
         sandboxes: sandboxes
             .iter()
             .map(|(state, attempt)| ListedSandbox {

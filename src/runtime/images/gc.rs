@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use crate::cri::{CriError, ImageClient};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::ImageRef;
+use crate::model::metrics;
 use crate::model::reasons;
 use crate::transport::generated::runtime::{Image, ImageSpec};
 use crate::util::stop::StopToken;
@@ -381,7 +382,7 @@ where
         stop: &StopToken,
     ) -> Result<Freed, ImageGcError<I::Error>> {
         self.detect(in_use, now)?;
-        Ok(self.free(&self.ledger.all_unused(), u64::MAX, stop))
+        Ok(self.free(&self.ledger.all_unused(), u64::MAX, "space", stop))
     }
 
     fn round(
@@ -392,7 +393,7 @@ where
     ) -> Result<Freed, ImageGcError<I::Error>> {
         self.detect(in_use, now)?;
         let expired = self.ledger.expired(&self.policy, now);
-        let mut freed = self.free(&expired, u64::MAX, stop);
+        let mut freed = self.free(&expired, u64::MAX, "age", stop);
         let disk = self.images.disk().map_err(ImageGcError::Disk)?;
         if disk.capacity_bytes == 0 {
             self.warn(reasons::INVALID_DISK_CAPACITY, "invalid capacity 0 on image filesystem");
@@ -401,7 +402,7 @@ where
         let Some(wanted_bytes) = disk.bytes_to_free(&self.policy) else { return Ok(freed) };
         let mut candidates = self.ledger.candidates(&self.policy, now);
         candidates.retain(|candidate| !expired.contains(candidate));
-        let more = self.free(&candidates, wanted_bytes, stop);
+        let more = self.free(&candidates, wanted_bytes, "space", stop);
         freed = Freed { images: freed.images + more.images, bytes: freed.bytes.saturating_add(more.bytes) };
         if more.bytes < wanted_bytes && !stop.is_stopped() {
             let text = format!(
@@ -419,7 +420,14 @@ where
     }
 
     /// Removes candidates in order until enough is freed; one that fails is passed over.
-    fn free(&self, candidates: &[Candidate], wanted_bytes: u64, stop: &StopToken) -> Freed {
+    /// `reason` is for the metric.
+    fn free(
+        &self,
+        candidates: &[Candidate],
+        wanted_bytes: u64,
+        reason: &'static str,
+        stop: &StopToken,
+    ) -> Freed {
         let mut freed = Freed::default();
         for candidate in candidates {
             if freed.bytes >= wanted_bytes || stop.is_stopped() {
@@ -428,6 +436,7 @@ where
             match self.images.remove(&candidate.id) {
                 Ok(()) => {
                     log::info!("removed unused image {} of {} bytes", candidate.id, candidate.size_bytes);
+                    metrics::IMAGES_COLLECTED.inc([reason]);
                     freed.images += 1;
                     freed.bytes = freed.bytes.saturating_add(candidate.size_bytes);
                 }

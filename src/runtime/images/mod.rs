@@ -145,29 +145,36 @@ impl Images {
         })?;
         let policy = policy(wanted.policy, &image);
         if policy == Policy::Always {
+            policy.count("unknown", "true");
             return self.pull(wanted, requested, &image);
         }
         match self.client.with_stop(wanted.stop.clone()).image_status(spec(&image)) {
             Err(error) => {
+                policy.count("unknown", "unknown");
                 // The blank name is what upstream's users and tools see.
                 let message = format!("Failed to inspect image \"\": {}", error_text(&error));
                 self.warn(wanted, reasons::INSPECT_FAILED, &message);
                 Err(failure(reasons::IMAGE_INSPECT_ERROR, message))
             }
             Ok(Some(found)) if !self.must_pull(wanted, &image, &found) => {
+                policy.count("true", "false");
                 let accessible = if self.records.is_on() { " and can be accessed by the pod" } else { "" };
                 let message = format!("Container image {requested:?} already present on machine{accessible}");
                 self.tell(wanted, reasons::PULLED, &message);
                 Ok(Found { reference: ImageRef::from(found.id.as_str()), user: user_of(&found) })
             }
-            Ok(_) if policy == Policy::Never => {
+            Ok(found) if policy == Policy::Never => {
+                policy.count(present(&found), "false");
                 let message =
                     format!("Container image {requested:?} is not present with pull policy of Never");
                 self.warn(wanted, reasons::ERR_IMAGE_NEVER_PULL, &message);
                 Err(failure(reasons::ERR_IMAGE_NEVER_PULL, message))
             }
             // Not there, or the pod has to show that the registry lets it have the image.
-            Ok(_) => self.pull(wanted, requested, &image),
+            Ok(found) => {
+                policy.count(present(&found), "true");
+                self.pull(wanted, requested, &image)
+            }
         }
     }
 
@@ -345,6 +352,22 @@ enum Policy {
     Always,
     IfNotPresent,
     Never,
+}
+
+impl Policy {
+    /// Counts that an image was wanted: whether it was there, and whether it is to be pulled.
+    fn count(self, present: &'static str, pull: &'static str) {
+        let policy = match self {
+            Policy::Always => "always",
+            Policy::IfNotPresent => "ifnotpresent",
+            Policy::Never => "never",
+        };
+        metrics::ENSURE_IMAGE_REQUESTS.inc([present, policy, pull]);
+    }
+}
+
+fn present(found: &Option<Image>) -> &'static str {
+    if found.is_some() { "true" } else { "false" }
 }
 
 fn policy(wanted: Option<&str>, image: &str) -> Policy {

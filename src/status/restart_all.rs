@@ -1,0 +1,242 @@
+//! How a restart of all containers in place shows: one condition of the pod, and what
+//! stands for the containers that were removed for it.
+
+use crate::model::api::{
+    Container, ContainerState, ContainerStateTerminated, ContainerStatus, PodCondition, PodStatus,
+};
+use crate::model::meta::Time;
+use crate::model::{reasons, restart};
+
+use super::compose::Inputs;
+use super::conditions::holds_before;
+use super::containers::{UNKNOWN_EXIT, waiting};
+
+/// Only pods have it in which a container may restart all of them.
+const CONDITION: &str = "AllContainersRestarting";
+
+const REMOVED: &str = "The container is removed because RestartAllContainers in place";
+
+/// The condition: true from the end of the container that asks for the restart until every
+/// container is removed.
+pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondition> {
+    if !restart::may_restart_all(inputs.pod) {
+        return None;
+    }
+    let over = match status.phase.as_deref() {
+        Some("Succeeded") => Some(reasons::POD_COMPLETED),
+        Some("Failed") => Some(reasons::POD_FAILED),
+        _ => None,
+    };
+    let mut left = inputs.pod.all_containers().map(|container| inputs.runtime.newest(&container.name));
+    let yes = over.is_none() && under_way(inputs) && left.any(|newest| newest.is_some());
+    Some(PodCondition {
+        type_: CONDITION.to_owned(),
+        status: if yes { "True" } else { "False" }.to_owned(),
+        reason: yes.then_some(reasons::RESTART_ALL_CONTAINERS_STARTED).or(over).map(str::to_owned),
+        message: yes.then(|| "container exited with restart policy rule".to_owned()),
+        last_transition_time: Some(Time(inputs.now)),
+        ..PodCondition::default()
+    })
+}
+
+/// Whether all containers are being removed: one of them asks for it and has not to wait
+/// (then it shows a failure), or the work has begun already.
+pub(super) fn under_way(inputs: &Inputs) -> bool {
+    let asks = |container: &Container| {
+        restart::restarts_all(container, inputs.runtime.newest(&container.name))
+            && (inputs.failures)(&container.name).is_none()
+    };
+    restart::may_restart_all(inputs.pod)
+        && !inputs.is_deleting()
+        && (holds_before(inputs, CONDITION) || inputs.pod.all_containers().any(asks))
+}
+
+/// What a container shows that has been removed.
+pub(super) fn show_removed(status: &mut ContainerStatus, old: &ContainerStatus) {
+    let terminated = ContainerStateTerminated {
+        exit_code: UNKNOWN_EXIT,
+        reason: Some(reasons::RESTARTING_ALL_CONTAINERS.to_owned()),
+        message: Some(REMOVED.to_owned()),
+        ..ContainerStateTerminated::default()
+    };
+    status.state = Some(waiting(Some(reasons::RESTARTING_ALL_CONTAINERS), Some(REMOVED.to_owned())));
+    status.last_state = Some(ContainerState { terminated: Some(terminated), ..ContainerState::default() });
+    status.restart_count = old.restart_count.saturating_add(1);
+}
+
+/// The state that a removed container keeps.
+///
+/// DIFFERS: until it is made again; upstream shows it once and then that it is being created.
+pub(super) fn still_removed(old: &ContainerStatus) -> Option<&ContainerState> {
+    let state = old.state.as_ref()?;
+    let reason = state.waiting.as_ref()?.reason.as_deref();
+    (reason == Some(reasons::RESTARTING_ALL_CONTAINERS)).then_some(state)
+}
+
+/// The last state of a container that was made again after it had been removed, while it
+/// has no later end: the runtime knows nothing of the earlier instance any more.
+pub(super) fn end_before(old: Option<&ContainerStatus>, status: &ContainerStatus) -> Option<ContainerState> {
+    let same = |old: &&ContainerStatus| old.container_id.is_none() || old.container_id == status.container_id;
+    let last = old.filter(same)?.last_state.as_ref()?;
+    let reason = last.terminated.as_ref()?.reason.as_deref();
+    (reason == Some(reasons::RESTARTING_ALL_CONTAINERS)).then(|| last.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::api;
+    use crate::model::pod::Pod;
+    use crate::model::runtime::{ContainerState as Lives, ContainerStatus as Instance, PodRuntime};
+    use crate::status::tests::{at, instance};
+    use crate::status::{NodeAddresses, StartReason, StatusCache, compose};
+    use serde_json::{Value, json};
+
+    /// `trigger` restarts all with 42; everything else stays ended.
+    fn pod(action: &str) -> Pod {
+        let rules = json!([{"action": action, "exitCodes": {"operator": "In", "values": [42]}}]);
+        let object = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u", "generation": 3},
+            "spec": {"restartPolicy": "Never", "initContainers": [{"name": "init"}],
+                "containers": [{"name": "main"},
+                    {"name": "trigger", "restartPolicy": "Never", "restartPolicyRules": rules}]}});
+        Pod::from(serde_json::from_value::<api::Pod>(object).unwrap())
+    }
+
+    /// The pod's life as its worker sees it, one status after the other.
+    struct Life {
+        pod: Pod,
+        cache: StatusCache,
+        round: u32,
+    }
+
+    impl Life {
+        fn new(pod: Pod) -> Self {
+            Life { pod, cache: StatusCache::default(), round: 0 }
+        }
+
+        fn sees(&mut self, instances: Vec<Instance>, failure: Option<&'static str>, deleting: bool) -> Value {
+            let runtime = PodRuntime { containers: instances, ..PodRuntime::default() };
+            let failures = |name: &str| {
+                let reason = failure.filter(|_| name == "trigger")?;
+                Some(StartReason { reason, message: "later".to_owned() })
+            };
+            let (old, node) = (self.cache.get(self.pod.uid()), NodeAddresses::default());
+            self.round += 1;
+            let now = at(200 + i64::from(self.round));
+            let composed = compose(&Inputs {
+                old: old.as_deref(),
+                failures: &failures,
+                deleting,
+                ..Inputs::new(&self.pod, &runtime, &node, now)
+            });
+            self.cache.set(&self.pod, composed, now);
+            serde_json::to_value(&*self.cache.get(self.pod.uid()).unwrap()).unwrap()
+        }
+    }
+
+    /// `init=Exited trigger=Exited:42`, with an id that says which run it is of.
+    fn run(number: u32, text: &str) -> Vec<Instance> {
+        let parse = |word: &str| {
+            let (word, code) = word.split_once(':').unwrap_or((word, "0"));
+            let (name, state) = word.split_once('=').unwrap();
+            let state = if state == "Running" { Lives::Running } else { Lives::Exited };
+            Instance {
+                id: format!("{name}/{number}").as_str().into(),
+                exit_code: code.parse().unwrap(),
+                restart_count: number,
+                ..instance(name, state)
+            }
+        };
+        text.split_whitespace().map(parse).collect()
+    }
+
+    fn condition_of<'a>(status: &'a Value, kind: &str) -> &'a Value {
+        let conditions = status["conditions"].as_array().unwrap();
+        conditions.iter().find(|condition| condition["type"] == kind).unwrap_or(&Value::Null)
+    }
+
+    fn container<'a>(status: &'a Value, name: &str) -> &'a Value {
+        let lists = ["initContainerStatuses", "containerStatuses"];
+        let all = lists.into_iter().flat_map(|list| status[list].as_array().unwrap());
+        all.into_iter().find(|one| one["name"] == name).unwrap()
+    }
+
+    #[test]
+    fn from_the_first_end_to_the_new_start() {
+        let mut life = Life::new(pod("RestartAllContainers"));
+        let begun = life.sees(run(0, "init=Exited main=Running trigger=Running"), None, false);
+        assert_eq!(begun["phase"], "Running");
+        assert_eq!(condition_of(&begun, CONDITION)["status"], "False");
+        assert_eq!(condition_of(&begun, CONDITION)["reason"], Value::Null);
+
+        let asked = life.sees(run(0, "init=Exited main=Running trigger=Exited:42"), None, false);
+        let mut condition = condition_of(&asked, CONDITION).clone();
+        condition["lastTransitionTime"].take();
+        assert_eq!(
+            condition,
+            json!({"type": CONDITION, "status": "True", "reason": "RestartAllContainersStarted",
+                "message": "container exited with restart policy rule", "lastTransitionTime": null})
+        );
+        assert_eq!(
+            container(&asked, "main")["state"]["running"],
+            json!({"startedAt": "1970-01-01T00:01:41Z"})
+        );
+        assert_eq!(asked["phase"], "Running");
+
+        // Half of the work is done.
+        let half = life.sees(run(0, "trigger=Exited:42"), None, false);
+        assert_eq!(condition_of(&half, CONDITION)["status"], "True");
+        let waiting = json!({"waiting": {"reason": "RestartingAllContainers", "message": REMOVED}});
+        let ended = json!({"terminated": {"exitCode": 137, "reason": "RestartingAllContainers",
+            "message": REMOVED}});
+        for name in ["init", "main"] {
+            let one = container(&half, name);
+            assert_eq!((&one["state"], &one["lastState"]), (&waiting, &ended), "{name}");
+            assert_eq!(one["restartCount"], 1, "{name}");
+        }
+
+        // All of it; and the next looks change nothing but the condition.
+        for round in 0..3 {
+            let cleaned = life.sees(Vec::new(), None, false);
+            assert_eq!(condition_of(&cleaned, CONDITION)["status"], "False");
+            assert_eq!(condition_of(&cleaned, "Initialized")["status"], "True");
+            assert_eq!(condition_of(&cleaned, "Ready")["status"], "False");
+            assert_eq!(cleaned["phase"], "Running", "{round}");
+            for name in ["init", "main", "trigger"] {
+                let one = container(&cleaned, name);
+                assert_eq!((&one["state"], &one["lastState"]), (&waiting, &ended), "{name} {round}");
+                assert_eq!(one["restartCount"], 1, "{name} {round}");
+            }
+        }
+
+        let again = life.sees(run(1, "init=Exited main=Running trigger=Running"), None, false);
+        assert_eq!(again["phase"], "Running");
+        for name in ["init", "main", "trigger"] {
+            assert_eq!(container(&again, name)["lastState"], ended, "{name}");
+            assert_eq!(container(&again, name)["restartCount"], 1, "{name}");
+        }
+        // What ends in the new run has an end of its own.
+        let over = life.sees(run(1, "init=Exited main=Exited trigger=Running"), None, false);
+        assert_eq!(container(&over, "main")["state"]["terminated"]["exitCode"], 0);
+    }
+
+    #[test]
+    fn not_while_it_has_to_wait_nor_on_the_way_out_nor_without_the_rule() {
+        let asks = || run(0, "init=Exited main=Running trigger=Exited:42");
+        let mut life = Life::new(pod("RestartAllContainers"));
+        let held = life.sees(asks(), Some("CrashLoopBackOff"), false);
+        assert_eq!(condition_of(&held, CONDITION)["status"], "False");
+        assert_eq!(container(&held, "trigger")["state"]["waiting"]["reason"], "CrashLoopBackOff");
+        assert_eq!(container(&held, "trigger")["lastState"]["terminated"]["exitCode"], 42);
+        let leaving = life.sees(asks(), None, true);
+        assert_eq!(condition_of(&leaving, CONDITION)["status"], "False");
+        let over = life.sees(run(0, "init=Exited main=Exited:1 trigger=Exited:1"), None, false);
+        assert_eq!(
+            (&over["phase"], &condition_of(&over, CONDITION)["reason"]),
+            (&json!("Failed"), &json!("PodFailed"))
+        );
+
+        let mut other = Life::new(pod("Restart"));
+        assert_eq!(*condition_of(&other.sees(asks(), None, false), CONDITION), Value::Null);
+    }
+}
