@@ -39,6 +39,8 @@ const DOORS: &[(&str, &str)] = &[
     ("protobuf", "transport"),
     ("futures_util", "transport"),
     ("ureq", "transport"),
+    ("rcgen", "kube"),
+    ("pem", "kube"),
     ("tiny_http", "server"),
     ("serde_saphyr", "config"),
     ("lexopt", "cli"),

@@ -15,6 +15,7 @@ mod csr;
 mod facts;
 mod rotation;
 pub mod serving;
+mod signer;
 mod store;
 mod thread;
 
@@ -22,9 +23,9 @@ use std::path::PathBuf;
 
 pub use csr::{Purpose, ServingNames, Template};
 pub use facts::Facts;
-pub use rotation::{OpenBootstrap, Refusal, Signer};
+pub use signer::OpenBootstrap;
 pub use store::{Identity, Store, facts_of_pem};
-pub use thread::{Certificates, Client, Settings, client_identity, spawn};
+pub use thread::{Certificates, Renewed, Settings, client_identity, spawn};
 
 /// Why there is no certificate, or not yet.
 #[derive(Debug, thiserror::Error)]

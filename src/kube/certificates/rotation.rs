@@ -26,7 +26,7 @@ const RENEW_AT: (f64, f64) = (0.7, 0.2);
 
 /// Why the API server did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub(super) enum Refusal {
     /// It has one of that name.
     AlreadyExists,
     /// It has none of that name.
@@ -36,21 +36,15 @@ pub enum Refusal {
 }
 
 /// The API server, as far as requests for certificates go.
-pub trait Signer {
+pub(super) trait Signer {
     /// POST.
-    ///
-    /// # Errors
-    /// When it is not made.
     fn create(&self, request: &CertificateSigningRequest) -> Result<CertificateSigningRequest, Refusal>;
     /// GET.
-    ///
-    /// # Errors
-    /// When it cannot be seen.
     fn get(&self, name: &str) -> Result<CertificateSigningRequest, Refusal>;
 }
 
 /// Makes the signer that speaks with the bootstrap credentials, which may have changed.
-pub type OpenBootstrap = Box<dyn FnMut() -> Result<Box<dyn Signer + Send>, Error> + Send>;
+pub(super) type OpenSigner = Box<dyn FnMut() -> Result<Box<dyn Signer + Send>, Error> + Send>;
 
 /// A request under way.
 struct Pending {
@@ -86,7 +80,7 @@ pub(super) struct Rotation {
     store: Store,
     /// With the node's own credentials.
     own: Option<Box<dyn Signer + Send>>,
-    bootstrap: Option<OpenBootstrap>,
+    bootstrap: Option<OpenSigner>,
     current: Option<Identity>,
     /// When the current one is to be renewed.
     renew: Timestamp,
@@ -102,7 +96,7 @@ impl Rotation {
         store: Store,
         current: Option<Identity>,
         own: Option<Box<dyn Signer + Send>>,
-        bootstrap: Option<OpenBootstrap>,
+        bootstrap: Option<OpenSigner>,
         unit: f64,
     ) -> Rotation {
         let renew = current.as_ref().map_or(Timestamp::MIN, |identity| renew_at(identity, unit));
