@@ -39,6 +39,7 @@ const DOORS: &[(&str, &str)] = &[
     ("protobuf", "transport"),
     ("futures_util", "transport"),
     ("ureq", "transport"),
+    ("rustls", "transport"),
     ("rcgen", "kube"),
     ("pem", "kube"),
     ("tiny_http", "server"),

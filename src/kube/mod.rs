@@ -1,16 +1,25 @@
 //! Room `kube`: the way to the Kubernetes API, and what stands in for it on a node alone.
 //!
 //! Owns: the record of node and pod events, and the rules by which they are told: similar
-//! ones combined, equal ones counted, floods cut off.
-//! Threads: `events` (one), which waits on the event queue and its stop token.
+//! ones combined, equal ones counted, floods cut off; and the node's certificates.
+//! Threads: `events` (one), which waits on the event queue and its stop token; `events-api`
+//! (one with an API server), which waits on what is to be sent; `certs`, see `certificates`.
 //! Inbox: `model::event::Event`, posted by everyone through `EventSink`; a full queue drops.
 //! Invariants: memory is bounded by `events::KEPT` distinct events; equal events are one
 //! event with a count; readers never hold up the recorder.
-//! Absent on purpose: delivery to an API server (client, watches and certificates come with
-//! registration); the recorder writes log lines and answers `coracle events` instead.
+//! Without an API server the recorder writes log lines and answers `coracle events`; with
+//! one it does so, too, whether or not the server is there.
 //! Go counterpart: client-go's tools/record and tools/events, pkg/kubelet/events.
 
 pub mod certificates;
+pub mod client;
 mod correlator;
+pub mod error;
 pub mod event_sink;
 pub mod events;
+mod rate;
+pub mod secret;
+pub mod target;
+pub mod watch;
+
+pub use secret::Secret;
