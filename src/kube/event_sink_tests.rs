@@ -22,13 +22,9 @@ fn event(name: &str, second: i64) -> Event {
 }
 
 fn recorded(event: Event, times: usize) -> Arc<RecordedEvent> {
-    let log = crate::kube::events::spawn(
-        "node1",
-        crate::model::event::EventSink::new().1,
-        OnDeath::Nobody,
-    )
-    .unwrap()
-    .1;
+    let log = crate::kube::events::spawn("node1", crate::model::event::EventSink::new().1, OnDeath::Nobody)
+        .unwrap()
+        .1;
     for _ in 0..times {
         log.record(event.clone());
     }
@@ -79,8 +75,9 @@ fn fits(recorded: &Value, ours: &Value) -> bool {
         (Value::Object(recorded), Value::Object(ours)) => {
             // Absent and null are the same to the API server; ours has no resourceVersion.
             let keys = recorded.keys().chain(ours.keys());
-            keys.filter(|key| *key != "resourceVersion")
-                .all(|key| fits(recorded.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null)))
+            keys.filter(|key| *key != "resourceVersion").all(|key| {
+                fits(recorded.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null))
+            })
         }
         (Value::String(recorded), Value::String(ours)) => match recorded.as_str() {
             "<time>" => ours.parse::<Timestamp>().is_ok(),
@@ -153,7 +150,13 @@ fn a_new_event_is_posted_and_a_repeat_patched() {
     // The first try arrived, its answer did not, and the event has happened again.
     check(2, true, &[Fate::Exists], &["POST default/web 2", "PATCH default/web 2"], Fate::Done);
     check(1, true, &[Fate::Away], &["POST default/web 1"], Fate::Away);
-    check(1, true, &[Fate::Missing], &["POST default/web 1"], Fate::Refused("there is no namespace default".into()));
+    check(
+        1,
+        true,
+        &[Fate::Missing],
+        &["POST default/web 1"],
+        Fate::Refused("there is no namespace default".into()),
+    );
 }
 
 #[test]
@@ -234,10 +237,7 @@ fn the_thread_sends_what_was_and_what_comes_and_outlives_refusals() {
     log.record(event("early", 1));
     assert_eq!(log.delivery(), None);
     let (told, requests) = bounded(16);
-    let client = FakeApi {
-        told: Some(told),
-        ..FakeApi::answering([Fate::Done, Fate::Refused("no".into())])
-    };
+    let client = FakeApi { told: Some(told), ..FakeApi::answering([Fate::Done, Fate::Refused("no".into())]) };
     let running = start(&log, client, OnDeath::Nobody).unwrap();
     let next = || requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(next(), "POST default/early 2");

@@ -64,7 +64,8 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
     // A JSON string is a YAML string.
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let certificate = quoted(&certificate.to_string_lossy());
-    let mut text = String::from("apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n");
+    let mut text =
+        String::from("apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n");
     let mut field = |name: &str, value: &str| {
         text.push_str(&format!("    {name}: {value}\n"));
     };
@@ -95,9 +96,7 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
 /// A certificate in `store` that is good for this node now, whoever got it.
 fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
     match store.load() {
-        Ok(identity) => {
-            identity.filter(|one| !one.facts.is_expired(now) && template.is_met_by(&one.facts))
-        }
+        Ok(identity) => identity.filter(|one| !one.facts.is_expired(now) && template.is_met_by(&one.facts)),
         Err(error) => {
             log::warn!("{}", chain(&error));
             None
@@ -246,7 +245,8 @@ users:
         let key = crate::kube::certificates::csr::PrivateKey::generate().unwrap();
         let from = Timestamp::from_second(1_700_000_000).unwrap();
         let day = std::time::Duration::from_secs(86400);
-        let pem = Template::self_signed("n", &super::super::ServingNames::default(), &key, from, day).unwrap();
+        let pem =
+            Template::self_signed("n", &super::super::ServingNames::default(), &key, from, day).unwrap();
         let at = |second| from + SignedDuration::from_secs(second);
         assert_eq!(why_needed(Some(&pem), at(0)), None);
         assert_eq!(why_needed(Some(&pem), at(86400)), None);

@@ -81,7 +81,9 @@ pub enum Error {
         detail: String,
     },
     /// Somebody said no.
-    #[error("certificate signing request {name} for the {purpose} is denied, reason: {reason:?}, message: {message:?}")]
+    #[error(
+        "certificate signing request {name} for the {purpose} is denied, reason: {reason:?}, message: {message:?}"
+    )]
     Denied {
         /// What for.
         purpose: Purpose,
@@ -93,7 +95,9 @@ pub enum Error {
         message: String,
     },
     /// The signer could not.
-    #[error("certificate signing request {name} for the {purpose} failed, reason: {reason:?}, message: {message:?}")]
+    #[error(
+        "certificate signing request {name} for the {purpose} failed, reason: {reason:?}, message: {message:?}"
+    )]
     Failed {
         /// What for.
         purpose: Purpose,
@@ -105,7 +109,9 @@ pub enum Error {
         message: String,
     },
     /// Nobody decided in time.
-    #[error("certificate signing request {name} for the {purpose} was not approved and signed within {minutes} min: is there an approver (kubectl certificate approve {name})?")]
+    #[error(
+        "certificate signing request {name} for the {purpose} was not approved and signed within {minutes} min: is there an approver (kubectl certificate approve {name})?"
+    )]
     TimedOut {
         /// What for.
         purpose: Purpose,

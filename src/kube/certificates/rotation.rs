@@ -65,10 +65,7 @@ pub(super) enum Outcome {
     /// Nothing new.
     Quiet,
     /// A request was made, or found again.
-    Requested {
-        name: String,
-        bootstrap: bool,
-    },
+    Requested { name: String, bootstrap: bool },
     /// There is a new certificate; the error is that of storing it.
     Issued(Box<Identity>, Option<Error>),
     /// It did not work; the pause before the next try has begun.
