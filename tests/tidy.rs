@@ -41,6 +41,8 @@ const DOORS: &[(&str, &str)] = &[
     ("futures_util", "transport"),
     ("ureq", "transport"),
     ("rustls", "transport"),
+    ("rcgen", "kube"),
+    ("pem", "kube"),
     ("tiny_http", "server"),
     ("serde_saphyr", "config"),
     ("lexopt", "cli"),

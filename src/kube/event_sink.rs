@@ -11,9 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use super::client::{Client, Patch};
+use super::error::ApiError;
 use super::events::{EventLog, RecordedEvent};
+use super::target::Target;
 use crate::model::event::{EventType, Regarding};
 use crate::model::{api, meta};
 use crate::util::backoff::random_unit;
@@ -29,16 +33,14 @@ const PAUSE: Duration = Duration::from_secs(10);
 const TRIES: u32 = 12;
 /// Then this.
 const LONG_PAUSE: Duration = Duration::from_secs(30);
-/// What an API server may ask to wait; longer is nonsense.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(120);
-/// So often it may.
-const RETRIES: u32 = 10;
+/// One request with its answer.
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Who reports.
 const COMPONENT: &str = "kubelet";
 
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fate {
+enum Fate {
     /// It was done.
     Done,
     /// The event is not there: it was never sent, or has expired.
@@ -47,14 +49,14 @@ pub enum Fate {
     Exists,
     /// There was no answer, or one from something in front of the API server.
     Away,
-    /// Too much at once: again after this time.
-    Later(Duration),
+    /// Something that nobody should answer; perhaps it passes.
+    Odd(String),
     /// The API server does not want it, for this reason.
     Refused(String),
 }
 
 /// The API server, as far as events go.
-pub trait EventApi {
+trait EventApi {
     /// POST.
     fn create(&self, namespace: &str, event: &api::Event) -> Fate;
     /// PATCH, a strategic merge.
@@ -154,12 +156,24 @@ impl Outbox {
     }
 }
 
-/// Starts to deliver what `log` records, and what it has recorded so far. Break `client` off
-/// (`Running::with_waker`) to stop at once.
+/// Starts to deliver what `log` records, and what it has recorded so far, with the credentials
+/// of `client` and the rate of `limits`.
 ///
 /// # Errors
 /// When the kernel refuses the thread.
 pub fn spawn(
+    log: &EventLog,
+    client: &Client,
+    limits: (f64, u32),
+    on_death: OnDeath,
+) -> std::io::Result<Running> {
+    let breaker = client.breaker();
+    let own = client.with_limits(Some(limits), TIMEOUT).with_breaker(breaker.clone());
+    let running = start(log, own, on_death)?;
+    Ok(running.with_waker(Box::new(move || breaker.trip())))
+}
+
+fn start(
     log: &EventLog,
     client: impl EventApi + Send + 'static,
     on_death: OnDeath,
@@ -167,11 +181,37 @@ pub fn spawn(
     let (ring, bell) = bounded(1);
     let outbox = Outbox { queue: Arc::default(), bell: ring };
     let own = outbox.clone();
-    let running = threads::spawn("events-api", Stack::Small, on_death, move |stop| {
+    let running = threads::spawn("events-api", Stack::Large, on_death, move |stop| {
         run(&stop, &bell, &own, &client);
     })?;
     log.deliver_to(outbox);
     Ok(running)
+}
+
+impl EventApi for Client {
+    fn create(&self, namespace: &str, event: &api::Event) -> Fate {
+        fate(Client::create::<_, IgnoredAny>(self, &Target::events(namespace), event))
+    }
+
+    fn patch(&self, namespace: &str, name: &str, change: &Value) -> Fate {
+        let target = Target::event(namespace, name);
+        fate(Client::patch::<IgnoredAny>(self, &target, Patch::StrategicMerge, change))
+    }
+}
+
+/// What an answer means for an event. Where the server said when to come back, the client did.
+fn fate(answer: Result<IgnoredAny, ApiError>) -> Fate {
+    let Err(error) = answer else { return Fate::Done };
+    match error.status() {
+        _ if error.is_already_exists() => Fate::Exists,
+        Some(404) => Fate::Missing,
+        // DIFFERS: upstream drops the event. These say nothing about it: the node's
+        // certificate is being renewed, or there is no API server behind what answers.
+        Some(401 | 502..=504) => Fate::Away,
+        Some(_) => Fate::Refused(error.to_string()),
+        None if error.is_transport() || error.is_stopping() => Fate::Away,
+        None => Fate::Odd(error.to_string()),
+    }
 }
 
 /// Rate and burst as the configuration means them: zero is the library's default.
@@ -202,15 +242,11 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
             let mut queue = outbox.lock();
             queue.finish(ticket, &entry);
             match &fate {
-                Fate::Done | Fate::Exists => queue.counts.sent += 1,
-                Fate::Refused(why) => {
+                Fate::Refused(why) | Fate::Odd(why) => {
                     queue.counts.refused += 1;
                     tell(queue.counts.refused, &entry.event, why);
                 }
-                _ => {
-                    queue.counts.refused += 1;
-                    tell(queue.counts.refused, &entry.event, "it asks to wait again and again");
-                }
+                _ => queue.counts.sent += 1,
             }
         }
         if let Some(pause) = pause
@@ -244,32 +280,26 @@ fn tell(refused: u64, event: &RecordedEvent, why: &str) {
 
 /// How often the first event in the queue was tried.
 #[derive(Debug, Default)]
-struct Tries {
-    away: u32,
-    later: u32,
-}
+struct Tries(u32);
 
 impl Tries {
     /// The pause before the next try of the same event; `None`: on to the next event.
     fn after(&mut self, fate: &Fate) -> Option<Duration> {
-        match fate {
-            Fate::Away => {
-                self.away = self.away.saturating_add(1);
-                Some(match self.away {
-                    1 => PAUSE.mul_f64(random_unit()),
-                    few if few <= TRIES => PAUSE,
-                    _ => LONG_PAUSE,
-                })
-            }
-            Fate::Later(pause) if self.later < RETRIES => {
-                self.later += 1;
-                Some((*pause).min(LONGEST_RETRY_AFTER))
-            }
-            _ => {
-                *self = Tries::default();
-                None
-            }
+        let again = match fate {
+            Fate::Away => true,
+            Fate::Odd(_) => self.0 + 1 < TRIES,
+            _ => false,
+        };
+        if !again {
+            *self = Tries::default();
+            return None;
         }
+        self.0 = self.0.saturating_add(1);
+        Some(match self.0 {
+            1 => PAUSE.mul_f64(random_unit()),
+            few if few <= TRIES => PAUSE,
+            _ => LONG_PAUSE,
+        })
     }
 }
 

@@ -22,13 +22,9 @@ fn event(name: &str, second: i64) -> Event {
 }
 
 fn recorded(event: Event, times: usize) -> Arc<RecordedEvent> {
-    let log = crate::kube::events::spawn(
-        "node1",
-        crate::model::event::EventSink::new().1,
-        OnDeath::Nobody,
-    )
-    .unwrap()
-    .1;
+    let log = crate::kube::events::spawn("node1", crate::model::event::EventSink::new().1, OnDeath::Nobody)
+        .unwrap()
+        .1;
     for _ in 0..times {
         log.record(event.clone());
     }
@@ -79,8 +75,9 @@ fn fits(recorded: &Value, ours: &Value) -> bool {
         (Value::Object(recorded), Value::Object(ours)) => {
             // Absent and null are the same to the API server; ours has no resourceVersion.
             let keys = recorded.keys().chain(ours.keys());
-            keys.filter(|key| *key != "resourceVersion")
-                .all(|key| fits(recorded.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null)))
+            keys.filter(|key| *key != "resourceVersion").all(|key| {
+                fits(recorded.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null))
+            })
         }
         (Value::String(recorded), Value::String(ours)) => match recorded.as_str() {
             "<time>" => ours.parse::<Timestamp>().is_ok(),
@@ -153,7 +150,13 @@ fn a_new_event_is_posted_and_a_repeat_patched() {
     // The first try arrived, its answer did not, and the event has happened again.
     check(2, true, &[Fate::Exists], &["POST default/web 2", "PATCH default/web 2"], Fate::Done);
     check(1, true, &[Fate::Away], &["POST default/web 1"], Fate::Away);
-    check(1, true, &[Fate::Missing], &["POST default/web 1"], Fate::Refused("there is no namespace default".into()));
+    check(
+        1,
+        true,
+        &[Fate::Missing],
+        &["POST default/web 1"],
+        Fate::Refused("there is no namespace default".into()),
+    );
 }
 
 #[test]
@@ -167,11 +170,29 @@ fn pauses_are_ten_seconds_and_refusals_end_an_event() {
     assert_eq!(tries.after(&Fate::Done), None);
     assert!(tries.after(&Fate::Away).unwrap() < PAUSE, "starts over");
     assert_eq!(tries.after(&Fate::Refused(String::new())), None);
-    for _ in 0..RETRIES {
-        assert_eq!(tries.after(&Fate::Later(Duration::from_secs(3))), Some(Duration::from_secs(3)));
+    let odd = Fate::Odd("no JSON".into());
+    for _ in 1..TRIES {
+        assert!(tries.after(&odd).is_some());
     }
-    assert_eq!(tries.after(&Fate::Later(Duration::from_secs(3))), None);
-    assert_eq!(tries.after(&Fate::Later(Duration::from_secs(9999))), Some(LONGEST_RETRY_AFTER));
+    assert_eq!(tries.after(&odd), None);
+}
+
+#[test]
+fn answers_are_told_apart() {
+    let check = |code, reason, expected| {
+        assert_eq!(fate(Err(ApiError::for_test(code, reason, "words"))), expected, "{code}");
+    };
+    check(409, "AlreadyExists", Fate::Exists);
+    check(409, "Conflict", Fate::Refused("words".into()));
+    check(404, "NotFound", Fate::Missing);
+    check(403, "Forbidden", Fate::Refused("words".into()));
+    check(422, "Invalid", Fate::Refused("words".into()));
+    check(429, "TooManyRequests", Fate::Refused("words".into()));
+    check(500, "InternalError", Fate::Refused("words".into()));
+    check(401, "Unauthorized", Fate::Away);
+    check(503, "ServiceUnavailable", Fate::Away);
+    assert_eq!(fate(Err(ApiError::for_test_transport())), Fate::Away);
+    assert_eq!(fate(Ok(IgnoredAny)), Fate::Done);
 }
 
 #[test]
@@ -216,14 +237,10 @@ fn the_thread_sends_what_was_and_what_comes_and_outlives_refusals() {
     log.record(event("early", 1));
     assert_eq!(log.delivery(), None);
     let (told, requests) = bounded(16);
-    let client = FakeApi {
-        told: Some(told),
-        ..FakeApi::answering([Fate::Later(Duration::ZERO), Fate::Done, Fate::Refused("no".into())])
-    };
-    let running = spawn(&log, client, OnDeath::Nobody).unwrap();
+    let client = FakeApi { told: Some(told), ..FakeApi::answering([Fate::Done, Fate::Refused("no".into())]) };
+    let running = start(&log, client, OnDeath::Nobody).unwrap();
     let next = || requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(next(), "POST default/early 2");
-    assert_eq!(next(), "POST default/early 2", "asked to wait");
     log.record(event("refused", 2));
     assert_eq!(next(), "POST default/refused 1");
     log.record(event("early", 3));
@@ -245,7 +262,7 @@ fn a_stop_does_not_wait_for_an_api_server_that_is_away() {
     drop(sink);
     let (told, requests) = bounded(16);
     let client = FakeApi { told: Some(told), ..FakeApi::answering(vec![Fate::Away; 100]) };
-    let running = spawn(&log, client, OnDeath::Nobody).unwrap();
+    let running = start(&log, client, OnDeath::Nobody).unwrap();
     log.record(event("web", 0));
     requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(running.stop(Duration::from_secs(5)), threads::Stopped::Joined);

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use jiff::{SignedDuration, Timestamp};
 
 use super::csr::{Purpose, Template};
-use super::rotation::{self, OpenBootstrap, Outcome, Rotation};
+use super::rotation::{self, OpenSigner, Outcome, Rotation};
+use super::signer::{OpenBootstrap, opener};
 use super::store::{self, Identity, Store, facts_of_pem};
 use super::{Error, chain};
+use crate::transport::api::Breaker;
 use crate::util::backoff::random_unit;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
@@ -62,7 +64,8 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
     // A JSON string is a YAML string.
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let certificate = quoted(&certificate.to_string_lossy());
-    let mut text = String::from("apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n");
+    let mut text =
+        String::from("apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n");
     let mut field = |name: &str, value: &str| {
         text.push_str(&format!("    {name}: {value}\n"));
     };
@@ -93,9 +96,7 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
 /// A certificate in `store` that is good for this node now, whoever got it.
 fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
     match store.load() {
-        Ok(identity) => {
-            identity.filter(|one| !one.facts.is_expired(now) && template.is_met_by(&one.facts))
-        }
+        Ok(identity) => identity.filter(|one| !one.facts.is_expired(now) && template.is_met_by(&one.facts)),
         Err(error) => {
             log::warn!("{}", chain(&error));
             None
@@ -104,7 +105,7 @@ fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> 
 }
 
 /// Gets the first certificate: asks, waits until somebody approves, and stores it. An API
-/// server that is away is waited for.
+/// server that is away is waited for. `breaker` ends it.
 ///
 /// # Errors
 /// When the request is denied, fails or is not decided on within an hour, when files cannot
@@ -113,6 +114,15 @@ pub fn first_certificate(
     store: Store,
     node_name: &str,
     open: OpenBootstrap,
+    breaker: &Breaker,
+) -> Result<Identity, Error> {
+    wait_for_first(store, node_name, opener(open, breaker), breaker.token())
+}
+
+fn wait_for_first(
+    store: Store,
+    node_name: &str,
+    open: OpenSigner,
     stop: &StopToken,
 ) -> Result<Identity, Error> {
     let template = Template::client(node_name);
@@ -123,6 +133,9 @@ pub fn first_certificate(
     loop {
         let now = Timestamp::now();
         let outcome = rotation.turn(Some(&template), now, random_unit());
+        if stop.is_stopped() {
+            return Err(Error::Stopped(Purpose::Client));
+        }
         rotation::tell(Purpose::Client, &outcome, rotation.failures());
         match outcome {
             Outcome::Issued(identity, None) => return Ok(*identity),
@@ -147,6 +160,7 @@ fn is_final(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::certificates::rotation::tests::FakeSigner;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -200,11 +214,39 @@ users:
     }
 
     #[test]
+    fn the_first_certificate_is_waited_for_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = || Store::new(dir.path(), Purpose::Client);
+        let signer = FakeSigner::approving();
+        let first = wait_for_first(store(), "node1", signer.opener(), &StopToken::never()).unwrap();
+        assert_eq!(first.facts.common_name, "system:node:node1");
+        // It is there at the next start; another node's name makes it useless.
+        let away: OpenSigner = Box::new(|| Err(Error::Bootstrap("no file".into())));
+        assert_eq!(wait_for_first(store(), "node1", away, &StopToken::never()).unwrap(), first);
+        let away: OpenSigner = Box::new(|| Err(Error::Bootstrap("no file".into())));
+        let error = wait_for_first(store(), "node2", away, &StopToken::never()).unwrap_err();
+        assert_eq!(error.to_string(), "cannot use the bootstrap credentials: no file");
+    }
+
+    #[test]
+    fn a_denial_is_an_error_and_a_stop_ends_the_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = || Store::new(dir.path(), Purpose::Client);
+        let error = wait_for_first(store(), "node1", FakeSigner::denying().opener(), &StopToken::never());
+        assert!(matches!(error, Err(Error::Denied { .. })), "{error:?}");
+        let (source, token) = crate::util::stop::pair();
+        drop(source);
+        let error = wait_for_first(store(), "node1", FakeSigner::denying().opener(), &token);
+        assert!(matches!(error, Err(Error::Stopped(Purpose::Client))), "{error:?}");
+    }
+
+    #[test]
     fn a_kubeconfig_with_a_good_certificate_needs_no_bootstrap() {
         let key = crate::kube::certificates::csr::PrivateKey::generate().unwrap();
         let from = Timestamp::from_second(1_700_000_000).unwrap();
         let day = std::time::Duration::from_secs(86400);
-        let pem = Template::self_signed("n", &super::super::ServingNames::default(), &key, from, day).unwrap();
+        let pem =
+            Template::self_signed("n", &super::super::ServingNames::default(), &key, from, day).unwrap();
         let at = |second| from + SignedDuration::from_secs(second);
         assert_eq!(why_needed(Some(&pem), at(0)), None);
         assert_eq!(why_needed(Some(&pem), at(86400)), None);

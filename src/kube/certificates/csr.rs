@@ -144,11 +144,7 @@ impl Template {
     /// For the node's user.
     #[must_use]
     pub fn client(node_name: &str) -> Template {
-        Template {
-            purpose: Purpose::Client,
-            node_name: node_name.to_owned(),
-            names: ServingNames::default(),
-        }
+        Template { purpose: Purpose::Client, node_name: node_name.to_owned(), names: ServingNames::default() }
     }
 
     /// For the node's server.
@@ -256,15 +252,9 @@ pub(super) enum Verdict {
     /// The chain, in PEM.
     Issued(Vec<u8>),
     /// Somebody said no.
-    Denied {
-        reason: String,
-        message: String,
-    },
+    Denied { reason: String, message: String },
     /// The signer could not.
-    Failed {
-        reason: String,
-        message: String,
-    },
+    Failed { reason: String, message: String },
 }
 
 /// Reads it off the object.
@@ -299,7 +289,8 @@ pub(super) fn mismatch(
     // A request holds the public key once, byte for byte.
     let der = std::str::from_utf8(&request.spec.request.0).ok().and_then(|text| pem::parse(text).ok());
     let holds_key = der.is_some_and(|der| {
-        !key.public().is_empty() && der.contents().windows(key.public().len()).any(|part| part == key.public())
+        !key.public().is_empty()
+            && der.contents().windows(key.public().len()).any(|part| part == key.public())
     });
     (!holds_key).then_some("its key is another")
 }
@@ -307,7 +298,9 @@ pub(super) fn mismatch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::certificates::v1::{CertificateSigningRequestCondition, CertificateSigningRequestStatus};
+    use k8s_openapi::api::certificates::v1::{
+        CertificateSigningRequestCondition, CertificateSigningRequestStatus,
+    };
 
     #[test]
     fn the_request_is_as_upstream_sends_it() {
@@ -345,7 +338,8 @@ mod tests {
 
     #[test]
     fn names_of_a_serving_certificate_come_from_the_addresses() {
-        let address = |kind: &str, address: &str| api::NodeAddress { type_: kind.into(), address: address.into() };
+        let address =
+            |kind: &str, address: &str| api::NodeAddress { type_: kind.into(), address: address.into() };
         let names = ServingNames::of_addresses(&[
             address("InternalIP", "10.0.0.7"),
             address("ExternalIP", "fd00::7"),
@@ -357,7 +351,10 @@ mod tests {
             address("InternalIP", "nonsense"),
             address("ExternalDNS", "192.0.2.1"),
         ]);
-        assert_eq!(names.dns_names.iter().map(String::as_str).collect::<Vec<_>>(), ["node1", "node1.internal"]);
+        assert_eq!(
+            names.dns_names.iter().map(String::as_str).collect::<Vec<_>>(),
+            ["node1", "node1.internal"]
+        );
         let ips: Vec<String> = names.ips.iter().map(ToString::to_string).collect();
         assert_eq!(ips, ["10.0.0.7", "10.0.0.8", "fd00::7"]);
     }
@@ -377,7 +374,8 @@ mod tests {
             ips: vec!["10.0.0.7".parse().unwrap()],
             public_key: Vec::new(),
         };
-        let check = |template: Template, expected| assert_eq!(template.is_met_by(&facts), expected, "{template:?}");
+        let check =
+            |template: Template, expected| assert_eq!(template.is_met_by(&facts), expected, "{template:?}");
         check(Template::client("node1"), true);
         check(Template::client("node2"), false);
         check(Template::serving("node1", names(&["node1"], &["10.0.0.7"])), true);

@@ -235,10 +235,7 @@ mod tests {
             assert_eq!(facts.common_name, "system:node:node1");
             assert_eq!(facts.organizations, ["system:nodes"]);
             assert_eq!(facts.dns_names, ["node1", "node1.example"]);
-            assert_eq!(
-                facts.ips,
-                ["10.0.0.7", "fd00::7"].map(|ip| ip.parse::<std::net::IpAddr>().unwrap())
-            );
+            assert_eq!(facts.ips, ["10.0.0.7", "fd00::7"].map(|ip| ip.parse::<std::net::IpAddr>().unwrap()));
             assert_eq!(facts.public_key, key.der_bytes());
         }
     }

@@ -15,6 +15,7 @@ mod csr;
 mod facts;
 mod rotation;
 pub mod serving;
+mod signer;
 mod store;
 mod thread;
 
@@ -22,9 +23,9 @@ use std::path::PathBuf;
 
 pub use csr::{Purpose, ServingNames, Template};
 pub use facts::Facts;
-pub use rotation::{OpenBootstrap, Refusal, Signer};
+pub use signer::OpenBootstrap;
 pub use store::{Identity, Store, facts_of_pem};
-pub use thread::{Certificates, Client, Settings, client_identity, spawn};
+pub use thread::{Certificates, Renewed, Settings, client_identity, spawn};
 
 /// Why there is no certificate, or not yet.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +81,9 @@ pub enum Error {
         detail: String,
     },
     /// Somebody said no.
-    #[error("certificate signing request {name} for the {purpose} is denied, reason: {reason:?}, message: {message:?}")]
+    #[error(
+        "certificate signing request {name} for the {purpose} is denied, reason: {reason:?}, message: {message:?}"
+    )]
     Denied {
         /// What for.
         purpose: Purpose,
@@ -92,7 +95,9 @@ pub enum Error {
         message: String,
     },
     /// The signer could not.
-    #[error("certificate signing request {name} for the {purpose} failed, reason: {reason:?}, message: {message:?}")]
+    #[error(
+        "certificate signing request {name} for the {purpose} failed, reason: {reason:?}, message: {message:?}"
+    )]
     Failed {
         /// What for.
         purpose: Purpose,
@@ -104,7 +109,9 @@ pub enum Error {
         message: String,
     },
     /// Nobody decided in time.
-    #[error("certificate signing request {name} for the {purpose} was not approved and signed within {minutes} min: is there an approver (kubectl certificate approve {name})?")]
+    #[error(
+        "certificate signing request {name} for the {purpose} was not approved and signed within {minutes} min: is there an approver (kubectl certificate approve {name})?"
+    )]
     TimedOut {
         /// What for.
         purpose: Purpose,

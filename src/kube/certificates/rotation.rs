@@ -26,7 +26,7 @@ const RENEW_AT: (f64, f64) = (0.7, 0.2);
 
 /// Why the API server did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub(super) enum Refusal {
     /// It has one of that name.
     AlreadyExists,
     /// It has none of that name.
@@ -36,21 +36,15 @@ pub enum Refusal {
 }
 
 /// The API server, as far as requests for certificates go.
-pub trait Signer {
+pub(super) trait Signer {
     /// POST.
-    ///
-    /// # Errors
-    /// When it is not made.
     fn create(&self, request: &CertificateSigningRequest) -> Result<CertificateSigningRequest, Refusal>;
     /// GET.
-    ///
-    /// # Errors
-    /// When it cannot be seen.
     fn get(&self, name: &str) -> Result<CertificateSigningRequest, Refusal>;
 }
 
 /// Makes the signer that speaks with the bootstrap credentials, which may have changed.
-pub type OpenBootstrap = Box<dyn FnMut() -> Result<Box<dyn Signer + Send>, Error> + Send>;
+pub(super) type OpenSigner = Box<dyn FnMut() -> Result<Box<dyn Signer + Send>, Error> + Send>;
 
 /// A request under way.
 struct Pending {
@@ -71,10 +65,7 @@ pub(super) enum Outcome {
     /// Nothing new.
     Quiet,
     /// A request was made, or found again.
-    Requested {
-        name: String,
-        bootstrap: bool,
-    },
+    Requested { name: String, bootstrap: bool },
     /// There is a new certificate; the error is that of storing it.
     Issued(Box<Identity>, Option<Error>),
     /// It did not work; the pause before the next try has begun.
@@ -86,7 +77,7 @@ pub(super) struct Rotation {
     store: Store,
     /// With the node's own credentials.
     own: Option<Box<dyn Signer + Send>>,
-    bootstrap: Option<OpenBootstrap>,
+    bootstrap: Option<OpenSigner>,
     current: Option<Identity>,
     /// When the current one is to be renewed.
     renew: Timestamp,
@@ -102,7 +93,7 @@ impl Rotation {
         store: Store,
         current: Option<Identity>,
         own: Option<Box<dyn Signer + Send>>,
-        bootstrap: Option<OpenBootstrap>,
+        bootstrap: Option<OpenSigner>,
         unit: f64,
     ) -> Rotation {
         let renew = current.as_ref().map_or(Timestamp::MIN, |identity| renew_at(identity, unit));

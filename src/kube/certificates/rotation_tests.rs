@@ -40,6 +40,10 @@ impl FakeSigner {
         FakeSigner::answering(Answer::Approve, Timestamp::now())
     }
 
+    pub(in super::super) fn denying() -> FakeSigner {
+        FakeSigner::answering(Answer::Deny, Timestamp::now())
+    }
+
     fn answering(answer: Answer, now: Timestamp) -> FakeSigner {
         FakeSigner {
             inner: Arc::new(Mutex::new(Inner {
@@ -57,7 +61,7 @@ impl FakeSigner {
         Box::new(self.clone())
     }
 
-    fn opener(&self) -> OpenBootstrap {
+    pub(in super::super) fn opener(&self) -> OpenSigner {
         let signer = self.clone();
         Box::new(move || Ok(signer.boxed()))
     }

@@ -196,12 +196,7 @@ fn read_pair(certificate: &Path, key: &Path) -> Result<Identity, Error> {
     })
 }
 
-fn self_signed(
-    dir: &Path,
-    host: &str,
-    ips: &[std::net::IpAddr],
-    now: Timestamp,
-) -> Result<Identity, Error> {
+fn self_signed(dir: &Path, host: &str, ips: &[std::net::IpAddr], now: Timestamp) -> Result<Identity, Error> {
     let (certificate, key) = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
     if certificate.exists() && key.exists() {
         match read_pair(&certificate, &key) {
@@ -247,7 +242,10 @@ mod tests {
         let pki = dir.path().join("pki");
         let first = self_signed_in(&pki, 0);
         let facts = store::facts_of_pem(&first.certificate_chain_pem).unwrap().remove(0);
-        assert_eq!((facts.dns_names, facts.ips), (vec!["node1".to_owned()], vec!["10.0.0.7".parse().unwrap()]));
+        assert_eq!(
+            (facts.dns_names, facts.ips),
+            (vec!["node1".to_owned()], vec!["10.0.0.7".parse().unwrap()])
+        );
         assert!(facts.not_before < at(0) && facts.not_after > at(365) && facts.not_after < at(367));
         let mode = |name: &str| std::fs::metadata(pki.join(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("kubelet.key"), mode("kubelet.crt")), (0o600, 0o644));
@@ -289,7 +287,10 @@ mod tests {
         reload(180);
         assert_eq!(serving.lock().current.clone().unwrap().generation, 2);
         assert!(bell.try_recv().is_ok());
-        assert!(Serving::open(&Source::Files { certificate: "/none".into(), key: "/none".into() }, at(0)).is_err());
+        assert!(
+            Serving::open(&Source::Files { certificate: "/none".into(), key: "/none".into() }, at(0))
+                .is_err()
+        );
     }
 
     #[test]

@@ -34,7 +34,10 @@ pub struct Identity {
 
 impl fmt::Debug for Identity {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Identity").field("facts", &self.facts).field("key_pem", &"***").finish_non_exhaustive()
+        out.debug_struct("Identity")
+            .field("facts", &self.facts)
+            .field("key_pem", &"***")
+            .finish_non_exhaustive()
     }
 }
 
@@ -286,7 +289,10 @@ mod tests {
         check("nonsense", "no private key");
         check(&key.pem(), "no certificate");
         check(&issue(&key, 0), "no private key");
-        check(&format!("{}{}", pem::encode(&pem::Pem::new("CERTIFICATE", b"x".to_vec())), key.pem()), "damaged");
+        check(
+            &format!("{}{}", pem::encode(&pem::Pem::new("CERTIFICATE", b"x".to_vec())), key.pem()),
+            "damaged",
+        );
         check("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "not PEM");
     }
 

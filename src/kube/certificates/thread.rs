@@ -1,7 +1,7 @@
 //! The thread `certs`: renews the client certificate and the serving certificate.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
@@ -9,10 +9,13 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::chain;
 use super::csr::{Purpose, ServingNames, Template};
-use super::rotation::{self, OpenBootstrap, Outcome, Rotation, Signer};
+use super::rotation::{self, OpenSigner, Outcome, Rotation, Signer};
 use super::serving::Serving;
+use super::signer::{OpenBootstrap, opener, signer};
 use super::store::{Identity, Store};
+use crate::kube::client::Client;
 use crate::model::api;
+use crate::transport;
 use crate::util::backoff::random_unit;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -27,22 +30,37 @@ pub struct Settings {
     /// The node's name.
     pub node_name: String,
     /// With `rotateCertificates`: the client certificate.
-    pub client: Option<Client>,
-    /// With `serverTLSBootstrap`: the serving certificate, and who may ask for it.
-    pub serving: Option<(Serving, Box<dyn Signer + Send>)>,
+    pub client: Option<Renewed>,
+    /// With `serverTLSBootstrap`: the serving certificate.
+    pub serving: Option<Serving>,
 }
 
 /// The client certificate's part.
-pub struct Client {
+pub struct Renewed {
     /// The one in use; see [`client_identity`].
     pub current: Option<Identity>,
-    /// The API server, with the node's own credentials.
-    pub own: Box<dyn Signer + Send>,
-    /// The API server with the bootstrap credentials, for when the own ones have expired.
+    /// For when the own credentials have expired.
     pub bootstrap: Option<OpenBootstrap>,
-    /// Puts a new certificate to use.
-    pub install: Box<dyn FnMut(&Identity) + Send>,
 }
+
+/// What the thread works with.
+struct Parts {
+    cert_dir: PathBuf,
+    node_name: String,
+    client: Option<ClientParts>,
+    serving: Option<(Serving, Box<dyn Signer + Send>)>,
+}
+
+struct ClientParts {
+    current: Option<Identity>,
+    /// With the node's own credentials.
+    own: Box<dyn Signer + Send>,
+    bootstrap: Option<OpenSigner>,
+    /// Puts a new certificate to use.
+    install: Install,
+}
+
+type Install = Box<dyn FnMut(&Identity) + Send>;
 
 /// What others hold of the thread. Clones share it.
 #[derive(Clone)]
@@ -55,12 +73,16 @@ impl Certificates {
     /// The node's addresses as they are now. A serving certificate that lacks one is replaced.
     pub fn set_addresses(&self, addresses: &[api::NodeAddress]) {
         let new = ServingNames::of_addresses(addresses);
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.lock();
         if *names != new {
             *names = new;
             // A full bell already rings; a thread that has ended needs none.
             let _ = self.bell.try_send(());
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ServingNames> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,35 +103,68 @@ pub fn client_identity(store: &Store, kubeconfig: Option<Identity>, now: Timesta
     }
 }
 
-/// Starts the thread.
+/// Starts the thread. `client` has the node's own credentials, which are replaced in it when
+/// there is a new certificate.
 ///
 /// # Errors
-/// When the kernel refuses it.
-pub fn spawn(settings: Settings, on_death: OnDeath) -> std::io::Result<(Running, Certificates)> {
+/// When the kernel refuses the thread.
+pub fn spawn(
+    settings: Settings,
+    client: &Client,
+    on_death: OnDeath,
+) -> std::io::Result<(Running, Certificates)> {
+    let breaker = client.breaker();
+    let serving = settings.serving.map(|serving| (serving, signer(client, &breaker)));
+    let renewed = settings.client.map(|renewed| {
+        let client = client.clone();
+        ClientParts {
+            current: renewed.current,
+            own: signer(&client, &breaker),
+            bootstrap: renewed.bootstrap.map(|open| opener(open, &breaker)),
+            install: Box::new(move |identity| install(&client, identity)),
+        }
+    });
+    let Settings { cert_dir, node_name, .. } = settings;
+    let parts = Parts { cert_dir, node_name, client: renewed, serving };
+    let (running, certificates) = start(parts, on_death)?;
+    Ok((running.with_waker(Box::new(move || breaker.trip())), certificates))
+}
+
+fn install(client: &Client, identity: &Identity) {
+    let identity = transport::api::Identity {
+        certificate: identity.chain_pem.clone().into_bytes(),
+        key: identity.key_pem.clone().into_bytes(),
+    };
+    if let Err(error) = client.set_identity(identity) {
+        log::error!("the new client certificate cannot be used: {error}");
+    }
+}
+
+fn start(parts: Parts, on_death: OnDeath) -> std::io::Result<(Running, Certificates)> {
     let (ring, bell) = bounded(1);
     let certificates = Certificates { names: Arc::default(), bell: ring };
-    let names = Arc::clone(&certificates.names);
+    let own = certificates.clone();
     let running = threads::spawn("certs", Stack::Large, on_death, move |stop| {
-        let mut room = Room::new(settings, names);
-        room.run(&stop, &bell);
+        // It holds the other end of the bell, so that is never cut off.
+        Room::new(parts, own).run(&stop, &bell);
     })?;
     Ok((running, certificates))
 }
 
 /// The state of the thread.
 struct Room {
-    names: Arc<Mutex<ServingNames>>,
+    certificates: Certificates,
     node_name: String,
-    client: Option<(Rotation, Box<dyn FnMut(&Identity) + Send>)>,
+    client: Option<(Rotation, Install)>,
     serving: Option<(Rotation, Serving)>,
 }
 
 impl Room {
-    fn new(settings: Settings, names: Arc<Mutex<ServingNames>>) -> Room {
-        let Settings { cert_dir, node_name, client, serving } = settings;
+    fn new(parts: Parts, certificates: Certificates) -> Room {
+        let Parts { cert_dir, node_name, client, serving } = parts;
         let client = client.map(|client| {
             let store = Store::new(&cert_dir, Purpose::Client);
-            let Client { current, own, bootstrap, install } = client;
+            let ClientParts { current, own, bootstrap, install } = client;
             (Rotation::new(store, current, Some(own), bootstrap, random_unit()), install)
         });
         let serving = serving.map(|(serving, signer)| {
@@ -118,7 +173,7 @@ impl Room {
             let current = store.load().unwrap_or_default();
             (Rotation::new(store, current, Some(signer), None, random_unit()), serving)
         });
-        Room { names, node_name, client, serving }
+        Room { certificates, node_name, client, serving }
     }
 
     fn run(&mut self, stop: &StopToken, bell: &Receiver<()>) {
@@ -129,7 +184,6 @@ impl Room {
             let _waiting = threads::waiting("a certificate's renewal");
             select_biased! {
                 recv(stop.signal()) -> _ => return,
-                // The other end of the bell is in this room, too, so it is never cut off.
                 recv(bell) -> _ => {}
                 default(pause) => {}
             }
@@ -152,7 +206,7 @@ impl Room {
             due = due.min(rotation.due(Some(&template), now));
         }
         if let Some((rotation, serving)) = &mut self.serving {
-            let names = self.names.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let names = self.certificates.lock().clone();
             // The signer refuses a node without an address; before there is one, none is asked for.
             let template = (!names.ips.is_empty()).then(|| Template::serving(&self.node_name, names));
             let outcome = rotation.turn(template.as_ref(), now, random_unit());
@@ -181,10 +235,10 @@ mod tests {
         let (installed, news) = bounded(4);
         let serving = Serving::default();
         let changed = serving.subscribe();
-        let settings = Settings {
+        let parts = Parts {
             cert_dir: dir.path().to_owned(),
             node_name: "node1".into(),
-            client: Some(Client {
+            client: Some(ClientParts {
                 current: None,
                 own: signer.boxed(),
                 bootstrap: None,
@@ -194,7 +248,7 @@ mod tests {
             }),
             serving: Some((serving.clone(), signer.boxed())),
         };
-        let (running, certificates) = spawn(settings, OnDeath::Nobody).unwrap();
+        let (running, certificates) = start(parts, OnDeath::Nobody).unwrap();
         let limit = Duration::from_secs(30);
         assert_eq!(news.recv_timeout(limit).unwrap(), "system:node:node1");
         assert!(serving.current().is_none(), "no address is known");

@@ -1,0 +1,66 @@
+//! The API client as the one to ask for certificates.
+
+use std::time::Duration;
+
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+
+use super::Error;
+use super::rotation::{OpenSigner, Refusal, Signer};
+use crate::kube::client::Client;
+use crate::kube::error::ApiError;
+use crate::kube::target::Target;
+use crate::transport::api::Breaker;
+
+/// Makes a client with the bootstrap credentials; an error is in words. It is called each
+/// time that they are needed, because the file may have been replaced.
+pub type OpenBootstrap = Box<dyn FnMut() -> Result<Client, String> + Send>;
+
+/// One request with its answer. Certificates are not urgent, but a stop waits for this at most.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A client for requests that `breaker` ends. Certificates have no rate limit.
+pub(super) fn signer(client: &Client, breaker: &Breaker) -> Box<dyn Signer + Send> {
+    Box::new(client.with_limits(None, TIMEOUT).with_breaker(breaker.clone()))
+}
+
+/// The same for the bootstrap credentials.
+pub(super) fn opener(mut open: OpenBootstrap, breaker: &Breaker) -> OpenSigner {
+    let breaker = breaker.clone();
+    Box::new(move || open().map(|client| signer(&client, &breaker)).map_err(Error::Bootstrap))
+}
+
+impl Signer for Client {
+    fn create(&self, request: &CertificateSigningRequest) -> Result<CertificateSigningRequest, Refusal> {
+        Client::create(self, &Target::csrs(), request).map_err(|error| refusal(&error))
+    }
+
+    fn get(&self, name: &str) -> Result<CertificateSigningRequest, Refusal> {
+        Client::get(self, &Target::csr(name)).map_err(|error| refusal(&error))
+    }
+}
+
+fn refusal(error: &ApiError) -> Refusal {
+    if error.is_already_exists() {
+        Refusal::AlreadyExists
+    } else if error.is_not_found() {
+        Refusal::NotFound
+    } else {
+        Refusal::Other(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_told_apart() {
+        let check = |code, reason, expected| {
+            assert_eq!(refusal(&ApiError::for_test(code, reason, "words")), expected);
+        };
+        check(409, "AlreadyExists", Refusal::AlreadyExists);
+        check(404, "NotFound", Refusal::NotFound);
+        check(403, "Forbidden", Refusal::Other("words".into()));
+        assert!(matches!(refusal(&ApiError::for_test_transport()), Refusal::Other(_)));
+    }
+}
