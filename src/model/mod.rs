@@ -19,6 +19,7 @@ pub mod runtime;
 pub mod verdict;
 
 /// The Kubernetes API types, from k8s-openapi at the 1.36 feature.
+pub use k8s_openapi::ByteString;
 pub use k8s_openapi::api::coordination::v1 as coordination;
 pub use k8s_openapi::api::core::v1 as api;
 pub use k8s_openapi::apimachinery::pkg::api::resource::Quantity;

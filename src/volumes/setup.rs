@@ -447,6 +447,54 @@ mod tests {
     }
 
     #[test]
+    fn a_config_map_is_waited_for_and_followed() {
+        use crate::kube::objects::{Key, Kind, Object};
+        use crate::kube::{PodApi, tokens::Tokens};
+        let root = tempfile::tempdir().unwrap();
+        let (events, queue) = EventSink::new();
+        let objects = Objects::fixed(Vec::new());
+        let api = PodApi { objects: objects.clone(), tokens: Tokens::fixed(), services: Default::default() };
+        let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };
+        let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
+        let set = |version: Option<&str>| {
+            let object = version.map(|version| Object {
+                resource_version: version.to_owned(),
+                data: [("k".to_owned(), version.as_bytes().to_vec())].into(),
+                ..Object::default()
+            });
+            objects.set(&Key::new(Kind::ConfigMap, "n", "map"), object);
+        };
+        set(None);
+        let pod = pod(json!([{"name": "m", "configMap": {"name": "map"}}]), &["m"]);
+        api.register(&pod);
+        let never = StopToken::never();
+        let text = "MountVolume.SetUp failed for volume \"m\" : configmap \"map\" not found";
+        for _ in 0..2 {
+            assert!(volumes.setup(&pod, &never).is_err());
+        }
+        assert_eq!(queue.try_iter().map(|event| event.message).collect::<Vec<_>>(), [text]);
+        // Its appearance ends the wait.
+        set(Some("1"));
+        let ready = volumes.setup(&pod, &never).unwrap();
+        assert!(ready[0].read_only);
+        let path = ready[0].host_path.clone();
+        assert!(path.ends_with("pods/u1/volumes/kubernetes.io~configmap/m"));
+        let read = || std::fs::read_to_string(path.join("k")).unwrap();
+        assert_eq!(read(), "1");
+        set(Some("2"));
+        volumes.remount(&pod, &never);
+        assert_eq!(read(), "2");
+        assert!(queue.is_empty());
+        // Removed: the pod keeps what it has.
+        set(None);
+        volumes.remount(&pod, &never);
+        assert_eq!(queue.try_recv().unwrap().message, text);
+        assert_eq!((read(), volumes.setup(&pod, &never).unwrap()), ("2".to_owned(), ready));
+        volumes.tear_down(pod.uid(), &never).unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
     fn a_stopped_worker_gets_no_event() {
         let root = tempfile::tempdir().unwrap();
         let (volumes, queue) = volumes(root.path());

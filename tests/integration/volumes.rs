@@ -4,10 +4,13 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use coracle::kube::PodApi;
+use coracle::kube::objects::{self, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
+use coracle::kube::tokens::{TokenAnswer, TokenApi, Tokens};
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink};
 use coracle::model::fields::NodeAllocatable;
@@ -387,4 +390,113 @@ fn a_set_up_goes_on_from_every_step() {
     fs::create_dir_all(&dir).unwrap();
     volumes.tear_down(pod.uid(), &STOP()).unwrap();
     assert!(!dir.exists() && !place.root().join("pods/u1/volume-subpaths").exists());
+}
+
+/// An API server with one Secret, `n/s`, and tokens that are numbered.
+#[derive(Clone, Default)]
+struct Server {
+    secret: Arc<Mutex<Option<Object>>>,
+    tokens: Arc<Mutex<u32>>,
+}
+
+impl ObjectApi for Server {
+    fn read(&self, key: &Key) -> Result<Object, ObjectError> {
+        assert_eq!(*key, Key::new(Kind::Secret, "n", "s"));
+        self.secret.lock().unwrap().clone().ok_or_else(|| objects::not_found(key))
+    }
+
+    fn watch(&self, _: &Key, _: Sink) -> std::io::Result<threads::Running> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl TokenApi for Server {
+    fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
+        let mut number = self.tokens.lock().unwrap();
+        *number += 1;
+        // As good as expired: each look gets another one.
+        let answer = json!({"spec": {"expirationSeconds": 600},
+            "status": {"token": format!("token {number}"), "expirationTimestamp": "2026-01-01T00:00:00Z"}});
+        serde_json::from_value(answer).map_err(|error| error.to_string())
+    }
+}
+
+impl Server {
+    fn set(&self, version: &str) {
+        *self.secret.lock().unwrap() = Some(Object {
+            resource_version: version.to_owned(),
+            data: [("pw".to_owned(), version.as_bytes().to_vec())].into(),
+            ..Object::default()
+        });
+    }
+
+    fn api(&self) -> PodApi {
+        let changed = Box::new(|_: &PodUid| {});
+        PodApi {
+            objects: Objects::new(Strategy::Get, Arc::new(self.clone()), Box::new(|| None), changed),
+            tokens: Tokens::new(Box::new(self.clone())),
+            services: Default::default(),
+        }
+    }
+}
+
+#[test]
+fn secrets_and_tokens_lie_in_memory_and_follow_their_objects() {
+    let Some(place) = Place::new() else { return };
+    fs::create_dir_all(place.root()).unwrap();
+    let (events, queue) = EventSink::new();
+    let (server, settings) =
+        (Server::default(), Settings { root_dir: place.root(), allocatable: NodeAllocatable::default() });
+    let api = server.api();
+    let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
+    let pod = pod(
+        json!({}),
+        json!({
+            "serviceAccountName": "default",
+            "securityContext": {"runAsUser": 1000},
+            "containers": [{"name": "c", "volumeMounts": [{"name": "s", "mountPath": "/s"},
+                {"name": "t", "mountPath": "/t"}, {"name": "s", "mountPath": "/pw", "subPath": "pw"}]}],
+            "volumes": [
+                {"name": "s", "secret": {"secretName": "s", "defaultMode": 0o400}},
+                {"name": "t", "projected": {"defaultMode": 0o644, "sources": [
+                    {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}},
+                    {"secret": {"name": "s", "items": [{"key": "pw", "path": "deep/pw"}]}}]}}],
+        }),
+    );
+    api.register(&pod);
+    assert!(volumes.setup(&pod, &STOP()).is_err());
+    let told: Vec<String> = queue.try_iter().map(|event| event.message).collect();
+    assert_eq!(
+        told,
+        ["s", "t"].map(|v| format!("MountVolume.SetUp failed for volume {v:?} : secret \"s\" not found"))
+    );
+    assert!(place.mounts(&place.root()).is_empty());
+    api.forget(pod.uid());
+    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+
+    server.set("one");
+    api.register(&pod);
+    let ready = volumes.setup(&pod, &STOP()).unwrap();
+    let (secret, tokens) = (&ready[0].host_path, &ready[1].host_path);
+    assert!(secret.ends_with("volumes/kubernetes.io~secret/s") && ready[0].read_only);
+    assert_eq!(place.mounts(&place.root()).len(), 2);
+    assert_eq!(fs::read_to_string(secret.join("pw")).unwrap(), "one");
+    assert_eq!(mode(&secret.join("pw")), 0o400);
+    let token = fs::metadata(tokens.join("token")).unwrap();
+    assert_eq!((token.uid(), token.mode() & 0o7777), (1000, 0o600));
+    let first = fs::read_to_string(tokens.join("token")).unwrap();
+    let uid = pod.uid().clone();
+    let wanted = SubPath { pod: &uid, container: "c", index: 2, volume: &ready[0], path: "pw" };
+    let bound = volumes.bind(wanted, &STOP()).unwrap();
+    assert_eq!(fs::read_to_string(&bound).unwrap(), "one");
+
+    server.set("two");
+    volumes.remount(&pod, &STOP());
+    assert_eq!(fs::read_to_string(secret.join("pw")).unwrap(), "two");
+    assert_eq!(fs::read_to_string(tokens.join("deep/pw")).unwrap(), "two");
+    assert_ne!(fs::read_to_string(tokens.join("token")).unwrap(), first);
+    assert_eq!(fs::read_to_string(&bound).unwrap(), "one", "a sub path stays what it was");
+    assert!(queue.is_empty());
+    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+    assert!(place.mounts(&place.root()).is_empty());
 }

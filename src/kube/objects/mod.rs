@@ -23,7 +23,7 @@ use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, Running};
 
-pub use object::{Key, Kind, Object, references};
+pub use object::{Key, Kind, Object, Stored, references};
 
 /// Objects that are watched at once.
 pub const MAX_WATCHES: usize = 64;

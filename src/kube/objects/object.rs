@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::model::api::{ConfigMap, EnvFromSource, EnvVar, Secret, VolumeProjection};
+use serde::Deserialize;
+
+use crate::model::ByteString;
+use crate::model::api::{EnvFromSource, EnvVar, VolumeProjection};
 use crate::model::pod::Pod;
 
 /// The two kinds of object whose content pods see.
@@ -83,35 +86,50 @@ impl Object {
     }
 }
 
-impl From<ConfigMap> for Object {
-    fn from(map: ConfigMap) -> Self {
-        let data = map.data.unwrap_or_default();
-        Object {
-            uid: map.metadata.uid.unwrap_or_default(),
-            resource_version: map.metadata.resource_version.unwrap_or_default(),
-            secret_type: String::new(),
-            immutable: map.immutable.unwrap_or(false),
-            data: data.into_iter().map(|(key, text)| (key, text.into_bytes())).collect(),
-            binary_data: map
-                .binary_data
-                .unwrap_or_default()
-                .into_iter()
-                .map(|(key, bytes)| (key, bytes.0))
-                .collect(),
-        }
-    }
+/// The JSON of a ConfigMap or a Secret, without what pods do not see.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Stored {
+    metadata: StoredMetadata,
+    #[serde(rename = "type")]
+    secret_type: Option<String>,
+    immutable: Option<bool>,
+    data: Option<BTreeMap<String, String>>,
+    binary_data: Option<BTreeMap<String, ByteString>>,
 }
 
-impl From<Secret> for Object {
-    fn from(secret: Secret) -> Self {
-        let data = secret.data.unwrap_or_default();
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct StoredMetadata {
+    name: String,
+    uid: String,
+    resource_version: String,
+}
+
+impl Stored {
+    /// `metadata.name`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.metadata.name
+    }
+
+    /// Its content. The values of a Secret are base64 text.
+    #[must_use]
+    pub fn into_object(self, kind: Kind) -> Object {
+        let bytes = |text: String| match kind {
+            Kind::ConfigMap => text.into_bytes(),
+            // API servers store nothing else.
+            Kind::Secret => serde_json::from_value::<ByteString>(text.into()).unwrap_or_default().0,
+        };
+        let data = self.data.unwrap_or_default();
+        let binary_data = self.binary_data.unwrap_or_default();
         Object {
-            uid: secret.metadata.uid.unwrap_or_default(),
-            resource_version: secret.metadata.resource_version.unwrap_or_default(),
-            secret_type: secret.type_.unwrap_or_default(),
-            immutable: secret.immutable.unwrap_or(false),
-            data: data.into_iter().map(|(key, bytes)| (key, bytes.0)).collect(),
-            binary_data: BTreeMap::new(),
+            uid: self.metadata.uid,
+            resource_version: self.metadata.resource_version,
+            secret_type: self.secret_type.unwrap_or_default(),
+            immutable: self.immutable.unwrap_or(false),
+            data: data.into_iter().map(|(key, text)| (key, bytes(text))).collect(),
+            binary_data: binary_data.into_iter().map(|(key, bytes)| (key, bytes.0)).collect(),
         }
     }
 }
@@ -213,16 +231,19 @@ mod tests {
 
     #[test]
     fn content_is_not_printed() {
-        let secret: Secret = serde_json::from_value(json!({"metadata": {"uid": "u", "resourceVersion": "7"},
-            "type": "Opaque", "data": {"pw": "aHVudGVyMg=="}}))
+        let secret: Stored = serde_json::from_value(json!({"kind": "Secret",
+            "metadata": {"name": "s", "uid": "u", "resourceVersion": "7", "managedFields": []},
+            "type": "Opaque", "data": {"pw": "aHVudGVyMg==", "bad": "?"}}))
         .unwrap();
-        let object = Object::from(secret);
+        assert_eq!(secret.name(), "s");
+        let object = secret.into_object(Kind::Secret);
+        assert_eq!((object.get("bad"), object.secret_type.as_str()), (Some(&b""[..]), "Opaque"));
         assert_eq!(object.get("pw"), Some(&b"hunter2"[..]));
-        assert_eq!(format!("{object:?}"), "Object(version 7, keys [\"pw\"])");
-        let map: ConfigMap = serde_json::from_value(json!({"metadata": {}, "immutable": true,
+        assert_eq!(format!("{object:?}"), "Object(version 7, keys [\"bad\", \"pw\"])");
+        let map: Stored = serde_json::from_value(json!({"metadata": {}, "immutable": true,
             "data": {"a": "1"}, "binaryData": {"b": "AP8="}}))
         .unwrap();
-        let object = Object::from(map);
+        let object = map.into_object(Kind::ConfigMap);
         assert_eq!((object.get("a"), object.get("b")), (Some(&b"1"[..]), Some(&[0, 255][..])));
         assert!(object.immutable);
         assert!(!object.is_version(&object));

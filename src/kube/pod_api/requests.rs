@@ -1,0 +1,119 @@
+//! What is asked of the API server for pods, and in which words.
+
+use std::io;
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use serde_json::Value;
+
+use super::super::client::Client;
+use super::super::error::ApiError;
+use super::super::objects::{
+    self, Changed, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Strategy, Stored, TimeToLive,
+};
+use super::super::services::Services;
+use super::super::target::{Group, Target};
+use super::super::tokens::{TokenAnswer, TokenApi, Tokens};
+use super::super::watch::{Change, Watched, spawn_reflector};
+use super::PodApi;
+use crate::model::api;
+use crate::util::threads::{Died, OnDeath, Running};
+
+struct Requests {
+    client: Client,
+    deaths: Sender<Died>,
+}
+
+impl PodApi {
+    /// Starts the thread `watch/services`; watches of objects start with the first pods.
+    /// `changed` is told which pods have a changed object: they should be looked at again.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start(
+        client: &Client,
+        strategy: Strategy,
+        time_to_live: TimeToLive,
+        changed: Changed,
+        deaths: &Sender<Died>,
+    ) -> io::Result<(PodApi, Running)> {
+        let requests = |client: &Client| Requests { client: client.clone(), deaths: deaths.clone() };
+        let services = Services::default();
+        let known = services.clone();
+        let watched = Watched {
+            target: Target::services(),
+            field_selector: Some("spec.clusterIP!=None".to_owned()),
+            label_selector: None,
+        };
+        let on_death = OnDeath::Supervisor(deaths.clone());
+        let running = spawn_reflector("services", client.clone(), watched, on_death, move |change| match change {
+            Change::Replaced(services) => known.replace(services),
+            Change::Set(service) => known.set(service),
+            Change::Removed(service) => known.remove(&service),
+        })?;
+        let pod_api = PodApi {
+            objects: Objects::new(strategy, Arc::new(requests(client)), time_to_live, changed),
+            tokens: Tokens::new(Box::new(requests(client))),
+            services,
+        };
+        Ok((pod_api, running))
+    }
+}
+
+impl ObjectApi for Requests {
+    fn read(&self, key: &Key) -> Result<Object, ObjectError> {
+        let target = match key.kind {
+            Kind::ConfigMap => Target::config_map(&key.namespace, &key.name),
+            Kind::Secret => Target::secret(&key.namespace, &key.name),
+        };
+        match self.client.get::<Stored>(&target) {
+            Ok(stored) => Ok(stored.into_object(key.kind)),
+            Err(error) => Err(object_error(key, &error)),
+        }
+    }
+
+    fn watch(&self, key: &Key, mut sink: Sink) -> io::Result<Running> {
+        let plural = match key.kind {
+            Kind::ConfigMap => "configmaps",
+            Kind::Secret => "secrets",
+        };
+        let watched = Watched {
+            target: Target::new(Group::Core, plural).namespace(&key.namespace),
+            field_selector: Some(format!("metadata.name={}", key.name)),
+            label_selector: None,
+        };
+        let on_death = OnDeath::Supervisor(self.deaths.clone());
+        let key = key.clone();
+        spawn_reflector("object", self.client.clone(), watched, on_death, move |change: Change<Stored>| {
+            let is_it = |stored: &Stored| stored.name() == key.name;
+            match change {
+                Change::Replaced(list) => {
+                    sink(list.into_iter().find(is_it).map(|stored| stored.into_object(key.kind)));
+                }
+                Change::Set(stored) if is_it(&stored) => sink(Some(stored.into_object(key.kind))),
+                Change::Removed(stored) if is_it(&stored) => sink(None),
+                Change::Set(_) | Change::Removed(_) => {}
+            }
+        })
+    }
+}
+
+impl TokenApi for Requests {
+    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String> {
+        let target = Target::service_account_token(namespace, account);
+        self.client.create(&target, body).map_err(|error| error.to_string())
+    }
+}
+
+fn object_error(key: &Key, error: &ApiError) -> ObjectError {
+    let text = error.to_string();
+    if error.is_not_found() {
+        objects::not_found(key)
+    } else if error.is_stopping() {
+        ObjectError::Stopping
+    } else if error.is_forbidden() {
+        ObjectError::Forbidden { text }
+    } else {
+        ObjectError::Unavailable { text }
+    }
+}
