@@ -1,5 +1,8 @@
 //! What is asked of the API server, and what it may answer.
 
+use crate::kube::client::{Client, DeleteOptions};
+use crate::kube::error::ApiError;
+use crate::kube::target::Target;
 use crate::model::api;
 
 /// One request about one mirror.
@@ -44,4 +47,37 @@ pub enum Answer {
 pub trait Api: Send {
     /// Sends one request and waits for its end.
     fn send(&self, request: &Request) -> Answer;
+}
+
+impl Api for Client {
+    fn send(&self, request: &Request) -> Answer {
+        match request {
+            Request::Create(pod) => {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+                match self.create(&Target::pods().namespace(namespace), &**pod) {
+                    Ok(made) => Answer::Shown(Box::new(made)),
+                    Err(error) if error.is_already_exists() => Answer::Exists,
+                    Err(error) => failure(&error),
+                }
+            }
+            Request::Get { namespace, name } => match self.get(&Target::pod(namespace, name)) {
+                Ok(pod) => Answer::Shown(Box::new(pod)),
+                Err(error) if error.is_not_found() => Answer::Gone,
+                Err(error) => failure(&error),
+            },
+            Request::Delete { namespace, name, uid } => {
+                let options = DeleteOptions { grace_seconds: Some(0), uid: Some(uid.clone()) };
+                match self.delete(&Target::pod(namespace, name), &options) {
+                    Ok(()) => Answer::Gone,
+                    // Gone already, or another pod has the name.
+                    Err(error) if error.is_not_found() || error.is_conflict() => Answer::Gone,
+                    Err(error) => failure(&error),
+                }
+            }
+        }
+    }
+}
+
+fn failure(error: &ApiError) -> Answer {
+    if error.is_stopping() { Answer::Stopping } else { Answer::Failed(error.to_string()) }
 }
