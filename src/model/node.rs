@@ -44,4 +44,6 @@ pub struct NodeView {
     pub pressures: Vec<String>,
     /// The node is going down in good order.
     pub shutting_down: bool,
+    /// The features that the node declares; `None`: it does not, and no pod is asked.
+    pub declared_features: Option<Vec<String>>,
 }

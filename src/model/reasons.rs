@@ -1,6 +1,8 @@
 //! Every reason string that users and tools see, in one table.
 //! Upstream spreads them over pkg/kubelet/events, images, kuberuntime and status.
 
+use std::sync::{Mutex, PoisonError};
+
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
         $($(#[$doc])* #[doc = concat!(" `", $text, "`")] pub const $name: &str = $text;)*
@@ -39,6 +41,7 @@ reasons! {
     POD_COMPLETED = "PodCompleted";
     POD_FAILED = "PodFailed";
     RESTART_ALL_CONTAINERS_STARTED = "RestartAllContainersStarted";
+    TERMINATION_BY_KUBELET = "TerminationByKubelet";
     // Events.
     CREATED = "Created";
     STARTED = "Started";
@@ -107,13 +110,19 @@ reasons! {
     TAINT_TOLERATION = "TaintToleration";
     SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED = "SupplementalGroupsPolicyNotSupported";
     NODE_SHUTDOWN = "NodeShutdown";
+    POD_FEATURE_UNSUPPORTED = "PodFeatureUnsupported";
 }
+
+/// Resources of which a pod may have been short, as reasons. Their names are the node's, so
+/// there are few; the limit is for whoever invents names in manifests.
+static SHORT_OF: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+const SHORT_OF_MAX: usize = 64;
 
 /// The static form of a reason that is put together at run time (`OutOf<resource>`).
 /// An unknown one becomes `UnexpectedAdmissionError`.
 #[must_use]
 pub fn intern(reason: &str) -> &'static str {
-    [
+    let known = [
         SYSCTL_FORBIDDEN,
         APP_ARMOR,
         EVICTED,
@@ -127,8 +136,42 @@ pub fn intern(reason: &str) -> &'static str {
         OUT_OF_CPU,
         OUT_OF_MEMORY,
         OUT_OF_EPHEMERAL_STORAGE,
+        TAINT_TOLERATION,
+        SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED,
+        NODE_SHUTDOWN,
+        POD_FEATURE_UNSUPPORTED,
     ]
     .into_iter()
-    .find(|known| *known == reason)
-    .unwrap_or(UNEXPECTED_ADMISSION_ERROR)
+    .find(|known| *known == reason);
+    if let Some(known) = known {
+        return known;
+    }
+    if !reason.starts_with("OutOf") {
+        return UNEXPECTED_ADMISSION_ERROR;
+    }
+    let mut short_of = SHORT_OF.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = short_of.iter().find(|known| **known == reason) {
+        return known;
+    }
+    if short_of.len() >= SHORT_OF_MAX {
+        return UNEXPECTED_ADMISSION_ERROR;
+    }
+    let kept: &'static str = Box::leak(reason.to_owned().into_boxed_str());
+    short_of.push(kept);
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_of_refusals_reach_their_events() {
+        for reason in [TAINT_TOLERATION, NODE_SHUTDOWN, POD_FEATURE_UNSUPPORTED, OUT_OF_CPU] {
+            assert_eq!(intern(reason), reason);
+        }
+        assert_eq!(intern("OutOfexample.org/gpu"), "OutOfexample.org/gpu");
+        assert_eq!(intern("OutOfexample.org/gpu").as_ptr(), intern("OutOfexample.org/gpu").as_ptr());
+        assert_eq!(intern("Whatever"), UNEXPECTED_ADMISSION_ERROR);
+    }
 }

@@ -10,6 +10,7 @@
 
 pub mod admission;
 pub mod lifecycle;
+pub mod mirror;
 pub mod plan;
 mod start_clock;
 mod worker;

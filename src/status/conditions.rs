@@ -1,5 +1,7 @@
 //! The conditions that the node agent owns (Go: pkg/kubelet/status generate.go).
 
+use jiff::Timestamp;
+
 use crate::model::api::{Container, ContainerStatus, PodCondition, PodStatus};
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
@@ -61,6 +63,44 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
     }));
     conditions.extend(restart_all::condition(inputs, status));
     conditions
+}
+
+/// Adds to `status` that the pod had to go, for `message`, by this node's decision. The API
+/// server is told together with the pod's end.
+pub fn disrupt(pod: &Pod, status: &mut PodStatus, message: &str, now: Timestamp) {
+    let before = find(status.conditions.as_deref(), DISRUPTION_TARGET)
+        .filter(|before| before.status == "True")
+        .and_then(|before| before.last_transition_time.clone());
+    let disrupted = PodCondition {
+        type_: DISRUPTION_TARGET.to_owned(),
+        status: "True".to_owned(),
+        reason: Some(reasons::TERMINATION_BY_KUBELET.to_owned()),
+        message: Some(message.to_owned()),
+        observed_generation: generation(pod),
+        last_transition_time: before.or(Some(Time(now))),
+        last_probe_time: None,
+    };
+    let conditions = status.conditions.get_or_insert_default();
+    match conditions.iter_mut().find(|condition| condition.type_ == DISRUPTION_TARGET) {
+        Some(present) => *present = disrupted,
+        None => conditions.insert(0, disrupted),
+    }
+}
+
+/// Whether `stored` has a Ready condition that the readiness gates of `pod`, as the API
+/// server shows it now, no longer bear out: then its worker has to look at it.
+#[must_use]
+pub fn gates_differ(pod: &Pod, stored: &PodStatus) -> bool {
+    if pod.spec().readiness_gates.as_ref().is_none_or(Vec::is_empty) {
+        return false;
+    }
+    let shown = pod.object().status.as_ref().and_then(|status| status.conditions.as_deref());
+    let now = ready(pod, &containers_ready(pod, stored), shown.unwrap_or_default());
+    find(stored.conditions.as_deref(), "Ready").is_none_or(|before| {
+        (before.status == "True") != now.yes
+            || before.reason.as_deref() != now.reason
+            || before.message.as_deref().unwrap_or_default() != now.message.as_deref().unwrap_or_default()
+    })
 }
 
 /// Computes `ContainersReady` and `Ready` anew after a container's readiness changed.

@@ -56,6 +56,21 @@ pub fn merge(shown: &PodStatus, ours: &PodStatus, activity: Activity, now: Times
     Merged { status, withheld }
 }
 
+/// Leaves the times of conditions whose status the server shows already: those of a static pod
+/// begin anew with the agent, for nothing on the node remembers them.
+///
+/// DIFFERS: the Go kubelet starts from the mirror's status when it composes one.
+pub(super) fn keep_times(shown: &PodStatus, status: &mut PodStatus) {
+    for condition in status.conditions.iter_mut().flatten() {
+        let before = conditions::find(shown.conditions.as_deref(), &condition.type_);
+        if let Some(before) = before.filter(|before| before.status == condition.status)
+            && before.last_transition_time.is_some()
+        {
+            condition.last_transition_time.clone_from(&before.last_transition_time);
+        }
+    }
+}
+
 /// Foreign conditions as the server has them, then ours. The condition that both sides write
 /// is sent once, with the end of the pod.
 fn merge_conditions(shown: &PodStatus, ours: &PodStatus, ends: bool) -> Vec<PodCondition> {
@@ -129,6 +144,23 @@ mod tests {
         );
         check(json!({}), json!({"startTime": "1970-01-01T00:00:02Z"}), Activity::MayRun,
             json!({"startTime": "1970-01-01T00:00:02Z"}));
+    }
+
+    #[test]
+    fn times_that_the_server_shows_stay() {
+        let at = |status: &str, second: u8| {
+            let time = format!("1970-01-01T00:00:0{second}Z");
+            json!({"conditions": [{"type": "Ready", "status": status, "lastTransitionTime": time}]})
+        };
+        for (shown, ours, expected) in [
+            (at("True", 1), at("True", 2), at("True", 1)),
+            (at("False", 1), at("True", 2), at("True", 2)),
+            (json!({}), at("True", 2), at("True", 2)),
+        ] {
+            let mut ours = status(ours);
+            keep_times(&status(shown), &mut ours);
+            assert_eq!(ours, status(expected));
+        }
     }
 
     #[test]

@@ -109,7 +109,7 @@ fn only(element: &Value, identity: &str) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
@@ -131,7 +131,7 @@ mod tests {
     }
 
     /// The server's side of it, as far as pod statuses go.
-    fn apply(target: &mut Value, patch: &Value) {
+    pub(in crate::status) fn apply(target: &mut Value, patch: &Value) {
         let (Some(target), Some(patch)) = (target.as_object_mut(), patch.as_object()) else { return };
         for (key, value) in patch {
             if let Some(list) = key.strip_prefix("$setElementOrder/") {

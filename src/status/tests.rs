@@ -597,3 +597,89 @@ fn addresses() {
     check(true, &["192.0.2.2"], &[], &["192.0.2.1"], &["192.0.2.1"]);
     check(true, &[], &[], &[], &[]);
 }
+
+// ---- with an API server ----
+
+fn shown_pod(spec: Value, status: Value) -> Pod {
+    pod(json!({"metadata": {"name": "p", "namespace": "n", "uid": "u", "generation": 2}, "spec": spec,
+        "status": status}))
+}
+
+/// Someone else ended the pod at the API server: that stands, with its reason.
+#[test]
+fn the_api_servers_terminal_phase_is_forced() {
+    let status = json!({"phase": "Failed", "reason": "Evicted", "message": "m"});
+    let pod = shown_pod(json!({"containers": [{"name": "c"}]}), status);
+    let runtime = runtime(instances("c=Running"));
+    let node = NodeAddresses::default();
+    for old in [None, Some(json!({"phase": "Running", "reason": "x"})), Some(json!({"phase": "Succeeded"}))] {
+        let old: Option<PodStatus> = old.map(|old| serde_json::from_value(old).unwrap());
+        let inputs = Inputs { old: old.as_ref(), ..Inputs::new(&pod, &runtime, &node, at(5)) };
+        let status = compose(&inputs);
+        let told = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
+        assert_eq!(told, (Some("Failed"), Some("Evicted"), Some("m")), "{old:?}");
+    }
+}
+
+#[test]
+fn what_is_foreign_in_the_api_servers_conditions_stays() {
+    let shown = json!({"phase": "Pending", "conditions": [{"type": "x/y", "status": "Unknown"},
+        {"type": "Ready", "status": "True"}]});
+    let pod = shown_pod(json!({"containers": [{"name": "c"}]}), shown);
+    let (runtime, node) = (runtime(vec![]), NodeAddresses::default());
+    let mut status = compose(&Inputs::new(&pod, &runtime, &node, at(5)));
+    let kinds = |status: &PodStatus| -> Vec<String> {
+        status.conditions.iter().flatten().map(|one| format!("{}={}", one.type_, one.status)).collect()
+    };
+    let ours = ["PodReadyToStartContainers=True", "Initialized=True", "Ready=False", "ContainersReady=False",
+        "PodScheduled=True"];
+    assert_eq!(kinds(&status), [&["x/y=Unknown"], ours.as_slice()].concat());
+    assert_eq!(status.observed_generation, Some(2));
+    let generations = status.conditions.iter().flatten().skip(1).map(|one| one.observed_generation);
+    assert!(generations.into_iter().all(|generation| generation == Some(2)));
+    // This node's own decision about the pod's end stays with it.
+    disrupt(&pod, &mut status, "why", at(6));
+    disrupt(&pod, &mut status, "why", at(7));
+    let next = compose(&Inputs { old: Some(&status), ..Inputs::new(&pod, &runtime, &node, at(8)) });
+    assert_eq!(kinds(&next), [&["x/y=Unknown", "DisruptionTarget=True"], ours.as_slice()].concat());
+    let told = serde_json::to_value(conditions::find(next.conditions.as_deref(), DISRUPTION_TARGET)).unwrap();
+    assert_eq!(told, json!({"type": "DisruptionTarget", "status": "True", "message": "why",
+        "reason": "TerminationByKubelet", "observedGeneration": 2,
+        "lastTransitionTime": "1970-01-01T00:00:06Z"}));
+}
+
+#[test]
+fn gates_that_changed_at_the_api_server() {
+    let spec = json!({"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "x/y"}]});
+    let gated = |status: &str| {
+        shown_pod(spec.clone(), json!({"conditions": [{"type": "x/y", "status": status}]}))
+    };
+    let (runtime, node) = (runtime(instances("c=Running")), NodeAddresses::default());
+    let closed = compose(&Inputs::new(&gated("False"), &runtime, &node, at(5)));
+    assert!(!gates_differ(&gated("False"), &closed));
+    assert!(gates_differ(&gated("Unknown"), &closed), "the message names the status");
+    assert!(gates_differ(&gated("True"), &closed));
+    let open = compose(&Inputs::new(&gated("True"), &runtime, &node, at(5)));
+    assert!(!gates_differ(&gated("True"), &open) && gates_differ(&gated("False"), &open));
+    let plain = shown_pod(json!({"containers": [{"name": "c"}]}), json!({}));
+    assert!(!gates_differ(&plain, &closed));
+}
+
+#[test]
+fn a_restart_of_all_containers_is_a_condition() {
+    let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let pod = api_pod(json!({"restartPolicy": "Never",
+        "containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules}]}));
+    let node = NodeAddresses::default();
+    for (now, status, reason) in [
+        ("c=Running", "False", None),
+        ("c=Exited:42", "True", Some("RestartAllContainersStarted")),
+        ("c=Exited:1", "False", Some("PodFailed")),
+        ("c=Exited:0", "False", Some("PodCompleted")),
+    ] {
+        let status_of = compose(&Inputs::new(&pod, &runtime(instances(now)), &node, at(5)));
+        let found = conditions::find(status_of.conditions.as_deref(), "AllContainersRestarting").unwrap();
+        assert_eq!((found.status.as_str(), found.reason.as_deref()), (status, reason), "{now}");
+        assert_eq!(found.observed_generation, None);
+    }
+}

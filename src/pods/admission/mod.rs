@@ -5,11 +5,14 @@
 //! Handlers run in a fixed order and the first refusal counts. A refusal is final for the UID.
 //! Invariants: nothing here needs the API server; a pod that a later handler refuses never
 //! costs another pod its life.
-//! Absent on purpose: the resource managers (devices, CPUs, memory), declared features.
+//! Absent on purpose: the resource managers (devices, CPUs, memory); `InvalidNodeInfo`, for
+//! there always is a view of the node.
 //! Go counterpart: pkg/kubelet/lifecycle, preemption, sysctl, and pkg/security/apparmor.
 
 mod apparmor;
+mod features;
 mod fit;
+mod node;
 mod placement;
 mod preempt;
 mod sysctl;
@@ -26,6 +29,8 @@ use crate::model::reasons;
 
 /// Message of a pod that had to make room.
 pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
+/// Message of its `DisruptionTarget` condition.
+pub const PREEMPTED_CONDITION: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
 /// The decision about one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,11 +64,12 @@ pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
     let mut outcome = Admission::Admit;
     // DIFFERS: all handlers have spoken before anyone is preempted. Upstream preempts in the
     // middle and may then refuse the pod for which it did.
-    let handlers: [&dyn Fn() -> Admission; 5] = [
+    let handlers: [&dyn Fn() -> Admission; 6] = [
         &|| pressure(pod, node),
         &|| sysctl::admit(pod, node),
         &|| predicates(pod, &others, node),
         &|| apparmor::admit(pod, node),
+        &|| features::admit(pod, node),
         &|| shutdown(node),
     ];
     for handler in handlers {
@@ -74,6 +80,23 @@ pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
         }
     }
     outcome
+}
+
+/// Like [`admit`]. Where only the node's labels speak against the pod, the node is looked at
+/// once more: a label that the scheduler saw may not have arrived here. `fresh` brings the
+/// view up to date and says whether that was possible.
+pub fn admit_afresh(
+    pod: &Pod,
+    others: &[Pod],
+    node: &mut NodeView,
+    fresh: &mut dyn FnMut(&mut NodeView) -> bool,
+) -> Admission {
+    match admit(pod, others, node) {
+        Admission::Reject { reason, .. } if reason == reasons::NODE_AFFINITY && fresh(node) => {
+            admit(pod, others, node)
+        }
+        decided => decided,
+    }
 }
 
 /// The whole status of a rejected pod.

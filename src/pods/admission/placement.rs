@@ -77,23 +77,28 @@ fn matches(term: &NodeSelectorTerm, node: &NodeView) -> bool {
         return false;
     }
     let label = |wanted: &NodeSelectorRequirement| holds(wanted, node.labels.get(&wanted.key));
-    // The name is the only field that can be selected.
+    // The name is the only field that can be selected, and by one value only.
     let field = |wanted: &NodeSelectorRequirement| {
         wanted.key == "metadata.name"
             && matches!(wanted.operator.as_str(), "In" | "NotIn")
+            && wanted.values.as_ref().is_some_and(|values| values.len() == 1)
             && holds(wanted, Some(&node.name))
     };
     expressions.iter().all(label) && fields.iter().all(field)
 }
 
+/// A requirement that is not well formed holds nowhere, not even where its opposite would.
 fn holds(wanted: &NodeSelectorRequirement, found: Option<&String>) -> bool {
     let values = wanted.values.as_deref().unwrap_or_default();
-    let numbers = || compare(found?, values.first()?);
+    let numbers = || match values {
+        [only] => compare(found?, only),
+        _ => None,
+    };
     match wanted.operator.as_str() {
         "In" => found.is_some_and(|found| values.contains(found)),
-        "NotIn" => found.is_none_or(|found| !values.contains(found)),
-        "Exists" => found.is_some(),
-        "DoesNotExist" => found.is_none(),
+        "NotIn" => !values.is_empty() && found.is_none_or(|found| !values.contains(found)),
+        "Exists" => values.is_empty() && found.is_some(),
+        "DoesNotExist" => values.is_empty() && found.is_none(),
         "Gt" => numbers().is_some_and(|(found, wanted)| found > wanted),
         "Lt" => numbers().is_some_and(|(found, wanted)| found < wanted),
         _ => false,

@@ -199,6 +199,10 @@ fn affinity_and_name() {
         ("size", "Lt", json!(["8"]), true),
         ("zone", "Gt", json!(["6"]), false),
         ("size", "Gt", json!([]), false),
+        ("size", "Gt", json!(["6", "5"]), false),
+        ("zone", "NotIn", json!([]), false),
+        ("zone", "Exists", json!(["a"]), false),
+        ("none", "DoesNotExist", json!(["a"]), false),
         ("zone", "Near", json!(["a"]), false),
     ] {
         let spec = affinity(json!([expression(key, operator, values)]));
@@ -214,6 +218,11 @@ fn affinity_and_name() {
         |name: &str| json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}]);
     check_api(affinity(field("node1")), "admit");
     check_api(affinity(field("node2")), refused);
+    let fields = |operator: &str, names: &[&str]| json!([{"matchFields": [{"key": "metadata.name", "operator": operator, "values": names}]}]);
+    check_api(affinity(fields("NotIn", &["node2"])), "admit");
+    check_api(affinity(fields("In", &["node1", "node2"])), refused);
+    check_api(affinity(fields("Exists", &["node1"])), refused);
+    check_api(affinity(json!([{"matchFields": [{"key": "metadata.uid", "operator": "In", "values": ["x"]}]}])), refused);
     check_api(json!({"nodeName": "node1"}), "admit");
     check_api(
         json!({"nodeName": "node2"}),
@@ -400,4 +409,87 @@ fn victims() {
     let down = NodeView { shutting_down: true, ..node() };
     let refused = "NodeShutdown: Pod was rejected as the node is shutting down.";
     check(&wants("500m"), &[burst("a", "2")], &down, refused);
+}
+
+#[test]
+fn declared_features() {
+    let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let restarts = json!({"containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules}]});
+    let users = json!({"hostNetwork": true, "hostUsers": false});
+    let declaring = |features: &[&str]| NodeView {
+        declared_features: Some(features.iter().map(|one| (*one).to_owned()).collect()),
+        ..node()
+    };
+    let refused =
+        |missing: &str| format!("PodFeatureUnsupported: Pod requires node features that are not available: {missing}");
+    let (all, host) = ("RestartAllContainersOnContainerExits", "UserNamespacesHostNetworkSupport");
+    for (spec, missing) in [(restarts, all), (users, host)] {
+        let pod = pod("p", "api", spec);
+        check(&pod, &[], &node(), "admit");
+        check(&pod, &[], &declaring(&[]), &refused(missing));
+        check(&pod, &[], &declaring(&[host, all]), "admit");
+    }
+    check(&pod("p", "api", json!({})), &[], &declaring(&[]), "admit");
+}
+
+fn node_object(more: Value) -> api::Node {
+    let mut object = json!({"metadata": {"name": "node1", "labels": {"zone": "b"}},
+        "spec": {"taints": [{"key": "k", "effect": "NoExecute"}]},
+        "status": {"allocatable": {"cpu": "1500m", "memory": "512Mi", "ephemeral-storage": "1Gi", "pods": "3",
+            "hugepages-2Mi": "4Mi", "example.org/gpu": "2"}}});
+    for (key, value) in more.as_object().into_iter().flatten() {
+        object[key] = value.clone();
+    }
+    serde_json::from_value(object).unwrap()
+}
+
+#[test]
+fn the_view_of_a_node_object() {
+    let mut view = node();
+    view.take(&node_object(json!({})));
+    assert_eq!((view.labels.len(), view.labels["zone"].as_str(), view.taints.len()), (1, "b", 1));
+    let listed = Allocatable {
+        cpu_milli: 1500,
+        memory_bytes: 512 << 20,
+        ephemeral_bytes: 1 << 30,
+        pods: 3,
+        extended: BTreeMap::from([("hugepages-2Mi".into(), 4 << 20), ("example.org/gpu".into(), 2)]),
+    };
+    assert_eq!(view.allocatable, listed);
+    assert_eq!((view.name.as_str(), view.os.as_str()), ("node1", "linux"));
+    // What is not said stays.
+    view.take(&node_object(json!({"status": {}, "spec": {}, "metadata": {"name": "node1"}})));
+    assert_eq!((&view.allocatable, view.labels.len(), view.taints.len()), (&listed, 0, 0));
+    let mut view = node();
+    view.take(&node_object(json!({"status": {"allocatable": {"cpu": "1"}}})));
+    assert_eq!((view.allocatable.cpu_milli, view.allocatable.pods), (1000, 5));
+    assert!(view.allocatable.extended.is_empty());
+}
+
+#[test]
+fn labels_are_looked_at_once_more() {
+    let picky = pod("p", "api", json!({"nodeSelector": {"zone": "b"}}));
+    let labeled = |view: &mut NodeView| {
+        view.labels.insert("zone".into(), "b".into());
+        true
+    };
+    let decide = |pod: &Pod, fresh: &mut dyn FnMut(&mut NodeView) -> bool| {
+        let mut asked = 0;
+        let mut counted = |view: &mut NodeView| {
+            asked += 1;
+            fresh(view)
+        };
+        let decided = short(&admit_afresh(pod, &[], &mut node(), &mut counted));
+        (decided.split(':').next().unwrap_or_default().to_owned(), asked)
+    };
+    assert_eq!(decide(&picky, &mut labeled.clone()), ("admit".into(), 1));
+    assert_eq!(decide(&picky, &mut |_| true), ("NodeAffinity".into(), 1));
+    assert_eq!(decide(&picky, &mut |_| false), ("NodeAffinity".into(), 1));
+    // Nothing else is a reason to ask.
+    assert_eq!(decide(&pod("p", "api", json!({"nodeName": "x"})), &mut labeled.clone()), ("NodeName".into(), 0));
+    assert_eq!(decide(&pod("p", "api", json!({})), &mut labeled.clone()), ("admit".into(), 0));
+    // Resources come first, and no label brings more of them.
+    let mut greedy = asks(json!({"cpu": "64"}));
+    greedy["nodeSelector"] = json!({"zone": "b"});
+    assert_eq!(decide(&pod("p", "api", greedy), &mut labeled.clone()), ("OutOfcpu".into(), 0));
 }

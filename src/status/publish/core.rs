@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::super::cache::Entry;
-use super::super::merge::{Activity, merge};
+use super::super::merge::{Activity, keep_times, merge};
 use super::super::{is_terminal, strategic};
 use super::ApiPod;
 use super::request::{Answer, Request, What};
@@ -178,7 +178,10 @@ impl Core {
         }
         let blank = PodStatus::default();
         let shown = record.pod.object().status.as_ref().unwrap_or(&blank);
-        let merged = merge(shown, &entry.status, activity, at);
+        let mut merged = merge(shown, &entry.status, activity, at);
+        if record.pod.is_mirror() {
+            keep_times(shown, &mut merged.status);
+        }
         let patch = strategic::patch(uid, shown, &merged.status);
         if stage == Stage::Taken && record.sent == entry.version {
             record.residue.clone_from(&patch);

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::kube::client::{Client, DeleteOptions, Patch};
+use crate::kube::error::ApiError;
+use crate::kube::target::Target;
 use crate::model::api;
 
 /// One request about one pod.
@@ -55,4 +58,80 @@ pub enum Answer {
 pub trait Api: Send {
     /// Sends one request and waits for its end.
     fn send(&self, request: &Request) -> Answer;
+}
+
+impl Api for Client {
+    fn send(&self, request: &Request) -> Answer {
+        let (namespace, name) = (&request.namespace, &request.name);
+        let pod = match &request.what {
+            What::Get => self.get(&Target::pod(namespace, name)),
+            What::Patch(body) => {
+                self.patch(&Target::pod_status(namespace, name), Patch::StrategicMerge, body)
+            }
+            What::Delete => {
+                let options = DeleteOptions { grace_seconds: Some(0), uid: Some(request.uid.clone()) };
+                return match self.delete(&Target::pod(namespace, name), &options) {
+                    Ok(()) => Answer::Deleted,
+                    // Another pod has the name.
+                    Err(error) if error.is_conflict() => Answer::Gone,
+                    Err(error) => failure(&error),
+                };
+            }
+        };
+        match pod {
+            Ok(pod) => Answer::Shown(Box::new(pod)),
+            Err(error) => failure(&error),
+        }
+    }
+}
+
+/// What an error means for the pod and for the others.
+fn failure(error: &ApiError) -> Answer {
+    let why = error.to_string();
+    if error.is_stopping() {
+        return Answer::Stopping;
+    }
+    if error.is_not_found() {
+        return Answer::Gone;
+    }
+    if error.is_conflict() {
+        return Answer::Conflict(why);
+    }
+    match error.status() {
+        // A UID that differs is told in this way, too.
+        Some(422) => Answer::Conflict(why),
+        // Whoever is not known is so for every pod.
+        Some(401) => Answer::Away(why),
+        Some(429 | 500..) => Answer::Busy(why, error.retry_after()),
+        Some(_) => Answer::Refused(why),
+        None if error.is_transport() => Answer::Away(why),
+        None => Answer::Busy(why, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_errors_mean() {
+        let check = |error: ApiError, expected: &str| {
+            let answer = format!("{:?}", failure(&error));
+            assert_eq!(answer.split(['(', ' ']).next(), Some(expected), "{error}");
+        };
+        for (code, reason, expected) in [
+            (404, "NotFound", "Gone"),
+            (409, "Conflict", "Conflict"),
+            (422, "Invalid", "Conflict"),
+            (400, "BadRequest", "Refused"),
+            (401, "Unauthorized", "Away"),
+            (403, "Forbidden", "Refused"),
+            (429, "TooManyRequests", "Busy"),
+            (500, "InternalError", "Busy"),
+            (503, "ServiceUnavailable", "Busy"),
+        ] {
+            check(ApiError::for_test(code, reason, "m"), expected);
+        }
+        check(ApiError::for_test_transport(), "Away");
+    }
 }

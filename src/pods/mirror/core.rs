@@ -1,0 +1,269 @@
+//! Which mirror to make or to delete next (pure).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::View;
+use super::request::{Answer, Request};
+use crate::model::api;
+use crate::model::ids::{FullName, PodUid};
+use crate::model::meta::OwnerReference;
+use crate::model::pod::{CONFIG_HASH, CONFIG_MIRROR, Pod};
+use crate::util::backoff::{jitter, random_unit};
+
+/// First wait after a failure; doubles.
+const RETRY: Duration = Duration::from_secs(1);
+/// The longest wait after a failure, before jitter.
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// A mirror that was made is taken to be there for so long without being shown.
+const UNSEEN: Duration = Duration::from_secs(30);
+
+/// The newest view and what was done since.
+#[derive(Default)]
+pub(super) struct Core {
+    view: View,
+    names: BTreeMap<FullName, Memory>,
+    due: Option<Instant>,
+}
+
+/// What is known of one full name beyond the view.
+#[derive(Default)]
+struct Memory {
+    /// What has the name, as an answer said; the view does not show it yet.
+    found: Option<(Found, Instant)>,
+    /// Deleted, though the view still shows them.
+    deleted: BTreeSet<PodUid>,
+    /// The name is taken by something unknown.
+    taken: bool,
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+/// What has the name of a mirror.
+#[derive(Debug, Clone, PartialEq)]
+struct Found {
+    namespace: String,
+    name: String,
+    uid: PodUid,
+    /// Of the static pod of which it is an image; `None`: it is no mirror.
+    hash: Option<String>,
+    deleting: bool,
+}
+
+impl Found {
+    fn of(pod: &Pod) -> Self {
+        Found {
+            namespace: pod.namespace().to_owned(),
+            name: pod.name().to_owned(),
+            uid: pod.uid().clone(),
+            hash: pod.annotation(CONFIG_MIRROR).map(str::to_owned),
+            deleting: pod.is_deleting(),
+        }
+    }
+
+    fn delete(self) -> Request {
+        Request::Delete { namespace: self.namespace, name: self.name, uid: self.uid.as_str().to_owned() }
+    }
+}
+
+/// What is to be done about one name.
+enum Step {
+    Nothing,
+    Ask(Request),
+    /// It would be made, but the Node object is not known.
+    NoNode,
+    /// Something that is no mirror has the name.
+    Foreign,
+}
+
+impl Core {
+    /// Takes in a newer view.
+    pub(super) fn look(&mut self, view: View, now: Instant) {
+        self.view = view;
+        let shown: BTreeMap<FullName, Vec<PodUid>> =
+            self.view.mirrors.iter().flatten().fold(BTreeMap::new(), |mut all, mirror| {
+                all.entry(mirror.full_name()).or_insert_with(Vec::new).push(mirror.uid().clone());
+                all
+            });
+        let wanted: BTreeSet<FullName> = self.view.wanted.iter().map(Pod::full_name).collect();
+        self.names.retain(|name, memory| {
+            let shown = shown.get(name).map(Vec::as_slice).unwrap_or_default();
+            memory.deleted.retain(|uid| shown.contains(uid));
+            if memory.found.as_ref().is_some_and(|(found, _)| shown.contains(&found.uid)) {
+                memory.found = None;
+            }
+            wanted.contains(name) || !shown.is_empty() || memory.found.is_some()
+        });
+        self.due = Some(now);
+    }
+
+    /// Whether nothing is remembered.
+    #[cfg(test)]
+    pub(super) fn is_blank(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// When to look again without news.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// The next request. Without one the core is done until its due time.
+    pub(super) fn next(&mut self, node: Option<&api::Node>, now: Instant) -> Option<(FullName, Request)> {
+        let owner = node.and_then(owner);
+        let mut names: BTreeSet<FullName> = self.view.wanted.iter().map(Pod::full_name).collect();
+        names.extend(self.view.mirrors.iter().flatten().map(Pod::full_name));
+        names.extend(self.names.keys().cloned());
+        self.due = None;
+        for name in names {
+            let waits = self.names.get(&name).and_then(|memory| memory.not_before);
+            if let Some(until) = waits.filter(|until| now < *until) {
+                earlier(&mut self.due, until);
+                continue;
+            }
+            match self.step(&name, owner.as_ref(), now) {
+                Step::Nothing => {}
+                Step::Ask(request) => return Some((name, request)),
+                Step::NoNode => self.failed(&name, None, now),
+                Step::Foreign => {
+                    self.failed(&name, Some("a pod that is no mirror has the name of a static pod"), now);
+                    self.names.entry(name).or_default().found = None;
+                }
+            }
+        }
+        None
+    }
+
+    fn step(&mut self, name: &FullName, owner: Option<&OwnerReference>, now: Instant) -> Step {
+        // Its end is not over; then the mirror shows how it ends.
+        if self.view.leaving.contains(name) {
+            return Step::Nothing;
+        }
+        let pod = self.view.wanted.iter().find(|pod| pod.full_name() == *name);
+        let memory = self.names.entry(name.clone()).or_default();
+        let shown = self
+            .view
+            .mirrors
+            .iter()
+            .flatten()
+            .find(|mirror| mirror.full_name() == *name && !memory.deleted.contains(mirror.uid()))
+            .map(Found::of);
+        if memory.found.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= UNSEEN) {
+            memory.found = None;
+        }
+        let unseen = memory.found.as_ref().filter(|_| shown.is_none());
+        let wake = unseen.and_then(|(_, since)| since.checked_add(UNSEEN));
+        let there = unseen.map(|(found, _)| found.clone()).or(shown);
+        let taken = memory.taken;
+        if let Some(at) = wake {
+            earlier(&mut self.due, at);
+        }
+        match (pod, there) {
+            (None, None) => Step::Nothing,
+            (None, Some(mirror)) if self.view.sources_ready => Step::Ask(mirror.delete()),
+            (None, Some(_)) => Step::Nothing,
+            (Some(_), Some(Found { hash: None, .. })) => Step::Foreign,
+            (Some(pod), Some(mirror)) if mirror.deleting || mirror.hash.as_deref() != Some(hash(pod)) => {
+                Step::Ask(mirror.delete())
+            }
+            (Some(_), Some(_)) => Step::Nothing,
+            // What the server has may be the very mirror that is missing here.
+            (Some(_), None) if self.view.mirrors.is_none() => Step::Nothing,
+            (Some(pod), None) if taken => Step::Ask(Request::Get {
+                namespace: pod.namespace().to_owned(),
+                name: pod.name().to_owned(),
+            }),
+            (Some(pod), None) => match owner {
+                Some(owner) => Step::Ask(Request::Create(Box::new(mirror_of(pod, owner)))),
+                None => Step::NoNode,
+            },
+        }
+    }
+
+    /// Takes in what came of a request.
+    pub(super) fn answered(&mut self, name: &FullName, request: &Request, answer: Answer, now: Instant) {
+        let memory = self.names.entry(name.clone()).or_default();
+        match (request, answer) {
+            (_, Answer::Stopping) => {}
+            (Request::Delete { uid, .. }, Answer::Gone | Answer::Shown(_)) => {
+                let uid = PodUid::from(uid.as_str());
+                if memory.found.as_ref().is_some_and(|(found, _)| found.uid == uid) {
+                    memory.found = None;
+                }
+                memory.deleted.insert(uid);
+                memory.failures = 0;
+                log::info!("mirror deleted pod={name}");
+            }
+            (Request::Create(_) | Request::Get { .. }, Answer::Shown(pod)) => {
+                if matches!(request, Request::Create(_)) {
+                    log::info!("mirror created pod={name}");
+                }
+                memory.found = Some((Found::of(&Pod::from(*pod)), now));
+                memory.taken = false;
+                memory.failures = 0;
+                memory.not_before = None;
+            }
+            (Request::Get { .. }, Answer::Gone) => memory.taken = false,
+            (Request::Create(_), Answer::Exists) => memory.taken = true,
+            (_, Answer::Failed(why)) => self.failed(name, Some(&why), now),
+            (_, Answer::Gone | Answer::Exists) => self.failed(name, Some("unexpected answer"), now),
+        }
+    }
+
+    /// Waits before the next try, ever longer.
+    fn failed(&mut self, name: &FullName, why: Option<&str>, now: Instant) {
+        let memory = self.names.entry(name.clone()).or_default();
+        memory.failures = memory.failures.saturating_add(1);
+        if let Some(why) = why
+            && memory.failures.is_power_of_two()
+        {
+            log::warn!("cannot keep the mirror of a static pod ({} times): {why} pod={name}", memory.failures);
+        }
+        let wait = RETRY.saturating_mul(1 << memory.failures.saturating_sub(1).min(10)).min(RETRY_MAX);
+        let until = now + jitter(wait, random_unit());
+        memory.not_before = Some(until);
+        earlier(&mut self.due, until);
+    }
+}
+
+fn earlier(due: &mut Option<Instant>, at: Instant) {
+    *due = Some(due.map_or(at, |due| due.min(at)));
+}
+
+/// What a mirror is an image of: the same as the UID, unless the manifest names one.
+fn hash(pod: &Pod) -> &str {
+    pod.annotation(CONFIG_HASH).unwrap_or(pod.uid().as_str())
+}
+
+/// The node as the owner of its mirrors; none while it is not registered or on its way out.
+fn owner(node: &api::Node) -> Option<OwnerReference> {
+    if node.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    Some(OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.metadata.name.clone()?,
+        uid: node.metadata.uid.clone().filter(|uid| !uid.is_empty())?,
+        controller: Some(true),
+        block_owner_deletion: None,
+    })
+}
+
+/// The mirror of a static pod. What only a server gives out does not come along: a manifest
+/// may be the export of another pod.
+fn mirror_of(pod: &Pod, owner: &OwnerReference) -> api::Pod {
+    let mut mirror = pod.object().clone();
+    let meta = &mut mirror.metadata;
+    meta.annotations.get_or_insert_default().insert(CONFIG_MIRROR.to_owned(), hash(pod).to_owned());
+    meta.owner_references = Some(vec![owner.clone()]);
+    meta.resource_version = None;
+    meta.generation = None;
+    meta.creation_timestamp = None;
+    meta.deletion_timestamp = None;
+    meta.deletion_grace_period_seconds = None;
+    meta.managed_fields = None;
+    meta.generate_name = None;
+    meta.self_link = None;
+    mirror
+}

@@ -1,0 +1,97 @@
+//! The `mirrors` thread: keeps an image of each static pod at the API server, so that users
+//! see it there (Go: mirror client, and tryReconcileMirrorPods of the pod workers).
+//!
+//! Inbox: what `sync` sees of static pods and mirrors, whole, newest wins ([`View`]).
+//! Out: creations and deletions of mirrors. A pod never waits for its mirror.
+//! Invariants: a mirror stays as long as something of its static pod does; nothing but a
+//! mirror is ever deleted; no mirror is deleted for want of a static pod before all sources
+//! have spoken.
+
+mod core;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use request::{Answer, Api, Request};
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::select_biased;
+
+use self::core::Core;
+use crate::model::api;
+use crate::model::ids::FullName;
+use crate::model::pod::Pod;
+use crate::util::mailbox::{self, Inbox, Post};
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::timers;
+
+/// What there is of static pods and of mirrors.
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    /// Static pods that run or are to run: named by a source and not refused.
+    pub wanted: Vec<Pod>,
+    /// Names of which an older static pod is still being stopped.
+    pub leaving: BTreeSet<FullName>,
+    /// Mirror pods as the API server shows them; `None` until it has.
+    pub mirrors: Option<Vec<Pod>>,
+    /// Whether every source has spoken.
+    pub sources_ready: bool,
+}
+
+/// Where a view is posted.
+pub type Views = Post<(), View>;
+
+/// Makes the thread's mailbox.
+#[must_use]
+pub fn inbox() -> (Views, Inbox<(), View>) {
+    mailbox::mailbox(mailbox::newest)
+}
+
+/// What the thread works with.
+pub struct Deps {
+    /// The newest view.
+    pub views: Inbox<(), View>,
+    /// The API server.
+    pub api: Box<dyn Api>,
+    /// The Node object as the API server showed it last.
+    pub node: Box<dyn Fn() -> Option<Arc<api::Node>> + Send>,
+}
+
+/// Starts the thread. Whoever stops it shuts the client down, too: that breaks its request.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
+    threads::spawn("mirrors", Stack::Small, on_death, move |stop| run(&deps, &stop))
+}
+
+fn run(deps: &Deps, stop: &StopToken) {
+    let mut core = Core::default();
+    loop {
+        for (_, view) in deps.views.take() {
+            core.look(view, Instant::now());
+        }
+        if stop.is_stopped() {
+            return;
+        }
+        let node = (deps.node)();
+        if let Some((name, request)) = core.next(node.as_deref(), Instant::now()) {
+            let answer = {
+                let _waiting = threads::waiting("the API server");
+                deps.api.send(&request)
+            };
+            core.answered(&name, &request, answer, Instant::now());
+            continue;
+        }
+        let _waiting = threads::waiting("static pods, mirrors");
+        select_biased! {
+            recv(stop.signal()) -> _ => return,
+            recv(deps.views.bell()) -> _ => {}
+            recv(timers::at(core.next_due())) -> _ => {}
+        }
+    }
+}

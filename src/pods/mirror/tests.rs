@@ -1,0 +1,292 @@
+//! The core against a server of its own, request by request, and the thread once.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, bounded};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn object(value: &Value) -> Pod {
+    Pod::from(serde_json::from_value::<api::Pod>(value.clone()).unwrap())
+}
+
+/// A static pod; its hash is its UID.
+fn pod(name: &str, hash: &str) -> Pod {
+    object(&json!({"metadata": {"name": name, "namespace": "n", "uid": hash, "resourceVersion": "7",
+        "annotations": {"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": hash}},
+        "spec": {"nodeName": "node1", "containers": [{"name": "c"}]}, "status": {"phase": "Pending"}}))
+}
+
+fn node() -> api::Node {
+    serde_json::from_value(json!({"metadata": {"name": "node1", "uid": "node-uid"}})).unwrap()
+}
+
+/// Keeps pods by name.
+#[derive(Default)]
+struct Server {
+    pods: BTreeMap<String, Value>,
+    made: u32,
+    fails: bool,
+    log: Vec<String>,
+}
+
+impl Server {
+    fn answer(&mut self, request: &Request) -> Answer {
+        let (line, answer) = match request {
+            _ if self.fails => ("fail".to_owned(), Answer::Failed("500".into())),
+            Request::Create(pod) => {
+                let mut body = serde_json::to_value(pod).unwrap();
+                let name = body["metadata"]["name"].as_str().unwrap().to_owned();
+                let answer = if self.pods.contains_key(&name) {
+                    Answer::Exists
+                } else {
+                    self.made += 1;
+                    body["metadata"]["uid"] = json!(format!("m{}", self.made));
+                    self.pods.insert(name.clone(), body);
+                    Answer::Shown(Box::new(self.mirror(&name).object().clone()))
+                };
+                (format!("create {name}"), answer)
+            }
+            Request::Get { name, .. } => {
+                let answer = match self.pods.get(name) {
+                    Some(_) => Answer::Shown(Box::new(self.mirror(name).object().clone())),
+                    None => Answer::Gone,
+                };
+                (format!("get {name}"), answer)
+            }
+            Request::Delete { name, uid, .. } => {
+                if self.pods.get(name).is_some_and(|pod| pod["metadata"]["uid"] == **uid) {
+                    self.pods.remove(name);
+                }
+                (format!("delete {name} {uid}"), Answer::Gone)
+            }
+        };
+        self.log.push(line);
+        answer
+    }
+
+    fn mirror(&self, name: &str) -> Pod {
+        object(&self.pods[name])
+    }
+
+    fn all(&self) -> Vec<Pod> {
+        self.pods.values().map(object).collect()
+    }
+}
+
+struct Bench {
+    core: Core,
+    server: Server,
+    node: Option<api::Node>,
+    now: Instant,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Bench { core: Core::default(), server: Server::default(), node: Some(node()), now: Instant::now() }
+    }
+
+    /// Posts a view in which the mirrors are those of the server, and does what is to be done.
+    fn see(&mut self, wanted: &[Pod], leaving: &[&Pod]) -> Vec<String> {
+        let mirrors = Some(self.server.all());
+        self.see_with(wanted, leaving, mirrors, true)
+    }
+
+    fn see_with(
+        &mut self,
+        wanted: &[Pod],
+        leaving: &[&Pod],
+        mirrors: Option<Vec<Pod>>,
+        sources_ready: bool,
+    ) -> Vec<String> {
+        let leaving = leaving.iter().map(|pod| pod.full_name()).collect();
+        self.core.look(View { wanted: wanted.to_vec(), leaving, mirrors, sources_ready }, self.now);
+        self.run()
+    }
+
+    fn run(&mut self) -> Vec<String> {
+        for _ in 0..20 {
+            let Some((name, request)) = self.core.next(self.node.as_ref(), self.now) else { break };
+            let answer = self.server.answer(&request);
+            self.core.answered(&name, &request, answer, self.now);
+        }
+        std::mem::take(&mut self.server.log)
+    }
+
+    fn after(&mut self, seconds: u64) -> Vec<String> {
+        self.now += Duration::from_secs(seconds);
+        self.run()
+    }
+}
+
+const NOTHING: Vec<String> = Vec::new();
+
+#[test]
+fn a_mirror_is_made_once() {
+    let mut bench = Bench::new();
+    let wanted = [pod("st", "h1")];
+    // Before the API server has shown its pods nobody knows what is missing.
+    assert_eq!(bench.see_with(&wanted, &[], None, false), NOTHING);
+    assert_eq!(bench.see_with(&wanted, &[], Some(vec![]), false), ["create st"]);
+    // The watch may be late.
+    assert_eq!(bench.see_with(&wanted, &[], Some(vec![]), true), NOTHING);
+    assert_eq!(bench.see(&wanted, &[]), NOTHING);
+    assert_eq!(bench.core.next_due(), None, "nothing wakes an idle node");
+    let made = &bench.server.pods["st"];
+    assert_eq!(made["metadata"]["annotations"]["kubernetes.io/config.mirror"], "h1");
+    assert_eq!(made["metadata"].get("resourceVersion"), None);
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "node-uid",
+        "controller": true}]);
+    assert_eq!(made["metadata"]["ownerReferences"], owner);
+    assert_eq!(made["status"], json!({"phase": "Pending"}));
+    // Deleted by hand: a new one.
+    bench.server.pods.clear();
+    assert_eq!(bench.see(&wanted, &[]), ["create st"]);
+}
+
+#[test]
+fn no_mirror_without_a_node() {
+    let mut bench = Bench::new();
+    let wanted = [pod("st", "h1")];
+    bench.node = None;
+    assert_eq!(bench.see(&wanted, &[]), NOTHING);
+    assert!(bench.core.next_due().is_some_and(|due| due > bench.now));
+    bench.node = Some(node());
+    bench.node.as_mut().unwrap().metadata.deletion_timestamp =
+        Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+    assert_eq!(bench.after(2), NOTHING);
+    bench.node = Some(node());
+    assert_eq!(bench.after(4), ["create st"]);
+}
+
+#[test]
+fn another_static_pod_gets_another_mirror_when_the_old_one_has_ended() {
+    let mut bench = Bench::new();
+    let (old, new) = (pod("st", "h1"), pod("st", "h2"));
+    bench.see(std::slice::from_ref(&old), &[]);
+    let shown = bench.server.all();
+    assert_eq!(bench.see(std::slice::from_ref(&new), &[&old]), NOTHING);
+    let both = std::slice::from_ref(&new);
+    assert_eq!(bench.see_with(both, &[], Some(shown.clone()), true), ["delete st m1", "create st"]);
+    // The watch still shows the old one.
+    assert_eq!(bench.see_with(both, &[], Some(shown), true), NOTHING);
+    assert_eq!(bench.see(both, &[]), NOTHING);
+    // One that somebody deletes gracefully would never go without help.
+    bench.server.pods.get_mut("st").unwrap()["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    assert_eq!(bench.see(both, &[]), ["delete st m2", "create st"]);
+}
+
+#[test]
+fn orphans_go_when_all_is_known_and_over() {
+    let mut bench = Bench::new();
+    let gone = pod("st", "h1");
+    bench.see(std::slice::from_ref(&gone), &[]);
+    let shown = bench.server.all();
+    assert_eq!(bench.see(&[], &[&gone]), NOTHING);
+    assert_eq!(bench.see_with(&[], &[], Some(shown.clone()), false), NOTHING);
+    assert_eq!(bench.see_with(&[], &[], Some(shown.clone()), true), ["delete st m1"]);
+    assert_eq!(bench.see_with(&[], &[], Some(shown), true), NOTHING);
+    assert_eq!(bench.see(&[], &[]), NOTHING);
+    assert!(bench.core.is_blank());
+    // A mirror that was never shown is no less an orphan.
+    let mut bench = Bench::new();
+    bench.see(std::slice::from_ref(&gone), &[]);
+    assert_eq!(bench.see_with(&[], &[], Some(vec![]), true), ["delete st m1"]);
+}
+
+#[test]
+fn a_name_that_is_taken() {
+    // By its own mirror, which the view does not show.
+    let mut bench = Bench::new();
+    let wanted = [pod("st", "h1")];
+    bench.see(&wanted, &[]);
+    bench.core = Core::default();
+    assert_eq!(bench.see_with(&wanted, &[], Some(vec![]), true), ["create st", "get st"]);
+    assert_eq!(bench.run(), NOTHING);
+    // By the mirror of an older one.
+    bench.core = Core::default();
+    let newer = [pod("st", "h2")];
+    assert_eq!(
+        bench.see_with(&newer, &[], Some(vec![]), true),
+        ["create st", "get st", "delete st m1", "create st"]
+    );
+    // By something else, which is nobody's to delete.
+    let mut bench = Bench::new();
+    let foreign = json!({"metadata": {"name": "st", "namespace": "n", "uid": "x"}});
+    bench.server.pods.insert("st".into(), foreign);
+    assert_eq!(bench.see_with(&wanted, &[], Some(vec![]), true), ["create st", "get st"]);
+    assert_eq!(bench.run(), NOTHING);
+    assert_eq!(bench.after(2), ["create st", "get st"]);
+    assert_eq!(bench.after(1), NOTHING);
+}
+
+#[test]
+fn failures_are_tried_again_ever_more_rarely() {
+    let mut bench = Bench::new();
+    bench.server.fails = true;
+    assert_eq!(bench.see(&[pod("a", "a"), pod("b", "b")], &[]), ["fail", "fail"]);
+    assert_eq!(bench.run(), NOTHING);
+    assert_eq!(bench.after(2).len(), 2);
+    assert_eq!(bench.after(1), NOTHING);
+    for _ in 0..8 {
+        bench.after(95);
+    }
+    bench.server.fails = false;
+    assert_eq!(bench.after(30), NOTHING);
+    assert_eq!(bench.after(65), ["create a", "create b"]);
+}
+
+/// The recorded request, but for what a server adds to a pod by itself.
+#[test]
+fn the_recorded_mirror() {
+    let recorded = json!({"metadata": {"name": "st-node1", "namespace": "default", "uid": "hash",
+        "labels": {"app": "st"}, "annotations": {"kubernetes.io/config.hash": "hash",
+            "kubernetes.io/config.mirror": "hash", "kubernetes.io/config.seen": "now",
+            "kubernetes.io/config.source": "file"},
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "node-uid",
+            "controller": true}]},
+        "spec": {"containers": [{"name": "c", "image": "localhost/busybox:1", "resources": {}}],
+            "nodeName": "node1"},
+        "status": {"phase": "Pending"}, "kind": "Pod", "apiVersion": "v1"});
+    let mut source = recorded.clone();
+    source["metadata"].as_object_mut().unwrap().remove("ownerReferences");
+    source["metadata"]["annotations"].as_object_mut().unwrap().remove("kubernetes.io/config.mirror");
+    let mut core = Core::default();
+    let view = View { wanted: vec![object(&source)], mirrors: Some(vec![]), ..View::default() };
+    core.look(view, Instant::now());
+    let Some((_, Request::Create(made))) = core.next(Some(&node()), Instant::now()) else { panic!() };
+    assert_eq!(serde_json::to_value(made).unwrap(), recorded);
+}
+
+struct Recorded(Mutex<Server>, Sender<String>);
+
+impl Api for Recorded {
+    fn send(&self, request: &Request) -> Answer {
+        let mut server = self.0.lock().unwrap();
+        let answer = server.answer(request);
+        self.1.send(server.log.pop().unwrap()).unwrap();
+        answer
+    }
+}
+
+#[test]
+fn the_thread_follows_the_views() {
+    let (tx, rx) = bounded(10);
+    let (post, views) = inbox();
+    let deps = Deps {
+        views,
+        api: Box::new(Recorded(Mutex::default(), tx)),
+        node: Box::new(|| Some(Arc::new(node()))),
+    };
+    let thread = spawn(deps, OnDeath::Nobody).unwrap();
+    let view = View { mirrors: Some(vec![]), sources_ready: true, ..View::default() };
+    post.put((), View { wanted: vec![pod("st", "h1")], ..view.clone() });
+    let limit = Duration::from_secs(20);
+    assert_eq!(rx.recv_timeout(limit).unwrap(), "create st");
+    post.put((), view);
+    assert_eq!(rx.recv_timeout(limit).unwrap(), "delete st m1");
+    assert_eq!(thread.stop(limit), threads::Stopped::Joined);
+}

@@ -1,0 +1,384 @@
+//! The core against a server of its own, request by request, and the thread once.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, bounded};
+use serde_json::{Value, json};
+
+use super::super::strategic::tests::apply;
+use super::*;
+use crate::model::api::{self, PodStatus};
+
+/// A server that keeps pods and does as it is told, unless an answer is scripted.
+#[derive(Default)]
+struct Server {
+    pods: BTreeMap<String, Value>,
+    version: u64,
+    script: VecDeque<Answer>,
+    /// A status field that it does not know.
+    ignores: &'static str,
+    log: Vec<String>,
+}
+
+impl Server {
+    fn put(&mut self, name: &str, uid: &str, more: Value) -> Pod {
+        self.version += 1;
+        let mut object = json!({"metadata": {"name": name, "namespace": "n", "uid": uid,
+            "resourceVersion": self.version.to_string()}, "status": {"phase": "Pending"}});
+        for (path, value) in more.as_object().into_iter().flatten() {
+            let (parent, key) = path.rsplit_once('/').unwrap();
+            object.pointer_mut(parent).unwrap()[key] = value.clone();
+        }
+        self.pods.insert(name.to_owned(), object);
+        self.pod(name)
+    }
+
+    fn pod(&self, name: &str) -> Pod {
+        Pod::from(serde_json::from_value::<api::Pod>(self.pods[name].clone()).unwrap())
+    }
+
+    fn answer(&mut self, request: &Request) -> Answer {
+        let (name, verb) = (&request.name, match &request.what {
+            What::Get => "get".to_owned(),
+            What::Patch(body) => {
+                assert_eq!(body["metadata"]["uid"], request.uid);
+                format!("patch {}", body["status"])
+            }
+            What::Delete => "delete".to_owned(),
+        });
+        self.log.push(format!("{name} {verb}"));
+        if let Some(answer) = self.script.pop_front() {
+            return answer;
+        }
+        let Some(object) = self.pods.get_mut(name) else { return Answer::Gone };
+        match &request.what {
+            What::Get => {}
+            _ if object["metadata"]["uid"] != request.uid => return Answer::Conflict("uid".into()),
+            What::Patch(body) => {
+                apply(&mut object["status"], &body["status"]);
+                object["status"].as_object_mut().unwrap().remove(self.ignores);
+                self.version += 1;
+                object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+            }
+            What::Delete => {
+                self.pods.remove(name);
+                return Answer::Deleted;
+            }
+        }
+        Answer::Shown(Box::new(serde_json::from_value(object.clone()).unwrap()))
+    }
+}
+
+struct Bench {
+    core: Core,
+    cache: StatusCache,
+    server: Server,
+    activity: Activity,
+    now: Instant,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (core, cache, server) = (Core::default(), StatusCache::new(), Server::default());
+        Bench { core, cache, server, activity: Activity::MayRun, now: Instant::now() }
+    }
+
+    fn show(&mut self, pod: Pod) {
+        self.core.shown(pod.uid().clone(), ApiPod { pod, removed: false }, self.now);
+    }
+
+    fn put(&mut self, name: &str, uid: &str, more: Value) -> Pod {
+        let pod = self.server.put(name, uid, more);
+        self.show(pod.clone());
+        pod
+    }
+
+    fn store(&mut self, pod: &Pod, status: Value) {
+        self.cache.set(pod, serde_json::from_value::<PodStatus>(status).unwrap(), Timestamp::UNIX_EPOCH);
+    }
+
+    /// Carries out what is due, as the thread does, and tells what was asked.
+    fn run(&mut self) -> Vec<String> {
+        for _ in 0..20 {
+            for (uid, version) in self.cache.newer_than(self.core.seen()) {
+                self.core.stored(&uid, version, self.now);
+            }
+            for uid in self.core.due(self.now) {
+                let Some(entry) = self.core.local(&uid).and_then(|local| self.cache.entry(&local)) else {
+                    continue;
+                };
+                let at = Timestamp::UNIX_EPOCH;
+                if let Some(request) = self.core.decide(&uid, &entry, self.activity, at, self.now) {
+                    let answer = self.server.answer(&request);
+                    self.core.answered(&uid, answer, self.now);
+                }
+            }
+        }
+        std::mem::take(&mut self.server.log)
+    }
+
+    fn after(&mut self, seconds: u64) -> Vec<String> {
+        self.now += Duration::from_secs(seconds);
+        self.run()
+    }
+}
+
+/// Statuses get a start time when they are stored; pods that have one keep patches short.
+fn started() -> Value {
+    json!({"/status/startTime": "1970-01-01T00:00:00Z"})
+}
+
+const NOTHING: Vec<String> = Vec::new();
+
+#[test]
+fn a_status_is_told_once() {
+    let mut bench = Bench::new();
+    let pod = bench.put("web", "1", json!({}));
+    assert_eq!(bench.run(), NOTHING);
+    bench.store(&pod, json!({"phase": "Pending", "hostIP": "192.0.2.1"}));
+    assert_eq!(bench.run(), [r#"web patch {"hostIP":"192.0.2.1","startTime":"1970-01-01T00:00:00Z"}"#]);
+    // The echo is no news, and what is older even less.
+    let echo = bench.server.pod("web");
+    bench.show(echo);
+    bench.show(pod.clone());
+    assert_eq!(bench.after(60), NOTHING);
+    assert_eq!(bench.core.next_due(), None, "nothing wakes an idle node");
+    // Only the newest of several is told.
+    bench.store(&pod, json!({"phase": "Pending"}));
+    bench.store(&pod, json!({"phase": "Running", "hostIP": "192.0.2.1"}));
+    assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#]);
+}
+
+#[test]
+fn a_status_that_the_server_shows_already_costs_nothing() {
+    let mut bench = Bench::new();
+    let pod = bench.put("web", "1", started());
+    bench.store(&pod, json!({"phase": "Pending"}));
+    assert_eq!(bench.run(), NOTHING);
+}
+
+#[test]
+fn a_server_that_is_away_is_asked_rarely_and_then_told_the_newest() {
+    let mut bench = Bench::new();
+    let pods: Vec<Pod> = ["a", "b", "c"].map(|name| bench.put(name, name, started())).into();
+    for pod in &pods {
+        bench.store(pod, json!({"phase": "Running"}));
+    }
+    bench.server.script = vec![Answer::Away("refused".into()); 6].into();
+    assert_eq!(bench.run().len(), 1, "one pod asks for all");
+    let until = bench.core.next_due().unwrap();
+    assert!(until > bench.now && until <= bench.now + RETRY_SOON);
+    bench.store(&pods[0], json!({"phase": "Running", "message": "m"}));
+    assert_eq!(bench.run(), NOTHING, "a new status is no reason to ask again");
+    for _ in 0..5 {
+        assert_eq!(bench.after(11).len(), 1);
+    }
+    let mut told = bench.after(11);
+    told.sort();
+    let running = |name: &str| format!(r#"{name} patch {{"phase":"Running"}}"#);
+    assert_eq!(told, [r#"a patch {"message":"m","phase":"Running"}"#.into(), running("b"), running("c")]);
+}
+
+const RETRY_SOON: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_pod_that_fails_delays_no_other() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.put("a", "a", started()), bench.put("b", "b", started()));
+    bench.store(&a, json!({"phase": "Running"}));
+    bench.server.script = [Answer::Busy("500".into(), None)].into();
+    assert_eq!(bench.run().len(), 1);
+    bench.store(&b, json!({"phase": "Running"}));
+    assert_eq!(bench.run(), [r#"b patch {"phase":"Running"}"#]);
+    assert_eq!(bench.after(1), [r#"a patch {"phase":"Running"}"#]);
+    // As long as the server wants, but a refusal concerns this status only.
+    bench.store(&a, json!({"phase": "Running", "message": "m"}));
+    bench.server.script = [Answer::Busy("429".into(), Some(Duration::from_secs(30)))].into();
+    assert_eq!(bench.run().len(), 1);
+    bench.store(&a, json!({"phase": "Running", "message": "n"}));
+    assert_eq!(bench.after(29), NOTHING);
+    assert_eq!(bench.after(1), [r#"a patch {"message":"n"}"#]);
+    bench.store(&a, json!({"phase": "Running", "message": "o"}));
+    bench.server.script = [Answer::Refused("403".into())].into();
+    assert_eq!(bench.run().len(), 1);
+    bench.store(&a, json!({"phase": "Running", "message": "p"}));
+    assert_eq!(bench.run(), [r#"a patch {"message":"p"}"#]);
+}
+
+#[test]
+fn a_foreign_edit_is_undone() {
+    let mut bench = Bench::new();
+    let pod = bench.put("web", "1", started());
+    bench.store(&pod, json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
+    assert_eq!(bench.run().len(), 1);
+    bench.now += Duration::from_secs(20);
+    let edit = |status: &str, version: u64| {
+        json!({"/metadata/resourceVersion": version.to_string(), "/status": {"phase": "Running",
+        "startTime": "1970-01-01T00:00:00Z", "conditions": [{"type": "x/y", "status": status},
+        {"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:00Z"}]}})
+    };
+    bench.put("web", "1", edit("False", 50));
+    let undone = r#"web patch {"$setElementOrder/conditions":[{"type":"x/y"},{"type":"Ready"}],"conditions":[{"status":"True","type":"Ready"}]}"#;
+    bench.server.version = 50;
+    assert_eq!(bench.run(), [undone]);
+    // Who insists is undone as often as upstream does it.
+    bench.put("web", "1", edit("False", 60));
+    bench.server.version = 60;
+    assert_eq!(bench.after(3), NOTHING);
+    assert_eq!(bench.after(7), [undone]);
+    // A condition that is not ours stays.
+    assert_eq!(bench.server.pods["web"]["status"]["conditions"][0]["status"], "False");
+}
+
+#[test]
+fn a_server_that_takes_it_otherwise_is_told_once() {
+    let mut bench = Bench::new();
+    bench.server.ignores = "observedGeneration";
+    let pod = bench.put("web", "1", started());
+    bench.store(&pod, json!({"phase": "Running", "observedGeneration": 1}));
+    assert_eq!(bench.run(), [r#"web patch {"observedGeneration":1,"phase":"Running"}"#]);
+    let echo = bench.server.pod("web");
+    bench.show(echo);
+    assert_eq!(bench.after(60), NOTHING);
+    bench.store(&pod, json!({"phase": "Running", "observedGeneration": 1, "message": "m"}));
+    assert_eq!(bench.run(), [r#"web patch {"message":"m","observedGeneration":1}"#]);
+}
+
+#[test]
+fn a_pod_that_is_over_and_unwanted_is_deleted() {
+    let mut bench = Bench::new();
+    let pod = bench.put("web", "1", started());
+    bench.store(&pod, json!({"phase": "Running"}));
+    bench.run();
+    let mut going = json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z"});
+    going["/status"] = bench.server.pods["web"]["status"].clone();
+    let pod = bench.put("web", "1", going);
+    // As long as something runs the end is not told.
+    bench.store(&pod, json!({"phase": "Succeeded", "message": "m"}));
+    assert_eq!(bench.run(), NOTHING);
+    bench.activity = Activity::Stopped;
+    assert_eq!(bench.after(1), [r#"web patch {"message":"m","phase":"Succeeded"}"#]);
+    assert_eq!(bench.after(60), NOTHING);
+    bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
+    assert_eq!(bench.run(), ["web delete"]);
+    // A late echo does not bring it back; its end clears up.
+    bench.show(pod.clone());
+    bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
+    assert_eq!(bench.after(60), NOTHING);
+    bench.core.shown(pod.uid().clone(), ApiPod { pod, removed: true }, bench.now);
+    assert!(bench.core.local(&"1".into()).is_none());
+}
+
+#[test]
+fn a_refused_pod_is_told_and_deleted_without_a_worker() {
+    let mut bench = Bench::new();
+    bench.activity = Activity::Stopped;
+    let pod = bench.put("web", "1", json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z",
+        "/status": {"phase": "Pending", "startTime": "1970-01-01T00:00:00Z",
+            "conditions": [{"type": "PodScheduled", "status": "True"}]}}));
+    let status = json!({"phase": "Failed", "reason": "OutOfcpu"});
+    bench.cache.set_rejected(&pod, serde_json::from_value(status).unwrap(), Timestamp::UNIX_EPOCH);
+    let told = r#"web patch {"conditions":null,"phase":"Failed","reason":"OutOfcpu"}"#;
+    assert_eq!(bench.run(), [told, "web delete"]);
+}
+
+#[test]
+fn a_pod_that_is_gone_or_another_one_is_left_alone() {
+    let mut bench = Bench::new();
+    let pod = bench.put("web", "1", started());
+    bench.server.pods.clear();
+    bench.store(&pod, json!({"phase": "Running"}));
+    assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#]);
+    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
+    assert_eq!(bench.after(60), NOTHING);
+    // Its successor has the name, but not the UID.
+    let mut bench = Bench::new();
+    let pod = bench.put("web", "1", started());
+    bench.server.put("web", "2", started());
+    bench.store(&pod, json!({"phase": "Running"}));
+    assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#, "web get"]);
+    assert!(bench.core.local(&"1".into()).is_none());
+    // A conflict with somebody else's change: look, then once more.
+    let mut bench = Bench::new();
+    let pod = bench.put("web", "1", started());
+    bench.store(&pod, json!({"phase": "Running"}));
+    bench.server.script = [Answer::Conflict("changed".into())].into();
+    let patch = r#"web patch {"phase":"Running"}"#;
+    assert_eq!(bench.run(), [patch, "web get", patch]);
+    // A status that the server never takes is tried ever more rarely.
+    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
+    let get = Answer::Shown(Box::new(bench.server.pod("web").object().clone()));
+    let no = Answer::Conflict("invalid".into());
+    bench.server.script = [no.clone(), get.clone(), no.clone(), get, no].into();
+    assert_eq!(bench.run().len(), 3);
+    assert_eq!(bench.after(1), NOTHING);
+    assert_eq!(bench.after(4).len(), 2);
+}
+
+#[test]
+fn a_static_pod_is_told_of_through_its_mirror() {
+    let mut bench = Bench::new();
+    bench.activity = Activity::Stopped;
+    let object = json!({"metadata": {"name": "st", "namespace": "n", "uid": "hash",
+        "annotations": {"kubernetes.io/config.source": "file"}}});
+    let pod = Pod::from(serde_json::from_value::<api::Pod>(object).unwrap());
+    bench.store(&pod, json!({"phase": "Running"}));
+    assert_eq!(bench.run(), NOTHING);
+    let mirror = |more: Value| {
+        let mut all = json!({"/metadata/annotations": {"kubernetes.io/config.mirror": "hash"}});
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    };
+    bench.put("st", "m1", mirror(started()));
+    assert_eq!(bench.run(), [r#"st patch {"phase":"Running"}"#]);
+    // Deleted by hand: the pod is not over, and the mirror is not for this thread to delete.
+    let gone = bench.put("st", "m1", mirror(json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z",
+        "/status/phase": "Failed"})));
+    bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
+    assert!(bench.after(60).iter().all(|line| line.contains("patch")));
+    // The next one, before and after the news of the first one's end.
+    bench.put("st", "m2", mirror(started()));
+    assert_eq!(bench.run().len(), 1);
+    bench.core.shown(gone.uid().clone(), ApiPod { pod: gone, removed: true }, bench.now);
+    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
+    assert_eq!(bench.run(), [r#"st patch {"message":"m"}"#]);
+}
+
+struct Recorded(Mutex<Server>, Sender<String>);
+
+impl Api for Recorded {
+    fn send(&self, request: &Request) -> Answer {
+        let mut server = self.0.lock().unwrap();
+        let answer = server.answer(request);
+        self.1.send(server.log.pop().unwrap()).unwrap();
+        answer
+    }
+}
+
+#[test]
+fn the_thread_hears_of_both_sides() {
+    let (tx, rx) = bounded(10);
+    let mut server = Server::default();
+    let pod = server.put("web", "1", started());
+    let (post, pods) = inbox();
+    let status = StatusCache::new();
+    let deps = Deps {
+        status: status.clone(),
+        pods,
+        api: Box::new(Recorded(Mutex::new(server), tx)),
+        activity: Box::new(|_| Activity::Stopped),
+    };
+    let thread = spawn(deps, OnDeath::Nobody).unwrap();
+    post.put(pod.uid().clone(), ApiPod { pod: pod.clone(), removed: false });
+    let store = |status: &StatusCache, text: Value| {
+        status.set(&pod, serde_json::from_value(text).unwrap(), Timestamp::UNIX_EPOCH);
+    };
+    store(&status, json!({"phase": "Running"}));
+    let limit = Duration::from_secs(20);
+    assert_eq!(rx.recv_timeout(limit).unwrap(), r#"web patch {"phase":"Running"}"#);
+    store(&status, json!({"phase": "Succeeded"}));
+    assert_eq!(rx.recv_timeout(limit).unwrap(), r#"web patch {"phase":"Succeeded"}"#);
+    assert_eq!(thread.stop(limit), threads::Stopped::Joined);
+}
