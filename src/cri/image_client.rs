@@ -29,7 +29,9 @@ impl ImageClient {
     /// The same client with another deadline for its calls.
     #[must_use]
     pub fn with_request_timeout(&self, request_timeout: Duration) -> ImageClient {
-        ImageClient { caller: Caller { request_timeout, ..self.caller.clone() } }
+        let mut caller = self.caller.clone();
+        caller.request_timeout = request_timeout;
+        ImageClient { caller }
     }
 
     /// Every image on the node.
