@@ -10,5 +10,13 @@
 //! registration); the recorder writes log lines and answers `coracle events` instead.
 //! Go counterpart: client-go's tools/record and tools/events, pkg/kubelet/events.
 
+pub mod client;
 mod correlator;
+pub mod error;
 pub mod events;
+mod rate;
+pub mod secret;
+pub mod target;
+pub mod watch;
+
+pub use secret::Secret;
