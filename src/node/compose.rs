@@ -46,6 +46,16 @@ const OWN_LABELS: &[&str] = &[
 /// Labels that are repaired whenever they are wrong.
 const PLATFORM_LABELS: &[&str] = &["kubernetes.io/os", "kubernetes.io/arch"];
 
+/// Features that a scheduler may ask for and that are there, each behind its gate.
+const FEATURES: &[&str] = &["RestartAllContainersOnContainerExits"];
+
+/// The features that the node declares.
+// DIFFERS: the Go kubelet declares whatever its gates allow; here only what works.
+#[must_use]
+pub fn declared_features(is_on: impl Fn(&str) -> bool) -> Vec<String> {
+    FEATURES.iter().filter(|gate| is_on(gate)).map(|gate| (*gate).to_owned()).collect()
+}
+
 /// An image on the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Image {

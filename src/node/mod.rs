@@ -37,11 +37,11 @@ use std::time::Duration;
 use crate::model::api::Taint;
 
 pub use api::NodeError;
-pub use compose::{Facts, Image, arch, labels, largest_images};
+pub use compose::{Facts, Image, arch, declared_features, labels, largest_images};
 pub use conditions::Pressures;
 pub use resources::{Reservations, allocatable, capacity};
 pub use sensors::{Host, Listed, Sensors, Told};
-pub use view::view_of;
+pub use view::{host_ips, view_of};
 pub use watch::NodeWatch;
 
 /// What does not change while the agent runs.

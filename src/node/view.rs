@@ -1,5 +1,7 @@
 //! The node as admission sees it, from the object that the API server shows (pure).
 
+use std::net::IpAddr;
+
 use super::resources::from_quantities;
 use crate::model::api::Node;
 use crate::model::node::NodeView;
@@ -17,6 +19,23 @@ pub fn view_of(node: &Node, own: &NodeView) -> NodeView {
             .map_or_else(|| own.allocatable.clone(), |resources| from_quantities(resources, &own.allocatable)),
         ..own.clone()
     }
+}
+
+/// The addresses that pods on the host's network have: the first one, and the first one of
+/// the other family. Internal ones come first.
+#[must_use]
+pub fn host_ips(node: &Node) -> Vec<IpAddr> {
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+    let of = |kind: &'static str| {
+        addresses.iter().filter(move |it| it.type_ == kind).filter_map(|it| it.address.parse::<IpAddr>().ok())
+    };
+    let mut ips: Vec<IpAddr> = Vec::new();
+    for ip in of("InternalIP").chain(of("ExternalIP")) {
+        if ips.iter().all(|known| known.is_ipv6() != ip.is_ipv6()) {
+            ips.push(ip);
+        }
+    }
+    ips
 }
 
 #[cfg(test)]
@@ -49,5 +68,28 @@ mod tests {
         assert_eq!(view.allocatable.extended, BTreeMap::from([("example.org/gpu".to_owned(), 2)]));
         let bare = view_of(&Node::default(), &own);
         assert_eq!((bare.allocatable, bare.labels.len()), (own.allocatable, 0));
+    }
+
+    #[test]
+    fn one_host_address_of_each_family() {
+        let check = |addresses: &[(&str, &str)], expected: &[&str]| {
+            let addresses: Vec<_> =
+                addresses.iter().map(|(kind, ip)| json!({"type": kind, "address": ip})).collect();
+            let node: Node = serde_json::from_value(json!({"status": {"addresses": addresses}})).unwrap();
+            let found: Vec<String> = host_ips(&node).iter().map(ToString::to_string).collect();
+            assert_eq!(found, expected);
+        };
+        check(
+            &[
+                ("ExternalIP", "203.0.113.1"),
+                ("Hostname", "n"),
+                ("InternalIP", "192.0.2.1"),
+                ("InternalIP", "192.0.2.2"),
+                ("InternalIP", "fd00::1"),
+            ],
+            &["192.0.2.1", "fd00::1"],
+        );
+        check(&[("ExternalIP", "203.0.113.1"), ("InternalIP", "rubbish")], &["203.0.113.1"]);
+        check(&[], &[]);
     }
 }

@@ -1,5 +1,7 @@
 //! Decisions by table: one check function, one row per rule.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::*;
