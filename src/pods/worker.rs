@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use super::lifecycle::{Lifecycle, Phase, Update};
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
+use crate::kube::PodApi;
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::metrics;
@@ -64,6 +65,8 @@ pub struct Deps {
     pub status: StatusCache,
     /// Tells users.
     pub events: EventSink,
+    /// What pods get from the API server; `None` without one.
+    pub api: Option<PodApi>,
     /// Rung when dead instances pile up: the cleaner has work. The relist does not see a
     /// death that a worker has seen first.
     pub clean: Sender<()>,
@@ -328,6 +331,9 @@ impl Worker {
             let message = format!("network is not ready: {network}");
             self.deps.events.warning(self.pod(), reasons::NETWORK_NOT_READY, message.as_str());
             return Err(Failed::soon(message));
+        }
+        if let Some(api) = &self.deps.api {
+            api.register(self.pod());
         }
         let mounts = self.deps.volumes.setup(self.pod(), cancel).map_err(|error| Failed {
             retry: error.retry_at().map_or_else(
@@ -602,6 +608,9 @@ impl Worker {
     fn clean_up(&mut self, stop: &StopToken) -> Result<Next, Failed> {
         let uid = self.uid();
         self.deps.volumes.tear_down(&uid, stop).map_err(|error| Failed::later(error.to_string()))?;
+        if let Some(api) = &self.deps.api {
+            api.forget(&uid);
+        }
         self.deps.status.finish(self.pod(), Timestamp::now());
         self.life.phase = Phase::Finished;
         Ok(Next::Done)

@@ -101,6 +101,11 @@ impl Workers {
         self.records.contains_key(uid)
     }
 
+    /// All that there is a worker for, or the memory of one.
+    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
+        self.records.keys()
+    }
+
     /// Whether the pod has ended on this node.
     #[must_use]
     pub fn is_finished(&self, uid: &PodUid) -> bool {

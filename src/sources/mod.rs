@@ -15,6 +15,7 @@
 //! Absent on purpose: the API source (room `kube` feeds the merge), events of the merge
 //! (`sync` raises them).
 
+pub mod bound;
 mod decode;
 mod defaults;
 mod ephemeral;

@@ -21,6 +21,7 @@ use crate::node::{self, NodeWatch};
 use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::lifecycle::{Failure, Kill};
+use crate::pods::mirror;
 use crate::pods::workers::{Aftermath, Ended, Workers};
 use crate::probes::{Kind, Probes};
 use crate::sources::{SourceSet, unsupported_fields};
@@ -80,6 +81,10 @@ pub struct Deps {
     pub node: Option<NodeWatch>,
     /// Is told how the API server shows the pods. `None` without one.
     pub api_pods: Option<ApiPods>,
+    /// Is told which static pods there are, and which mirrors. `None` without an API server.
+    pub mirrors: Option<mirror::Views>,
+    /// Pods of which an object has changed that they name.
+    pub from_objects: Inbox<PodUid, ()>,
     /// Told after each turn, for the health check.
     pub turn: Arc<std::sync::Mutex<Instant>>,
 }
@@ -142,6 +147,7 @@ impl Loop {
                     recv(self.deps.from_sources.bell()) -> _ => "source",
                     recv(self.deps.from_observe.bell()) -> _ => "runtime change",
                     recv(self.deps.from_probes.bell()) -> _ => "probe",
+                    recv(self.deps.from_objects.bell()) -> _ => "object",
                     recv(self.deps.wishes.queue) -> asked => {
                         wish = asked.ok();
                         "wish"
@@ -156,6 +162,11 @@ impl Loop {
                 "source" => self.sources_spoke(),
                 "runtime change" => self.runtime_changed(),
                 "probe" => self.probes_spoke(),
+                "object" => {
+                    for (uid, ()) in self.deps.from_objects.take() {
+                        self.deps.workers.look_again(&uid);
+                    }
+                }
                 "wish" => wish.into_iter().for_each(|wish| self.wished(wish)),
                 _ => {
                     self.deps.workers.retry(start);
@@ -199,6 +210,7 @@ impl Loop {
             self.source_spoke(SourceName::Api, set);
             self.publish();
         }
+        self.tell_mirrors();
     }
 
     fn source_spoke(&mut self, source: SourceName, set: SourceSet) {
@@ -443,6 +455,29 @@ impl Loop {
             });
         }
         self.deps.view.set(snapshot);
+        self.tell_mirrors();
+    }
+
+    /// Which static pods there are, and what the API server shows of them.
+    fn tell_mirrors(&self) {
+        let Some(mirrors) = &self.deps.mirrors else { return };
+        let wanted = self.core.desired().filter(|(_, pod, rejected)| !rejected && pod.is_static());
+        let workers = &self.deps.workers;
+        let leaving = workers.uids().filter(|uid| !self.core.wants(uid) && !workers.is_finished(uid));
+        let shown = self.sources.get(&SourceName::Api).is_some_and(|state| state.seen);
+        mirrors.put(
+            (),
+            mirror::View {
+                wanted: wanted.map(|(_, pod, _)| pod.clone()).collect(),
+                leaving: leaving
+                    .filter_map(|uid| workers.pod(uid))
+                    .filter(|pod| pod.is_static())
+                    .map(Pod::full_name)
+                    .collect(),
+                mirrors: shown.then(|| self.core.mirrors().values().cloned().collect()),
+                sources_ready: self.core.sources_ready(),
+            },
+        );
     }
 }
 

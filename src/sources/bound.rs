@@ -1,0 +1,102 @@
+//! The pods that the API server has bound to this node (Go: config/apiserver.go).
+//!
+//! The reflector's thread `watch/pods` keeps the set; each change hands over all of it, and
+//! the newest hand-over wins. While the API server is away the last set stays.
+
+use std::collections::BTreeMap;
+
+use super::{Deps, SourceSet};
+use crate::kube::client::Client;
+use crate::kube::target::Target;
+use crate::kube::watch::{self, Change, Watched};
+use crate::model::api;
+use crate::model::pod::{Pod, SourceName};
+use crate::util::threads::{OnDeath, Running};
+
+/// The set as it was last shown. By UID: a pod that is deleted and created again under its
+/// name may be shown by both events in either order.
+#[derive(Default)]
+struct Bound(BTreeMap<String, Pod>);
+
+impl Bound {
+    /// Takes a change in. Returns whether the set is another one now.
+    fn apply(&mut self, change: Change<api::Pod>) -> bool {
+        let key = |pod: &api::Pod| pod.metadata.uid.clone().filter(|uid| !uid.is_empty());
+        match change {
+            Change::Replaced(pods) => {
+                self.0 = pods.into_iter().filter_map(|pod| Some((key(&pod)?, Pod::from(pod)))).collect();
+                // Also the first, empty one: the source has spoken.
+                true
+            }
+            Change::Set(pod) => match key(&pod) {
+                Some(uid) => {
+                    self.0.insert(uid, Pod::from(pod));
+                    true
+                }
+                None => false,
+            },
+            Change::Removed(pod) => key(&pod).is_some_and(|uid| self.0.remove(&uid).is_some()),
+        }
+    }
+
+    fn pods(&self) -> Vec<Pod> {
+        self.0.values().cloned().collect()
+    }
+}
+
+/// Watches the pods whose `spec.nodeName` is this node.
+///
+/// # Errors
+/// When the kernel refuses a thread.
+pub fn spawn(node_name: &str, client: Client, deps: &Deps) -> std::io::Result<Running> {
+    let watched = Watched {
+        target: Target::pods(),
+        field_selector: Some(format!("spec.nodeName={node_name}")),
+        label_selector: None,
+    };
+    let post = deps.post.clone();
+    let mut bound = Bound::default();
+    watch::spawn_reflector(
+        "pods",
+        client,
+        watched,
+        OnDeath::Supervisor(deps.on_death.clone()),
+        move |change| {
+            if bound.apply(change) {
+                post.put(SourceName::Api, SourceSet { pods: Some(bound.pods()), problems: Vec::new() });
+            }
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(name: &str, uid: &str) -> api::Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": uid},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}
+        }))
+        .unwrap()
+    }
+
+    fn uids(bound: &Bound) -> Vec<String> {
+        bound.pods().iter().map(|pod| pod.uid().to_string()).collect()
+    }
+
+    #[test]
+    fn follows_what_is_shown() {
+        let mut bound = Bound::default();
+        assert!(bound.apply(Change::Replaced(vec![])), "an empty set is news, too");
+        assert!(bound.apply(Change::Set(pod("web", "1"))));
+        assert!(bound.apply(Change::Set(pod("web", "2"))));
+        assert!(bound.apply(Change::Removed(pod("web", "1"))), "created again before the end was told");
+        assert_eq!(uids(&bound), ["2"]);
+        assert!(!bound.apply(Change::Removed(pod("web", "1"))));
+        assert!(!bound.apply(Change::Set(pod("web", ""))), "an object without a UID is no pod");
+        assert!(bound.apply(Change::Replaced(vec![pod("a", "3"), pod("b", "4")])));
+        assert_eq!(uids(&bound), ["3", "4"]);
+    }
+}
