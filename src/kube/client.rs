@@ -158,7 +158,8 @@ impl Client {
     }
 
     /// One whose requests `breaker` ends, too.
-    pub(super) fn with_breaker(&self, breaker: Breaker) -> Client {
+    #[must_use]
+    pub fn with_breaker(&self, breaker: Breaker) -> Client {
         Client { breaker, ..self.clone() }
     }
 

@@ -22,8 +22,7 @@ impl Network for Kernel {
 
     fn by_route(&self, v6: bool) -> Option<IpAddr> {
         // Documentation prefixes: never local, so the default route answers. Nothing is sent.
-        let (from, to) =
-            if v6 { ("[::]:0", "[2001:db8::1]:9") } else { ("0.0.0.0:0", "192.0.2.1:9") };
+        let (from, to) = if v6 { ("[::]:0", "[2001:db8::1]:9") } else { ("0.0.0.0:0", "192.0.2.1:9") };
         let socket = UdpSocket::bind(from).ok()?;
         socket.connect(to).ok()?;
         socket.local_addr().ok().map(|address| address.ip())
@@ -73,7 +72,11 @@ pub(super) fn addresses(
 
 fn check(ip: IpAddr, network: &dyn Network) -> Result<(), String> {
     is_usable(ip).map_err(|why| format!("nodeIP can't be {why} address"))?;
-    if network.is_local(ip) { Ok(()) } else { Err(format!("node IP: \"{ip}\" not found in the host's network interfaces")) }
+    if network.is_local(ip) {
+        Ok(())
+    } else {
+        Err(format!("node IP: \"{ip}\" not found in the host's network interfaces"))
+    }
 }
 
 fn is_usable(ip: IpAddr) -> Result<(), &'static str> {
@@ -106,7 +109,14 @@ mod tests {
         }
     }
 
-    fn check(name: &str, ips: &[&str], cloud: bool, known: &[&str], network: &Fake, expected: Result<&[&str], &str>) {
+    fn check(
+        name: &str,
+        ips: &[&str],
+        cloud: bool,
+        known: &[&str],
+        network: &Fake,
+        expected: Result<&[&str], &str>,
+    ) {
         let ips: Vec<IpAddr> = ips.iter().map(|ip| ip.parse().unwrap()).collect();
         let known: Vec<NodeAddress> = known
             .iter()

@@ -3,6 +3,9 @@
 
 use serde_json::Value;
 
+use crate::kube::client::{Client, Patch};
+use crate::kube::error::ApiError;
+use crate::kube::target::Target;
 use crate::model::api::Node;
 use crate::model::coordination::Lease;
 
@@ -52,4 +55,98 @@ pub(super) trait LeaseApi {
     fn update(&self, lease: &Lease) -> Result<Lease, NodeError>;
     /// See [`NodeApi::drop_connections`].
     fn drop_connections(&self);
+}
+
+/// The API server, asked about one node.
+pub(super) struct Server {
+    client: Client,
+    name: String,
+}
+
+impl Server {
+    pub(super) fn new(client: Client, name: &str) -> Self {
+        Server { client, name: name.to_owned() }
+    }
+
+    fn node<T>(&self, attempt: &'static str, result: Result<T, ApiError>) -> Result<T, NodeError> {
+        result.map_err(|error| failed(attempt, format!("node {}", self.name), &error))
+    }
+
+    fn lease<T>(&self, attempt: &'static str, result: Result<T, ApiError>) -> Result<T, NodeError> {
+        result.map_err(|error| failed(attempt, format!("the lease of node {}", self.name), &error))
+    }
+}
+
+fn failed(attempt: &'static str, object: String, error: &ApiError) -> NodeError {
+    let kind = match error {
+        _ if error.is_stopping() => Kind::Stopping,
+        _ if error.is_not_found() => Kind::NotFound,
+        _ if error.is_already_exists() => Kind::AlreadyExists,
+        _ if error.is_conflict() => Kind::Conflict,
+        _ if error.is_forbidden() => Kind::Forbidden,
+        _ => Kind::Other,
+    };
+    NodeError::new(attempt, object, error.to_string(), kind)
+}
+
+impl NodeApi for Server {
+    fn get(&self) -> Result<Node, NodeError> {
+        self.node("get", self.client.get(&Target::node(&self.name)))
+    }
+
+    fn create(&self, node: &Node) -> Result<Node, NodeError> {
+        self.node("register", self.client.create(&Target::nodes(), node))
+    }
+
+    fn patch_status(&self, patch: &Value) -> Result<Node, NodeError> {
+        let target = Target::node_status(&self.name);
+        self.node("tell the status of", self.client.patch(&target, Patch::StrategicMerge, patch))
+    }
+
+    fn drop_connections(&self) {
+        self.client.drop_connections();
+    }
+}
+
+impl LeaseApi for Server {
+    fn get(&self) -> Result<Lease, NodeError> {
+        self.lease("get", self.client.get(&Target::lease(&self.name)))
+    }
+
+    fn create(&self, lease: &Lease) -> Result<Lease, NodeError> {
+        self.lease("create", self.client.create(&Target::leases(), lease))
+    }
+
+    fn update(&self, lease: &Lease) -> Result<Lease, NodeError> {
+        self.lease("renew", self.client.update(&Target::lease(&self.name), lease))
+    }
+
+    fn drop_connections(&self) {
+        self.client.drop_connections();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_failure() {
+        for (code, reason, kind) in [
+            (404, "NotFound", Kind::NotFound),
+            (409, "AlreadyExists", Kind::AlreadyExists),
+            (409, "Conflict", Kind::Conflict),
+            (403, "Forbidden", Kind::Forbidden),
+            (500, "InternalError", Kind::Other),
+        ] {
+            let error = ApiError::for_test(code, reason, "the server's words");
+            let error = failed("get", "node n".to_owned(), &error);
+            assert_eq!(
+                (error.kind, error.to_string().as_str()),
+                (kind, "cannot get node n: the server's words")
+            );
+        }
+        let silent = failed("get", "node n".to_owned(), &ApiError::for_test_transport());
+        assert_eq!(silent.kind, Kind::Other);
+    }
 }

@@ -237,10 +237,7 @@ pub(super) fn refreshed(
             topic: "boot",
             kind: EventType::Warning,
             reason: reasons::REBOOTED,
-            message: format!(
-                "Node {} has been rebooted, boot id: {}",
-                settings.name, facts.system.boot_id
-            ),
+            message: format!("Node {} has been rebooted, boot id: {}", settings.name, facts.system.boot_id),
         });
     }
     status.node_info = Some(info(settings, facts, old_info));
@@ -252,9 +249,8 @@ pub(super) fn refreshed(
     }
     if let Some(features) = facts.features {
         status.runtime_handlers = some(facts.handlers.iter().map(handler).collect());
-        status.features = Some(NodeFeatures {
-            supplemental_groups_policy: Some(features.supplemental_groups_policy),
-        });
+        status.features =
+            Some(NodeFeatures { supplemental_groups_policy: Some(features.supplemental_groups_policy) });
     }
     status.declared_features = some(settings.declared_features.clone());
     // Whole seconds are all that the API keeps.

@@ -117,14 +117,16 @@ fn warning(warnings: &[String]) -> String {
 /// Why the node is not ready, in a fixed order.
 fn problems(facts: &Facts) -> Vec<String> {
     let health = &facts.health;
-    let runtime = health.runtime.iter().map(|why| prefixed(why, "RuntimeReady=false", "container runtime not ready: "));
+    let runtime =
+        health.runtime.iter().map(|why| prefixed(why, "RuntimeReady=false", "container runtime not ready: "));
     let network = health
         .network
         .iter()
         .map(|why| prefixed(why, "NetworkReady=false", "container runtime network not ready: "));
-    let missing = facts.capacity.is_none().then(|| {
-        "missing node capacity for resources: cpu, memory, pods, ephemeral-storage".to_owned()
-    });
+    let missing = facts
+        .capacity
+        .is_none()
+        .then(|| "missing node capacity for resources: cpu, memory, pods, ephemeral-storage".to_owned());
     let mut found: Vec<String> = Vec::new();
     for why in runtime.chain(network).chain(facts.problems.iter().cloned()).chain(missing) {
         if !found.contains(&why) {

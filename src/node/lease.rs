@@ -241,7 +241,12 @@ mod tests {
     }
 
     /// One turn against scripted answers: the verbs that it used, and how it ended.
-    fn check(keeper: &mut Keeper, script: Vec<Answer>, owner: Option<&str>, verbs: &[&str]) -> (Outcome, Vec<Lease>) {
+    fn check(
+        keeper: &mut Keeper,
+        script: Vec<Answer>,
+        owner: Option<&str>,
+        verbs: &[&str],
+    ) -> (Outcome, Vec<Lease>) {
         let api = Script { answers: RefCell::new(script.into()), asked: Arc::default() };
         let asked = Arc::clone(&api.asked);
         keeper.api = Box::new(api);

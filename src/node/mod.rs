@@ -32,9 +32,16 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::model::api::Taint;
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::kube::client::Client;
+use crate::kube::target::Target;
+use crate::kube::watch::{Change, Watched, spawn_reflector};
+use crate::model::api::{Node, Taint};
+use crate::model::event::EventSink;
+use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 
 pub use api::NodeError;
 pub use compose::{Facts, Image, arch, declared_features, labels, largest_images};
@@ -83,4 +90,56 @@ impl Settings {
         let lease = Duration::from_secs(u64::try_from(self.lease_seconds).unwrap_or(0));
         self.update_every.min(lease).max(Duration::from_secs(1))
     }
+}
+
+/// What this room works with.
+pub struct Deps {
+    /// The agent's client; the heartbeats take clones with limits of their own.
+    pub client: Client,
+    /// Where the facts come from.
+    pub sensors: Box<dyn Sensors + Send>,
+    /// Where events are raised.
+    pub events: EventSink,
+    /// The snapshot that this room fills.
+    pub watch: NodeWatch,
+    /// Rung when a condition may have changed: the runtime's health, a pressure.
+    pub bell: Receiver<()>,
+}
+
+/// Starts the threads `watch/node`, `node` and `lease`.
+///
+/// # Errors
+/// When a thread cannot be started.
+pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::Result<Vec<Running>> {
+    let on_death = || OnDeath::Supervisor(deaths.clone());
+    let Deps { client, sensors, events, watch, bell } = deps;
+    let own = Watched {
+        target: Target::nodes(),
+        field_selector: Some(format!("metadata.name={}", settings.name)),
+        label_selector: None,
+    };
+    let seen = watch.clone();
+    let reflector =
+        spawn_reflector("node", client.clone(), own, on_death(), move |change: Change<Node>| match change {
+            Change::Replaced(nodes) => seen.replaced(nodes),
+            Change::Set(node) => seen.offer(node),
+            Change::Removed(node) => seen.removed(node.metadata.uid.as_deref()),
+        })?;
+    let heartbeat = || {
+        let breaker = client.breaker();
+        let own = client.with_limits(None, settings.request_limit()).with_breaker(breaker.clone());
+        (own, Box::new(move || breaker.trip()))
+    };
+    let (lease_client, break_lease) = heartbeat();
+    let (node_client, break_node) = heartbeat();
+    let lease_api = api::Server::new(lease_client, &settings.name);
+    let keeper = lease::Keeper::new(settings.name.clone(), settings.lease_seconds, Box::new(lease_api));
+    let owner = watch.clone();
+    let lease = threads::spawn("lease", Stack::Large, on_death(), move |stop| keeper.run(&stop, &owner))?
+        .with_waker(break_lease);
+    let node_api = Box::new(api::Server::new(node_client, &settings.name));
+    let reporter = reporter::Reporter::new(settings, node_api, sensors, events, watch, Instant::now());
+    let node = threads::spawn("node", Stack::Large, on_death(), move |stop| reporter.run(&stop, &bell))?
+        .with_waker(break_node);
+    Ok(vec![reflector, lease, node])
 }

@@ -65,8 +65,7 @@ impl Pace {
 
     /// Whether a status has to be written.
     pub(super) fn must_write(&self, changed: bool, now: Instant) -> bool {
-        changed
-            || self.last_write.is_none_or(|last| now.saturating_duration_since(last) >= self.report_after)
+        changed || self.last_write.is_none_or(|last| now.saturating_duration_since(last) >= self.report_after)
     }
 
     /// A status was written. After a change the next periodic one is moved by up to half
@@ -86,8 +85,7 @@ impl Pace {
         }
         // A server that does not answer is not asked ten times a second.
         let fast = self.fast_until.is_some() && ready.is_some();
-        let wait =
-            if fast { FAST } else { self.update_every.mul_f64(1.0 + JITTER * unit.clamp(0.0, 1.0)) };
+        let wait = if fast { FAST } else { self.update_every.mul_f64(1.0 + JITTER * unit.clamp(0.0, 1.0)) };
         self.next = now + wait;
     }
 

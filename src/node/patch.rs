@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn conditions_are_merged_and_addresses_replaced() {
-        let memory = json!({"type": "MemoryPressure", "status": "False", "lastHeartbeatTime": "2026-01-01T00:00:00Z"});
+        let memory =
+            json!({"type": "MemoryPressure", "status": "False", "lastHeartbeatTime": "2026-01-01T00:00:00Z"});
         check(
             conditions(json!([memory, {"type": "Ready", "status": "False", "reason": "No", "message": "m"}])),
             conditions(json!([memory, {"type": "Ready", "status": "True", "reason": "Yes", "message": "m"}])),
@@ -193,15 +194,23 @@ mod tests {
                 "conditions": [{"type": "New", "status": "True"}, {"$patch": "delete", "type": "Gone"}],
             }}),
         );
-        check(conditions(json!([])), conditions(json!([memory])), json!({"status": {
-            "$setElementOrder/conditions": [{"type": "MemoryPressure"}], "conditions": [memory]}}));
+        check(
+            conditions(json!([])),
+            conditions(json!([memory])),
+            json!({"status": {
+            "$setElementOrder/conditions": [{"type": "MemoryPressure"}], "conditions": [memory]}}),
+        );
         let ip = |ip: &str| json!({"type": "InternalIP", "address": ip});
         check(
             json!({"status": {"addresses": [ip("1.1.1.1")]}}),
             json!({"status": {"addresses": [ip("1.1.1.1"), ip("fd00::1")]}}),
             json!({"status": {"addresses": [ip("1.1.1.1"), ip("fd00::1"), {"$patch": "replace"}]}}),
         );
-        check(json!({"status": {}}), json!({"status": {"addresses": [ip("1.1.1.1")]}}), json!({"status": {"addresses": [ip("1.1.1.1")]}}));
+        check(
+            json!({"status": {}}),
+            json!({"status": {"addresses": [ip("1.1.1.1")]}}),
+            json!({"status": {"addresses": [ip("1.1.1.1")]}}),
+        );
     }
 
     #[test]

@@ -41,10 +41,7 @@ impl Reservations {
     ) -> Self {
         // Validation has seen to it that they parse.
         let sum = |resource: &str| -> Amount {
-            [system, kube]
-                .into_iter()
-                .filter_map(|map| Amount::parse(map.get(resource)?).ok())
-                .sum()
+            [system, kube].into_iter().filter_map(|map| Amount::parse(map.get(resource)?).ok()).sum()
         };
         Reservations {
             // Whole CPUs that are set aside take the place of both shares.
@@ -104,9 +101,8 @@ pub fn capacity(
 /// What of it is left for pods.
 #[must_use]
 pub fn allocatable(capacity: &Allocatable, reserved: &Reservations) -> Allocatable {
-    let left = |all: i64, taken: &[i64]| {
-        taken.iter().fold(all, |rest, taken| rest.saturating_sub(*taken)).max(0)
-    };
+    let left =
+        |all: i64, taken: &[i64]| taken.iter().fold(all, |rest, taken| rest.saturating_sub(*taken)).max(0);
     let is_huge_pages = |name: &str| name.starts_with(HUGE_PAGES);
     let huge_pages: i64 = capacity
         .extended
@@ -142,8 +138,7 @@ pub(super) fn quantities(resources: &Allocatable) -> Quantities {
         all.insert("ephemeral-storage".to_owned(), Quantity(binary_text(resources.ephemeral_bytes)));
     }
     for (name, amount) in &resources.extended {
-        let text =
-            if name.starts_with(HUGE_PAGES) { binary_text(*amount) } else { decimal_text(*amount) };
+        let text = if name.starts_with(HUGE_PAGES) { binary_text(*amount) } else { decimal_text(*amount) };
         all.insert(name.clone(), Quantity(text));
     }
     all

@@ -4,17 +4,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Settings;
 use super::addresses::{Kernel, addresses};
 use super::compose::{Facts, Image, largest_images};
 use super::conditions::Pressures;
 use super::resources::{Reservations, allocatable, capacity};
-use super::Settings;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::api::{ContainerImage, NodeAddress};
 use crate::observe::Observe;
+use crate::resources::disk;
 use crate::resources::machine::Machine;
 use crate::resources::system::SystemFacts;
-use crate::resources::disk;
 use crate::util::stop::StopToken;
 
 /// How old a list of images may be in a status: as old as the list of pods may be that

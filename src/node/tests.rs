@@ -65,9 +65,8 @@ fn facts() -> Facts {
         recursive_read_only_mounts: true,
         user_namespaces: false,
     };
-    let huge = |bytes| {
-        BTreeMap::from([("hugepages-1Gi".to_owned(), bytes), ("hugepages-2Mi".to_owned(), bytes)])
-    };
+    let huge =
+        |bytes| BTreeMap::from([("hugepages-1Gi".to_owned(), bytes), ("hugepages-2Mi".to_owned(), bytes)]);
     let all = Allocatable {
         cpu_milli: 2000,
         memory_bytes: 24_684_084 << 10,
@@ -108,7 +107,9 @@ fn anonymous(value: &mut Value, key: &str) {
     match value {
         Value::Object(map) => map.iter_mut().for_each(|(key, value)| anonymous(value, key)),
         Value::Array(list) => list.iter_mut().for_each(|value| anonymous(value, key)),
-        Value::String(text) if key.ends_with("Time") || key == "creationTimestamp" => *text = "<time>".to_owned(),
+        Value::String(text) if key.ends_with("Time") || key == "creationTimestamp" => {
+            *text = "<time>".to_owned()
+        }
         _ => {}
     }
 }
@@ -275,7 +276,11 @@ struct Server {
 struct Handle(Arc<Mutex<Server>>);
 
 impl Handle {
-    fn request<T>(&self, verb: &'static str, act: impl FnOnce(&mut Server) -> Result<T, Kind>) -> Result<T, NodeError> {
+    fn request<T>(
+        &self,
+        verb: &'static str,
+        act: impl FnOnce(&mut Server) -> Result<T, Kind>,
+    ) -> Result<T, NodeError> {
         let mut server = self.0.lock().unwrap();
         server.log.push(verb.to_owned());
         let result = match server.failures.pop() {
@@ -332,7 +337,8 @@ fn apply(target: &mut Map<String, Value>, patch: &Value) {
                 }
             }
             Value::Array(items) if key == "addresses" => {
-                let items: Vec<_> = items.iter().filter(|item| item.get("$patch").is_none()).cloned().collect();
+                let items: Vec<_> =
+                    items.iter().filter(|item| item.get("$patch").is_none()).cloned().collect();
                 target.insert(key.clone(), Value::Array(items));
             }
             _ => {
@@ -542,13 +548,16 @@ fn an_existing_node_is_taken_over() {
         assert_eq!(world.turn(0), ["create", "get", "patch"]);
         assert_eq!(world.events(), ["Rebooted"]);
         assert_eq!(world.turn(10), NOTHING);
-        assert_eq!(world.server.0.lock().unwrap().node.as_ref().unwrap()["metadata"]["labels"]["kubernetes.io/hostname"], "node1");
+        assert_eq!(
+            world.server.0.lock().unwrap().node.as_ref().unwrap()["metadata"]["labels"]["kubernetes.io/hostname"],
+            "node1"
+        );
         // What the watch has seen already need not be asked for.
         let mut third = World::new(settings());
         let node = world.server.edit(|_| ());
         third.server.0.lock().unwrap().node = Some(serde_json::to_value(&node).unwrap());
         third.watch.replaced(vec![node]);
-        assert_eq!(third.turn(0), ["patch"]);
+        assert_eq!(third.turn(20), ["patch"]);
         assert_eq!(third.turn(10), NOTHING);
     }
 }

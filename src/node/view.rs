@@ -15,8 +15,10 @@ pub fn view_of(node: &Node, own: &NodeView) -> NodeView {
     NodeView {
         labels: node.metadata.labels.clone().unwrap_or_default(),
         taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
-        allocatable: allocatable
-            .map_or_else(|| own.allocatable.clone(), |resources| from_quantities(resources, &own.allocatable)),
+        allocatable: allocatable.map_or_else(
+            || own.allocatable.clone(),
+            |resources| from_quantities(resources, &own.allocatable),
+        ),
         ..own.clone()
     }
 }
