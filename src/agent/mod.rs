@@ -6,6 +6,7 @@
 //! decisions here.
 
 mod metrics;
+mod cluster;
 mod node;
 mod report;
 mod supervise;

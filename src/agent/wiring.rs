@@ -11,8 +11,10 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, make_dir, node, report};
+use super::{StartError, cluster, make_dir, report};
 use crate::cli::AgentArgs;
+use crate::kube::PodApi;
+use crate::kube::client::Client;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
 use crate::model::event::{EventSink, EventType, Regarding};
@@ -22,6 +24,7 @@ use crate::model::quantity::Amount;
 use crate::model::reasons;
 use crate::model::restart::RuleGates;
 use crate::pods::admission::{Allocatable, NodeView};
+use crate::pods::mirror;
 use crate::pods::workers::Workers;
 use crate::probes::Probes;
 use crate::resources::cgroups::Cgroups;
@@ -33,11 +36,11 @@ use crate::runtime::images::gc::{ImageCollector, Policy as ImagePolicy};
 use crate::runtime::logs::rotate::{self, Rotator};
 use crate::runtime::{MachineNumbers, Runtime, Verification};
 use crate::sources::{FileSettings, HttpSettings};
-use crate::status::{NodeAddresses, StatusCache};
+use crate::status::{NodeAddresses, StatusCache, publish};
 use crate::sync::view::View;
 use crate::util::mailbox::{mailbox, newest};
 use crate::util::threads::Running;
-use crate::{cri, kube, observe, pods, probes, runtime, server, sources, sync, volumes};
+use crate::{cri, kube, node, observe, pods, probes, runtime, server, sources, sync, volumes};
 
 /// Where tools look for logs by container id.
 const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
@@ -54,6 +57,8 @@ const TURN_LIMIT: Duration = Duration::from_secs(300);
 pub(super) struct Agent {
     threads: Vec<Running>,
     probes: Probes,
+    client: Option<Client>,
+    pod_api: Option<PodApi>,
     /// Given up last.
     _claim: server::Claim,
 }
@@ -64,6 +69,13 @@ impl Agent {
         let deadline = Instant::now() + STOP_LIMIT;
         // First, so that no check delays a worker's end.
         self.probes.stop(PROBES_LIMIT);
+        // Nor a request.
+        if let Some(client) = &self.client {
+            client.shut_down();
+        }
+        if let Some(pod_api) = &self.pod_api {
+            pod_api.shut_down(PROBES_LIMIT);
+        }
         for thread in self.threads.into_iter().rev() {
             thread.stop(deadline.saturating_duration_since(Instant::now()));
         }
@@ -81,8 +93,8 @@ pub(super) fn start(
     let machine = Machine::read(&roots)?;
     let cgroups = Cgroups::detect(&roots.sys.join("fs/cgroup"))?;
     check_machine(config, &machine, &cgroups)?;
-    let node_name = node::name(&args.hostname_override).map_err(StartError::Refused)?;
-    let host_ips = node::addresses(&args.node_ips);
+    let node_name = super::node::name(&args.hostname_override).map_err(StartError::Refused)?;
+    let host_ips = super::node::addresses(&args.node_ips);
     let pod_logs_dir = PathBuf::from(&config.pod_logs_dir);
     make_dir(&args.root_dir, 0o750)?;
     // Before any thread: a second agent must not touch the first one's pods, not even for
@@ -91,10 +103,13 @@ pub(super) fn start(
     make_dir(&args.root_dir.join("pods"), 0o750)?;
     make_dir(&pod_logs_dir, 0o750)?;
     make_dir(Path::new(CONTAINER_LOGS_DIR), 0o755)?;
-    node::prepare_process(config.max_open_files, config.oom_score_adj);
+    super::node::prepare_process(config.max_open_files, config.oom_score_adj);
 
     // Handles without threads.
     let (events, event_queue) = EventSink::new();
+    let (objects_post, from_objects) = mailbox(newest);
+    let cluster = cluster::connect(args, config, objects_post, &supervisor.deaths())?;
+    let pod_api = cluster.as_ref().map(|cluster| cluster.pod_api.clone());
     let (cri, images) = cri::connect(cri::Settings {
         runtime_endpoint: config.container_runtime_endpoint.clone(),
         image_endpoint: Some(config.image_service_endpoint.clone()).filter(|it| !it.is_empty()),
@@ -102,13 +117,14 @@ pub(super) fn start(
     })?;
     let status = StatusCache::new();
     let observe = observe::new(cri.clone());
-    let allocatable = allocatable(config, &machine, &args.root_dir);
+    let reservations = reservations(config);
+    let allocatable = allocatable(config, &machine, &args.root_dir, &reservations);
     let runtime = Runtime::new(
         runtime::Settings {
             credential_providers: credential_providers(args)?,
             ..runtime_settings(args, config, &machine, &cgroups, &allocatable, &node_name, &host_ips)
         },
-        runtime::Deps { cri: cri.clone(), images: images.clone(), events: events.clone(), api: None },
+        runtime::Deps { cri: cri.clone(), images: images.clone(), events: events.clone(), api: pod_api.clone() },
     );
     let volumes = Arc::new(volumes::Volumes::new(
         volumes::Settings {
@@ -119,7 +135,7 @@ pub(super) fn start(
                 ephemeral_storage: Amount::from_units(allocatable.ephemeral_bytes),
             },
         },
-        volumes::Deps { events: events.clone(), api: None },
+        volumes::Deps { events: events.clone(), api: pod_api.clone() },
     ));
 
     // Channels: who tells whom.
@@ -140,6 +156,9 @@ pub(super) fn start(
         kube::events::spawn(&node_name, event_queue, supervisor.on_death()).map_err(thread("events"))?;
     threads.push(recorder);
 
+    let (api_pods, api_pods_inbox) = publish::inbox();
+    let (mirrors, mirrors_inbox) = mirror::inbox();
+
     let probes = Probes::new(
         probes::Settings { node_ips: Vec::new() },
         probes::Deps {
@@ -150,13 +169,15 @@ pub(super) fn start(
         },
     );
     let source_settings = source_settings(args, config, &node_name);
-    let configured = configured(&source_settings);
+    let configured = configured(&source_settings, cluster.as_ref().map(|cluster| &cluster.client));
     let workers = Workers::new(
         pods::Settings {
             sync_frequency: config.sync_frequency.to_std(),
             // Without an API server there is no Node object whose addresses a status could
             // repeat: the Go kubelet leaves them out, and so the IPs of hostNetwork pods.
-            node: NodeAddresses::default(),
+            node: NodeAddresses {
+                host_ips: if cluster.is_some() { host_ips.clone() } else { Vec::new() },
+            },
             host_ips: host_ips.clone(),
         },
         pods::Deps {
@@ -166,6 +187,7 @@ pub(super) fn start(
             volumes: Arc::clone(&volumes),
             status: status.clone(),
             events: events.clone(),
+            api: pod_api.clone(),
             clean: clean_bell.clone(),
         },
         workers_post,
@@ -190,8 +212,11 @@ pub(super) fn start(
                 from_probes,
                 probes: probes.clone(),
                 wishes,
-                node: None,
-                api_pods: None,
+                node: cluster.as_ref().map(|cluster| cluster.node.clone()),
+                health: cluster.as_ref().map(|cluster| cluster.health.clone()),
+                api_pods: cluster.is_some().then_some(api_pods),
+                mirrors: cluster.is_some().then_some(mirrors),
+                from_objects,
                 turn: Arc::clone(&turn),
             },
             supervisor.on_death(),
@@ -221,13 +246,30 @@ pub(super) fn start(
     threads.extend(
         observe::spawn(&observe, settings, observe_post, &supervisor.deaths()).map_err(thread("observe"))?,
     );
-    threads.extend(
-        sources::spawn(
-            &source_settings,
-            &sources::Deps { post: sources_post, events: events.clone(), on_death: supervisor.deaths() },
-        )
-        .map_err(thread("sources"))?,
-    );
+    let sources_deps =
+        sources::Deps { post: sources_post, events: events.clone(), on_death: supervisor.deaths() };
+    threads.extend(sources::spawn(&source_settings, &sources_deps).map_err(thread("sources"))?);
+    let client = cluster.as_ref().map(|cluster| cluster.client.clone());
+    if let Some(cluster) = cluster {
+        let parts = cluster::Parts {
+            args,
+            config,
+            node_name: &node_name,
+            machine: &machine,
+            reservations,
+            observe: observe.clone(),
+            images: images.clone(),
+            cri: cri.clone(),
+            events: events.clone(),
+            log: &log,
+            status: status.clone(),
+            view: view.clone(),
+            sources: &sources_deps,
+            api_pods: api_pods_inbox,
+            mirrors: mirrors_inbox,
+        };
+        threads.extend(cluster.start(parts, &supervisor.deaths())?);
+    }
 
     let facts = report::Sources {
         node: node_name,
@@ -253,7 +295,12 @@ pub(super) fn start(
     runtime.check_resolv_conf();
     events.raise(Regarding::Node, EventType::Normal, reasons::STARTING, "Starting kubelet.");
     log::info!("node {} is up after {:?}", facts.node, started.elapsed());
-    Ok(Agent { threads, probes, _claim: claim })
+    Ok(Agent { threads, probes, client, pod_api, _claim: claim })
+}
+
+/// The feature gates as they are with the configuration's changes.
+pub(super) fn gates(config: &KubeletConfiguration) -> Gates {
+    Gates::resolve(&config.feature_gates).0
 }
 
 /// Refuses machines that the configuration rules out.
@@ -276,25 +323,26 @@ fn check_machine(
     Ok(())
 }
 
-fn allocatable(config: &KubeletConfiguration, machine: &Machine, root_dir: &Path) -> Allocatable {
-    let cpus = i64::from(machine.cpus);
-    let per_core = i64::from(config.pods_per_core) * cpus;
-    let most = i64::from(config.max_pods);
-    Allocatable {
-        cpu_milli: cpus * 1000,
-        memory_bytes: i64::try_from(machine.memory_bytes).unwrap_or(i64::MAX),
-        ephemeral_bytes: disk::space(&disk::nearest_existing(root_dir))
-            .map_or(i64::MAX, |space| i64::try_from(space.capacity_bytes).unwrap_or(i64::MAX)),
-        pods: if per_core > 0 { most.min(per_core) } else { most },
-        extended: machine
-            .huge_pages
-            .iter()
-            .map(|pages| {
-                let bytes = pages.size_bytes.saturating_mul(pages.total);
-                (pages.resource_name(), i64::try_from(bytes).unwrap_or(i64::MAX))
-            })
-            .collect(),
-    }
+/// What pods may not use.
+fn reservations(config: &KubeletConfiguration) -> node::Reservations {
+    let reserved = config::validate::cpu_count(&config.reserved_system_cpus);
+    node::Reservations::new(
+        &config.system_reserved,
+        &config.kube_reserved,
+        reserved,
+        &config.eviction_hard,
+    )
+}
+
+fn allocatable(
+    config: &KubeletConfiguration,
+    machine: &Machine,
+    root_dir: &Path,
+    reserved: &node::Reservations,
+) -> Allocatable {
+    let disk = disk::space(&disk::nearest_existing(root_dir)).ok().map(|space| space.capacity_bytes);
+    let all = node::capacity(machine, disk, config.max_pods, config.pods_per_core);
+    node::allocatable(&all, reserved)
 }
 
 fn node_view(
@@ -306,7 +354,7 @@ fn node_view(
     let mut labels = BTreeMap::from([
         ("kubernetes.io/hostname".to_owned(), node_name.to_owned()),
         ("kubernetes.io/os".to_owned(), "linux".to_owned()),
-        ("kubernetes.io/arch".to_owned(), arch().to_owned()),
+        ("kubernetes.io/arch".to_owned(), node::arch().to_owned()),
     ]);
     labels.extend(args.node_labels.clone());
     NodeView {
@@ -318,16 +366,8 @@ fn node_view(
         apparmor: machine::has_apparmor(&Roots::default()),
         allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
         strict_supplemental_groups: true,
+        declared_features: Some(node::declared_features(|gate| gates(config).enabled(gate))),
         ..NodeView::default()
-    }
-}
-
-/// The architecture in Go's words, which labels use.
-fn arch() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
     }
 }
 
@@ -340,7 +380,7 @@ fn runtime_settings(
     node_name: &str,
     host_ips: &[IpAddr],
 ) -> runtime::Settings {
-    let (gates, _) = Gates::resolve(&config.feature_gates);
+    let gates = gates(config);
     runtime::Settings {
         root_dir: args.root_dir.clone(),
         pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
@@ -391,7 +431,7 @@ fn runtime_settings(
 }
 
 fn restart_rules(config: &KubeletConfiguration) -> RuleGates {
-    let (gates, _) = Gates::resolve(&config.feature_gates);
+    let gates = gates(config);
     RuleGates {
         rules: gates.enabled("ContainerRestartRules"),
         restart_all: gates.enabled("RestartAllContainersOnContainerExits"),
@@ -428,10 +468,11 @@ fn source_settings(args: &AgentArgs, config: &KubeletConfiguration, node_name: &
     }
 }
 
-fn configured(settings: &sources::Settings) -> BTreeMap<SourceName, String> {
+fn configured(settings: &sources::Settings, client: Option<&Client>) -> BTreeMap<SourceName, String> {
     let file = settings.file.as_ref().map(|file| (SourceName::File, file.path.display().to_string()));
     let http = settings.http.as_ref().map(|http| (SourceName::Http, http.url.clone()));
-    file.into_iter().chain(http).collect()
+    let api = client.map(|client| (SourceName::Api, client.origin()));
+    file.into_iter().chain(http).chain(api).collect()
 }
 
 fn collector(

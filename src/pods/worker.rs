@@ -83,10 +83,17 @@ pub struct WorkerReport {
     pub next_sync: Option<Timestamp>,
 }
 
+const TERMINATED: &str = "Terminated";
 /// The last phase in a report.
 const FINISHED: &str = "Finished";
 
 impl WorkerReport {
+    /// Whether nothing of the pod runs any more, or ever will again.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        matches!(self.phase, TERMINATED | FINISHED)
+    }
+
     /// Whether the pod's life on this node is over.
     #[must_use]
     pub fn is_finished(&self) -> bool {
@@ -258,7 +265,7 @@ impl Worker {
         shared.phase = match self.life.phase {
             Phase::Syncing => "Syncing",
             Phase::Terminating { .. } => "Terminating",
-            Phase::Terminated => "Terminated",
+            Phase::Terminated => TERMINATED,
             Phase::Finished => FINISHED,
         };
         shared.next_sync = None;

@@ -79,6 +79,8 @@ pub struct Deps {
     pub wishes: Wishes,
     /// Our Node object. `None` without an API server.
     pub node: Option<NodeWatch>,
+    /// Rung when the runtime's health has changed: the Node object tells of it.
+    pub health: Option<Sender<()>>,
     /// Is told how the API server shows the pods. `None` without one.
     pub api_pods: Option<ApiPods>,
     /// Is told which static pods there are, and which mirrors. `None` without an API server.
@@ -257,7 +259,13 @@ impl Loop {
                     }
                     unknown |= !self.deps.workers.look_again(&uid) && !self.deps.workers.knows(&uid);
                 }
-                Subject::Health => self.deps.workers.look_again_all(),
+                Subject::Health => {
+                    if let Some(health) = &self.deps.health {
+                        // A full bell already rings.
+                        let _ = health.try_send(());
+                    }
+                    self.deps.workers.look_again_all();
+                }
                 Subject::FirstList => {
                     self.first_list = true;
                     unknown = true;
