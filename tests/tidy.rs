@@ -39,6 +39,7 @@ const DOORS: &[(&str, &str)] = &[
     ("protobuf", "transport"),
     ("futures_util", "transport"),
     ("ureq", "transport"),
+    ("rustls", "transport"),
     ("tiny_http", "server"),
     ("serde_saphyr", "config"),
     ("lexopt", "cli"),

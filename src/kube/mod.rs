@@ -10,11 +10,18 @@
 //! registration); the recorder writes log lines and answers `coracle events` instead.
 //! Go counterpart: client-go's tools/record and tools/events, pkg/kubelet/events.
 
+pub mod client;
 mod correlator;
+pub mod error;
 pub mod events;
 pub mod objects;
 mod pod_api;
+mod rate;
+pub mod secret;
 pub mod services;
+pub mod target;
 pub mod tokens;
+pub mod watch;
 
 pub use pod_api::PodApi;
+pub use secret::Secret;

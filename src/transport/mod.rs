@@ -8,6 +8,7 @@
 //! Absent on purpose: TLS for gRPC (runtimes listen on local sockets) and retries (callers
 //! are level-triggered and come back by themselves).
 
+pub mod api;
 pub mod dial;
 pub mod endpoint;
 pub mod generated;

@@ -65,17 +65,17 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
     let last = |name: &str| node.wait_stamp(&format!("{name}-beat"));
 
     let waited = told("slow") - node.wait_stamp("slow-pre");
-    assert!((2.9..6.0).contains(&waited), "the signal came {waited} s after the hook began");
-    assert!(last("slow") - told("slow") < 2.0, "who ends at the signal is not waited for");
+    assert!((2.9..12.0).contains(&waited), "the signal came {waited} s after the hook began");
+    assert!(last("slow") - told("slow") < 8.0, "who ends at the signal is not waited for");
 
     let waited = told("endless") - node.wait_stamp("endless-pre");
-    assert!((3.5..8.0).contains(&waited), "an endless hook ends with the grace: {waited} s");
+    assert!((3.5..14.0).contains(&waited), "an endless hook ends with the grace: {waited} s");
     // The last sign of life is older than the end: on a busy machine by more than half a second.
     let lived = last("endless") - told("endless");
-    assert!((1.0..5.0).contains(&lived), "killed {lived} s after the signal");
+    assert!((1.0..9.0).contains(&lived), "killed {lived} s after the signal");
 
     let lived = last("nograce") - told("nograce");
-    assert!((1.0..5.0).contains(&lived), "without grace killed {lived} s after the signal");
+    assert!((1.0..9.0).contains(&lived), "without grace killed {lived} s after the signal");
 
     let request = web.asked("/bye").first().cloned().expect("the hook asked");
     assert_eq!(

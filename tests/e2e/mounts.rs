@@ -101,7 +101,9 @@ fn sub_paths_survive_restarts_and_go_with_the_pod() {
         crate::support::node::is_ready(pod) && crate::support::node::restarts(pod, "main") == 1
     });
     let id = container_id(&ready, "main");
-    assert_eq!(node.exec(&id, &["cat", "/all/x-who/said"]), "who\nwho\n");
+    wait_until("the second start to speak", LONG, || {
+        node.exec(&id, &["cat", "/all/x-who/said"]) == "who\nwho\n"
+    });
     assert_eq!(node.exec(&id, &["ls", "/all/a/b"]), "once\n");
     let uid = crate::support::node::uid(&ready);
     let targets = node.root().join("pods").join(&uid).join("volume-subpaths/e/main");

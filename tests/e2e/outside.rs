@@ -19,7 +19,8 @@ fn a_killed_container_comes_back_alone() {
     node.containerd.kill_task(&container_id(&before, "main"));
     let begun = Instant::now();
     let after = node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
-    assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?}", begun.elapsed());
+    // Long before the list that is the safety net below an event stream.
+    assert!(begun.elapsed() < Duration::from_secs(30), "it took {:?}", begun.elapsed());
     assert_eq!(container_id(&after, "other"), container_id(&before, "other"));
     assert_eq!(restarts(&after, "other"), 0);
     assert_eq!(node.running_sandboxes("web"), sandbox);
@@ -78,7 +79,7 @@ fn grace_is_given_and_ends() {
     node.wait_gone("polite");
     let took = begun.elapsed();
     assert_eq!(fs::read_to_string(shared.join("polite")).ok().as_deref(), Some("bye\n"));
-    assert!(took < Duration::from_secs(12), "a container that ends early is not waited for: {took:?}");
+    assert!(took < Duration::from_secs(18), "a container that ends early is not waited for: {took:?}");
 
     let begun = Instant::now();
     node.remove("deaf.json");

@@ -11,15 +11,6 @@ use crate::support::containerd::kill;
 use crate::support::node::{LONG, Node, is_ready, restarts, simple};
 use crate::support::wait::{pause, wait_until};
 
-/// A sample of the metrics page; zero while there is none.
-fn metric(node: &Node, series: &str) -> f64 {
-    node.read_only("/metrics")
-        .1
-        .lines()
-        .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
-        .unwrap_or(0.0)
-}
-
 /// The time at the head of a log line.
 fn time_of(line: &str) -> SystemTime {
     let text = line.split_whitespace().next().unwrap_or_default();
@@ -73,9 +64,9 @@ fn a_killed_container_is_back_at_once() {
     if streams {
         wait_until("lists to become rare", LONG, || {
             let lists = "kubelet_pleg_relist_duration_seconds_count";
-            let before = metric(&node, lists);
+            let before = node.metric(lists);
             pause(Duration::from_secs(5));
-            metric(&node, lists) - before < 1.5
+            node.metric(lists) - before < 1.5
         });
     }
     let series = [
@@ -84,7 +75,7 @@ fn a_killed_container_is_back_at_once() {
         "kubelet_runtime_operations_total{operation_type=\"list_podsandbox\"}",
         "kubelet_runtime_operations_total{operation_type=\"status\"}",
     ];
-    let before = series.map(|name| metric(&node, name));
+    let before = series.map(|name| node.metric(name));
     let waited = waits(node.pid());
     pause(Duration::from_secs(20));
     for (name, count) in waits(node.pid()) {
@@ -94,7 +85,7 @@ fn a_killed_container_is_back_at_once() {
         }
     }
     for (name, before) in series.into_iter().zip(before) {
-        println!("{name}: {:.2} per second", (metric(&node, name) - before) / 20.0);
+        println!("{name}: {:.2} per second", (node.metric(name) - before) / 20.0);
     }
 
     // The daemon goes and comes back: the stream is opened again and still tells.

@@ -89,7 +89,7 @@ fn a_pod_removed_during_its_pull_goes_at_once() {
     solo.apply(&two("web"));
     wait_until("the pull to hang", LONG, || gate.waiting() > 0);
     solo.remove("web");
-    solo.wait_gone("web", Duration::from_secs(10));
+    solo.wait_gone("web", LONG);
     assert_eq!(gate.waiting(), 1, "the pull is still under way");
     solo.fake.behave("PullImage");
     solo.finish();

@@ -214,7 +214,7 @@ impl Solo {
         let answer = http_get(self.healthz, "/healthz");
         assert!(matches!(answer, Ok((200 | 500, _))), "/healthz: {answer:?}");
         assert!(self.try_pods().is_some(), "/pods does not answer");
-        assert!(begun.elapsed() < Duration::from_secs(5), "the agent took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(15), "the agent took {:?}", begun.elapsed());
     }
 
     /// An answer of the health port.
@@ -225,6 +225,11 @@ impl Solo {
     /// An answer of the read-only port.
     pub fn read_only(&self, path: &str) -> (u16, String) {
         http_get(self.read_only, path).unwrap_or((0, String::new()))
+    }
+
+    /// The value of a series on the metrics page, 0 without it.
+    pub fn metric(&self, series: &str) -> f64 {
+        super::web::metric(&self.read_only("/metrics").1, series)
     }
 
     /// Sends a signal to the agent.

@@ -156,3 +156,8 @@ impl Web {
         asked.iter().filter(|request| request.path == path).cloned().collect()
     }
 }
+
+/// The value of a series, written as on a page of metrics; 0 if it is not there.
+pub fn metric(page: &str, series: &str) -> f64 {
+    page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok()).unwrap_or(0.0)
+}

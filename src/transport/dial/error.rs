@@ -108,7 +108,7 @@ impl DialError {
 }
 
 /// An error of the kernel in Go's words.
-pub(super) fn words(error: &io::Error) -> String {
+pub(in crate::transport) fn words(error: &io::Error) -> String {
     use rustix::io::Errno;
     let known = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::CONNREFUSED) => "connection refused",

@@ -9,9 +9,9 @@
 //! know the texts of its failures; of the library only TLS is used.
 
 mod answer;
-mod error;
-mod lookup;
-mod socket;
+pub(super) mod error;
+pub(super) mod lookup;
+pub(super) mod socket;
 mod tls;
 mod url;
 
@@ -23,6 +23,7 @@ use crate::util::stop::StopToken;
 
 use answer::{Fault, Head};
 pub use error::DialError;
+pub(super) use error::words;
 pub use socket::STOP_LATENCY;
 use socket::{Limit, Socket};
 use url::Url;

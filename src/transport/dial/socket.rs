@@ -23,9 +23,9 @@ const LEAST_SHARE: Duration = Duration::from_secs(2);
 
 /// Until when a call may last.
 #[derive(Debug, Clone)]
-pub(super) struct Limit {
-    pub(super) deadline: Option<Instant>,
-    pub(super) stop: StopToken,
+pub(in crate::transport) struct Limit {
+    pub(in crate::transport) deadline: Option<Instant>,
+    pub(in crate::transport) stop: StopToken,
 }
 
 impl Limit {
@@ -36,7 +36,7 @@ impl Limit {
     }
 
     /// The part of the time that the next of `left` addresses may take.
-    pub(super) fn share(&self, left: usize) -> Limit {
+    pub(in crate::transport) fn share(&self, left: usize) -> Limit {
         let now = Instant::now();
         let deadline = self.deadline.map(|deadline| {
             let all = deadline.saturating_duration_since(now);

@@ -1,0 +1,468 @@
+//! Requests to the API server: rate, deadline, retries, credentials (Go: client-go/rest).
+
+use std::fmt;
+use std::io::Read;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::rate::Bucket;
+use super::secret::Secret;
+use super::target::{Target, query};
+use crate::transport::api::{Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use};
+use crate::util::stop::Waited;
+
+/// A request with its answer, unless [`Client::with_limits`] says otherwise: what API
+/// servers grant themselves.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a server that is busy is asked again.
+const MAX_RETRIES: u32 = 10;
+/// A server that wants to be left alone for longer is left to the caller's back-off.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(120);
+/// A body beyond this is none: API servers do not store objects above 3 MiB, and pages end
+/// at 500 of them.
+const MAX_BODY_BYTES: u64 = 256 * 1024 * 1024;
+/// Of an error's body.
+const MAX_ERROR_BYTES: u64 = 64 * 1024;
+/// Objects per page of a list.
+pub(super) const PAGE: &str = "500";
+
+/// Where the API server is and how we show who we are.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    /// The server, who vouches for it, and our certificate if we have one.
+    pub endpoint: Endpoint,
+    /// Before every path, without a slash at its end; mostly empty.
+    pub base_path: String,
+    /// The source of a bearer token, if we have one.
+    pub token: Option<Arc<dyn TokenSource>>,
+}
+
+/// Supplies bearer tokens.
+pub trait TokenSource: fmt::Debug + Send + Sync {
+    /// The token for the next request. May block within `deadline`.
+    ///
+    /// # Errors
+    /// When there is none, in words.
+    fn token(&self, deadline: Instant, breaker: &Breaker) -> Result<Secret<String>, String>;
+
+    /// The server did not accept `token`. Returns whether asking again may help.
+    fn refused(&self, token: &Secret<String>) -> bool;
+}
+
+/// A token that does not change.
+#[derive(Debug)]
+pub struct StaticToken(pub Secret<String>);
+
+impl TokenSource for StaticToken {
+    fn token(&self, _: Instant, _: &Breaker) -> Result<Secret<String>, String> {
+        Ok(self.0.clone())
+    }
+
+    fn refused(&self, _: &Secret<String>) -> bool {
+        false
+    }
+}
+
+/// The way to the API server. Clones share connections, credentials and rate.
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+    bucket: Option<Arc<Bucket>>,
+    timeout: Duration,
+    breaker: Breaker,
+}
+
+struct Shared {
+    session: Mutex<Arc<Session>>,
+    user_agent: String,
+    breaker: Breaker,
+}
+
+/// The connections made with one set of credentials.
+struct Session {
+    generation: u64,
+    credentials: Credentials,
+    connections: Connections,
+    origin: String,
+}
+
+impl Session {
+    fn new(generation: u64, credentials: Credentials) -> Result<Session, ApiError> {
+        let connections = Connections::new(&credentials.endpoint).map_err(|error| ApiError::setup(&error))?;
+        let Endpoint { https, host, port, .. } = &credentials.endpoint;
+        let scheme = if *https { "https" } else { "http" };
+        let host = crate::transport::dial::join_host_port(host, *port);
+        let origin = format!("{scheme}://{host}");
+        Ok(Session { generation, credentials, connections, origin })
+    }
+}
+
+/// How a patch is merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patch {
+    /// `application/merge-patch+json`.
+    Merge,
+    /// `application/strategic-merge-patch+json`.
+    StrategicMerge,
+}
+
+/// How an object is deleted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeleteOptions {
+    /// Seconds until the object goes; `Some(0)`: at once.
+    pub grace_seconds: Option<i64>,
+    /// Only the object with this UID.
+    pub uid: Option<String>,
+}
+
+/// What one request needs.
+struct Call<'a> {
+    method: &'static str,
+    verb: &'static str,
+    target: &'a Target,
+    query: &'a [(&'a str, &'a str)],
+    body: Option<(&'static str, Vec<u8>)>,
+    kind: Use,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Client({})", self.session().origin)
+    }
+}
+
+impl Client {
+    /// A client that nothing is asked of yet. `qps` is the rate and the burst; `None`: no
+    /// limit.
+    ///
+    /// # Errors
+    /// When certificates or keys cannot be used.
+    pub fn new(credentials: Credentials, qps: Option<(f64, u32)>) -> Result<Client, ApiError> {
+        let version = env!("CARGO_PKG_VERSION");
+        let user_agent = format!("kubelet/v1.36.3 (linux/{}) coracle/{version}", go_arch());
+        let breaker = Breaker::default();
+        let session = Mutex::new(Arc::new(Session::new(0, credentials)?));
+        let shared = Arc::new(Shared { session, user_agent, breaker: breaker.clone() });
+        Ok(Client { shared, bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
+    }
+
+    /// One with the same credentials and connections, and a rate and a deadline of its own.
+    #[must_use]
+    pub fn with_limits(&self, qps: Option<(f64, u32)>, timeout: Duration) -> Client {
+        Client { bucket: bucket(qps), timeout, ..self.clone() }
+    }
+
+    /// One whose requests `breaker` ends, too.
+    pub(super) fn with_breaker(&self, breaker: Breaker) -> Client {
+        Client { breaker, ..self.clone() }
+    }
+
+    /// A breaker for part of this client's requests, which goes when the client goes.
+    #[must_use]
+    pub fn breaker(&self) -> Breaker {
+        self.breaker.child()
+    }
+
+    /// Reads an object.
+    ///
+    /// # Errors
+    /// As all requests: the server's answer, no answer in time, or the shut-down.
+    pub fn get<T: DeserializeOwned>(&self, target: &Target) -> Result<T, ApiError> {
+        self.get_with(target, &[])
+    }
+
+    /// Reads an object or a list with parameters.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn get_with<T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        parameters: &[(&str, &str)],
+    ) -> Result<T, ApiError> {
+        let call = Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
+        self.object(&call)
+    }
+
+    /// Makes an object by POST to its collection.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn create<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
+        let body = encode("create", target, body)?;
+        self.object(&Call { method: "POST", verb: "create", target, query: &[], body, kind: Use::Call })
+    }
+
+    /// Replaces an object by PUT.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn update<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
+        let body = encode("update", target, body)?;
+        self.object(&Call { method: "PUT", verb: "update", target, query: &[], body, kind: Use::Call })
+    }
+
+    /// Changes parts of an object.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn patch<T: DeserializeOwned>(&self, target: &Target, kind: Patch, body: &Value) -> Result<T, ApiError> {
+        let content_type = match kind {
+            Patch::Merge => "application/merge-patch+json",
+            Patch::StrategicMerge => "application/strategic-merge-patch+json",
+        };
+        let body = Some((content_type, body.to_string().into_bytes()));
+        self.object(&Call { method: "PATCH", verb: "patch", target, query: &[], body, kind: Use::Call })
+    }
+
+    /// Deletes an object.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn delete(&self, target: &Target, options: &DeleteOptions) -> Result<(), ApiError> {
+        let mut body = serde_json::json!({"kind": "DeleteOptions", "apiVersion": "v1"});
+        if let Some(map) = body.as_object_mut() {
+            if let Some(seconds) = options.grace_seconds {
+                map.insert("gracePeriodSeconds".to_owned(), seconds.into());
+            }
+            if let Some(uid) = &options.uid {
+                map.insert("preconditions".to_owned(), serde_json::json!({ "uid": uid }));
+            }
+        }
+        let body = Some(("application/json", body.to_string().into_bytes()));
+        let call = Call { method: "DELETE", verb: "delete", target, query: &[], body, kind: Use::Call };
+        let mut response = self.send(&call)?;
+        drain(&mut response.body);
+        Ok(())
+    }
+
+    /// Opens a body that is read by the caller: a page of a list, or a watch.
+    pub(super) fn stream(
+        &self,
+        verb: &'static str,
+        target: &Target,
+        query: &[(&str, &str)],
+        kind: Use,
+    ) -> Result<Body, ApiError> {
+        Ok(self.send(&Call { method: "GET", verb, target, query, body: None, kind })?.body)
+    }
+
+    /// Breaks off every request in progress, those of all clones included; later ones fail.
+    /// Does not block.
+    pub fn shut_down(&self) {
+        self.shared.breaker.trip();
+    }
+
+    /// Closes the connections that nobody uses now; the others are closed after use.
+    pub fn drop_connections(&self) {
+        self.session().connections.close_idle();
+    }
+
+    /// Goes on with other credentials: new requests use them at once, watches are broken
+    /// off and opened anew, calls under way end as they are.
+    ///
+    /// # Errors
+    /// When certificates or keys cannot be used; then the old ones stay.
+    pub fn set_credentials(&self, credentials: Credentials) -> Result<(), ApiError> {
+        self.replace(|_| credentials)
+    }
+
+    /// Goes on with another client certificate, as [`Client::set_credentials`].
+    ///
+    /// # Errors
+    /// When certificate or key cannot be used; then the old ones stay.
+    pub fn set_identity(&self, identity: Identity) -> Result<(), ApiError> {
+        self.replace(|old| {
+            let endpoint = Endpoint { identity: Some(identity), ..old.endpoint.clone() };
+            Credentials { endpoint, ..old.clone() }
+        })
+    }
+
+    fn replace(&self, change: impl FnOnce(&Credentials) -> Credentials) -> Result<(), ApiError> {
+        let old = {
+            let mut place = self.shared.session.lock().unwrap_or_else(PoisonError::into_inner);
+            let session = Session::new(place.generation + 1, change(&place.credentials))?;
+            std::mem::replace(&mut *place, Arc::new(session))
+        };
+        old.connections.close_idle();
+        self.shared.breaker.break_streams();
+        Ok(())
+    }
+
+    /// Counts the changes of credentials.
+    pub(super) fn generation(&self) -> u64 {
+        self.session().generation
+    }
+
+    /// The server's address, as `https://host:port`.
+    #[must_use]
+    pub fn origin(&self) -> String {
+        self.session().origin.clone()
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(super) fn own_breaker(&self) -> &Breaker {
+        &self.breaker
+    }
+
+    fn session(&self) -> Arc<Session> {
+        Arc::clone(&self.shared.session.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn object<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, ApiError> {
+        let mut response = self.send(call)?;
+        let value = parse(&mut response.body).map_err(|wrong| self.unreadable(call, &wrong))?;
+        serde_json::from_value(value).map_err(|error| ApiError::form(call.attempt(), error.to_string()))
+    }
+
+    fn unreadable(&self, call: &Call<'_>, wrong: &Unreadable) -> ApiError {
+        match wrong {
+            Unreadable::Broken(error) => {
+                let url = format!("{}{}", self.session().origin, call.target.path());
+                ApiError::transport(call.attempt(), url, error.clone())
+            }
+            Unreadable::Form(what) => ApiError::form(call.attempt(), what.clone()),
+        }
+    }
+
+    /// Sends until there is an answer that counts, and returns a good one.
+    fn send(&self, call: &Call<'_>) -> Result<Response, ApiError> {
+        let mut retries = 0;
+        let mut refreshed = false;
+        loop {
+            let stopping = || ApiError::stopping(call.attempt());
+            if let Some(bucket) = &self.bucket
+                && bucket.take(self.breaker.token()) == Waited::Stopped
+            {
+                return Err(stopping());
+            }
+            if self.breaker.is_tripped() {
+                return Err(stopping());
+            }
+            let session = self.session();
+            let deadline = Instant::now() + self.timeout;
+            let source = session.credentials.token.as_ref();
+            let token = source
+                .map(|source| source.token(deadline, &self.breaker))
+                .transpose()
+                .map_err(|what| ApiError::credentials(call.attempt(), what))?;
+            let mut response = self.ask(&session, call, token.as_ref(), deadline)?;
+            let status = response.status;
+            if (200..300).contains(&status) {
+                return Ok(response);
+            }
+            if status == 401
+                && !refreshed
+                && source.zip(token.as_ref()).is_some_and(|(source, token)| source.refused(token))
+            {
+                refreshed = true;
+                drain(&mut response.body);
+                continue;
+            }
+            let after = retry_after(response.retry_after.as_deref());
+            if let Some(after) = after.filter(|after| *after <= MAX_RETRY_AFTER)
+                && (status == 429 || status >= 500)
+                && retries < MAX_RETRIES
+            {
+                retries += 1;
+                drain(&mut response.body);
+                log::debug!("{}: status {status}, again in {after:?}", call.attempt());
+                if self.breaker.token().wait(after) == Waited::Stopped {
+                    return Err(stopping());
+                }
+                continue;
+            }
+            let mut body = Vec::new();
+            let _ = response.body.by_ref().take(MAX_ERROR_BYTES).read_to_end(&mut body);
+            return Err(ApiError::from_answer(call.attempt(), status, &body, after));
+        }
+    }
+
+    fn ask(
+        &self,
+        session: &Session,
+        call: &Call<'_>,
+        token: Option<&Secret<String>>,
+        deadline: Instant,
+    ) -> Result<Response, ApiError> {
+        let bearer = token.map(|token| format!("Bearer {}", token.reveal()));
+        let mut headers = vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
+        headers.extend(bearer.as_ref().map(|bearer| ("Authorization", bearer.as_str())));
+        let path = format!("{}{}{}", session.credentials.base_path, call.target.path(), query(call.query));
+        let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
+        let request = Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
+        session.connections.send(&request, &self.breaker).map_err(|error| {
+            // What stood beside the one that broke is likely to be dead, too.
+            session.connections.close_idle();
+            ApiError::transport(call.attempt(), format!("{}{path}", session.origin), error)
+        })
+    }
+}
+
+impl Call<'_> {
+    fn attempt(&self) -> String {
+        format!("{} {}", self.verb, self.target)
+    }
+}
+
+/// Go's name of this machine's architecture.
+fn go_arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn bucket(qps: Option<(f64, u32)>) -> Option<Arc<Bucket>> {
+    qps.map(|(qps, burst)| Arc::new(Bucket::new(qps, burst, Instant::now())))
+}
+
+fn encode<B: Serialize>(
+    verb: &str,
+    target: &Target,
+    body: &B,
+) -> Result<Option<(&'static str, Vec<u8>)>, ApiError> {
+    let bytes = serde_json::to_vec(body).map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
+    Ok(Some(("application/json", bytes)))
+}
+
+/// The seconds that a server asks for.
+fn retry_after(value: Option<&str>) -> Option<Duration> {
+    value.and_then(|value| value.trim().parse().ok()).map(Duration::from_secs)
+}
+
+/// Reads a short body to its end, so that the connection can be kept.
+fn drain(body: &mut Body) {
+    // What is longer costs the connection, no more.
+    let _ = std::io::copy(&mut body.take(MAX_ERROR_BYTES), &mut std::io::sink());
+}
+
+/// Why a body is no document.
+pub(super) enum Unreadable {
+    Broken(DialError),
+    Form(String),
+}
+
+/// Reads a JSON document straight from the connection.
+pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
+    let outcome = {
+        let limited = std::io::BufReader::with_capacity(8 * 1024, body.take(MAX_BODY_BYTES));
+        serde_json::from_reader::<_, Value>(limited)
+    };
+    outcome.map_err(|error| {
+        if error.is_io() || error.is_eof() {
+            Unreadable::Broken(body.failed(&std::io::Error::from(error)))
+        } else {
+            Unreadable::Form(error.to_string())
+        }
+    })
+}

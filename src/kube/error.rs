@@ -1,0 +1,311 @@
+//! Why a request to the API server came to nothing.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::model::meta;
+use crate::transport::api::{DialError, TlsSetupError};
+
+/// A request that failed, with what was asked of which object.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{}", self.text())]
+pub struct ApiError {
+    /// `get pods "ns/p"`.
+    attempt: String,
+    cause: Cause,
+}
+
+/// Why.
+#[derive(Debug, Clone)]
+enum Cause {
+    /// The server's answer.
+    Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
+    /// No answer.
+    Transport { url: String, error: DialError },
+    /// The answer or the request is no object of the kind.
+    Form(String),
+    /// No credentials to ask with.
+    Credentials(String),
+    /// The client was shut down.
+    Stopping,
+}
+
+/// The parts of a `Status` that matter here. Everything is optional: an answer from
+/// something in between is no `Status` at all.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    reason: Option<String>,
+    message: Option<String>,
+    code: Option<u16>,
+    details: Option<Details>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Details {
+    retry_after_seconds: Option<u64>,
+    causes: Option<Vec<meta::StatusCause>>,
+}
+
+impl ApiError {
+    /// An answer with an error status.
+    pub(super) fn from_answer(attempt: String, code: u16, body: &[u8], retry_after: Option<Duration>) -> ApiError {
+        let status: Option<Status> = serde_json::from_slice(body).ok();
+        let text = || String::from_utf8_lossy(body).trim().chars().take(1024).collect::<String>();
+        let reason = status.as_ref().and_then(|status| status.reason.clone());
+        let reason = reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| reason_of(code).to_owned());
+        let told = status.as_ref().and_then(|status| status.message.clone());
+        let message = told.filter(|message| !message.is_empty()).unwrap_or_else(|| match text() {
+            text if text.is_empty() || status.is_some() => format!("the server answered {code} ({reason})"),
+            text => format!("the server answered {code}: {text}"),
+        });
+        let asked = status.and_then(|status| status.details).and_then(|details| details.retry_after_seconds);
+        let retry_after = retry_after.or(asked.filter(|seconds| *seconds > 0).map(Duration::from_secs));
+        ApiError { attempt, cause: Cause::Status { code, reason, message, retry_after } }
+    }
+
+    /// An ERROR event of a watch.
+    pub(super) fn from_event(attempt: String, object: serde_json::Value) -> ApiError {
+        let status: Status = serde_json::from_value(object).unwrap_or_default();
+        let code = status.code.unwrap_or(500);
+        let reason = status.reason.unwrap_or_else(|| reason_of(code).to_owned());
+        let message = status.message.unwrap_or_else(|| "the server ended the watch".to_owned());
+        let details = status.details.unwrap_or_default();
+        let too_large = "ResourceVersionTooLarge";
+        let causes = details.causes.unwrap_or_default();
+        let reason = match causes.iter().any(|cause| cause.reason.as_deref() == Some(too_large)) {
+            true => too_large.to_owned(),
+            false => reason,
+        };
+        let retry_after = details.retry_after_seconds.map(Duration::from_secs);
+        ApiError { attempt, cause: Cause::Status { code, reason, message, retry_after } }
+    }
+
+    pub(super) fn transport(attempt: String, url: String, error: DialError) -> ApiError {
+        match error {
+            DialError::Stopped => ApiError::stopping(attempt),
+            error => ApiError { attempt, cause: Cause::Transport { url, error } },
+        }
+    }
+
+    pub(super) fn form(attempt: String, what: String) -> ApiError {
+        ApiError { attempt, cause: Cause::Form(what) }
+    }
+
+    pub(super) fn credentials(attempt: String, what: String) -> ApiError {
+        ApiError { attempt, cause: Cause::Credentials(what) }
+    }
+
+    pub(super) fn setup(error: &TlsSetupError) -> ApiError {
+        ApiError::credentials("set up the connection to the API server".to_owned(), error.to_string())
+    }
+
+    pub(super) fn stopping(attempt: String) -> ApiError {
+        ApiError { attempt, cause: Cause::Stopping }
+    }
+
+    /// Made up by a test of another room: an answer of this status and reason.
+    #[cfg(test)]
+    #[must_use]
+    pub fn for_test(code: u16, reason: &str, message: &str) -> ApiError {
+        let cause = Cause::Status {
+            code,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            retry_after: None,
+        };
+        ApiError { attempt: "test".to_owned(), cause }
+    }
+
+    /// Made up by a test of another room: no answer.
+    #[cfg(test)]
+    #[must_use]
+    pub fn for_test_transport() -> ApiError {
+        ApiError::transport("test".to_owned(), "https://test/".to_owned(), DialError::Timeout)
+    }
+
+    fn text(&self) -> String {
+        match &self.cause {
+            // The server names the object.
+            Cause::Status { message, .. } => message.clone(),
+            Cause::Transport { url, error } => format!("{}: {url:?}: {error}", self.attempt),
+            Cause::Form(what) | Cause::Credentials(what) => format!("{}: {what}", self.attempt),
+            Cause::Stopping => format!("{}: the agent is stopping", self.attempt),
+        }
+    }
+
+    /// The HTTP status, if there was an answer.
+    #[must_use]
+    pub fn status(&self) -> Option<u16> {
+        match &self.cause {
+            Cause::Status { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// The server's word for it, such as `NotFound`; empty if there was no answer.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        match &self.cause {
+            Cause::Status { reason, .. } => reason,
+            _ => "",
+        }
+    }
+
+    /// The server's sentence, or ours.
+    #[must_use]
+    pub fn message(&self) -> String {
+        self.text()
+    }
+
+    /// There is no such object.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        self.reason() == "NotFound"
+    }
+
+    /// Somebody else changed the object in between.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        self.reason() == "Conflict"
+    }
+
+    /// There is one of this name.
+    #[must_use]
+    pub fn is_already_exists(&self) -> bool {
+        self.reason() == "AlreadyExists"
+    }
+
+    /// We may not.
+    #[must_use]
+    pub fn is_forbidden(&self) -> bool {
+        self.reason() == "Forbidden"
+    }
+
+    /// The server does not know us.
+    #[must_use]
+    pub fn is_unauthorized(&self) -> bool {
+        self.reason() == "Unauthorized"
+    }
+
+    /// The resource version is too old, or the object has gone.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        matches!(self.reason(), "Gone" | "Expired")
+    }
+
+    /// The object breaks the server's rules: it will not do on a second try, either.
+    #[must_use]
+    pub fn is_invalid(&self) -> bool {
+        matches!(self.reason(), "Invalid" | "BadRequest")
+    }
+
+    /// The server's resource version is behind ours.
+    pub(super) fn is_too_large_version(&self) -> bool {
+        self.reason() == "ResourceVersionTooLarge"
+            || matches!(&self.cause, Cause::Status { reason, message, .. }
+                if reason == "Timeout" && message.contains("Too large resource version"))
+    }
+
+    /// The client was shut down.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        matches!(self.cause, Cause::Stopping)
+    }
+
+    /// There was no HTTP answer.
+    #[must_use]
+    pub fn is_transport(&self) -> bool {
+        matches!(self.cause, Cause::Transport { .. })
+    }
+
+    /// Nobody listens where the server should be.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(&self.cause, Cause::Transport { error: DialError::Connect { words, .. }, .. }
+            if words == "connection refused")
+    }
+
+    /// When the server wants to be asked again.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match &self.cause {
+            Cause::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+/// The reason that an answer without one stands for.
+fn reason_of(code: u16) -> &'static str {
+    match code {
+        400 => "BadRequest",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        405 => "MethodNotAllowed",
+        406 => "NotAcceptable",
+        409 => "Conflict",
+        410 => "Gone",
+        413 => "RequestEntityTooLarge",
+        415 => "UnsupportedMediaType",
+        422 => "Invalid",
+        429 => "TooManyRequests",
+        503 => "ServiceUnavailable",
+        504 => "Timeout",
+        500..=599 => "InternalError",
+        _ => "Unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(code: u16, body: &str) -> ApiError {
+        ApiError::from_answer("get pods \"ns/p\"".to_owned(), code, body.as_bytes(), None)
+    }
+
+    #[test]
+    fn answers() {
+        let error = answered(
+            404,
+            r#"{"kind":"Status","status":"Failure","message":"pods \"p\" not found","reason":"NotFound","code":404}"#,
+        );
+        assert!(error.is_not_found() && !error.is_conflict() && !error.is_transport());
+        assert_eq!((error.to_string().as_str(), error.status()), ("pods \"p\" not found", Some(404)));
+        let error = answered(409, r#"{"reason":"AlreadyExists","message":"m"}"#);
+        assert!(error.is_already_exists() && !error.is_conflict());
+        let error = answered(502, "<html>bad gateway</html>\n");
+        assert_eq!(error.to_string(), "the server answered 502: <html>bad gateway</html>");
+        assert_eq!(error.reason(), "InternalError");
+        assert_eq!(answered(401, "").to_string(), "the server answered 401 (Unauthorized)");
+        assert!(answered(401, "").is_unauthorized() && answered(410, "[]").is_gone());
+        let error = answered(429, r#"{"details":{"retryAfterSeconds":3}}"#);
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn events_of_a_watch() {
+        let event = |object| ApiError::from_event("watch pods".to_owned(), object);
+        assert!(event(serde_json::json!({"code": 410, "reason": "Expired", "message": "too old"})).is_gone());
+        assert!(event(serde_json::json!({"code": 410})).is_gone());
+        assert_eq!(event(serde_json::json!(7)).status(), Some(500));
+        let large = serde_json::json!({"code": 504, "reason": "Timeout",
+            "details": {"causes": [{"reason": "ResourceVersionTooLarge", "message": "m"}]}});
+        assert!(event(large).is_too_large_version());
+    }
+
+    #[test]
+    fn without_an_answer() {
+        let refused = DialError::Connect { address: "h:1".to_owned(), words: "connection refused".to_owned() };
+        let error = ApiError::transport("get nodes \"n\"".to_owned(), "https://h:1/x".to_owned(), refused);
+        assert!(error.is_transport() && error.is_refused() && error.status().is_none());
+        assert_eq!(
+            error.to_string(),
+            "get nodes \"n\": \"https://h:1/x\": dial tcp h:1: connect: connection refused"
+        );
+        assert!(ApiError::transport(String::new(), String::new(), DialError::Stopped).is_stopping());
+    }
+}

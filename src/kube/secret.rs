@@ -1,0 +1,35 @@
+//! A value that never shows in logs.
+
+use std::fmt;
+
+/// A token or a key. `Debug` says only that there is one.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret<T>(T);
+
+impl<T> Secret<T> {
+    /// Hides `value`.
+    pub fn new(value: T) -> Secret<T> {
+        Secret(value)
+    }
+
+    /// The value, for those who must send or write it.
+    pub fn reveal(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> fmt::Debug for Secret<T> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Secret(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_tells_nothing() {
+        assert_eq!(format!("{:?}", Secret::new("token")), "Secret(..)");
+    }
+}

@@ -1,0 +1,298 @@
+//! Objects and collections by their URL paths.
+
+use std::fmt;
+
+/// An API group at the version that is spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// `v1`.
+    Core,
+    /// `coordination.k8s.io/v1`.
+    Coordination,
+    /// `certificates.k8s.io/v1`.
+    Certificates,
+    /// `storage.k8s.io/v1`.
+    Storage,
+    /// `node.k8s.io/v1`.
+    Node,
+    /// `authentication.k8s.io/v1`.
+    Authentication,
+    /// `authorization.k8s.io/v1`.
+    Authorization,
+}
+
+impl Group {
+    fn prefix(self) -> &'static str {
+        match self {
+            Group::Core => "/api/v1",
+            Group::Coordination => "/apis/coordination.k8s.io/v1",
+            Group::Certificates => "/apis/certificates.k8s.io/v1",
+            Group::Storage => "/apis/storage.k8s.io/v1",
+            Group::Node => "/apis/node.k8s.io/v1",
+            Group::Authentication => "/apis/authentication.k8s.io/v1",
+            Group::Authorization => "/apis/authorization.k8s.io/v1",
+        }
+    }
+}
+
+/// What a request is about: a collection, or with a name one object or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    group: Group,
+    plural: &'static str,
+    namespace: Option<String>,
+    name: Option<String>,
+    subresource: Option<&'static str>,
+}
+
+impl Target {
+    /// The collection `plural` in all namespaces.
+    #[must_use]
+    pub fn new(group: Group, plural: &'static str) -> Target {
+        Target { group, plural, namespace: None, name: None, subresource: None }
+    }
+
+    /// In one namespace.
+    #[must_use]
+    pub fn namespace(mut self, namespace: &str) -> Target {
+        self.namespace = Some(namespace.to_owned());
+        self
+    }
+
+    /// One object.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Target {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    /// A part of the object, such as `status`.
+    #[must_use]
+    pub fn subresource(mut self, subresource: &'static str) -> Target {
+        self.subresource = Some(subresource);
+        self
+    }
+
+    /// One pod.
+    #[must_use]
+    pub fn pod(namespace: &str, name: &str) -> Target {
+        Target::new(Group::Core, "pods").namespace(namespace).name(name)
+    }
+
+    /// A pod's status.
+    #[must_use]
+    pub fn pod_status(namespace: &str, name: &str) -> Target {
+        Target::pod(namespace, name).subresource("status")
+    }
+
+    /// All pods.
+    #[must_use]
+    pub fn pods() -> Target {
+        Target::new(Group::Core, "pods")
+    }
+
+    /// One node.
+    #[must_use]
+    pub fn node(name: &str) -> Target {
+        Target::nodes().name(name)
+    }
+
+    /// A node's status.
+    #[must_use]
+    pub fn node_status(name: &str) -> Target {
+        Target::node(name).subresource("status")
+    }
+
+    /// All nodes.
+    #[must_use]
+    pub fn nodes() -> Target {
+        Target::new(Group::Core, "nodes")
+    }
+
+    /// A node's lease.
+    #[must_use]
+    pub fn lease(name: &str) -> Target {
+        Target::leases().name(name)
+    }
+
+    /// The leases of all nodes.
+    #[must_use]
+    pub fn leases() -> Target {
+        Target::new(Group::Coordination, "leases").namespace("kube-node-lease")
+    }
+
+    /// One Secret.
+    #[must_use]
+    pub fn secret(namespace: &str, name: &str) -> Target {
+        Target::new(Group::Core, "secrets").namespace(namespace).name(name)
+    }
+
+    /// One ConfigMap.
+    #[must_use]
+    pub fn config_map(namespace: &str, name: &str) -> Target {
+        Target::new(Group::Core, "configmaps").namespace(namespace).name(name)
+    }
+
+    /// Tokens of a service account, which are made by POST.
+    #[must_use]
+    pub fn service_account_token(namespace: &str, name: &str) -> Target {
+        Target::new(Group::Core, "serviceaccounts").namespace(namespace).name(name).subresource("token")
+    }
+
+    /// All Services.
+    #[must_use]
+    pub fn services() -> Target {
+        Target::new(Group::Core, "services")
+    }
+
+    /// All RuntimeClasses.
+    #[must_use]
+    pub fn runtime_classes() -> Target {
+        Target::new(Group::Node, "runtimeclasses")
+    }
+
+    /// One CertificateSigningRequest.
+    #[must_use]
+    pub fn csr(name: &str) -> Target {
+        Target::csrs().name(name)
+    }
+
+    /// All CertificateSigningRequests.
+    #[must_use]
+    pub fn csrs() -> Target {
+        Target::new(Group::Certificates, "certificatesigningrequests")
+    }
+
+    /// A namespace's events.
+    #[must_use]
+    pub fn events(namespace: &str) -> Target {
+        Target::new(Group::Core, "events").namespace(namespace)
+    }
+
+    /// One event.
+    #[must_use]
+    pub fn event(namespace: &str, name: &str) -> Target {
+        Target::events(namespace).name(name)
+    }
+
+    /// A node's CSINode.
+    #[must_use]
+    pub fn csi_node(name: &str) -> Target {
+        Target::new(Group::Storage, "csinodes").name(name)
+    }
+
+    /// All CSIDrivers.
+    #[must_use]
+    pub fn csi_drivers() -> Target {
+        Target::new(Group::Storage, "csidrivers")
+    }
+
+    /// Token reviews, which are made by POST.
+    #[must_use]
+    pub fn token_reviews() -> Target {
+        Target::new(Group::Authentication, "tokenreviews")
+    }
+
+    /// Access reviews, which are made by POST.
+    #[must_use]
+    pub fn subject_access_reviews() -> Target {
+        Target::new(Group::Authorization, "subjectaccessreviews")
+    }
+
+    /// The resource's name.
+    #[must_use]
+    pub fn plural(&self) -> &'static str {
+        self.plural
+    }
+
+    /// The path below the server's address.
+    #[must_use]
+    pub fn path(&self) -> String {
+        let mut path = self.group.prefix().to_owned();
+        if let Some(namespace) = &self.namespace {
+            path.push_str("/namespaces/");
+            escape(namespace, &mut path);
+        }
+        path.push('/');
+        path.push_str(self.plural);
+        if let Some(name) = &self.name {
+            path.push('/');
+            escape(name, &mut path);
+        }
+        if let Some(subresource) = self.subresource {
+            path.push('/');
+            path.push_str(subresource);
+        }
+        path
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.plural)?;
+        if let Some(subresource) = self.subresource {
+            write!(out, "/{subresource}")?;
+        }
+        match (&self.namespace, &self.name) {
+            (Some(namespace), Some(name)) => write!(out, " \"{namespace}/{name}\""),
+            (None, Some(name)) => write!(out, " \"{name}\""),
+            (Some(namespace), None) => write!(out, " in namespace \"{namespace}\""),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// Appends `text` as one path segment or query value.
+pub(super) fn escape(text: &str, out: &mut String) {
+    // A name of dots alone would be a step in the path.
+    let dots = text == "." || text == "..";
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_~".contains(&byte) || (byte == b'.' && !dots) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+}
+
+/// `?a=b&c=d`, or nothing.
+pub(super) fn query(parameters: &[(&str, &str)]) -> String {
+    let mut text = String::new();
+    for (name, value) in parameters {
+        text.push(if text.is_empty() { '?' } else { '&' });
+        text.push_str(name);
+        text.push('=');
+        escape(value, &mut text);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths() {
+        for (target, expected) in [
+            (Target::pods(), "/api/v1/pods"),
+            (Target::pod("ns", "p"), "/api/v1/namespaces/ns/pods/p"),
+            (Target::pod_status("ns", "p"), "/api/v1/namespaces/ns/pods/p/status"),
+            (Target::node_status("n1"), "/api/v1/nodes/n1/status"),
+            (Target::lease("n1"), "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"),
+            (Target::csr("c"), "/apis/certificates.k8s.io/v1/certificatesigningrequests/c"),
+            (Target::runtime_classes(), "/apis/node.k8s.io/v1/runtimeclasses"),
+            (Target::csi_node("n"), "/apis/storage.k8s.io/v1/csinodes/n"),
+            (Target::service_account_token("ns", "a"), "/api/v1/namespaces/ns/serviceaccounts/a/token"),
+            (Target::event("ns", "p.17ab"), "/api/v1/namespaces/ns/events/p.17ab"),
+            (Target::secret("a/b", ".."), "/api/v1/namespaces/a%2Fb/secrets/%2E%2E"),
+            (Target::token_reviews(), "/apis/authentication.k8s.io/v1/tokenreviews"),
+            (Target::subject_access_reviews(), "/apis/authorization.k8s.io/v1/subjectaccessreviews"),
+        ] {
+            assert_eq!(target.path(), expected);
+        }
+        assert_eq!(Target::pod_status("ns", "p").to_string(), "pods/status \"ns/p\"");
+        assert_eq!(Target::nodes().to_string(), "nodes");
+        assert_eq!(query(&[("fieldSelector", "spec.clusterIP!=None"), ("watch", "true")]),
+            "?fieldSelector=spec.clusterIP%21%3DNone&watch=true");
+    }
+}

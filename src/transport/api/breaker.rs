@@ -1,0 +1,194 @@
+//! What ends requests from outside: a stop signal together with the sockets in use.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::util::stop::{self, StopSource, StopToken};
+
+/// Breaks off the requests that were sent with it, blocked reads included. Clones are one
+/// breaker; a child is tripped with its parent, and alone.
+#[derive(Clone)]
+pub struct Breaker {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    token: StopToken,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Gone once tripped.
+    source: Option<StopSource>,
+    sockets: Vec<(Use, Weak<TcpStream>)>,
+    children: Vec<Weak<Inner>>,
+}
+
+/// What a socket is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// One request and its answer, which ends soon.
+    Call,
+    /// An answer that goes on for minutes.
+    Stream,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        let (source, token) = stop::pair();
+        let state = State { source: Some(source), sockets: Vec::new(), children: Vec::new() };
+        Breaker { inner: Arc::new(Inner { token, state: Mutex::new(state) }) }
+    }
+}
+
+impl Breaker {
+    /// A breaker of its own that goes when this one goes.
+    #[must_use]
+    pub fn child(&self) -> Breaker {
+        let child = Breaker::default();
+        let tripped = {
+            let mut state = self.inner.lock();
+            state.children.retain(|child| child.strong_count() > 0);
+            state.children.push(Arc::downgrade(&child.inner));
+            state.source.is_none()
+        };
+        if tripped {
+            child.trip();
+        }
+        child
+    }
+
+    /// Ends the requests under way and refuses later ones. Does not block.
+    pub fn trip(&self) {
+        self.inner.trip();
+    }
+
+    /// Ends only the answers that go on for minutes; later requests are welcome.
+    pub fn break_streams(&self) {
+        self.inner.break_streams();
+    }
+
+    /// The stop signal, for waits between requests.
+    #[must_use]
+    pub fn token(&self) -> &StopToken {
+        &self.inner.token
+    }
+
+    /// Whether it was tripped.
+    #[must_use]
+    pub fn is_tripped(&self) -> bool {
+        self.inner.token.is_stopped()
+    }
+
+    /// Puts a socket within reach until the guard is dropped.
+    pub(super) fn reach(&self, kind: Use, socket: &Arc<TcpStream>) -> Reach {
+        let tripped = {
+            let mut state = self.inner.lock();
+            state.sockets.push((kind, Arc::downgrade(socket)));
+            state.source.is_none()
+        };
+        if tripped {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        Reach { breaker: self.clone(), socket: Arc::downgrade(socket) }
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn trip(&self) {
+        let (source, sockets, children) = {
+            let mut state = self.lock();
+            (state.source.take(), state.sockets.clone(), state.children.clone())
+        };
+        // The signal first: whoever wakes by the socket must see it.
+        drop(source);
+        for socket in sockets.iter().filter_map(|(_, socket)| socket.upgrade()) {
+            // An error means that it is closed already.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        for child in children.iter().filter_map(Weak::upgrade) {
+            child.trip();
+        }
+    }
+
+    fn break_streams(&self) {
+        let (sockets, children) = {
+            let state = self.lock();
+            (state.sockets.clone(), state.children.clone())
+        };
+        for (kind, socket) in sockets {
+            if let (Use::Stream, Some(socket)) = (kind, socket.upgrade()) {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+        }
+        for child in children.iter().filter_map(Weak::upgrade) {
+            child.break_streams();
+        }
+    }
+}
+
+/// Keeps a socket within a breaker's reach.
+pub(super) struct Reach {
+    breaker: Breaker,
+    socket: Weak<TcpStream>,
+}
+
+impl Drop for Reach {
+    fn drop(&mut self) {
+        let mut state = self.breaker.inner.lock();
+        if let Some(at) = state.sockets.iter().position(|(_, socket)| socket.ptr_eq(&self.socket)) {
+            state.sockets.swap_remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    fn socket() -> (Arc<TcpStream>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (Arc::new(near), listener.accept().unwrap().0)
+    }
+
+    fn is_shut(socket: &TcpStream) -> bool {
+        socket.set_nonblocking(true).unwrap();
+        let mut socket = socket;
+        matches!(socket.read(&mut [0]), Ok(0))
+    }
+
+    #[test]
+    fn a_parent_takes_its_children_along() {
+        let parent = Breaker::default();
+        let (child, other) = (parent.child(), parent.child());
+        let ((a, _a), (b, _b), (c, _c)) = (socket(), socket(), socket());
+        let _reach = (child.reach(Use::Call, &a), other.reach(Use::Stream, &b));
+        drop(other.reach(Use::Stream, &c));
+        child.trip();
+        assert!(child.is_tripped() && !other.is_tripped() && !parent.is_tripped());
+        assert!(is_shut(&a) && !is_shut(&b));
+        parent.trip();
+        assert!(other.is_tripped() && is_shut(&b) && !is_shut(&c));
+        assert!(parent.child().is_tripped());
+        let (late, _late) = socket();
+        drop(other.reach(Use::Call, &late));
+        assert!(is_shut(&late));
+    }
+
+    #[test]
+    fn streams_alone_can_be_broken() {
+        let parent = Breaker::default();
+        let child = parent.child();
+        let ((a, _a), (b, _b)) = (socket(), socket());
+        let _reach = (child.reach(Use::Call, &a), child.reach(Use::Stream, &b));
+        parent.break_streams();
+        assert!(!is_shut(&a) && is_shut(&b) && !child.is_tripped());
+    }
+}

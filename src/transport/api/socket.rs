@@ -1,0 +1,197 @@
+//! A TCP socket that notices dead peers, with a deadline for each wait.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
+
+use super::breaker::{Breaker, Reach, Use};
+use crate::transport::dial::{DialError, words};
+use crate::util::threads;
+
+/// A silent peer is asked for a sign of life after this time.
+pub(super) const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(15);
+/// And again in this rhythm.
+pub(super) const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
+/// So often.
+pub(super) const KEEP_ALIVE_COUNT: u32 = 3;
+/// What was sent and not acknowledged for so long means that the peer is gone. The kernel
+/// would try for about 15 minutes, in which the node would be taken for dead.
+pub(super) const DEAD_AFTER: Duration = Duration::from_secs(30);
+
+/// A connected socket, at any time in the reach of one breaker.
+pub(super) struct Socket {
+    stream: Arc<TcpStream>,
+    deadline: Instant,
+    reach: Option<Reach>,
+}
+
+impl Socket {
+    pub(super) fn connect(
+        address: SocketAddr,
+        deadline: Instant,
+        breaker: &Breaker,
+        kind: Use,
+    ) -> Result<Socket, DialError> {
+        let refused = |error: io::Error| match error {
+            _ if breaker.is_tripped() => DialError::Stopped,
+            error if error.kind() == io::ErrorKind::TimedOut && deadline <= Instant::now() => {
+                DialError::ConnectTimeout { address: address.to_string() }
+            }
+            error => DialError::Connect { address: address.to_string(), words: words(&error) },
+        };
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+            .map_err(|error| refused(error.into()))?;
+        notice_dead_peers(&fd).map_err(|error| refused(error.into()))?;
+        let stream = Arc::new(TcpStream::from(fd));
+        // Before the connect: shutting a connecting socket down ends the wait for it.
+        let reach = breaker.reach(kind, &stream);
+        let socket = Socket { stream, deadline, reach: Some(reach) };
+        match rustix::net::connect(&socket.stream, &address) {
+            Ok(()) => {}
+            Err(Errno::INPROGRESS | Errno::INTR) => {
+                socket.ready(PollFlags::OUT).map_err(refused)?;
+                sockopt::socket_error(&socket.stream)
+                    .and_then(|outcome| outcome)
+                    .map_err(|error| refused(error.into()))?;
+            }
+            Err(error) => return Err(refused(error.into())),
+        }
+        if breaker.is_tripped() {
+            return Err(DialError::Stopped);
+        }
+        Ok(socket)
+    }
+
+    /// Goes on under another request.
+    pub(super) fn adopt(&mut self, deadline: Instant, breaker: &Breaker, kind: Use) {
+        self.deadline = deadline;
+        self.reach = Some(breaker.reach(kind, &self.stream));
+    }
+
+    /// Nobody uses it.
+    pub(super) fn rest(&mut self) {
+        self.reach = None;
+    }
+
+    pub(super) fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+    }
+
+    pub(super) fn is_late(&self) -> bool {
+        self.deadline <= Instant::now()
+    }
+
+    /// Whether the peer has neither closed it nor said anything: so may it be used again.
+    pub(super) fn is_quiet(&self) -> bool {
+        let mut byte = [0];
+        matches!(rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK), Err(Errno::AGAIN))
+    }
+
+    /// `local->peer`.
+    pub(super) fn ends(&self) -> Arc<str> {
+        let told = |address: io::Result<SocketAddr>| address.map_or_else(|_| String::new(), |at| at.to_string());
+        Arc::from(format!("{}->{}", told(self.stream.local_addr()), told(self.stream.peer_addr())))
+    }
+
+    /// Waits until the socket can be read from or written to. A breaker wakes it by
+    /// shutting the socket down.
+    fn ready(&self, flags: PollFlags) -> io::Result<()> {
+        let _waiting = threads::waiting("the API server");
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
+            match poll(&mut [PollFd::from_borrowed_fd(self.stream.as_fd(), flags)], Some(&left)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn patiently<T>(
+        &mut self,
+        flags: PollFlags,
+        mut attempt: impl FnMut(&TcpStream) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            match attempt(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                outcome => return outcome,
+            }
+            self.ready(flags)?;
+        }
+    }
+}
+
+fn notice_dead_peers(fd: impl AsFd) -> Result<(), Errno> {
+    let fd = fd.as_fd();
+    sockopt::set_tcp_nodelay(fd, true)?;
+    sockopt::set_socket_keepalive(fd, true)?;
+    sockopt::set_tcp_keepidle(fd, KEEP_ALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(fd, KEEP_ALIVE_EVERY)?;
+    sockopt::set_tcp_keepcnt(fd, KEEP_ALIVE_COUNT)?;
+    let dead_after = u32::try_from(DEAD_AFTER.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(fd, dead_after)
+}
+
+impl Read for Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.patiently(PollFlags::IN, |mut stream| stream.read(into))
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.patiently(PollFlags::OUT, |mut stream| stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_dead_peer_is_noticed_within_half_a_minute() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let soon = Instant::now() + Duration::from_secs(10);
+        let socket =
+            Socket::connect(listener.local_addr().unwrap(), soon, &Breaker::default(), Use::Call).unwrap();
+        let fd = &socket.stream;
+        assert!(sockopt::socket_keepalive(fd).unwrap());
+        let silent = sockopt::tcp_keepidle(fd).unwrap()
+            + sockopt::tcp_keepintvl(fd).unwrap() * sockopt::tcp_keepcnt(fd).unwrap();
+        assert_eq!(silent, Duration::from_secs(30));
+        assert_eq!(sockopt::tcp_user_timeout(fd).unwrap(), 30_000);
+        assert!(socket.is_quiet());
+        drop(listener.accept().unwrap());
+        socket.ready(PollFlags::IN).unwrap();
+        assert!(!socket.is_quiet());
+    }
+
+    #[test]
+    fn waits_end_with_the_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let soon = Instant::now() + Duration::from_millis(300);
+        let mut socket =
+            Socket::connect(listener.local_addr().unwrap(), soon, &Breaker::default(), Use::Call).unwrap();
+        assert_eq!(socket.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(socket.is_late());
+    }
+}

@@ -1,0 +1,1 @@
+//! Against scripted servers on the loopback interface.

@@ -1,0 +1,247 @@
+//! TLS to the API server: who it must be, and who we are.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore,
+    SignatureScheme, StreamOwned,
+};
+
+use super::socket::Socket;
+use crate::transport::dial::{DialError, words};
+
+/// Where distributions keep the certificates of public authorities, in Go's order.
+const SYSTEM_BUNDLES: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/tls/cacert.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+/// One server needs few: each ticket carries our certificate.
+const SESSIONS: usize = 2;
+
+/// Whose signature proves the server.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Roots {
+    /// The authorities in a PEM bundle.
+    Pem(Vec<u8>),
+    /// Those that the machine trusts.
+    System,
+    /// Anybody's: the connection is encrypted, to whomever.
+    Unverified,
+}
+
+/// A client certificate with its chain and its key, both PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The chain, leaf first.
+    pub certificate: Vec<u8>,
+    /// The key: PKCS#1, PKCS#8 or SEC1.
+    pub key: Vec<u8>,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Identity(..)")
+    }
+}
+
+impl fmt::Debug for Roots {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Roots::Pem(_) => "Pem(..)",
+            Roots::System => "System",
+            Roots::Unverified => "Unverified",
+        })
+    }
+}
+
+/// Why there can be no TLS with these settings.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TlsSetupError {
+    /// The authorities cannot be used.
+    #[error("certificate authority: {0}")]
+    Roots(String),
+    /// Certificate and key cannot be used.
+    #[error("client certificate: {0}")]
+    Identity(String),
+    /// The host is neither a name nor an address.
+    #[error("server name {0:?} is not a DNS name or an address")]
+    ServerName(String),
+}
+
+/// What every session with one server has in common.
+pub(super) struct Tls {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl Tls {
+    pub(super) fn new(roots: &Roots, identity: Option<&Identity>, name: &str) -> Result<Tls, TlsSetupError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier: Arc<dyn ServerCertVerifier> = match roots {
+            Roots::Unverified => Arc::new(Anybody(Arc::clone(&provider))),
+            Roots::Pem(pem) => verifier(pem, &provider)?,
+            Roots::System => verifier(&system_bundle()?, &provider)?,
+        };
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| TlsSetupError::Roots(error.to_string()))?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier);
+        let mut config = match identity {
+            None => builder.with_no_client_auth(),
+            Some(identity) => {
+                let wrong = |what: &str, error: &dyn fmt::Display| TlsSetupError::Identity(format!("{what}: {error}"));
+                let chain = certificates(&identity.certificate)
+                    .map_err(|error| wrong("certificate", &error))?;
+                let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|error| wrong("key", &error))?;
+                builder
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|error| wrong("certificate and key", &error))?
+            }
+        };
+        config.resumption = Resumption::in_memory_sessions(SESSIONS);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| TlsSetupError::ServerName(name.to_owned()))?;
+        Ok(Tls { config: Arc::new(config), name })
+    }
+
+    /// Makes a session over `socket`.
+    pub(super) fn wrap(
+        &self,
+        mut socket: Socket,
+    ) -> Result<StreamOwned<ClientConnection, Socket>, (io::Error, Socket)> {
+        let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
+        let mut connection = match connection {
+            Ok(connection) => connection,
+            Err(error) => return Err((io::Error::other(error), socket)),
+        };
+        while connection.is_handshaking() {
+            if let Err(error) = connection.complete_io(&mut socket) {
+                return Err((error, socket));
+            }
+        }
+        Ok(StreamOwned::new(connection, socket))
+    }
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| error.to_string())?;
+    if found.is_empty() { Err("no PEM block of type CERTIFICATE".to_owned()) } else { Ok(found) }
+}
+
+fn verifier(
+    pem: &[u8],
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ServerCertVerifier>, TlsSetupError> {
+    let mut store = RootCertStore::empty();
+    // Like Go, one certificate that cannot be read does not spoil the others.
+    let (added, _) = store.add_parsable_certificates(certificates(pem).map_err(TlsSetupError::Roots)?);
+    if added == 0 {
+        return Err(TlsSetupError::Roots("no usable certificate".to_owned()));
+    }
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(provider))
+        .build()
+        .map_err(|error| TlsSetupError::Roots(error.to_string()))?;
+    Ok(verifier)
+}
+
+fn system_bundle() -> Result<Vec<u8>, TlsSetupError> {
+    let own = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
+    own.into_iter()
+        .chain(SYSTEM_BUNDLES.iter().map(std::path::PathBuf::from))
+        .find_map(|path| std::fs::read(path).ok())
+        .ok_or_else(|| TlsSetupError::Roots("this machine has no bundle of trusted authorities".to_owned()))
+}
+
+/// An error of a TLS stream in the words that operators know from Go.
+pub(super) fn explain(error: &io::Error) -> DialError {
+    let Some(inner) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
+        return match error.kind() {
+            io::ErrorKind::UnexpectedEof => DialError::Eof,
+            _ => DialError::Tls(words(error)),
+        };
+    };
+    let x509 = |what: &str| DialError::Tls(format!("failed to verify certificate: x509: {what}"));
+    match inner {
+        rustls::Error::InvalidCertificate(why) => match why {
+            CertificateError::UnknownIssuer => x509("certificate signed by unknown authority"),
+            CertificateError::Expired
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. } => {
+                x509(&format!("certificate has expired or is not yet valid: {why}"))
+            }
+            CertificateError::NotValidForName => x509("certificate is not valid for the server's name"),
+            other => x509(&other.to_string()),
+        },
+        rustls::Error::AlertReceived(alert) => {
+            let known = match alert {
+                AlertDescription::BadCertificate => "bad certificate",
+                AlertDescription::CertificateExpired => "expired certificate",
+                AlertDescription::CertificateRequired => "certificate required",
+                AlertDescription::UnknownCA => "unknown certificate authority",
+                other => return DialError::Tls(format!("remote error: {other:?}")),
+            };
+            DialError::Tls(format!("remote error: {known}"))
+        }
+        // What comes is no TLS record: mostly a server that speaks HTTP in the clear.
+        rustls::Error::InvalidMessage(_) => {
+            DialError::Tls("first record does not look like a TLS handshake".to_owned())
+        }
+        other => DialError::Tls(other.to_string()),
+    }
+}
+
+/// Takes any certificate, but wants the peer to hold its key.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signed, known)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signed, known)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
