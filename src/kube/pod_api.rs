@@ -1,6 +1,8 @@
 //! Everything that pods get from the API server: objects, tokens, services. One handle for
 //! the rooms that set pods up; a node without an API server has none.
 
+mod requests;
+
 use std::time::Duration;
 
 use super::objects::Objects;

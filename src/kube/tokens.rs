@@ -251,7 +251,10 @@ impl Tokens {
                 }
                 let token = format!("{namespace}/{account} {}", body["spec"]["audiences"]);
                 let expires = Timestamp::now() + SignedDuration::from_secs(3600);
-                Ok(serde_json::from_value(json!({"status": {"token": token, "expirationTimestamp": expires}})).unwrap())
+                Ok(serde_json::from_value(
+                    json!({"status": {"token": token, "expirationTimestamp": expires}}),
+                )
+                .unwrap())
             }
         }
         Tokens::new(Box::new(Echo))

@@ -344,7 +344,8 @@ mod tests {
             env_with(plain(), container(), Some(&api)).unwrap_err(),
             "services have not yet been read at least once, cannot construct envvars"
         );
-        let fixed = json!({"name": "p", "namespace": "n", "annotations": {"kubernetes.io/config.source": "file"}});
+        let fixed =
+            json!({"name": "p", "namespace": "n", "annotations": {"kubernetes.io/config.source": "file"}});
         assert_eq!(env_with(fixed.clone(), container(), Some(&api)), Ok(Vec::new()));
         api.services.replace(vec![service("default", "kubernetes", "10.96.0.1")]);
         for metadata in [plain(), fixed] {
@@ -385,7 +386,8 @@ mod tests {
             Some(&api),
         )
         .unwrap();
-        let expected = [("URL", "10.0.0.1:80"), ("WEB_SERVICE_PORT", "8080"), ("WEB_PORT", "tcp://10.0.0.1:80")];
+        let expected =
+            [("URL", "10.0.0.1:80"), ("WEB_SERVICE_PORT", "8080"), ("WEB_PORT", "tcp://10.0.0.1:80")];
         assert_eq!(env[..3], owned(&expected));
         assert!(env.contains(&("WEB_SERVICE_HOST".to_owned(), "10.0.0.1".to_owned())));
     }

@@ -17,7 +17,8 @@ pub(super) fn payload(
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let items = source.items.as_deref();
-    let choice = Choice { kind: Kind::ConfigMap, items, default_mode: source.default_mode, optional: source.optional };
+    let choice =
+        Choice { kind: Kind::ConfigMap, items, default_mode: source.default_mode, optional: source.optional };
     choice.payload(objects.config_map(pod.namespace(), &source.name, stop))
 }
 
@@ -91,7 +92,8 @@ mod tests {
         };
         let objects = Objects::fixed(vec![(Key::new(Kind::ConfigMap, "n", "m"), object)]);
         objects.set(&Key::new(Kind::ConfigMap, "n", "gone"), None);
-        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
+        let pod =
+            json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let source: ConfigMapVolumeSource = serde_json::from_value(source).unwrap();
         payload(&objects, &pod, &source, &StopToken::never()).map_err(|error| error.to_string())

@@ -16,7 +16,8 @@ pub(super) fn payload(
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let items = source.items.as_deref();
-    let choice = Choice { kind: Kind::Secret, items, default_mode: source.default_mode, optional: source.optional };
+    let choice =
+        Choice { kind: Kind::Secret, items, default_mode: source.default_mode, optional: source.optional };
     let name = source.secret_name.as_deref().unwrap_or_default();
     choice.payload(objects.secret(pod.namespace(), name, stop))
 }
@@ -32,7 +33,8 @@ mod tests {
         let object = Object { data: [("pw".to_owned(), b"x".to_vec())].into(), ..Object::default() };
         let objects = Objects::fixed(vec![(Key::new(Kind::Secret, "n", "s"), object)]);
         objects.set(&Key::new(Kind::Secret, "n", "nope"), None);
-        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
+        let pod =
+            json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let collect = |source: Value| {
             let source: SecretVolumeSource = serde_json::from_value(source).unwrap();

@@ -583,8 +583,7 @@ impl Objects {
                 Err(io::ErrorKind::Unsupported.into())
             }
         }
-        let fixed =
-            Objects::new(Strategy::Watch, Arc::new(Nowhere), Box::new(|| None), Box::new(|_| {}));
+        let fixed = Objects::new(Strategy::Watch, Arc::new(Nowhere), Box::new(|| None), Box::new(|_| {}));
         for (key, object) in objects {
             fixed.set(&key, Some(object));
         }

@@ -1,5 +1,4 @@
 use super::*;
-use crossbeam_channel::unbounded;
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -72,7 +71,7 @@ fn object(version: u32) -> Object {
 }
 
 fn cache(strategy: Strategy, server: &Arc<Server>) -> (Objects, Receiver<PodUid>) {
-    let (tell, told) = unbounded();
+    let (tell, told) = bounded(100);
     let changed: Changed = Box::new(move |uid| drop(tell.send(uid.clone())));
     let api: Arc<dyn ObjectApi> = Arc::<Server>::clone(server);
     (Objects::new(strategy, api, Box::new(|| Some(Duration::from_secs(3600))), changed), told)
@@ -149,7 +148,8 @@ fn who_waits_has_the_first_word_at_once() {
     let reader = objects.clone();
     let (tell, answer) = bounded(1);
     let running = spawn("t/reader", Stack::Small, OnDeath::Nobody, move |stop| {
-        let _ = tell.send(reader.get(&key("a"), Duration::from_secs(60), &stop).map(|found| found.uid.clone()));
+        let _ =
+            tell.send(reader.get(&key("a"), Duration::from_secs(60), &stop).map(|found| found.uid.clone()));
     })
     .unwrap();
     while objects.shared.table().entries[&key("a")].waiters.is_empty() {
@@ -178,11 +178,9 @@ fn an_immutable_object_needs_no_watch() {
 
 #[test]
 fn without_a_watch_objects_are_read_when_they_are_old() {
-    for (strategy, no_threads, reads) in [
-        (Strategy::Get, false, 3),
-        (Strategy::Cache, false, 1),
-        (Strategy::Watch, true, 1),
-    ] {
+    for (strategy, no_threads, reads) in
+        [(Strategy::Get, false, 3), (Strategy::Cache, false, 1), (Strategy::Watch, true, 1)]
+    {
         let server = Arc::new(Server { no_threads, ..Server::default() });
         let (objects, _told) = cache(strategy, &server);
         objects.register(&pod("1", &["a"]));

@@ -9,14 +9,13 @@ use serde_json::Value;
 use super::super::client::Client;
 use super::super::error::ApiError;
 use super::super::objects::{
-    self, Changed, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Strategy, Stored, TimeToLive,
+    self, Changed, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Stored, Strategy, TimeToLive,
 };
 use super::super::services::Services;
 use super::super::target::{Group, Target};
 use super::super::tokens::{TokenAnswer, TokenApi, Tokens};
 use super::super::watch::{Change, Watched, spawn_reflector};
 use super::PodApi;
-use crate::model::api;
 use crate::util::threads::{Died, OnDeath, Running};
 
 struct Requests {
@@ -117,3 +116,6 @@ fn object_error(key: &Key, error: &ApiError) -> ObjectError {
         ObjectError::Unavailable { text }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -274,11 +274,8 @@ impl Images {
         if wanted.stop.is_stopped() {
             return Err(PullError::Stopped);
         }
-        let tries = if candidates.is_empty() {
-            vec![None]
-        } else {
-            candidates.into_iter().map(Some).collect()
-        };
+        let tries =
+            if candidates.is_empty() { vec![None] } else { candidates.into_iter().map(Some).collect() };
         let mut errors: Vec<String> = Vec::new();
         for credential in tries {
             if self.rate.as_ref().is_some_and(|rate| !rate.allow(Instant::now())) {

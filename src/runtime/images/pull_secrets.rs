@@ -51,7 +51,11 @@ impl PullSecrets {
                 Err(error) => error.to_string(),
             };
             if !stop.is_stopped() {
-                log::debug!("cannot use pull secret {namespace}/{name}: {problem} pod={} uid={}", pod.name(), pod.uid());
+                log::debug!(
+                    "cannot use pull secret {namespace}/{name}: {problem} pod={} uid={}",
+                    pod.name(),
+                    pod.uid()
+                );
             }
             missing.push(name.to_owned());
         }
@@ -94,7 +98,9 @@ fn entries(secret: &Object) -> Result<BTreeMap<String, Entry>, &'static str> {
     };
     if let Some(data) = of(JSON) {
         let config = serde_json::from_slice::<DockerConfig>(data);
-        return config.map(|config| config.auths).map_err(|_| "its .dockerconfigjson is not what is expected");
+        return config
+            .map(|config| config.auths)
+            .map_err(|_| "its .dockerconfigjson is not what is expected");
     }
     if let Some(data) = of(LEGACY) {
         return serde_json::from_slice(data).map_err(|_| "its .dockercfg is not what is expected");
@@ -156,8 +162,22 @@ mod tests {
     #[test]
     fn secrets_of_both_types_are_tried_and_missing_ones_named() {
         let secrets = [
-            ("new", secret(JSON.0, JSON.1, r#"{"auths": {"r.example": {"auth": "dTpw"}, "r.example/team": {"username": "t", "password": "<&>"}}}"#)),
-            ("old", secret(LEGACY.0, LEGACY.1, r#"{"https://r.example/v1/": {"username": "o", "password": "x"}}"#)),
+            (
+                "new",
+                secret(
+                    JSON.0,
+                    JSON.1,
+                    r#"{"auths": {"r.example": {"auth": "dTpw"}, "r.example/team": {"username": "t", "password": "<&>"}}}"#,
+                ),
+            ),
+            (
+                "old",
+                secret(
+                    LEGACY.0,
+                    LEGACY.1,
+                    r#"{"https://r.example/v1/": {"username": "o", "password": "x"}}"#,
+                ),
+            ),
             ("other", secret("Opaque", JSON.1, r#"{"auths": {"r.example": {"auth": "dTpw"}}}"#)),
             ("broken", secret(JSON.0, JSON.1, "{")),
         ];

@@ -199,7 +199,12 @@ fn a_file_may_belong_to_somebody() {
     files.insert("token", File { owner: Some(uid), ..File::new(b"x".to_vec(), 0o600) }).unwrap();
     files.insert("ca", File::new(b"y".to_vec(), 0o644)).unwrap();
     write_to(dir.path(), &files).unwrap();
-    let of = |path: &str| std::fs::metadata(dir.path().join(path)).map(|it| (it.uid(), it.mode() & 0o7777)).unwrap();
+    let of = |path: &str| {
+        std::fs::metadata(dir.path().join(path)).map(|it| (it.uid(), it.mode() & 0o7777)).unwrap()
+    };
     assert_eq!((of("token"), of("ca")), ((uid, 0o600), (own, 0o644)));
-    assert_eq!(format!("{:?}", files.get("token").unwrap()), format!("File(1 bytes, mode 600, owner Some({uid}))"));
+    assert_eq!(
+        format!("{:?}", files.get("token").unwrap()),
+        format!("File(1 bytes, mode 600, owner Some({uid}))")
+    );
 }

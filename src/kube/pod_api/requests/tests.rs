@@ -1,0 +1,243 @@
+//! Against a small server on the loopback interface.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use serde_json::json;
+
+use super::*;
+use crate::kube::client::Credentials;
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::transport::api::{Endpoint, Roots};
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, Stack};
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[derive(Default)]
+struct State {
+    /// Method and path of each request.
+    seen: Vec<String>,
+    /// Bodies of posts.
+    posted: Vec<Value>,
+    /// Watches of secrets.
+    streams: Vec<TcpStream>,
+    connections: Vec<Running>,
+    version: u32,
+}
+
+/// An API server that has a service, a ConfigMap and a Secret, all of which it lists only if
+/// it is asked in the right words.
+struct Server {
+    state: Arc<Mutex<State>>,
+    port: u16,
+    _accepts: Running,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap()
+}
+
+fn secret(version: u32) -> Value {
+    let text = if version == 1 { "b25l" } else { "dHdv" };
+    json!({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "s1", "namespace": "default", "uid": "x",
+        "resourceVersion": version.to_string()}, "type": "Opaque", "data": {"pw": text}})
+}
+
+fn items(path: &str, version: u32) -> (&'static str, Vec<Value>) {
+    if path.starts_with("/api/v1/services?") && path.contains("fieldSelector=spec.clusterIP%21%3DNone") {
+        let service = json!({"metadata": {"name": "kubernetes", "namespace": "default"},
+            "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 443}]}});
+        return ("Service", vec![service]);
+    }
+    if path.starts_with("/api/v1/namespaces/default/secrets?")
+        && path.contains("fieldSelector=metadata.name%3Ds1")
+    {
+        return ("Secret", vec![secret(version)]);
+    }
+    ("ConfigMap", Vec::new())
+}
+
+fn chunk(stream: &mut TcpStream, event: &Value) {
+    let line = format!("{event}\n");
+    let _ = write!(stream, "{:x}\r\n{line}\r\n", line.len());
+    let _ = stream.flush();
+}
+
+fn bookmark() -> Value {
+    json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "5",
+        "annotations": {"k8s.io/initial-events-end": "true"}}}})
+}
+
+/// Serves one connection until it is closed, or becomes a watch.
+fn serve(state: &Mutex<State>, mut stream: TcpStream) {
+    let Ok(copy) = stream.try_clone() else { return };
+    let mut reader = BufReader::new(copy);
+    loop {
+        let (mut request, mut length) = (String::new(), 0);
+        if reader.read_line(&mut request).unwrap_or(0) == 0 {
+            return;
+        }
+        loop {
+            let mut header = String::new();
+            if reader.read_line(&mut header).unwrap_or(0) <= 2 {
+                break;
+            }
+            if let Some(value) = header.to_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        let mut words = request.split(' ');
+        let (method, path) = (words.next().unwrap().to_owned(), words.next().unwrap().to_owned());
+        let version = {
+            let mut state = lock(state);
+            state.seen.push(format!("{method} {path}"));
+            if method == "POST" {
+                state.posted.push(serde_json::from_slice(&body).unwrap());
+            }
+            state.version
+        };
+        let (kind, found) = items(&path, version);
+        if path.contains("watch=true") {
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n");
+            if path.contains("sendInitialEvents=true") {
+                for object in found {
+                    chunk(&mut stream, &json!({"type": "ADDED", "object": object}));
+                }
+                chunk(&mut stream, &bookmark());
+            }
+            if kind == "Secret" {
+                lock(state).streams.push(stream.try_clone().unwrap());
+            }
+            // Until the client goes.
+            let _ = reader.read_line(&mut request);
+            return;
+        }
+        let answer = if method == "POST" {
+            json!({"kind": "TokenRequest", "spec": {"expirationSeconds": 3607},
+                "status": {"token": "t0", "expirationTimestamp": "2099-01-01T00:00:00Z"}})
+        } else if path.contains('?') {
+            json!({"kind": format!("{kind}List"), "metadata": {"resourceVersion": "5"}, "items": found})
+        } else {
+            json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "no"})
+        };
+        let status = if answer["code"] == 404 { "404 Not Found" } else { "200 OK" };
+        let text = answer.to_string();
+        let _ = write!(
+            stream,
+            "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{text}",
+            text.len()
+        );
+    }
+}
+
+impl Server {
+    fn start() -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let state = Arc::new(Mutex::new(State { version: 1, ..State::default() }));
+        let shared = Arc::clone(&state);
+        let accepts = threads::spawn("t/api", Stack::Small, OnDeath::Nobody, move |stop| {
+            for stream in listener.incoming().map_while(Result::ok) {
+                if stop.is_stopped() {
+                    return;
+                }
+                let state = Arc::clone(&shared);
+                let serves =
+                    threads::spawn("t/conn", Stack::Small, OnDeath::Nobody, move |_| serve(&state, stream));
+                lock(&shared).connections.push(serves.unwrap());
+            }
+        })
+        .unwrap()
+        .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
+        Server { state, port, _accepts: accepts }
+    }
+
+    fn client(&self) -> Client {
+        let endpoint = Endpoint {
+            https: false,
+            host: "127.0.0.1".into(),
+            port: self.port,
+            roots: Roots::default(),
+            server_name: None,
+            identity: None,
+        };
+        Client::new(Credentials { endpoint, base_path: String::new(), token: None }, None).unwrap()
+    }
+
+    /// Tells whoever watches the secret.
+    fn say(&self, kind: &str, version: u32) {
+        for _ in 0..2000 {
+            if let Some(stream) = lock(&self.state).streams.last_mut() {
+                chunk(stream, &json!({"type": kind, "object": secret(version)}));
+                return;
+            }
+            let _ = StopToken::never().wait(Duration::from_millis(10));
+        }
+        panic!("nobody watches the secret");
+    }
+
+    fn seen(&self, start: &str) -> Vec<String> {
+        lock(&self.state).seen.iter().filter(|line| line.starts_with(start)).cloned().collect()
+    }
+}
+
+fn pod() -> Pod {
+    let value = json!({"metadata": {"name": "config", "namespace": "default", "uid": "u1"},
+        "spec": {"serviceAccountName": "default", "containers": [],
+            "volumes": [{"name": "s", "secret": {"secretName": "s1"}}, {"name": "m", "configMap": {"name": "nope"}}]}});
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+}
+
+#[test]
+fn a_pods_needs_become_the_right_requests() {
+    let server = Server::start();
+    let client = server.client();
+    let (tell, told) = bounded(10);
+    let (deaths, _died) = bounded(1);
+    let changed: Changed = Box::new(move |uid| drop(tell.try_send(uid.clone())));
+    let (api, services) =
+        PodApi::start(&client, Strategy::Watch, Box::new(|| None), changed, &deaths).unwrap();
+    let never = StopToken::never();
+    assert!(api.services.wait_until_read(LONG, &never));
+    let variables = api.services.variables("n", true);
+    assert!(variables.contains(&("KUBERNETES_SERVICE_HOST".to_owned(), "10.96.0.1".to_owned())));
+
+    api.register(&pod());
+    let key = |kind, name: &str| Key::new(kind, "default", name);
+    let read = || {
+        let object = api.objects.get(&key(Kind::Secret, "s1"), LONG, &never)?;
+        Ok::<_, ObjectError>(String::from_utf8_lossy(object.get("pw").unwrap()).into_owned())
+    };
+    assert_eq!(read(), Ok("one".to_owned()));
+    let missing = api.objects.get(&key(Kind::ConfigMap, "nope"), LONG, &never).unwrap_err();
+    assert_eq!(missing.to_string(), "configmap \"nope\" not found");
+    server.say("MODIFIED", 6);
+    assert_eq!(told.recv_timeout(LONG), Ok(PodUid::from("u1")));
+    assert_eq!(read(), Ok("two".to_owned()));
+    server.say("DELETED", 7);
+    assert_eq!(told.recv_timeout(LONG), Ok(PodUid::from("u1")));
+    assert_eq!(read().unwrap_err().to_string(), "secret \"s1\" not found");
+
+    assert_eq!(api.tokens.get(&pod(), "", Some(3607)).unwrap().expose(), "t0");
+    assert_eq!(server.seen("POST"), ["POST /api/v1/namespaces/default/serviceaccounts/default/token"]);
+    assert_eq!(lock(&server.state).posted[0]["spec"]["boundObjectRef"]["uid"], "u1");
+    let get = Requests { client: client.clone(), deaths };
+    assert_eq!(get.read(&key(Kind::Secret, "other")), Err(objects::not_found(&key(Kind::Secret, "other"))));
+    assert_eq!(server.seen("GET /api/v1/namespaces/default/secrets/"), ["GET /api/v1/namespaces/default/secrets/other"]);
+
+    api.forget(&PodUid::from("u1"));
+    assert!(matches!(read(), Err(ObjectError::NotRegistered { .. })));
+    api.shut_down(LONG);
+    drop(services);
+    client.shut_down();
+    let connections = std::mem::take(&mut lock(&server.state).connections);
+    lock(&server.state).streams.clear();
+    drop(connections);
+}
