@@ -6,6 +6,7 @@ pub mod containerd;
 pub mod control_plane;
 pub mod cop;
 pub mod dice;
+pub mod fake_api;
 pub mod fake_cri;
 pub mod look;
 pub mod manifest;
