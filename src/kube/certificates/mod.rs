@@ -25,7 +25,7 @@ pub use csr::{Purpose, ServingNames, Template};
 pub use facts::Facts;
 pub use signer::OpenBootstrap;
 pub use store::{Identity, Store, facts_of_pem};
-pub use thread::{Certificates, Renewed, Settings, client_identity, spawn};
+pub use thread::{Certificates, Numbers, Renewed, Settings, client_identity, spawn};
 
 /// Why there is no certificate, or not yet.
 #[derive(Debug, thiserror::Error)]

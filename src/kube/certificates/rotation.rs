@@ -20,6 +20,8 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs
 const DENIED_RETRY: Duration = Duration::from_secs(600);
 /// Likewise the pauses between two looks at a request: approvers mostly take a second.
 const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+/// However short the lives are that a signer grants: this part of what is left passes first.
+const AT_LEAST: f64 = 0.1;
 /// Part of its life after which a certificate is renewed, and how much chance adds, so that
 /// nodes that were made together do not come together.
 const RENEW_AT: (f64, f64) = (0.7, 0.2);
@@ -79,6 +81,8 @@ pub(super) struct Rotation {
     own: Option<Box<dyn Signer + Send>>,
     bootstrap: Option<OpenSigner>,
     current: Option<Identity>,
+    /// What the current one was issued for; none for one that was there already.
+    answered: Option<Template>,
     /// When the current one is to be renewed.
     renew: Timestamp,
     /// Not before this, after a failure.
@@ -97,7 +101,17 @@ impl Rotation {
         unit: f64,
     ) -> Rotation {
         let renew = current.as_ref().map_or(Timestamp::MIN, |identity| renew_at(identity, unit));
-        Rotation { store, own, bootstrap, current, renew, paused: Timestamp::MIN, failures: 0, pending: None }
+        Rotation {
+            store,
+            own,
+            bootstrap,
+            current,
+            answered: None,
+            renew,
+            paused: Timestamp::MIN,
+            failures: 0,
+            pending: None,
+        }
     }
 
     /// When the next turn is due; without a wish nothing is.
@@ -106,10 +120,11 @@ impl Rotation {
         if let Some(pending) = &self.pending {
             return if pending.template == *template { pending.due } else { now };
         }
-        let satisfied = self
-            .current
-            .as_ref()
-            .is_some_and(|identity| !identity.facts.is_expired(now) && template.is_met_by(&identity.facts));
+        let satisfied = self.current.as_ref().is_some_and(|identity| {
+            // A signer that leaves something out does so again: it is asked at the next renewal.
+            let fits = template.is_met_by(&identity.facts) || self.answered.as_ref() == Some(template);
+            fits && !identity.facts.is_expired(now)
+        });
         if satisfied { self.renew.max(self.paused) } else { self.paused }
     }
 
@@ -134,6 +149,11 @@ impl Rotation {
             self.paused = later(now, pause);
             Outcome::Failed(error)
         })
+    }
+
+    /// The end of the current certificate.
+    pub(super) fn not_after(&self) -> Option<Timestamp> {
+        self.current.as_ref().map(|identity| identity.facts.not_after)
     }
 
     /// Failures since the last certificate.
@@ -238,7 +258,12 @@ impl Rotation {
                 }
                 self.failures = 0;
                 self.paused = Timestamp::MIN;
-                self.renew = renew_at(&identity, unit);
+                if !pending.template.is_met_by(&identity.facts) {
+                    log::warn!("the {purpose} of request {name} does not say all that was asked for");
+                }
+                let left = seconds_between(now, identity.facts.not_after) * AT_LEAST;
+                self.renew = renew_at(&identity, unit).max(later(now, Duration::from_secs_f64(left)));
+                self.answered = Some(pending.template);
                 self.current = Some(identity.clone());
                 Ok(Outcome::Issued(Box::new(identity), stored))
             }
@@ -257,9 +282,13 @@ fn words(refusal: Refusal) -> String {
 /// When a certificate is to be renewed.
 fn renew_at(identity: &Identity, unit: f64) -> Timestamp {
     let facts = &identity.facts;
-    let life = facts.not_after.duration_since(facts.not_before).as_secs_f64().max(0.0);
+    let life = seconds_between(facts.not_before, facts.not_after);
     let part = RENEW_AT.0 + RENEW_AT.1 * unit.clamp(0.0, 1.0);
     Duration::try_from_secs_f64(life * part).map_or(facts.not_after, |part| later(facts.not_before, part))
+}
+
+fn seconds_between(earlier: Timestamp, later: Timestamp) -> f64 {
+    later.duration_since(earlier).as_secs_f64().max(0.0)
 }
 
 /// The pause after so many tries.

@@ -33,6 +33,8 @@ enum Answer {
     Away,
     OtherKey,
     Expired,
+    /// Most of the life is over when it is issued.
+    Old,
 }
 
 impl FakeSigner {
@@ -130,6 +132,10 @@ impl Signer for FakeSigner {
             Answer::Deny => status("Denied", None),
             Answer::Fail => status("Failed", None),
             Answer::Approve => status("Approved", Some(sign(&seen, inner.now, inner.lifetime, true))),
+            Answer::Old => {
+                let past = inner.now - SignedDuration::from_secs(950);
+                status("Approved", Some(sign(&seen, past, inner.lifetime, true)))
+            }
             Answer::OtherKey => status("Approved", Some(sign(&seen, inner.now, inner.lifetime, false))),
             Answer::Expired => {
                 let past = inner.now - SignedDuration::from_secs(5000);
@@ -413,6 +419,29 @@ fn addresses_that_change_make_a_new_request() {
     bench.template = serving("10.0.0.7");
     assert!(rotation.due(Some(&bench.template), at(second)) <= at(second));
     assert_eq!(bench.signer.counts().0, 2);
+}
+
+#[test]
+fn a_signer_that_grants_little_is_not_asked_all_the_time() {
+    let bench = Bench::new(Answer::Old);
+    let mut rotation = bench.own(None);
+    let mut second = 0;
+    let identity = bench.issued(&mut rotation, &mut second);
+    assert!(renew_at(&identity, 0.5) < at(second));
+    let due = rotation.due(Some(&bench.template), at(second)).duration_since(at(second)).as_secs_f64();
+    assert!((4.0..=5.0).contains(&due), "{due}");
+}
+
+#[test]
+fn a_signer_that_leaves_names_out_is_asked_again_at_the_renewal() {
+    let mut bench = Bench::new(Answer::Approve);
+    let names = ServingNames { ips: ["10.9.9.9".parse().unwrap()].into(), ..ServingNames::default() };
+    bench.template = Template::serving("node1", names);
+    let mut rotation = bench.own(None);
+    let mut second = 0;
+    let identity = bench.issued(&mut rotation, &mut second);
+    assert!(identity.facts.ips.is_empty(), "the signer knows two addresses only");
+    assert!(rotation.due(Some(&bench.template), at(second)) > at(second + 600));
 }
 
 #[test]

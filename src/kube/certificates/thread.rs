@@ -65,24 +65,49 @@ type Install = Box<dyn FnMut(&Identity) + Send>;
 /// What others hold of the thread. Clones share it.
 #[derive(Clone)]
 pub struct Certificates {
-    names: Arc<Mutex<ServingNames>>,
+    shared: Arc<Mutex<Shared>>,
     bell: Sender<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    names: ServingNames,
+    numbers: Numbers,
+}
+
+/// How it stands, for metrics and reports.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// The end of the client certificate; none without one that is renewed here.
+    pub client_not_after: Option<Timestamp>,
+    /// The end of the serving certificate; likewise.
+    pub serving_not_after: Option<Timestamp>,
+    /// Attempts at a new client certificate that failed.
+    pub client_errors: u64,
+    /// Attempts at a new serving certificate that failed.
+    pub serving_errors: u64,
 }
 
 impl Certificates {
     /// The node's addresses as they are now. A serving certificate that lacks one is replaced.
     pub fn set_addresses(&self, addresses: &[api::NodeAddress]) {
         let new = ServingNames::of_addresses(addresses);
-        let mut names = self.lock();
-        if *names != new {
-            *names = new;
+        let mut shared = self.lock();
+        if shared.names != new {
+            shared.names = new;
             // A full bell already rings; a thread that has ended needs none.
             let _ = self.bell.try_send(());
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, ServingNames> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How it stands.
+    #[must_use]
+    pub fn numbers(&self) -> Numbers {
+        self.lock().numbers
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -142,7 +167,7 @@ fn install(client: &Client, identity: &Identity) {
 
 fn start(parts: Parts, on_death: OnDeath) -> std::io::Result<(Running, Certificates)> {
     let (ring, bell) = bounded(1);
-    let certificates = Certificates { names: Arc::default(), bell: ring };
+    let certificates = Certificates { shared: Arc::default(), bell: ring };
     let own = certificates.clone();
     let running = threads::spawn("certs", Stack::Large, on_death, move |stop| {
         // It holds the other end of the bell, so that is never cut off.
@@ -204,9 +229,12 @@ impl Room {
                 install(identity);
             }
             due = due.min(rotation.due(Some(&template), now));
+            let numbers = &mut self.certificates.lock().numbers;
+            numbers.client_not_after = rotation.not_after();
+            numbers.client_errors += u64::from(matches!(outcome, Outcome::Failed(_)));
         }
         if let Some((rotation, serving)) = &mut self.serving {
-            let names = self.certificates.lock().clone();
+            let names = self.certificates.lock().names.clone();
             // The signer refuses a node without an address; before there is one, none is asked for.
             let template = (!names.ips.is_empty()).then(|| Template::serving(&self.node_name, names));
             let outcome = rotation.turn(template.as_ref(), now, random_unit());
@@ -218,6 +246,9 @@ impl Room {
                 serving.put(identity);
             }
             due = due.min(rotation.due(template.as_ref(), now));
+            let numbers = &mut self.certificates.lock().numbers;
+            numbers.serving_not_after = rotation.not_after();
+            numbers.serving_errors += u64::from(matches!(outcome, Outcome::Failed(_)));
         }
         due
     }
@@ -261,6 +292,9 @@ mod tests {
         changed.recv_timeout(limit).unwrap();
         assert_eq!(serving.current().unwrap().generation, 2);
         drop(running);
+        let numbers = certificates.numbers();
+        assert!(numbers.client_not_after.is_some() && numbers.serving_not_after.is_some());
+        assert_eq!((numbers.client_errors, numbers.serving_errors), (0, 0));
         assert!(Store::new(dir.path(), Purpose::Client).load().unwrap().is_some());
     }
 }
