@@ -142,8 +142,12 @@ mod tests {
                 "conditions": [condition("x/y", "False"), condition("Ready", "True"),
                     condition("PodScheduled", "True")]}),
         );
-        check(json!({}), json!({"startTime": "1970-01-01T00:00:02Z"}), Activity::MayRun,
-            json!({"startTime": "1970-01-01T00:00:02Z"}));
+        check(
+            json!({}),
+            json!({"startTime": "1970-01-01T00:00:02Z"}),
+            Activity::MayRun,
+            json!({"startTime": "1970-01-01T00:00:02Z"}),
+        );
     }
 
     #[test]
@@ -169,8 +173,13 @@ mod tests {
         let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "m", "conditions": [
             condition("DisruptionTarget", "True"), condition("Ready", "True"),
             condition("ContainersReady", "False")]});
-        check(shown.clone(), evicted.clone(), Activity::MayRun, json!({"phase": "Running",
-            "conditions": [condition("Ready", "True"), condition("ContainersReady", "False")]}));
+        check(
+            shown.clone(),
+            evicted.clone(),
+            Activity::MayRun,
+            json!({"phase": "Running",
+            "conditions": [condition("Ready", "True"), condition("ContainersReady", "False")]}),
+        );
         let told = json!({"phase": "Failed", "reason": "Evicted", "message": "m", "conditions": [
             condition("DisruptionTarget", "True"),
             {"type": "Ready", "status": "False", "reason": "PodFailed",

@@ -182,9 +182,7 @@ pub(super) mod tests {
     #[test]
     fn lists() {
         let condition = |kind: &str, status: &str| json!({"type": kind, "status": status});
-        let order = |kinds: &[&str]| {
-            kinds.iter().map(|kind| json!({"type": kind})).collect::<Vec<_>>()
-        };
+        let order = |kinds: &[&str]| kinds.iter().map(|kind| json!({"type": kind})).collect::<Vec<_>>();
         check(
             json!({"conditions": [condition("Ready", "False"), condition("x/y", "True")]}),
             json!({"conditions": [condition("x/y", "True"), condition("Ready", "True")]}),
@@ -212,9 +210,7 @@ pub(super) mod tests {
                 "podIPs": [{"ip": "fd00::1"}]}),
         );
         // Container statuses are replaced as a whole.
-        let container = |name: &str, ready: bool| {
-            json!({"name": name, "ready": ready, "image": "i", "imageID": "", "restartCount": 0})
-        };
+        let container = |name: &str, ready: bool| json!({"name": name, "ready": ready, "image": "i", "imageID": "", "restartCount": 0});
         let both = json!([container("a", true), container("b", true)]);
         check(
             json!({"containerStatuses": [container("a", true), container("b", false)]}),

@@ -631,8 +631,13 @@ fn what_is_foreign_in_the_api_servers_conditions_stays() {
     let kinds = |status: &PodStatus| -> Vec<String> {
         status.conditions.iter().flatten().map(|one| format!("{}={}", one.type_, one.status)).collect()
     };
-    let ours = ["PodReadyToStartContainers=True", "Initialized=True", "Ready=False", "ContainersReady=False",
-        "PodScheduled=True"];
+    let ours = [
+        "PodReadyToStartContainers=True",
+        "Initialized=True",
+        "Ready=False",
+        "ContainersReady=False",
+        "PodScheduled=True",
+    ];
     assert_eq!(kinds(&status), [&["x/y=Unknown"], ours.as_slice()].concat());
     assert_eq!(status.observed_generation, Some(2));
     let generations = status.conditions.iter().flatten().skip(1).map(|one| one.observed_generation);
@@ -643,17 +648,19 @@ fn what_is_foreign_in_the_api_servers_conditions_stays() {
     let next = compose(&Inputs { old: Some(&status), ..Inputs::new(&pod, &runtime, &node, at(8)) });
     assert_eq!(kinds(&next), [&["x/y=Unknown", "DisruptionTarget=True"], ours.as_slice()].concat());
     let told = serde_json::to_value(conditions::find(next.conditions.as_deref(), DISRUPTION_TARGET)).unwrap();
-    assert_eq!(told, json!({"type": "DisruptionTarget", "status": "True", "message": "why",
+    assert_eq!(
+        told,
+        json!({"type": "DisruptionTarget", "status": "True", "message": "why",
         "reason": "TerminationByKubelet", "observedGeneration": 2,
-        "lastTransitionTime": "1970-01-01T00:00:06Z"}));
+        "lastTransitionTime": "1970-01-01T00:00:06Z"})
+    );
 }
 
 #[test]
 fn gates_that_changed_at_the_api_server() {
     let spec = json!({"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "x/y"}]});
-    let gated = |status: &str| {
-        shown_pod(spec.clone(), json!({"conditions": [{"type": "x/y", "status": status}]}))
-    };
+    let gated =
+        |status: &str| shown_pod(spec.clone(), json!({"conditions": [{"type": "x/y", "status": status}]}));
     let (runtime, node) = (runtime(instances("c=Running")), NodeAddresses::default());
     let closed = compose(&Inputs::new(&gated("False"), &runtime, &node, at(5)));
     assert!(!gates_differ(&gated("False"), &closed));

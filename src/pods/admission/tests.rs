@@ -224,7 +224,10 @@ fn affinity_and_name() {
     check_api(affinity(fields("NotIn", &["node2"])), "admit");
     check_api(affinity(fields("In", &["node1", "node2"])), refused);
     check_api(affinity(fields("Exists", &["node1"])), refused);
-    check_api(affinity(json!([{"matchFields": [{"key": "metadata.uid", "operator": "In", "values": ["x"]}]}])), refused);
+    check_api(
+        affinity(json!([{"matchFields": [{"key": "metadata.uid", "operator": "In", "values": ["x"]}]}])),
+        refused,
+    );
     check_api(json!({"nodeName": "node1"}), "admit");
     check_api(
         json!({"nodeName": "node2"}),
@@ -416,14 +419,16 @@ fn victims() {
 #[test]
 fn declared_features() {
     let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
-    let restarts = json!({"containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules}]});
+    let restarts =
+        json!({"containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules}]});
     let users = json!({"hostNetwork": true, "hostUsers": false});
     let declaring = |features: &[&str]| NodeView {
         declared_features: Some(features.iter().map(|one| (*one).to_owned()).collect()),
         ..node()
     };
-    let refused =
-        |missing: &str| format!("PodFeatureUnsupported: Pod requires node features that are not available: {missing}");
+    let refused = |missing: &str| {
+        format!("PodFeatureUnsupported: Pod requires node features that are not available: {missing}")
+    };
     let (all, host) = ("RestartAllContainersOnContainerExits", "UserNamespacesHostNetworkSupport");
     for (spec, missing) in [(restarts, all), (users, host)] {
         let pod = pod("p", "api", spec);
@@ -488,7 +493,10 @@ fn labels_are_looked_at_once_more() {
     assert_eq!(decide(&picky, &mut |_| true), ("NodeAffinity".into(), 1));
     assert_eq!(decide(&picky, &mut |_| false), ("NodeAffinity".into(), 1));
     // Nothing else is a reason to ask.
-    assert_eq!(decide(&pod("p", "api", json!({"nodeName": "x"})), &mut labeled.clone()), ("NodeName".into(), 0));
+    assert_eq!(
+        decide(&pod("p", "api", json!({"nodeName": "x"})), &mut labeled.clone()),
+        ("NodeName".into(), 0)
+    );
     assert_eq!(decide(&pod("p", "api", json!({})), &mut labeled.clone()), ("admit".into(), 0));
     // Resources come first, and no label brings more of them.
     let mut greedy = asks(json!({"cpu": "64"}));

@@ -169,10 +169,9 @@ impl Core {
             (Some(_), Some(_)) => Step::Nothing,
             // What the server has may be the very mirror that is missing here.
             (Some(_), None) if self.view.mirrors.is_none() => Step::Nothing,
-            (Some(pod), None) if taken => Step::Ask(Request::Get {
-                namespace: pod.namespace().to_owned(),
-                name: pod.name().to_owned(),
-            }),
+            (Some(pod), None) if taken => {
+                Step::Ask(Request::Get { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() })
+            }
             (Some(pod), None) => match owner {
                 Some(owner) => Step::Ask(Request::Create(Box::new(mirror_of(pod, owner)))),
                 None => Step::NoNode,
@@ -217,7 +216,10 @@ impl Core {
         if let Some(why) = why
             && memory.failures.is_power_of_two()
         {
-            log::warn!("cannot keep the mirror of a static pod ({} times): {why} pod={name}", memory.failures);
+            log::warn!(
+                "cannot keep the mirror of a static pod ({} times): {why} pod={name}",
+                memory.failures
+            );
         }
         let wait = RETRY.saturating_mul(1 << memory.failures.saturating_sub(1).min(10)).min(RETRY_MAX);
         let until = now + jitter(wait, random_unit());

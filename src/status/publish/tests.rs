@@ -40,14 +40,17 @@ impl Server {
     }
 
     fn answer(&mut self, request: &Request) -> Answer {
-        let (name, verb) = (&request.name, match &request.what {
-            What::Get => "get".to_owned(),
-            What::Patch(body) => {
-                assert_eq!(body["metadata"]["uid"], request.uid);
-                format!("patch {}", body["status"])
-            }
-            What::Delete => "delete".to_owned(),
-        });
+        let (name, verb) = (
+            &request.name,
+            match &request.what {
+                What::Get => "get".to_owned(),
+                What::Patch(body) => {
+                    assert_eq!(body["metadata"]["uid"], request.uid);
+                    format!("patch {}", body["status"])
+                }
+                What::Delete => "delete".to_owned(),
+            },
+        );
         self.log.push(format!("{name} {verb}"));
         if let Some(answer) = self.script.pop_front() {
             return answer;
@@ -275,9 +278,13 @@ fn a_pod_that_is_over_and_unwanted_is_deleted() {
 fn a_refused_pod_is_told_and_deleted_without_a_worker() {
     let mut bench = Bench::new();
     bench.activity = Activity::Stopped;
-    let pod = bench.put("web", "1", json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z",
+    let pod = bench.put(
+        "web",
+        "1",
+        json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z",
         "/status": {"phase": "Pending", "startTime": "1970-01-01T00:00:00Z",
-            "conditions": [{"type": "PodScheduled", "status": "True"}]}}));
+            "conditions": [{"type": "PodScheduled", "status": "True"}]}}),
+    );
     let status = json!({"phase": "Failed", "reason": "OutOfcpu"});
     bench.cache.set_rejected(&pod, serde_json::from_value(status).unwrap(), Timestamp::UNIX_EPOCH);
     let told = r#"web patch {"conditions":null,"phase":"Failed","reason":"OutOfcpu"}"#;
@@ -334,8 +341,12 @@ fn a_static_pod_is_told_of_through_its_mirror() {
     bench.put("st", "m1", mirror(started()));
     assert_eq!(bench.run(), [r#"st patch {"phase":"Running"}"#]);
     // Deleted by hand: the pod is not over, and the mirror is not for this thread to delete.
-    let gone = bench.put("st", "m1", mirror(json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z",
-        "/status/phase": "Failed"})));
+    let gone = bench.put(
+        "st",
+        "m1",
+        mirror(json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z",
+        "/status/phase": "Failed"})),
+    );
     bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
     assert!(bench.after(60).iter().all(|line| line.contains("patch")));
     // The next one, before and after the news of the first one's end.
