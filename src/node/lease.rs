@@ -200,12 +200,13 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     type Answer = Result<Lease, Kind>;
+    type Asked = Vec<(&'static str, Option<Lease>)>;
 
     /// Gives scripted answers and notes what it was asked.
     #[derive(Default)]
     struct Script {
         answers: RefCell<VecDeque<Answer>>,
-        asked: Arc<Mutex<Vec<(&'static str, Option<Lease>)>>>,
+        asked: Arc<Mutex<Asked>>,
     }
 
     impl Script {

@@ -88,11 +88,6 @@ impl Pace {
         let wait = if fast { FAST } else { self.update_every.mul_f64(1.0 + JITTER * unit.clamp(0.0, 1.0)) };
         self.next = now + wait;
     }
-
-    /// Whether this is still the hurry of the start.
-    pub(super) fn is_fast(&self) -> bool {
-        self.fast_until.is_some()
-    }
 }
 
 #[cfg(test)]
@@ -128,13 +123,13 @@ mod tests {
     fn fast_until_ready_then_every_ten_seconds() {
         let start = Instant::now();
         let mut pace = pace(start);
-        assert!(pace.is_due(start) && pace.is_fast());
+        assert!(pace.is_due(start) && pace.fast_until.is_some());
         pace.computed(Some(false), start, 0.5);
         assert_eq!(pace.next(), start + FAST);
         pace.computed(None, start, 0.0);
         assert_eq!(pace.next(), start + SECOND * 10);
         pace.computed(Some(true), start, 0.0);
-        assert!(!pace.is_fast());
+        assert!(pace.fast_until.is_none());
         pace.computed(Some(false), start, 1.0);
         assert_eq!(pace.next(), start + Duration::from_millis(10_400));
         let mut late = self::pace(start);
