@@ -7,7 +7,8 @@ use coracle::model::api::Pod;
 use serde_json::{Value, json};
 
 use crate::support::node::{
-    FOREVER, LONG, Node, busybox, container, container_id, describe, is_ready, phase, pod, restarts,
+    FOREVER, LONG, Node, busybox, condition, container, container_id, describe, ended_before, is_ready,
+    phase, pod, restarts, waiting_reason,
 };
 use crate::support::wait::{holds_for, wait_until};
 
@@ -212,15 +213,31 @@ fn all_restart_together_and_a_stranger_looks_in() {
     trigger["restartPolicy"] = json!("Never");
     trigger["restartPolicyRules"] =
         json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
-    let mut manifest = pod("web", json!([busybox("main", FOREVER), trigger]));
-    manifest["spec"]["initContainers"] = json!([busybox("init", "echo init ran")]);
+    // One that is deaf takes two seconds to remove: long enough to watch.
+    let deaf = busybox("deaf", "trap '' TERM; while :; do sleep 1; done");
+    let mut manifest = pod("web", json!([busybox("main", FOREVER), trigger, deaf]));
+    manifest["spec"]["initContainers"] = json!([busybox("init", "echo init ran; sleep 1")]);
     node.apply("web.json", &manifest);
     let before = node.wait_ready("web");
+    let restarting = |pod: &Pod| condition(pod, "AllContainersRestarting").unwrap_or_default();
+    assert_eq!(restarting(&before), ("False".to_owned(), String::new()));
     node.exec(&container_id(&before, "trigger"), &["touch", "/go"]);
+    let during = node.wait_pod("web", "restarting as a whole", LONG, |now| restarting(now).0 == "True");
+    assert_eq!(restarting(&during).1, "container exited with restart policy rule");
+    let conditions = during.status.as_ref().and_then(|status| status.conditions.as_ref()).unwrap();
+    let reason = conditions.iter().find(|one| one.type_ == "AllContainersRestarting");
+    assert_eq!(reason.and_then(|one| one.reason.as_deref()), Some("RestartAllContainersStarted"));
+    let removed = node.wait_pod("web", "removed as a whole", LONG, |now| {
+        waiting_reason(now, "main") == "RestartingAllContainers"
+    });
+    assert_eq!(restarting(&removed).0, "False");
+    assert_eq!(condition(&removed, "Initialized").unwrap_or_default().0, "True");
     let after = node.wait_pod("web", "restarted as a whole", LONG, |now| {
         is_ready(now) && container_id(now, "main") != container_id(&before, "main")
     });
     assert_eq!((restarts(&after, "main"), restarts(&after, "trigger")), (1, 1), "{}", describe(&after));
+    let ended = ended_before(&after, "main").and_then(|ended| ended.reason);
+    assert_eq!(ended.as_deref(), Some("RestartingAllContainers"));
     let ip = |pod: &Pod| pod.status.as_ref().and_then(|status| status.pod_ip.clone());
     assert_eq!(ip(&before), ip(&after), "the sandbox is kept");
 
