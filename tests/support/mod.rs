@@ -6,6 +6,7 @@ pub mod containerd;
 pub mod cop;
 pub mod dice;
 pub mod fake_cri;
+pub mod launch;
 pub mod look;
 pub mod manifest;
 pub mod node;
