@@ -33,6 +33,14 @@ pub fn pod_requests(pod: &Pod, overhead: Overhead) -> Amounts {
     total
 }
 
+/// What the containers request together, whatever the pod as a whole asks for.
+#[must_use]
+pub fn container_requests(pod: &Pod) -> Amounts {
+    aggregate(pod, |resources| {
+        resources.requests.iter().flatten().map(|(name, value)| (name.clone(), amount(value))).collect()
+    })
+}
+
 /// The limits of the pod as a whole: what its containers may use together, as far as limited.
 #[must_use]
 pub fn pod_limits(pod: &Pod, overhead: Overhead) -> Amounts {

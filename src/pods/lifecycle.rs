@@ -72,15 +72,6 @@ pub enum Phase {
     Finished,
 }
 
-/// Whether an update only changed data or moved the pod towards its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Applied {
-    /// Go on in the same phase.
-    Same,
-    /// It has just begun to terminate, or got less grace.
-    Sooner,
-}
-
 /// A pod and where it is in its life.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lifecycle {
@@ -100,11 +91,10 @@ impl Lifecycle {
     }
 
     /// Takes in an update.
-    pub fn apply(&mut self, update: Update) -> Applied {
+    pub fn apply(&mut self, update: Update) {
         if let Some(pod) = update.pod {
             self.pod = pod;
         }
-        let before = self.phase.clone();
         match (&mut self.phase, update.kill) {
             (Phase::Syncing, Some(kill)) => {
                 self.phase = Phase::Terminating {
@@ -120,7 +110,6 @@ impl Lifecycle {
             }
             _ => self.notice_end(),
         }
-        if before == self.phase { Applied::Same } else { Applied::Sooner }
     }
 
     /// The containers have ended by themselves, for good.
@@ -190,11 +179,11 @@ mod tests {
     #[test]
     fn grace_only_shrinks_and_is_at_least_one() {
         let mut life = Lifecycle::new(pod(json!({}), "file"));
-        assert_eq!(life.apply(kill(None)), Applied::Sooner);
+        life.apply(kill(None));
         assert_eq!(grace_of(&life), 30);
-        assert_eq!(life.apply(kill(Some(60))), Applied::Same);
+        life.apply(kill(Some(60)));
         assert_eq!(grace_of(&life), 30);
-        assert_eq!(life.apply(kill(Some(0))), Applied::Sooner);
+        life.apply(kill(Some(0)));
         assert_eq!(grace_of(&life), 1);
     }
 
@@ -212,7 +201,7 @@ mod tests {
             pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 7}), "api");
         let mut life = Lifecycle::new(pod(json!({}), "api"));
         assert_eq!(life.phase, Phase::Syncing);
-        assert_eq!(life.apply(Update { pod: Some(deleting), kill: None }), Applied::Sooner);
+        life.apply(Update { pod: Some(deleting), kill: None });
         assert_eq!(grace_of(&life), 7);
     }
 
@@ -221,7 +210,7 @@ mod tests {
         let mut life = Lifecycle::new(pod(json!({}), "file"));
         life.completed();
         life.phase = Phase::Terminated;
-        assert_eq!(life.apply(kill(Some(1))), Applied::Same);
+        life.apply(kill(Some(1)));
         life.completed();
         assert_eq!(life.phase, Phase::Terminated);
     }

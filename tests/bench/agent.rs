@@ -1,10 +1,10 @@
 //! A kubelet-compatible binary under measurement: the same flags, configuration and manifests
 //! for every subject.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use coracle::model::api::Pod;
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::process;
 use crate::rounds::GRACE;
 use crate::runtime::{LONG, Runtime};
+use crate::support::launch;
 use crate::support::node::{FOREVER, http_get};
 use crate::support::wait::{pause, wait_for, wait_until};
 
@@ -36,49 +37,23 @@ impl Agent {
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
         let none = json!({"imagefs.available": "0%", "memory.available": "0%", "nodefs.available": "0%",
             "nodefs.inodesFree": "0%"});
-        let config = json!({
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "containerRuntimeEndpoint": runtime.containerd.endpoint(),
-            "staticPodPath": dir.join("manifests"),
-            "podLogsDir": dir.join("logs"),
-            "address": "127.0.0.1",
+        let ours = json!({
             "port": SECURE,
             "readOnlyPort": READ_ONLY,
             "healthzPort": HEALTHZ,
-            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-            "authorization": {"mode": "AlwaysAllow"},
-            "failCgroupV1": false,
-            "failSwapOn": false,
-            "cgroupDriver": "cgroupfs",
-            "cgroupsPerQOS": false,
-            "enforceNodeAllocatable": [],
             "evictionHard": none,
             "makeIPTablesUtilChains": false,
         });
-        // JSON is YAML.
-        fs::write(dir.join("config.yaml"), config.to_string()).expect("the configuration is written");
+        launch::write_config(&dir, &runtime.containerd.endpoint(), ours);
         Agent { binary: binary.to_owned(), dir, child: None, starts: 0 }
     }
 
     /// Starts the binary; the moment is the one before.
     pub fn launch(&mut self) -> Instant {
         self.starts += 1;
-        let log = File::create(self.dir.join(format!("agent-{}.log", self.starts))).expect("a log file");
-        let errors = log.try_clone().expect("a second handle of the log");
+        let log = self.dir.join(format!("agent-{}.log", self.starts));
         let begun = Instant::now();
-        let child = Command::new(&self.binary)
-            .arg("--config")
-            .arg(self.dir.join("config.yaml"))
-            .arg("--root-dir")
-            .arg(self.dir.join("root"))
-            .args(["--hostname-override", NODE, "--node-ip", "192.0.2.10"])
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .spawn()
-            .expect("the agent starts");
-        self.child = Some(child);
+        self.child = Some(launch::spawn(&mut launch::command(&self.binary, &self.dir, NODE), &log));
         begun
     }
 
@@ -137,8 +112,7 @@ impl Agent {
     /// Makes the manifests appear, each whole at once.
     pub fn apply(&self, names: &[String]) {
         for name in names {
-            fs::write(self.dir.join("scratch"), manifest(name).to_string()).expect("a manifest is written");
-            fs::rename(self.dir.join("scratch"), self.file(name)).expect("a manifest is renamed into place");
+            launch::write_manifest(&self.dir, &format!("{name}.json"), manifest(name).to_string());
         }
     }
 
@@ -151,11 +125,7 @@ impl Agent {
 
     /// What `/pods` shows; `None` while it does not answer.
     pub fn pods(&self) -> Option<Vec<Pod>> {
-        let (200, body) = http_get(READ_ONLY, "/pods").ok()? else { return None };
-        let list: Value = serde_json::from_str(&body).ok()?;
-        serde_json::from_value::<Option<Vec<Pod>>>(list.get("items").cloned().unwrap_or_default())
-            .ok()
-            .map(Option::unwrap_or_default)
+        launch::pods(READ_ONLY)
     }
 
     /// How many pods `/pods` shows with all containers running.

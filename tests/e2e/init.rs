@@ -116,20 +116,29 @@ fn sidecars_start_first_and_stop_last() {
         json!({"exec": {"command": ["test", "-e", "/out/go"]}, "periodSeconds": 1, "failureThreshold": 600});
     first["lifecycle"] =
         json!({"preStop": {"exec": {"command": ["sh", "-c", format!("{STAMP} >> /out/s1-pre")]}}});
-    manifest["spec"]["initContainers"] = json!([first, sidecar("s2", "0.5")]);
+    let between =
+        busybox("between", &format!("{STAMP} >> /out/between-start; sleep 0.5; {STAMP} >> /out/between-end"));
+    manifest["spec"]["initContainers"] = json!([first, between, sidecar("s2", "0.5")]);
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(30);
     node.apply("web.json", &node.with_out(manifest));
     node.wait_stamp("s1-start");
     node.wait_told("web", "Unhealthy", "Startup probe failed");
     assert_eq!(
-        (node.stamps("s2-start").len(), node.stamps("app-start").len()),
+        (node.stamps("between-start").len(), node.stamps("app-start").len()),
         (0, 0),
         "the next one waits for the start"
     );
     node.touch("go");
     node.wait_ready("web");
     let at = |what: &str| node.wait_stamp(what);
-    assert!(at("s1-start") <= at("s2-start") && at("s2-start") <= at("app-start"));
+    for pair in [
+        ["s1-start", "between-start"],
+        ["between-start", "between-end"],
+        ["between-end", "s2-start"],
+        ["s2-start", "app-start"],
+    ] {
+        assert!(at(pair[0]) <= at(pair[1]), "{pair:?}");
+    }
 
     node.remove("web.json");
     node.wait_gone("web");
@@ -138,6 +147,12 @@ fn sidecars_start_first_and_stop_last() {
     let apart = at("s1-pre") - at("app-term");
     assert!(apart.abs() < 4.0, "a sidecar's hook runs at once: {apart} s after the signal of the container");
     assert!(at("s1-pre") < at("s2-term"));
+    let killing = node.told_of("web", "Killing");
+    for name in ["app", "s1", "s2"] {
+        let message = format!("Stopping container {name}");
+        let of = killing.iter().filter(|event| event.message == message);
+        assert_eq!(of.map(|event| event.count).sum::<u64>(), 1, "{name}: {killing:#?}");
+    }
     node.finish();
 }
 

@@ -10,7 +10,6 @@ mod events;
 mod hooks;
 mod images;
 mod init;
-mod lifecycle;
 mod manifests;
 mod many;
 mod metrics;

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use coracle::model::api::Pod;
 use serde_json::json;
 
 use crate::support::node::{
-    LONG, Node, busybox, container, describe, phase, pod, restarts, uid, waiting_message, waiting_reason,
+    FOREVER, LONG, Node, busybox, condition, container, container_id, describe, ended_before, is_ready,
+    phase, pod, restarts, uid, waiting_message, waiting_reason,
 };
 use crate::support::wait::{holds_for, wait_until};
 
@@ -87,6 +89,66 @@ fn never_keeps_the_verdict() {
     assert_eq!((ended(&bad).exit_code, ended(&bad).reason.as_deref()), (3, Some("Error")));
     holds_for("no restart", Duration::from_secs(4), || {
         node.pod("bad").is_some_and(|pod| restarts(&pod, "main") == 0 && phase(&pod) == "Failed")
+    });
+    node.finish();
+}
+
+#[test]
+fn all_restart_together_and_a_stranger_looks_in() {
+    let node = Node::start("together");
+    let mut trigger = busybox("trigger", "until [ -e /go ]; do sleep 0.1; done; exit 42");
+    trigger["restartPolicy"] = json!("Never");
+    trigger["restartPolicyRules"] =
+        json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    // One that is deaf takes two seconds to remove: long enough to watch.
+    let deaf = busybox("deaf", "trap '' TERM; while :; do sleep 1; done");
+    let mut manifest = pod("web", json!([busybox("main", FOREVER), trigger, deaf]));
+    manifest["spec"]["initContainers"] = json!([busybox("init", "echo init ran; sleep 1")]);
+    node.apply("web.json", &manifest);
+    let before = node.wait_ready("web");
+    let restarting = |pod: &Pod| condition(pod, "AllContainersRestarting").unwrap_or_default();
+    assert_eq!(restarting(&before), ("False".to_owned(), String::new()));
+    node.exec(&container_id(&before, "trigger"), &["touch", "/go"]);
+    let during = node.wait_pod("web", "restarting as a whole", LONG, |now| restarting(now).0 == "True");
+    assert_eq!(restarting(&during).1, "container exited with restart policy rule");
+    let conditions = during.status.as_ref().and_then(|status| status.conditions.as_ref()).unwrap();
+    let reason = conditions.iter().find(|one| one.type_ == "AllContainersRestarting");
+    assert_eq!(reason.and_then(|one| one.reason.as_deref()), Some("RestartAllContainersStarted"));
+    let removed = node.wait_pod("web", "removed as a whole", LONG, |now| {
+        waiting_reason(now, "main") == "RestartingAllContainers"
+    });
+    assert_eq!(restarting(&removed).0, "False");
+    assert_eq!(condition(&removed, "Initialized").unwrap_or_default().0, "True");
+    let after = node.wait_pod("web", "restarted as a whole", LONG, |now| {
+        is_ready(now) && container_id(now, "main") != container_id(&before, "main")
+    });
+    assert_eq!((restarts(&after, "main"), restarts(&after, "trigger")), (1, 1), "{}", describe(&after));
+    let ended = ended_before(&after, "main").and_then(|ended| ended.reason);
+    assert_eq!(ended.as_deref(), Some("RestartingAllContainers"));
+    let ip = |pod: &Pod| pod.status.as_ref().and_then(|status| status.pod_ip.clone());
+    assert_eq!(ip(&before), ip(&after), "the sandbox is kept");
+
+    node.says(&[
+        "debug",
+        "web",
+        "--image",
+        "localhost/busybox:1",
+        "--target",
+        "main",
+        "-c",
+        "dbg",
+        "--",
+        "sh",
+        "-c",
+        "ps; echo done",
+    ]);
+    wait_until("the stranger to have looked", LONG, || {
+        let log = node.command(&["logs", "web", "-c", "dbg"]);
+        let text = String::from_utf8_lossy(&log.stdout).into_owned();
+        text.contains("done") && text.contains("sleep 1000")
+    });
+    holds_for("the pod goes on as it was", Duration::from_secs(2), || {
+        node.pod("web").is_some_and(|now| is_ready(&now) && restarts(&now, "main") == 1)
     });
     node.finish();
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -198,6 +198,19 @@ fn sub_paths_stay_inside_their_volume() {
     good["spec"]["containers"][0]["env"] =
         json!([{"name": "WHO", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
     node.apply("good.json", &good);
+    let unset =
+        with("unset", volume.clone(), json!([{"name": "v", "mountPath": "/x", "subPathExpr": "$(NOBODY)"}]));
+    node.apply("unset.json", &unset);
+    // One in a directory of the node, too.
+    symlink("/etc", outside.join("evil")).expect("the shared directory is writable");
+    node.apply(
+        "host.json",
+        &with(
+            "host",
+            json!([{"name": "v", "hostPath": {"path": outside}}]),
+            json!([{"name": "v", "mountPath": "/x", "subPath": "evil"}]),
+        ),
+    );
     // The links are made by the pod itself, before they are used.
     let links = [
         ("absolute", "ln -s /etc /v/evil"),
@@ -219,11 +232,17 @@ fn sub_paths_stay_inside_their_volume() {
     sh("echo one > /part/file; echo two > /mine/file");
     assert_eq!(sh("cat /all/made/deep/file /all/good-e2e/data/file"), "one\ntwo\n");
 
+    let refused = |name: &str| {
+        node.wait_pod(name, "refused", LONG, |pod| {
+            waiting_reason(pod, "main") == "CreateContainerConfigError"
+        })
+    };
+    assert_eq!(waiting_message(&refused("unset"), "main"), "missing value for NOBODY");
+    let message = "failed to prepare subPath for volumeMount \"v\" of container \"main\"";
+    assert_eq!(waiting_message(&refused("host"), "main"), message);
     let root = node.root().display().to_string();
     for (name, _) in links {
-        let seen = node.wait_pod(name, "refused", LONG, |pod| {
-            waiting_reason(pod, "main") == "CreateContainerConfigError"
-        });
+        let seen = refused(name);
         assert!(init_container(&seen, "attack").is_some_and(|one| one.ready), "{name}");
         let message = waiting_message(&seen, "main");
         assert!(
@@ -233,6 +252,7 @@ fn sub_paths_stay_inside_their_volume() {
         assert!(!message.contains(&root) && !message.contains("/etc"), "a path of the host in: {message}");
         assert!(!node.running(name).contains_key("main"));
     }
+    assert!(!node.says(&["events"]).contains("/etc"), "no host path in an event");
     node.finish();
 }
 

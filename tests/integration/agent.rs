@@ -515,6 +515,32 @@ fn unknown_pods_are_stopped_once_all_sources_have_spoken() {
 }
 
 #[test]
+fn an_edit_counts_though_another_source_is_silent() {
+    let web = Web::start(500, "not yet");
+    let mut solo = Solo::start();
+    solo.apply(&simple("file"));
+    solo.apply(&simple("left"));
+    let before = solo.wait_ready("file");
+    solo.wait_ready("left");
+    let left = solo.running("left");
+    solo.stop_agent();
+    // Edited while nobody was there to see it.
+    solo.remove("left");
+    solo.apply(&pod("file", json!([busybox("main", "sleep 3600")])));
+    solo.configure(json!({"staticPodURL": web.url(), "httpCheckFrequency": "1s"}));
+    solo.launch_agent();
+    let after = wait_for("the new version", LONG, || {
+        solo.pod("file").filter(|pod| uid(pod) != uid(&before) && is_ready(pod))
+    });
+    solo.assert_runs_once("file", &["main"]);
+    assert_ne!(uid(&after), uid(&before));
+    assert_eq!(solo.running("left"), left, "the silent source may know it");
+    web.set(200, "");
+    wait_until("the unknown pod to be stopped", LONG, || solo.running("left").is_empty());
+    solo.finish();
+}
+
+#[test]
 fn an_edited_manifest_replaces_its_pod() {
     let solo = Solo::start();
     solo.apply(&simple("web"));

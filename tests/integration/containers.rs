@@ -8,7 +8,8 @@ use coracle::model::api::{ContainerStatus, Pod};
 use serde_json::{Value, json};
 
 use crate::support::node::{
-    FOREVER, busybox, container, is_ready, phase, pod, restarts, simple, waiting_reason,
+    FOREVER, busybox, condition, container, ended, ended_before, is_ready, phase, pod, restarts, simple,
+    waiting_reason,
 };
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::{holds_for, wait_until};
@@ -131,10 +132,58 @@ fn all_containers_start_again_when_one_asks_for_it() {
     let again =
         solo.wait_pod("web", "to be ready again", LONG, |pod| is_ready(pod) && restarts(pod, "other") == 1);
     assert_eq!((restarts(&again, "other"), restarts(&again, "trigger")), (1, 1));
-    // The second time that comes too soon.
+    let ended = ended_before(&again, "other").unwrap();
+    assert_eq!((ended.exit_code, ended.reason.as_deref()), (137, Some("RestartingAllContainers")));
+    // The second time that comes too soon. The others go on meanwhile, and are looked after.
+    let before = solo.running("web");
     kill(&solo, "web", "trigger", 42);
-    solo.wait_pod("web", "to wait", LONG, |pod| waiting_reason(pod, "trigger") == "CrashLoopBackOff");
+    let waiting =
+        solo.wait_pod("web", "to wait", LONG, |pod| waiting_reason(pod, "trigger") == "CrashLoopBackOff");
+    assert_eq!(condition(&waiting, "AllContainersRestarting").unwrap().0, "False");
+    kill(&solo, "web", "other", 1);
+    wait_until("the other one to run again", LONG, || {
+        running_id(&solo, "web", "other").is_some_and(|id| !before["other"].contains(&id))
+    });
+    let other = running_id(&solo, "web", "other");
+    assert_eq!(solo.running("web")["side"], before["side"], "nothing else was touched");
+    // At the end of the wait it happens after all.
+    wait_until("all to run again", LONG, || {
+        running_id(&solo, "web", "trigger").is_some() && running_id(&solo, "web", "other") != other
+    });
+    assert_ne!(solo.running("web")["side"], before["side"]);
+    assert_eq!(solo.ready_sandboxes("web"), sandboxes, "the sandbox is kept");
     solo.finish();
+}
+
+#[test]
+fn rules_that_are_switched_off_restart_their_own_container_at_most() {
+    for (gates, restarts_it) in [
+        (json!({"RestartAllContainersOnContainerExits": false}), true),
+        (json!({"RestartAllContainersOnContainerExits": false, "ContainerRestartRules": false}), false),
+    ] {
+        let solo = Solo::start_with(json!({"featureGates": gates}));
+        let mut trigger = busybox("trigger", FOREVER);
+        trigger["restartPolicy"] = json!("Never");
+        trigger["restartPolicyRules"] =
+            json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+        let mut web = pod("web", json!([busybox("other", FOREVER), trigger]));
+        web["spec"]["restartPolicy"] = json!("Never");
+        solo.apply(&web);
+        let ready = solo.wait_ready("web");
+        assert_eq!(condition(&ready, "AllContainersRestarting"), None);
+        let other = running_id(&solo, "web", "other");
+        kill(&solo, "web", "trigger", 42);
+        if restarts_it {
+            wait_until("it to run again", LONG, || running_id(&solo, "web", "trigger").is_some());
+        } else {
+            solo.wait_pod("web", "to show its end", LONG, |pod| ended(pod, "trigger").is_some());
+            holds_for("it stays ended", Duration::from_secs(1), || {
+                running_id(&solo, "web", "trigger").is_none()
+            });
+        }
+        assert_eq!(running_id(&solo, "web", "other"), other, "{gates}");
+        solo.finish();
+    }
 }
 
 fn ephemeral<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {

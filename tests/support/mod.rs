@@ -8,6 +8,7 @@ pub mod cop;
 pub mod dice;
 pub mod fake_api;
 pub mod fake_cri;
+pub mod launch;
 pub mod look;
 pub mod manifest;
 pub mod node;

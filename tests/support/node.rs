@@ -2,7 +2,7 @@
 //! read-only port, and looks afterwards whether anything was left behind.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use super::containerd::{Containerd, kill};
 use super::cop::{self, Holding};
+use super::launch;
 pub use super::manifest::*;
 use super::wait::{wait_for, wait_until};
 
@@ -109,30 +110,13 @@ impl Node {
 
     /// Writes the configuration for the next start: what every node has, and `extra` over it.
     pub fn configure(&self, extra: Value) {
-        let mut config = json!({
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "containerRuntimeEndpoint": self.containerd.endpoint(),
-            "staticPodPath": self.manifests(),
-            "podLogsDir": self.logs(),
-            "address": "127.0.0.1",
+        let ours = json!({
             "port": free_port(),
             "readOnlyPort": self.port,
             "healthzPort": self.healthz,
-            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-            "authorization": {"mode": "AlwaysAllow"},
-            "failCgroupV1": false,
-            "failSwapOn": false,
-            "cgroupDriver": "cgroupfs",
-            "cgroupsPerQOS": false,
-            "enforceNodeAllocatable": [],
             "fileCheckFrequency": "20s",
         });
-        if let (Some(config), Value::Object(extra)) = (config.as_object_mut(), extra) {
-            config.extend(extra);
-        }
-        // JSON is YAML.
-        fs::write(self.dir.join("config.yaml"), config.to_string()).expect("the configuration is written");
+        launch::write_config(&self.dir, &self.containerd.endpoint(), launch::over(ours, extra));
     }
 
     fn manifests(&self) -> PathBuf {
@@ -177,33 +161,14 @@ impl Node {
     pub fn launch_agent(&mut self) {
         assert!(self.agent.is_none(), "the agent runs already");
         self.starts += 1;
-        let log = File::create(self.dir.join(format!("agent-{}.log", self.starts))).expect("a log file");
-        let errors = log.try_clone().expect("a second handle of the log");
-        let agent = Command::new(super::solo::binary())
-            .arg("--config")
-            .arg(self.dir.join("config.yaml"))
-            .arg("--root-dir")
-            .arg(self.root())
-            .args(["--hostname-override", &self.node_name, "--node-ip", "192.0.2.10"])
-            .args(&self.flags)
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .spawn()
-            .expect("the agent starts");
-        self.agent = Some(agent);
+        let mut command = launch::command(&super::solo::binary(), &self.dir, &self.node_name);
+        let log = self.dir.join(format!("agent-{}.log", self.starts));
+        self.agent = Some(launch::spawn(command.args(&self.flags), &log));
     }
 
     /// Waits until `/healthz` answers 200.
     pub fn wait_healthy(&mut self) {
-        let port = self.healthz;
-        let agent = self.agent.as_mut().expect("the agent was started");
-        wait_until("the agent to be healthy", LONG, || {
-            if let Ok(Some(status)) = agent.try_wait() {
-                panic!("the agent ended with {status}");
-            }
-            matches!(http_get(port, "/healthz"), Ok((200, _)))
-        });
+        launch::wait_healthy(self.agent.as_mut().expect("the agent was started"), self.healthz, LONG);
     }
 
     /// What `/healthz` says: the code and the text.
@@ -233,9 +198,7 @@ impl Node {
 
     /// Writes a file of the manifest directory whole: a half-written one is never seen.
     pub fn write(&self, file: &str, text: impl AsRef<[u8]>) {
-        let scratch = self.dir.join("scratch");
-        fs::write(&scratch, text).expect("the scratch file is written");
-        fs::rename(&scratch, self.manifests().join(file)).expect("the manifest is renamed into place");
+        launch::write_manifest(&self.dir, file, text);
     }
 
     /// Writes a manifest.
@@ -271,22 +234,12 @@ impl Node {
     /// All pods with their statuses, as the read-only port shows them. `None` while the
     /// agent does not answer.
     pub fn try_pods(&self) -> Option<Vec<Pod>> {
-        let items = self.try_pods_json()?;
-        Some(
-            serde_json::from_value::<Option<Vec<Pod>>>(items)
-                .expect("/pods answers pods")
-                .unwrap_or_default(),
-        )
+        launch::pods(self.port)
     }
 
     /// As [`Node::try_pods`], the very JSON.
     pub fn try_pods_json(&self) -> Option<Value> {
-        let (code, body) = http_get(self.port, "/pods").ok()?;
-        if code != 200 {
-            return None;
-        }
-        let mut list: Value = serde_json::from_str(&body).expect("/pods answers JSON");
-        Some(list.get_mut("items").map_or(Value::Null, Value::take))
+        launch::pods_json(self.port)
     }
 
     /// All pods; waits for the agent to answer.

@@ -2,7 +2,7 @@
 //! manifests, reads statuses, and looks at the runtime's own memory for twins and leftovers.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::containerd::kill;
 use super::cop::{self, Holding};
 use super::fake_cri::{Container, FakeCri, Sandbox};
+use super::launch;
 use super::node::{NODE, describe, http_get, is_ready};
 use super::wait::{pause, wait_for, wait_until};
 
@@ -91,29 +92,8 @@ impl Solo {
 
     /// Writes the configuration; the agent reads it at its next start.
     pub fn configure(&self, extra: Value) {
-        let mut config = json!({
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "containerRuntimeEndpoint": self.fake.endpoint(),
-            "staticPodPath": self.manifests(),
-            "podLogsDir": self.path("logs"),
-            "address": "127.0.0.1",
-            "readOnlyPort": self.read_only,
-            "healthzPort": self.healthz,
-            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-            "authorization": {"mode": "AlwaysAllow"},
-            "failCgroupV1": false,
-            "failSwapOn": false,
-            "cgroupDriver": "cgroupfs",
-            "cgroupsPerQOS": false,
-            "enforceNodeAllocatable": [],
-        });
-        if let (Some(config), Value::Object(extra)) = (config.as_object_mut(), extra) {
-            config.extend(extra);
-            config.retain(|_, value| !value.is_null());
-        }
-        // JSON is YAML.
-        fs::write(self.config_file(), config.to_string()).expect("the configuration is written");
+        let ours = json!({"readOnlyPort": self.read_only, "healthzPort": self.healthz});
+        launch::write_config(self.dir.path(), &self.fake.endpoint(), launch::over(ours, extra));
     }
 
     /// Flags for the next starts, beside the usual ones.
@@ -156,23 +136,13 @@ impl Solo {
     pub fn launch_agent(&mut self) {
         assert!(self.agent.is_none(), "the agent runs already");
         self.starts += 1;
-        let log = File::create(self.log_file(self.starts)).expect("a log file");
-        let errors = log.try_clone().expect("a second handle of the log");
-        let agent = self.agent_command().stdout(log).stderr(errors).spawn().expect("the agent starts");
-        self.agent = Some(agent);
+        self.agent = Some(launch::spawn(&mut self.agent_command(), &self.log_file(self.starts)));
     }
 
     /// The agent's command line.
     pub fn agent_command(&self) -> Command {
-        let mut command = Command::new(binary());
-        command
-            .arg("--config")
-            .arg(self.config_file())
-            .arg("--root-dir")
-            .arg(self.root())
-            .args(["--hostname-override", NODE, "--node-ip", "192.0.2.10"])
-            .args(&self.flags)
-            .stdin(Stdio::null());
+        let mut command = launch::command(&binary(), self.dir.path(), NODE);
+        command.args(&self.flags);
         command
     }
 
@@ -196,14 +166,7 @@ impl Solo {
 
     /// Waits until `/healthz` answers 200.
     pub fn wait_healthy(&mut self) {
-        let port = self.healthz;
-        let agent = self.agent.as_mut().expect("the agent was started");
-        wait_until("the agent to be healthy", LONG, || {
-            if let Ok(Some(status)) = agent.try_wait() {
-                panic!("the agent ended with {status}");
-            }
-            matches!(http_get(port, "/healthz"), Ok((200, _)))
-        });
+        launch::wait_healthy(self.agent.as_mut().expect("the agent was started"), self.healthz, LONG);
     }
 
     /// Asserts that the agent answers soon. What it says of its health is another matter: it
@@ -265,9 +228,7 @@ impl Solo {
 
     /// Writes a file of the manifest directory whole: a half-written one is never seen.
     pub fn write(&self, file: &str, text: impl AsRef<[u8]>) {
-        let scratch = self.path("scratch");
-        fs::write(&scratch, text).expect("the scratch file is written");
-        fs::rename(&scratch, self.manifests().join(file)).expect("the manifest is renamed into place");
+        launch::write_manifest(self.dir.path(), file, text);
     }
 
     /// Writes the manifest of a pod; the file is named after it.
@@ -285,11 +246,7 @@ impl Solo {
 
     /// All pods with their statuses. `None` while the agent does not answer.
     pub fn try_pods(&self) -> Option<Vec<Pod>> {
-        let (code, body) = http_get(self.read_only, "/pods").ok()?;
-        let list: Value = (code == 200).then(|| serde_json::from_str(&body).expect("/pods answers JSON"))?;
-        let items = list.get("items").cloned().unwrap_or(Value::Null);
-        let pods = serde_json::from_value::<Option<Vec<Pod>>>(items).expect("/pods answers pods");
-        Some(pods.unwrap_or_default())
+        launch::pods(self.read_only)
     }
 
     /// A pod by the name in its manifest.

@@ -7,6 +7,55 @@ use crate::model::api::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+/// Signals with a name of their own, beside the numbered ones.
+const SIGNALS: &[&str] = &[
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPOLL",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGQUIT",
+    "SIGRTMAX",
+    "SIGRTMIN",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+
+/// Whether a signal exists: one of the list, `SIGRTMIN+1` to `+15` or `SIGRTMAX-1` to `-14`.
+fn is_signal(name: &str) -> bool {
+    let numbered = |prefix: &str, most: u8| {
+        let number = name.strip_prefix(prefix).filter(|number| !number.starts_with(['0', '+']));
+        number.and_then(|number| number.parse().ok()).is_some_and(|number: u8| (1..=most).contains(&number))
+    };
+    SIGNALS.contains(&name) || numbered("SIGRTMIN+", 15) || numbered("SIGRTMAX-", 14)
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Liveness,
@@ -23,6 +72,9 @@ pub(super) fn all(container: &Container, grace_seconds: i64, path: &Path<'_>, re
         let place = path.field("lifecycle");
         hook(lifecycle.post_start.as_ref(), grace_seconds, &place.field("postStart"), report);
         hook(lifecycle.pre_stop.as_ref(), grace_seconds, &place.field("preStop"), report);
+        if let Some(signal) = lifecycle.stop_signal.as_deref().filter(|signal| !is_signal(signal)) {
+            report.unsupported(&place.field("stopSignal"), signal, SIGNALS);
+        }
     }
 }
 

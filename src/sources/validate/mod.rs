@@ -19,4 +19,6 @@ pub(super) use ephemeral::validate as validate_ephemeral;
 pub(super) use pod::validate;
 
 #[cfg(test)]
+mod one_each;
+#[cfg(test)]
 mod tests;

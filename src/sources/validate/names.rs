@@ -1,14 +1,25 @@
 //! What may be a name (Go: apimachinery pkg/util/validation). Each check returns what is wrong.
 
+const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+const WORD: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
+const SYSCTL: &str = r"^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
+
+/// What should have been, with examples and the expression, in upstream's form.
+fn should(what: &str, examples: &[&str], expression: &str) -> String {
+    let examples: Vec<String> = examples.iter().map(|example| format!("'{example}', ")).collect();
+    format!("{what} (e.g. {}regex used for validation is '{expression}')", examples.join(" or "))
+}
+
 /// `[a-z0-9]([-a-z0-9]*[a-z0-9])?`, at most 63 bytes.
 pub(super) fn dns_label(name: &str) -> Option<String> {
     if name.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
     }
     (!is_label(name)).then(|| {
-        "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', \
-         and must start and end with an alphanumeric character (e.g. 'my-name')"
-            .to_owned()
+        let what = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', \
+                    and must start and end with an alphanumeric character";
+        should(what, &["my-name", "123-abc"], LABEL)
     })
 }
 
@@ -18,9 +29,9 @@ pub(super) fn dns_subdomain(name: &str) -> Option<String> {
         return Some("must be no more than 253 bytes".to_owned());
     }
     (!name.split('.').all(is_label)).then(|| {
-        "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
-         and must start and end with an alphanumeric character (e.g. 'example.com')"
-            .to_owned()
+        let what = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' \
+                    or '.', and must start and end with an alphanumeric character";
+        should(what, &["example.com"], SUBDOMAIN)
     })
 }
 
@@ -40,6 +51,9 @@ fn is_word(text: &str) -> bool {
         && ends(text, alphanumeric)
 }
 
+const OF_WORDS: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+                        alphanumeric character";
+
 /// A key of labels, annotations or resources: `[prefix/]name`.
 pub(super) fn qualified_name(key: &str) -> Option<String> {
     let (prefix, name) = match key.split_once('/') {
@@ -47,11 +61,10 @@ pub(super) fn qualified_name(key: &str) -> Option<String> {
         None => (None, key),
     };
     if name.contains('/') {
-        return Some(
-            "a qualified name must consist of alphanumeric characters, '-', '_' or '.', with an optional \
-             DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
-                .to_owned(),
-        );
+        return Some(format!(
+            "a qualified name {} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')",
+            should(OF_WORDS, &["MyName", "my.name", "123-abc"], WORD)
+        ));
     }
     match prefix {
         Some("") => return Some("prefix part must be non-empty".to_owned()),
@@ -68,11 +81,8 @@ pub(super) fn qualified_name(key: &str) -> Option<String> {
     if name.len() > 63 {
         return Some("name part must be no more than 63 bytes".to_owned());
     }
-    (!is_word(name)).then(|| {
-        "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end \
-         with an alphanumeric character (e.g. 'MyName')"
-            .to_owned()
-    })
+    let problem = || should(OF_WORDS, &["MyName", "my.name", "123-abc"], WORD);
+    (!is_word(name)).then(|| format!("name part {}", problem()))
 }
 
 /// A label's value: empty, or up to 63 bytes of a word.
@@ -81,9 +91,9 @@ pub(super) fn label_value(value: &str) -> Option<String> {
         return Some("must be no more than 63 bytes".to_owned());
     }
     (!value.is_empty() && !is_word(value)).then(|| {
-        "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
-         and must start and end with an alphanumeric character (e.g. 'MyValue')"
-            .to_owned()
+        let what = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' \
+                    or '.', and must start and end with an alphanumeric character";
+        should(what, &["MyValue", "my_value", "12345"], &format!("({WORD})?"))
     })
 }
 
@@ -126,15 +136,16 @@ pub(super) fn config_key(key: &str) -> Option<String> {
     }
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (key.is_empty() || !key.bytes().all(good)).then(|| {
-        "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name')"
-            .to_owned()
+        let what = "a valid config key must consist of alphanumeric characters, '-', '_' or '.'";
+        should(what, &["key.name", "KEY_NAME", "key-name"], "[-._a-zA-Z0-9]+")
     })
 }
 
 /// A header's name.
 pub(super) fn header_name(name: &str) -> Option<String> {
     (name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')).then(|| {
-        "a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name')".to_owned()
+        let what = "a valid HTTP header must consist of alphanumeric characters or '-'";
+        should(what, &["X-Header-Name"], "[-A-Za-z0-9]+")
     })
 }
 
@@ -144,11 +155,8 @@ pub(super) fn sysctl_name(name: &str) -> Option<String> {
         let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         text.bytes().all(|byte| word(byte) || matches!(byte, b'-' | b'_')) && ends(text, word)
     };
-    (name.len() > 253 || !name.split(['.', '/']).all(part)).then(|| {
-        "must have at most 253 bytes and consist of lower case parts joined by '.' or '/' \
-         (e.g. 'net.core.somaxconn')"
-            .to_owned()
-    })
+    (name.len() > 253 || !name.split(['.', '/']).all(part))
+        .then(|| format!("must have at most 253 characters and match regex {SYSCTL}"))
 }
 
 /// An IP address, v4 or v6.

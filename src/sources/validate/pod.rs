@@ -21,6 +21,9 @@ pub(in super::super) fn validate(pod: &Pod) -> Vec<Flaw> {
         Some(spec) => specification(spec, &path, &mut report),
         None => report.required(&path, ""),
     }
+    if pod.spec.as_ref().is_some_and(|spec| spec.resources.is_some()) {
+        resources::pod_level(&pod.clone().into(), &path.field("resources"), &mut report);
+    }
     report.into_flaws()
 }
 

@@ -6,7 +6,9 @@ use super::names;
 use super::report::{Path, Report};
 use crate::model::Quantity;
 use crate::model::api::{ContainerResizePolicy, ResourceRequirements};
+use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
+use crate::model::requests::container_requests;
 
 /// Whose resources they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +62,58 @@ pub(super) fn requirements(
     if huge && !base {
         report.forbidden(path, "HugePages require cpu or memory");
     }
+}
+
+/// Checks what the pod asks for as a whole against what its containers do.
+pub(super) fn pod_level(pod: &Pod, path: &Path<'_>, report: &mut Report) {
+    let Some(resources) = &pod.spec().resources else { return };
+    let requests = path.field("requests");
+    for (name, sum) in container_requests(pod) {
+        let Some(own) = resources.requests.as_ref().and_then(|requests| requests.get(&name)) else {
+            continue;
+        };
+        if Amount::parse(&own.0).is_ok_and(|own| own < sum) {
+            let detail = format!(
+                "must be greater than or equal to aggregate container requests of {}",
+                text(&name, sum)
+            );
+            report.invalid(&requests.key(&name), &own.0, detail);
+        }
+    }
+    let containers = path.field("containers");
+    for (index, container) in pod.containers().iter().enumerate() {
+        let limits = container.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
+        for (name, limit) in limits {
+            let Some(own) = resources.limits.as_ref().and_then(|limits| limits.get(name)) else { continue };
+            let larger = Amount::parse(&limit.0).and_then(|limit| Ok(limit > Amount::parse(&own.0)?));
+            if larger == Ok(true) {
+                // Upstream makes the path from that of the pod's resources.
+                let item = containers.index(index);
+                let place = item.key(name);
+                let detail = format!("must be less than or equal to pod limits of {}", own.0);
+                report.invalid(&place.field("limits"), &limit.0, detail);
+            }
+        }
+    }
+}
+
+/// A sum as the API writes it.
+fn text(resource: &str, amount: Amount) -> String {
+    if !amount.is_whole() {
+        return format!("{}m", amount.milli());
+    }
+    let mut units = amount.units();
+    let mut suffixes = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].into_iter();
+    let mut suffix = suffixes.next().unwrap_or_default();
+    while resource != "cpu"
+        && units >= 1024
+        && units % 1024 == 0
+        && let Some(next) = suffixes.next()
+    {
+        units /= 1024;
+        suffix = next;
+    }
+    format!("{units}{suffix}")
 }
 
 /// Only the built-in resources may be requested below their limit.

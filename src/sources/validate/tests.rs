@@ -4,7 +4,7 @@ use crate::model::api::Pod;
 use serde_json::{Value, json};
 
 /// Lays `over` onto a good pod, defaults it and returns what validation finds.
-fn found(over: Value) -> Vec<String> {
+pub(super) fn found(over: Value) -> Vec<String> {
     fn lay(onto: &mut Value, over: Value) {
         match (onto, over) {
             (Value::Object(map), Value::Object(over)) => {
@@ -36,13 +36,23 @@ fn check(over: Value, expected: &[&str]) {
     assert!(fits, "{over}\nfound: {lines:#?}\nwanted: {expected:#?}");
 }
 
-/// The same for the fields of the only container.
-fn container(over: Value, expected: &[&str]) {
+/// A pod whose only container has these fields.
+fn with_container(over: &Value) -> Value {
     let mut value = json!({"name": "c", "image": "i"});
     value.as_object_mut().unwrap().extend(over.as_object().unwrap().clone());
+    json!({"spec": {"containers": [value], "volumes": [{"name": "v"}, {"name": "w"}]}})
+}
+
+/// What validation finds in a container with these fields.
+pub(super) fn found_in_container(over: Value) -> Vec<String> {
+    found(with_container(&over))
+}
+
+/// As [`check`] for the fields of the only container.
+fn container(over: Value, expected: &[&str]) {
     let expected: Vec<String> = expected.iter().map(|text| format!("spec.containers[0].{text}")).collect();
     let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
-    check(json!({"spec": {"containers": [value], "volumes": [{"name": "v"}, {"name": "w"}]}}), &expected);
+    check(with_container(&over), &expected);
 }
 
 #[test]

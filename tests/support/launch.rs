@@ -1,0 +1,100 @@
+//! What all that run an agent do the same way. Everything of an agent is in one directory:
+//! `config.yaml`, `manifests`, `logs`, `root`, `scratch` and `agent-<start>.log`.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use coracle::model::api::Pod;
+use serde_json::{Value, json};
+
+use super::node::http_get;
+use super::wait::wait_until;
+
+/// The address that every node under test says it has.
+const NODE_IP: &str = "192.0.2.10";
+
+/// Writes the kubelet configuration for the next start: what all have in common, and `extra`
+/// over it. A field that is null there is left away.
+pub fn write_config(dir: &Path, endpoint: &str, extra: Value) {
+    let mut config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": endpoint,
+        "staticPodPath": dir.join("manifests"),
+        "podLogsDir": dir.join("logs"),
+        "address": "127.0.0.1",
+        "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": false,
+        "enforceNodeAllocatable": [],
+    });
+    if let (Some(config), Value::Object(extra)) = (config.as_object_mut(), extra) {
+        config.extend(extra);
+        config.retain(|_, value| !value.is_null());
+    }
+    // JSON is YAML.
+    fs::write(dir.join("config.yaml"), config.to_string()).expect("the configuration is written");
+}
+
+/// One object over another.
+pub fn over(mut base: Value, extra: Value) -> Value {
+    if let (Some(base), Value::Object(extra)) = (base.as_object_mut(), extra) {
+        base.extend(extra);
+    }
+    base
+}
+
+/// The command line of an agent.
+pub fn command(binary: &Path, dir: &Path, node_name: &str) -> Command {
+    let mut command = Command::new(binary);
+    command
+        .arg("--config")
+        .arg(dir.join("config.yaml"))
+        .arg("--root-dir")
+        .arg(dir.join("root"))
+        .args(["--hostname-override", node_name, "--node-ip", NODE_IP])
+        .stdin(Stdio::null());
+    command
+}
+
+/// Starts it; everything that it says goes to `log`.
+pub fn spawn(command: &mut Command, log: &Path) -> Child {
+    let log = File::create(log).expect("a log file");
+    let errors = log.try_clone().expect("a second handle of the log");
+    command.stdout(log).stderr(errors).spawn().expect("the agent starts")
+}
+
+/// Waits until `/healthz` answers 200.
+pub fn wait_healthy(agent: &mut Child, port: u16, limit: Duration) {
+    wait_until("the agent to be healthy", limit, || {
+        if let Ok(Some(status)) = agent.try_wait() {
+            panic!("the agent ended with {status}");
+        }
+        matches!(http_get(port, "/healthz"), Ok((200, _)))
+    });
+}
+
+/// Writes a file of the manifest directory whole: a half-written one is never seen.
+pub fn write_manifest(dir: &Path, file: &str, text: impl AsRef<[u8]>) {
+    let scratch = dir.join("scratch");
+    fs::write(&scratch, text).expect("the scratch file is written");
+    fs::rename(&scratch, dir.join("manifests").join(file)).expect("the manifest is renamed into place");
+}
+
+/// The items of `/pods`; `None` while the agent does not answer.
+pub fn pods_json(port: u16) -> Option<Value> {
+    let (code, body) = http_get(port, "/pods").ok()?;
+    let mut list: Value = (code == 200).then(|| serde_json::from_str(&body).expect("/pods answers JSON"))?;
+    Some(list.get_mut("items").map_or(Value::Null, Value::take))
+}
+
+/// All pods with their statuses; `None` while the agent does not answer.
+pub fn pods(port: u16) -> Option<Vec<Pod>> {
+    let pods = serde_json::from_value::<Option<Vec<Pod>>>(pods_json(port)?).expect("/pods answers pods");
+    Some(pods.unwrap_or_default())
+}
