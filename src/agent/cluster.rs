@@ -213,6 +213,11 @@ fn read_kubeconfig(path: &Path) -> Result<Credentials, String> {
     let value = documents.into_iter().next().map(|document| document.value).unwrap_or_default();
     let text = |pointer: &str| value.pointer(pointer).and_then(|it| it.as_str()).map(str::to_owned);
     let file = |pointer: &str| {
+        if let Some(data) = value.pointer(&format!("{pointer}-data")) {
+            let bytes: crate::model::ByteString =
+                serde_json::from_value(data.clone()).map_err(|error| error.to_string())?;
+            return Ok(Some(bytes.0));
+        }
         text(pointer).map(|name| std::fs::read(path.parent().unwrap_or(Path::new("/")).join(name)))
             .transpose()
             .map_err(|error| error.to_string())
