@@ -188,6 +188,7 @@ fn compare(old: &Pod, new: &Pod, source: SourceName) -> Option<(Op, Pod)> {
         object.metadata.deletion_timestamp.clone_from(&after.metadata.deletion_timestamp);
         object.metadata.deletion_grace_period_seconds = after.metadata.deletion_grace_period_seconds;
         object.metadata.generation = after.metadata.generation;
+        object.metadata.resource_version.clone_from(&after.metadata.resource_version);
         let mut annotations = after.metadata.annotations.clone().unwrap_or_default();
         annotations.insert(CONFIG_SOURCE.to_owned(), source.as_str().to_owned());
         for key in LOCAL {
@@ -204,6 +205,7 @@ fn compare(old: &Pod, new: &Pod, source: SourceName) -> Option<(Op, Pod)> {
     }
     let mut object = before.clone();
     object.status.clone_from(&after.status);
+    object.metadata.resource_version.clone_from(&after.metadata.resource_version);
     Some((Op::Reconcile, Pod::from(object)))
 }
 
@@ -337,7 +339,8 @@ mod tests {
         assert_eq!(edited.annotation(CONFIG_SEEN), added.annotation(CONFIG_SEEN));
         assert_eq!(edited.annotation(CONFIG_MIRROR), Some("h"));
         assert_eq!(edited.annotation("a"), Some("b"));
-        assert_eq!(edited.object().metadata.resource_version, None);
+        // Which of two looks is the newer one is told by it.
+        assert_eq!(edited.object().metadata.resource_version.as_deref(), Some("9"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ fn objects_reach_volumes_and_environments_and_edits_follow() {
         "ConfigMap",
         "objs-cm",
         "data",
-        json!({"k1": "one", "k2": "two", "bad-name!": "x"}),
+        json!({"k1": "one", "k2": "two", "not.a.name-": "x"}),
     ));
     joined.plane.apply(&object("Secret", "objs-secret", "stringData", json!({"pw": "swordfish"})));
     let mut main = busybox("main", FOREVER);
