@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use crate::support::control_plane::{Choice, ControlPlane};
 use crate::support::node::Node;
-use crate::support::wait::wait_for;
 
 /// Debug builds of everything but the control plane, side by side.
 pub const LIMIT: Duration = Duration::from_secs(90);
@@ -111,9 +110,16 @@ impl<'a> Joined<'a> {
 
     /// Waits until the API server shows the pod no more.
     pub fn wait_gone(&self, name: &str) {
-        wait_for(&format!("pod {name} to be gone"), LIMIT, || {
-            self.plane.get(&["pod", name]).is_none().then_some(())
-        });
+        let begun = std::time::Instant::now();
+        while let Some(pod) = self.plane.get(&["pod", name]) {
+            if begun.elapsed() > LIMIT {
+                // What every thread waits for goes to the agent's log, which is printed.
+                crate::support::containerd::kill(self.node.pid(), "QUIT");
+                crate::support::wait::pause(Duration::from_secs(1));
+                panic!("waited in vain for pod {name} to be gone: {pod}; {}", self.node.says(&["pods"]));
+            }
+            crate::support::wait::pause(Duration::from_millis(200));
+        }
     }
 
     /// The messages of the events about an object, with their reasons.
