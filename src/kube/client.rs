@@ -13,7 +13,9 @@ use super::error::ApiError;
 use super::rate::Bucket;
 use super::secret::Secret;
 use super::target::{Target, query};
-use crate::transport::api::{Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use};
+use crate::transport::api::{
+    Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use,
+};
 use crate::util::stop::Waited;
 
 /// A request with its answer, unless [`Client::with_limits`] says otherwise: what API
@@ -185,7 +187,8 @@ impl Client {
         target: &Target,
         parameters: &[(&str, &str)],
     ) -> Result<T, ApiError> {
-        let call = Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
+        let call =
+            Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
         self.object(&call)
     }
 
@@ -193,7 +196,11 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn create<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
+    pub fn create<B: Serialize, T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        body: &B,
+    ) -> Result<T, ApiError> {
         let body = encode("create", target, body)?;
         self.object(&Call { method: "POST", verb: "create", target, query: &[], body, kind: Use::Call })
     }
@@ -202,7 +209,11 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn update<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
+    pub fn update<B: Serialize, T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        body: &B,
+    ) -> Result<T, ApiError> {
         let body = encode("update", target, body)?;
         self.object(&Call { method: "PUT", verb: "update", target, query: &[], body, kind: Use::Call })
     }
@@ -211,7 +222,12 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn patch<T: DeserializeOwned>(&self, target: &Target, kind: Patch, body: &Value) -> Result<T, ApiError> {
+    pub fn patch<T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        kind: Patch,
+        body: &Value,
+    ) -> Result<T, ApiError> {
         let content_type = match kind {
             Patch::Merge => "application/merge-patch+json",
             Patch::StrategicMerge => "application/strategic-merge-patch+json",
@@ -394,11 +410,13 @@ impl Client {
         deadline: Instant,
     ) -> Result<Response, ApiError> {
         let bearer = token.map(|token| format!("Bearer {}", token.reveal()));
-        let mut headers = vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
+        let mut headers =
+            vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
         headers.extend(bearer.as_ref().map(|bearer| ("Authorization", bearer.as_str())));
         let path = format!("{}{}{}", session.credentials.base_path, call.target.path(), query(call.query));
         let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
-        let request = Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
+        let request =
+            Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
         session.connections.send(&request, &self.breaker).map_err(|error| {
             // What stood beside the one that broke is likely to be dead, too.
             session.connections.close_idle();
@@ -431,7 +449,8 @@ fn encode<B: Serialize>(
     target: &Target,
     body: &B,
 ) -> Result<Option<(&'static str, Vec<u8>)>, ApiError> {
-    let bytes = serde_json::to_vec(body).map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
+    let bytes = serde_json::to_vec(body)
+        .map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
     Ok(Some(("application/json", bytes)))
 }
 

@@ -101,15 +101,23 @@ fn cycle<T: DeserializeOwned>(
             query.push(("continue", &token));
         }
         let mut body = client.stream("list", &watched.target, &query, Use::Call)?;
-        let mut page = parse(&mut body).map_err(|_| ApiError::form(attempt("list"), "unreadable".to_owned()))?;
+        let mut page =
+            parse(&mut body).map_err(|_| ApiError::form(attempt("list"), "unreadable".to_owned()))?;
         let text = |page: &Value, field: &str| {
-            page.get("metadata").and_then(|meta| meta.get(field)).and_then(Value::as_str).unwrap_or_default().to_owned()
+            page.get("metadata")
+                .and_then(|meta| meta.get(field))
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
         };
         version = text(&page, "resourceVersion");
         token = text(&page, "continue");
         if let Some(Value::Array(found)) = page.get_mut("items").map(Value::take) {
             for item in found {
-                items.push(serde_json::from_value(item).map_err(|error| ApiError::form(attempt("list"), error.to_string()))?);
+                items.push(
+                    serde_json::from_value(item)
+                        .map_err(|error| ApiError::form(attempt("list"), error.to_string()))?,
+                );
             }
         }
         if token.is_empty() {
@@ -128,12 +136,11 @@ fn cycle<T: DeserializeOwned>(
         body.set_deadline(Instant::now() + Duration::from_secs(seconds + 30));
         let mut lines = Lines::new(body, MAX_LINE_BYTES);
         let mut last = None;
-        while let Some(line) = lines
-            .next()
-            .map_err(|error| ApiError::transport(attempt("watch"), client.origin(), error))?
+        while let Some(line) =
+            lines.next().map_err(|error| ApiError::transport(attempt("watch"), client.origin(), error))?
         {
-            let mut event: Value =
-                serde_json::from_slice(line).map_err(|error| ApiError::form(attempt("watch"), error.to_string()))?;
+            let mut event: Value = serde_json::from_slice(line)
+                .map_err(|error| ApiError::form(attempt("watch"), error.to_string()))?;
             let object = event.get_mut("object").map(Value::take).unwrap_or_default();
             if let Some(at) = object.pointer("/metadata/resourceVersion").and_then(Value::as_str) {
                 last = Some(at.to_owned());
