@@ -5,6 +5,7 @@ use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::select_biased;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -13,10 +14,8 @@ use super::error::ApiError;
 use super::rate::Bucket;
 use super::secret::Secret;
 use super::target::{Target, query};
-use crate::transport::api::{
-    Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use,
-};
-use crate::util::stop::Waited;
+use crate::transport::api::{Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use};
+use crate::util::stop::{self, StopSource, StopToken, Waited};
 
 /// A request with its answer, unless [`Client::with_limits`] says otherwise: what API
 /// servers grant themselves.
@@ -91,6 +90,9 @@ struct Session {
     credentials: Credentials,
     connections: Connections,
     origin: String,
+    /// Dropped when other credentials take over, which ends the waits for better times.
+    current: Mutex<Option<StopSource>>,
+    superseded: StopToken,
 }
 
 impl Session {
@@ -100,7 +102,9 @@ impl Session {
         let scheme = if *https { "https" } else { "http" };
         let host = crate::transport::dial::join_host_port(host, *port);
         let origin = format!("{scheme}://{host}");
-        Ok(Session { generation, credentials, connections, origin })
+        let (source, superseded) = stop::pair();
+        let current = Mutex::new(Some(source));
+        Ok(Session { generation, credentials, connections, origin, current, superseded })
     }
 }
 
@@ -187,8 +191,7 @@ impl Client {
         target: &Target,
         parameters: &[(&str, &str)],
     ) -> Result<T, ApiError> {
-        let call =
-            Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
+        let call = Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
         self.object(&call)
     }
 
@@ -196,11 +199,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn create<B: Serialize, T: DeserializeOwned>(
-        &self,
-        target: &Target,
-        body: &B,
-    ) -> Result<T, ApiError> {
+    pub fn create<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
         let body = encode("create", target, body)?;
         self.object(&Call { method: "POST", verb: "create", target, query: &[], body, kind: Use::Call })
     }
@@ -209,11 +208,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn update<B: Serialize, T: DeserializeOwned>(
-        &self,
-        target: &Target,
-        body: &B,
-    ) -> Result<T, ApiError> {
+    pub fn update<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
         let body = encode("update", target, body)?;
         self.object(&Call { method: "PUT", verb: "update", target, query: &[], body, kind: Use::Call })
     }
@@ -222,12 +217,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn patch<T: DeserializeOwned>(
-        &self,
-        target: &Target,
-        kind: Patch,
-        body: &Value,
-    ) -> Result<T, ApiError> {
+    pub fn patch<T: DeserializeOwned>(&self, target: &Target, kind: Patch, body: &Value) -> Result<T, ApiError> {
         let content_type = match kind {
             Patch::Merge => "application/merge-patch+json",
             Patch::StrategicMerge => "application/strategic-merge-patch+json",
@@ -305,6 +295,7 @@ impl Client {
             let session = Session::new(place.generation + 1, change(&place.credentials))?;
             std::mem::replace(&mut *place, Arc::new(session))
         };
+        old.current.lock().unwrap_or_else(PoisonError::into_inner).take();
         old.connections.close_idle();
         self.shared.breaker.break_streams();
         Ok(())
@@ -321,12 +312,20 @@ impl Client {
         self.session().origin.clone()
     }
 
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout
+    /// Waits, but not longer than the credentials last.
+    pub(super) fn pause(&self, limit: Duration) -> Waited {
+        let session = self.session();
+        select_biased! {
+            recv(self.breaker.token().signal()) -> _ => Waited::Stopped,
+            recv(session.superseded.signal()) -> _ => Waited::TimedOut,
+            default(limit) => Waited::TimedOut,
+        }
     }
 
-    pub(super) fn own_breaker(&self) -> &Breaker {
-        &self.breaker
+    /// Whether it was shut down, or the part of it that a breaker ends.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.breaker.is_tripped()
     }
 
     fn session(&self) -> Arc<Session> {
@@ -335,17 +334,19 @@ impl Client {
 
     fn object<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, ApiError> {
         let mut response = self.send(call)?;
-        let value = parse(&mut response.body).map_err(|wrong| self.unreadable(call, &wrong))?;
-        serde_json::from_value(value).map_err(|error| ApiError::form(call.attempt(), error.to_string()))
+        let value = parse(&mut response.body).map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
+        serde_json::from_value(value)
+            .map_err(|error| ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}")))
     }
 
-    fn unreadable(&self, call: &Call<'_>, wrong: &Unreadable) -> ApiError {
+    /// Why the body of an answer came to nothing.
+    pub(super) fn unreadable(&self, verb: &str, target: &Target, wrong: Unreadable) -> ApiError {
+        let attempt = format!("{verb} {target}");
         match wrong {
             Unreadable::Broken(error) => {
-                let url = format!("{}{}", self.session().origin, call.target.path());
-                ApiError::transport(call.attempt(), url, error.clone())
+                ApiError::transport(attempt, format!("{}{}", self.session().origin, target.path()), error)
             }
-            Unreadable::Form(what) => ApiError::form(call.attempt(), what.clone()),
+            Unreadable::Form(what) => ApiError::form(attempt, what),
         }
     }
 
@@ -391,7 +392,7 @@ impl Client {
                 retries += 1;
                 drain(&mut response.body);
                 log::debug!("{}: status {status}, again in {after:?}", call.attempt());
-                if self.breaker.token().wait(after) == Waited::Stopped {
+                if self.pause(after) == Waited::Stopped {
                     return Err(stopping());
                 }
                 continue;
@@ -410,13 +411,11 @@ impl Client {
         deadline: Instant,
     ) -> Result<Response, ApiError> {
         let bearer = token.map(|token| format!("Bearer {}", token.reveal()));
-        let mut headers =
-            vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
+        let mut headers = vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
         headers.extend(bearer.as_ref().map(|bearer| ("Authorization", bearer.as_str())));
         let path = format!("{}{}{}", session.credentials.base_path, call.target.path(), query(call.query));
         let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
-        let request =
-            Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
+        let request = Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
         session.connections.send(&request, &self.breaker).map_err(|error| {
             // What stood beside the one that broke is likely to be dead, too.
             session.connections.close_idle();
@@ -449,8 +448,7 @@ fn encode<B: Serialize>(
     target: &Target,
     body: &B,
 ) -> Result<Option<(&'static str, Vec<u8>)>, ApiError> {
-    let bytes = serde_json::to_vec(body)
-        .map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
+    let bytes = serde_json::to_vec(body).map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
     Ok(Some(("application/json", bytes)))
 }
 
@@ -471,17 +469,18 @@ pub(super) enum Unreadable {
     Form(String),
 }
 
-/// Reads a JSON document straight from the connection.
-pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
-    let outcome = {
-        let limited = std::io::BufReader::with_capacity(8 * 1024, body.take(MAX_BODY_BYTES));
-        serde_json::from_reader::<_, Value>(limited)
-    };
-    outcome.map_err(|error| {
-        if error.is_io() || error.is_eof() {
+impl Unreadable {
+    pub(super) fn new(body: &mut Body, error: serde_json::Error) -> Unreadable {
+        if error.is_io() {
             Unreadable::Broken(body.failed(&std::io::Error::from(error)))
         } else {
-            Unreadable::Form(error.to_string())
+            Unreadable::Form(format!("the answer is no object of this kind: {error}"))
         }
-    })
+    }
+}
+
+/// Reads a JSON document straight from the connection.
+pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
+    let outcome = serde_json::from_reader::<_, Value>(body.by_ref().take(MAX_BODY_BYTES));
+    outcome.map_err(|error| Unreadable::new(body, error))
 }

@@ -265,14 +265,13 @@ impl Connections {
             Err(sent) => connection.failed(&sent, "write", breaker),
             Ok(()) => connection.failed(&error, "read", breaker),
         })?;
-        let mut body = Body {
+        let body = Body {
             connection: Some(connection),
             framing: head.framing,
             close: head.close,
             home: self.clone(),
             breaker: breaker.clone(),
         };
-        body.give_back();
         Ok(Response { status: head.status, retry_after: head.retry_after, body })
     }
 }
@@ -305,8 +304,7 @@ impl Shared {
         if !request.path.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(DialError::Request(format!("the path {:?} is not escaped", request.path)));
         }
-        let mut text =
-            format!("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, request.path, self.authority);
+        let mut text = format!("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, request.path, self.authority);
         for (name, value) in request.headers {
             if !clean(value) {
                 // The value may be a secret.
@@ -354,7 +352,8 @@ impl Body {
         }
     }
 
-    /// Keeps the connection for the next request if this one is through.
+    /// Keeps the connection for the next request if this one is through, which is when the
+    /// body has been read to its end and dropped.
     fn give_back(&mut self) {
         if self.framing != Framing::Done {
             return;
@@ -378,20 +377,42 @@ impl Body {
     }
 }
 
+impl BufRead for Body {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        match &mut self.connection {
+            Some(connection) => self.framing.fill(&mut connection.reader),
+            None => Ok(&[]),
+        }
+    }
+
+    fn consume(&mut self, count: usize) {
+        if let Some(connection) = &mut self.connection {
+            self.framing.consume(&mut connection.reader, count);
+        }
+    }
+}
+
 impl Read for Body {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Some(connection) = &mut self.connection else { return Ok(0) };
-        let count = self.framing.read(&mut connection.reader, into)?;
-        if count == 0 && !into.is_empty() {
-            self.give_back();
+        let there = self.fill_buf()?;
+        let count = there.len().min(into.len());
+        if let (Some(to), Some(from)) = (into.get_mut(..count), there.get(..count)) {
+            to.copy_from_slice(from);
         }
+        self.consume(count);
         Ok(count)
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 
 /// Lines of a [`Body`], one at a time.
 pub struct Lines {
-    reader: BufReader<Body>,
+    body: Body,
     line: Vec<u8>,
     max_bytes: usize,
 }
@@ -400,7 +421,7 @@ impl Lines {
     /// Lines of at most `max_bytes`.
     #[must_use]
     pub fn new(body: Body, max_bytes: usize) -> Lines {
-        Lines { reader: BufReader::with_capacity(BUFFER_BYTES, body), line: Vec::new(), max_bytes }
+        Lines { body, line: Vec::new(), max_bytes }
     }
 
     /// The next line that is not empty, without its end; `None` at the end of the body. A
@@ -413,16 +434,15 @@ impl Lines {
         self.line = Vec::new();
         loop {
             self.line.clear();
-            let mut limited = self.reader.by_ref().take(self.max_bytes as u64);
+            let mut limited = self.body.by_ref().take(self.max_bytes as u64);
             if let Err(error) = limited.read_until(b'\n', &mut self.line) {
-                return Err(self.reader.get_mut().failed(&error));
+                return Err(self.body.failed(&error));
             }
             if self.line.is_empty() {
                 return Ok(None);
             }
             if self.line.pop_if(|last| *last == b'\n').is_none() {
-                let what =
-                    if self.line.len() >= self.max_bytes { "line is too long" } else { "unexpected EOF" };
+                let what = if self.line.len() >= self.max_bytes { "line is too long" } else { "unexpected EOF" };
                 return Err(DialError::Body(what.to_owned()));
             }
             self.line.pop_if(|last| *last == b'\r');
