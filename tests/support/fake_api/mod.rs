@@ -237,8 +237,7 @@ impl Drop for FakeApi {
         self.shared.lock().stopped = true;
         self.shared.changed.notify_all();
         self.cut();
-        let threads =
-            std::mem::take(&mut *self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner));
         self.cut();
         drop(threads);
     }
@@ -356,8 +355,7 @@ impl Shared {
                     Err(error) => {
                         drop(state);
                         let line = json!({"type": "ERROR", "object": error});
-                        return http::chunk(socket, &format!("{line}\n"))
-                            && socket.write_all(b"0\r\n\r\n").is_ok();
+                        return http::chunk(socket, &format!("{line}\n")) && socket.write_all(b"0\r\n\r\n").is_ok();
                     }
                 }
                 if state.watch_era != era {
