@@ -39,32 +39,41 @@ pub struct Credentials {
     pub endpoint: Endpoint,
     /// Before every path, without a slash at its end; mostly empty.
     pub base_path: String,
-    /// The source of a bearer token, if we have one.
-    pub token: Option<Arc<dyn TokenSource>>,
+    /// The source of a bearer token or of certificates, if we have one.
+    pub token: Option<Arc<dyn CredentialSource>>,
 }
 
-/// Supplies bearer tokens.
-pub trait TokenSource: fmt::Debug + Send + Sync {
-    /// The token for the next request. May block within `deadline`.
+/// Supplies credentials that do not last.
+pub trait CredentialSource: fmt::Debug + Send + Sync {
+    /// What counts for the next request. May block, but ends when `breaker` is tripped.
     ///
     /// # Errors
-    /// When there is none, in words.
-    fn token(&self, deadline: Instant, breaker: &Breaker) -> Result<Secret<String>, String>;
+    /// When there is nothing, in words.
+    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, String>;
 
-    /// The server did not accept `token`. Returns whether asking again may help.
-    fn refused(&self, token: &Secret<String>) -> bool;
+    /// The server did not accept `issued`. Returns whether asking again may help.
+    fn refused(&self, issued: &Issued) -> bool;
+}
+
+/// What a [`CredentialSource`] gives out.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Issued {
+    /// A bearer token.
+    pub token: Option<Secret<String>>,
+    /// A client certificate; `None`: the one in use stays.
+    pub identity: Option<Identity>,
 }
 
 /// A token that does not change.
 #[derive(Debug)]
 pub struct StaticToken(pub Secret<String>);
 
-impl TokenSource for StaticToken {
-    fn token(&self, _: Instant, _: &Breaker) -> Result<Secret<String>, String> {
-        Ok(self.0.clone())
+impl CredentialSource for StaticToken {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+        Ok(Issued { token: Some(self.0.clone()), identity: None })
     }
 
-    fn refused(&self, _: &Secret<String>) -> bool {
+    fn refused(&self, _: &Issued) -> bool {
         false
     }
 }
@@ -364,22 +373,19 @@ impl Client {
             if self.breaker.is_tripped() {
                 return Err(stopping());
             }
-            let session = self.session();
+            let mut session = self.session();
             let deadline = Instant::now() + self.timeout;
-            let source = session.credentials.token.as_ref();
-            let token = source
-                .map(|source| source.token(deadline, &self.breaker))
-                .transpose()
-                .map_err(|what| ApiError::credentials(call.attempt(), what))?;
-            let mut response = self.ask(&session, call, token.as_ref(), deadline)?;
+            let source = session.credentials.token.clone();
+            let issued = match &source {
+                Some(source) => self.issue(&mut session, source.as_ref(), deadline, call)?,
+                None => Issued::default(),
+            };
+            let mut response = self.ask(&session, call, issued.token.as_ref(), deadline)?;
             let status = response.status;
             if (200..300).contains(&status) {
                 return Ok(response);
             }
-            if status == 401
-                && !refreshed
-                && source.zip(token.as_ref()).is_some_and(|(source, token)| source.refused(token))
-            {
+            if status == 401 && !refreshed && source.is_some_and(|source| source.refused(&issued)) {
                 refreshed = true;
                 drain(&mut response.body);
                 continue;
@@ -401,6 +407,34 @@ impl Client {
             let _ = response.body.by_ref().take(MAX_ERROR_BYTES).read_to_end(&mut body);
             return Err(ApiError::from_answer(call.attempt(), status, &body, after));
         }
+    }
+
+    /// Asks the source what counts now, and changes to another certificate if it says so.
+    fn issue(
+        &self,
+        session: &mut Arc<Session>,
+        source: &dyn CredentialSource,
+        deadline: Instant,
+        call: &Call<'_>,
+    ) -> Result<Issued, ApiError> {
+        let issued = source
+            .current(deadline, &self.breaker)
+            .map_err(|what| match self.breaker.is_tripped() {
+                true => ApiError::stopping(call.attempt()),
+                false => ApiError::credentials(call.attempt(), what),
+            })?;
+        let present = &session.credentials.endpoint;
+        if let Some(identity) = issued.identity.as_ref().filter(|other| Some(*other) != present.identity.as_ref()) {
+            match self.set_identity(identity.clone()) {
+                Ok(()) => *session = self.session(),
+                // Half-written files: the next look will find them whole.
+                Err(error) if present.identity.is_some() => {
+                    log::error!("{error}; going on with the old certificate");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(issued)
     }
 
     fn ask(
