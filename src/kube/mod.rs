@@ -16,6 +16,8 @@ pub mod error;
 pub mod events;
 pub mod objects;
 mod pod_api;
+mod exec_plugin;
+pub mod kubeconfig;
 mod rate;
 pub mod secret;
 pub mod services;
