@@ -21,6 +21,8 @@ pub mod event_sink;
 pub mod events;
 pub mod objects;
 mod pod_api;
+mod exec_plugin;
+pub mod kubeconfig;
 mod rate;
 pub mod secret;
 pub mod services;

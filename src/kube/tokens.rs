@@ -22,6 +22,8 @@ const MAX_AGE_SECONDS: i64 = 24 * 3600;
 /// So that not all tokens of a node are due at once.
 const JITTER_SECONDS: f64 = 10.0;
 /// Wait after a failed renewal while the old token still serves; doubles.
+///
+/// DIFFERS: upstream asks again at each sync.
 const RETRY: Duration = Duration::from_secs(5);
 /// The longest such wait.
 const RETRY_MAX: Duration = Duration::from_secs(60);

@@ -179,6 +179,8 @@ impl Runtime {
     }
 
     /// The pod's own credentials. Without some of them a pull may yet succeed.
+    ///
+    /// DIFFERS: upstream looks once per sync of the pod, here it is once per container start.
     fn pull_secrets(&self, start: &Start<'_>) -> PullSecrets {
         let (secrets, missing) = PullSecrets::of(start.pod, self.shared.api.as_ref(), start.stop);
         if !missing.is_empty() && !start.stop.is_stopped() {

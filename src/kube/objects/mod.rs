@@ -2,8 +2,12 @@
 //! (Go: pkg/kubelet/util/manager, pkg/kubelet/configmap, pkg/kubelet/secret).
 //!
 //! An object is kept from the registration of the first pod that names it to the end of the
-//! last. By default a watch follows each; a pod whose object changed is looked at again at
-//! once. What was read stays usable while the API server is away.
+//! last. By default a watch follows each. What was read stays usable while the API server is
+//! away.
+//!
+//! DIFFERS: a pod whose object changed is looked at again at once, and a volume that waits
+//! for a missing one does not wait to the end of its back-off; upstream leaves both to the
+//! next periodic sync. A watch is not ended for want of readers.
 //!
 //! DIFFERS: beyond [`MAX_WATCHES`] objects are not watched but read again when they are used
 //! and older than [`POLL`]: each watch costs a thread and a connection.
@@ -29,8 +33,10 @@ pub use object::{Key, Kind, Object, Stored, references};
 pub const MAX_WATCHES: usize = 64;
 /// The age at which an object that is not watched is read again.
 const POLL: Duration = Duration::from_secs(60);
-/// How long a pod waits for the first word about an object: longer than upstream's second,
-/// which a busy node may need for its connections alone.
+/// How long a pod waits for the first word about an object, or about services.
+///
+/// DIFFERS: upstream waits a second for an object, which a busy node may need for its
+/// connections alone, and not at all for services.
 pub const FIRST_READ: Duration = Duration::from_secs(3);
 
 /// `configMapAndSecretChangeDetectionStrategy`.

@@ -45,11 +45,12 @@ impl PodApi {
             label_selector: None,
         };
         let on_death = OnDeath::Supervisor(deaths.clone());
-        let running = spawn_reflector("services", client.clone(), watched, on_death, move |change| match change {
-            Change::Replaced(services) => known.replace(services),
-            Change::Set(service) => known.set(service),
-            Change::Removed(service) => known.remove(&service),
-        })?;
+        let running =
+            spawn_reflector("services", client.clone(), watched, on_death, move |change| match change {
+                Change::Replaced(services) => known.replace(services),
+                Change::Set(service) => known.set(service),
+                Change::Removed(service) => known.remove(&service),
+            })?;
         let pod_api = PodApi {
             objects: Objects::new(strategy, Arc::new(requests(client)), time_to_live, changed),
             tokens: Tokens::new(Box::new(requests(client))),

@@ -105,7 +105,10 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
         };
         let (kind, found) = items(&path, version);
         if path.contains("watch=true") {
-            let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n");
+            let _ = write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+            );
             if path.contains("sendInitialEvents=true") {
                 for object in found {
                     chunk(&mut stream, &json!({"type": "ADDED", "object": object}));
@@ -164,7 +167,7 @@ impl Server {
             https: false,
             host: "127.0.0.1".into(),
             port: self.port,
-            roots: Roots::default(),
+            roots: Roots::System,
             server_name: None,
             identity: None,
         };
@@ -230,13 +233,17 @@ fn a_pods_needs_become_the_right_requests() {
     assert_eq!(lock(&server.state).posted[0]["spec"]["boundObjectRef"]["uid"], "u1");
     let get = Requests { client: client.clone(), deaths };
     assert_eq!(get.read(&key(Kind::Secret, "other")), Err(objects::not_found(&key(Kind::Secret, "other"))));
-    assert_eq!(server.seen("GET /api/v1/namespaces/default/secrets/"), ["GET /api/v1/namespaces/default/secrets/other"]);
+    assert_eq!(
+        server.seen("GET /api/v1/namespaces/default/secrets/"),
+        ["GET /api/v1/namespaces/default/secrets/other"]
+    );
 
     api.forget(&PodUid::from("u1"));
     assert!(matches!(read(), Err(ObjectError::NotRegistered { .. })));
     api.shut_down(LONG);
     drop(services);
     client.shut_down();
+    client.drop_connections();
     let connections = std::mem::take(&mut lock(&server.state).connections);
     lock(&server.state).streams.clear();
     drop(connections);
