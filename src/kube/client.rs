@@ -14,7 +14,9 @@ use super::error::ApiError;
 use super::rate::Bucket;
 use super::secret::Secret;
 use super::target::{Target, query};
-use crate::transport::api::{Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use};
+use crate::transport::api::{
+    Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use,
+};
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 
 /// A request with its answer, unless [`Client::with_limits`] says otherwise: what API
@@ -39,32 +41,41 @@ pub struct Credentials {
     pub endpoint: Endpoint,
     /// Before every path, without a slash at its end; mostly empty.
     pub base_path: String,
-    /// The source of a bearer token, if we have one.
-    pub token: Option<Arc<dyn TokenSource>>,
+    /// The source of a bearer token or of certificates, if we have one.
+    pub token: Option<Arc<dyn CredentialSource>>,
 }
 
-/// Supplies bearer tokens.
-pub trait TokenSource: fmt::Debug + Send + Sync {
-    /// The token for the next request. May block within `deadline`.
+/// Supplies credentials that do not last.
+pub trait CredentialSource: fmt::Debug + Send + Sync {
+    /// What counts for the next request. May block, but ends when `breaker` is tripped.
     ///
     /// # Errors
-    /// When there is none, in words.
-    fn token(&self, deadline: Instant, breaker: &Breaker) -> Result<Secret<String>, String>;
+    /// When there is nothing, in words.
+    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, String>;
 
-    /// The server did not accept `token`. Returns whether asking again may help.
-    fn refused(&self, token: &Secret<String>) -> bool;
+    /// The server did not accept `issued`. Returns whether asking again may help.
+    fn refused(&self, issued: &Issued) -> bool;
+}
+
+/// What a [`CredentialSource`] gives out.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Issued {
+    /// A bearer token.
+    pub token: Option<Secret<String>>,
+    /// A client certificate; `None`: the one in use stays.
+    pub identity: Option<Identity>,
 }
 
 /// A token that does not change.
 #[derive(Debug)]
 pub struct StaticToken(pub Secret<String>);
 
-impl TokenSource for StaticToken {
-    fn token(&self, _: Instant, _: &Breaker) -> Result<Secret<String>, String> {
-        Ok(self.0.clone())
+impl CredentialSource for StaticToken {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+        Ok(Issued { token: Some(self.0.clone()), identity: None })
     }
 
-    fn refused(&self, _: &Secret<String>) -> bool {
+    fn refused(&self, _: &Issued) -> bool {
         false
     }
 }
@@ -191,7 +202,8 @@ impl Client {
         target: &Target,
         parameters: &[(&str, &str)],
     ) -> Result<T, ApiError> {
-        let call = Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
+        let call =
+            Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
         self.object(&call)
     }
 
@@ -199,7 +211,11 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn create<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
+    pub fn create<B: Serialize, T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        body: &B,
+    ) -> Result<T, ApiError> {
         let body = encode("create", target, body)?;
         self.object(&Call { method: "POST", verb: "create", target, query: &[], body, kind: Use::Call })
     }
@@ -208,7 +224,11 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn update<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
+    pub fn update<B: Serialize, T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        body: &B,
+    ) -> Result<T, ApiError> {
         let body = encode("update", target, body)?;
         self.object(&Call { method: "PUT", verb: "update", target, query: &[], body, kind: Use::Call })
     }
@@ -217,7 +237,12 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn patch<T: DeserializeOwned>(&self, target: &Target, kind: Patch, body: &Value) -> Result<T, ApiError> {
+    pub fn patch<T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        kind: Patch,
+        body: &Value,
+    ) -> Result<T, ApiError> {
         let content_type = match kind {
             Patch::Merge => "application/merge-patch+json",
             Patch::StrategicMerge => "application/strategic-merge-patch+json",
@@ -334,9 +359,11 @@ impl Client {
 
     fn object<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, ApiError> {
         let mut response = self.send(call)?;
-        let value = parse(&mut response.body).map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
-        serde_json::from_value(value)
-            .map_err(|error| ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}")))
+        let value =
+            parse(&mut response.body).map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
+        serde_json::from_value(value).map_err(|error| {
+            ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}"))
+        })
     }
 
     /// Why the body of an answer came to nothing.
@@ -364,22 +391,28 @@ impl Client {
             if self.breaker.is_tripped() {
                 return Err(stopping());
             }
-            let session = self.session();
+            let mut session = self.session();
             let deadline = Instant::now() + self.timeout;
-            let source = session.credentials.token.as_ref();
-            let token = source
-                .map(|source| source.token(deadline, &self.breaker))
-                .transpose()
-                .map_err(|what| ApiError::credentials(call.attempt(), what))?;
-            let mut response = self.ask(&session, call, token.as_ref(), deadline)?;
+            let source = session.credentials.token.clone();
+            let issued = match &source {
+                Some(source) => self.issue(&mut session, source.as_ref(), deadline, call)?,
+                None => Issued::default(),
+            };
+            let outcome = self.ask(&session, call, issued.token.as_ref(), deadline);
+            // A stream that was opened while other credentials took over has escaped the order
+            // to break off. INVARIANT: the session is replaced before that order is given.
+            if call.kind == Use::Stream
+                && self.generation() != session.generation
+                && !outcome.as_ref().is_err_and(ApiError::is_stopping)
+            {
+                continue;
+            }
+            let mut response = outcome?;
             let status = response.status;
             if (200..300).contains(&status) {
                 return Ok(response);
             }
-            if status == 401
-                && !refreshed
-                && source.zip(token.as_ref()).is_some_and(|(source, token)| source.refused(token))
-            {
+            if status == 401 && !refreshed && source.is_some_and(|source| source.refused(&issued)) {
                 refreshed = true;
                 drain(&mut response.body);
                 continue;
@@ -403,6 +436,35 @@ impl Client {
         }
     }
 
+    /// Asks the source what counts now, and changes to another certificate if it says so.
+    fn issue(
+        &self,
+        session: &mut Arc<Session>,
+        source: &dyn CredentialSource,
+        deadline: Instant,
+        call: &Call<'_>,
+    ) -> Result<Issued, ApiError> {
+        let issued =
+            source.current(deadline, &self.breaker).map_err(|what| match self.breaker.is_tripped() {
+                true => ApiError::stopping(call.attempt()),
+                false => ApiError::credentials(call.attempt(), what),
+            })?;
+        let present = &session.credentials.endpoint;
+        if let Some(identity) =
+            issued.identity.as_ref().filter(|other| Some(*other) != present.identity.as_ref())
+        {
+            match self.set_identity(identity.clone()) {
+                Ok(()) => *session = self.session(),
+                // Half-written files: the next look will find them whole.
+                Err(error) if present.identity.is_some() => {
+                    log::error!("{error}; going on with the old certificate");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(issued)
+    }
+
     fn ask(
         &self,
         session: &Session,
@@ -411,11 +473,13 @@ impl Client {
         deadline: Instant,
     ) -> Result<Response, ApiError> {
         let bearer = token.map(|token| format!("Bearer {}", token.reveal()));
-        let mut headers = vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
+        let mut headers =
+            vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
         headers.extend(bearer.as_ref().map(|bearer| ("Authorization", bearer.as_str())));
         let path = format!("{}{}{}", session.credentials.base_path, call.target.path(), query(call.query));
         let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
-        let request = Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
+        let request =
+            Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
         session.connections.send(&request, &self.breaker).map_err(|error| {
             // What stood beside the one that broke is likely to be dead, too.
             session.connections.close_idle();
@@ -448,7 +512,8 @@ fn encode<B: Serialize>(
     target: &Target,
     body: &B,
 ) -> Result<Option<(&'static str, Vec<u8>)>, ApiError> {
-    let bytes = serde_json::to_vec(body).map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
+    let bytes = serde_json::to_vec(body)
+        .map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
     Ok(Some(("application/json", bytes)))
 }
 

@@ -17,6 +17,8 @@ mod correlator;
 pub mod error;
 pub mod event_sink;
 pub mod events;
+mod exec_plugin;
+pub mod kubeconfig;
 mod rate;
 pub mod secret;
 pub mod target;
