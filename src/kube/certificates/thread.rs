@@ -117,9 +117,14 @@ impl Certificates {
 }
 
 /// The client certificate to start with: the current one of `store`, or, if that is not there
-/// or has expired, that of the kubeconfig.
+/// or has expired, that of the kubeconfig's credentials.
 #[must_use]
-pub fn client_identity(store: &Store, kubeconfig: Option<Identity>, now: Timestamp) -> Option<Identity> {
+pub fn client_identity(
+    store: &Store,
+    kubeconfig: Option<&transport::api::Identity>,
+    now: Timestamp,
+) -> Option<Identity> {
+    let kubeconfig = kubeconfig.and_then(|identity| Identity::of_client(identity).ok());
     let stored = store.load().unwrap_or_else(|error| {
         log::warn!("{}", chain(&error));
         None
@@ -162,11 +167,7 @@ pub fn spawn(
 }
 
 fn install(client: &Client, identity: &Identity) {
-    let identity = transport::api::Identity {
-        certificate: identity.chain_pem.clone().into_bytes(),
-        key: identity.key_pem.clone().into_bytes(),
-    };
-    if let Err(error) = client.set_identity(identity) {
+    if let Err(error) = client.set_identity(identity.for_client()) {
         log::error!("the new client certificate cannot be used: {error}");
     }
 }
