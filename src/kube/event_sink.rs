@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, Patch};
 use super::error::ApiError;
-use super::events::{EventLog, RecordedEvent};
+use super::events::{self, EventLog, RecordedEvent};
 use super::target::Target;
 use crate::model::event::{EventType, Regarding};
 use crate::model::{api, meta};
@@ -378,12 +378,15 @@ fn body(event: &RecordedEvent) -> api::Event {
 }
 
 fn message(event: &RecordedEvent) -> String {
-    match &event.regarding {
+    let mut message = match &event.regarding {
         Regarding::Manifest { source } if !event.message.contains(source) => {
             format!("{source}: {}", event.message)
         }
         _ => event.message.clone(),
-    }
+    };
+    // What was put in front of it counts, too.
+    events::cut(&mut message);
+    message
 }
 
 #[cfg(test)]

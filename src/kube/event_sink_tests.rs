@@ -131,6 +131,8 @@ fn a_bad_manifest_is_told_on_the_node() {
     assert_eq!(event.message.as_deref(), Some("/m/a.yaml: no kind"));
     let event = body(&recorded(manifest("in /m/a.yaml: no kind"), 1));
     assert_eq!(event.message.as_deref(), Some("in /m/a.yaml: no kind"));
+    let event = body(&recorded(manifest(&"x".repeat(2000)), 1));
+    assert_eq!(event.message.unwrap().len(), 1024);
 }
 
 #[test]

@@ -23,6 +23,15 @@ pub const KEPT: usize = 1000;
 /// Longer messages are cut here: events are for people, and memory is bounded.
 const MESSAGE_BYTES: usize = 1024;
 
+/// Cuts a message that is too long; the mark of it is within the limit, too.
+pub(super) fn cut(message: &mut String) {
+    const MARK: char = '…';
+    if message.len() > MESSAGE_BYTES {
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES - MARK.len_utf8()));
+        message.push(MARK);
+    }
+}
+
 /// The component that events name as their source.
 const COMPONENT: &str = "kubelet";
 
@@ -211,10 +220,7 @@ impl Book {
     /// Takes an event in and returns how it stands now; `None` when its object has had too
     /// many and it is only counted.
     fn record(&mut self, mut event: Event) -> Option<Arc<RecordedEvent>> {
-        if event.message.len() > MESSAGE_BYTES {
-            event.message.truncate(event.message.floor_char_boundary(MESSAGE_BYTES));
-            event.message.push('…');
-        }
+        cut(&mut event.message);
         let told = self.correlator.take(&event)?;
         if let Some(old) = self.by_key.remove(&told.key) {
             self.by_seq.remove(&old);
@@ -498,7 +504,7 @@ mod tests {
     fn long_messages_are_cut_at_a_character() {
         let mut book = Book::new("node");
         let recorded = book.record(event("a", &"ä".repeat(4000), 0)).unwrap();
-        assert!(recorded.message.len() <= MESSAGE_BYTES + '…'.len_utf8());
+        assert!(recorded.message.len() <= MESSAGE_BYTES && recorded.message.ends_with('…'));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::rotation::{self, OpenSigner, Outcome, Rotation};
 use super::signer::{OpenBootstrap, opener};
 use super::store::{self, Identity, Store, facts_of_pem};
 use super::{Error, chain};
+use crate::model::kubeconfig::Kubeconfig;
 use crate::transport::api::Breaker;
 use crate::util::backoff::random_unit;
 use crate::util::stop::{StopToken, Waited};
@@ -32,10 +33,36 @@ pub struct Cluster {
     pub proxy_url: Option<String>,
 }
 
+impl Cluster {
+    /// The cluster of the current context of a kubeconfig that was read from `file`; `None`
+    /// if it names none.
+    #[must_use]
+    pub fn of_kubeconfig(config: &Kubeconfig, file: &Path) -> Option<Cluster> {
+        let wanted = config.current_context.as_deref()?;
+        let context = config.contexts.iter().flatten().find(|one| one.name == wanted)?.context.as_ref()?;
+        let named = config.clusters.iter().flatten().find(|one| one.name == context.cluster)?;
+        let cluster = named.cluster.as_ref()?;
+        let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        let beside = |path: String| file.parent().map_or_else(|| PathBuf::from(&path), |dir| dir.join(&path));
+        let data = cluster.certificate_authority_data.as_ref().filter(|data| !data.0.is_empty());
+        // As JSON the bytes are base64 again.
+        let data = data.and_then(|data| serde_json::to_value(data).ok());
+        Some(Cluster {
+            server: set(&cluster.server)?,
+            ca_file: set(&cluster.certificate_authority).map(beside),
+            ca_data: data.and_then(|data| data.as_str().map(str::to_owned)),
+            insecure: cluster.insecure_skip_tls_verify.unwrap_or_default(),
+            tls_server_name: set(&cluster.tls_server_name),
+            proxy_url: set(&cluster.proxy_url),
+        })
+    }
+}
+
 /// Whether a node must bootstrap although it has a kubeconfig, and why. `client_certificate`
 /// is the PEM that the kubeconfig names or holds.
 #[must_use]
-pub fn why_needed(client_certificate: Option<&str>, now: Timestamp) -> Option<&'static str> {
+pub fn why_needed(client_certificate: Option<&[u8]>, now: Timestamp) -> Option<&'static str> {
     let Some(text) = client_certificate else { return Some("it has no client certificate") };
     match facts_of_pem(text) {
         Err(why) => Some(why),
@@ -94,7 +121,7 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
 }
 
 /// A certificate in `store` that is good for this node now, whoever got it.
-fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
+pub(super) fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
     match store.load() {
         Ok(identity) => identity.filter(|one| !one.facts.is_expired(now) && template.is_met_by(&one.facts)),
         Err(error) => {
@@ -214,6 +241,34 @@ users:
     }
 
     #[test]
+    fn the_cluster_comes_from_the_bootstrap_kubeconfig() {
+        let config = serde_json::json!({
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "other"}, {"name": "k", "cluster": {
+                "server": "https://10.0.0.1:6443",
+                "certificate-authority": "pki/ca.crt",
+                "certificate-authority-data": "QUJD",
+                "proxy-url": "",
+            }}],
+        });
+        let read = |value: &serde_json::Value| serde_json::from_value::<Kubeconfig>(value.clone()).unwrap();
+        let cluster = Cluster::of_kubeconfig(&read(&config), Path::new("/etc/k/bootstrap.conf")).unwrap();
+        let expected = Cluster {
+            server: "https://10.0.0.1:6443".into(),
+            ca_file: Some("/etc/k/pki/ca.crt".into()),
+            ca_data: Some("QUJD".into()),
+            ..Cluster::default()
+        };
+        assert_eq!(cluster, expected);
+        for missing in ["current-context", "contexts", "clusters"] {
+            let mut config = config.clone();
+            config[missing] = serde_json::Value::Null;
+            assert_eq!(Cluster::of_kubeconfig(&read(&config), Path::new("/b")), None, "{missing}");
+        }
+    }
+
+    #[test]
     fn the_first_certificate_is_waited_for_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let store = || Store::new(dir.path(), Purpose::Client);
@@ -248,10 +303,10 @@ users:
         let pem =
             Template::self_signed("n", &super::super::ServingNames::default(), &key, from, day).unwrap();
         let at = |second| from + SignedDuration::from_secs(second);
-        assert_eq!(why_needed(Some(&pem), at(0)), None);
-        assert_eq!(why_needed(Some(&pem), at(86400)), None);
-        assert_eq!(why_needed(Some(&pem), at(86401)), Some("a client certificate has expired"));
-        assert_eq!(why_needed(Some("x"), at(0)), Some("there is no certificate"));
+        assert_eq!(why_needed(Some(pem.as_bytes()), at(0)), None);
+        assert_eq!(why_needed(Some(pem.as_bytes()), at(86400)), None);
+        assert_eq!(why_needed(Some(pem.as_bytes()), at(86401)), Some("a client certificate has expired"));
+        assert_eq!(why_needed(Some(b"x"), at(0)), Some("there is no certificate"));
         assert_eq!(why_needed(None, at(0)), Some("it has no client certificate"));
     }
 }

@@ -241,7 +241,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pki = dir.path().join("pki");
         let first = self_signed_in(&pki, 0);
-        let facts = store::facts_of_pem(&first.certificate_chain_pem).unwrap().remove(0);
+        let facts = store::facts_of_pem(first.certificate_chain_pem.as_bytes()).unwrap().remove(0);
         assert_eq!(
             (facts.dns_names, facts.ips),
             (vec!["node1".to_owned()], vec!["10.0.0.7".parse().unwrap()])

@@ -12,6 +12,7 @@ use jiff::tz::TimeZone;
 
 use super::csr::{PrivateKey, Purpose};
 use super::{Error, Facts};
+use crate::transport;
 use crate::util::atomic_file;
 
 /// Keys are their owner's alone.
@@ -45,6 +46,7 @@ impl Identity {
     /// Takes the certificates and the key out of a PEM text that has both.
     pub(super) fn of_pem(text: &str) -> Result<Identity, &'static str> {
         let blocks = pem::parse_many(text).map_err(|_| "it is not PEM")?;
+        // A file that is named as both certificate and key comes twice.
         let (mut chain_pem, mut key_pem, mut facts) = (String::new(), None, None);
         for block in &blocks {
             match block.tag() {
@@ -52,7 +54,10 @@ impl Identity {
                     if facts.is_none() {
                         facts = Some(Facts::of_der(block.contents()).ok_or("its certificate is damaged")?);
                     }
-                    chain_pem.push_str(&encode(block));
+                    let one = encode(block);
+                    if !chain_pem.contains(&one) {
+                        chain_pem.push_str(&one);
+                    }
                 }
                 // PKCS #8, SEC 1, PKCS #1.
                 "PRIVATE KEY" | "EC PRIVATE KEY" | "RSA PRIVATE KEY" => key_pem = Some(encode(block)),
@@ -64,6 +69,26 @@ impl Identity {
             key_pem: key_pem.ok_or("it has no private key")?,
             facts: facts.ok_or("it has no certificate")?,
         })
+    }
+
+    /// Reads what a kubeconfig names or holds.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn of_client(client: &transport::api::Identity) -> Result<Identity, &'static str> {
+        let text = |bytes| std::str::from_utf8(bytes).map_err(|_| "it is not PEM");
+        Identity::of_pem(&format!("{}\n{}", text(&client.certificate)?.trim_end(), text(&client.key)?))
+    }
+
+    /// For the API client: byte for byte what the current file holds, so that the client, which
+    /// reads that file now and then, finds nothing new in it.
+    pub(super) fn for_client(&self) -> transport::api::Identity {
+        let text = self.file_text().into_bytes();
+        transport::api::Identity { certificate: text.clone(), key: text }
+    }
+
+    fn file_text(&self) -> String {
+        format!("{}{}", self.chain_pem, self.key_pem)
     }
 
     /// Joins an issued chain with the key it was issued for.
@@ -86,7 +111,7 @@ fn encode(block: &pem::Pem) -> String {
 ///
 /// # Errors
 /// When there is no certificate, or one of them is damaged.
-pub fn facts_of_pem(text: &str) -> Result<Vec<Facts>, &'static str> {
+pub fn facts_of_pem(text: &[u8]) -> Result<Vec<Facts>, &'static str> {
     let blocks = pem::parse_many(text).map_err(|_| "it is not PEM")?;
     let facts: Option<Vec<Facts>> = blocks
         .iter()
@@ -143,7 +168,7 @@ impl Store {
         let time = now.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d-%H-%M-%S").to_string();
         let name = format!("{}-{time}.pem", self.purpose.file_prefix());
         let path = self.dir.join(&name);
-        write(&path, &format!("{}{}", identity.chain_pem, identity.key_pem))?;
+        write(&path, &identity.file_text())?;
         // Relative, so that it holds where the directory is mounted elsewhere, too.
         let beside = self.dir.join(format!("{}-updated.pem", self.purpose.file_prefix()));
         let current = self.current_path();
@@ -311,7 +336,15 @@ mod tests {
     fn certificates_of_other_files_are_read() {
         let key = PrivateKey::generate().unwrap();
         let both = format!("{}{}", issue(&key, 0), issue(&key, 5));
-        assert_eq!(facts_of_pem(&both).unwrap().len(), 2);
-        assert_eq!(facts_of_pem(&key.pem()), Err("there is no certificate"));
+        assert_eq!(facts_of_pem(both.as_bytes()).unwrap().len(), 2);
+        assert_eq!(facts_of_pem(key.pem().as_bytes()), Err("there is no certificate"));
+        assert_eq!(facts_of_pem(&[0xff]), Err("there is no certificate"));
+        let identity = Identity::join(issue(&key, 0).as_bytes(), &key).unwrap();
+        assert_eq!(Identity::of_client(&identity.for_client()), Ok(identity.clone()));
+        // What the client is given is what it reads from the file later.
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), Purpose::Client);
+        store.update(&identity, at(0)).unwrap();
+        assert_eq!(fs::read(store.current_path()).unwrap(), identity.for_client().key);
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use jiff::{SignedDuration, Timestamp};
 
+use super::bootstrap::{self, Cluster};
 use super::chain;
 use super::csr::{Purpose, ServingNames, Template};
 use super::rotation::{self, OpenSigner, Outcome, Rotation, Signer};
@@ -39,8 +40,11 @@ pub struct Settings {
 pub struct Renewed {
     /// The one in use; see [`client_identity`].
     pub current: Option<Identity>,
-    /// For when the own credentials have expired.
+    /// For when the own credentials have expired, or there are none yet.
     pub bootstrap: Option<OpenBootstrap>,
+    /// The kubeconfig to write once there is a good certificate: for a node that has none and
+    /// does not wait for [`bootstrap::first_certificate`].
+    pub kubeconfig: Option<(PathBuf, Cluster)>,
 }
 
 /// What the thread works with.
@@ -56,6 +60,7 @@ struct ClientParts {
     /// With the node's own credentials.
     own: Box<dyn Signer + Send>,
     bootstrap: Option<OpenSigner>,
+    kubeconfig: Option<(PathBuf, Cluster)>,
     /// Puts a new certificate to use.
     install: Install,
 }
@@ -112,9 +117,14 @@ impl Certificates {
 }
 
 /// The client certificate to start with: the current one of `store`, or, if that is not there
-/// or has expired, that of the kubeconfig.
+/// or has expired, that of the kubeconfig's credentials.
 #[must_use]
-pub fn client_identity(store: &Store, kubeconfig: Option<Identity>, now: Timestamp) -> Option<Identity> {
+pub fn client_identity(
+    store: &Store,
+    kubeconfig: Option<&transport::api::Identity>,
+    now: Timestamp,
+) -> Option<Identity> {
+    let kubeconfig = kubeconfig.and_then(|identity| Identity::of_client(identity).ok());
     let stored = store.load().unwrap_or_else(|error| {
         log::warn!("{}", chain(&error));
         None
@@ -146,6 +156,7 @@ pub fn spawn(
             current: renewed.current,
             own: signer(&client, &breaker),
             bootstrap: renewed.bootstrap.map(|open| opener(open, &breaker)),
+            kubeconfig: renewed.kubeconfig,
             install: Box::new(move |identity| install(&client, identity)),
         }
     });
@@ -156,11 +167,7 @@ pub fn spawn(
 }
 
 fn install(client: &Client, identity: &Identity) {
-    let identity = transport::api::Identity {
-        certificate: identity.chain_pem.clone().into_bytes(),
-        key: identity.key_pem.clone().into_bytes(),
-    };
-    if let Err(error) = client.set_identity(identity) {
+    if let Err(error) = client.set_identity(identity.for_client()) {
         log::error!("the new client certificate cannot be used: {error}");
     }
 }
@@ -180,8 +187,29 @@ fn start(parts: Parts, on_death: OnDeath) -> std::io::Result<(Running, Certifica
 struct Room {
     certificates: Certificates,
     node_name: String,
-    client: Option<(Rotation, Install)>,
+    client: Option<ClientRoom>,
     serving: Option<(Rotation, Serving)>,
+}
+
+struct ClientRoom {
+    rotation: Rotation,
+    store: Store,
+    kubeconfig: Option<(PathBuf, Cluster)>,
+    install: Install,
+}
+
+impl ClientRoom {
+    /// Writes the kubeconfig if it is still to be written and there is what it points at.
+    fn introduce(&mut self) {
+        let Some((path, cluster)) = &self.kubeconfig else { return };
+        match bootstrap::write_kubeconfig(path, cluster, &self.store) {
+            Ok(()) => {
+                log::info!("the node's kubeconfig is {}", path.display());
+                self.kubeconfig = None;
+            }
+            Err(error) => log::error!("{}", chain(&error)),
+        }
+    }
 }
 
 impl Room {
@@ -189,8 +217,14 @@ impl Room {
         let Parts { cert_dir, node_name, client, serving } = parts;
         let client = client.map(|client| {
             let store = Store::new(&cert_dir, Purpose::Client);
-            let ClientParts { current, own, bootstrap, install } = client;
-            (Rotation::new(store, current, Some(own), bootstrap, random_unit()), install)
+            let ClientParts { current, own, bootstrap, kubeconfig, install } = client;
+            let good = bootstrap::good(&store, &Template::client(&node_name), Timestamp::now()).is_some();
+            let rotation = Rotation::new(store.clone(), current, Some(own), bootstrap, random_unit());
+            let mut client = ClientRoom { rotation, store, kubeconfig, install };
+            if good {
+                client.introduce();
+            }
+            client
         });
         let serving = serving.map(|(serving, signer)| {
             let store = Store::new(&cert_dir, Purpose::Serving);
@@ -218,19 +252,22 @@ impl Room {
     /// Does what is due and says when to come back.
     fn turn(&mut self, now: Timestamp, stop: &StopToken) -> Timestamp {
         let mut due = Timestamp::MAX;
-        if let Some((rotation, install)) = &mut self.client {
+        if let Some(client) = &mut self.client {
             let template = Template::client(&self.node_name);
-            let outcome = rotation.turn(Some(&template), now, random_unit());
+            let outcome = client.rotation.turn(Some(&template), now, random_unit());
             if stop.is_stopped() {
                 return due;
             }
-            rotation::tell(Purpose::Client, &outcome, rotation.failures());
-            if let Outcome::Issued(identity, _) = &outcome {
-                install(identity);
+            rotation::tell(Purpose::Client, &outcome, client.rotation.failures());
+            if let Outcome::Issued(identity, stored) = &outcome {
+                (client.install)(identity);
+                if stored.is_none() {
+                    client.introduce();
+                }
             }
-            due = due.min(rotation.due(Some(&template), now));
+            due = due.min(client.rotation.due(Some(&template), now));
             let numbers = &mut self.certificates.lock().numbers;
-            numbers.client_not_after = rotation.not_after();
+            numbers.client_not_after = client.rotation.not_after();
             numbers.client_errors += u64::from(matches!(outcome, Outcome::Failed(_)));
         }
         if let Some((rotation, serving)) = &mut self.serving {
@@ -273,6 +310,7 @@ mod tests {
                 current: None,
                 own: signer.boxed(),
                 bootstrap: None,
+                kubeconfig: Some((dir.path().join("kubelet.conf"), Cluster::default())),
                 install: Box::new(move |identity| {
                     let _ = installed.send(identity.facts.common_name.clone());
                 }),
@@ -292,6 +330,7 @@ mod tests {
         changed.recv_timeout(limit).unwrap();
         assert_eq!(serving.current().unwrap().generation, 2);
         drop(running);
+        assert!(dir.path().join("kubelet.conf").exists());
         let numbers = certificates.numbers();
         assert!(numbers.client_not_after.is_some() && numbers.serving_not_after.is_some());
         assert_eq!((numbers.client_errors, numbers.serving_errors), (0, 0));
