@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::api::{Kind, NodeApi, NodeError};
+use super::compose::Facts;
 use super::conditions::{News, READY};
 use super::pace::Pace;
 use super::sensors::Sensors;
@@ -94,14 +95,18 @@ impl Reporter {
 
     /// Does what has to be done now.
     pub(super) fn turn(&mut self, now: Instant, at: Timestamp, unit: f64) {
+        let facts = self.sensors.facts();
+        if self.pace.hold(facts.settled && self.watch.ready_for_pods(), now) {
+            return;
+        }
         self.look_at_object();
         if self.registered && self.watch.is_absent() {
             self.lost(now);
         }
-        if !self.registered && !self.register(now, at, unit) {
+        if !self.registered && !self.register(&facts, now, at, unit) {
             return;
         }
-        let ready = match self.report(now, at, unit) {
+        let ready = match self.report(&facts, now, at, unit) {
             Ok(ready) => {
                 self.succeeded();
                 Some(ready)
@@ -131,7 +136,7 @@ impl Reporter {
     }
 
     /// Makes sure that there is an object. `false`: not yet, the pace says when to go on.
-    fn register(&mut self, now: Instant, at: Timestamp, unit: f64) -> bool {
+    fn register(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> bool {
         if self.watch.object().is_some() {
             self.registered = true;
             return true;
@@ -144,11 +149,10 @@ impl Reporter {
         if !self.pace.is_due(now) {
             return false;
         }
-        match self.create(now, at, unit) {
+        match self.create(facts, now, at, unit) {
             Ok(()) => {
                 self.succeeded();
                 self.registered = true;
-                // What was sent may be all there is to say for now.
                 true
             }
             Err(error) => {
@@ -159,10 +163,9 @@ impl Reporter {
         }
     }
 
-    fn create(&mut self, now: Instant, at: Timestamp, unit: f64) -> Result<(), NodeError> {
-        let facts = self.sensors.facts();
+    fn create(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> Result<(), NodeError> {
         let addresses = self.addresses(None);
-        let (node, news) = compose::initial(&self.settings, &facts, addresses, at);
+        let (node, news) = compose::initial(&self.settings, facts, addresses, at);
         match self.api.create(&node) {
             Ok(created) => {
                 log::info!("registered node {}", self.settings.name);
@@ -187,8 +190,7 @@ impl Reporter {
     }
 
     /// Computes the status and writes it if it has to be; returns whether it says ready.
-    fn report(&mut self, now: Instant, at: Timestamp, unit: f64) -> Result<bool, NodeError> {
-        let facts = self.sensors.facts();
+    fn report(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> Result<bool, NodeError> {
         let mut base = self.watch.object();
         let mut attempt = 0;
         loop {
@@ -199,7 +201,7 @@ impl Reporter {
                     std::sync::Arc::new(node)
                 }),
             };
-            let error = match old.and_then(|old| self.write(&old, &facts, now, at, unit)) {
+            let error = match old.and_then(|old| self.write(&old, facts, now, at, unit)) {
                 Ok(ready) => return Ok(ready),
                 Err(error) => error,
             };
@@ -216,7 +218,7 @@ impl Reporter {
     fn write(
         &mut self,
         old: &Node,
-        facts: &compose::Facts,
+        facts: &Facts,
         now: Instant,
         at: Timestamp,
         unit: f64,
