@@ -15,6 +15,7 @@ mod duration;
 pub mod effects;
 pub mod fields;
 pub mod gates;
+pub mod kubeconfig;
 mod kubelet;
 mod load;
 pub mod sysctls;

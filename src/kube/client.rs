@@ -5,6 +5,7 @@ use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::select_biased;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -14,7 +15,7 @@ use super::rate::Bucket;
 use super::secret::Secret;
 use super::target::{Target, query};
 use crate::transport::api::{Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use};
-use crate::util::stop::Waited;
+use crate::util::stop::{self, StopSource, StopToken, Waited};
 
 /// A request with its answer, unless [`Client::with_limits`] says otherwise: what API
 /// servers grant themselves.
@@ -38,32 +39,41 @@ pub struct Credentials {
     pub endpoint: Endpoint,
     /// Before every path, without a slash at its end; mostly empty.
     pub base_path: String,
-    /// The source of a bearer token, if we have one.
-    pub token: Option<Arc<dyn TokenSource>>,
+    /// The source of a bearer token or of certificates, if we have one.
+    pub token: Option<Arc<dyn CredentialSource>>,
 }
 
-/// Supplies bearer tokens.
-pub trait TokenSource: fmt::Debug + Send + Sync {
-    /// The token for the next request. May block within `deadline`.
+/// Supplies credentials that do not last.
+pub trait CredentialSource: fmt::Debug + Send + Sync {
+    /// What counts for the next request. May block, but ends when `breaker` is tripped.
     ///
     /// # Errors
-    /// When there is none, in words.
-    fn token(&self, deadline: Instant, breaker: &Breaker) -> Result<Secret<String>, String>;
+    /// When there is nothing, in words.
+    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, String>;
 
-    /// The server did not accept `token`. Returns whether asking again may help.
-    fn refused(&self, token: &Secret<String>) -> bool;
+    /// The server did not accept `issued`. Returns whether asking again may help.
+    fn refused(&self, issued: &Issued) -> bool;
+}
+
+/// What a [`CredentialSource`] gives out.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Issued {
+    /// A bearer token.
+    pub token: Option<Secret<String>>,
+    /// A client certificate; `None`: the one in use stays.
+    pub identity: Option<Identity>,
 }
 
 /// A token that does not change.
 #[derive(Debug)]
 pub struct StaticToken(pub Secret<String>);
 
-impl TokenSource for StaticToken {
-    fn token(&self, _: Instant, _: &Breaker) -> Result<Secret<String>, String> {
-        Ok(self.0.clone())
+impl CredentialSource for StaticToken {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+        Ok(Issued { token: Some(self.0.clone()), identity: None })
     }
 
-    fn refused(&self, _: &Secret<String>) -> bool {
+    fn refused(&self, _: &Issued) -> bool {
         false
     }
 }
@@ -89,6 +99,9 @@ struct Session {
     credentials: Credentials,
     connections: Connections,
     origin: String,
+    /// Dropped when other credentials take over, which ends the waits for better times.
+    current: Mutex<Option<StopSource>>,
+    superseded: StopToken,
 }
 
 impl Session {
@@ -98,7 +111,9 @@ impl Session {
         let scheme = if *https { "https" } else { "http" };
         let host = crate::transport::dial::join_host_port(host, *port);
         let origin = format!("{scheme}://{host}");
-        Ok(Session { generation, credentials, connections, origin })
+        let (source, superseded) = stop::pair();
+        let current = Mutex::new(Some(source));
+        Ok(Session { generation, credentials, connections, origin, current, superseded })
     }
 }
 
@@ -290,6 +305,7 @@ impl Client {
             let session = Session::new(place.generation + 1, change(&place.credentials))?;
             std::mem::replace(&mut *place, Arc::new(session))
         };
+        old.current.lock().unwrap_or_else(PoisonError::into_inner).take();
         old.connections.close_idle();
         self.shared.breaker.break_streams();
         Ok(())
@@ -306,12 +322,20 @@ impl Client {
         self.session().origin.clone()
     }
 
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout
+    /// Waits, but not longer than the credentials last.
+    pub(super) fn pause(&self, limit: Duration) -> Waited {
+        let session = self.session();
+        select_biased! {
+            recv(self.breaker.token().signal()) -> _ => Waited::Stopped,
+            recv(session.superseded.signal()) -> _ => Waited::TimedOut,
+            default(limit) => Waited::TimedOut,
+        }
     }
 
-    pub(super) fn own_breaker(&self) -> &Breaker {
-        &self.breaker
+    /// Whether it was shut down, or the part of it that a breaker ends.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.breaker.is_tripped()
     }
 
     fn session(&self) -> Arc<Session> {
@@ -320,17 +344,19 @@ impl Client {
 
     fn object<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, ApiError> {
         let mut response = self.send(call)?;
-        let value = parse(&mut response.body).map_err(|wrong| self.unreadable(call, &wrong))?;
-        serde_json::from_value(value).map_err(|error| ApiError::form(call.attempt(), error.to_string()))
+        let value = parse(&mut response.body).map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
+        serde_json::from_value(value)
+            .map_err(|error| ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}")))
     }
 
-    fn unreadable(&self, call: &Call<'_>, wrong: &Unreadable) -> ApiError {
+    /// Why the body of an answer came to nothing.
+    pub(super) fn unreadable(&self, verb: &str, target: &Target, wrong: Unreadable) -> ApiError {
+        let attempt = format!("{verb} {target}");
         match wrong {
             Unreadable::Broken(error) => {
-                let url = format!("{}{}", self.session().origin, call.target.path());
-                ApiError::transport(call.attempt(), url, error.clone())
+                ApiError::transport(attempt, format!("{}{}", self.session().origin, target.path()), error)
             }
-            Unreadable::Form(what) => ApiError::form(call.attempt(), what.clone()),
+            Unreadable::Form(what) => ApiError::form(attempt, what),
         }
     }
 
@@ -348,22 +374,19 @@ impl Client {
             if self.breaker.is_tripped() {
                 return Err(stopping());
             }
-            let session = self.session();
+            let mut session = self.session();
             let deadline = Instant::now() + self.timeout;
-            let source = session.credentials.token.as_ref();
-            let token = source
-                .map(|source| source.token(deadline, &self.breaker))
-                .transpose()
-                .map_err(|what| ApiError::credentials(call.attempt(), what))?;
-            let mut response = self.ask(&session, call, token.as_ref(), deadline)?;
+            let source = session.credentials.token.clone();
+            let issued = match &source {
+                Some(source) => self.issue(&mut session, source.as_ref(), deadline, call)?,
+                None => Issued::default(),
+            };
+            let mut response = self.ask(&session, call, issued.token.as_ref(), deadline)?;
             let status = response.status;
             if (200..300).contains(&status) {
                 return Ok(response);
             }
-            if status == 401
-                && !refreshed
-                && source.zip(token.as_ref()).is_some_and(|(source, token)| source.refused(token))
-            {
+            if status == 401 && !refreshed && source.is_some_and(|source| source.refused(&issued)) {
                 refreshed = true;
                 drain(&mut response.body);
                 continue;
@@ -376,7 +399,7 @@ impl Client {
                 retries += 1;
                 drain(&mut response.body);
                 log::debug!("{}: status {status}, again in {after:?}", call.attempt());
-                if self.breaker.token().wait(after) == Waited::Stopped {
+                if self.pause(after) == Waited::Stopped {
                     return Err(stopping());
                 }
                 continue;
@@ -385,6 +408,34 @@ impl Client {
             let _ = response.body.by_ref().take(MAX_ERROR_BYTES).read_to_end(&mut body);
             return Err(ApiError::from_answer(call.attempt(), status, &body, after));
         }
+    }
+
+    /// Asks the source what counts now, and changes to another certificate if it says so.
+    fn issue(
+        &self,
+        session: &mut Arc<Session>,
+        source: &dyn CredentialSource,
+        deadline: Instant,
+        call: &Call<'_>,
+    ) -> Result<Issued, ApiError> {
+        let issued = source
+            .current(deadline, &self.breaker)
+            .map_err(|what| match self.breaker.is_tripped() {
+                true => ApiError::stopping(call.attempt()),
+                false => ApiError::credentials(call.attempt(), what),
+            })?;
+        let present = &session.credentials.endpoint;
+        if let Some(identity) = issued.identity.as_ref().filter(|other| Some(*other) != present.identity.as_ref()) {
+            match self.set_identity(identity.clone()) {
+                Ok(()) => *session = self.session(),
+                // Half-written files: the next look will find them whole.
+                Err(error) if present.identity.is_some() => {
+                    log::error!("{error}; going on with the old certificate");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(issued)
     }
 
     fn ask(
@@ -453,17 +504,18 @@ pub(super) enum Unreadable {
     Form(String),
 }
 
-/// Reads a JSON document straight from the connection.
-pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
-    let outcome = {
-        let limited = std::io::BufReader::with_capacity(8 * 1024, body.take(MAX_BODY_BYTES));
-        serde_json::from_reader::<_, Value>(limited)
-    };
-    outcome.map_err(|error| {
-        if error.is_io() || error.is_eof() {
+impl Unreadable {
+    pub(super) fn new(body: &mut Body, error: serde_json::Error) -> Unreadable {
+        if error.is_io() {
             Unreadable::Broken(body.failed(&std::io::Error::from(error)))
         } else {
-            Unreadable::Form(error.to_string())
+            Unreadable::Form(format!("the answer is no object of this kind: {error}"))
         }
-    })
+    }
+}
+
+/// Reads a JSON document straight from the connection.
+pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
+    let outcome = serde_json::from_reader::<_, Value>(body.by_ref().take(MAX_BODY_BYTES));
+    outcome.map_err(|error| Unreadable::new(body, error))
 }

@@ -14,6 +14,8 @@ pub mod client;
 mod correlator;
 pub mod error;
 pub mod events;
+mod exec_plugin;
+pub mod kubeconfig;
 mod rate;
 pub mod secret;
 pub mod target;

@@ -5,6 +5,7 @@ pub mod event;
 pub mod expand;
 pub mod fields;
 pub mod ids;
+pub mod kubeconfig;
 pub mod labels;
 pub mod log_line;
 pub mod metrics;

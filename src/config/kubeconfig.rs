@@ -1,0 +1,115 @@
+//! Reading a kubeconfig; what it means is room `kube`'s business.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::load::{Problem, read_file};
+use super::yaml;
+use crate::model::kubeconfig::Kubeconfig;
+
+/// Reads the file. Unknown keys are passed over, as upstream does.
+///
+/// # Errors
+/// When it cannot be read or is no kubeconfig.
+pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
+    let place = file.display().to_string();
+    let problem = |place: &str, field: &str, message: String| Problem {
+        place: place.to_owned(),
+        field: field.to_owned(),
+        message,
+    };
+    let bytes = read_file(file).map_err(|message| problem(&place, "", message))?;
+    let mut documents = yaml::parse_bytes(&bytes)
+        .map_err(|error| problem(&format!("{place}:{}", error.line), "", error.message))?
+        .into_iter();
+    // Only the first document counts; none at all is an empty configuration.
+    let value = documents.next().map_or_else(|| serde_json::json!({}), |document| document.value);
+    for (field, known) in [("kind", "Config"), ("apiVersion", "v1")] {
+        let wrong = value.get(field).filter(|value| !value.is_null() && value.as_str() != Some(known));
+        if let Some(Value::String(wrong)) = wrong.filter(|value| value.as_str() != Some("")) {
+            return Err(problem(&place, field, format!("{wrong:?} is not {known:?}")));
+        }
+    }
+    // The decoder's words may quote a value, and values may be secrets.
+    part(&value, "").map_err(|_| wrong_part(&value, &place))
+}
+
+fn part<T: serde::de::DeserializeOwned>(value: &Value, pointer: &str) -> Result<T, ()> {
+    let found = value.pointer(pointer).cloned().unwrap_or_default();
+    serde_json::from_value(found).map_err(drop)
+}
+
+/// Finds out which part is no good, to name it without showing it.
+fn wrong_part(value: &Value, place: &str) -> Problem {
+    let message = "is not what it should be (a value of another type, or data that is not base64)".to_owned();
+    let problem = |field: String| Problem { place: place.to_owned(), field, message: message.clone() };
+    for (list, inner) in [("clusters", "cluster"), ("users", "user"), ("contexts", "context")] {
+        let Some(items) = value.get(list).and_then(Value::as_array) else { continue };
+        for (index, item) in items.iter().enumerate() {
+            let Some(fields) = item.get(inner).and_then(Value::as_object) else { continue };
+            for (field, value) in fields {
+                let alone = serde_json::json!({ list: [{ inner: { field.as_str(): value } }] });
+                if part::<Kubeconfig>(&alone, "").is_err() {
+                    return problem(format!("{list}[{index}].{inner}.{field}"));
+                }
+            }
+        }
+    }
+    let field = ["clusters", "users", "contexts", "current-context"].into_iter().find(|field| {
+        let alone = serde_json::json!({ *field: value.get(*field) });
+        part::<Kubeconfig>(&alone, "").is_err()
+    });
+    problem(field.unwrap_or_default().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Kubeconfig, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        load(file.path()).map_err(|problem| problem.to_string().replace(&file.path().display().to_string(), "F"))
+    }
+
+    #[test]
+    fn a_file_as_kubeadm_writes_it() {
+        let config = read(
+            "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: cGVt\n    \
+             server: https://10.0.0.1:6443\n  name: kubernetes\ncontexts:\n- context:\n    cluster: kubernetes\n    \
+             user: system:node:n1\n  name: system:node:n1@kubernetes\ncurrent-context: system:node:n1@kubernetes\n\
+             kind: Config\npreferences: {}\nusers:\n- name: system:node:n1\n  user:\n    \
+             client-certificate: /var/lib/kubelet/pki/kubelet-client-current.pem\n    \
+             client-key: /var/lib/kubelet/pki/kubelet-client-current.pem\n",
+        )
+        .unwrap();
+        assert_eq!(config.current_context.as_deref(), Some("system:node:n1@kubernetes"));
+        let cluster = config.clusters.unwrap()[0].cluster.clone().unwrap();
+        assert_eq!(cluster.certificate_authority_data.unwrap().0, b"pem");
+        assert_eq!(config.contexts.unwrap()[0].context.clone().unwrap().user, "system:node:n1");
+        let user = config.users.unwrap()[0].user.clone().unwrap();
+        assert!(user.client_key.unwrap().ends_with("current.pem"));
+    }
+
+    #[test]
+    fn what_is_none_is_told_without_its_secrets() {
+        assert!(read("").unwrap().current_context.is_none());
+        assert!(read("{\"clusters\": null, \"users\": []}").is_ok());
+        for (text, expected) in [
+            ("a: [", "F:1: "),
+            ("kind: Pod", "F: kind: \"Pod\" is not \"Config\""),
+            ("- a", "F: is not what it should be"),
+            ("users: 7", "F: users: is not what it should be"),
+            ("users:\n- name: a\n  user:\n    token: [sesame]", "F: users[0].user.token: is not what it should be"),
+            (
+                "clusters:\n- {}\n- cluster:\n    certificate-authority-data: '!sesame'",
+                "F: clusters[1].cluster.certificate-authority-data: is not",
+            ),
+        ] {
+            let error = read(text).err().unwrap_or_default();
+            assert!(error.starts_with(expected) && !error.contains("sesame"), "{text}: {error}");
+        }
+        assert!(load(Path::new("/no/such/file")).is_err_and(|problem| problem.message.starts_with("cannot be read")));
+    }
+}

@@ -1,0 +1,353 @@
+//! Programs that print credentials (Go: client-go/plugin/pkg/client/auth/exec).
+
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::client::{CredentialSource, Issued};
+use super::secret::Secret;
+use crate::model::kubeconfig::{Cluster, Exec};
+use crate::transport::api::{Breaker, Identity};
+use crate::util::child::{self, Limits};
+use crate::util::timers;
+
+const V1: &str = "client.authentication.k8s.io/v1";
+const V1BETA1: &str = "client.authentication.k8s.io/v1beta1";
+const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
+/// Of what a failing program says, as much is passed on.
+const STDERR_SHOWN: usize = 300;
+
+/// One program, and what it said last. At most one process of it runs at a time.
+pub(super) struct ExecPlugin {
+    exec: Exec,
+    api_version: &'static str,
+    /// What `KUBERNETES_EXEC_INFO` says.
+    info: String,
+    last: Mutex<Option<Answer>>,
+    /// Holds the one turn that there is.
+    turns: (Sender<()>, Receiver<()>),
+}
+
+#[derive(Clone)]
+struct Answer {
+    issued: Issued,
+    expires: Option<Timestamp>,
+}
+
+/// What the program prints.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Printed {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    api_version: String,
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    expiration_timestamp: Option<Timestamp>,
+    token: Option<String>,
+    client_certificate_data: Option<String>,
+    client_key_data: Option<String>,
+}
+
+impl fmt::Debug for ExecPlugin {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "ExecPlugin({})", self.exec.command)
+    }
+}
+
+impl ExecPlugin {
+    /// A program that was not started yet. A relative path starts at `directory`; a bare
+    /// name is looked up in `PATH`.
+    pub(super) fn new(
+        exec: &Exec,
+        directory: &Path,
+        cluster: &Cluster,
+        roots: Option<Vec<u8>>,
+    ) -> Result<ExecPlugin, String> {
+        let mut exec = exec.clone();
+        if exec.command.is_empty() {
+            return Err("command must be specified to use exec authentication plugin".to_owned());
+        }
+        if exec.command.contains('/') {
+            exec.command = directory.join(&exec.command).display().to_string();
+        }
+        let api_version = match exec.api_version.as_deref().unwrap_or_default() {
+            V1 => V1,
+            V1BETA1 => V1BETA1,
+            "" => return Err("apiVersion must be specified to use exec authentication plugin".to_owned()),
+            other => return Err(format!("exec plugin: invalid apiVersion {other:?}")),
+        };
+        if exec.env.iter().flatten().any(|variable| variable.name.is_empty()) {
+            return Err("env variable name must be specified to use exec authentication plugin".to_owned());
+        }
+        match exec.interactive_mode.as_deref().unwrap_or_default() {
+            "Never" | "IfAvailable" => {}
+            "" if api_version == V1BETA1 => {}
+            "" => return Err("interactiveMode must be specified to use exec authentication plugin".to_owned()),
+            "Always" => return Err("exec plugin cannot support interactive mode: a node has no terminal".to_owned()),
+            other => return Err(format!("invalid interactiveMode {other:?}")),
+        }
+        let mut spec = json!({"interactive": false});
+        if exec.provide_cluster_info {
+            let mut told = json!({"server": cluster.server});
+            if let Some(map) = told.as_object_mut() {
+                let name = cluster.tls_server_name.clone().filter(|name| !name.is_empty());
+                map.extend(name.map(|name| ("tls-server-name".to_owned(), Value::String(name))));
+                if cluster.insecure_skip_tls_verify == Some(true) {
+                    map.insert("insecure-skip-tls-verify".to_owned(), Value::Bool(true));
+                }
+                let roots = roots.and_then(|pem| serde_json::to_value(ByteString(pem)).ok());
+                map.extend(roots.map(|roots| ("certificate-authority-data".to_owned(), roots)));
+            }
+            if let Some(spec) = spec.as_object_mut() {
+                spec.insert("cluster".to_owned(), told);
+            }
+        }
+        let info = json!({"kind": "ExecCredential", "apiVersion": api_version, "spec": spec}).to_string();
+        let turns = bounded(1);
+        // Holds one, so there is room.
+        let _ = turns.0.try_send(());
+        Ok(ExecPlugin { exec, api_version, info, last: Mutex::new(None), turns })
+    }
+
+    fn last(&self, now: Timestamp) -> Option<Issued> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = last.as_ref().filter(|answer| answer.expires.is_none_or(|expires| now < expires));
+        fresh.map(|answer| answer.issued.clone())
+    }
+
+    fn run(&self, breaker: &Breaker) -> Result<Answer, String> {
+        let mut command = Command::new(&self.exec.command);
+        command.args(self.exec.args.iter().flatten());
+        command.envs(self.exec.env.iter().flatten().map(|variable| (&variable.name, &variable.value)));
+        command.env("KUBERNETES_EXEC_INFO", &self.info);
+        let output = child::run(&mut command, &[], LIMITS, breaker.token()).map_err(|error| {
+            let hint = self.exec.install_hint.as_deref().filter(|_| error.is_missing());
+            format!("getting credentials: exec: {error}{}", hint.map(|hint| format!("\n\n{hint}")).unwrap_or_default())
+        })?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said: String = said.trim().chars().take(STDERR_SHOWN).flat_map(char::escape_debug).collect();
+            let program = &self.exec.command;
+            return Err(format!("getting credentials: exec: executable {program} failed with {}: {said}", output.status));
+        }
+        self.read(&output.stdout).map_err(|what| format!("getting credentials: {what}"))
+    }
+
+    fn read(&self, stdout: &[u8]) -> Result<Answer, String> {
+        // The decoder's own words may quote the answer, and with it a token.
+        let printed: Printed = serde_json::from_slice(stdout).map_err(|error| {
+            format!("decoding stdout: no ExecCredential (line {}, column {})", error.line(), error.column())
+        })?;
+        if printed.kind != "ExecCredential" {
+            return Err(format!("exec plugin returned kind {:?} instead of ExecCredential", printed.kind));
+        }
+        if printed.api_version != self.api_version {
+            return Err(format!(
+                "exec plugin is configured to use API version {}, plugin returned version {}",
+                self.api_version, printed.api_version
+            ));
+        }
+        let status = printed.status.ok_or("exec plugin didn't return a status field")?;
+        let set = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let token = set(status.token).map(Secret::new);
+        let identity = match (set(status.client_certificate_data), set(status.client_key_data)) {
+            (Some(certificate), Some(key)) => {
+                Some(Identity { certificate: certificate.into_bytes(), key: key.into_bytes() })
+            }
+            (None, None) => None,
+            _ => return Err("exec plugin returned only certificate or key, not both".to_owned()),
+        };
+        if token.is_none() && identity.is_none() {
+            return Err("exec plugin didn't return a token or cert/key pair".to_owned());
+        }
+        Ok(Answer { issued: Issued { token, identity }, expires: status.expiration_timestamp })
+    }
+}
+
+/// Gives the turn back.
+struct Turn<'a>(&'a Sender<()>);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.try_send(());
+    }
+}
+
+impl CredentialSource for ExecPlugin {
+    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, String> {
+        if let Some(issued) = self.last(Timestamp::now()) {
+            return Ok(issued);
+        }
+        let late = timers::at(Some(deadline));
+        select_biased! {
+            recv(breaker.token().signal()) -> _ => return Err("the agent is stopping".to_owned()),
+            recv(self.turns.1) -> _ => {}
+            recv(late) -> _ => return Err(format!("{} did not end in time", self.exec.command)),
+        }
+        let _turn = Turn(&self.turns.0);
+        // Who waited finds the answer there.
+        if let Some(issued) = self.last(Timestamp::now()) {
+            return Ok(issued);
+        }
+        let answer = self.run(breaker)?;
+        let issued = answer.issued.clone();
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        Ok(issued)
+    }
+
+    fn refused(&self, issued: &Issued) -> bool {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        // Somebody may have asked anew in between.
+        if last.as_ref().is_some_and(|answer| answer.issued == *issued) {
+            *last = None;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::kubeconfig::ExecVariable;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn exec(command: &str) -> Exec {
+        Exec {
+            command: command.to_owned(),
+            api_version: Some(V1.to_owned()),
+            interactive_mode: Some("Never".to_owned()),
+            provide_cluster_info: true,
+            args: Some(vec!["an arg".to_owned()]),
+            env: Some(vec![ExecVariable { name: "OWN".to_owned(), value: "mine".to_owned() }]),
+            install_hint: Some("install it".to_owned()),
+        }
+    }
+
+    /// A script that appends what it was told to `log` and then runs `body`.
+    fn script(body: &str) -> (tempfile::TempDir, Exec) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("plugin");
+        let log = dir.path().join("log");
+        let text = format!("#!/bin/sh\necho \"$OWN $1 $KUBERNETES_EXEC_INFO\" >> {}\n{body}\n", log.display());
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let exec = exec("./plugin");
+        (dir, exec)
+    }
+
+    fn plugin(dir: &Path, exec: &Exec) -> ExecPlugin {
+        let cluster = Cluster { server: Some("https://h".to_owned()), ..Cluster::default() };
+        ExecPlugin::new(exec, dir, &cluster, Some(b"pem".to_vec())).unwrap()
+    }
+
+    fn current(plugin: &ExecPlugin) -> Result<Issued, String> {
+        plugin.current(Instant::now() + Duration::from_secs(30), &Breaker::default())
+    }
+
+    fn printed(status: &Value) -> String {
+        let all = json!({"kind": "ExecCredential", "apiVersion": V1, "status": status});
+        format!("cat <<'END'\n{all}\nEND")
+    }
+
+    #[test]
+    fn an_answer_counts_until_it_expires_or_is_refused() {
+        let (dir, exec) = script(&printed(&json!({"token": "sesame", "expirationTimestamp": "2999-01-01T00:00:00Z"})));
+        let plugin = plugin(dir.path(), &exec);
+        let runs = || std::fs::read_to_string(dir.path().join("log")).unwrap().lines().count();
+        let first = current(&plugin).unwrap();
+        assert_eq!(first.token.as_ref().unwrap().reveal(), "sesame");
+        assert!(!format!("{first:?} {plugin:?}").contains("sesame"));
+        current(&plugin).unwrap();
+        assert_eq!(runs(), 1);
+        assert!(plugin.refused(&first));
+        current(&plugin).unwrap();
+        assert_eq!(runs(), 2);
+        let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+        let (before, info) = log.lines().next().unwrap().split_once('{').unwrap();
+        assert_eq!(before, "mine an arg ");
+        let info: Value = serde_json::from_str(&format!("{{{info}")).unwrap();
+        let cluster = json!({"server": "https://h", "certificate-authority-data": "cGVt"});
+        assert_eq!(info["spec"], json!({"interactive": false, "cluster": cluster}));
+        assert_eq!(info["apiVersion"], V1);
+
+        let (dir, exec) = script(&printed(&json!({"token": "old", "expirationTimestamp": "1999-01-01T00:00:00Z"})));
+        let plugin = self::plugin(dir.path(), &exec);
+        current(&plugin).unwrap();
+        current(&plugin).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join("log")).unwrap().lines().count(), 2);
+    }
+
+    #[test]
+    fn certificates_come_in_pairs() {
+        let (dir, exec) = script(&printed(&json!({"clientCertificateData": "C", "clientKeyData": "K"})));
+        let issued = current(&plugin(dir.path(), &exec)).unwrap();
+        let expected = Identity { certificate: b"C".to_vec(), key: b"K".to_vec() };
+        assert_eq!((issued.token, issued.identity), (None, Some(expected)));
+    }
+
+    #[test]
+    fn answers_that_are_none() {
+        let other = json!({"kind": "ExecCredential", "apiVersion": V1BETA1, "status": {"token": "sesame"}});
+        for (body, expected) in [
+            (printed(&json!({})), "exec plugin didn't return a token or cert/key pair"),
+            (printed(&Value::Null), "exec plugin didn't return a status field"),
+            (printed(&json!({"clientKeyData": "K"})), "exec plugin returned only certificate or key, not both"),
+            (printed(&json!({"token": ["sesame"]})), "decoding stdout: no ExecCredential (line 1, column"),
+            (format!("echo '{other}'"), "exec plugin is configured to use API version client.authentication.k8s.io/v1, plugin returned"),
+            ("echo '{\"kind\":\"Pod\"}'".to_owned(), "exec plugin returned kind \"Pod\""),
+            ("echo oops >&2; exit 3".to_owned(), "failed with exit status: 3: oops"),
+        ] {
+            let (dir, exec) = script(&body);
+            let error = current(&plugin(dir.path(), &exec)).unwrap_err();
+            assert!(error.contains(expected) && !error.contains("sesame"), "{error}");
+        }
+        let error = current(&plugin(Path::new("/"), &exec("no-such-program-at-all"))).unwrap_err();
+        assert!(error.ends_with("install it"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_hangs_ends_with_the_breaker() {
+        let (dir, exec) = script("exec sleep 600");
+        let plugin = plugin(dir.path(), &exec);
+        let breaker = Breaker::default();
+        breaker.trip();
+        assert!(plugin.current(Instant::now() + Duration::from_secs(30), &breaker).is_err());
+    }
+
+    #[test]
+    fn settings_that_do_not_do() {
+        let new = |exec: &Exec| ExecPlugin::new(exec, Path::new("/"), &Cluster::default(), None).map(drop);
+        let base = exec("x");
+        let with = |change: fn(&mut Exec)| {
+            let mut exec = base.clone();
+            change(&mut exec);
+            new(&exec)
+        };
+        assert_eq!(new(&base), Ok(()));
+        assert_eq!(with(|exec| exec.interactive_mode = Some("IfAvailable".to_owned())), Ok(()));
+        for (outcome, expected) in [
+            (with(|exec| exec.command.clear()), "command must be specified"),
+            (with(|exec| exec.api_version = None), "apiVersion must be specified"),
+            (with(|exec| exec.api_version = Some("v1alpha1".to_owned())), "invalid apiVersion"),
+            (with(|exec| exec.interactive_mode = None), "interactiveMode must be specified"),
+            (with(|exec| exec.interactive_mode = Some("Always".to_owned())), "no terminal"),
+            (with(|exec| exec.env = Some(vec![ExecVariable::default()])), "env variable name"),
+        ] {
+            assert!(outcome.as_ref().is_err_and(|error| error.contains(expected)), "{outcome:?}");
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! From a kubeconfig to credentials (Go: client-go/tools/clientcmd).
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::client::{CredentialSource, Credentials, Issued};
+use super::exec_plugin::ExecPlugin;
+use super::secret::Secret;
+use crate::model::kubeconfig::{Cluster, Kubeconfig, User};
+use crate::transport::api::{Breaker, Endpoint, Identity, Roots};
+
+/// A token file is read again after this time.
+const TOKEN_PERIOD: Duration = Duration::from_secs(60);
+/// Certificate files are.
+const IDENTITY_PERIOD: Duration = Duration::from_secs(300);
+/// Where a pod finds what it may show.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// Why a kubeconfig does not lead to a server.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KubeconfigError {
+    /// The context, or what it names, is not there.
+    #[error("{kind} {name:?} does not exist")]
+    Missing {
+        /// `context`, `cluster` or `user`.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// A name stands for two things.
+    #[error("duplicate name {name:?} in list of {kind}s")]
+    Duplicate {
+        /// `context`, `cluster` or `user`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// There is nothing to go by.
+    #[error("no configuration has been provided: current-context is not set")]
+    Empty,
+    /// A cluster's field.
+    #[error("cluster {cluster:?}: {what}")]
+    Cluster {
+        /// Its name.
+        cluster: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A user's field.
+    #[error("user {user:?}: {what}")]
+    User {
+        /// Its name.
+        user: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file that it names cannot be read.
+    #[error("unable to read {field} {path}: {error}")]
+    File {
+        /// The key.
+        field: &'static str,
+        /// The file.
+        path: String,
+        /// Why.
+        error: String,
+    },
+    /// Not in a pod.
+    #[error("unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined")]
+    NotInCluster,
+}
+
+/// What `config`, which was read from `file`, says of the current context. Relative paths
+/// start at the file's directory.
+///
+/// # Errors
+/// When something is missing, contradictory, unreadable or not supported.
+pub fn credentials(config: &Kubeconfig, file: &Path) -> Result<Credentials, KubeconfigError> {
+    let context_name = config.current_context.as_deref().filter(|name| !name.is_empty());
+    let context_name = context_name.ok_or(KubeconfigError::Empty)?;
+    let contexts = config.contexts.iter().flatten().map(|one| (one.name.as_str(), one.context.as_ref()));
+    let context = find("context", contexts, context_name)?.cloned().unwrap_or_default();
+    let clusters = config.clusters.iter().flatten().map(|one| (one.name.as_str(), one.cluster.as_ref()));
+    let cluster = find("cluster", clusters, &context.cluster)?.cloned().unwrap_or_default();
+    let user = match context.user.as_str() {
+        "" => User::default(),
+        name => {
+            let users = config.users.iter().flatten().map(|one| (one.name.as_str(), one.user.as_ref()));
+            find("user", users, name)?.cloned().unwrap_or_default()
+        }
+    };
+    let directory = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let directory = directory.parent().map_or_else(PathBuf::new, Path::to_owned);
+    let place = |path: &str| directory.join(path);
+    let (mut credentials, roots_pem) = endpoint(&cluster, &context.cluster, &place)?;
+    let user_error = |what: &str| KubeconfigError::User { user: context.user.clone(), what: what.to_owned() };
+    reject(&user).map_err(user_error)?;
+    let identity = identity(&user, &place, &user_error)?;
+    let token = match (set(&user.token_file), set(&user.token)) {
+        (Some(path), _) => Some(Token::File(TokenFile::new(place(path)))),
+        (None, Some(token)) => Some(Token::Fixed(Secret::new(token.to_owned()))),
+        (None, None) => None,
+    };
+    if let Some(exec) = &user.exec {
+        let plugin = ExecPlugin::new(exec, &directory, &cluster, roots_pem).map_err(|what| user_error(&what))?;
+        credentials.token = Some(Arc::new(plugin));
+        return Ok(credentials);
+    }
+    let certificate_files = match &identity {
+        Some(Certificate { now, files }) => {
+            credentials.endpoint.identity = Some(now.clone());
+            files.clone()
+        }
+        None => None,
+    };
+    if token.is_some() || certificate_files.is_some() {
+        let now = credentials.endpoint.identity.clone();
+        let identity = certificate_files.map(|paths| IdentityFiles::new(paths, now));
+        credentials.token = Some(Arc::new(Files { token, identity }));
+    }
+    Ok(credentials)
+}
+
+/// The credentials of a pod's service account.
+///
+/// # Errors
+/// When this process is in no pod.
+pub fn in_cluster() -> Result<Credentials, KubeconfigError> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let host = variable("KUBERNETES_SERVICE_HOST");
+    let port = variable("KUBERNETES_SERVICE_PORT").and_then(|port| port.parse().ok());
+    let (Some(host), Some(port)) = (host, port) else { return Err(KubeconfigError::NotInCluster) };
+    service_account(host, port, Path::new(SERVICE_ACCOUNT))
+}
+
+fn service_account(host: String, port: u16, directory: &Path) -> Result<Credentials, KubeconfigError> {
+    let pem = read("certificate-authority", &directory.join("ca.crt"))?;
+    let token = TokenFile::new(directory.join("token"));
+    let endpoint = Endpoint { https: true, host, port, roots: Roots::Pem(pem), server_name: None, identity: None };
+    let files = Files { token: Some(Token::File(token)), identity: None };
+    Ok(Credentials { endpoint, base_path: String::new(), token: Some(Arc::new(files)) })
+}
+
+fn find<'a, T>(
+    kind: &'static str,
+    all: impl Iterator<Item = (&'a str, Option<&'a T>)>,
+    name: &str,
+) -> Result<Option<&'a T>, KubeconfigError> {
+    let mut fits = all.filter(|(one, _)| *one == name).map(|(_, value)| value);
+    let found = fits.next().ok_or_else(|| KubeconfigError::Missing { kind, name: name.to_owned() })?;
+    match fits.next() {
+        Some(_) => Err(KubeconfigError::Duplicate { kind, name: name.to_owned() }),
+        None => Ok(found),
+    }
+}
+
+fn set(text: &Option<String>) -> Option<&str> {
+    text.as_deref().filter(|text| !text.is_empty())
+}
+
+fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, KubeconfigError> {
+    std::fs::read(path).map_err(|error| KubeconfigError::File {
+        field,
+        path: path.display().to_string(),
+        error: error.to_string(),
+    })
+}
+
+type Place<'a> = &'a dyn Fn(&str) -> PathBuf;
+
+/// The server, without the user; and its authorities as PEM.
+fn endpoint(
+    cluster: &Cluster,
+    name: &str,
+    place: Place<'_>,
+) -> Result<(Credentials, Option<Vec<u8>>), KubeconfigError> {
+    let wrong = |what: String| KubeconfigError::Cluster { cluster: name.to_owned(), what };
+    if let Some(proxy) = set(&cluster.proxy_url) {
+        // It may hold a password.
+        let shown = proxy.rsplit_once('@').map_or(proxy, |(_, host)| host);
+        return Err(wrong(format!("proxy-url {shown:?} is not supported")));
+    }
+    let server = set(&cluster.server).ok_or_else(|| wrong("no server found".to_owned()))?;
+    let in_place = cluster.certificate_authority_data.as_ref().filter(|data| !data.0.is_empty());
+    let file = set(&cluster.certificate_authority);
+    let insecure = cluster.insecure_skip_tls_verify.unwrap_or_default();
+    let pem = match (in_place, file) {
+        (Some(_), Some(_)) => {
+            return Err(wrong(
+                "certificate-authority-data and certificate-authority are both specified".to_owned(),
+            ));
+        }
+        (Some(data), None) => Some(data.0.clone()),
+        (None, Some(path)) => Some(read("certificate-authority", &place(path))?),
+        (None, None) => None,
+    };
+    let roots = match pem.clone() {
+        Some(_) if insecure => {
+            return Err(wrong(
+                "specifying a root certificates file with the insecure flag is not allowed".to_owned(),
+            ));
+        }
+        _ if insecure => Roots::Unverified,
+        Some(pem) => Roots::Pem(pem),
+        None => Roots::System,
+    };
+    let secure = pem.is_some() || insecure;
+    let Url { https, host, port, path } = url(server, secure).ok_or_else(|| wrong(format!("server {server:?} is no URL")))?;
+    let server_name = set(&cluster.tls_server_name).map(str::to_owned);
+    let endpoint = Endpoint { https, host, port, roots, server_name, identity: None };
+    Ok((Credentials { endpoint, base_path: path, token: None }, pem))
+}
+
+struct Url {
+    https: bool,
+    host: String,
+    port: u16,
+    path: String,
+}
+
+/// `https://host:port/base`; without a scheme it is `http` unless TLS is meant.
+fn url(text: &str, secure: bool) -> Option<Url> {
+    let (https, rest) = match text.split_once("://") {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (true, rest),
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => (false, rest),
+        Some(_) => return None,
+        None => (secure, text),
+    };
+    let end = rest.find('/').unwrap_or(rest.len());
+    let (authority, path) = rest.split_at_checked(end)?;
+    let path = path.trim_end_matches('/');
+    let clean = path.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#".contains(&byte));
+    if !clean || authority.contains(['@', '?', '#', ' ']) {
+        return None;
+    }
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(inner) => {
+            let (host, rest) = inner.split_once(']')?;
+            host.parse::<std::net::Ipv6Addr>().ok()?;
+            (host, rest.strip_prefix(':').or_else(|| rest.is_empty().then_some(""))?)
+        }
+        None => authority.split_once(':').unwrap_or((authority, "")),
+    };
+    let port = match port {
+        "" if https => 443,
+        "" => 80,
+        digits => digits.parse().ok()?,
+    };
+    (!host.is_empty() && !host.ends_with(':')).then(|| Url { https, host: host.to_owned(), port, path: path.to_owned() })
+}
+
+/// Ways to show who we are that are not supported, or that exclude each other.
+fn reject(user: &User) -> Result<(), &'static str> {
+    let basic = set(&user.username).is_some() || set(&user.password).is_some();
+    let token = set(&user.token).is_some() || set(&user.token_file).is_some();
+    if user.auth_provider.as_ref().is_some_and(|provider| !provider.is_null()) {
+        return Err("auth-provider is not supported, use exec");
+    }
+    if basic && token {
+        return Err("more than one authentication method found: found [token basicAuth], only one is allowed");
+    }
+    if basic {
+        return Err("basic authentication (username, password) is not supported: API servers do not know it");
+    }
+    if set(&user.act_as).is_some() {
+        return Err("impersonation (as) is not supported");
+    }
+    Ok(())
+}
+
+struct Certificate {
+    now: Identity,
+    files: Option<(PathBuf, PathBuf)>,
+}
+
+fn identity(
+    user: &User,
+    place: Place<'_>,
+    wrong: &dyn Fn(&str) -> KubeconfigError,
+) -> Result<Option<Certificate>, KubeconfigError> {
+    let in_place = |data: &Option<k8s_openapi::ByteString>| data.as_ref().map(|data| data.0.clone()).filter(|data| !data.is_empty());
+    let (certificate_data, key_data) = (in_place(&user.client_certificate_data), in_place(&user.client_key_data));
+    let (certificate_file, key_file) = (set(&user.client_certificate), set(&user.client_key));
+    if certificate_data.is_some() && certificate_file.is_some() {
+        return Err(wrong("client-certificate-data and client-certificate are both specified"));
+    }
+    if key_data.is_some() && key_file.is_some() {
+        return Err(wrong("client-key-data and client-key are both specified"));
+    }
+    let has_certificate = certificate_data.is_some() || certificate_file.is_some();
+    let has_key = key_data.is_some() || key_file.is_some();
+    match (has_certificate, has_key) {
+        (false, false) => return Ok(None),
+        (true, false) => {
+            return Err(wrong("client-key-data or client-key must be specified to use the clientCert authentication method"));
+        }
+        (false, true) => return Err(wrong("a client key without a client certificate is of no use")),
+        (true, true) => {}
+    }
+    let get = |data: Option<Vec<u8>>, field, file: Option<&str>| match (data, file) {
+        (Some(data), _) => Ok(data),
+        (None, file) => read(field, &place(file.unwrap_or_default())),
+    };
+    let now = Identity {
+        certificate: get(certificate_data, "client-certificate", certificate_file)?,
+        key: get(key_data, "client-key", key_file)?,
+    };
+    let files = certificate_file.zip(key_file).map(|(certificate, key)| (place(certificate), place(key)));
+    Ok(Some(Certificate { now, files }))
+}
+
+/// What changes by itself: files.
+#[derive(Debug)]
+struct Files {
+    token: Option<Token>,
+    identity: Option<IdentityFiles>,
+}
+
+#[derive(Debug)]
+enum Token {
+    Fixed(Secret<String>),
+    File(TokenFile),
+}
+
+impl CredentialSource for Files {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+        let now = Instant::now();
+        let token = match &self.token {
+            Some(Token::Fixed(token)) => Some(token.clone()),
+            Some(Token::File(file)) => Some(file.token(now)?),
+            None => None,
+        };
+        Ok(Issued { token, identity: self.identity.as_ref().and_then(|files| files.identity(now)) })
+    }
+
+    fn refused(&self, issued: &Issued) -> bool {
+        match &self.token {
+            Some(Token::File(file)) => file.changed(issued.token.as_ref()),
+            _ => false,
+        }
+    }
+}
+
+/// A token that somebody else renews.
+#[derive(Debug)]
+struct TokenFile {
+    path: PathBuf,
+    last: Mutex<Option<(Instant, Secret<String>)>>,
+}
+
+impl TokenFile {
+    fn new(path: PathBuf) -> TokenFile {
+        TokenFile { path, last: Mutex::new(None) }
+    }
+
+    fn token(&self, now: Instant) -> Result<Secret<String>, String> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, token)) = &*last
+            && now.saturating_duration_since(*at) < TOKEN_PERIOD
+        {
+            return Ok(token.clone());
+        }
+        match (self.read(), last.as_ref()) {
+            (Ok(token), _) => {
+                *last = Some((now, token.clone()));
+                Ok(token)
+            }
+            (Err(error), Some((_, token))) => {
+                log::error!("{error}; going on with the old one");
+                let token = token.clone();
+                *last = Some((now, token.clone()));
+                Ok(token)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// Whether the file has another token by now.
+    fn changed(&self, refused: Option<&Secret<String>>) -> bool {
+        let token = self.read().ok();
+        let other = token.is_some() && token.as_ref() != refused;
+        if let Some(token) = token.filter(|_| other) {
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), token));
+        }
+        other
+    }
+
+    fn read(&self) -> Result<Secret<String>, String> {
+        let shown = self.path.display();
+        let text = std::fs::read_to_string(&self.path).map_err(|error| format!("unable to read token file {shown}: {error}"))?;
+        match text.trim() {
+            "" => Err(format!("read empty token from file {shown}")),
+            token => Ok(Secret::new(token.to_owned())),
+        }
+    }
+}
+
+/// A certificate and its key that somebody else renews.
+#[derive(Debug)]
+struct IdentityFiles {
+    certificate: PathBuf,
+    key: PathBuf,
+    last: Mutex<(Instant, Option<Identity>)>,
+}
+
+impl IdentityFiles {
+    fn new((certificate, key): (PathBuf, PathBuf), now: Option<Identity>) -> IdentityFiles {
+        IdentityFiles { certificate, key, last: Mutex::new((Instant::now(), now)) }
+    }
+
+    /// The present one, if it was read anew and is another.
+    fn identity(&self, now: Instant) -> Option<Identity> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.saturating_duration_since(last.0) < IDENTITY_PERIOD {
+            return None;
+        }
+        last.0 = now;
+        let (certificate, key) = (std::fs::read(&self.certificate).ok()?, std::fs::read(&self.key).ok()?);
+        let identity = Identity { certificate, key };
+        if last.1.as_ref() == Some(&identity) {
+            return None;
+        }
+        last.1 = Some(identity.clone());
+        Some(identity)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+use super::*;
+use serde_json::{Value, json};
+
+fn config(cluster: Value, user: Value) -> Kubeconfig {
+    serde_json::from_value(json!({
+        "kind": "Config", "apiVersion": "v1", "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "x"}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "preferences": {}
+    }))
+    .unwrap()
+}
+
+fn base64(text: &str) -> Value {
+    serde_json::to_value(k8s_openapi::ByteString(text.as_bytes().to_vec())).unwrap()
+}
+
+fn read_at(directory: &Path, cluster: Value, user: Value) -> Result<Credentials, KubeconfigError> {
+    credentials(&config(cluster, user), &directory.join("kubelet.conf"))
+}
+
+#[test]
+fn data_in_place() {
+    let cluster = json!({"server": "https://10.0.0.1:6443/", "certificate-authority-data": base64("pem"),
+        "tls-server-name": "kubernetes"});
+    let user = json!({"client-certificate-data": base64("cert"), "client-key-data": base64("key"), "token": "sesame"});
+    let credentials = read_at(Path::new("/nowhere"), cluster, user).unwrap();
+    let endpoint = &credentials.endpoint;
+    assert!(endpoint.https && endpoint.host == "10.0.0.1" && endpoint.port == 6443);
+    assert_eq!(endpoint.roots, Roots::Pem(b"pem".to_vec()));
+    assert_eq!(endpoint.server_name.as_deref(), Some("kubernetes"));
+    let identity = Identity { certificate: b"cert".to_vec(), key: b"key".to_vec() };
+    assert_eq!(endpoint.identity, Some(identity));
+    assert_eq!(credentials.base_path, "");
+    let source = credentials.token.clone().unwrap();
+    let issued = source.current(Instant::now(), &Breaker::default()).unwrap();
+    assert_eq!(issued.token.as_ref().unwrap().reveal(), "sesame");
+    assert!(issued.identity.is_none() && !source.refused(&issued));
+    assert!(!format!("{credentials:?}").contains("sesame"));
+}
+
+#[test]
+fn files_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    for (name, text) in [("ca.crt", "pem"), ("k.pem", "both"), ("token", " one\n")] {
+        write(name, text);
+    }
+    let cluster = json!({"server": "https://h", "certificate-authority": "ca.crt"});
+    let user = json!({"client-certificate": "k.pem", "client-key": "./k.pem", "tokenFile": "token", "token": "x"});
+    let credentials = read_at(dir.path(), cluster, user).unwrap();
+    assert_eq!(credentials.endpoint.roots, Roots::Pem(b"pem".to_vec()));
+    assert_eq!(credentials.endpoint.port, 443);
+    assert_eq!(credentials.endpoint.identity.clone().unwrap().certificate, b"both");
+    let source = credentials.token.unwrap();
+    let current = || source.current(Instant::now(), &Breaker::default()).unwrap();
+    let first = current();
+    assert_eq!(first.token.as_ref().unwrap().reveal(), "one");
+    write("token", "two");
+    assert_eq!(current(), first, "not before its time");
+    assert!(source.refused(&first), "or before the server refuses it");
+    assert_eq!(current().token.unwrap().reveal(), "two");
+    assert!(!source.refused(&current()), "the file has no other");
+}
+
+#[test]
+fn files_are_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("token");
+    let file = TokenFile::new(path.clone());
+    let now = Instant::now();
+    assert!(file.token(now).unwrap_err().starts_with("unable to read token file"));
+    std::fs::write(&path, "\n").unwrap();
+    assert!(file.token(now).unwrap_err().starts_with("read empty token"));
+    std::fs::write(&path, "one").unwrap();
+    assert_eq!(file.token(now).unwrap().reveal(), "one");
+    std::fs::write(&path, "two").unwrap();
+    let later = now + TOKEN_PERIOD;
+    assert_eq!(file.token(later).unwrap().reveal(), "two");
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(file.token(later + TOKEN_PERIOD).unwrap().reveal(), "two", "better an old one than none");
+
+    let (certificate, key) = (dir.path().join("c"), dir.path().join("k"));
+    let identity = |text: &str| Identity { certificate: text.as_bytes().to_vec(), key: text.as_bytes().to_vec() };
+    let files = IdentityFiles::new((certificate.clone(), key.clone()), Some(identity("old")));
+    let later = Instant::now() + IDENTITY_PERIOD;
+    assert_eq!(files.identity(later), None, "gone");
+    for path in [&certificate, &key] {
+        std::fs::write(path, "new").unwrap();
+    }
+    assert_eq!(files.identity(later), None, "not before its time");
+    assert_eq!(files.identity(later + IDENTITY_PERIOD), Some(identity("new")));
+    assert_eq!(files.identity(later + IDENTITY_PERIOD * 2), None, "no other");
+}
+
+#[test]
+fn servers() {
+    let read = |server: &str, more: Value| {
+        let mut cluster = json!({ "server": server });
+        cluster.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let credentials = read_at(Path::new("/"), cluster, json!({}));
+        let text = |credentials: Credentials| {
+            let Endpoint { https, host, port, .. } = credentials.endpoint;
+            format!("{https} {host} {port} {}", credentials.base_path)
+        };
+        credentials.map(text).map_err(|error| error.to_string())
+    };
+    for (server, expected) in [
+        ("https://10.0.0.1:6443", Some("true 10.0.0.1 6443 ")),
+        ("http://h:8080/a/b/", Some("false h 8080 /a/b")),
+        ("HTTPS://[fd00::1]", Some("true fd00::1 443 ")),
+        ("h:1", Some("false h 1 ")),
+        ("h", Some("false h 80 ")),
+        ("ftp://h", None),
+        ("https://", None),
+        ("https://u:p@h", None),
+        ("https://h:99999", None),
+        ("https://[h]", None),
+        ("https://h/a b", None),
+        ("https://h?x", None),
+        ("https://fd00::1", None),
+    ] {
+        let outcome = read(server, json!({}));
+        assert_eq!(outcome.as_deref().ok(), expected, "{server}");
+        if expected.is_none() {
+            assert_eq!(outcome.unwrap_err(), format!("cluster \"c\": server {server:?} is no URL"));
+        }
+    }
+    assert_eq!(read("h", json!({"insecure-skip-tls-verify": true})).unwrap(), "true h 443 ");
+    let error = read("h", json!({"proxy-url": "http://u:word@proxy:1"})).unwrap_err();
+    assert_eq!(error, "cluster \"c\": proxy-url \"proxy:1\" is not supported");
+}
+
+#[test]
+fn what_does_not_do() {
+    let cluster = json!({"server": "https://h"});
+    let wrong = |cluster: Value, user: Value| {
+        let outcome = read_at(Path::new("/nowhere"), cluster, user);
+        outcome.map(drop).unwrap_err().to_string()
+    };
+    let data = base64("x");
+    for (cluster, user, expected) in [
+        (json!({}), json!({}), "cluster \"c\": no server found"),
+        (json!({"server": "h", "certificate-authority": "a"}), json!({}), "unable to read certificate-authority /nowhere/a: "),
+        (json!({"server": "h", "certificate-authority": "a", "certificate-authority-data": data}), json!({}),
+            "cluster \"c\": certificate-authority-data and certificate-authority are both"),
+        (json!({"server": "h", "insecure-skip-tls-verify": true, "certificate-authority-data": data}), json!({}),
+            "cluster \"c\": specifying a root certificates file with the insecure flag is not allowed"),
+        (cluster.clone(), json!({"client-certificate": "a"}), "user \"u\": client-key-data or client-key must be specified"),
+        (cluster.clone(), json!({"client-key-data": data}), "user \"u\": a client key without"),
+        (cluster.clone(), json!({"client-certificate": "a", "client-certificate-data": data}), "user \"u\": client-certificate-data and"),
+        (cluster.clone(), json!({"client-key": "a", "client-key-data": data}), "user \"u\": client-key-data and"),
+        (cluster.clone(), json!({"client-key": "a", "client-certificate": "b"}), "unable to read client-certificate /nowhere/b: "),
+        (cluster.clone(), json!({"username": "a", "password": "b"}), "user \"u\": basic authentication"),
+        (cluster.clone(), json!({"username": "a", "token": "b"}), "user \"u\": more than one authentication method"),
+        (cluster.clone(), json!({"as": "a"}), "user \"u\": impersonation"),
+        (cluster.clone(), json!({"auth-provider": {"name": "gcp"}}), "user \"u\": auth-provider is not supported"),
+        (cluster.clone(), json!({"exec": {"command": "a"}}), "user \"u\": apiVersion must be specified"),
+    ] {
+        let error = wrong(cluster, user);
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let mut other = config(cluster, json!({}));
+    let read = |config: &Kubeconfig| credentials(config, Path::new("k")).map(drop).map_err(|error| error.to_string());
+    assert_eq!(read(&other), Ok(()));
+    other.users.as_mut().unwrap().clear();
+    assert_eq!(read(&other).unwrap_err(), "user \"u\" does not exist");
+    let twice = other.clusters.as_ref().unwrap()[0].clone();
+    other.clusters.as_mut().unwrap().push(twice);
+    assert_eq!(read(&other).unwrap_err(), "duplicate name \"c\" in list of clusters");
+    other.clusters = None;
+    assert_eq!(read(&other).unwrap_err(), "cluster \"c\" does not exist");
+    other.current_context = Some("there".to_owned());
+    assert_eq!(read(&other).unwrap_err(), "context \"there\" does not exist");
+    assert_eq!(read(&Kubeconfig::default()).unwrap_err(), KubeconfigError::Empty.to_string());
+}
+
+#[test]
+fn in_a_pod() {
+    let dir = tempfile::tempdir().unwrap();
+    let read = || service_account("10.96.0.1".to_owned(), 443, dir.path());
+    assert!(read().unwrap_err().to_string().starts_with("unable to read certificate-authority"));
+    std::fs::write(dir.path().join("ca.crt"), "pem").unwrap();
+    std::fs::write(dir.path().join("token"), "t").unwrap();
+    let credentials = read().unwrap();
+    assert!(credentials.endpoint.https && credentials.endpoint.port == 443);
+    let issued = credentials.token.unwrap().current(Instant::now(), &Breaker::default()).unwrap();
+    assert_eq!(issued.token.unwrap().reveal(), "t");
+}
