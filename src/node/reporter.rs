@@ -14,7 +14,7 @@ use super::pace::Pace;
 use super::sensors::Sensors;
 use super::watch::NodeWatch;
 use super::{Settings, compose, patch};
-use crate::model::api::Node;
+use crate::model::api::{Node, NodeAddress};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::reasons;
 use crate::util::backoff::random_unit;
@@ -41,6 +41,8 @@ pub(super) struct Reporter {
     told: HashMap<&'static str, String>,
     /// A change that the server took and did not keep: it is older than we are, say.
     ignored: Option<Value>,
+    /// Why there were no addresses the last time.
+    no_addresses: Option<String>,
     pod_cidrs: String,
     unschedulable: bool,
     failures: u32,
@@ -68,6 +70,7 @@ impl Reporter {
             uid: None,
             told: HashMap::new(),
             ignored: None,
+            no_addresses: None,
             pod_cidrs: String::new(),
             unschedulable: false,
             failures: 0,
@@ -99,9 +102,8 @@ impl Reporter {
         if self.pace.hold(facts.settled && self.watch.ready_for_pods(), now) {
             return;
         }
-        self.look_at_object();
         if self.registered && self.watch.is_absent() {
-            self.lost(now);
+            self.lost(now, unit);
         }
         if !self.registered && !self.register(&facts, now, at, unit) {
             return;
@@ -112,8 +114,8 @@ impl Reporter {
                 Some(ready)
             }
             Err(error) if error.kind == Kind::NotFound => {
-                self.watch.removed(self.uid.as_deref());
-                self.lost(now);
+                self.watch.removed(self.watch.uid().as_deref());
+                self.lost(now, unit);
                 return;
             }
             Err(error) => {
@@ -122,17 +124,23 @@ impl Reporter {
             }
         };
         self.pace.computed(ready, now, unit);
+        // Last, for the runtime is asked.
+        self.look_at_object(facts.health.is_usable());
     }
 
     /// DIFFERS: a node that somebody deleted is registered again; the Go kubelet's stays
     /// away until it is restarted, and with it all pods of a node that still works.
-    fn lost(&mut self, now: Instant) {
+    fn lost(&mut self, now: Instant, unit: f64) {
         log::warn!("the node {} is not there any more", self.settings.name);
         self.registered = false;
         self.reconcile = true;
-        self.uid = None;
         self.ignored = None;
-        self.pace.at_once(now);
+        if self.uid.take().is_some() {
+            self.pace.at_once(now);
+        } else {
+            // It was there a moment ago, and yet nothing could be written: no endless loop.
+            self.pace.refused(now, unit);
+        }
     }
 
     /// Makes sure that there is an object. `false`: not yet, the pace says when to go on.
@@ -252,16 +260,26 @@ impl Reporter {
         Ok(ready)
     }
 
-    fn addresses(&self, old: Option<&Node>) -> Option<Vec<crate::model::api::NodeAddress>> {
+    /// `None`: not to be told now, the object keeps its own.
+    fn addresses(&mut self, old: Option<&Node>) -> Option<Vec<NodeAddress>> {
         let known = old.and_then(|node| node.status.as_ref()?.addresses.as_deref()).unwrap_or_default();
-        self.sensors
-            .addresses(&self.settings, known)
-            .inspect_err(|why| log::warn!("cannot tell the addresses of node {}: {why}", self.settings.name))
-            .ok()
+        match self.sensors.addresses(&self.settings, known) {
+            Ok(addresses) => {
+                self.no_addresses = None;
+                Some(addresses)
+            }
+            Err(why) => {
+                if self.no_addresses.as_ref() != Some(&why) {
+                    log::warn!("cannot tell the addresses of node {}: {why}", self.settings.name);
+                    self.no_addresses = Some(why);
+                }
+                None
+            }
+        }
     }
 
     /// What others decided about the node.
-    fn look_at_object(&mut self) {
+    fn look_at_object(&mut self, runtime_is_usable: bool) {
         let Some(object) = self.watch.object() else { return };
         let Some(spec) = &object.spec else { return };
         let unschedulable = spec.unschedulable.unwrap_or_default();
@@ -272,7 +290,7 @@ impl Reporter {
             self.tell(vec![News::now("schedulable", &self.settings.name, reason)]);
         }
         let cidrs = spec.pod_cidrs.as_ref().map(|cidrs| cidrs.join(",")).unwrap_or_default();
-        if !cidrs.is_empty() && cidrs != self.pod_cidrs {
+        if runtime_is_usable && !cidrs.is_empty() && cidrs != self.pod_cidrs {
             match self.sensors.set_pod_cidrs(&cidrs) {
                 Ok(()) => {
                     log::info!("pods of this node get addresses from {cidrs}");

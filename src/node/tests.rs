@@ -271,6 +271,8 @@ struct Server {
     drops: Option<&'static str>,
     /// Another kind of failure for create.
     forbids_create: bool,
+    /// As one behind a proxy that does not know of statuses.
+    denies_status: bool,
 }
 
 #[derive(Clone, Default)]
@@ -374,6 +376,9 @@ impl NodeApi for Handle {
 
     fn patch_status(&self, patch: &Value) -> Result<Node, NodeError> {
         self.request("patch", |server| {
+            if server.denies_status {
+                return Err(Kind::NotFound);
+            }
             let mut node = server.node.clone().ok_or(Kind::NotFound)?;
             apply(node.as_object_mut().unwrap(), patch);
             server.patches.push(patch.clone());
@@ -623,6 +628,22 @@ fn a_deleted_node_is_registered_again() {
     world.server.0.lock().unwrap().node = None;
     world.watch.removed(Some("theirs"));
     assert_eq!(world.turn(1), NOTHING);
+}
+
+#[test]
+fn a_server_that_shows_a_node_and_denies_it_is_not_asked_without_end() {
+    let mut world = World::new(settings());
+    world.turn(0);
+    world.server.0.lock().unwrap().denies_status = true;
+    world.facts(|facts| facts.pressures.disk = true);
+    assert_eq!(world.turn(10), ["patch"]);
+    assert_eq!(world.turn(0), ["create", "get", "patch"]);
+    assert_eq!(world.turn(0), NOTHING);
+    assert_eq!(world.turn(1), ["create", "get", "patch"]);
+    assert_eq!(world.turn(0), NOTHING);
+    world.server.0.lock().unwrap().denies_status = false;
+    assert_eq!(world.turn(1), ["create", "get", "patch"]);
+    assert_eq!(world.turn(10), NOTHING);
 }
 
 #[test]
