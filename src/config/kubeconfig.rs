@@ -70,7 +70,8 @@ mod tests {
     fn read(text: &str) -> Result<Kubeconfig, String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        load(file.path()).map_err(|problem| problem.to_string().replace(&file.path().display().to_string(), "F"))
+        load(file.path())
+            .map_err(|problem| problem.to_string().replace(&file.path().display().to_string(), "F"))
     }
 
     #[test]
@@ -101,7 +102,10 @@ mod tests {
             ("kind: Pod", "F: kind: \"Pod\" is not \"Config\""),
             ("- a", "F: is not what it should be"),
             ("users: 7", "F: users: is not what it should be"),
-            ("users:\n- name: a\n  user:\n    token: [sesame]", "F: users[0].user.token: is not what it should be"),
+            (
+                "users:\n- name: a\n  user:\n    token: [sesame]",
+                "F: users[0].user.token: is not what it should be",
+            ),
             (
                 "clusters:\n- {}\n- cluster:\n    certificate-authority-data: '!sesame'",
                 "F: clusters[1].cluster.certificate-authority-data: is not",
@@ -110,6 +114,9 @@ mod tests {
             let error = read(text).err().unwrap_or_default();
             assert!(error.starts_with(expected) && !error.contains("sesame"), "{text}: {error}");
         }
-        assert!(load(Path::new("/no/such/file")).is_err_and(|problem| problem.message.starts_with("cannot be read")));
+        assert!(
+            load(Path::new("/no/such/file"))
+                .is_err_and(|problem| problem.message.starts_with("cannot be read"))
+        );
     }
 }

@@ -14,7 +14,9 @@ use super::error::ApiError;
 use super::rate::Bucket;
 use super::secret::Secret;
 use super::target::{Target, query};
-use crate::transport::api::{Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use};
+use crate::transport::api::{
+    Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use,
+};
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 
 /// A request with its answer, unless [`Client::with_limits`] says otherwise: what API
@@ -201,7 +203,8 @@ impl Client {
         target: &Target,
         parameters: &[(&str, &str)],
     ) -> Result<T, ApiError> {
-        let call = Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
+        let call =
+            Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
         self.object(&call)
     }
 
@@ -209,7 +212,11 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn create<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
+    pub fn create<B: Serialize, T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        body: &B,
+    ) -> Result<T, ApiError> {
         let body = encode("create", target, body)?;
         self.object(&Call { method: "POST", verb: "create", target, query: &[], body, kind: Use::Call })
     }
@@ -218,7 +225,11 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn update<B: Serialize, T: DeserializeOwned>(&self, target: &Target, body: &B) -> Result<T, ApiError> {
+    pub fn update<B: Serialize, T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        body: &B,
+    ) -> Result<T, ApiError> {
         let body = encode("update", target, body)?;
         self.object(&Call { method: "PUT", verb: "update", target, query: &[], body, kind: Use::Call })
     }
@@ -227,7 +238,12 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn patch<T: DeserializeOwned>(&self, target: &Target, kind: Patch, body: &Value) -> Result<T, ApiError> {
+    pub fn patch<T: DeserializeOwned>(
+        &self,
+        target: &Target,
+        kind: Patch,
+        body: &Value,
+    ) -> Result<T, ApiError> {
         let content_type = match kind {
             Patch::Merge => "application/merge-patch+json",
             Patch::StrategicMerge => "application/strategic-merge-patch+json",
@@ -344,9 +360,11 @@ impl Client {
 
     fn object<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, ApiError> {
         let mut response = self.send(call)?;
-        let value = parse(&mut response.body).map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
-        serde_json::from_value(value)
-            .map_err(|error| ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}")))
+        let value =
+            parse(&mut response.body).map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
+        serde_json::from_value(value).map_err(|error| {
+            ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}"))
+        })
     }
 
     /// Why the body of an answer came to nothing.
@@ -381,7 +399,16 @@ impl Client {
                 Some(source) => self.issue(&mut session, source.as_ref(), deadline, call)?,
                 None => Issued::default(),
             };
-            let mut response = self.ask(&session, call, issued.token.as_ref(), deadline)?;
+            let outcome = self.ask(&session, call, issued.token.as_ref(), deadline);
+            // A stream that was opened while other credentials took over has escaped the order
+            // to break off. INVARIANT: the session is replaced before that order is given.
+            if call.kind == Use::Stream
+                && self.generation() != session.generation
+                && !outcome.as_ref().is_err_and(ApiError::is_stopping)
+            {
+                continue;
+            }
+            let mut response = outcome?;
             let status = response.status;
             if (200..300).contains(&status) {
                 return Ok(response);
@@ -418,14 +445,15 @@ impl Client {
         deadline: Instant,
         call: &Call<'_>,
     ) -> Result<Issued, ApiError> {
-        let issued = source
-            .current(deadline, &self.breaker)
-            .map_err(|what| match self.breaker.is_tripped() {
+        let issued =
+            source.current(deadline, &self.breaker).map_err(|what| match self.breaker.is_tripped() {
                 true => ApiError::stopping(call.attempt()),
                 false => ApiError::credentials(call.attempt(), what),
             })?;
         let present = &session.credentials.endpoint;
-        if let Some(identity) = issued.identity.as_ref().filter(|other| Some(*other) != present.identity.as_ref()) {
+        if let Some(identity) =
+            issued.identity.as_ref().filter(|other| Some(*other) != present.identity.as_ref())
+        {
             match self.set_identity(identity.clone()) {
                 Ok(()) => *session = self.session(),
                 // Half-written files: the next look will find them whole.
@@ -446,11 +474,13 @@ impl Client {
         deadline: Instant,
     ) -> Result<Response, ApiError> {
         let bearer = token.map(|token| format!("Bearer {}", token.reveal()));
-        let mut headers = vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
+        let mut headers =
+            vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
         headers.extend(bearer.as_ref().map(|bearer| ("Authorization", bearer.as_str())));
         let path = format!("{}{}{}", session.credentials.base_path, call.target.path(), query(call.query));
         let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
-        let request = Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
+        let request =
+            Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
         session.connections.send(&request, &self.breaker).map_err(|error| {
             // What stood beside the one that broke is likely to be dead, too.
             session.connections.close_idle();
@@ -483,7 +513,8 @@ fn encode<B: Serialize>(
     target: &Target,
     body: &B,
 ) -> Result<Option<(&'static str, Vec<u8>)>, ApiError> {
-    let bytes = serde_json::to_vec(body).map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
+    let bytes = serde_json::to_vec(body)
+        .map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
     Ok(Some(("application/json", bytes)))
 }
 

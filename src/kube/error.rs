@@ -51,7 +51,12 @@ struct Details {
 
 impl ApiError {
     /// An answer with an error status.
-    pub(super) fn from_answer(attempt: String, code: u16, body: &[u8], retry_after: Option<Duration>) -> ApiError {
+    pub(super) fn from_answer(
+        attempt: String,
+        code: u16,
+        body: &[u8],
+        retry_after: Option<Duration>,
+    ) -> ApiError {
         let status: Option<Status> = serde_json::from_slice(body).ok();
         let text = || String::from_utf8_lossy(body).trim().chars().take(1024).collect::<String>();
         let reason = status.as_ref().and_then(|status| status.reason.clone());
@@ -110,12 +115,8 @@ impl ApiError {
     #[cfg(test)]
     #[must_use]
     pub fn for_test(code: u16, reason: &str, message: &str) -> ApiError {
-        let cause = Cause::Status {
-            code,
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-            retry_after: None,
-        };
+        let cause =
+            Cause::Status { code, reason: reason.to_owned(), message: message.to_owned(), retry_after: None };
         ApiError { attempt: "test".to_owned(), cause }
     }
 
@@ -299,7 +300,8 @@ mod tests {
 
     #[test]
     fn without_an_answer() {
-        let refused = DialError::Connect { address: "h:1".to_owned(), words: "connection refused".to_owned() };
+        let refused =
+            DialError::Connect { address: "h:1".to_owned(), words: "connection refused".to_owned() };
         let error = ApiError::transport("get nodes \"n\"".to_owned(), "https://h:1/x".to_owned(), refused);
         assert!(error.is_transport() && error.is_refused() && error.status().is_none());
         assert_eq!(

@@ -96,8 +96,12 @@ impl ExecPlugin {
         match exec.interactive_mode.as_deref().unwrap_or_default() {
             "Never" | "IfAvailable" => {}
             "" if api_version == V1BETA1 => {}
-            "" => return Err("interactiveMode must be specified to use exec authentication plugin".to_owned()),
-            "Always" => return Err("exec plugin cannot support interactive mode: a node has no terminal".to_owned()),
+            "" => {
+                return Err("interactiveMode must be specified to use exec authentication plugin".to_owned());
+            }
+            "Always" => {
+                return Err("exec plugin cannot support interactive mode: a node has no terminal".to_owned());
+            }
             other => return Err(format!("invalid interactiveMode {other:?}")),
         }
         let mut spec = json!({"interactive": false});
@@ -136,13 +140,19 @@ impl ExecPlugin {
         command.env("KUBERNETES_EXEC_INFO", &self.info);
         let output = child::run(&mut command, &[], LIMITS, breaker.token()).map_err(|error| {
             let hint = self.exec.install_hint.as_deref().filter(|_| error.is_missing());
-            format!("getting credentials: exec: {error}{}", hint.map(|hint| format!("\n\n{hint}")).unwrap_or_default())
+            format!(
+                "getting credentials: exec: {error}{}",
+                hint.map(|hint| format!("\n\n{hint}")).unwrap_or_default()
+            )
         })?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             let said: String = said.trim().chars().take(STDERR_SHOWN).flat_map(char::escape_debug).collect();
             let program = &self.exec.command;
-            return Err(format!("getting credentials: exec: executable {program} failed with {}: {said}", output.status));
+            return Err(format!(
+                "getting credentials: exec: executable {program} failed with {}: {said}",
+                output.status
+            ));
         }
         self.read(&output.stdout).map_err(|what| format!("getting credentials: {what}"))
     }
@@ -242,7 +252,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("plugin");
         let log = dir.path().join("log");
-        let text = format!("#!/bin/sh\necho \"$OWN $1 $KUBERNETES_EXEC_INFO\" >> {}\n{body}\n", log.display());
+        let text =
+            format!("#!/bin/sh\necho \"$OWN $1 $KUBERNETES_EXEC_INFO\" >> {}\n{body}\n", log.display());
         std::fs::write(&path, text).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let exec = exec("./plugin");
@@ -265,7 +276,8 @@ mod tests {
 
     #[test]
     fn an_answer_counts_until_it_expires_or_is_refused() {
-        let (dir, exec) = script(&printed(&json!({"token": "sesame", "expirationTimestamp": "2999-01-01T00:00:00Z"})));
+        let (dir, exec) =
+            script(&printed(&json!({"token": "sesame", "expirationTimestamp": "2999-01-01T00:00:00Z"})));
         let plugin = plugin(dir.path(), &exec);
         let runs = || std::fs::read_to_string(dir.path().join("log")).unwrap().lines().count();
         let first = current(&plugin).unwrap();
@@ -284,7 +296,8 @@ mod tests {
         assert_eq!(info["spec"], json!({"interactive": false, "cluster": cluster}));
         assert_eq!(info["apiVersion"], V1);
 
-        let (dir, exec) = script(&printed(&json!({"token": "old", "expirationTimestamp": "1999-01-01T00:00:00Z"})));
+        let (dir, exec) =
+            script(&printed(&json!({"token": "old", "expirationTimestamp": "1999-01-01T00:00:00Z"})));
         let plugin = self::plugin(dir.path(), &exec);
         current(&plugin).unwrap();
         current(&plugin).unwrap();
@@ -305,9 +318,15 @@ mod tests {
         for (body, expected) in [
             (printed(&json!({})), "exec plugin didn't return a token or cert/key pair"),
             (printed(&Value::Null), "exec plugin didn't return a status field"),
-            (printed(&json!({"clientKeyData": "K"})), "exec plugin returned only certificate or key, not both"),
+            (
+                printed(&json!({"clientKeyData": "K"})),
+                "exec plugin returned only certificate or key, not both",
+            ),
             (printed(&json!({"token": ["sesame"]})), "decoding stdout: no ExecCredential (line 1, column"),
-            (format!("echo '{other}'"), "exec plugin is configured to use API version client.authentication.k8s.io/v1, plugin returned"),
+            (
+                format!("echo '{other}'"),
+                "exec plugin is configured to use API version client.authentication.k8s.io/v1, plugin returned",
+            ),
             ("echo '{\"kind\":\"Pod\"}'".to_owned(), "exec plugin returned kind \"Pod\""),
             ("echo oops >&2; exit 3".to_owned(), "failed with exit status: 3: oops"),
         ] {

@@ -66,7 +66,9 @@ pub enum KubeconfigError {
         error: String,
     },
     /// Not in a pod.
-    #[error("unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined")]
+    #[error(
+        "unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined"
+    )]
     NotInCluster,
 }
 
@@ -102,7 +104,8 @@ pub fn credentials(config: &Kubeconfig, file: &Path) -> Result<Credentials, Kube
         (None, None) => None,
     };
     if let Some(exec) = &user.exec {
-        let plugin = ExecPlugin::new(exec, &directory, &cluster, roots_pem).map_err(|what| user_error(&what))?;
+        let plugin =
+            ExecPlugin::new(exec, &directory, &cluster, roots_pem).map_err(|what| user_error(&what))?;
         credentials.token = Some(Arc::new(plugin));
         return Ok(credentials);
     }
@@ -136,7 +139,8 @@ pub fn in_cluster() -> Result<Credentials, KubeconfigError> {
 fn service_account(host: String, port: u16, directory: &Path) -> Result<Credentials, KubeconfigError> {
     let pem = read("certificate-authority", &directory.join("ca.crt"))?;
     let token = TokenFile::new(directory.join("token"));
-    let endpoint = Endpoint { https: true, host, port, roots: Roots::Pem(pem), server_name: None, identity: None };
+    let endpoint =
+        Endpoint { https: true, host, port, roots: Roots::Pem(pem), server_name: None, identity: None };
     let files = Files { token: Some(Token::File(token)), identity: None };
     Ok(Credentials { endpoint, base_path: String::new(), token: Some(Arc::new(files)) })
 }
@@ -205,7 +209,8 @@ fn endpoint(
         None => Roots::System,
     };
     let secure = pem.is_some() || insecure;
-    let Url { https, host, port, path } = url(server, secure).ok_or_else(|| wrong(format!("server {server:?} is no URL")))?;
+    let Url { https, host, port, path } =
+        url(server, secure).ok_or_else(|| wrong(format!("server {server:?} is no URL")))?;
     let server_name = set(&cluster.tls_server_name).map(str::to_owned);
     let endpoint = Endpoint { https, host, port, roots, server_name, identity: None };
     Ok((Credentials { endpoint, base_path: path, token: None }, pem))
@@ -246,7 +251,12 @@ fn url(text: &str, secure: bool) -> Option<Url> {
         "" => 80,
         digits => digits.parse().ok()?,
     };
-    (!host.is_empty() && !host.ends_with(':')).then(|| Url { https, host: host.to_owned(), port, path: path.to_owned() })
+    (!host.is_empty() && !host.ends_with(':')).then(|| Url {
+        https,
+        host: host.to_owned(),
+        port,
+        path: path.to_owned(),
+    })
 }
 
 /// Ways to show who we are that are not supported, or that exclude each other.
@@ -257,7 +267,9 @@ fn reject(user: &User) -> Result<(), &'static str> {
         return Err("auth-provider is not supported, use exec");
     }
     if basic && token {
-        return Err("more than one authentication method found: found [token basicAuth], only one is allowed");
+        return Err(
+            "more than one authentication method found: found [token basicAuth], only one is allowed",
+        );
     }
     if basic {
         return Err("basic authentication (username, password) is not supported: API servers do not know it");
@@ -278,8 +290,11 @@ fn identity(
     place: Place<'_>,
     wrong: &dyn Fn(&str) -> KubeconfigError,
 ) -> Result<Option<Certificate>, KubeconfigError> {
-    let in_place = |data: &Option<k8s_openapi::ByteString>| data.as_ref().map(|data| data.0.clone()).filter(|data| !data.is_empty());
-    let (certificate_data, key_data) = (in_place(&user.client_certificate_data), in_place(&user.client_key_data));
+    let in_place = |data: &Option<k8s_openapi::ByteString>| {
+        data.as_ref().map(|data| data.0.clone()).filter(|data| !data.is_empty())
+    };
+    let (certificate_data, key_data) =
+        (in_place(&user.client_certificate_data), in_place(&user.client_key_data));
     let (certificate_file, key_file) = (set(&user.client_certificate), set(&user.client_key));
     if certificate_data.is_some() && certificate_file.is_some() {
         return Err(wrong("client-certificate-data and client-certificate are both specified"));
@@ -292,7 +307,9 @@ fn identity(
     match (has_certificate, has_key) {
         (false, false) => return Ok(None),
         (true, false) => {
-            return Err(wrong("client-key-data or client-key must be specified to use the clientCert authentication method"));
+            return Err(wrong(
+                "client-key-data or client-key must be specified to use the clientCert authentication method",
+            ));
         }
         (false, true) => return Err(wrong("a client key without a client certificate is of no use")),
         (true, true) => {}
@@ -387,7 +404,8 @@ impl TokenFile {
 
     fn read(&self) -> Result<Secret<String>, String> {
         let shown = self.path.display();
-        let text = std::fs::read_to_string(&self.path).map_err(|error| format!("unable to read token file {shown}: {error}"))?;
+        let text = std::fs::read_to_string(&self.path)
+            .map_err(|error| format!("unable to read token file {shown}: {error}"))?;
         match text.trim() {
             "" => Err(format!("read empty token from file {shown}")),
             token => Ok(Secret::new(token.to_owned())),

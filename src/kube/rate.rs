@@ -39,7 +39,9 @@ impl Bucket {
             return Duration::ZERO;
         }
         // A rate of next to nothing is as good as an hour.
-        Duration::try_from_secs_f64(-state.tokens / self.qps).unwrap_or(Duration::MAX).min(Duration::from_secs(3600))
+        Duration::try_from_secs_f64(-state.tokens / self.qps)
+            .unwrap_or(Duration::MAX)
+            .min(Duration::from_secs(3600))
     }
 
     /// Waits for a token.

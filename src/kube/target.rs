@@ -292,7 +292,9 @@ mod tests {
         }
         assert_eq!(Target::pod_status("ns", "p").to_string(), "pods/status \"ns/p\"");
         assert_eq!(Target::nodes().to_string(), "nodes");
-        assert_eq!(query(&[("fieldSelector", "spec.clusterIP!=None"), ("watch", "true")]),
-            "?fieldSelector=spec.clusterIP%21%3DNone&watch=true");
+        assert_eq!(
+            query(&[("fieldSelector", "spec.clusterIP!=None"), ("watch", "true")]),
+            "?fieldSelector=spec.clusterIP%21%3DNone&watch=true"
+        );
     }
 }

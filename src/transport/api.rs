@@ -304,7 +304,8 @@ impl Shared {
         if !request.path.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(DialError::Request(format!("the path {:?} is not escaped", request.path)));
         }
-        let mut text = format!("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, request.path, self.authority);
+        let mut text =
+            format!("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, request.path, self.authority);
         for (name, value) in request.headers {
             if !clean(value) {
                 // The value may be a secret.
@@ -442,7 +443,8 @@ impl Lines {
                 return Ok(None);
             }
             if self.line.pop_if(|last| *last == b'\n').is_none() {
-                let what = if self.line.len() >= self.max_bytes { "line is too long" } else { "unexpected EOF" };
+                let what =
+                    if self.line.len() >= self.max_bytes { "line is too long" } else { "unexpected EOF" };
                 return Err(DialError::Body(what.to_owned()));
             }
             self.line.pop_if(|last| *last == b'\r');

@@ -59,12 +59,17 @@ fn next(changes: &Receiver<String>) -> String {
 fn objects_are_made_changed_and_removed() {
     let api = FakeApi::start();
     let client = api.client();
-    let made: Value = client.create(&Target::new(coracle::kube::target::Group::Core, "pods").namespace("ns"),
-        &json!({"metadata": {"name": "p"}, "spec": pod("n1")["spec"]})).unwrap();
+    let made: Value = client
+        .create(
+            &Target::new(coracle::kube::target::Group::Core, "pods").namespace("ns"),
+            &json!({"metadata": {"name": "p"}, "spec": pod("n1")["spec"]}),
+        )
+        .unwrap();
     let uid = made["metadata"]["uid"].as_str().unwrap().to_owned();
     let target = Target::pod("ns", "p");
     assert_eq!(client.get::<Value>(&target).unwrap()["metadata"]["uid"], uid);
-    let again = client.create::<_, Value>(&Target::pods().namespace("ns"), &json!({"metadata": {"name": "p"}}));
+    let again =
+        client.create::<_, Value>(&Target::pods().namespace("ns"), &json!({"metadata": {"name": "p"}}));
     assert!(again.unwrap_err().is_already_exists());
     let patch = json!({"metadata": {"uid": uid}, "status": {"phase": "Running"}});
     let patched: Pod = client.patch(&Target::pod_status("ns", "p"), Patch::StrategicMerge, &patch).unwrap();
@@ -150,7 +155,8 @@ fn a_request_without_an_answer_ends_in_time() {
 fn tokens_are_sent_and_not_shown() {
     let api = FakeApi::start();
     let token: std::sync::Arc<StaticToken> = StaticToken(Secret::new("sesame".to_owned())).into();
-    let credentials = Credentials { token: Some(token), base_path: "/api/v1/namespaces/x".to_owned(), ..api.credentials() };
+    let credentials =
+        Credentials { token: Some(token), base_path: "/api/v1/namespaces/x".to_owned(), ..api.credentials() };
     assert!(!format!("{credentials:?}").contains("sesame"));
     let client = Client::new(credentials, None).unwrap();
     let error = client.get::<Value>(&Target::node("n1")).unwrap_err();
@@ -259,7 +265,8 @@ fn nonsense_ends_only_that_watch() {
         json!({"type": "MODIFIED", "object": {"metadata": {"name": name, "namespace": "ns", "resourceVersion": "1"}}}).to_string()
     };
     let initial = json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "1",
-        "annotations": {"k8s.io/initial-events-end": "true"}}}}).to_string();
+        "annotations": {"k8s.io/initial-events-end": "true"}}}})
+    .to_string();
     let poison = json!({"type": "MODIFIED", "object": {"metadata": {"name": 7}}}).to_string();
     let unknown = json!({"type": "PERHAPS", "object": {}}).to_string();
     let bodies = [
@@ -283,7 +290,8 @@ fn an_outage_is_no_busy_loop() {
     let api = FakeApi::start();
     // Ends at once, each time: with an event and without.
     let line = json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9",
-        "annotations": {"k8s.io/initial-events-end": "true"}}}}).to_string();
+        "annotations": {"k8s.io/initial-events-end": "true"}}}})
+    .to_string();
     api.fault(Fault::always("GET", "watch=true", What::Lines(vec![line])));
     let (running, changes) = reflect(&api.client());
     assert_eq!(next(&changes), "=");
@@ -330,7 +338,12 @@ fn other_credentials_take_over_at_once() {
     client.set_credentials(with("two")).unwrap();
     api.wait_for(1, |asked| asked.is_watch() && asked.header("authorization") == "Bearer two");
     assert!(start.elapsed() < Duration::from_millis(700), "{:?}", start.elapsed());
-    assert!(client.set_identity(coracle::transport::api::Identity { certificate: Vec::new(), key: Vec::new() }).is_ok(), "not used without TLS");
+    assert!(
+        client
+            .set_identity(coracle::transport::api::Identity { certificate: Vec::new(), key: Vec::new() })
+            .is_ok(),
+        "not used without TLS"
+    );
 }
 
 #[test]

@@ -48,7 +48,8 @@ fn files_beside_it() {
         write(name, text);
     }
     let cluster = json!({"server": "https://h", "certificate-authority": "ca.crt"});
-    let user = json!({"client-certificate": "k.pem", "client-key": "./k.pem", "tokenFile": "token", "token": "x"});
+    let user =
+        json!({"client-certificate": "k.pem", "client-key": "./k.pem", "tokenFile": "token", "token": "x"});
     let credentials = read_at(dir.path(), cluster, user).unwrap();
     assert_eq!(credentials.endpoint.roots, Roots::Pem(b"pem".to_vec()));
     assert_eq!(credentials.endpoint.port, 443);
@@ -82,7 +83,8 @@ fn files_are_read_again() {
     assert_eq!(file.token(later + TOKEN_PERIOD).unwrap().reveal(), "two", "better an old one than none");
 
     let (certificate, key) = (dir.path().join("c"), dir.path().join("k"));
-    let identity = |text: &str| Identity { certificate: text.as_bytes().to_vec(), key: text.as_bytes().to_vec() };
+    let identity =
+        |text: &str| Identity { certificate: text.as_bytes().to_vec(), key: text.as_bytes().to_vec() };
     let files = IdentityFiles::new((certificate.clone(), key.clone()), Some(identity("old")));
     let later = Instant::now() + IDENTITY_PERIOD;
     assert_eq!(files.identity(later), None, "gone");
@@ -142,27 +144,63 @@ fn what_does_not_do() {
     let data = base64("x");
     for (cluster, user, expected) in [
         (json!({}), json!({}), "cluster \"c\": no server found"),
-        (json!({"server": "h", "certificate-authority": "a"}), json!({}), "unable to read certificate-authority /nowhere/a: "),
-        (json!({"server": "h", "certificate-authority": "a", "certificate-authority-data": data}), json!({}),
-            "cluster \"c\": certificate-authority-data and certificate-authority are both"),
-        (json!({"server": "h", "insecure-skip-tls-verify": true, "certificate-authority-data": data}), json!({}),
-            "cluster \"c\": specifying a root certificates file with the insecure flag is not allowed"),
-        (cluster.clone(), json!({"client-certificate": "a"}), "user \"u\": client-key-data or client-key must be specified"),
+        (
+            json!({"server": "h", "certificate-authority": "a"}),
+            json!({}),
+            "unable to read certificate-authority /nowhere/a: ",
+        ),
+        (
+            json!({"server": "h", "certificate-authority": "a", "certificate-authority-data": data}),
+            json!({}),
+            "cluster \"c\": certificate-authority-data and certificate-authority are both",
+        ),
+        (
+            json!({"server": "h", "insecure-skip-tls-verify": true, "certificate-authority-data": data}),
+            json!({}),
+            "cluster \"c\": specifying a root certificates file with the insecure flag is not allowed",
+        ),
+        (
+            cluster.clone(),
+            json!({"client-certificate": "a"}),
+            "user \"u\": client-key-data or client-key must be specified",
+        ),
         (cluster.clone(), json!({"client-key-data": data}), "user \"u\": a client key without"),
-        (cluster.clone(), json!({"client-certificate": "a", "client-certificate-data": data}), "user \"u\": client-certificate-data and"),
-        (cluster.clone(), json!({"client-key": "a", "client-key-data": data}), "user \"u\": client-key-data and"),
-        (cluster.clone(), json!({"client-key": "a", "client-certificate": "b"}), "unable to read client-certificate /nowhere/b: "),
+        (
+            cluster.clone(),
+            json!({"client-certificate": "a", "client-certificate-data": data}),
+            "user \"u\": client-certificate-data and",
+        ),
+        (
+            cluster.clone(),
+            json!({"client-key": "a", "client-key-data": data}),
+            "user \"u\": client-key-data and",
+        ),
+        (
+            cluster.clone(),
+            json!({"client-key": "a", "client-certificate": "b"}),
+            "unable to read client-certificate /nowhere/b: ",
+        ),
         (cluster.clone(), json!({"username": "a", "password": "b"}), "user \"u\": basic authentication"),
-        (cluster.clone(), json!({"username": "a", "token": "b"}), "user \"u\": more than one authentication method"),
+        (
+            cluster.clone(),
+            json!({"username": "a", "token": "b"}),
+            "user \"u\": more than one authentication method",
+        ),
         (cluster.clone(), json!({"as": "a"}), "user \"u\": impersonation"),
-        (cluster.clone(), json!({"auth-provider": {"name": "gcp"}}), "user \"u\": auth-provider is not supported"),
+        (
+            cluster.clone(),
+            json!({"auth-provider": {"name": "gcp"}}),
+            "user \"u\": auth-provider is not supported",
+        ),
         (cluster.clone(), json!({"exec": {"command": "a"}}), "user \"u\": apiVersion must be specified"),
     ] {
         let error = wrong(cluster, user);
         assert!(error.starts_with(expected), "{error}");
     }
     let mut other = config(cluster, json!({}));
-    let read = |config: &Kubeconfig| credentials(config, Path::new("k")).map(drop).map_err(|error| error.to_string());
+    let read = |config: &Kubeconfig| {
+        credentials(config, Path::new("k")).map(drop).map_err(|error| error.to_string())
+    };
     assert_eq!(read(&other), Ok(()));
     other.users.as_mut().unwrap().clear();
     assert_eq!(read(&other).unwrap_err(), "user \"u\" does not exist");

@@ -119,11 +119,7 @@ impl<'a, S> Reflector<'a, S> {
             match self.initial_events(&mut stream) {
                 Ok(Some((items, version))) => {
                     if stream.opened.elapsed() > SLOW {
-                        log::warn!(
-                            "list of {} took {:?}",
-                            self.watched.target,
-                            stream.opened.elapsed()
-                        );
+                        log::warn!("list of {} took {:?}", self.watched.target, stream.opened.elapsed());
                     }
                     self.version = version;
                     self.version_unavailable = false;
@@ -148,7 +144,10 @@ impl<'a, S> Reflector<'a, S> {
     }
 
     /// All objects and their version; `None` if the stream ended before all were there.
-    fn initial_events<T: DeserializeOwned>(&self, stream: &mut Stream) -> Result<Option<(Vec<T>, String)>, ApiError> {
+    fn initial_events<T: DeserializeOwned>(
+        &self,
+        stream: &mut Stream,
+    ) -> Result<Option<(Vec<T>, String)>, ApiError> {
         let mut items: HashMap<(String, String), T> = HashMap::new();
         loop {
             let event = match self.event(&mut stream.lines) {
@@ -159,20 +158,27 @@ impl<'a, S> Reflector<'a, S> {
             match event {
                 Event::Set(object) => {
                     let key = key(&object);
-                    let item = serde_json::from_value(object).map_err(|error| self.form("watch", &error.to_string()))?;
+                    let item = serde_json::from_value(object)
+                        .map_err(|error| self.form("watch", &error.to_string()))?;
                     items.insert(key, item);
                 }
                 Event::Removed(object) => {
                     items.remove(&key(&object));
                 }
                 Event::Bookmark(object) => {
-                    let mark = object.pointer("/metadata/annotations").and_then(|all| all.get(INITIAL_EVENTS_END));
+                    let mark =
+                        object.pointer("/metadata/annotations").and_then(|all| all.get(INITIAL_EVENTS_END));
                     if mark.and_then(Value::as_str) == Some("true") {
-                        return Ok(Some((items.into_values().collect(), version_of(&object).unwrap_or_default())));
+                        return Ok(Some((
+                            items.into_values().collect(),
+                            version_of(&object).unwrap_or_default(),
+                        )));
                     }
                 }
                 Event::Error(error) => return Err(error),
-                Event::Unknown(kind) => log::warn!("watch of {}: unknown event {kind:?}", self.watched.target),
+                Event::Unknown(kind) => {
+                    log::warn!("watch of {}: unknown event {kind:?}", self.watched.target)
+                }
             }
         }
     }
@@ -222,7 +228,12 @@ impl<'a, S> Reflector<'a, S> {
         Ok((all, pages))
     }
 
-    fn page<T: DeserializeOwned>(&self, version: &str, limit: &str, token: &str) -> Result<Page<T>, ApiError> {
+    fn page<T: DeserializeOwned>(
+        &self,
+        version: &str,
+        limit: &str,
+        token: &str,
+    ) -> Result<Page<T>, ApiError> {
         let mut query = self.selectors();
         query.extend([("resourceVersion", version), ("limit", limit), ("continue", token)]);
         query.retain(|(_, value)| !value.is_empty());
@@ -237,7 +248,11 @@ impl<'a, S> Reflector<'a, S> {
     }
 
     /// Follows the news, from an open stream or from the last version.
-    fn watch<T: DeserializeOwned>(&mut self, mut open: Option<Stream>, waits: &mut Waits) -> Result<(), ApiError>
+    fn watch<T: DeserializeOwned>(
+        &mut self,
+        mut open: Option<Stream>,
+        waits: &mut Waits,
+    ) -> Result<(), ApiError>
     where
         S: FnMut(Change<T>),
     {
@@ -310,7 +325,9 @@ impl<'a, S> Reflector<'a, S> {
                 Ok(object) if removed => self.tell(Change::Removed(object)),
                 Ok(object) => self.tell(Change::Set(object)),
                 // One object that cannot be read must not end the news of all others.
-                Err(error) => log::error!("watch of {}: an object cannot be read: {error}", self.watched.target),
+                Err(error) => {
+                    log::error!("watch of {}: an object cannot be read: {error}", self.watched.target)
+                }
             }
             if let (true, Some(version)) = (ordered, version) {
                 self.version = version;

@@ -105,7 +105,9 @@ mod tests {
             Ok(Page { items: items.to_vec(), version: version.to_owned(), token: token.to_owned() })
         };
         assert_eq!(
-            page(r#"{"kind":"XList","apiVersion":"v1","metadata":{"resourceVersion":"7","continue":"c","x":1},"items":[1,2]}"#),
+            page(
+                r#"{"kind":"XList","apiVersion":"v1","metadata":{"resourceVersion":"7","continue":"c","x":1},"items":[1,2]}"#
+            ),
             expected(&[1, 2], "7", "c")
         );
         assert_eq!(page(r#"{"items":null,"metadata":null,"kind":"XList"}"#), expected(&[], "", ""));

@@ -213,7 +213,10 @@ mod tests {
         let chunked = |rest: &str| format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{rest}");
         let cases = [
             ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi there".to_owned(), ok(200, b"hi", false)),
-            ("HTTP/1.1 200\r\nContent-Length: 0\r\nConnection: x, Close\r\n\r\n".to_owned(), ok(200, b"", true)),
+            (
+                "HTTP/1.1 200\r\nContent-Length: 0\r\nConnection: x, Close\r\n\r\n".to_owned(),
+                ok(200, b"", true),
+            ),
             ("HTTP/1.0 500 \nX: y\n\nto the end".to_owned(), ok(500, b"to the end", true)),
             (
                 "HTTP/1.0 200 \nConnection: keep-alive\nContent-Length: 1\n\nx".to_owned(),

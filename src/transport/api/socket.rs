@@ -97,7 +97,8 @@ impl Socket {
 
     /// `local->peer`.
     pub(super) fn ends(&self) -> Arc<str> {
-        let told = |address: io::Result<SocketAddr>| address.map_or_else(|_| String::new(), |at| at.to_string());
+        let told =
+            |address: io::Result<SocketAddr>| address.map_or_else(|_| String::new(), |at| at.to_string());
         Arc::from(format!("{}->{}", told(self.stream.local_addr()), told(self.stream.peer_addr())))
     }
 

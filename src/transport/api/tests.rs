@@ -69,7 +69,12 @@ fn head_of(stream: &mut impl Read) -> Option<String> {
     String::from_utf8(request).ok()
 }
 
-fn answer(stream: &mut (impl Read + Write), number: usize, answers: &[Vec<u8>], tell: &Sender<(usize, String)>) {
+fn answer(
+    stream: &mut (impl Read + Write),
+    number: usize,
+    answers: &[Vec<u8>],
+    tell: &Sender<(usize, String)>,
+) {
     for answer in answers {
         let Some(request) = head_of(stream) else { return };
         if stream.write_all(answer).and_then(|()| stream.flush()).is_err() {
@@ -104,8 +109,10 @@ fn serve(connections: Vec<Vec<Vec<u8>>>) -> Server {
 #[test]
 fn connections_are_kept_and_replaced() {
     let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n".to_vec();
-    let closing = b"HTTP/1.1 503 No\r\nConnection: close\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n".to_vec();
-    let server = serve(vec![vec![short("one"), chunked, closing], vec![short("x"), short("y")], vec![short("z")]]);
+    let closing =
+        b"HTTP/1.1 503 No\r\nConnection: close\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n".to_vec();
+    let server =
+        serve(vec![vec![short("one"), chunked, closing], vec![short("x"), short("y")], vec![short("z")]]);
     let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
     assert_eq!(text(connections.send(&get("/a?b=c"), &breaker).unwrap()), "one");
@@ -206,7 +213,8 @@ fn blocked_reads_are_broken_off_within_milliseconds() {
 #[test]
 fn a_connect_is_broken_off_too() {
     // A full queue of connections: the next one is not answered.
-    let fd = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    let fd =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     rustix::net::bind(&fd, &std::net::SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     rustix::net::listen(&fd, 0).unwrap();
     let listener = TcpListener::from(fd);
@@ -276,7 +284,10 @@ fn lines_come_one_by_one() {
     };
     let end = "0\r\n\r\n";
     for (answer, expected) in [
-        (body(&["one\ntw", "o\n\n\r\n", "three\r\n"], end), vec![Some("one"), Some("two"), Some("three"), None]),
+        (
+            body(&["one\ntw", "o\n\n\r\n", "three\r\n"], end),
+            vec![Some("one"), Some("two"), Some("three"), None],
+        ),
         (body(&["one\nhalf"], ""), vec![Some("one"), Some("!unexpected EOF")]),
         (body(&["one\nhalf"], end), vec![Some("one"), Some("!unexpected EOF")]),
         (body(&["0123456789"], end), vec![Some("!line is too long")]),
@@ -354,7 +365,10 @@ fn both_sides_prove_who_they_are() {
     );
     let wrong = Endpoint { server_name: Some("else.where".to_owned()), ..known.clone() };
     let error = said(wrong);
-    assert!(error.starts_with("tls: failed to verify certificate: x509: certificate is valid for "), "{error}");
+    assert!(
+        error.starts_with("tls: failed to verify certificate: x509: certificate is valid for "),
+        "{error}"
+    );
     assert!(error.contains("kubernetes.default") && error.ends_with(", not else.where"), "{error}");
     assert_eq!(said(secure(server.port)), "tls: remote error: certificate required");
     // TLS where none is spoken, and the other way round.
@@ -399,7 +413,10 @@ fn certificates_that_cannot_be_used_are_told_of() {
         (with(identity()), "fine"),
         (with(Identity { key: other_key, ..identity() }), "client certificate: certificate and key: "),
         (with(Identity { key: b"x".to_vec(), ..identity() }), "client certificate: key: "),
-        (with(Identity { certificate: b"x".to_vec(), ..identity() }), "client certificate: certificate: no PEM"),
+        (
+            with(Identity { certificate: b"x".to_vec(), ..identity() }),
+            "client certificate: certificate: no PEM",
+        ),
         (Endpoint { roots: Roots::Pem(b"x".to_vec()), ..secure(1) }, "certificate authority: no PEM block"),
         (Endpoint { server_name: Some("a b".to_owned()), ..secure(1) }, "server name \"a b\" is not"),
     ] {

@@ -101,10 +101,13 @@ impl Tls {
         let mut config = match identity {
             None => builder.with_no_client_auth(),
             Some(identity) => {
-                let wrong = |what: &str, error: &dyn fmt::Display| TlsSetupError::Identity(format!("{what}: {error}"));
-                let chain = certificates(&identity.certificate)
-                    .map_err(|error| wrong("certificate", &error))?;
-                let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|error| wrong("key", &error))?;
+                let wrong = |what: &str, error: &dyn fmt::Display| {
+                    TlsSetupError::Identity(format!("{what}: {error}"))
+                };
+                let chain =
+                    certificates(&identity.certificate).map_err(|error| wrong("certificate", &error))?;
+                let key =
+                    PrivateKeyDer::from_pem_slice(&identity.key).map_err(|error| wrong("key", &error))?;
                 builder
                     .with_client_auth_cert(chain, key)
                     .map_err(|error| wrong("certificate and key", &error))?
@@ -112,8 +115,8 @@ impl Tls {
         };
         config.resumption = Resumption::in_memory_sessions(SESSIONS);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let name = ServerName::try_from(name.to_owned())
-            .map_err(|_| TlsSetupError::ServerName(name.to_owned()))?;
+        let name =
+            ServerName::try_from(name.to_owned()).map_err(|_| TlsSetupError::ServerName(name.to_owned()))?;
         Ok(Tls { config: Arc::new(config), name })
     }
 

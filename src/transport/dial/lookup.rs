@@ -36,7 +36,11 @@ impl Drop for Place {
 
 /// The addresses of `host`. The resolver cannot be broken off, so it works in a thread that
 /// is left to itself when the time is over; its own limits (`resolv.conf`) end it.
-pub(in crate::transport) fn lookup(host: &str, port: u16, limit: &Limit) -> Result<Vec<SocketAddr>, DialError> {
+pub(in crate::transport) fn lookup(
+    host: &str,
+    port: u16,
+    limit: &Limit,
+) -> Result<Vec<SocketAddr>, DialError> {
     let failed = |detail: String| DialError::Lookup { host: host.to_owned(), detail };
     if host.contains('\0') || host.len() > 253 {
         return Err(failed("no such host".to_owned()));

@@ -94,8 +94,9 @@ fn request(reader: &mut BufReader<TcpStream>) -> Option<Asked> {
 pub(super) fn send(socket: &mut TcpStream, code: u16, retry_after: Option<u32>, body: &str) -> bool {
     let after = retry_after.map(|seconds| format!("Retry-After: {seconds}\r\n")).unwrap_or_default();
     let length = body.len();
-    let text =
-        format!("HTTP/1.1 {code} X\r\nContent-Type: application/json\r\n{after}Content-Length: {length}\r\n\r\n{body}");
+    let text = format!(
+        "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\n{after}Content-Length: {length}\r\n\r\n{body}"
+    );
     socket.write_all(text.as_bytes()).is_ok()
 }
 

@@ -237,7 +237,8 @@ impl Drop for FakeApi {
         self.shared.lock().stopped = true;
         self.shared.changed.notify_all();
         self.cut();
-        let threads = std::mem::take(&mut *self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads =
+            std::mem::take(&mut *self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner));
         self.cut();
         drop(threads);
     }
@@ -321,7 +322,7 @@ impl Shared {
 
     fn watch(&self, asked: &Asked, socket: &mut TcpStream) -> bool {
         let path = Path::parse(&asked.path()).unwrap();
-        let mut state = self.lock();
+        let state = self.lock();
         let era = state.watch_era;
         let (mut lines, mut at) = match state.store.open_watch(&path, asked) {
             Ok(opened) => opened,
@@ -355,7 +356,8 @@ impl Shared {
                     Err(error) => {
                         drop(state);
                         let line = json!({"type": "ERROR", "object": error});
-                        return http::chunk(socket, &format!("{line}\n")) && socket.write_all(b"0\r\n\r\n").is_ok();
+                        return http::chunk(socket, &format!("{line}\n"))
+                            && socket.write_all(b"0\r\n\r\n").is_ok();
                     }
                 }
                 if state.watch_era != era {

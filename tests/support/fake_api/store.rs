@@ -34,7 +34,13 @@ impl Path {
         };
         let at = |index: usize| rest.get(index).map(|part| (*part).to_owned()).unwrap_or_default();
         let (plural, name, subresource) = (at(0), at(1), at(2));
-        (!plural.is_empty()).then(|| Path { prefix, plural, namespace: namespace.to_owned(), name, subresource })
+        (!plural.is_empty()).then(|| Path {
+            prefix,
+            plural,
+            namespace: namespace.to_owned(),
+            name,
+            subresource,
+        })
     }
 
     fn object(&self, name: &str) -> Path {
@@ -121,7 +127,8 @@ impl Store {
         meta["resourceVersion"] = json!(self.version.to_string());
         let uid = before.as_ref().map(|before| before["metadata"]["uid"].clone());
         if !meta["uid"].is_string() {
-            meta["uid"] = uid.unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{:012x}", self.version)));
+            meta["uid"] =
+                uid.unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{:012x}", self.version)));
         }
         if !meta["creationTimestamp"].is_string() {
             let seconds = Timestamp::now().as_second();
@@ -198,30 +205,45 @@ impl Store {
     }
 
     fn selected<'a>(&'a self, path: &'a Path, asked: &'a Asked) -> impl Iterator<Item = &'a Value> {
-        self.objects.iter().filter(|(key, object)| path.holds(key) && matches(asked, object)).map(|(_, object)| object)
+        self.objects
+            .iter()
+            .filter(|(key, object)| path.holds(key) && matches(asked, object))
+            .map(|(_, object)| object)
     }
 
     fn create(&mut self, path: &Path, object: Value) -> Answer {
         let mut name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         if name.is_empty() {
-            name = format!("{}{:05x}", object["metadata"]["generateName"].as_str().unwrap_or_default(), self.version);
+            name = format!(
+                "{}{:05x}",
+                object["metadata"]["generateName"].as_str().unwrap_or_default(),
+                self.version
+            );
         }
         let path = path.object(&name);
         if path.plural.ends_with("reviews") {
             return (201, object);
         }
         if self.objects.contains_key(&path) {
-            return (409, status(409, "AlreadyExists", &format!("{} \"{name}\" already exists", path.plural)));
+            return (
+                409,
+                status(409, "AlreadyExists", &format!("{} \"{name}\" already exists", path.plural)),
+            );
         }
         (201, self.put(&path, object))
     }
 
     fn update(&mut self, path: &Path, body: &Value, make: impl Fn(&Value, &Value) -> Value) -> Answer {
         let Some(old) = self.get(path).cloned() else { return not_found(path) };
-        for (field, wanted) in [("resourceVersion", &body["metadata"]["resourceVersion"]), ("uid", &body["metadata"]["uid"])] {
+        for (field, wanted) in
+            [("resourceVersion", &body["metadata"]["resourceVersion"]), ("uid", &body["metadata"]["uid"])]
+        {
             if wanted.as_str().is_some_and(|wanted| !wanted.is_empty() && old["metadata"][field] != wanted) {
-                let text = format!("Operation cannot be fulfilled on {} \"{}\": the object has been modified; \
-                    please apply your changes to the latest version and try again", path.plural, path.name);
+                let text = format!(
+                    "Operation cannot be fulfilled on {} \"{}\": the object has been modified; \
+                    please apply your changes to the latest version and try again",
+                    path.plural, path.name
+                );
                 return (409, status(409, "Conflict", &text));
             }
         }
@@ -243,7 +265,10 @@ impl Store {
         let Some(mut old) = self.get(path).cloned() else { return not_found(path) };
         let wanted = &options["preconditions"]["uid"];
         if wanted.is_string() && *wanted != old["metadata"]["uid"] {
-            return (409, status(409, "Conflict", "the UID in the precondition does not match the UID in record"));
+            return (
+                409,
+                status(409, "Conflict", "the UID in the precondition does not match the UID in record"),
+            );
         }
         let default = if path.plural == "pods" && old["spec"]["nodeName"].is_string() {
             old["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(30)
@@ -274,7 +299,10 @@ impl Store {
             lines.extend(self.selected(path, asked).map(|object| line("ADDED", object)));
             let meta = json!({"resourceVersion": self.version.to_string(),
                 "annotations": {"k8s.io/initial-events-end": "true"}});
-            lines.push(line("BOOKMARK", &json!({"kind": path.kind(), "apiVersion": path.api_version(), "metadata": meta})));
+            lines.push(line(
+                "BOOKMARK",
+                &json!({"kind": path.kind(), "apiVersion": path.api_version(), "metadata": meta}),
+            ));
             return Ok((lines, at));
         }
         if from == 0 {
@@ -304,7 +332,10 @@ impl Store {
         if at.bookmarks != self.bookmarks {
             at.bookmarks = self.bookmarks;
             let meta = json!({"resourceVersion": self.version.to_string()});
-            lines.push(line("BOOKMARK", &json!({"kind": path.kind(), "apiVersion": path.api_version(), "metadata": meta})));
+            lines.push(line(
+                "BOOKMARK",
+                &json!({"kind": path.kind(), "apiVersion": path.api_version(), "metadata": meta}),
+            ));
         }
         Ok(lines)
     }
@@ -323,7 +354,9 @@ fn matches(asked: &Asked, object: &Value) -> bool {
     let all = |text: String, value: &dyn Fn(&str) -> String| {
         text.split(',').filter(|term| !term.is_empty()).all(|term| match term.split_once("!=") {
             Some((key, unwanted)) => value(key) != unwanted,
-            None => term.split_once('=').is_some_and(|(key, wanted)| value(key) == wanted.trim_start_matches('=')),
+            None => {
+                term.split_once('=').is_some_and(|(key, wanted)| value(key) == wanted.trim_start_matches('='))
+            }
         })
     };
     let field = |path: &str| {
