@@ -72,6 +72,9 @@ pub struct Image {
 /// Everything that is found out anew for each status.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Facts {
+    /// Whether the runtime has been looked at once: before that it is not ready only because
+    /// nobody knows better.
+    pub settled: bool,
     /// All that the machine has, and what of it pods may use; `None` while it is not known.
     pub capacity: Option<Allocatable>,
     /// See `capacity`.

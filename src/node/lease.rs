@@ -40,13 +40,12 @@ pub(super) struct Keeper {
     seconds: i32,
     api: Box<dyn LeaseApi + Send>,
     lease: Option<Lease>,
-    owner: Option<String>,
     failures: u32,
 }
 
 impl Keeper {
     pub(super) fn new(name: String, seconds: i32, api: Box<dyn LeaseApi + Send>) -> Self {
-        Keeper { name, seconds, api, lease: None, owner: None, failures: 0 }
+        Keeper { name, seconds, api, lease: None, failures: 0 }
     }
 
     /// Body of the thread.
@@ -56,7 +55,7 @@ impl Keeper {
         loop {
             let owner = watch.uid();
             let due = next.is_some_and(|next| next <= Instant::now());
-            if due || (owner.is_some() && owner != self.owner) {
+            if due || (owner.is_some() && owner.as_deref() != self.owner()) {
                 let outcome = self.turn(owner.as_deref(), Timestamp::now());
                 next = self.wait_after(&outcome, random_unit()).map(|wait| Instant::now() + wait);
             }
@@ -69,6 +68,16 @@ impl Keeper {
         }
     }
 
+    /// The UID of the node that the lease goes with.
+    fn owner(&self) -> Option<&str> {
+        let owners = self.lease.as_ref()?.metadata.owner_references.as_ref()?;
+        owners.iter().find(|owner| self.is_node(owner)).map(|owner| owner.uid.as_str())
+    }
+
+    fn is_node(&self, owner: &OwnerReference) -> bool {
+        owner.kind == "Node" && owner.name == self.name
+    }
+
     /// Renews the lease, or makes it for the node with UID `owner`.
     pub(super) fn turn(&mut self, owner: Option<&str>, now: Timestamp) -> Outcome {
         let outcome = self.renew(owner, now);
@@ -78,9 +87,6 @@ impl Keeper {
                     log::info!("the lease of node {} is renewed again", self.name);
                 }
                 self.failures = 0;
-                if owner.is_some() {
-                    self.owner = owner.map(str::to_owned);
-                }
             }
             Outcome::NoNode => {}
             Outcome::Failed(error) if error.kind == Kind::Stopping => {}
@@ -169,8 +175,7 @@ impl Keeper {
         spec.renew_time = Some(MicroTime(now));
         if let Some(uid) = owner {
             let owners = lease.metadata.owner_references.get_or_insert_default();
-            let is_node = |owner: &OwnerReference| owner.kind == "Node" && owner.name == self.name;
-            match owners.iter_mut().find(|owner| is_node(owner)) {
+            match owners.iter_mut().find(|owner| self.is_node(owner)) {
                 // A node that was registered anew: else the lease would go with the old one.
                 Some(owner) => owner.uid = uid.to_owned(),
                 None => owners.push(OwnerReference {
@@ -269,6 +274,11 @@ mod tests {
         assert_eq!(keeper.wait_after(&outcome, 0.5), Some(Duration::from_millis(10_200)));
         assert_eq!(sent[0].metadata.owner_references.as_ref().unwrap()[0].uid, "u");
         check(&mut keeper, vec![Ok(lease("2", "u"))], Some("u"), &["update"]);
+        assert_eq!(keeper.owner(), Some("u"));
+        // After a restart the node may not be known yet; its lease is renewed all the same.
+        let mut early = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
+        check(&mut early, vec![Ok(lease("2", "u")), Ok(lease("3", "u"))], None, &["get", "update"]);
+        assert_eq!(early.owner(), Some("u"));
         // Somebody else wrote it.
         let answers = vec![Err(Kind::Conflict), Ok(lease("7", "u")), Ok(lease("8", "u"))];
         let (_, sent) = check(&mut keeper, answers, Some("u"), &["update", "get", "update"]);

@@ -8,6 +8,8 @@ use crate::util::backoff::jitter;
 const FAST: Duration = Duration::from_millis(100);
 /// For how long after the start.
 const FAST_LIMIT: Duration = Duration::from_secs(120);
+/// How long a start waits at most until the runtime and the watch have told what is.
+const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 /// So many nodes do not come due at one moment.
 const JITTER: f64 = 0.04;
 /// Waits between attempts to register.
@@ -20,6 +22,7 @@ pub(super) struct Pace {
     update_every: Duration,
     report_every: Duration,
     next: Instant,
+    settle_until: Option<Instant>,
     fast_until: Option<Instant>,
     last_write: Option<Instant>,
     /// From the last write to the next one if nothing changes.
@@ -33,6 +36,7 @@ impl Pace {
             update_every,
             report_every,
             next: now,
+            settle_until: Some(now + SETTLE_LIMIT),
             fast_until: Some(now + FAST_LIMIT),
             last_write: None,
             report_after: report_every,
@@ -48,6 +52,18 @@ impl Pace {
     /// Whether a wait is over. Before registration rings do not shorten it.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         now >= self.next
+    }
+
+    /// Whether to wait a little longer before anything is told: a node that was ready before
+    /// a restart must not be shown as not ready because nobody has looked yet.
+    pub(super) fn hold(&mut self, settled: bool, now: Instant) -> bool {
+        if settled || self.settle_until.is_some_and(|until| now >= until) {
+            self.settle_until = None;
+        }
+        if self.settle_until.is_some() {
+            self.next = now + FAST;
+        }
+        self.settle_until.is_some()
     }
 
     /// Act at once, whatever was planned.
@@ -135,6 +151,17 @@ mod tests {
         let mut late = self::pace(start);
         late.computed(Some(false), start + FAST_LIMIT, 0.0);
         assert_eq!(late.next(), start + FAST_LIMIT + SECOND * 10);
+    }
+
+    #[test]
+    fn nothing_is_told_before_the_first_look() {
+        let start = Instant::now();
+        let mut late = pace(start);
+        assert!(late.hold(false, start) && late.hold(false, start + SECOND * 4));
+        assert_eq!(late.next(), start + SECOND * 4 + FAST);
+        assert!(!late.hold(false, start + SECOND * 5) && !late.hold(false, start));
+        let mut soon = pace(start);
+        assert!(!soon.hold(true, start) && !soon.hold(false, start));
     }
 
     #[test]

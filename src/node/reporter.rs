@@ -8,12 +8,13 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::api::{Kind, NodeApi, NodeError};
+use super::compose::Facts;
 use super::conditions::{News, READY};
 use super::pace::Pace;
 use super::sensors::Sensors;
 use super::watch::NodeWatch;
 use super::{Settings, compose, patch};
-use crate::model::api::Node;
+use crate::model::api::{Node, NodeAddress};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::reasons;
 use crate::util::backoff::random_unit;
@@ -40,6 +41,8 @@ pub(super) struct Reporter {
     told: HashMap<&'static str, String>,
     /// A change that the server took and did not keep: it is older than we are, say.
     ignored: Option<Value>,
+    /// Why there were no addresses the last time.
+    no_addresses: Option<String>,
     pod_cidrs: String,
     unschedulable: bool,
     failures: u32,
@@ -67,6 +70,7 @@ impl Reporter {
             uid: None,
             told: HashMap::new(),
             ignored: None,
+            no_addresses: None,
             pod_cidrs: String::new(),
             unschedulable: false,
             failures: 0,
@@ -94,21 +98,24 @@ impl Reporter {
 
     /// Does what has to be done now.
     pub(super) fn turn(&mut self, now: Instant, at: Timestamp, unit: f64) {
-        self.look_at_object();
-        if self.registered && self.watch.is_absent() {
-            self.lost(now);
-        }
-        if !self.registered && !self.register(now, at, unit) {
+        let facts = self.sensors.facts();
+        if self.pace.hold(facts.settled && self.watch.ready_for_pods(), now) {
             return;
         }
-        let ready = match self.report(now, at, unit) {
+        if self.registered && self.watch.is_absent() {
+            self.lost(now, unit);
+        }
+        if !self.registered && !self.register(&facts, now, at, unit) {
+            return;
+        }
+        let ready = match self.report(&facts, now, at, unit) {
             Ok(ready) => {
                 self.succeeded();
                 Some(ready)
             }
             Err(error) if error.kind == Kind::NotFound => {
-                self.watch.removed(self.uid.as_deref());
-                self.lost(now);
+                self.watch.removed(self.watch.uid().as_deref());
+                self.lost(now, unit);
                 return;
             }
             Err(error) => {
@@ -117,21 +124,27 @@ impl Reporter {
             }
         };
         self.pace.computed(ready, now, unit);
+        // Last, for the runtime is asked.
+        self.look_at_object(facts.health.is_usable());
     }
 
     /// DIFFERS: a node that somebody deleted is registered again; the Go kubelet's stays
     /// away until it is restarted, and with it all pods of a node that still works.
-    fn lost(&mut self, now: Instant) {
+    fn lost(&mut self, now: Instant, unit: f64) {
         log::warn!("the node {} is not there any more", self.settings.name);
         self.registered = false;
         self.reconcile = true;
-        self.uid = None;
         self.ignored = None;
-        self.pace.at_once(now);
+        if self.uid.take().is_some() {
+            self.pace.at_once(now);
+        } else {
+            // It was there a moment ago, and yet nothing could be written: no endless loop.
+            self.pace.refused(now, unit);
+        }
     }
 
     /// Makes sure that there is an object. `false`: not yet, the pace says when to go on.
-    fn register(&mut self, now: Instant, at: Timestamp, unit: f64) -> bool {
+    fn register(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> bool {
         if self.watch.object().is_some() {
             self.registered = true;
             return true;
@@ -144,11 +157,10 @@ impl Reporter {
         if !self.pace.is_due(now) {
             return false;
         }
-        match self.create(now, at, unit) {
+        match self.create(facts, now, at, unit) {
             Ok(()) => {
                 self.succeeded();
                 self.registered = true;
-                // What was sent may be all there is to say for now.
                 true
             }
             Err(error) => {
@@ -159,10 +171,9 @@ impl Reporter {
         }
     }
 
-    fn create(&mut self, now: Instant, at: Timestamp, unit: f64) -> Result<(), NodeError> {
-        let facts = self.sensors.facts();
+    fn create(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> Result<(), NodeError> {
         let addresses = self.addresses(None);
-        let (node, news) = compose::initial(&self.settings, &facts, addresses, at);
+        let (node, news) = compose::initial(&self.settings, facts, addresses, at);
         match self.api.create(&node) {
             Ok(created) => {
                 log::info!("registered node {}", self.settings.name);
@@ -187,8 +198,7 @@ impl Reporter {
     }
 
     /// Computes the status and writes it if it has to be; returns whether it says ready.
-    fn report(&mut self, now: Instant, at: Timestamp, unit: f64) -> Result<bool, NodeError> {
-        let facts = self.sensors.facts();
+    fn report(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> Result<bool, NodeError> {
         let mut base = self.watch.object();
         let mut attempt = 0;
         loop {
@@ -199,7 +209,7 @@ impl Reporter {
                     std::sync::Arc::new(node)
                 }),
             };
-            let error = match old.and_then(|old| self.write(&old, &facts, now, at, unit)) {
+            let error = match old.and_then(|old| self.write(&old, facts, now, at, unit)) {
                 Ok(ready) => return Ok(ready),
                 Err(error) => error,
             };
@@ -216,7 +226,7 @@ impl Reporter {
     fn write(
         &mut self,
         old: &Node,
-        facts: &compose::Facts,
+        facts: &Facts,
         now: Instant,
         at: Timestamp,
         unit: f64,
@@ -250,16 +260,26 @@ impl Reporter {
         Ok(ready)
     }
 
-    fn addresses(&self, old: Option<&Node>) -> Option<Vec<crate::model::api::NodeAddress>> {
+    /// `None`: not to be told now, the object keeps its own.
+    fn addresses(&mut self, old: Option<&Node>) -> Option<Vec<NodeAddress>> {
         let known = old.and_then(|node| node.status.as_ref()?.addresses.as_deref()).unwrap_or_default();
-        self.sensors
-            .addresses(&self.settings, known)
-            .inspect_err(|why| log::warn!("cannot tell the addresses of node {}: {why}", self.settings.name))
-            .ok()
+        match self.sensors.addresses(&self.settings, known) {
+            Ok(addresses) => {
+                self.no_addresses = None;
+                Some(addresses)
+            }
+            Err(why) => {
+                if self.no_addresses.as_ref() != Some(&why) {
+                    log::warn!("cannot tell the addresses of node {}: {why}", self.settings.name);
+                    self.no_addresses = Some(why);
+                }
+                None
+            }
+        }
     }
 
     /// What others decided about the node.
-    fn look_at_object(&mut self) {
+    fn look_at_object(&mut self, runtime_is_usable: bool) {
         let Some(object) = self.watch.object() else { return };
         let Some(spec) = &object.spec else { return };
         let unschedulable = spec.unschedulable.unwrap_or_default();
@@ -270,7 +290,7 @@ impl Reporter {
             self.tell(vec![News::now("schedulable", &self.settings.name, reason)]);
         }
         let cidrs = spec.pod_cidrs.as_ref().map(|cidrs| cidrs.join(",")).unwrap_or_default();
-        if !cidrs.is_empty() && cidrs != self.pod_cidrs {
+        if runtime_is_usable && !cidrs.is_empty() && cidrs != self.pod_cidrs {
             match self.sensors.set_pod_cidrs(&cidrs) {
                 Ok(()) => {
                     log::info!("pods of this node get addresses from {cidrs}");

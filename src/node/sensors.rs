@@ -106,6 +106,7 @@ impl Sensors for Host {
             self.pods_per_core,
         );
         Facts {
+            settled: self.observe.runtime_features().is_some() && self.observe.last_relist().is_some(),
             allocatable: allocatable(&all, &self.reservations),
             capacity: Some(all),
             system: self.system.clone(),

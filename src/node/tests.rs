@@ -81,6 +81,7 @@ fn facts() -> Facts {
         &BTreeMap::from([("memory.available".to_owned(), "1Mi".to_owned())]),
     );
     Facts {
+        settled: true,
         allocatable: super::allocatable(&all, &reserved),
         capacity: Some(all),
         system: SystemFacts {
@@ -270,6 +271,8 @@ struct Server {
     drops: Option<&'static str>,
     /// Another kind of failure for create.
     forbids_create: bool,
+    /// As one behind a proxy that does not know of statuses.
+    denies_status: bool,
 }
 
 #[derive(Clone, Default)]
@@ -373,6 +376,9 @@ impl NodeApi for Handle {
 
     fn patch_status(&self, patch: &Value) -> Result<Node, NodeError> {
         self.request("patch", |server| {
+            if server.denies_status {
+                return Err(Kind::NotFound);
+            }
             let mut node = server.node.clone().ok_or(Kind::NotFound)?;
             apply(node.as_object_mut().unwrap(), patch);
             server.patches.push(patch.clone());
@@ -426,6 +432,7 @@ struct World {
 impl World {
     fn new(settings: Settings) -> World {
         let (server, watch, start) = (Handle::default(), NodeWatch::new(), Instant::now());
+        watch.replaced(Vec::new());
         let told = Arc::new(Mutex::new(Told { facts: facts(), ..Told::default() }));
         let (sink, events) = EventSink::new();
         let reporter = Reporter::new(
@@ -531,6 +538,38 @@ fn the_server_is_asked_again_until_it_takes_the_node() {
 }
 
 #[test]
+fn a_restart_does_not_show_a_ready_node_as_not_ready() {
+    let mut first = World::new(settings());
+    first.turn(0);
+    let mut world = World::new(settings());
+    let node = first.server.edit(|_| ());
+    world.server.0.lock().unwrap().store(serde_json::to_value(&node).unwrap());
+    world.watch.offer(node);
+    let unknown = ["container runtime status check may not have completed yet".to_owned()];
+    world.facts(|facts| {
+        facts.settled = false;
+        facts.health.runtime = unknown.to_vec();
+    });
+    assert_eq!(world.turn(0), NOTHING);
+    assert_eq!(world.turn(4), NOTHING);
+    world.facts(|facts| {
+        facts.settled = true;
+        facts.health = RuntimeHealth::default();
+    });
+    assert_eq!(world.turn(0), ["patch"]);
+    assert!(world.events().is_empty());
+    // One that does not answer for so long is told of.
+    let mut world = World::new(settings());
+    world.facts(|facts| {
+        facts.settled = false;
+        facts.health.runtime = unknown.to_vec();
+    });
+    assert_eq!(world.turn(4), NOTHING);
+    assert_eq!(world.turn(1), ["create"]);
+    assert_eq!(world.condition("Ready")["status"], "False");
+}
+
+#[test]
 fn an_existing_node_is_taken_over() {
     for forbids_create in [false, true] {
         let mut first = World::new(settings());
@@ -566,7 +605,6 @@ fn an_existing_node_is_taken_over() {
 fn a_deleted_node_is_registered_again() {
     // Told by the watch.
     let mut world = World::new(settings());
-    world.watch.replaced(Vec::new());
     world.turn(0);
     assert_eq!(world.watch.uid().as_deref(), Some("uid1"));
     world.server.0.lock().unwrap().node = None;
@@ -590,6 +628,22 @@ fn a_deleted_node_is_registered_again() {
     world.server.0.lock().unwrap().node = None;
     world.watch.removed(Some("theirs"));
     assert_eq!(world.turn(1), NOTHING);
+}
+
+#[test]
+fn a_server_that_shows_a_node_and_denies_it_is_not_asked_without_end() {
+    let mut world = World::new(settings());
+    world.turn(0);
+    world.server.0.lock().unwrap().denies_status = true;
+    world.facts(|facts| facts.pressures.disk = true);
+    assert_eq!(world.turn(10), ["patch"]);
+    assert_eq!(world.turn(0), ["create", "get", "patch"]);
+    assert_eq!(world.turn(0), NOTHING);
+    assert_eq!(world.turn(1), ["create", "get", "patch"]);
+    assert_eq!(world.turn(0), NOTHING);
+    world.server.0.lock().unwrap().denies_status = false;
+    assert_eq!(world.turn(1), ["create", "get", "patch"]);
+    assert_eq!(world.turn(10), NOTHING);
 }
 
 #[test]

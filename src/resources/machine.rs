@@ -129,8 +129,9 @@ pub(super) fn memory_field(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// How many numbers a list such as `0-3,8` names.
-fn count_list(text: &str) -> Option<u32> {
+/// How many numbers a list such as `0-3,8` names; `None`: it is no such list.
+#[must_use]
+pub fn count_list(text: &str) -> Option<u32> {
     let mut count = 0_u32;
     for part in text.trim().split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
