@@ -5,6 +5,7 @@ use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::select_biased;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -14,7 +15,7 @@ use super::rate::Bucket;
 use super::secret::Secret;
 use super::target::{Target, query};
 use crate::transport::api::{Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use};
-use crate::util::stop::Waited;
+use crate::util::stop::{self, StopSource, StopToken, Waited};
 
 /// A request with its answer, unless [`Client::with_limits`] says otherwise: what API
 /// servers grant themselves.
@@ -89,6 +90,9 @@ struct Session {
     credentials: Credentials,
     connections: Connections,
     origin: String,
+    /// Dropped when other credentials take over, which ends the waits for better times.
+    current: Mutex<Option<StopSource>>,
+    superseded: StopToken,
 }
 
 impl Session {
@@ -98,7 +102,9 @@ impl Session {
         let scheme = if *https { "https" } else { "http" };
         let host = crate::transport::dial::join_host_port(host, *port);
         let origin = format!("{scheme}://{host}");
-        Ok(Session { generation, credentials, connections, origin })
+        let (source, superseded) = stop::pair();
+        let current = Mutex::new(Some(source));
+        Ok(Session { generation, credentials, connections, origin, current, superseded })
     }
 }
 
@@ -289,6 +295,7 @@ impl Client {
             let session = Session::new(place.generation + 1, change(&place.credentials))?;
             std::mem::replace(&mut *place, Arc::new(session))
         };
+        old.current.lock().unwrap_or_else(PoisonError::into_inner).take();
         old.connections.close_idle();
         self.shared.breaker.break_streams();
         Ok(())
@@ -305,12 +312,20 @@ impl Client {
         self.session().origin.clone()
     }
 
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout
+    /// Waits, but not longer than the credentials last.
+    pub(super) fn pause(&self, limit: Duration) -> Waited {
+        let session = self.session();
+        select_biased! {
+            recv(self.breaker.token().signal()) -> _ => Waited::Stopped,
+            recv(session.superseded.signal()) -> _ => Waited::TimedOut,
+            default(limit) => Waited::TimedOut,
+        }
     }
 
-    pub(super) fn own_breaker(&self) -> &Breaker {
-        &self.breaker
+    /// Whether it was shut down, or the part of it that a breaker ends.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.breaker.is_tripped()
     }
 
     fn session(&self) -> Arc<Session> {
@@ -319,17 +334,19 @@ impl Client {
 
     fn object<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, ApiError> {
         let mut response = self.send(call)?;
-        let value = parse(&mut response.body).map_err(|wrong| self.unreadable(call, &wrong))?;
-        serde_json::from_value(value).map_err(|error| ApiError::form(call.attempt(), error.to_string()))
+        let value = parse(&mut response.body).map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
+        serde_json::from_value(value)
+            .map_err(|error| ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}")))
     }
 
-    fn unreadable(&self, call: &Call<'_>, wrong: &Unreadable) -> ApiError {
+    /// Why the body of an answer came to nothing.
+    pub(super) fn unreadable(&self, verb: &str, target: &Target, wrong: Unreadable) -> ApiError {
+        let attempt = format!("{verb} {target}");
         match wrong {
             Unreadable::Broken(error) => {
-                let url = format!("{}{}", self.session().origin, call.target.path());
-                ApiError::transport(call.attempt(), url, error.clone())
+                ApiError::transport(attempt, format!("{}{}", self.session().origin, target.path()), error)
             }
-            Unreadable::Form(what) => ApiError::form(call.attempt(), what.clone()),
+            Unreadable::Form(what) => ApiError::form(attempt, what),
         }
     }
 
@@ -375,7 +392,7 @@ impl Client {
                 retries += 1;
                 drain(&mut response.body);
                 log::debug!("{}: status {status}, again in {after:?}", call.attempt());
-                if self.breaker.token().wait(after) == Waited::Stopped {
+                if self.pause(after) == Waited::Stopped {
                     return Err(stopping());
                 }
                 continue;
@@ -452,17 +469,18 @@ pub(super) enum Unreadable {
     Form(String),
 }
 
-/// Reads a JSON document straight from the connection.
-pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
-    let outcome = {
-        let limited = std::io::BufReader::with_capacity(8 * 1024, body.take(MAX_BODY_BYTES));
-        serde_json::from_reader::<_, Value>(limited)
-    };
-    outcome.map_err(|error| {
-        if error.is_io() || error.is_eof() {
+impl Unreadable {
+    pub(super) fn new(body: &mut Body, error: serde_json::Error) -> Unreadable {
+        if error.is_io() {
             Unreadable::Broken(body.failed(&std::io::Error::from(error)))
         } else {
-            Unreadable::Form(error.to_string())
+            Unreadable::Form(format!("the answer is no object of this kind: {error}"))
         }
-    })
+    }
+}
+
+/// Reads a JSON document straight from the connection.
+pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
+    let outcome = serde_json::from_reader::<_, Value>(body.by_ref().take(MAX_BODY_BYTES));
+    outcome.map_err(|error| Unreadable::new(body, error))
 }

@@ -265,14 +265,13 @@ impl Connections {
             Err(sent) => connection.failed(&sent, "write", breaker),
             Ok(()) => connection.failed(&error, "read", breaker),
         })?;
-        let mut body = Body {
+        let body = Body {
             connection: Some(connection),
             framing: head.framing,
             close: head.close,
             home: self.clone(),
             breaker: breaker.clone(),
         };
-        body.give_back();
         Ok(Response { status: head.status, retry_after: head.retry_after, body })
     }
 }
@@ -353,7 +352,8 @@ impl Body {
         }
     }
 
-    /// Keeps the connection for the next request if this one is through.
+    /// Keeps the connection for the next request if this one is through, which is when the
+    /// body has been read to its end and dropped.
     fn give_back(&mut self) {
         if self.framing != Framing::Done {
             return;
@@ -377,20 +377,42 @@ impl Body {
     }
 }
 
+impl BufRead for Body {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        match &mut self.connection {
+            Some(connection) => self.framing.fill(&mut connection.reader),
+            None => Ok(&[]),
+        }
+    }
+
+    fn consume(&mut self, count: usize) {
+        if let Some(connection) = &mut self.connection {
+            self.framing.consume(&mut connection.reader, count);
+        }
+    }
+}
+
 impl Read for Body {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Some(connection) = &mut self.connection else { return Ok(0) };
-        let count = self.framing.read(&mut connection.reader, into)?;
-        if count == 0 && !into.is_empty() {
-            self.give_back();
+        let there = self.fill_buf()?;
+        let count = there.len().min(into.len());
+        if let (Some(to), Some(from)) = (into.get_mut(..count), there.get(..count)) {
+            to.copy_from_slice(from);
         }
+        self.consume(count);
         Ok(count)
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 
 /// Lines of a [`Body`], one at a time.
 pub struct Lines {
-    reader: BufReader<Body>,
+    body: Body,
     line: Vec<u8>,
     max_bytes: usize,
 }
@@ -399,7 +421,7 @@ impl Lines {
     /// Lines of at most `max_bytes`.
     #[must_use]
     pub fn new(body: Body, max_bytes: usize) -> Lines {
-        Lines { reader: BufReader::with_capacity(BUFFER_BYTES, body), line: Vec::new(), max_bytes }
+        Lines { body, line: Vec::new(), max_bytes }
     }
 
     /// The next line that is not empty, without its end; `None` at the end of the body. A
@@ -412,9 +434,9 @@ impl Lines {
         self.line = Vec::new();
         loop {
             self.line.clear();
-            let mut limited = self.reader.by_ref().take(self.max_bytes as u64);
+            let mut limited = self.body.by_ref().take(self.max_bytes as u64);
             if let Err(error) = limited.read_until(b'\n', &mut self.line) {
-                return Err(self.reader.get_mut().failed(&error));
+                return Err(self.body.failed(&error));
             }
             if self.line.is_empty() {
                 return Ok(None);

@@ -9,5 +9,6 @@ mod agent;
 mod containers;
 mod cri;
 mod hooks;
+mod kube;
 mod runtime;
 mod volumes;

@@ -5,6 +5,7 @@
 pub mod containerd;
 pub mod cop;
 pub mod dice;
+pub mod fake_api;
 pub mod fake_cri;
 pub mod look;
 pub mod manifest;

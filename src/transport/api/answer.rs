@@ -123,36 +123,41 @@ fn cut(text: &str) -> &str {
 }
 
 impl Framing {
-    /// Reads what is there of the body; `Ok(0)` is its proper end.
-    pub(super) fn read(&mut self, reader: &mut impl BufRead, into: &mut [u8]) -> io::Result<usize> {
-        if into.is_empty() {
-            return Ok(0);
-        }
+    /// What is there of the body, waiting for at least a byte; nothing is its proper end.
+    /// What is used of it must be told to [`Framing::consume`].
+    pub(super) fn fill<'a, R: BufRead>(&mut self, reader: &'a mut R) -> io::Result<&'a [u8]> {
         if matches!(self, Framing::Chunk(0) | Framing::FirstChunk) {
             self.next_chunk(reader)?;
         }
         let left = match self {
-            Framing::Done => return Ok(0),
-            Framing::Close => {
-                let count = reader.read(into)?;
-                if count == 0 {
-                    *self = Framing::Done;
-                }
-                return Ok(count);
-            }
-            Framing::Length(left) | Framing::Chunk(left) => left,
+            Framing::Done => return Ok(&[]),
+            Framing::Close => u64::MAX,
+            Framing::Length(left) | Framing::Chunk(left) => *left,
             Framing::FirstChunk => return Err(malformed("malformed chunked encoding".to_owned())),
         };
-        let most = usize::try_from(*left).unwrap_or(usize::MAX).min(into.len());
-        let count = reader.read(into.get_mut(..most).unwrap_or_default())?;
-        if count == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        let there = reader.fill_buf()?;
+        if there.is_empty() {
+            return match self {
+                Framing::Close => {
+                    *self = Framing::Done;
+                    Ok(&[])
+                }
+                _ => Err(io::ErrorKind::UnexpectedEof.into()),
+            };
         }
-        *left -= count as u64;
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(there.len());
+        Ok(there.get(..most).unwrap_or_default())
+    }
+
+    /// So many bytes of what is there are used.
+    pub(super) fn consume(&mut self, reader: &mut impl BufRead, count: usize) {
+        reader.consume(count);
+        if let Framing::Length(left) | Framing::Chunk(left) = self {
+            *left = left.saturating_sub(count as u64);
+        }
         if *self == Framing::Length(0) {
             *self = Framing::Done;
         }
-        Ok(count)
     }
 
     fn next_chunk(&mut self, reader: &mut impl BufRead) -> io::Result<()> {
@@ -188,12 +193,14 @@ mod tests {
         };
         let mut head = head(&mut reader).map_err(told)?;
         let mut body = Vec::new();
-        let mut piece = [0; 5];
         loop {
-            match head.framing.read(&mut reader, &mut piece).map_err(told)? {
-                0 => break,
-                count => body.extend_from_slice(&piece[..count]),
+            let there = head.framing.fill(&mut reader).map_err(told)?;
+            if there.is_empty() {
+                break;
             }
+            body.extend_from_slice(&there[..there.len().min(5)]);
+            let count = there.len().min(5);
+            head.framing.consume(&mut reader, count);
         }
         assert_eq!(head.framing, Framing::Done);
         Ok((head.status, body, head.close))

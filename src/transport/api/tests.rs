@@ -1,1 +1,410 @@
 //! Against scripted servers on the loopback interface.
+
+use super::*;
+use crate::util::threads::{OnDeath, Running, Stack, spawn};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::net::{TcpListener, TcpStream};
+
+const CA: &[u8] = include_bytes!("testdata/ca.pem");
+const OTHER_CA: &[u8] = include_bytes!("testdata/other.pem");
+const SOON: Duration = Duration::from_secs(20);
+
+fn plain(port: u16) -> Endpoint {
+    Endpoint {
+        https: false,
+        host: "127.0.0.1".to_owned(),
+        port,
+        roots: Roots::System,
+        server_name: None,
+        identity: None,
+    }
+}
+
+fn secure(port: u16) -> Endpoint {
+    Endpoint { https: true, roots: Roots::Pem(CA.to_vec()), ..plain(port) }
+}
+
+fn identity() -> Identity {
+    Identity {
+        certificate: include_bytes!("testdata/client.pem").to_vec(),
+        key: include_bytes!("testdata/client.key").to_vec(),
+    }
+}
+
+fn get(path: &str) -> Request<'_> {
+    let deadline = Instant::now() + SOON;
+    Request { method: "GET", path, headers: &[("X-Key", "a b")], body: None, deadline, kind: Use::Call }
+}
+
+fn text(response: Response) -> String {
+    let mut response = response;
+    let mut text = String::new();
+    response.body.read_to_string(&mut text).unwrap();
+    text
+}
+
+fn short(body: &str) -> Vec<u8> {
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+/// A server that answers the n-th request of a connection by the n-th text of a list per
+/// connection, and then closes it. Hands back the requests and the number of the connection.
+struct Server {
+    port: u16,
+    requests: Receiver<(usize, String)>,
+    _running: Running,
+}
+
+fn head_of(stream: &mut impl Read) -> Option<String> {
+    let mut request = Vec::new();
+    let mut byte = [0];
+    while !request.ends_with(b"\r\n\r\n") {
+        if stream.read(&mut byte).ok()? == 0 {
+            return None;
+        }
+        request.push(byte[0]);
+    }
+    String::from_utf8(request).ok()
+}
+
+fn answer(stream: &mut (impl Read + Write), number: usize, answers: &[Vec<u8>], tell: &Sender<(usize, String)>) {
+    for answer in answers {
+        let Some(request) = head_of(stream) else { return };
+        if stream.write_all(answer).and_then(|()| stream.flush()).is_err() {
+            return;
+        }
+        let _ = tell.send((number, request));
+        if answer.is_empty() {
+            // No answer at all: wait for the client to give up.
+            let _ = stream.read(&mut [0]);
+        }
+    }
+}
+
+fn serve(connections: Vec<Vec<Vec<u8>>>) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (tell, requests) = bounded(100);
+    let running = spawn("t/server", Stack::Small, OnDeath::Nobody, move |stop| {
+        for (number, answers) in connections.into_iter().enumerate() {
+            let (mut stream, _) = listener.accept().unwrap();
+            if stop.is_stopped() {
+                return;
+            }
+            answer(&mut stream, number, &answers, &tell);
+        }
+    })
+    .unwrap()
+    .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
+    Server { port, requests, _running: running }
+}
+
+#[test]
+fn connections_are_kept_and_replaced() {
+    let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n".to_vec();
+    let closing = b"HTTP/1.1 503 No\r\nConnection: close\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n".to_vec();
+    let server = serve(vec![vec![short("one"), chunked, closing], vec![short("x"), short("y")], vec![short("z")]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let breaker = Breaker::default();
+    assert_eq!(text(connections.send(&get("/a?b=c"), &breaker).unwrap()), "one");
+    assert_eq!(text(connections.send(&get("/b"), &breaker).unwrap()), "ok");
+    let response = connections.send(&get("/c"), &breaker).unwrap();
+    assert_eq!((response.status, response.retry_after.as_deref()), (503, Some("3")));
+    drop(response);
+    assert_eq!(text(connections.send(&get("/d"), &breaker).unwrap()), "x");
+    // A body that is not read to its end costs the connection.
+    drop(connections.send(&get("/e"), &breaker).unwrap());
+    assert_eq!(text(connections.send(&get("/f"), &breaker).unwrap()), "z");
+    let requests: Vec<(usize, String)> = server.requests.try_iter().collect();
+    assert_eq!(requests.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 2]);
+    assert_eq!(
+        requests[0].1,
+        format!("GET /a?b=c HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nX-Key: a b\r\n\r\n", server.port)
+    );
+}
+
+#[test]
+fn idle_connections_can_be_dropped() {
+    let server = serve(vec![vec![short("one"), short("two")], vec![short("three")]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let breaker = Breaker::default();
+    text(connections.send(&get("/"), &breaker).unwrap());
+    let open = connections.send(&get("/"), &breaker).unwrap();
+    connections.close_idle();
+    assert_eq!(text(open), "two", "what is in use goes on");
+    assert_eq!(text(connections.send(&get("/"), &breaker).unwrap()), "three");
+    let numbers: Vec<usize> = server.requests.try_iter().map(|(number, _)| number).collect();
+    assert_eq!(numbers, [0, 0, 1]);
+}
+
+#[test]
+fn a_get_survives_a_server_that_closes_in_this_moment() {
+    // The second request meets a connection that is closed when it arrives.
+    let server = serve(vec![vec![short("one"), b"".to_vec()], vec![short("two")]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let breaker = Breaker::default();
+    text(connections.send(&get("/"), &breaker).unwrap());
+    let closer = {
+        let idle = connections.shared.lock();
+        assert_eq!(idle.connections.len(), 1);
+        drop(idle);
+        connections.clone()
+    };
+    // The scripted server waits for a byte after its empty answer: a POST gives it one.
+    let post = Request { method: "POST", body: Some(("text/plain", b"x")), ..get("/") };
+    assert!(matches!(closer.send(&post, &breaker), Err(DialError::Eof | DialError::Broken { .. })));
+    assert_eq!(text(connections.send(&get("/"), &breaker).unwrap()), "two");
+}
+
+/// Runs `ask` on a thread, trips the breaker once the server has the request, and returns
+/// the outcome and how long it took.
+fn broken_off(server: &Server, endpoint: &Endpoint, kind: Use, streams: bool) -> (DialError, Duration) {
+    let connections = Connections::new(endpoint).unwrap();
+    let breaker = Breaker::default();
+    let child = breaker.child();
+    let (tell, told) = bounded(1);
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+        let request = Request { kind, ..get("/") };
+        let outcome = connections.send(&request, &child).and_then(|mut response| {
+            let mut all = Vec::new();
+            let outcome = response.body.read_to_end(&mut all);
+            outcome.map(drop).map_err(|error| response.body.failed(&error))
+        });
+        let _ = tell.send((outcome, Instant::now()));
+    })
+    .unwrap();
+    server.requests.recv_timeout(SOON).unwrap();
+    // Let it block in its read.
+    let _ = told.recv_timeout(Duration::from_millis(50));
+    let start = Instant::now();
+    if streams {
+        breaker.break_streams();
+    } else {
+        breaker.trip();
+    }
+    let (outcome, end) = told.recv_timeout(SOON).unwrap();
+    (outcome.unwrap_err(), end.saturating_duration_since(start))
+}
+
+#[test]
+fn blocked_reads_are_broken_off_within_milliseconds() {
+    let watch = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n".to_vec();
+    for (first, streams, expected) in [
+        (Vec::new(), false, DialError::Stopped),
+        (watch.clone(), false, DialError::Stopped),
+        (watch, true, DialError::Body("unexpected EOF".to_owned())),
+    ] {
+        let server = serve(vec![vec![first, Vec::new()]]);
+        let (error, time) = broken_off(&server, &plain(server.port), Use::Stream, streams);
+        assert_eq!(error, expected);
+        assert!(time < Duration::from_millis(100), "{time:?}");
+    }
+}
+
+#[test]
+fn a_connect_is_broken_off_too() {
+    // A full queue of connections: the next one is not answered.
+    let fd = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&fd, &std::net::SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    rustix::net::listen(&fd, 0).unwrap();
+    let listener = TcpListener::from(fd);
+    let address = listener.local_addr().unwrap();
+    let wait = Duration::from_millis(200);
+    let _full: Vec<_> = (0..4).map_while(|_| TcpStream::connect_timeout(&address, wait).ok()).collect();
+    let breaker = Breaker::default();
+    let child = breaker.child();
+    let (tell, told) = bounded(1);
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+        let outcome = Connections::new(&plain(address.port())).unwrap().send(&get("/"), &child);
+        let _ = tell.send(outcome.map(|response| response.status));
+    })
+    .unwrap();
+    assert!(told.recv_timeout(Duration::from_millis(50)).is_err(), "it must hang");
+    breaker.trip();
+    assert_eq!(told.recv_timeout(Duration::from_millis(500)).unwrap(), Err(DialError::Stopped));
+}
+
+#[test]
+fn silence_ends_with_the_deadline() {
+    let half = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhal".to_vec();
+    let server = serve(vec![vec![Vec::new()], vec![half, Vec::new()]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let breaker = Breaker::default();
+    let hasty = || Request { deadline: Instant::now() + Duration::from_millis(300), ..get("/") };
+    let outcome = connections.send(&hasty(), &breaker).map(|response| response.status);
+    assert_eq!(outcome, Err(DialError::Timeout));
+    let mut response = connections.send(&hasty(), &breaker).unwrap();
+    let error = response.body.read_to_end(&mut Vec::new()).unwrap_err();
+    assert_eq!(response.body.failed(&error), DialError::BodyTimeout);
+}
+
+#[test]
+fn nonsense_is_an_error() {
+    let cut = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhal".to_vec();
+    let server = serve(vec![vec![b"SSH-2.0-x\r\n\r\n".to_vec()], vec![b"HTTP/1.1 2".to_vec()], vec![cut]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let breaker = Breaker::default();
+    let send = |request: &Request<'_>| connections.send(request, &breaker).map(|response| response.status);
+    assert!(matches!(send(&get("/")), Err(DialError::Malformed(_))));
+    assert!(matches!(send(&get("/")), Err(DialError::Eof | DialError::Broken { .. })));
+    let mut response = connections.send(&get("/"), &breaker).unwrap();
+    let error = response.body.read_to_end(&mut Vec::new()).unwrap_err();
+    assert_eq!(response.body.failed(&error), DialError::Body("unexpected EOF".to_owned()));
+    assert!(matches!(send(&get("/a b")), Err(DialError::Request(_))));
+    let smuggled = Request { headers: &[("Authorization", "Bearer a\r\nX: secret")], ..get("/") };
+    let error = send(&smuggled).unwrap_err();
+    assert!(matches!(error, DialError::Request(_)) && !error.to_string().contains("secret"), "{error}");
+    for host in ["", "no such host", "h\0st"] {
+        let endpoint = Endpoint { host: host.to_owned(), ..plain(1) };
+        let outcome = Connections::new(&endpoint).unwrap().send(&get("/"), &breaker);
+        assert!(outcome.is_err(), "{host:?}");
+    }
+    let refused = Connections::new(&plain(1)).unwrap().send(&get("/"), &breaker).map(|answer| answer.status);
+    assert_eq!(refused.unwrap_err().to_string(), "dial tcp 127.0.0.1:1: connect: connection refused");
+}
+
+#[test]
+fn lines_come_one_by_one() {
+    let body = |chunks: &[&str], end: &str| {
+        let mut text = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned();
+        for chunk in chunks {
+            let _ = write!(text, "{:x}\r\n{chunk}\r\n", chunk.len());
+        }
+        (text + end).into_bytes()
+    };
+    let end = "0\r\n\r\n";
+    for (answer, expected) in [
+        (body(&["one\ntw", "o\n\n\r\n", "three\r\n"], end), vec![Some("one"), Some("two"), Some("three"), None]),
+        (body(&["one\nhalf"], ""), vec![Some("one"), Some("!unexpected EOF")]),
+        (body(&["one\nhalf"], end), vec![Some("one"), Some("!unexpected EOF")]),
+        (body(&["0123456789"], end), vec![Some("!line is too long")]),
+    ] {
+        let server = serve(vec![vec![answer]]);
+        let connections = Connections::new(&plain(server.port)).unwrap();
+        let response = connections.send(&get("/"), &Breaker::default()).unwrap();
+        let mut lines = Lines::new(response.body, 10);
+        for one in expected {
+            let next = match lines.next() {
+                Ok(line) => line.map(|line| String::from_utf8(line.to_vec()).unwrap()),
+                Err(error) => Some(format!("!{error}")),
+            };
+            assert_eq!(next.as_deref(), one);
+        }
+    }
+}
+
+/// A TLS server that wants a client certificate and says who came.
+fn serve_tls(connections: usize) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (tell, requests) = bounded(100);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(CA).unwrap()).unwrap();
+    let clients =
+        rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .build()
+            .unwrap();
+    let chain = vec![CertificateDer::from_pem_slice(include_bytes!("testdata/server.pem")).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(include_bytes!("testdata/server.key")).unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)
+        .unwrap();
+    let config = Arc::new(config);
+    let running = spawn("t/server", Stack::Large, OnDeath::Nobody, move |stop| {
+        for number in 0..connections {
+            let (socket, _) = listener.accept().unwrap();
+            if stop.is_stopped() {
+                return;
+            }
+            let connection = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+            let mut stream = rustls::StreamOwned::new(connection, socket);
+            answer(&mut stream, number, &[short("one"), short("two"), Vec::new()], &tell);
+        }
+    })
+    .unwrap()
+    .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
+    Server { port, requests, _running: running }
+}
+
+#[test]
+fn both_sides_prove_who_they_are() {
+    let server = serve_tls(8);
+    let ask = |endpoint: Endpoint| {
+        let connections = Connections::new(&endpoint).unwrap();
+        let breaker = Breaker::default();
+        let first = connections.send(&get("/"), &breaker)?;
+        assert_eq!(text(first), "one");
+        connections.send(&get("/"), &breaker).map(text)
+    };
+    let known = Endpoint { identity: Some(identity()), ..secure(server.port) };
+    assert_eq!(ask(known.clone()), Ok("two".to_owned()), "the connection is kept");
+    assert_eq!(ask(Endpoint { roots: Roots::Unverified, ..known.clone() }), Ok("two".to_owned()));
+    let named = Endpoint { server_name: Some("kubernetes.default".to_owned()), ..known.clone() };
+    assert_eq!(ask(named), Ok("two".to_owned()));
+    let said = |endpoint| ask(endpoint).unwrap_err().to_string();
+    assert_eq!(
+        said(Endpoint { roots: Roots::Pem(OTHER_CA.to_vec()), ..known.clone() }),
+        "tls: failed to verify certificate: x509: certificate signed by unknown authority"
+    );
+    let wrong = Endpoint { server_name: Some("else.where".to_owned()), ..known.clone() };
+    let error = said(wrong);
+    assert!(error.starts_with("tls: failed to verify certificate: x509: certificate is valid for "), "{error}");
+    assert!(error.contains("kubernetes.default") && error.ends_with(", not else.where"), "{error}");
+    assert_eq!(said(secure(server.port)), "tls: remote error: certificate required");
+    // TLS where none is spoken, and the other way round.
+    let clear = serve(vec![vec![short("x")]]);
+    let error = said(Endpoint { port: clear.port, ..known });
+    assert!(error.contains("does not look like a TLS handshake") || error.contains("EOF"), "{error}");
+}
+
+#[test]
+fn a_blocked_tls_read_is_broken_off() {
+    let server = serve_tls(1);
+    let endpoint = Endpoint { identity: Some(identity()), ..secure(server.port) };
+    let connections = Connections::new(&endpoint).unwrap();
+    let breaker = Breaker::default();
+    text(connections.send(&get("/"), &breaker).unwrap());
+    text(connections.send(&get("/"), &breaker).unwrap());
+    let child = breaker.child();
+    let (tell, told) = bounded(1);
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+        let _ = tell.send(connections.send(&get("/"), &child).map(|response| response.status));
+    })
+    .unwrap();
+    for _ in 0..3 {
+        server.requests.recv_timeout(SOON).unwrap();
+    }
+    let start = Instant::now();
+    breaker.trip();
+    assert_eq!(told.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_told_of() {
+    let setup = |endpoint: &Endpoint| match Connections::new(endpoint) {
+        Ok(_) => "fine".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let with = |identity| Endpoint { identity: Some(identity), ..secure(1) };
+    let other_key = include_bytes!("testdata/server.key").to_vec();
+    for (endpoint, expected) in [
+        (secure(1), "fine"),
+        (with(identity()), "fine"),
+        (with(Identity { key: other_key, ..identity() }), "client certificate: certificate and key: "),
+        (with(Identity { key: b"x".to_vec(), ..identity() }), "client certificate: key: "),
+        (with(Identity { certificate: b"x".to_vec(), ..identity() }), "client certificate: certificate: no PEM"),
+        (Endpoint { roots: Roots::Pem(b"x".to_vec()), ..secure(1) }, "certificate authority: no PEM block"),
+        (Endpoint { server_name: Some("a b".to_owned()), ..secure(1) }, "server name \"a b\" is not"),
+    ] {
+        let told = setup(&endpoint);
+        assert!(told.starts_with(expected), "{told}");
+    }
+    assert_eq!(format!("{:?}", identity()), "Identity(..)");
+}

@@ -185,6 +185,11 @@ pub(super) fn explain(error: &io::Error) -> DialError {
                 x509(&format!("certificate has expired or is not yet valid: {why}"))
             }
             CertificateError::NotValidForName => x509("certificate is not valid for the server's name"),
+            CertificateError::NotValidForNameContext { expected, presented } => x509(&format!(
+                "certificate is valid for {}, not {}",
+                if presented.is_empty() { "no name".to_owned() } else { presented.join(", ") },
+                expected.to_str()
+            )),
             other => x509(&other.to_string()),
         },
         rustls::Error::AlertReceived(alert) => {

@@ -1,0 +1,419 @@
+//! One round of list and watch.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::page::Page;
+use super::waits::Waits;
+use super::{Change, Watched};
+use crate::kube::client::{Client, PAGE, Unreadable};
+use crate::kube::error::ApiError;
+use crate::transport::api::{DialError, Lines, Use};
+use crate::util::backoff::random_unit;
+use crate::util::stop::Waited;
+
+/// A server ends a watch after a random time between this and twice this.
+const WATCH_SECONDS: u64 = 300;
+/// What a server gets on top before it counts as dead.
+const GRACE: Duration = Duration::from_secs(30);
+/// A watch that ends sooner without an event is a failure.
+const SHORT: Duration = Duration::from_secs(1);
+/// So many watches in a row that end so soon are one, too, events or not.
+const MAX_SHORT: u32 = 5;
+/// A list by way of a watch that takes longer is told of.
+const SLOW: Duration = Duration::from_secs(10);
+/// Longer than any object that API servers store, as JSON.
+const MAX_LINE_BYTES: usize = 64 * 1024 * 1024;
+/// Marks the bookmark after which the events are news.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// What is known between the rounds.
+pub(super) struct Reflector<'a, S> {
+    client: &'a Client,
+    watched: &'a Watched,
+    sink: &'a mut S,
+    /// The last resource version; empty: none yet.
+    version: String,
+    /// The server does not have that version (any more).
+    version_unavailable: bool,
+    /// The first list came in pages although any state of a cache would have done.
+    paged: bool,
+    success: bool,
+}
+
+/// A watch that is open.
+struct Stream {
+    lines: Lines,
+    opened: Instant,
+    generation: u64,
+}
+
+/// An event of a watch.
+enum Event {
+    Set(Value),
+    Removed(Value),
+    Bookmark(Value),
+    Error(ApiError),
+    Unknown(String),
+}
+
+/// How a watch ended that is to be opened again.
+enum End {
+    /// As the server meant, or by a broken connection.
+    Closed { events: u64 },
+    /// In the middle of something that must be told.
+    Failed(ApiError),
+}
+
+impl<'a, S> Reflector<'a, S> {
+    pub(super) fn new(client: &'a Client, watched: &'a Watched, sink: &'a mut S) -> Self {
+        let version = String::new();
+        Reflector { client, watched, sink, version, version_unavailable: false, paged: false, success: false }
+    }
+
+    /// Whether anything was told since the last question.
+    pub(super) fn had_success(&mut self) -> bool {
+        std::mem::take(&mut self.success)
+    }
+
+    /// Lists and watches until that does not work any more.
+    pub(super) fn cycle<T: DeserializeOwned>(&mut self, waits: &mut Waits) -> Result<(), ApiError>
+    where
+        S: FnMut(Change<T>),
+    {
+        let stream = match self.streaming_list(waits) {
+            Ok(stream) => Some(stream),
+            Err(error) if error.is_stopping() || error.is_transport() => return Err(error),
+            Err(error) => {
+                log::debug!("{}: no streaming list, listing instead: {error}", self.watched.target);
+                self.list()?;
+                None
+            }
+        };
+        self.watch(stream, waits)
+    }
+
+    /// What is there, by way of a watch that goes on with the news.
+    fn streaming_list<T: DeserializeOwned>(&mut self, waits: &mut Waits) -> Result<Stream, ApiError>
+    where
+        S: FnMut(Change<T>),
+    {
+        let mut short = 0;
+        loop {
+            let version = if self.version_unavailable { String::new() } else { self.version.clone() };
+            let mut stream = match self.open(&version, true) {
+                Ok(stream) => stream,
+                Err(error) if error.is_refused() || error.status() == Some(429) => {
+                    self.step(waits)?;
+                    continue;
+                }
+                Err(error) if expired(&error) && !version.is_empty() => {
+                    self.version_unavailable = true;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            match self.initial_events(&mut stream) {
+                Ok(Some((items, version))) => {
+                    if stream.opened.elapsed() > SLOW {
+                        log::warn!(
+                            "list of {} took {:?}",
+                            self.watched.target,
+                            stream.opened.elapsed()
+                        );
+                    }
+                    self.version = version;
+                    self.version_unavailable = false;
+                    self.tell(Change::Replaced(items));
+                    return Ok(stream);
+                }
+                Err(error) if expired(&error) && !version.is_empty() => self.version_unavailable = true,
+                Err(error) => return Err(error),
+                // Cut off before all was there: once more from the start.
+                Ok(None) => {
+                    self.client_stopped()?;
+                    short = if stream.opened.elapsed() < SHORT { short + 1 } else { 0 };
+                    if short >= MAX_SHORT {
+                        return Err(self.form("watch", "the server ends watches at once"));
+                    }
+                    if short > 0 && self.client.generation() == stream.generation {
+                        self.step(waits)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// All objects and their version; `None` if the stream ended before all were there.
+    fn initial_events<T: DeserializeOwned>(&self, stream: &mut Stream) -> Result<Option<(Vec<T>, String)>, ApiError> {
+        let mut items: HashMap<(String, String), T> = HashMap::new();
+        loop {
+            let event = match self.event(&mut stream.lines) {
+                Ok(Some(event)) => event,
+                Ok(None) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            match event {
+                Event::Set(object) => {
+                    let key = key(&object);
+                    let item = serde_json::from_value(object).map_err(|error| self.form("watch", &error.to_string()))?;
+                    items.insert(key, item);
+                }
+                Event::Removed(object) => {
+                    items.remove(&key(&object));
+                }
+                Event::Bookmark(object) => {
+                    let mark = object.pointer("/metadata/annotations").and_then(|all| all.get(INITIAL_EVENTS_END));
+                    if mark.and_then(Value::as_str) == Some("true") {
+                        return Ok(Some((items.into_values().collect(), version_of(&object).unwrap_or_default())));
+                    }
+                }
+                Event::Error(error) => return Err(error),
+                Event::Unknown(kind) => log::warn!("watch of {}: unknown event {kind:?}", self.watched.target),
+            }
+        }
+    }
+
+    /// What is there, page by page.
+    fn list<T: DeserializeOwned>(&mut self) -> Result<(), ApiError>
+    where
+        S: FnMut(Change<T>),
+    {
+        let wanted = match self.version.as_str() {
+            _ if self.version_unavailable => "",
+            "" => "0",
+            version => version,
+        }
+        .to_owned();
+        let outcome = match self.list_at(&wanted) {
+            Err(error) if expired(&error) => {
+                self.version_unavailable = true;
+                self.list_at("")
+            }
+            outcome => outcome,
+        };
+        let (page, pages) = outcome?;
+        if wanted == "0" && pages > 1 {
+            self.paged = true;
+        }
+        self.version = page.version;
+        self.version_unavailable = false;
+        self.tell(Change::Replaced(page.items));
+        Ok(())
+    }
+
+    fn list_at<T: DeserializeOwned>(&self, version: &str) -> Result<(Page<T>, u32), ApiError> {
+        let limit = if self.paged || version.is_empty() || version == "0" { PAGE } else { "" };
+        let mut all: Page<T> = self.page(version, limit, "")?;
+        let mut pages = 1;
+        while !all.token.is_empty() {
+            let page: Page<T> = match self.page("", PAGE, &all.token) {
+                // The pages are of one moment, which is over: all at once, then.
+                Err(error) if error.is_gone() => return Ok((self.page(version, "", "")?, pages)),
+                page => page?,
+            };
+            all.items.extend(page.items);
+            (all.version, all.token) = (page.version, page.token);
+            pages += 1;
+        }
+        Ok((all, pages))
+    }
+
+    fn page<T: DeserializeOwned>(&self, version: &str, limit: &str, token: &str) -> Result<Page<T>, ApiError> {
+        let mut query = self.selectors();
+        query.extend([("resourceVersion", version), ("limit", limit), ("continue", token)]);
+        query.retain(|(_, value)| !value.is_empty());
+        query.sort_unstable();
+        let target = &self.watched.target;
+        let mut body = self.client.stream("list", target, &query, Use::Call)?;
+        let page = serde_json::from_reader(&mut body);
+        page.map_err(|error| {
+            let wrong = Unreadable::new(&mut body, error);
+            self.client.unreadable("list", target, wrong)
+        })
+    }
+
+    /// Follows the news, from an open stream or from the last version.
+    fn watch<T: DeserializeOwned>(&mut self, mut open: Option<Stream>, waits: &mut Waits) -> Result<(), ApiError>
+    where
+        S: FnMut(Change<T>),
+    {
+        let mut short = 0;
+        loop {
+            let stream = match open.take() {
+                Some(stream) => Ok(stream),
+                None => self.open(&self.version, false),
+            };
+            let mut stream = match stream {
+                Ok(stream) => stream,
+                Err(error) if error.is_refused() || error.status() == Some(429) => {
+                    self.step(waits)?;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let end = self.follow(&mut stream);
+            self.client_stopped()?;
+            // Broken off on purpose, by other credentials.
+            if self.client.generation() != stream.generation {
+                continue;
+            }
+            let soon = stream.opened.elapsed() < SHORT;
+            short = if soon { short + 1 } else { 0 };
+            match end {
+                End::Failed(error) if error.status() == Some(429) => self.step(waits)?,
+                End::Failed(error) => return Err(error),
+                End::Closed { events } if soon && (events == 0 || short >= MAX_SHORT) => {
+                    return Err(self.form("watch", "very short watch: the server ended it at once"));
+                }
+                End::Closed { .. } => {}
+            }
+        }
+    }
+
+    /// Reads one watch to its end.
+    fn follow<T: DeserializeOwned>(&mut self, stream: &mut Stream) -> End
+    where
+        S: FnMut(Change<T>),
+    {
+        // Without a version the watch begins with all objects in no order, so that one of
+        // their versions is not yet where to go on from.
+        let mut ordered = !matches!(self.version.as_str(), "" | "0");
+        let mut events = 0;
+        loop {
+            let event = match self.event(&mut stream.lines) {
+                Ok(Some(event)) => event,
+                Ok(None) => return End::Closed { events },
+                Err(error) => return End::Failed(error),
+            };
+            events += 1;
+            let (object, removed) = match event {
+                Event::Error(error) => return End::Failed(error),
+                Event::Unknown(kind) => {
+                    log::warn!("watch of {}: unknown event {kind:?}", self.watched.target);
+                    continue;
+                }
+                Event::Bookmark(object) => {
+                    self.version = version_of(&object).unwrap_or_else(|| std::mem::take(&mut self.version));
+                    self.success = true;
+                    continue;
+                }
+                Event::Set(object) => (object, false),
+                Event::Removed(object) => (object, true),
+            };
+            let version = version_of(&object);
+            ordered |= removed;
+            match serde_json::from_value(object) {
+                Ok(object) if removed => self.tell(Change::Removed(object)),
+                Ok(object) => self.tell(Change::Set(object)),
+                // One object that cannot be read must not end the news of all others.
+                Err(error) => log::error!("watch of {}: an object cannot be read: {error}", self.watched.target),
+            }
+            if let (true, Some(version)) = (ordered, version) {
+                self.version = version;
+            }
+        }
+    }
+
+    fn open(&self, version: &str, initial: bool) -> Result<Stream, ApiError> {
+        let seconds = WATCH_SECONDS + (WATCH_SECONDS as f64 * random_unit()) as u64;
+        let (text, go) = (seconds.to_string(), format!("{}m{}s", seconds / 60, seconds % 60));
+        let mut query = self.selectors();
+        query.extend([("watch", "true"), ("allowWatchBookmarks", "true")]);
+        query.extend([("timeoutSeconds", text.as_str()), ("timeout", go.as_str())]);
+        if initial {
+            query.extend([("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")]);
+        }
+        query.push(("resourceVersion", version));
+        query.retain(|(_, value)| !value.is_empty());
+        query.sort_unstable();
+        let generation = self.client.generation();
+        let mut body = self.client.stream("watch", &self.watched.target, &query, Use::Stream)?;
+        let opened = Instant::now();
+        body.set_deadline(opened + Duration::from_secs(seconds) + GRACE);
+        Ok(Stream { lines: Lines::new(body, MAX_LINE_BYTES), opened, generation })
+    }
+
+    /// The next event; `None` at the end, be it proper or a broken connection.
+    fn event(&self, lines: &mut Lines) -> Result<Option<Event>, ApiError> {
+        let line = match lines.next() {
+            Ok(Some(line)) => line,
+            Ok(None) => return Ok(None),
+            Err(DialError::Stopped) => return Err(self.stopping()),
+            Err(error) => {
+                log::debug!("watch of {}: {error}", self.watched.target);
+                return Ok(None);
+            }
+        };
+        let wrong = |what: &str| self.form("watch", &format!("unable to decode an event: {what}"));
+        let mut event: Value = serde_json::from_slice(line).map_err(|error| wrong(&error.to_string()))?;
+        let object = event.get_mut("object").map(Value::take).unwrap_or_default();
+        let kind = event.get("type").and_then(Value::as_str).ok_or_else(|| wrong("no type"))?;
+        Ok(Some(match kind {
+            "ADDED" | "MODIFIED" => Event::Set(object),
+            "DELETED" => Event::Removed(object),
+            "BOOKMARK" => Event::Bookmark(object),
+            "ERROR" => Event::Error(ApiError::from_event(self.attempt("watch"), object)),
+            other => Event::Unknown(other.chars().take(50).collect()),
+        }))
+    }
+
+    fn selectors(&self) -> Vec<(&'a str, &'a str)> {
+        let field = self.watched.field_selector.as_deref().map(|text| ("fieldSelector", text));
+        let label = self.watched.label_selector.as_deref().map(|text| ("labelSelector", text));
+        field.into_iter().chain(label).collect()
+    }
+
+    fn tell<T>(&mut self, change: Change<T>)
+    where
+        S: FnMut(Change<T>),
+    {
+        self.success = true;
+        (self.sink)(change);
+    }
+
+    /// One wait between two attempts.
+    fn step(&self, waits: &mut Waits) -> Result<(), ApiError> {
+        match self.client.pause(waits.next(Instant::now(), random_unit())) {
+            Waited::Stopped => Err(self.stopping()),
+            Waited::TimedOut => Ok(()),
+        }
+    }
+
+    fn client_stopped(&self) -> Result<(), ApiError> {
+        if self.client.is_stopping() { Err(self.stopping()) } else { Ok(()) }
+    }
+
+    fn attempt(&self, verb: &str) -> String {
+        format!("{verb} {}", self.watched.target)
+    }
+
+    fn form(&self, verb: &str, what: &str) -> ApiError {
+        ApiError::form(self.attempt(verb), what.to_owned())
+    }
+
+    fn stopping(&self) -> ApiError {
+        ApiError::stopping(self.attempt("watch"))
+    }
+}
+
+/// The server cannot serve this version.
+fn expired(error: &ApiError) -> bool {
+    error.is_gone() || error.is_too_large_version()
+}
+
+fn key(object: &Value) -> (String, String) {
+    let text = |field: &str| {
+        let value = object.get("metadata").and_then(|meta| meta.get(field)).and_then(Value::as_str);
+        value.unwrap_or_default().to_owned()
+    };
+    (text("namespace"), text("name"))
+}
+
+fn version_of(object: &Value) -> Option<String> {
+    let version = object.pointer("/metadata/resourceVersion").and_then(Value::as_str);
+    version.filter(|version| !version.is_empty()).map(str::to_owned)
+}

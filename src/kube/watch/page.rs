@@ -1,0 +1,122 @@
+//! One page of a list, its objects decoded one by one: the raw text of all of them together
+//! is never held.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+
+/// A page.
+#[derive(Debug, PartialEq)]
+pub(super) struct Page<T> {
+    pub(super) items: Vec<T>,
+    pub(super) version: String,
+    /// For the next page; empty: there is none.
+    pub(super) token: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Meta {
+    resource_version: Option<String>,
+    r#continue: Option<String>,
+}
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Page<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(PageVisitor(PhantomData))
+    }
+}
+
+struct PageVisitor<T>(PhantomData<T>);
+
+impl<'de, T: DeserializeOwned> Visitor<'de> for PageVisitor<T> {
+    type Value = Page<T>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a list")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Page<T>, A::Error> {
+        let mut page = Page { items: Vec::new(), version: String::new(), token: String::new() };
+        let mut kind = String::new();
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "kind" => kind = map.next_value()?,
+                "items" => map.next_value_seed(Items(&mut page.items))?,
+                "metadata" => {
+                    let meta: Meta = map.next_value::<Option<Meta>>()?.unwrap_or_default();
+                    page.version = meta.resource_version.unwrap_or_default();
+                    page.token = meta.r#continue.unwrap_or_default();
+                }
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        if !kind.ends_with("List") {
+            return Err(A::Error::custom(format!("kind {kind:?} is no list")));
+        }
+        Ok(page)
+    }
+}
+
+/// Puts the elements of a list, or of null, where they belong.
+struct Items<'a, T>(&'a mut Vec<T>);
+
+impl<'de, T: DeserializeOwned> DeserializeSeed<'de> for Items<'_, T> {
+    type Value = ();
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, T: DeserializeOwned> Visitor<'de> for Items<'_, T> {
+    type Value = ();
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a list of objects")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<(), A::Error> {
+        // By way of a value: the decoder of each kind exists once, for values.
+        while let Some(value) = sequence.next_element::<Value>()? {
+            self.0.push(serde_json::from_value(value).map_err(A::Error::custom)?);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages() {
+        let page = |text: &str| serde_json::from_str::<Page<u32>>(text).map_err(|error| error.to_string());
+        let expected = |items: &[u32], version: &str, token: &str| {
+            Ok(Page { items: items.to_vec(), version: version.to_owned(), token: token.to_owned() })
+        };
+        assert_eq!(
+            page(r#"{"kind":"XList","apiVersion":"v1","metadata":{"resourceVersion":"7","continue":"c","x":1},"items":[1,2]}"#),
+            expected(&[1, 2], "7", "c")
+        );
+        assert_eq!(page(r#"{"items":null,"metadata":null,"kind":"XList"}"#), expected(&[], "", ""));
+        for (text, wrong) in [
+            (r#"{"kind":"Status","items":[]}"#, "is no list"),
+            (r#"{"kind":"XList","items":["a"]}"#, "invalid type: string"),
+            (r#"{"kind":"XList","items":{}}"#, "a list of objects"),
+            ("[]", "a list"),
+            (r#"{"kind":"XList","items":[1,"#, "EOF"),
+        ] {
+            assert!(page(text).unwrap_err().contains(wrong), "{text}");
+        }
+    }
+}

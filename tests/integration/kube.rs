@@ -1,0 +1,366 @@
+//! The client and the reflector against an API server with faults.
+
+use std::time::{Duration, Instant};
+
+use coracle::kube::client::{Client, Credentials, DeleteOptions, Patch, StaticToken};
+use coracle::kube::secret::Secret;
+use coracle::kube::target::Target;
+use coracle::kube::watch::{Change, Watched, spawn_reflector};
+use coracle::model::api::Pod;
+use coracle::util::threads::{OnDeath, Running, Stack, Stopped, spawn};
+use crossbeam_channel::{Receiver, bounded};
+use serde_json::{Value, json};
+
+use crate::support::fake_api::{FakeApi, Fault, What};
+
+const SOON: Duration = Duration::from_secs(20);
+const PODS: &str = "/api/v1/namespaces/ns/pods";
+
+fn pod(node: &str) -> Value {
+    json!({"spec": {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}})
+}
+
+/// A change in short: `=a,b` all, `+a` set, `-a` removed; with resource versions left out.
+fn told(change: Change<Pod>) -> String {
+    let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
+    match change {
+        Change::Replaced(pods) => {
+            let mut names: Vec<String> = pods.iter().map(name).collect();
+            names.sort();
+            format!("={}", names.join(","))
+        }
+        Change::Set(pod) => format!("+{}", name(&pod)),
+        Change::Removed(pod) => format!("-{}", name(&pod)),
+    }
+}
+
+fn watched() -> Watched {
+    Watched {
+        target: Target::pods(),
+        field_selector: Some("spec.nodeName=n1".to_owned()),
+        label_selector: None,
+    }
+}
+
+fn reflect(client: &Client) -> (Running, Receiver<String>) {
+    let (tell, told_to) = bounded(1000);
+    let running = spawn_reflector("pods", client.clone(), watched(), OnDeath::Nobody, move |change| {
+        let _ = tell.send(told(change));
+    })
+    .unwrap();
+    (running, told_to)
+}
+
+fn next(changes: &Receiver<String>) -> String {
+    changes.recv_timeout(SOON).unwrap()
+}
+
+#[test]
+fn objects_are_made_changed_and_removed() {
+    let api = FakeApi::start();
+    let client = api.client();
+    let made: Value = client.create(&Target::new(coracle::kube::target::Group::Core, "pods").namespace("ns"),
+        &json!({"metadata": {"name": "p"}, "spec": pod("n1")["spec"]})).unwrap();
+    let uid = made["metadata"]["uid"].as_str().unwrap().to_owned();
+    let target = Target::pod("ns", "p");
+    assert_eq!(client.get::<Value>(&target).unwrap()["metadata"]["uid"], uid);
+    let again = client.create::<_, Value>(&Target::pods().namespace("ns"), &json!({"metadata": {"name": "p"}}));
+    assert!(again.unwrap_err().is_already_exists());
+    let patch = json!({"metadata": {"uid": uid}, "status": {"phase": "Running"}});
+    let patched: Pod = client.patch(&Target::pod_status("ns", "p"), Patch::StrategicMerge, &patch).unwrap();
+    assert_eq!(patched.status.unwrap().phase.as_deref(), Some("Running"));
+    let stale = json!({"metadata": {"name": "p", "resourceVersion": "1"}});
+    let error = client.update::<_, Value>(&target, &stale).unwrap_err();
+    assert!(error.is_conflict() && error.to_string().starts_with("Operation cannot be fulfilled"), "{error}");
+    let other = DeleteOptions { grace_seconds: Some(0), uid: Some("other".to_owned()) };
+    assert!(client.delete(&target, &other).unwrap_err().is_conflict());
+    client.delete(&target, &DeleteOptions { grace_seconds: Some(0), uid: Some(uid) }).unwrap();
+    let error = client.get::<Value>(&target).unwrap_err();
+    assert!(error.is_not_found());
+    assert_eq!(error.to_string(), "pods \"p\" not found");
+    // A document of another kind is an error, not a panic.
+    api.put("/api/v1/nodes/n1", json!({"status": {"conditions": 7}}));
+    let error = client.get::<coracle::model::api::Node>(&Target::node("n1")).unwrap_err();
+    assert!(!error.is_transport() && error.status().is_none(), "{error}");
+    let asked = api.asked();
+    assert!(asked[0].header("user-agent").starts_with("kubelet/v1.36.3 (linux/"));
+    assert_eq!(asked[0].header("content-type"), "application/json");
+    let patch = asked.iter().find(|asked| asked.method == "PATCH").unwrap();
+    assert_eq!(patch.header("content-type"), "application/strategic-merge-patch+json");
+    let delete = asked.iter().rfind(|asked| asked.method == "DELETE").unwrap();
+    assert_eq!(delete.body["kind"], "DeleteOptions");
+    assert_eq!(delete.body["gracePeriodSeconds"], 0);
+}
+
+#[test]
+fn busy_servers_are_asked_again() {
+    let api = FakeApi::start();
+    let client = api.client();
+    api.put("/api/v1/nodes/n1", json!({}));
+    let busy = |code| What::Status(code, "TooManyRequests", Some(0));
+    api.fault(Fault { times: 2, ..Fault::once("GET", "/nodes/", busy(429)) });
+    api.fault(Fault::once("GET", "/nodes/", busy(503)));
+    client.get::<Value>(&Target::node("n1")).unwrap();
+    assert_eq!(api.asked().len(), 4);
+    // Ten times, then it is the caller's turn.
+    api.fault(Fault::always("GET", "/nodes/", busy(429)));
+    let error = client.get::<Value>(&Target::node("n1")).unwrap_err();
+    assert_eq!((error.status(), error.retry_after()), (Some(429), Some(Duration::ZERO)));
+    assert_eq!(api.asked().len(), 4 + 11);
+    api.heal();
+    // Without the header there is no second try.
+    api.fault(Fault::once("GET", "/nodes/", What::Status(500, "InternalError", None)));
+    let error = client.get::<Value>(&Target::node("n1")).unwrap_err();
+    assert_eq!((error.status(), error.reason()), (Some(500), "InternalError"));
+    api.fault(Fault::once("POST", "/nodes", What::Cut));
+    let error = client.create::<_, Value>(&Target::nodes(), &json!({})).unwrap_err();
+    assert!(error.is_transport() && error.status().is_none(), "{error}");
+    client.get::<Value>(&Target::node("n1")).unwrap();
+}
+
+#[test]
+fn a_wait_for_a_busy_server_ends_with_the_client() {
+    let api = FakeApi::start();
+    let client = api.client();
+    api.fault(Fault::always("GET", "/nodes/", What::Status(429, "TooManyRequests", Some(60))));
+    let asking = client.clone();
+    let (tell, outcome) = bounded(1);
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+        let _ = tell.send(asking.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
+    })
+    .unwrap();
+    api.wait_for(1, |_| true);
+    client.shut_down();
+    assert_eq!(outcome.recv_timeout(Duration::from_secs(5)), Ok(true));
+    assert!(client.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
+}
+
+#[test]
+fn a_request_without_an_answer_ends_in_time() {
+    let api = FakeApi::start();
+    let client = api.client().with_limits(Some((50.0, 100)), Duration::from_millis(300));
+    api.fault(Fault::once("", "/leases/", What::Hang));
+    let start = Instant::now();
+    let error = client.get::<Value>(&Target::lease("n1")).unwrap_err();
+    assert!(error.is_transport() && start.elapsed() < Duration::from_secs(5), "{error}");
+    assert!(client.get::<Value>(&Target::lease("n1")).unwrap_err().is_not_found());
+}
+
+#[test]
+fn tokens_are_sent_and_not_shown() {
+    let api = FakeApi::start();
+    let token: std::sync::Arc<StaticToken> = StaticToken(Secret::new("sesame".to_owned())).into();
+    let credentials = Credentials { token: Some(token), base_path: "/api/v1/namespaces/x".to_owned(), ..api.credentials() };
+    assert!(!format!("{credentials:?}").contains("sesame"));
+    let client = Client::new(credentials, None).unwrap();
+    let error = client.get::<Value>(&Target::node("n1")).unwrap_err();
+    assert!(!format!("{error:?} {error} {client:?}").contains("sesame"));
+    let asked = api.asked();
+    assert_eq!(asked[0].header("authorization"), "Bearer sesame");
+    assert_eq!(asked[0].path(), "/api/v1/namespaces/x/api/v1/nodes/n1");
+}
+
+#[test]
+fn a_collection_is_followed() {
+    let api = FakeApi::start();
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    api.put(&format!("{PODS}/b"), pod("n1"));
+    api.put(&format!("{PODS}/other"), pod("n2"));
+    let (running, changes) = reflect(&api.client());
+    assert_eq!(next(&changes), "=a,b");
+    api.put(&format!("{PODS}/c"), pod("n1"));
+    assert_eq!(next(&changes), "+c");
+    api.put(&format!("{PODS}/other"), pod("n2"));
+    api.put(&format!("{PODS}/a"), pod("n2"));
+    assert_eq!(next(&changes), "-a");
+    api.remove(&format!("{PODS}/b"));
+    assert_eq!(next(&changes), "-b");
+    let start = Instant::now();
+    assert_eq!(running.stop(SOON), Stopped::Joined);
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    let asked = api.asked();
+    assert_eq!(asked.len(), 1, "{asked:#?}");
+    let timeout: u64 = asked[0].parameter("timeoutSeconds").parse().unwrap();
+    assert!((300..600).contains(&timeout));
+    let go = format!("{}m{}s", timeout / 60, timeout % 60);
+    assert_eq!(
+        asked[0].uri,
+        format!(
+            "/api/v1/pods?allowWatchBookmarks=true&fieldSelector=spec.nodeName%3Dn1&\
+             resourceVersionMatch=NotOlderThan&sendInitialEvents=true&timeout={go}&\
+             timeoutSeconds={timeout}&watch=true"
+        )
+    );
+}
+
+#[test]
+fn a_server_without_streaming_lists_is_listed() {
+    let api = FakeApi::start();
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    api.fault(Fault::always("GET", "sendInitialEvents", What::Status(422, "Invalid", None)));
+    let (_running, changes) = reflect(&api.client());
+    assert_eq!(next(&changes), "=a");
+    api.put(&format!("{PODS}/b"), pod("n1"));
+    assert_eq!(next(&changes), "+b");
+    let asked = api.asked();
+    assert_eq!(asked[1].uri, "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&limit=500&resourceVersion=0");
+    assert!(asked[2].is_watch() && asked[2].parameter("resourceVersion") == "1");
+    assert_eq!(asked[2].parameter("sendInitialEvents"), "");
+}
+
+#[test]
+fn a_watch_that_ends_is_opened_where_it_ended() {
+    let api = FakeApi::start();
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    let (_running, changes) = reflect(&api.client());
+    assert_eq!(next(&changes), "=a");
+    for (round, name) in ["b", "c"].into_iter().enumerate() {
+        api.put(&format!("{PODS}/{name}"), pod("n1"));
+        assert_eq!(next(&changes), format!("+{name}"));
+        if round == 0 {
+            api.end_watches();
+        } else {
+            api.cut();
+        }
+        api.wait_for(round + 2, |asked| asked.is_watch());
+    }
+    api.put(&format!("{PODS}/d"), pod("n1"));
+    assert_eq!(next(&changes), "+d", "nothing is told twice, nothing is left out");
+    let versions: Vec<String> = api.asked().iter().map(|asked| asked.parameter("resourceVersion")).collect();
+    assert_eq!(versions[..3], ["", "2", "3"]);
+}
+
+#[test]
+fn a_forgotten_version_is_listed_anew() {
+    let api = FakeApi::start();
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    let (_running, changes) = reflect(&api.client());
+    assert_eq!(next(&changes), "=a");
+    // While nobody watches, one goes and another comes: as an event, then as a status.
+    for (name, gone, all) in [("b", "a", "=b"), ("c", "b", "=c")] {
+        api.fault(Fault::once("GET", "watch=true", What::Status(410, "Expired", None)));
+        api.put(&format!("{PODS}/{name}"), pod("n1"));
+        api.remove(&format!("{PODS}/{gone}"));
+        api.compact();
+        let mut last = next(&changes);
+        while last != all {
+            last = next(&changes);
+        }
+    }
+    api.put(&format!("{PODS}/d"), pod("n1"));
+    assert_eq!(next(&changes), "+d");
+}
+
+#[test]
+fn nonsense_ends_only_that_watch() {
+    let api = FakeApi::start();
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    let event = |name: &str| {
+        json!({"type": "MODIFIED", "object": {"metadata": {"name": name, "namespace": "ns", "resourceVersion": "1"}}}).to_string()
+    };
+    let initial = json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "1",
+        "annotations": {"k8s.io/initial-events-end": "true"}}}}).to_string();
+    let poison = json!({"type": "MODIFIED", "object": {"metadata": {"name": 7}}}).to_string();
+    let unknown = json!({"type": "PERHAPS", "object": {}}).to_string();
+    let bodies = [
+        What::Lines(vec![initial.clone(), poison, unknown, event("seen"), "]garbage".to_owned()]),
+        What::HalfLine(format!("{initial}\n{}\n{{\"type\":\"MOD", event("half"))),
+        What::Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".to_vec()),
+    ];
+    for what in bodies {
+        api.fault(Fault::once("GET", "watch=true", what));
+    }
+    let (_running, changes) = reflect(&api.client());
+    let mut seen = Vec::new();
+    while seen.last().map(String::as_str) != Some("=a") {
+        seen.push(next(&changes));
+    }
+    assert_eq!(seen, ["=", "+seen", "=", "+half", "=a"]);
+}
+
+#[test]
+fn an_outage_is_no_busy_loop() {
+    let api = FakeApi::start();
+    // Ends at once, each time: with an event and without.
+    let line = json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9",
+        "annotations": {"k8s.io/initial-events-end": "true"}}}}).to_string();
+    api.fault(Fault::always("GET", "watch=true", What::Lines(vec![line])));
+    let (running, changes) = reflect(&api.client());
+    assert_eq!(next(&changes), "=");
+    assert_eq!(next(&changes), "=");
+    drop(running);
+    let count = api.asked().len();
+    assert!(count < 20, "{count} requests");
+
+    let port = api.port;
+    let client = api.client();
+    drop(api);
+    let (running, changes) = reflect(&client);
+    assert!(changes.recv_timeout(Duration::from_millis(500)).is_err());
+    let api = FakeApi::start_at(port);
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    assert_eq!(next(&changes), "=a");
+    assert_eq!(running.stop(SOON), Stopped::Joined);
+}
+
+#[test]
+fn other_credentials_take_over_at_once() {
+    let api = FakeApi::start();
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    let client = api.client();
+    let (_running, changes) = reflect(&client);
+    assert_eq!(next(&changes), "=a");
+    let with = |token: &str| {
+        let token: std::sync::Arc<StaticToken> = StaticToken(Secret::new(token.to_owned())).into();
+        Credentials { token: Some(token), ..api.credentials() }
+    };
+    // From an open watch.
+    client.set_credentials(with("one")).unwrap();
+    let asked = api.wait_for(2, |asked| asked.is_watch());
+    assert_eq!(asked[1].header("authorization"), "Bearer one");
+    assert_eq!(asked[1].parameter("resourceVersion"), "1", "it goes on where it was");
+    api.put(&format!("{PODS}/b"), pod("n1"));
+    assert_eq!(next(&changes), "+b");
+    // From a wait after a refusal, which would be long after some time.
+    api.fault(Fault::always("GET", "", What::Status(401, "Unauthorized", None)));
+    api.end_watches();
+    api.wait_for(8, |_| true);
+    api.heal();
+    let start = Instant::now();
+    client.set_credentials(with("two")).unwrap();
+    api.wait_for(1, |asked| asked.is_watch() && asked.header("authorization") == "Bearer two");
+    assert!(start.elapsed() < Duration::from_millis(700), "{:?}", start.elapsed());
+    assert!(client.set_identity(coracle::transport::api::Identity { certificate: Vec::new(), key: Vec::new() }).is_ok(), "not used without TLS");
+}
+
+#[test]
+fn many_watches_stop_within_milliseconds() {
+    let api = FakeApi::start();
+    let client = api.client();
+    let running: Vec<_> = (0..8).map(|_| reflect(&client)).collect();
+    for (_, changes) in &running {
+        assert_eq!(next(changes), "=");
+    }
+    let start = Instant::now();
+    client.shut_down();
+    for (running, _) in running {
+        assert_eq!(running.stop(SOON), Stopped::Joined);
+    }
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[test]
+fn long_lists_come_in_pages() {
+    let api = FakeApi::start();
+    for index in 0..1201 {
+        api.put(&format!("{PODS}/p{index}"), pod("n1"));
+    }
+    api.fault(Fault::always("GET", "sendInitialEvents", What::Status(400, "BadRequest", None)));
+    // The list from the cache is refused, so that the pages are asked for.
+    api.fault(Fault::once("GET", "resourceVersion=0", What::Status(410, "Expired", None)));
+    let (_running, changes) = reflect(&api.client());
+    assert_eq!(next(&changes).matches('p').count(), 1201);
+    let lists = api.wait_for(4, |asked| !asked.is_watch());
+    let pages: Vec<String> = lists.iter().map(|asked| asked.parameter("continue")).collect();
+    assert_eq!(pages, ["", "", "500", "1000"]);
+}

@@ -1,0 +1,105 @@
+//! Requests from a connection, answers onto it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
+use serde_json::Value;
+
+/// What a client asked.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    pub method: String,
+    /// Path and query as sent.
+    pub uri: String,
+    /// Names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// Null without one.
+    pub body: Value,
+}
+
+impl Asked {
+    /// Without the query.
+    pub fn path(&self) -> String {
+        unescape(self.uri.split('?').next().unwrap_or_default())
+    }
+
+    /// A parameter of the query; empty without one.
+    pub fn parameter(&self, name: &str) -> String {
+        let query = self.uri.split_once('?').map_or("", |(_, query)| query);
+        let found = query.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name);
+        found.map(|(_, value)| unescape(value)).unwrap_or_default()
+    }
+
+    /// A header; empty without one.
+    pub fn header(&self, name: &str) -> String {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone()).unwrap_or_default()
+    }
+
+    pub fn is_watch(&self) -> bool {
+        self.method == "GET" && self.parameter("watch") == "true"
+    }
+}
+
+fn unescape(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let (mut out, mut at) = (Vec::new(), 0);
+    while at < bytes.len() {
+        if bytes[at] == b'%' {
+            out.push(u8::from_str_radix(&text[at + 1..at + 3], 16).unwrap());
+            at += 3;
+        } else {
+            out.push(bytes[at]);
+            at += 1;
+        }
+    }
+    String::from_utf8(out).unwrap()
+}
+
+/// Answers the requests of a connection one after the other.
+pub(super) fn serve(socket: TcpStream, answer: impl Fn(Asked, &mut TcpStream) -> bool) {
+    let mut writer = socket.try_clone().unwrap();
+    let mut reader = BufReader::new(socket);
+    while let Some(asked) = request(&mut reader) {
+        if !answer(asked, &mut writer) {
+            break;
+        }
+    }
+    let _ = writer.shutdown(std::net::Shutdown::Both);
+}
+
+fn request(reader: &mut BufReader<TcpStream>) -> Option<Asked> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok().filter(|count| *count > 0)?;
+    let mut words = line.split_whitespace();
+    let (method, uri) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let mut headers = Vec::new();
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|count| *count > 0)?;
+        let Some((name, value)) = line.trim_end().split_once(':') else { break };
+        let (name, value) = (name.to_lowercase(), value.trim().to_owned());
+        if name == "content-length" {
+            length = value.parse().unwrap();
+        }
+        headers.push((name, value));
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    let body = if length == 0 { Value::Null } else { serde_json::from_slice(&body).unwrap() };
+    Some(Asked { method, uri, headers, body })
+}
+
+/// Sends an answer; whether the connection is fit for another.
+pub(super) fn send(socket: &mut TcpStream, code: u16, retry_after: Option<u32>, body: &str) -> bool {
+    let after = retry_after.map(|seconds| format!("Retry-After: {seconds}\r\n")).unwrap_or_default();
+    let length = body.len();
+    let text =
+        format!("HTTP/1.1 {code} X\r\nContent-Type: application/json\r\n{after}Content-Length: {length}\r\n\r\n{body}");
+    socket.write_all(text.as_bytes()).is_ok()
+}
+
+/// Sends one chunk of an answer.
+pub(super) fn chunk(socket: &mut TcpStream, text: &str) -> bool {
+    socket.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).is_ok()
+}

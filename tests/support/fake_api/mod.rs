@@ -1,0 +1,369 @@
+//! An API server on loopback: objects in memory, lists, watches with bookmarks, and faults
+//! on order. It speaks real HTTP/1.1 and answers as the real one does where it matters.
+//! Each connection has a thread of its own.
+
+mod http;
+mod store;
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use coracle::kube::client::{Client, Credentials};
+use coracle::transport::api::{Endpoint, Roots};
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use serde_json::{Value, json};
+
+pub use http::Asked;
+pub use store::{Path, Store};
+
+/// A fault, and when it strikes.
+#[derive(Debug, Clone)]
+pub struct Fault {
+    /// `GET`, `POST` and so on; empty: any.
+    pub method: &'static str,
+    /// The request's path and query contain this.
+    pub path: String,
+    /// So many requests are struck, then it is over.
+    pub times: usize,
+    pub what: What,
+}
+
+/// What a struck request gets.
+#[derive(Debug, Clone)]
+pub enum What {
+    /// An error, with `Retry-After` in seconds if there is one.
+    Status(u16, &'static str, Option<u32>),
+    /// The connection closes without an answer.
+    Cut,
+    /// No answer; the connection stays open.
+    Hang,
+    /// These bytes instead of an answer; then the connection closes.
+    Raw(Vec<u8>),
+    /// A watch of these lines, which then ends properly.
+    Lines(Vec<String>),
+    /// A watch of these bytes, which then is cut off.
+    HalfLine(String),
+    /// A watch of these bytes, which then stays silent.
+    ThenSilence(String),
+}
+
+impl Fault {
+    /// Strikes once.
+    pub fn once(method: &'static str, path: &str, what: What) -> Fault {
+        Fault { method, path: path.to_owned(), times: 1, what }
+    }
+
+    /// Strikes again and again.
+    pub fn always(method: &'static str, path: &str, what: What) -> Fault {
+        Fault { method, path: path.to_owned(), times: usize::MAX, what }
+    }
+}
+
+/// The server. It ends when it is dropped.
+pub struct FakeApi {
+    pub port: u16,
+    shared: Arc<Shared>,
+    _running: Running,
+}
+
+#[derive(Default)]
+struct State {
+    store: Store,
+    faults: Vec<Fault>,
+    asked: VecDeque<Asked>,
+    sockets: Vec<TcpStream>,
+    /// Counts the orders to end all watches.
+    watch_era: u64,
+    stopped: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    threads: Mutex<Vec<Running>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FakeApi {
+    /// An empty one, on a port that the kernel chooses.
+    pub fn start() -> FakeApi {
+        FakeApi::start_at(0)
+    }
+
+    /// An empty one on a port, such as that of one that has gone.
+    pub fn start_at(port: u16) -> FakeApi {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let shared = Arc::new(Shared::default());
+        let own = Arc::clone(&shared);
+        let running = spawn("fake-api", Stack::Large, OnDeath::Nobody, move |stop| {
+            while let Ok((socket, _)) = listener.accept() {
+                if stop.is_stopped() {
+                    break;
+                }
+                own.lock().sockets.push(socket.try_clone().unwrap());
+                let shared = Arc::clone(&own);
+                let thread = spawn("fake-api/conn", Stack::Large, OnDeath::Nobody, move |_| {
+                    http::serve(socket, |asked, socket| shared.answer(asked, socket));
+                });
+                let mut threads = own.threads.lock().unwrap_or_else(PoisonError::into_inner);
+                threads.retain(|thread| !thread.is_finished());
+                threads.push(thread.unwrap());
+            }
+        })
+        .unwrap()
+        .with_waker(Box::new(move || {
+            let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+        }));
+        FakeApi { port, shared, _running: running }
+    }
+
+    /// `http://127.0.0.1:port`.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// How to reach it.
+    pub fn credentials(&self) -> Credentials {
+        let endpoint = Endpoint {
+            https: false,
+            host: "127.0.0.1".to_owned(),
+            port: self.port,
+            roots: Roots::System,
+            server_name: None,
+            identity: None,
+        };
+        Credentials { endpoint, base_path: String::new(), token: None }
+    }
+
+    /// A client of it, without a limit to its rate.
+    pub fn client(&self) -> Client {
+        Client::new(self.credentials(), None).unwrap()
+    }
+
+    /// Makes or replaces the object at a path such as `/api/v1/namespaces/ns/pods/p`, and
+    /// returns it as stored.
+    pub fn put(&self, path: &str, object: Value) -> Value {
+        let path = Path::parse(path).unwrap();
+        let mut state = self.shared.lock();
+        let stored = state.store.put(&path, object);
+        drop(state);
+        self.shared.changed.notify_all();
+        stored
+    }
+
+    /// Removes the object at a path.
+    pub fn remove(&self, path: &str) {
+        self.shared.lock().store.remove(&Path::parse(path).unwrap());
+        self.shared.changed.notify_all();
+    }
+
+    /// The object at a path.
+    pub fn object(&self, path: &str) -> Option<Value> {
+        self.shared.lock().store.get(&Path::parse(path).unwrap()).cloned()
+    }
+
+    /// Orders a fault; earlier ones strike first.
+    pub fn fault(&self, fault: Fault) {
+        self.shared.lock().faults.push(fault);
+    }
+
+    /// No more faults.
+    pub fn heal(&self) {
+        self.shared.lock().faults.clear();
+        self.shared.changed.notify_all();
+    }
+
+    /// Every request so far.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.shared.lock().asked.iter().cloned().collect()
+    }
+
+    /// Waits until as many requests that `wanted` takes have come, and returns them.
+    pub fn wait_for(&self, count: usize, wanted: impl Fn(&Asked) -> bool) -> Vec<Asked> {
+        let until = Instant::now() + Duration::from_secs(30);
+        let mut state = self.shared.lock();
+        loop {
+            let found: Vec<Asked> = state.asked.iter().filter(|asked| wanted(asked)).cloned().collect();
+            if found.len() >= count {
+                return found;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "{count} wanted, these came: {:#?}", state.asked);
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Forgets the past: watches from an older version, and those under way, expire.
+    pub fn compact(&self) {
+        let mut state = self.shared.lock();
+        state.store.compact();
+        state.watch_era += 1;
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
+    /// Sends a bookmark to every watch.
+    pub fn bookmark(&self) {
+        self.shared.lock().store.bookmark();
+        self.shared.changed.notify_all();
+    }
+
+    /// Ends every watch properly.
+    pub fn end_watches(&self) {
+        self.shared.lock().watch_era += 1;
+        self.shared.changed.notify_all();
+    }
+
+    /// Cuts every connection.
+    pub fn cut(&self) {
+        for socket in self.shared.lock().sockets.drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for FakeApi {
+    fn drop(&mut self) {
+        self.shared.lock().stopped = true;
+        self.shared.changed.notify_all();
+        self.cut();
+        let threads = std::mem::take(&mut *self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        self.cut();
+        drop(threads);
+    }
+}
+
+/// The JSON of an error answer.
+pub fn status(code: u16, reason: &str, message: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message, "reason": reason, "code": code})
+}
+
+impl Shared {
+    /// Answers one request; `false` ends the connection.
+    fn answer(&self, asked: Asked, socket: &mut TcpStream) -> bool {
+        let fault = {
+            let mut state = self.lock();
+            state.asked.push_back(asked.clone());
+            let struck = state.faults.iter().position(|fault| {
+                (fault.method.is_empty() || fault.method == asked.method) && asked.uri.contains(&fault.path)
+            });
+            struck.and_then(|at| {
+                let fault = state.faults.get_mut(at)?;
+                fault.times = fault.times.saturating_sub(1);
+                let what = fault.what.clone();
+                if fault.times == 0 {
+                    state.faults.remove(at);
+                }
+                Some(what)
+            })
+        };
+        self.changed.notify_all();
+        if let Some(what) = fault {
+            return self.strike(&what, socket);
+        }
+        if asked.is_watch() {
+            return self.watch(&asked, socket);
+        }
+        let (code, body) = self.lock().store.answer(&asked);
+        self.changed.notify_all();
+        http::send(socket, code, None, &body.to_string())
+    }
+
+    fn strike(&self, what: &What, socket: &mut TcpStream) -> bool {
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+        match what {
+            What::Status(code, reason, after) => {
+                let body = status(*code, reason, &format!("made up: {reason}"));
+                http::send(socket, *code, *after, &body.to_string())
+            }
+            What::Cut => false,
+            What::Hang => self.until_stopped(),
+            What::Raw(bytes) => {
+                let _ = socket.write_all(bytes);
+                false
+            }
+            What::Lines(lines) => {
+                let mut fine = socket.write_all(head.as_bytes()).is_ok();
+                for line in lines {
+                    fine = fine && http::chunk(socket, &format!("{line}\n"));
+                }
+                fine && socket.write_all(b"0\r\n\r\n").is_ok()
+            }
+            What::HalfLine(text) => {
+                let _ = socket.write_all(head.as_bytes()).is_ok() && http::chunk(socket, text);
+                false
+            }
+            What::ThenSilence(text) => {
+                let _ = socket.write_all(head.as_bytes()).is_ok() && http::chunk(socket, text);
+                self.until_stopped()
+            }
+        }
+    }
+
+    fn until_stopped(&self) -> bool {
+        let mut state = self.lock();
+        while !state.stopped {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        false
+    }
+
+    fn watch(&self, asked: &Asked, socket: &mut TcpStream) -> bool {
+        let path = Path::parse(&asked.path()).unwrap();
+        let mut state = self.lock();
+        let era = state.watch_era;
+        let (mut lines, mut at) = match state.store.open_watch(&path, asked) {
+            Ok(opened) => opened,
+            Err((code, body)) => {
+                drop(state);
+                return http::send(socket, code, None, &body.to_string());
+            }
+        };
+        drop(state);
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+        if socket.write_all(head.as_bytes()).is_err() {
+            return false;
+        }
+        loop {
+            for line in lines.drain(..) {
+                if !http::chunk(socket, &format!("{line}\n")) {
+                    return false;
+                }
+            }
+            let mut state = self.lock();
+            loop {
+                if state.stopped {
+                    return false;
+                }
+                match state.store.news(&path, asked, &mut at) {
+                    Ok(news) if !news.is_empty() => {
+                        lines = news;
+                        break;
+                    }
+                    Ok(_) => {}
+                    Err(error) => {
+                        drop(state);
+                        let line = json!({"type": "ERROR", "object": error});
+                        return http::chunk(socket, &format!("{line}\n")) && socket.write_all(b"0\r\n\r\n").is_ok();
+                    }
+                }
+                if state.watch_era != era {
+                    drop(state);
+                    return socket.write_all(b"0\r\n\r\n").is_ok();
+                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! The objects, their versions and their history.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::http::Asked;
+use super::status;
+
+/// Where an object or a collection is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Path {
+    /// `/api/v1` or `/apis/group/version`.
+    pub prefix: String,
+    pub plural: String,
+    pub namespace: String,
+    pub name: String,
+    pub subresource: String,
+}
+
+impl Path {
+    /// From a URL's path.
+    pub fn parse(text: &str) -> Option<Path> {
+        let parts: Vec<&str> = text.trim_matches('/').split('/').collect();
+        let (prefix, rest) = match parts.as_slice() {
+            ["api", "v1", rest @ ..] => ("/api/v1".to_owned(), rest),
+            ["apis", group, version, rest @ ..] => (format!("/apis/{group}/{version}"), rest),
+            _ => return None,
+        };
+        let (namespace, rest) = match rest {
+            ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
+            rest => ("", rest),
+        };
+        let at = |index: usize| rest.get(index).map(|part| (*part).to_owned()).unwrap_or_default();
+        let (plural, name, subresource) = (at(0), at(1), at(2));
+        (!plural.is_empty()).then(|| Path { prefix, plural, namespace: namespace.to_owned(), name, subresource })
+    }
+
+    fn object(&self, name: &str) -> Path {
+        Path { name: name.to_owned(), subresource: String::new(), ..self.clone() }
+    }
+
+    /// Whether an object at `other` belongs to this collection, or is this object.
+    fn holds(&self, other: &Path) -> bool {
+        (&self.prefix, &self.plural) == (&other.prefix, &other.plural)
+            && (self.namespace.is_empty() || self.namespace == other.namespace)
+            && (self.name.is_empty() || self.name == other.name)
+    }
+
+    fn api_version(&self) -> String {
+        self.prefix.trim_start_matches("/apis/").trim_start_matches("/api/").to_owned()
+    }
+
+    fn kind(&self) -> String {
+        let known = [
+            ("pods", "Pod"),
+            ("nodes", "Node"),
+            ("services", "Service"),
+            ("secrets", "Secret"),
+            ("configmaps", "ConfigMap"),
+            ("events", "Event"),
+            ("leases", "Lease"),
+            ("runtimeclasses", "RuntimeClass"),
+            ("csinodes", "CSINode"),
+            ("csidrivers", "CSIDriver"),
+            ("serviceaccounts", "ServiceAccount"),
+            ("certificatesigningrequests", "CertificateSigningRequest"),
+        ];
+        let found = known.iter().find(|(plural, _)| *plural == self.plural);
+        found.map_or_else(|| self.plural.clone(), |(_, kind)| (*kind).to_owned())
+    }
+}
+
+/// One change.
+struct Past {
+    version: u64,
+    path: Path,
+    before: Option<Value>,
+    after: Option<Value>,
+}
+
+#[derive(Default)]
+pub struct Store {
+    version: u64,
+    objects: BTreeMap<Path, Value>,
+    past: Vec<Past>,
+    /// What lies before is forgotten.
+    oldest: u64,
+    /// Versions at which bookmarks were sent.
+    bookmarks: u64,
+}
+
+/// How far a watch has come.
+pub struct At {
+    version: u64,
+    bookmarks: u64,
+}
+
+type Answer = (u16, Value);
+
+impl Store {
+    pub fn get(&self, path: &Path) -> Option<&Value> {
+        self.objects.get(&path.object(&path.name))
+    }
+
+    pub fn put(&mut self, path: &Path, mut object: Value) -> Value {
+        let key = path.object(&path.name);
+        let before = self.objects.get(&key).cloned();
+        self.version += 1;
+        object["kind"] = json!(path.kind());
+        object["apiVersion"] = json!(path.api_version());
+        if !object["metadata"].is_object() {
+            object["metadata"] = json!({});
+        }
+        let meta = &mut object["metadata"];
+        meta["name"] = json!(path.name);
+        if !path.namespace.is_empty() {
+            meta["namespace"] = json!(path.namespace);
+        }
+        meta["resourceVersion"] = json!(self.version.to_string());
+        let uid = before.as_ref().map(|before| before["metadata"]["uid"].clone());
+        if !meta["uid"].is_string() {
+            meta["uid"] = uid.unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{:012x}", self.version)));
+        }
+        if !meta["creationTimestamp"].is_string() {
+            let seconds = Timestamp::now().as_second();
+            meta["creationTimestamp"] = json!(Timestamp::from_second(seconds).unwrap().to_string());
+        }
+        self.objects.insert(key.clone(), object.clone());
+        self.past.push(Past { version: self.version, path: key, before, after: Some(object.clone()) });
+        object
+    }
+
+    pub fn remove(&mut self, path: &Path) -> Option<Value> {
+        let key = path.object(&path.name);
+        let mut before = self.objects.remove(&key)?;
+        self.version += 1;
+        before["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.past.push(Past { version: self.version, path: key, before: Some(before.clone()), after: None });
+        Some(before)
+    }
+
+    pub fn compact(&mut self) {
+        self.version += 1;
+        self.oldest = self.version;
+        self.past.clear();
+    }
+
+    pub fn bookmark(&mut self) {
+        self.bookmarks += 1;
+    }
+
+    /// Anything but a watch.
+    pub fn answer(&mut self, asked: &Asked) -> Answer {
+        let Some(path) = Path::parse(&asked.path()) else {
+            return (404, status(404, "NotFound", "the server could not find the requested resource"));
+        };
+        match asked.method.as_str() {
+            "GET" if path.name.is_empty() => self.list(&path, asked),
+            "GET" => match self.get(&path) {
+                Some(object) => (200, object.clone()),
+                None => not_found(&path),
+            },
+            "POST" if path.subresource == "token" => (201, token(&path, &asked.body)),
+            "POST" => self.create(&path, asked.body.clone()),
+            "PUT" => self.update(&path, &asked.body, |_, new| new.clone()),
+            "PATCH" => self.update(&path, &asked.body, |old, patch| {
+                let mut new = old.clone();
+                merge(&mut new, patch, "");
+                new
+            }),
+            "DELETE" => self.delete(&path, &asked.body),
+            _ => (405, status(405, "MethodNotAllowed", "the server does not allow this method")),
+        }
+    }
+
+    fn list(&self, path: &Path, asked: &Asked) -> Answer {
+        let all: Vec<Value> = self.selected(path, asked).cloned().collect();
+        let limit: usize = asked.parameter("limit").parse().unwrap_or(usize::MAX);
+        let start: usize = asked.parameter("continue").parse().unwrap_or(0);
+        // As the real one: a list at "0" comes whole from a cache.
+        let limit = if asked.parameter("resourceVersion") == "0" { usize::MAX } else { limit };
+        let end = start.saturating_add(limit).min(all.len());
+        let next = if end < all.len() { end.to_string() } else { String::new() };
+        let items: Vec<Value> = all[start.min(end)..end]
+            .iter()
+            .map(|item| {
+                let mut item = item.clone();
+                // Items of a list do not say what they are.
+                item.as_object_mut().unwrap().retain(|key, _| key != "kind" && key != "apiVersion");
+                item
+            })
+            .collect();
+        let meta = json!({"resourceVersion": self.version.to_string(), "continue": next});
+        let kind = format!("{}List", path.kind());
+        (200, json!({"kind": kind, "apiVersion": path.api_version(), "metadata": meta, "items": items}))
+    }
+
+    fn selected<'a>(&'a self, path: &'a Path, asked: &'a Asked) -> impl Iterator<Item = &'a Value> {
+        self.objects.iter().filter(|(key, object)| path.holds(key) && matches(asked, object)).map(|(_, object)| object)
+    }
+
+    fn create(&mut self, path: &Path, object: Value) -> Answer {
+        let mut name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        if name.is_empty() {
+            name = format!("{}{:05x}", object["metadata"]["generateName"].as_str().unwrap_or_default(), self.version);
+        }
+        let path = path.object(&name);
+        if path.plural.ends_with("reviews") {
+            return (201, object);
+        }
+        if self.objects.contains_key(&path) {
+            return (409, status(409, "AlreadyExists", &format!("{} \"{name}\" already exists", path.plural)));
+        }
+        (201, self.put(&path, object))
+    }
+
+    fn update(&mut self, path: &Path, body: &Value, make: impl Fn(&Value, &Value) -> Value) -> Answer {
+        let Some(old) = self.get(path).cloned() else { return not_found(path) };
+        for (field, wanted) in [("resourceVersion", &body["metadata"]["resourceVersion"]), ("uid", &body["metadata"]["uid"])] {
+            if wanted.as_str().is_some_and(|wanted| !wanted.is_empty() && old["metadata"][field] != wanted) {
+                let text = format!("Operation cannot be fulfilled on {} \"{}\": the object has been modified; \
+                    please apply your changes to the latest version and try again", path.plural, path.name);
+                return (409, status(409, "Conflict", &text));
+            }
+        }
+        let made = make(&old, body);
+        let new = if path.subresource == "status" {
+            let mut new = old.clone();
+            new["status"] = made["status"].clone();
+            new
+        } else {
+            made
+        };
+        if new == old {
+            return (200, old);
+        }
+        (200, self.put(path, new))
+    }
+
+    fn delete(&mut self, path: &Path, options: &Value) -> Answer {
+        let Some(mut old) = self.get(path).cloned() else { return not_found(path) };
+        let wanted = &options["preconditions"]["uid"];
+        if wanted.is_string() && *wanted != old["metadata"]["uid"] {
+            return (409, status(409, "Conflict", "the UID in the precondition does not match the UID in record"));
+        }
+        let default = if path.plural == "pods" && old["spec"]["nodeName"].is_string() {
+            old["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(30)
+        } else {
+            0
+        };
+        let grace = options["gracePeriodSeconds"].as_i64().unwrap_or(default);
+        if path.plural == "pods" && grace > 0 {
+            let at = Timestamp::now().as_second() + grace;
+            old["metadata"]["deletionTimestamp"] = json!(Timestamp::from_second(at).unwrap().to_string());
+            old["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+            return (200, self.put(path, old));
+        }
+        (200, self.remove(path).unwrap_or_default())
+    }
+
+    /// The first lines of a watch.
+    pub fn open_watch(&self, path: &Path, asked: &Asked) -> Result<(Vec<String>, At), Answer> {
+        let wanted = asked.parameter("resourceVersion");
+        let from: u64 = wanted.parse().unwrap_or(0);
+        if from > 0 && from < self.oldest {
+            let text = format!("too old resource version: {from} ({})", self.oldest);
+            return Err((410, status(410, "Expired", &text)));
+        }
+        let at = At { version: self.version, bookmarks: self.bookmarks };
+        let mut lines = Vec::new();
+        if asked.parameter("sendInitialEvents") == "true" {
+            lines.extend(self.selected(path, asked).map(|object| line("ADDED", object)));
+            let meta = json!({"resourceVersion": self.version.to_string(),
+                "annotations": {"k8s.io/initial-events-end": "true"}});
+            lines.push(line("BOOKMARK", &json!({"kind": path.kind(), "apiVersion": path.api_version(), "metadata": meta})));
+            return Ok((lines, at));
+        }
+        if from == 0 {
+            lines.extend(self.selected(path, asked).map(|object| line("ADDED", object)));
+            return Ok((lines, at));
+        }
+        Ok((lines, At { version: from, ..at }))
+    }
+
+    /// What happened since.
+    pub fn news(&self, path: &Path, asked: &Asked, at: &mut At) -> Result<Vec<String>, Value> {
+        if at.version < self.oldest {
+            return Err(status(410, "Expired", "too old resource version"));
+        }
+        let mut lines = Vec::new();
+        for past in self.past.iter().filter(|past| past.version > at.version && path.holds(&past.path)) {
+            let before = past.before.as_ref().filter(|object| matches(asked, object));
+            let after = past.after.as_ref().filter(|object| matches(asked, object));
+            match (before, after) {
+                (None, Some(object)) => lines.push(line("ADDED", object)),
+                (Some(_), Some(object)) => lines.push(line("MODIFIED", object)),
+                (Some(object), None) => lines.push(line("DELETED", past.after.as_ref().unwrap_or(object))),
+                (None, None) => {}
+            }
+        }
+        at.version = self.version;
+        if at.bookmarks != self.bookmarks {
+            at.bookmarks = self.bookmarks;
+            let meta = json!({"resourceVersion": self.version.to_string()});
+            lines.push(line("BOOKMARK", &json!({"kind": path.kind(), "apiVersion": path.api_version(), "metadata": meta})));
+        }
+        Ok(lines)
+    }
+}
+
+fn line(kind: &str, object: &Value) -> String {
+    json!({"type": kind, "object": object}).to_string()
+}
+
+fn not_found(path: &Path) -> Answer {
+    (404, status(404, "NotFound", &format!("{} \"{}\" not found", path.plural, path.name)))
+}
+
+/// Whether an object is selected: equalities and inequalities, by commas.
+fn matches(asked: &Asked, object: &Value) -> bool {
+    let all = |text: String, value: &dyn Fn(&str) -> String| {
+        text.split(',').filter(|term| !term.is_empty()).all(|term| match term.split_once("!=") {
+            Some((key, unwanted)) => value(key) != unwanted,
+            None => term.split_once('=').is_some_and(|(key, wanted)| value(key) == wanted.trim_start_matches('=')),
+        })
+    };
+    let field = |path: &str| {
+        let found = path.split('.').try_fold(object, |at, part| at.get(part));
+        found.and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    let label = |name: &str| object["metadata"]["labels"][name].as_str().unwrap_or_default().to_owned();
+    all(asked.parameter("fieldSelector"), &field) && all(asked.parameter("labelSelector"), &label)
+}
+
+fn token(path: &Path, body: &Value) -> Value {
+    let seconds = body["spec"]["expirationSeconds"].as_i64().unwrap_or(3600);
+    let expires = Timestamp::from_second(Timestamp::now().as_second() + seconds).unwrap().to_string();
+    json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {"name": path.name},
+        "spec": body["spec"], "status": {"token": format!("token-of-{}", path.name), "expirationTimestamp": expires}})
+}
+
+/// A patch; lists that have a merge key are merged by it, others are replaced.
+fn merge(into: &mut Value, patch: &Value, field: &str) {
+    match (into, patch) {
+        (Value::Object(into), Value::Object(patch)) => merge_map(into, patch),
+        (Value::Array(into), Value::Array(patch)) if merge_key(field).is_some() => {
+            let key = merge_key(field).unwrap();
+            for one in patch {
+                let at = into.iter().position(|old| old[key] == one[key]);
+                match at {
+                    Some(at) if one["$patch"] == "delete" => drop(into.remove(at)),
+                    Some(at) => merge(&mut into[at], one, ""),
+                    None if one["$patch"] == "delete" || one["$patch"] == "replace" => {}
+                    None => into.push(one.clone()),
+                }
+            }
+        }
+        (into, patch) => *into = patch.clone(),
+    }
+}
+
+fn merge_map(into: &mut Map<String, Value>, patch: &Map<String, Value>) {
+    for (key, value) in patch.iter().filter(|(key, _)| !key.starts_with('$')) {
+        if value.is_null() {
+            into.remove(key);
+        } else if let Some(old) = into.get_mut(key) {
+            merge(old, value, key);
+        } else {
+            into.insert(key.clone(), value.clone());
+        }
+    }
+}
+
+fn merge_key(field: &str) -> Option<&'static str> {
+    match field {
+        "conditions" | "addresses" => Some("type"),
+        "podIPs" | "hostIPs" => Some("ip"),
+        "ownerReferences" => Some("uid"),
+        _ => None,
+    }
+}
