@@ -11,4 +11,5 @@ mod cri;
 mod hooks;
 mod kube;
 mod runtime;
+mod told;
 mod volumes;

@@ -66,7 +66,7 @@ pub struct Deps {
 /// # Errors
 /// When the thread cannot be started.
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
-    threads::spawn("mirrors", Stack::Small, on_death, move |stop| run(&deps, &stop))
+    threads::spawn("mirrors", Stack::Large, on_death, move |stop| run(&deps, &stop))
 }
 
 fn run(deps: &Deps, stop: &StopToken) {

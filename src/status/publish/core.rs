@@ -22,8 +22,11 @@ use crate::util::timers::Deadlines;
 /// A foreign edit of what is ours is undone so long after our last patch at the soonest: two
 /// writers that disagree must not keep the server busy.
 const RECONCILE: Duration = Duration::from_secs(10);
-/// How soon a pod whose end could not be told is looked at again.
+/// How soon a pod whose end could not be told is looked at again, should its last status have
+/// come before the news that nothing of it runs. Doubles.
 const WITHHELD: Duration = Duration::from_secs(1);
+/// The longest of these.
+const WITHHELD_MAX: Duration = Duration::from_secs(10);
 /// First wait after a server that is away or busy; doubles.
 const RETRY: Duration = Duration::from_millis(200);
 /// The longest of these, before jitter.
@@ -63,6 +66,8 @@ struct Record {
     /// would another time.
     residue: Option<Value>,
     stage: Stage,
+    /// How often its end could not be told.
+    withheld: u32,
     failures: u32,
     /// The failures are the server's: another status would fare no better.
     server_fault: bool,
@@ -101,6 +106,9 @@ impl Core {
             Some(hash) => PodUid::from(hash),
             None => uid.clone(),
         };
+        if self.records.get(&uid).is_some_and(|record| record.local != local) {
+            self.forget(&uid);
+        }
         match self.records.get_mut(&uid) {
             Some(record) => match age(shown.pod.object(), record.pod.object()) {
                 Ordering::Less => return,
@@ -198,7 +206,9 @@ impl Core {
         if merged.withheld {
             // Not told in full, so what follows is no foreign edit.
             record.told = entry.version.saturating_sub(1);
-            self.due.set_earlier(uid.clone(), now + WITHHELD);
+            let wait = WITHHELD.saturating_mul(1 << record.withheld.min(4)).min(WITHHELD_MAX);
+            record.withheld = record.withheld.saturating_add(1);
+            self.due.set_earlier(uid.clone(), now + wait);
             return None;
         }
         record.settle(entry.version, now);
@@ -282,6 +292,7 @@ impl Record {
             patched: None,
             residue: None,
             stage: Stage::Known,
+            withheld: 0,
             failures: 0,
             server_fault: false,
         }
@@ -299,6 +310,7 @@ impl Record {
     /// The server has the status of this version.
     fn settle(&mut self, version: u64, now: Instant) {
         self.told = version;
+        self.withheld = 0;
         self.failures = 0;
         self.server_fault = false;
         if let Some(since) = self.since.take() {

@@ -63,7 +63,7 @@ pub struct Deps {
 /// # Errors
 /// When the thread cannot be started.
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
-    threads::spawn("status", Stack::Small, on_death, move |stop| {
+    threads::spawn("status", Stack::Large, on_death, move |stop| {
         // Before the first look: a change in between must ring.
         let bell = deps.status.changes();
         Publisher { core: Core::default(), deps, bell }.run(&stop);

@@ -261,6 +261,13 @@ fn a_pod_that_is_over_and_unwanted_is_deleted() {
     // As long as something runs the end is not told.
     bench.store(&pod, json!({"phase": "Succeeded", "message": "m"}));
     assert_eq!(bench.run(), NOTHING);
+    let looks = |bench: &mut Bench| {
+        assert_eq!(bench.run(), NOTHING);
+        let wait = bench.core.next_due().unwrap() - bench.now;
+        bench.now += wait;
+        wait.as_secs()
+    };
+    assert_eq!([(); 6].map(|()| looks(&mut bench)), [1, 2, 4, 8, 10, 10]);
     bench.activity = Activity::Stopped;
     assert_eq!(bench.after(1), [r#"web patch {"message":"m","phase":"Succeeded"}"#]);
     assert_eq!(bench.after(60), NOTHING);
@@ -355,6 +362,10 @@ fn a_static_pod_is_told_of_through_its_mirror() {
     bench.core.shown(gone.uid().clone(), ApiPod { pod: gone, removed: true }, bench.now);
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
     assert_eq!(bench.run(), [r#"st patch {"message":"m"}"#]);
+    // A mirror that suddenly claims to be another's gets nothing of this one.
+    bench.put("st", "m2", json!({"/metadata/annotations": {"kubernetes.io/config.mirror": "other"}}));
+    bench.store(&pod, json!({"phase": "Running", "message": "n"}));
+    assert_eq!(bench.run(), NOTHING);
 }
 
 struct Recorded(Mutex<Server>, Sender<String>);
