@@ -2,22 +2,26 @@
 //! lease, statuses and mirrors at the API server, and the objects that pods name.
 
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use jiff::Timestamp;
 
 use super::StartError;
 use super::wiring::gates;
 use crate::cli::AgentArgs;
-use crate::config::KubeletConfiguration;
+use crate::config::{self, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
-use crate::kube::client::{Client, Credentials};
+use crate::kube::certificates::{self, Identity, OpenBootstrap, Purpose, Renewed, Store, bootstrap};
+use crate::kube::client::{Client, CredentialSource, Credentials, Issued};
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;
-use crate::kube::{PodApi, event_sink};
+use crate::kube::{PodApi, event_sink, kubeconfig};
 use crate::model::api;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
+use crate::model::kubeconfig::Kubeconfig;
 use crate::node::{self, NodeWatch, Reservations};
 use crate::observe::Observe;
 use crate::pods::mirror;
@@ -27,7 +31,7 @@ use crate::resources::system::SystemFacts;
 use crate::sources::{self, bound};
 use crate::status::{Activity, StatusCache, publish};
 use crate::sync::view::View;
-use crate::transport::api::{Endpoint, Identity, Roots as Authorities};
+use crate::transport::api::Breaker;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::threads::{Died, OnDeath, Running};
 
@@ -43,6 +47,7 @@ pub(super) struct Cluster {
     pub(super) health: Sender<()>,
     health_rings: Receiver<()>,
     services: Running,
+    renewed: Option<Renewed>,
 }
 
 /// What the threads work with.
@@ -74,10 +79,7 @@ pub(super) fn connect(
     objects: Post<PodUid, ()>,
     deaths: &Sender<Died>,
 ) -> Result<Option<Cluster>, StartError> {
-    let Some(path) = &args.kubeconfig else { return Ok(None) };
-    let credentials = read_kubeconfig(path).map_err(|why| {
-        StartError::Refused(format!("kubeconfig {}: {why}", path.display()))
-    })?;
+    let Some((credentials, renewed)) = credentials(args, config)? else { return Ok(None) };
     let qps = (f64::from(config.kube_api_qps), u32::try_from(config.kube_api_burst).unwrap_or(0));
     let client = Client::new(credentials, Some(qps).filter(|(qps, _)| *qps > 0.0))
         .map_err(|error| StartError::Refused(error.to_string()))?;
@@ -94,25 +96,30 @@ pub(super) fn connect(
         PodApi::start(&client, strategy, Box::new(time_to_live), Box::new(changed), deaths)
             .map_err(|source| StartError::Thread { name: "services", source })?;
     let (health, health_rings) = bounded(1);
-    Ok(Some(Cluster { client, node, pod_api, health, health_rings, services }))
+    Ok(Some(Cluster { client, node, pod_api, health, health_rings, services, renewed }))
 }
 
 impl Cluster {
     /// Starts the threads.
-    pub(super) fn start(
-        self,
-        parts: Parts<'_>,
-        deaths: &Sender<Died>,
-    ) -> Result<Vec<Running>, StartError> {
+    pub(super) fn start(self, parts: Parts<'_>, deaths: &Sender<Died>) -> Result<Vec<Running>, StartError> {
         let thread = |name: &'static str| move |source| StartError::Thread { name, source };
         let on_death = || OnDeath::Supervisor(deaths.clone());
-        let Cluster { client, node, pod_api: _, health: _, health_rings, services } = self;
+        let Cluster { client, node, pod_api: _, health: _, health_rings, services, renewed } = self;
         let mut threads = vec![services];
         let config = parts.config;
+        if renewed.is_some() {
+            let settings = certificates::Settings {
+                cert_dir: parts.args.cert_dir.clone(),
+                node_name: parts.node_name.to_owned(),
+                client: renewed,
+                serving: None,
+            };
+            let (running, _) = certificates::spawn(settings, &client, on_death()).map_err(thread("certs"))?;
+            threads.push(running);
+        }
         let limits = event_sink::limits(config.event_record_qps, config.event_burst);
-        threads.push(
-            event_sink::spawn(parts.log, &client, limits, on_death()).map_err(thread("events-api"))?,
-        );
+        threads
+            .push(event_sink::spawn(parts.log, &client, limits, on_death()).map_err(thread("events-api"))?);
         let host = node::Host {
             machine: parts.machine.clone(),
             system: SystemFacts::read(&Roots::default(), Path::new("/")),
@@ -207,35 +214,73 @@ fn taint(from: &crate::config::Taint) -> api::Taint {
     }
 }
 
-fn read_kubeconfig(path: &Path) -> Result<Credentials, String> {
-    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
-    let documents = crate::config::yaml::parse_bytes(&bytes).map_err(|error| error.to_string())?;
-    let value = documents.into_iter().next().map(|document| document.value).unwrap_or_default();
-    let text = |pointer: &str| value.pointer(pointer).and_then(|it| it.as_str()).map(str::to_owned);
-    let file = |pointer: &str| {
-        if let Some(data) = value.pointer(&format!("{pointer}-data")) {
-            let bytes: crate::model::ByteString =
-                serde_json::from_value(data.clone()).map_err(|error| error.to_string())?;
-            return Ok(Some(bytes.0));
-        }
-        text(pointer).map(|name| std::fs::read(path.parent().unwrap_or(Path::new("/")).join(name)))
-            .transpose()
-            .map_err(|error| error.to_string())
-    };
-    let server = text("/clusters/0/cluster/server").ok_or("no server")?;
-    let rest = server.strip_prefix("https://").ok_or("only https")?;
-    let (host, port) = rest.rsplit_once(':').ok_or("no port")?;
-    let ca = file("/clusters/0/cluster/certificate-authority")?.ok_or("no CA")?;
-    let certificate = file("/users/0/user/client-certificate")?.ok_or("no certificate")?;
-    let key = file("/users/0/user/client-key")?.ok_or("no key")?;
-    let endpoint = Endpoint {
-        https: true,
-        host: host.to_owned(),
-        port: port.parse().map_err(|_| "port")?,
-        roots: Authorities::Pem(ca),
-        server_name: None,
-        identity: Some(Identity { certificate, key }),
-    };
-    Ok(Credentials { endpoint, base_path: String::new(), token: None })
+/// No certificate yet: a request that is not made needs no refusal.
+#[derive(Debug)]
+struct Awaited;
+
+impl CredentialSource for Awaited {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+        Err("the node's first certificate has not been issued yet".to_owned())
+    }
+
+    fn refused(&self, _: &Issued) -> bool {
+        false
+    }
 }
 
+/// What to show to the API server, and what of it is renewed. `None` on a node of its own.
+fn credentials(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+) -> Result<Option<(Credentials, Option<Renewed>)>, StartError> {
+    let Some(path) = &args.kubeconfig else { return Ok(None) };
+    let now = Timestamp::now();
+    let store = Store::new(&args.cert_dir, Purpose::Client);
+    let mut own = None;
+    if path.exists() {
+        own = Some(read(path)?);
+        let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
+        let why = identity.and_then(|identity| bootstrap::why_needed(Some(&identity.certificate), now));
+        if let Some(why) = why.filter(|_| args.bootstrap_kubeconfig.is_some()) {
+            log::info!("{}: {why}; a new one is asked for", path.display());
+            own = None;
+        }
+    }
+    let opener = args.bootstrap_kubeconfig.clone().map(|path| -> OpenBootstrap {
+        Box::new(move || {
+            let (_, credentials) = read(&path).map_err(|error| error.to_string())?;
+            Client::new(credentials, None).map_err(|error| error.to_string())
+        })
+    });
+    if let Some((_, credentials)) = own {
+        let identity = credentials.endpoint.identity.as_ref();
+        let renewed = (config.rotate_certificates && identity.is_some()).then(|| Renewed {
+            current: certificates::client_identity(&store, identity, now),
+            bootstrap: opener,
+            kubeconfig: None,
+        });
+        return Ok(Some((credentials, renewed)));
+    }
+    let Some(first) = &args.bootstrap_kubeconfig else {
+        return Err(StartError::Refused(format!(
+            "kubeconfig {}: no such file, and no --bootstrap-kubeconfig to make it with",
+            path.display()
+        )));
+    };
+    let (file, mut credentials) = read(first)?;
+    let cluster = bootstrap::Cluster::of_kubeconfig(&file, first).unwrap_or_default();
+    let current =
+        certificates::client_identity(&store, None, now).filter(|identity| !identity.facts.is_expired(now));
+    credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
+    credentials.token = current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(Awaited) });
+    let renewed = Renewed { current, bootstrap: opener, kubeconfig: Some((path.clone(), cluster)) };
+    Ok(Some((credentials, Some(renewed))))
+}
+
+fn read(path: &Path) -> Result<(Kubeconfig, Credentials), StartError> {
+    let refused = |why: String| StartError::Refused(format!("kubeconfig {why}"));
+    let file = config::kubeconfig::load(path).map_err(|problem| refused(problem.to_string()))?;
+    let credentials = kubeconfig::credentials(&file, path)
+        .map_err(|error| refused(format!("{}: {error}", path.display())))?;
+    Ok((file, credentials))
+}

@@ -5,8 +5,8 @@
 //! rooms' settings; `report` and `metrics` put snapshots together for the server; no
 //! decisions here.
 
-mod metrics;
 mod cluster;
+mod metrics;
 mod node;
 mod report;
 mod supervise;

@@ -13,10 +13,10 @@ use jiff::Timestamp;
 use super::supervise::Supervisor;
 use super::{StartError, cluster, make_dir, report};
 use crate::cli::AgentArgs;
-use crate::kube::PodApi;
-use crate::kube::client::Client;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
+use crate::kube::PodApi;
+use crate::kube::client::Client;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::SourceName;
@@ -124,7 +124,12 @@ pub(super) fn start(
             credential_providers: credential_providers(args)?,
             ..runtime_settings(args, config, &machine, &cgroups, &allocatable, &node_name, &host_ips)
         },
-        runtime::Deps { cri: cri.clone(), images: images.clone(), events: events.clone(), api: pod_api.clone() },
+        runtime::Deps {
+            cri: cri.clone(),
+            images: images.clone(),
+            events: events.clone(),
+            api: pod_api.clone(),
+        },
     );
     let volumes = Arc::new(volumes::Volumes::new(
         volumes::Settings {
@@ -175,9 +180,7 @@ pub(super) fn start(
             sync_frequency: config.sync_frequency.to_std(),
             // Without an API server there is no Node object whose addresses a status could
             // repeat: the Go kubelet leaves them out, and so the IPs of hostNetwork pods.
-            node: NodeAddresses {
-                host_ips: if cluster.is_some() { host_ips.clone() } else { Vec::new() },
-            },
+            node: NodeAddresses { host_ips: if cluster.is_some() { host_ips.clone() } else { Vec::new() } },
             host_ips: host_ips.clone(),
         },
         pods::Deps {
@@ -326,12 +329,7 @@ fn check_machine(
 /// What pods may not use.
 fn reservations(config: &KubeletConfiguration) -> node::Reservations {
     let reserved = config::validate::cpu_count(&config.reserved_system_cpus);
-    node::Reservations::new(
-        &config.system_reserved,
-        &config.kube_reserved,
-        reserved,
-        &config.eviction_hard,
-    )
+    node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, &config.eviction_hard)
 }
 
 fn allocatable(

@@ -304,14 +304,15 @@ impl Client {
         self.replace(|_| credentials)
     }
 
-    /// Goes on with another client certificate, as [`Client::set_credentials`].
+    /// Goes on with another client certificate and nothing else, as
+    /// [`Client::set_credentials`].
     ///
     /// # Errors
     /// When certificate or key cannot be used; then the old ones stay.
     pub fn set_identity(&self, identity: Identity) -> Result<(), ApiError> {
         self.replace(|old| {
             let endpoint = Endpoint { identity: Some(identity), ..old.endpoint.clone() };
-            Credentials { endpoint, ..old.clone() }
+            Credentials { endpoint, base_path: old.base_path.clone(), token: None }
         })
     }
 

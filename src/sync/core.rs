@@ -234,11 +234,8 @@ impl Core {
             .filter(|other| !other.rejected && !(world.is_over)(other.pod.uid()))
             .map(|other| other.pod.clone())
             .collect();
-        let verdict = if pod.is_over() {
-            Admission::Admit
-        } else {
-            admission::admit(&pod, &active, world.node)
-        };
+        let verdict =
+            if pod.is_over() { Admission::Admit } else { admission::admit(&pod, &active, world.node) };
         let mut rejected = false;
         match verdict {
             Admission::Admit => effects.push(Effect::Update(pod.clone())),

@@ -220,33 +220,33 @@ impl Loop {
             self.held = Some(set);
             return;
         }
-            let state = self.sources.entry(source).or_default();
-            state.problems = set.problems;
-            // Nothing could be read yet: that is not the same as an empty set.
-            let Some(pods) = set.pods else { return };
-            state.seen = true;
-            state.pods = pods.len();
-            let before = self.core.sources_ready();
-            let effects = {
-                let workers = &self.deps.workers;
-                let status = &self.deps.status;
-                let world = World {
-                    has_worker: &|uid| workers.knows(uid),
-                    still_runs: &|_| true,
-                    is_over: &|uid| is_over(status, uid),
-                    node: &self.settings.node,
-                };
-                self.core.source_spoke(source, pods, Timestamp::now(), &world)
+        let state = self.sources.entry(source).or_default();
+        state.problems = set.problems;
+        // Nothing could be read yet: that is not the same as an empty set.
+        let Some(pods) = set.pods else { return };
+        state.seen = true;
+        state.pods = pods.len();
+        let before = self.core.sources_ready();
+        let effects = {
+            let workers = &self.deps.workers;
+            let status = &self.deps.status;
+            let world = World {
+                has_worker: &|uid| workers.knows(uid),
+                still_runs: &|_| true,
+                is_over: &|uid| is_over(status, uid),
+                node: &self.settings.node,
             };
-            // Before any worker starts: the cleaner removes what the snapshot does not know.
-            self.publish();
-            self.carry_out(effects);
-            if !before {
-                if self.core.sources_ready() {
-                    log::info!("all sources have spoken");
-                }
-                self.clean_up();
+            self.core.source_spoke(source, pods, Timestamp::now(), &world)
+        };
+        // Before any worker starts: the cleaner removes what the snapshot does not know.
+        self.publish();
+        self.carry_out(effects);
+        if !before {
+            if self.core.sources_ready() {
+                log::info!("all sources have spoken");
             }
+            self.clean_up();
+        }
     }
 
     fn runtime_changed(&mut self) {

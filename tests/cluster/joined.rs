@@ -116,7 +116,22 @@ impl<'a> Joined<'a> {
                 // What every thread waits for goes to the agent's log, which is printed.
                 crate::support::containerd::kill(self.node.pid(), "QUIT");
                 crate::support::wait::pause(Duration::from_secs(1));
-                panic!("waited in vain for pod {name} to be gone: {pod}; {}", self.node.says(&["pods"]));
+                let asked =
+                    self.plane.requests().into_iter().filter(|one| text(one, "/objectRef/name") == name);
+                let asked: Vec<String> = asked
+                    .map(|one| {
+                        let said = |pointer| text(&one, pointer).to_owned();
+                        let code = &one["responseStatus"];
+                        let at = said("/requestReceivedTimestamp");
+                        format!(
+                            "{at} {} {} {code} {}",
+                            said("/verb"),
+                            said("/requestURI"),
+                            one["requestObject"]
+                        )
+                    })
+                    .collect();
+                panic!("waited in vain for pod {name} to be gone: {pod}; asked:\n{}", asked.join("\n"));
             }
             crate::support::wait::pause(Duration::from_millis(200));
         }

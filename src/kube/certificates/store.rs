@@ -82,7 +82,7 @@ impl Identity {
 
     /// For the API client: byte for byte what the current file holds, so that the client, which
     /// reads that file now and then, finds nothing new in it.
-    pub(super) fn for_client(&self) -> transport::api::Identity {
+    pub fn for_client(&self) -> transport::api::Identity {
         let text = self.file_text().into_bytes();
         transport::api::Identity { certificate: text.clone(), key: text }
     }
