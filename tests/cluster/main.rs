@@ -2,6 +2,7 @@
 //!
 //! Run through `tests/run`, which makes the namespaces and builds the control plane.
 
+mod certificates;
 mod joined;
 mod lives;
 mod objects;
