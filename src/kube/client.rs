@@ -14,6 +14,7 @@ use super::error::ApiError;
 use super::rate::Bucket;
 use super::secret::Secret;
 use super::target::{Target, query};
+use crate::model::metrics;
 use crate::transport::api::{
     Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use,
 };
@@ -25,6 +26,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a server that is busy is asked again.
 const MAX_RETRIES: u32 = 10;
 /// A server that wants to be left alone for longer is left to the caller's back-off.
+/// DIFFERS: upstream waits however long the server says.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(120);
 /// A body beyond this is none: API servers do not store objects above 3 MiB, and pages end
 /// at 500 of them.
@@ -116,6 +118,12 @@ impl Session {
         let (source, superseded) = stop::pair();
         let current = Mutex::new(Some(source));
         Ok(Session { generation, credentials, connections, origin, current, superseded })
+    }
+
+    /// `host:port`, as a label.
+    fn host(&self) -> crate::util::metrics::Value {
+        let (_, host) = self.origin.split_once("://").unwrap_or_default();
+        host.to_owned().into()
     }
 }
 
@@ -296,7 +304,9 @@ impl Client {
     }
 
     /// Goes on with other credentials: new requests use them at once, watches are broken
-    /// off and opened anew, calls under way end as they are.
+    /// off and opened anew.
+    ///
+    /// DIFFERS: calls under way end as they are, upstream breaks them off.
     ///
     /// # Errors
     /// When certificates or keys cannot be used; then the old ones stay.
@@ -385,10 +395,12 @@ impl Client {
         let mut refreshed = false;
         loop {
             let stopping = || ApiError::stopping(call.attempt());
-            if let Some(bucket) = &self.bucket
-                && bucket.take(self.breaker.token()) == Waited::Stopped
-            {
-                return Err(stopping());
+            if let Some(bucket) = &self.bucket {
+                let begin = Instant::now();
+                if bucket.take(self.breaker.token()) == Waited::Stopped {
+                    return Err(stopping());
+                }
+                metrics::CLIENT_THROTTLED.took([call.method.into(), self.session().host()], begin.elapsed());
             }
             if self.breaker.is_tripped() {
                 return Err(stopping());
@@ -425,6 +437,7 @@ impl Client {
                 && retries < MAX_RETRIES
             {
                 retries += 1;
+                metrics::CLIENT_RETRIES.inc([status.to_string().into(), call.method.into(), session.host()]);
                 drain(&mut response.body);
                 log::debug!("{}: status {status}, again in {after:?}", call.attempt());
                 if self.pause(after) == Waited::Stopped {
@@ -482,7 +495,12 @@ impl Client {
         let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
         let request =
             Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
-        session.connections.send(&request, &self.breaker).map_err(|error| {
+        let begin = Instant::now();
+        let outcome = session.connections.send(&request, &self.breaker);
+        metrics::CLIENT_DURATION.took([call.method.into(), session.host()], begin.elapsed());
+        let code = outcome.as_ref().map_or("<error>".into(), |answer| answer.status.to_string().into());
+        metrics::CLIENT_REQUESTS.inc([code, call.method.into(), session.host()]);
+        outcome.map_err(|error| {
             // What stood beside the one that broke is likely to be dead, too.
             session.connections.close_idle();
             ApiError::transport(call.attempt(), format!("{}{path}", session.origin), error)

@@ -58,19 +58,14 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
         let client = client.with_breaker(breaker);
         let mut waits = Waits::new(Instant::now());
         let mut reflector = Reflector::new(&client, &watched, &mut sink);
-        let mut failures = 0_u32;
         loop {
             let generation = client.generation();
             match reflector.cycle(&mut waits) {
-                Ok(()) => failures = 0,
+                Ok(()) => {}
                 Err(error) if error.is_stopping() => break,
-                Err(error) => {
-                    failures = if reflector.had_success() { 1 } else { failures.saturating_add(1) };
-                    // An outage must not fill the log: 1, 2, 4, 8 and so on.
-                    if failures.is_power_of_two() {
-                        log::warn!("watch of {}, failure {failures}: {error}", watched.target);
-                    }
-                }
+                // Broken off on purpose.
+                Err(_) if client.generation() != generation => {}
+                Err(error) => reflector.note(&error),
             }
             // Other credentials deserve a try at once.
             if client.generation() == generation

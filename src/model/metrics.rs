@@ -37,6 +37,8 @@ const CALL: &[f64] = &[
 ];
 /// Seconds from a change to the API server's knowing of it.
 const TELL: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
+/// Seconds of requests to the API server.
+const REQUEST: &[f64] = &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 /// Containers of a pod.
 const FEW: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
 
@@ -122,6 +124,16 @@ metrics! { ALL;
         ["method", "path", "server_type", "long_running"];
     HTTP_DURATION: HistogramVec<4> = "kubelet_http_requests_duration_seconds",
         "Duration of requests to the agent.", SHORT, ["method", "path", "server_type", "long_running"];
+
+    // Our requests to the API server.
+    CLIENT_REQUESTS: CounterVec<3> = "rest_client_requests_total",
+        "Requests to the API server, by the answer's status.", ["code", "method", "host"];
+    CLIENT_DURATION: HistogramVec<2> = "rest_client_request_duration_seconds",
+        "From a request to the API server to the head of its answer.", REQUEST, ["verb", "host"];
+    CLIENT_THROTTLED: HistogramVec<2> = "rest_client_rate_limiter_duration_seconds",
+        "Waits of requests to the API server for their turn.", REQUEST, ["verb", "host"];
+    CLIENT_RETRIES: CounterVec<3> = "rest_client_request_retries_total",
+        "Requests that the API server wanted to be asked again.", ["code", "verb", "host"];
 
     // Images.
     IMAGE_PULL: HistogramVec<1> = "kubelet_image_pull_duration_seconds",

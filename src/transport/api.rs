@@ -173,17 +173,18 @@ impl Connections {
     /// # Errors
     /// When there is no answer in time, or the breaker was tripped.
     pub fn send(&self, request: &Request<'_>, breaker: &Breaker) -> Result<Response, DialError> {
+        let bytes = self.shared.bytes(request)?;
         // Nothing goes out twice but what changes nothing: a kept connection may have been
         // closed by the server in this moment.
         if let Some(connection) = self.take_idle() {
-            match self.exchange(connection, request, breaker) {
+            match self.exchange(connection, request, &bytes, breaker) {
                 Err(DialError::Eof | DialError::Broken { .. })
                     if request.method == "GET" && !breaker.is_tripped() => {}
                 outcome => return outcome,
             }
         }
         let connection = self.open(request, breaker)?;
-        self.exchange(connection, request, breaker)
+        self.exchange(connection, request, &bytes, breaker)
     }
 
     /// Closes the idle connections, and those in use after their answers.
@@ -254,12 +255,12 @@ impl Connections {
         &self,
         mut connection: Connection,
         request: &Request<'_>,
+        bytes: &[u8],
         breaker: &Breaker,
     ) -> Result<Response, DialError> {
         connection.reader.get_mut().socket().adopt(request.deadline, breaker, request.kind);
-        let bytes = self.shared.bytes(request)?;
         let stream = connection.reader.get_mut();
-        let sent = stream.write_all(&bytes).and_then(|()| stream.flush());
+        let sent = stream.write_all(bytes).and_then(|()| stream.flush());
         // A server may answer and close without reading: then the answer counts.
         let head = answer::head(&mut connection.reader).map_err(|error| match sent {
             Err(sent) => connection.failed(&sent, "write", breaker),
@@ -430,7 +431,7 @@ impl Lines {
     ///
     /// # Errors
     /// When the body breaks off, a line is too long, or the deadline is over.
-    pub fn next(&mut self) -> Result<Option<&[u8]>, DialError> {
+    pub fn next_line(&mut self) -> Result<Option<&[u8]>, DialError> {
         // A large object must not occupy its room for ever.
         self.line = Vec::new();
         loop {

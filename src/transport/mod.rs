@@ -1,5 +1,6 @@
-//! Wire protocols: gRPC over Unix sockets, HTTP to a URL, one-shot calls into pods (Go:
-//! google.golang.org/grpc, cri-client's connection code, pkg/probe).
+//! Wire protocols: gRPC over Unix sockets, HTTP to a URL, kept connections to the API server,
+//! one-shot calls into pods (Go: google.golang.org/grpc, cri-client's connection code, net/http,
+//! pkg/probe).
 //!
 //! Owns: the gRPC library and its one completion-queue thread `grpc-0`, the messages that
 //! `build.rs` makes of `proto/`, and the mapping of status codes to [`grpc::Kind`].

@@ -43,8 +43,12 @@ fn watched() -> Watched {
 }
 
 fn reflect(client: &Client) -> (Running, Receiver<String>) {
+    reflect_as("pods", client)
+}
+
+fn reflect_as(name: &'static str, client: &Client) -> (Running, Receiver<String>) {
     let (tell, told_to) = bounded(1000);
-    let running = spawn_reflector("pods", client.clone(), watched(), OnDeath::Nobody, move |change| {
+    let running = spawn_reflector(name, client.clone(), watched(), OnDeath::Nobody, move |change| {
         let _ = tell.send(told(change));
     })
     .unwrap();
@@ -376,4 +380,54 @@ fn long_lists_come_in_pages() {
     let lists = api.wait_for(4, |asked| !asked.is_watch());
     let pages: Vec<String> = lists.iter().map(|asked| asked.parameter("continue")).collect();
     assert_eq!(pages, ["", "", "500", "1000"]);
+}
+
+/// Runs `ip`.
+fn ip(arguments: &str) {
+    let status = std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
+
+#[test]
+fn a_server_that_vanishes_is_noticed() {
+    // The addresses of the machine itself are left alone: only in a namespace of our own.
+    if std::env::var_os("E2E_DIR").is_none() {
+        eprintln!("left out: no network namespace of our own");
+        return;
+    }
+    ip("addr add 192.0.2.77/32 dev node0");
+    let address = "192.0.2.77".parse().unwrap();
+    let api = FakeApi::listen(address, 0);
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    let client = api.client();
+    let (_running, changes) = reflect_as("vanish", &client);
+    assert_eq!(next(&changes), "=a");
+    client.get::<Value>(&Target::node("n1")).unwrap_err();
+    // No packet comes through any more, and nobody says so.
+    ip("addr del 192.0.2.77/32 dev node0");
+    let start = Instant::now();
+    let error =
+        client.with_limits(None, Duration::from_secs(10)).get::<Value>(&Target::node("n1")).unwrap_err();
+    assert!(error.is_transport(), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(12), "{:?}", start.elapsed());
+    // The watch, which only reads, has noticed when it asks again.
+    let limit = Duration::from_secs(45);
+    let blocked_since = || {
+        let before = start.elapsed();
+        let line = coracle::util::threads::report().into_iter().find(|line| line.name == "watch/vanish");
+        line.is_some_and(|line| line.waits_for == "the API server" && line.since >= before)
+    };
+    while blocked_since() {
+        assert!(start.elapsed() < limit, "a half-open watch is not noticed");
+        let _ = changes.recv_timeout(Duration::from_millis(200));
+    }
+    assert!(
+        start.elapsed() > Duration::from_secs(10),
+        "it was no half-open connection: {:?}",
+        start.elapsed()
+    );
+    ip("addr add 192.0.2.77/32 dev node0");
+    api.put(&format!("{PODS}/b"), pod("n1"));
+    while next(&changes) != "=a,b" {}
+    ip("addr del 192.0.2.77/32 dev node0");
 }

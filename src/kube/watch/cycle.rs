@@ -21,7 +21,8 @@ const WATCH_SECONDS: u64 = 300;
 const GRACE: Duration = Duration::from_secs(30);
 /// A watch that ends sooner without an event is a failure.
 const SHORT: Duration = Duration::from_secs(1);
-/// So many watches in a row that end so soon are one, too, events or not.
+/// So many watches in a row that end so soon are one, too.
+/// DIFFERS: upstream opens a watch that brought an event again at once, for ever.
 const MAX_SHORT: u32 = 5;
 /// A list by way of a watch that takes longer is told of.
 const SLOW: Duration = Duration::from_secs(10);
@@ -41,7 +42,8 @@ pub(super) struct Reflector<'a, S> {
     version_unavailable: bool,
     /// The first list came in pages although any state of a cache would have done.
     paged: bool,
-    success: bool,
+    /// Since the last success.
+    failures: u32,
 }
 
 /// A watch that is open.
@@ -71,12 +73,15 @@ enum End {
 impl<'a, S> Reflector<'a, S> {
     pub(super) fn new(client: &'a Client, watched: &'a Watched, sink: &'a mut S) -> Self {
         let version = String::new();
-        Reflector { client, watched, sink, version, version_unavailable: false, paged: false, success: false }
+        Reflector { client, watched, sink, version, version_unavailable: false, paged: false, failures: 0 }
     }
 
-    /// Whether anything was told since the last question.
-    pub(super) fn had_success(&mut self) -> bool {
-        std::mem::take(&mut self.success)
+    /// Counts a failure. An outage must not fill the log: the 1st, 2nd, 4th and so on is told.
+    pub(super) fn note(&mut self, error: &ApiError) {
+        self.failures = self.failures.saturating_add(1);
+        if self.failures.is_power_of_two() {
+            log::warn!("watch of {}, failure {}: {error}", self.watched.target, self.failures);
+        }
     }
 
     /// Lists and watches until that does not work any more.
@@ -107,6 +112,7 @@ impl<'a, S> Reflector<'a, S> {
             let mut stream = match self.open(&version, true) {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
+                    self.note(&error);
                     self.step(waits)?;
                     continue;
                 }
@@ -265,6 +271,7 @@ impl<'a, S> Reflector<'a, S> {
             let mut stream = match stream {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
+                    self.note(&error);
                     self.step(waits)?;
                     continue;
                 }
@@ -279,7 +286,10 @@ impl<'a, S> Reflector<'a, S> {
             let soon = stream.opened.elapsed() < SHORT;
             short = if soon { short + 1 } else { 0 };
             match end {
-                End::Failed(error) if error.status() == Some(429) => self.step(waits)?,
+                End::Failed(error) if error.status() == Some(429) => {
+                    self.note(&error);
+                    self.step(waits)?;
+                }
                 End::Failed(error) => return Err(error),
                 End::Closed { events } if soon && (events == 0 || short >= MAX_SHORT) => {
                     return Err(self.form("watch", "very short watch: the server ended it at once"));
@@ -313,7 +323,7 @@ impl<'a, S> Reflector<'a, S> {
                 }
                 Event::Bookmark(object) => {
                     self.version = version_of(&object).unwrap_or_else(|| std::mem::take(&mut self.version));
-                    self.success = true;
+                    self.failures = 0;
                     continue;
                 }
                 Event::Set(object) => (object, false),
@@ -324,7 +334,8 @@ impl<'a, S> Reflector<'a, S> {
             match serde_json::from_value(object) {
                 Ok(object) if removed => self.tell(Change::Removed(object)),
                 Ok(object) => self.tell(Change::Set(object)),
-                // One object that cannot be read must not end the news of all others.
+                // DIFFERS: upstream ends the watch and lists again. One object that cannot be
+                // read must not end the news of all others.
                 Err(error) => {
                     log::error!("watch of {}: an object cannot be read: {error}", self.watched.target)
                 }
@@ -356,7 +367,7 @@ impl<'a, S> Reflector<'a, S> {
 
     /// The next event; `None` at the end, be it proper or a broken connection.
     fn event(&self, lines: &mut Lines) -> Result<Option<Event>, ApiError> {
-        let line = match lines.next() {
+        let line = match lines.next_line() {
             Ok(Some(line)) => line,
             Ok(None) => return Ok(None),
             Err(DialError::Stopped) => return Err(self.stopping()),
@@ -388,7 +399,7 @@ impl<'a, S> Reflector<'a, S> {
     where
         S: FnMut(Change<T>),
     {
-        self.success = true;
+        self.failures = 0;
         (self.sink)(change);
     }
 

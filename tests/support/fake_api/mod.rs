@@ -64,6 +64,7 @@ impl Fault {
 
 /// The server. It ends when it is dropped.
 pub struct FakeApi {
+    pub address: Ipv4Addr,
     pub port: u16,
     shared: Arc<Shared>,
     _running: Running,
@@ -101,7 +102,12 @@ impl FakeApi {
 
     /// An empty one on a port, such as that of one that has gone.
     pub fn start_at(port: u16) -> FakeApi {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        FakeApi::listen(Ipv4Addr::LOCALHOST, port)
+    }
+
+    /// An empty one on an address of this machine.
+    pub fn listen(address: Ipv4Addr, port: u16) -> FakeApi {
+        let listener = TcpListener::bind((address, port)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
@@ -122,21 +128,21 @@ impl FakeApi {
         })
         .unwrap()
         .with_waker(Box::new(move || {
-            let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+            let _ = TcpStream::connect((address, port));
         }));
-        FakeApi { port, shared, _running: running }
+        FakeApi { address, port, shared, _running: running }
     }
 
-    /// `http://127.0.0.1:port`.
+    /// `http://address:port`.
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://{}:{}", self.address, self.port)
     }
 
     /// How to reach it.
     pub fn credentials(&self) -> Credentials {
         let endpoint = Endpoint {
             https: false,
-            host: "127.0.0.1".to_owned(),
+            host: self.address.to_string(),
             port: self.port,
             roots: Roots::System,
             server_name: None,
