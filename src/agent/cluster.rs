@@ -30,7 +30,7 @@ use crate::resources::machine::Machine;
 use crate::resources::system::SystemFacts;
 use crate::sources::{self, bound};
 use crate::status::{Activity, StatusCache, publish};
-use crate::sync::view::View;
+use crate::sync::view::{Entry, View};
 use crate::transport::api::Breaker;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::threads::{Died, OnDeath, Running};
@@ -128,7 +128,7 @@ impl Cluster {
             pods_per_core: config.pods_per_core,
             reservations: parts.reservations,
             max_images: usize::try_from(config.node_status_max_images).ok(),
-            observe: parts.observe,
+            observe: parts.observe.clone(),
             images: parts.images,
             cri: parts.cri,
             told: node::Told::default(),
@@ -148,13 +148,13 @@ impl Cluster {
             )
             .map_err(thread("node"))?,
         );
-        let view = parts.view;
+        let (view, observe) = (parts.view, parts.observe.clone());
         let activity = move |uid: &PodUid| match view.get().pods.get(uid) {
-            Some(entry) if entry.worker.as_ref().is_none_or(|worker| worker.report().has_stopped()) => {
-                Activity::Stopped
-            }
-            None => Activity::Stopped,
-            Some(_) => Activity::MayRun,
+            Some(Entry { worker: Some(worker), .. }) if !worker.report().has_stopped() => Activity::MayRun,
+            Some(Entry { worker: Some(_), .. }) => Activity::Stopped,
+            // A refused pod may have left-overs of an earlier life.
+            _ if observe.still_runs(uid) => Activity::MayRun,
+            _ => Activity::Stopped,
         };
         threads.push(
             publish::spawn(

@@ -187,12 +187,6 @@ impl Pod {
         !self.is_static() && matches!(self.source_phase(), "Failed" | "Succeeded")
     }
 
-    /// `spec.readinessGates`.
-    #[must_use]
-    pub fn readiness_gates(&self) -> &[super::api::PodReadinessGate] {
-        self.spec().readiness_gates.as_deref().unwrap_or_default()
-    }
-
     /// Whether deletion was asked for.
     #[must_use]
     pub fn is_deleting(&self) -> bool {

@@ -525,6 +525,12 @@ impl Worker {
             composed.phase = Some("Failed".to_owned());
             composed.reason = Some(failure.reason.to_owned());
             composed.message = Some(failure.message.clone());
+            let why = if failure.reason == reasons::PREEMPTING {
+                super::admission::PREEMPTED_CONDITION
+            } else {
+                &failure.message
+            };
+            status::disrupt(&pod, &mut composed, why, now);
         }
         let over = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
         if over
@@ -606,6 +612,8 @@ impl Worker {
             )));
         }
         self.deps.probes.forget(&uid);
+        // Before the status: whoever tells of it asks whether something may still run.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).phase = TERMINATED;
         self.store_status(&after, Finality::Final);
         self.life.phase = Phase::Terminated;
         Ok(Next::Now)

@@ -7,7 +7,7 @@ use super::defaults::sources_of;
 
 /// Paths of the fields of `pod` that are set but not acted on yet, for one
 /// `UnsupportedField` event. Fields that a node never acts on (affinity, priority class
-/// names, topology spread) are not among them.
+/// names, preemption policy, topology spread) are not among them.
 #[must_use]
 pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
     let spec = pod.spec();
@@ -18,10 +18,8 @@ pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
         }
     };
     spec_field(filled(&spec.resource_claims), "resourceClaims");
-    spec_field(filled(&spec.readiness_gates), "readinessGates");
     spec_field(spec.resources.is_some(), "resources");
     spec_field(spec.runtime_class_name.is_some(), "runtimeClassName");
-    spec_field(spec.preemption_policy.is_some(), "preemptionPolicy");
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         volume_fields(&format!("spec.volumes[{index}]"), volume, &mut found);
     }

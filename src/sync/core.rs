@@ -68,6 +68,9 @@ pub struct World<'a> {
     pub still_runs: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status is Failed or Succeeded.
     pub is_over: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether the readiness gates of the pod, as the API server shows it now, speak against
+    /// its last status.
+    pub gates_differ: &'a dyn Fn(&Pod) -> bool,
     /// The node, for admission.
     pub node: &'a NodeView,
 }
@@ -216,7 +219,7 @@ impl Core {
                     desired.pod = pod.clone();
                     // Conditions that others set decide over readiness; and somebody else
                     // may have declared the pod over.
-                    let gated = !pod.readiness_gates().is_empty();
+                    let gated = (world.gates_differ)(&pod);
                     let ended = pod.is_over() && !(world.is_over)(pod.uid());
                     if !desired.rejected && (gated || ended) {
                         effects.push(Effect::Update(pod));
@@ -334,6 +337,7 @@ mod tests {
                     has_worker: &|uid| self.workers.borrow().contains(uid),
                     still_runs: &|_| true,
                     is_over: &|_| false,
+                    gates_differ: &|_| false,
                     node: &self.node,
                 };
                 self.core.source_spoke(source, pods, Timestamp::now(), &world)
@@ -347,6 +351,7 @@ mod tests {
                     has_worker: &|uid| self.workers.borrow().contains(uid),
                     still_runs: &|_| true,
                     is_over: &|_| false,
+                    gates_differ: &|_| false,
                     node: &self.node,
                 };
                 self.core.clean_up(listed, &world)

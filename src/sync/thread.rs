@@ -25,8 +25,8 @@ use crate::pods::mirror;
 use crate::pods::workers::{Aftermath, Ended, Workers};
 use crate::probes::{Kind, Probes};
 use crate::sources::{SourceSet, unsupported_fields};
-use crate::status::StatusCache;
 use crate::status::publish::{ApiPod, ApiPods};
+use crate::status::{StatusCache, gates_differ};
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -203,9 +203,6 @@ impl Loop {
     /// Our Node object is another one, or was looked at for the first time.
     fn node_changed(&mut self) {
         let Some(node) = &self.deps.node else { return };
-        if let Some(object) = node.object() {
-            self.settings.node = node::view_of(&object, &self.settings.node);
-        }
         if node.ready_for_pods()
             && let Some(set) = self.held.take()
         {
@@ -219,6 +216,11 @@ impl Loop {
         if source == SourceName::Api && self.deps.node.as_ref().is_some_and(|node| !node.ready_for_pods()) {
             self.held = Some(set);
             return;
+        }
+        // The newest there is, though its bell may not have been heard yet: a label may have
+        // brought the pod here.
+        if let Some(object) = self.deps.node.as_ref().and_then(NodeWatch::object) {
+            self.settings.node = node::view_of(&object, &self.settings.node);
         }
         let state = self.sources.entry(source).or_default();
         state.problems = set.problems;
@@ -234,6 +236,7 @@ impl Loop {
                 has_worker: &|uid| workers.knows(uid),
                 still_runs: &|_| true,
                 is_over: &|uid| is_over(status, uid),
+                gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
                 node: &self.settings.node,
             };
             self.core.source_spoke(source, pods, Timestamp::now(), &world)
@@ -346,6 +349,7 @@ impl Loop {
                 has_worker: &|uid| workers.knows(uid),
                 still_runs: &|uid| observe.still_runs(uid),
                 is_over: &|uid| is_over(status, uid),
+                gates_differ: &|_| false,
                 node: &self.settings.node,
             };
             self.core.clean_up(&listed, &world)
@@ -423,11 +427,12 @@ impl Loop {
         metrics::ADMISSION_REJECTIONS.inc([reasons::intern(reason)]);
         log::warn!("pod was rejected: {reason}: {message} pod={} uid={}", pod.full_name(), pod.uid());
         self.deps.events.warning(pod, reasons::intern(reason), message);
-        self.deps.status.set(
-            pod,
-            admission::rejected_status(pod, reason, message, pod.qos()),
-            Timestamp::now(),
-        );
+        let status = admission::rejected_status(pod, reason, message, pod.qos());
+        if self.deps.observe.still_runs(pod.uid()) {
+            self.deps.status.set(pod, status, Timestamp::now());
+        } else {
+            self.deps.status.set_rejected(pod, status, Timestamp::now());
+        }
     }
 
     fn ring_cleaner(&self) {

@@ -24,7 +24,8 @@ fn signed(plane: &ControlPlane, node: &str) -> usize {
     let list = plane.get(&["csr"]).unwrap_or_default();
     let user = format!("system:node:{node}");
     let of_node = |csr: &&serde_json::Value| {
-        let own = text(csr, "/spec/username") == user || text(csr, "/spec/username").starts_with("system:bootstrap:");
+        let own = text(csr, "/spec/username") == user
+            || text(csr, "/spec/username").starts_with("system:bootstrap:");
         own && !text(csr, "/status/certificate").is_empty()
     };
     list["items"].as_array().map_or(0, |all| all.iter().filter(of_node).count())
@@ -33,8 +34,8 @@ fn signed(plane: &ControlPlane, node: &str) -> usize {
 #[test]
 fn a_node_joins_by_token_and_renews_its_certificate() {
     // Short-lived, so that there is something to renew.
-    let choice = Choice { scheduler: false, ..Choice::default() }
-        .flag(CONTROLLERS, "--cluster-signing-duration=90s");
+    let choice =
+        Choice { scheduler: false, ..Choice::default() }.flag(CONTROLLERS, "--cluster-signing-duration=90s");
     let plane = ControlPlane::start_with(&directory("boot-cp"), &choice);
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
     let dir = Node::base("boot");

@@ -12,7 +12,6 @@
 mod apparmor;
 mod features;
 mod fit;
-mod node;
 mod placement;
 mod preempt;
 mod sysctl;
@@ -80,23 +79,6 @@ pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
         }
     }
     outcome
-}
-
-/// Like [`admit`]. Where only the node's labels speak against the pod, the node is looked at
-/// once more: a label that the scheduler saw may not have arrived here. `fresh` brings the
-/// view up to date and says whether that was possible.
-pub fn admit_afresh(
-    pod: &Pod,
-    others: &[Pod],
-    node: &mut NodeView,
-    fresh: &mut dyn FnMut(&mut NodeView) -> bool,
-) -> Admission {
-    match admit(pod, others, node) {
-        Admission::Reject { reason, .. } if reason == reasons::NODE_AFFINITY && fresh(node) => {
-            admit(pod, others, node)
-        }
-        decided => decided,
-    }
 }
 
 /// The whole status of a rejected pod.
