@@ -10,7 +10,7 @@
 //! next periodic sync. A watch is not ended for want of readers.
 //!
 //! DIFFERS: beyond [`MAX_WATCHES`] objects are not watched but read again when they are used
-//! and older than [`POLL`]: each watch costs a thread and a connection.
+//! and older than `POLL`: each watch costs a thread and a connection.
 
 mod object;
 

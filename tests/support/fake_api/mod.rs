@@ -2,6 +2,8 @@
 //! on order. It speaks real HTTP/1.1 and answers as the real one does where it matters.
 //! Each connection has a thread of its own.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod http;
 mod store;
 
