@@ -1,10 +1,11 @@
 //! The thread that waits for due times, and those that run checks.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use super::check::{self, Found, Tools};
 use super::counters::ProbeCounters;
@@ -28,7 +29,7 @@ const MAX_RUNNING: usize = 512;
 /// How long a run waits for its turn then.
 const TURN_WAIT: Duration = Duration::from_secs(1);
 /// How long a thread waits for another check before it ends.
-const IDLE_LIMIT: Duration = Duration::from_secs(5);
+const IDLE_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the room's clients and threads share.
 pub(super) struct Shared {
@@ -36,9 +37,6 @@ pub(super) struct Shared {
     /// Rung when an earlier run became due.
     bell: Sender<()>,
     rung: Receiver<()>,
-    /// Hands a check to a thread that waits for one; there is no queue.
-    hand: Sender<Job>,
-    taken: Receiver<Job>,
     threads: Mutex<Threads>,
     tools: Tools,
     events: EventSink,
@@ -51,9 +49,20 @@ pub(super) struct Shared {
 #[derive(Default)]
 struct Threads {
     waiter: Option<Running>,
-    checkers: Vec<Running>,
+    /// By the number in their names.
+    checkers: HashMap<u64, Running>,
+    /// Those that wait for another check, the last one to begin waiting at the end. It is
+    /// the first to get one: so the others' time runs out, and as few stay as are needed.
+    idle: Vec<Idle>,
     named: u64,
     stopped: bool,
+}
+
+/// A thread that waits for a check. INVARIANT: its channel is empty and has room for one;
+/// whoever fills it has taken this out of the list under the same lock.
+struct Idle {
+    number: u64,
+    hand: Sender<Job>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -63,13 +72,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     pub(super) fn new(settings: Settings, deps: Deps) -> Arc<Shared> {
         let (bell, rung) = bounded(1);
-        let (hand, taken) = bounded(0);
         Arc::new(Shared {
             table: Mutex::new(Table::new(Clock::read(), settings.node_ips)),
             bell,
             rung,
-            hand,
-            taken,
             threads: Mutex::default(),
             tools: Tools { cri: deps.cri },
             events: deps.events,
@@ -100,7 +106,9 @@ impl Shared {
         let (waiter, mut checkers) = {
             let mut threads = lock(&self.threads);
             threads.stopped = true;
-            (threads.waiter.take(), std::mem::take(&mut threads.checkers))
+            threads.idle.clear();
+            let checkers: Vec<Running> = threads.checkers.drain().map(|(_, running)| running).collect();
+            (threads.waiter.take(), checkers)
         };
         // Breaks off the checks that run.
         lock(&self.table).clear();
@@ -216,24 +224,28 @@ fn wait(shared: &Arc<Shared>, stop: &StopToken) {
 
 /// Gives a check to a thread that waits for one, or to a new one.
 fn hand_over(shared: &Arc<Shared>, job: Job) {
-    let job = match shared.hand.try_send(job) {
-        Ok(()) => return,
-        Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => job,
-    };
     let mut threads = lock(&shared.threads);
-    threads.checkers.retain(|checker| !checker.is_finished());
     if threads.stopped {
         return;
     }
+    if let Some(idle) = threads.idle.pop() {
+        // Its channel is empty, and open for as long as it is in the list.
+        let _ = idle.hand.try_send(job);
+        return;
+    }
+    // Those that panicked.
+    threads.checkers.retain(|_, checker| !checker.is_finished());
     let refused = if threads.checkers.len() >= MAX_RUNNING {
         format!("{MAX_RUNNING} checks are under way")
     } else {
         threads.named = threads.named.wrapping_add(1);
-        let name = format!("probe/{}", threads.named % 100_000);
+        let number = threads.named;
+        let name = format!("probe/{}", number % 100_000);
         let (own, first) = (Arc::clone(shared), job.clone());
-        match threads::spawn(&name, Stack::Small, OnDeath::Nobody, move |stop| run(&own, first, &stop)) {
+        let body = move |stop: StopToken| run(&own, number, first, &stop);
+        match threads::spawn(&name, Stack::Small, OnDeath::Nobody, body) {
             Ok(running) => {
-                threads.checkers.push(running);
+                threads.checkers.insert(number, running);
                 return;
             }
             Err(error) => error.to_string(),
@@ -248,17 +260,40 @@ fn hand_over(shared: &Arc<Shared>, job: Job) {
 }
 
 /// The body of `probe/<n>`.
-fn run(shared: &Arc<Shared>, first: Job, stop: &StopToken) {
+fn run(shared: &Arc<Shared>, number: u64, first: Job, stop: &StopToken) {
+    let (hand, handed) = bounded(1);
     let mut next = Some(first);
     while let Some(job) = next.take() {
         run_one(shared, job);
+        {
+            let mut threads = lock(&shared.threads);
+            if threads.stopped {
+                return;
+            }
+            threads.idle.push(Idle { number, hand: hand.clone() });
+        }
         let _waiting = threads::waiting("another check");
         next = select_biased! {
-            recv(stop.signal()) -> _ => None,
-            recv(shared.taken) -> job => job.ok(),
-            default(IDLE_LIMIT) => None,
+            recv(stop.signal()) -> _ => return,
+            recv(handed) -> job => job.ok(),
+            default(IDLE_LIMIT) => retire(shared, number, &handed),
         };
     }
+}
+
+/// Takes the calling thread, for which there is no more work, out of the books; or the check
+/// that came at the last moment.
+fn retire(shared: &Shared, number: u64, handed: &Receiver<Job>) -> Option<Job> {
+    let mut threads = lock(&shared.threads);
+    let Some(at) = threads.idle.iter().position(|idle| idle.number == number) else {
+        return handed.try_recv().ok();
+    };
+    threads.idle.remove(at);
+    let own = threads.checkers.remove(&number);
+    drop(threads);
+    // It ends now and nobody has to join it: its stack goes with it, not with the next check.
+    drop(own);
+    None
 }
 
 fn run_one(shared: &Shared, job: Job) {
