@@ -98,6 +98,12 @@ impl Pod {
         &self.object
     }
 
+    /// The API object to change; copied only if anyone else has it too.
+    #[must_use]
+    pub fn into_object(self) -> super::api::Pod {
+        Arc::unwrap_or_clone(self.object)
+    }
+
     /// `metadata.uid`.
     #[must_use]
     pub fn uid(&self) -> &PodUid {

@@ -15,6 +15,7 @@ use rustix::fs::OFlags;
 
 use super::identity::{Fnv128, Origin};
 use super::manifest::{self, Manifest};
+use super::merge;
 use super::store::Store;
 use super::watch::{Bell, Touched, Watch, Woken};
 use super::{Deps, Error, FileSettings, Flaw, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary};
@@ -161,6 +162,7 @@ impl Entry {
     fn take(&mut self, place: &str, outcome: Manifest, now: Timestamp) -> Option<News> {
         let Manifest { pods, flaws, unknown } = outcome;
         let changed = flaws != self.flaws || unknown != self.unknown;
+        let pods = merge::marked_files(&self.pods, pods, now);
         let (pods, kept) = manifest::carry_over(&self.pods, pods, !flaws.is_empty());
         self.unsaved |= pods != self.pods;
         (self.pods, self.kept) = (pods, kept);

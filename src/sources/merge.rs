@@ -106,7 +106,8 @@ impl Merge {
         }
         for pod in pods {
             let (op, pod) = match known.pods.get(pod.uid()) {
-                None => (Op::Add, stamped(&pod, source, &seen_text)),
+                None if source == SourceName::File && is_marked(&pod) => (Op::Add, pod),
+                None => (Op::Add, marked(pod, source, &seen_text)),
                 Some(old) => match compare(old, &pod, source) {
                     Some(change) => change,
                     None => continue,
@@ -166,12 +167,44 @@ fn distinct(source: SourceName, pods: Vec<Pod>, known: &mut Known, rejected: &mu
 }
 
 /// A pod that is new to its source, with its marks.
-fn stamped(pod: &Pod, source: SourceName, seen_text: &str) -> Pod {
-    let mut object = pod.object().clone();
+fn marked(pod: Pod, source: SourceName, seen_text: &str) -> Pod {
+    let mut object = pod.into_object();
     let annotations = object.metadata.annotations.get_or_insert_default();
     annotations.insert(CONFIG_SOURCE.to_owned(), source.as_str().to_owned());
     annotations.insert(CONFIG_SEEN.to_owned(), seen_text.to_owned());
     Pod::from(object)
+}
+
+fn is_marked(pod: &Pod) -> bool {
+    [CONFIG_SOURCE, CONFIG_SEEN].iter().all(|key| pod.annotation(key).is_some())
+}
+
+/// What a file shows now, with the marks that [`Merge::apply`] would make: so the two share
+/// one object instead of a copy each. A pod that has not changed stays the object it was.
+pub(super) fn marked_files(before: &[Pod], pods: Vec<Pod>, now: Timestamp) -> Vec<Pod> {
+    let seen_text = seen_text(now, &TimeZone::system());
+    let one = |pod: Pod| {
+        let same = |old: &&Pod| {
+            old.uid() == pod.uid()
+                && old.full_name() == pod.full_name()
+                && !differ(old.object(), pod.object())
+        };
+        match before.iter().find(same) {
+            Some(old) => old.clone(),
+            None => marked(pod, SourceName::File, &seen_text),
+        }
+    };
+    pods.into_iter().map(one).collect()
+}
+
+/// A pod without the marks, as its manifest has it.
+pub(super) fn unmarked(pod: &Pod) -> api::Pod {
+    let mut object = pod.object().clone();
+    if let Some(annotations) = &mut object.metadata.annotations {
+        annotations.remove(CONFIG_SOURCE);
+        annotations.remove(CONFIG_SEEN);
+    }
+    object
 }
 
 /// Annotations that belong to the agent: they make no difference and outlast an update.
@@ -277,6 +310,32 @@ mod tests {
 
     fn told(op: Op, uids: &[&str]) -> (Op, Vec<String>) {
         (op, uids.iter().map(|uid| (*uid).to_owned()).collect())
+    }
+
+    #[test]
+    fn a_file_and_the_merge_share_one_object() {
+        let first = marked_files(&[], vec![plain("a"), plain("b")], at(1));
+        let mut merge = Merge::default();
+        let added = merge.apply(FILE, first.clone(), at(2)).remove(0).pods;
+        assert!(std::ptr::eq(added[0].object(), first[0].object()));
+        assert_eq!(added[0].annotation(CONFIG_SOURCE), Some("file"));
+        let edited = pod("b", "b", json!({"spec": {"hostNetwork": true}}));
+        let second = marked_files(&first, vec![plain("a"), edited], at(3));
+        assert!(std::ptr::eq(second[0].object(), first[0].object()), "read again, not changed");
+        let updates = merge.apply(FILE, second, at(3));
+        assert_eq!(brief(&updates), [told(Op::Update, &["b"])]);
+        let seen = |pod: &Pod| pod.annotation(CONFIG_SEEN).unwrap().to_owned();
+        assert_eq!(seen(&updates[0].pods[0]), seen(&first[1]), "seen first when it was added");
+        // What claims to be marked is believed of files alone, which are marked on the way.
+        let forged = pod(
+            "c",
+            "c",
+            json!({"metadata": {"annotations":
+            {"kubernetes.io/config.source": "file", "kubernetes.io/config.seen": "never"}}}),
+        );
+        assert_ne!(seen(&marked_files(&[], vec![forged.clone()], at(4))[0]), "never");
+        assert_ne!(seen(&merge.apply(API, vec![forged], at(4))[0].pods[0]), "never");
+        assert!(unmarked(&first[0]).metadata.annotations.is_some_and(|left| left.is_empty()));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::identity::Fnv128;
-use super::{MAX_MANIFEST_BYTES, clip, references, validate};
+use super::{MAX_MANIFEST_BYTES, clip, merge, references, validate};
 use crate::model::api;
 use crate::model::pod::{CONFIG_HASH, Pod, SourceName};
 use crate::util::atomic_file;
@@ -63,7 +63,8 @@ struct RecordRef<'a> {
     version: u32,
     place: &'a str,
     node: &'a str,
-    pods: Vec<&'a api::Pod>,
+    /// Without the marks, which each start makes anew.
+    pods: Vec<api::Pod>,
 }
 
 impl Store {
@@ -170,7 +171,7 @@ impl Store {
             version: VERSION,
             place,
             node: &self.node_name,
-            pods: pods.iter().map(Pod::object).collect(),
+            pods: pods.iter().map(merge::unmarked).collect(),
         };
         let bytes = serde_json::to_vec(&record).map_err(|error| format!("cannot encode it: {error}"))?;
         if bytes.len() > MAX_RECORD_BYTES {

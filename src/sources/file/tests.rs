@@ -284,6 +284,13 @@ impl Restarts {
         restarts
     }
 
+    /// The set without the marks, in which each start writes its own time.
+    fn set(&self) -> SourceSet {
+        let set = self.desk.files.set();
+        let bare = |pods: Vec<Pod>| pods.iter().map(|pod| Pod::from(merge::unmarked(pod))).collect();
+        SourceSet { pods: set.pods.map(bare), ..set }
+    }
+
     /// A new agent that has not looked yet.
     fn start(&mut self) {
         let root = self.desk.files.root.clone();
@@ -319,20 +326,20 @@ fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
     agent.desk.write("a.yaml", manifest("a", "i:1"));
     agent.desk.write("b.yaml", manifest("b", "i:1"));
     agent.turn();
-    let good = agent.desk.files.set();
+    let good = agent.set();
     let records = agent.records();
     assert_eq!(records.len(), 2);
     // Nothing is written again, neither later nor by a start that finds all as it was.
     agent.turn();
     agent.restart();
-    assert_eq!((agent.records(), agent.desk.files.set()), (records.clone(), good.clone()));
+    assert_eq!((agent.records(), agent.set()), (records.clone(), good.clone()));
 
     for broken in ["", "kind: [", "apiVersion: v1\nkind: Service\n", &manifest("UP", "i:1")] {
         agent.desk.write("a.yaml", broken);
         let news = agent.restart();
         assert_eq!(news.len(), 1);
         assert!(news[0].starts_with("a.yaml:"), "{news:?}");
-        let set = agent.desk.files.set();
+        let set = agent.set();
         assert_eq!(set.pods, good.pods, "the very same pods, UIDs included");
         assert_eq!(set.problems.len(), 1);
         assert!(set.problems[0].kept && set.problems[0].since.as_second() == agent.desk.clock);
@@ -342,21 +349,21 @@ fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
     std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
     symlink("/nowhere/at/all", agent.desk.path("a.yaml")).unwrap();
     agent.restart();
-    assert_eq!(agent.desk.files.set().pods, good.pods);
+    assert_eq!(agent.set().pods, good.pods);
     std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
 
     // Repaired as it was, while it runs: nothing changes. With an edit: another pod.
     agent.desk.write("a.yaml", manifest("a", "i:1"));
-    assert_eq!((agent.turn(), agent.desk.files.set()), (vec![], good.clone()));
+    assert_eq!((agent.turn(), agent.set()), (vec![], good.clone()));
     agent.desk.write("a.yaml", "{");
     agent.restart();
     agent.desk.write("a.yaml", manifest("a", "i:2"));
     agent.turn();
-    let edited = agent.desk.files.set();
+    let edited = agent.set();
     assert_ne!(edited.pods.as_ref().unwrap()[0].uid(), good.pods.unwrap()[0].uid());
     agent.desk.write("a.yaml", "{");
     agent.restart();
-    assert_eq!(agent.desk.files.set().pods, edited.pods, "the newest good version counts");
+    assert_eq!(agent.set().pods, edited.pods, "the newest good version counts");
 }
 
 #[test]
@@ -366,12 +373,12 @@ fn a_half_good_file_is_kept_as_it_ran() {
     agent.turn();
     agent.desk.write("x.yaml", format!("{}---\n{}", manifest("a", "i:2"), manifest("b", "''")));
     agent.turn();
-    let mixed = agent.desk.files.set().pods;
+    let mixed = agent.set().pods;
     agent.restart();
-    assert_eq!(agent.desk.files.set().pods, mixed);
+    assert_eq!(agent.set().pods, mixed);
     agent.desk.write("x.yaml", "]");
     agent.restart();
-    assert_eq!(agent.desk.files.set().pods, mixed);
+    assert_eq!(agent.set().pods, mixed);
     assert_eq!(agent.records().len(), 1);
 }
 
@@ -398,7 +405,7 @@ fn a_manifest_deleted_while_the_agent_was_down_is_gone() {
     // A missing directory is an empty set at a start too.
     std::fs::remove_dir_all(agent.desk.directory.path()).unwrap();
     agent.restart();
-    assert_eq!(agent.desk.files.set(), SourceSet { pods: Some(vec![]), problems: vec![] });
+    assert_eq!(agent.set(), SourceSet { pods: Some(vec![]), problems: vec![] });
     assert_eq!(agent.records(), []);
 }
 
@@ -411,18 +418,18 @@ fn a_path_that_cannot_be_listed_at_a_start_keeps_its_pods() {
     agent.start();
     agent.desk.write("inner/a.yaml", manifest("a", "i:1"));
     agent.turn();
-    let good = agent.desk.files.set();
+    let good = agent.set();
     std::fs::rename(&inner, agent.desk.path("away")).unwrap();
     symlink("inner", &inner).unwrap();
     assert_eq!(agent.restart().len(), 1);
-    let set = agent.desk.files.set();
+    let set = agent.set();
     assert_eq!((set.pods, set.problems.len()), (good.pods.clone(), 1));
     assert!(set.problems[0].kept);
     assert_eq!((agent.turn(), agent.records().len()), (vec![], 1));
     std::fs::remove_file(&inner).unwrap();
     std::fs::rename(agent.desk.path("away"), &inner).unwrap();
     agent.turn();
-    assert_eq!(agent.desk.files.set(), good);
+    assert_eq!(agent.set(), good);
     std::fs::remove_file(inner.join("a.yaml")).unwrap();
     agent.turn();
     assert_eq!((agent.desk.names(), agent.records().len()), (some(&[]), 0));
@@ -434,7 +441,7 @@ fn a_damaged_store_does_no_harm() {
     agent.desk.write("a.yaml", manifest("a", "i:1"));
     agent.desk.write("b.yaml", manifest("b", "i:1"));
     agent.turn();
-    let good = agent.desk.files.set();
+    let good = agent.set();
     std::fs::write(agent.state.path().join("stray"), "x").unwrap();
     for (path, _) in agent.records() {
         std::fs::write(path, "{\"format\": \"coracle/last-good-manifest\", \"version\": 99}").unwrap();
@@ -443,13 +450,13 @@ fn a_damaged_store_does_no_harm() {
     agent.desk.write("a.yaml", "{");
     agent.restart();
     assert_eq!(agent.desk.names(), some(&["b-n"]));
-    assert!(!agent.desk.files.set().problems[0].kept);
+    assert!(!agent.set().problems[0].kept);
     agent.desk.write("a.yaml", manifest("a", "i:1"));
     agent.turn();
     agent.desk.write("a.yaml", "{");
     agent.desk.write("b.yaml", "{");
     agent.restart();
-    assert_eq!(agent.desk.files.set().pods, good.pods);
+    assert_eq!(agent.set().pods, good.pods);
 
     // The store itself is gone, and something is in its way.
     let state = agent.state.path().to_owned();
@@ -469,14 +476,14 @@ fn a_file_that_is_written_during_a_start_keeps_its_pod() {
     let mut agent = Restarts::new();
     agent.desk.write("a.yaml", manifest("a", "i:1"));
     agent.turn();
-    let good = agent.desk.files.set();
+    let good = agent.set();
     agent.start();
     agent.desk.watch.arm();
     let mut file = File::create(agent.desk.path("a.yaml")).unwrap();
     file.write_all(b"apiVersion: v1\n").unwrap();
     agent.desk.watch.wait(Instant::now() + Duration::from_millis(1));
     agent.turn();
-    assert_eq!(agent.desk.files.set().pods, good.pods);
+    assert_eq!(agent.set().pods, good.pods);
     assert_eq!(agent.records().len(), 1);
 }
 
