@@ -56,7 +56,7 @@ impl Sources {
             (self.clone(), self.clone(), self.clone(), self.clone(), self.clone(), self.clone());
         let measured = self.clone();
         Deps {
-            pods: Arc::new(move || pods.pods()),
+            pods: Arc::new(move |each| pods.each_pod(each)),
             wait_pods: Arc::new(move |seen, limit| {
                 waiting.status.wait_newer(seen, &StopToken::never(), limit)
             }),
@@ -84,28 +84,24 @@ impl Sources {
         }
     }
 
-    fn pods(&self) -> Vec<PodView> {
-        let snapshot = self.view.get();
-        snapshot
-            .pods
-            .iter()
-            .filter_map(|(uid, entry)| {
-                // One whose manifest is gone is shown until it has ended.
-                // DIFFERS: the Go kubelet's /pods drops it at once, though it still runs.
-                let mut object = entry.pod.as_ref().or(entry.leaving.as_ref())?.object().clone();
-                if let Some(status) = self.status.get(uid) {
-                    object.status = Some((*status).clone());
-                }
-                let worker = entry.worker.as_ref().map(|worker| worker.report()).unwrap_or_default();
-                let phase = if entry.rejected { "Rejected" } else { worker.phase };
-                Some(PodView {
-                    pod: object,
-                    phase: phase.to_owned(),
-                    last_error: worker.last_error,
-                    next_sync: worker.next_sync,
-                })
-            })
-            .collect()
+    fn each_pod(&self, each: &mut dyn FnMut(PodView)) {
+        for (uid, entry) in &self.view.get().pods {
+            // One whose manifest is gone is shown until it has ended.
+            // DIFFERS: the Go kubelet's /pods drops it at once, though it still runs.
+            let Some(pod) = entry.pod.as_ref().or(entry.leaving.as_ref()) else { continue };
+            let mut object = pod.object().clone();
+            if let Some(status) = self.status.get(uid) {
+                object.status = Some((*status).clone());
+            }
+            let worker = entry.worker.as_ref().map(|worker| worker.report()).unwrap_or_default();
+            let phase = if entry.rejected { "Rejected" } else { worker.phase };
+            each(PodView {
+                pod: object,
+                phase: phase.to_owned(),
+                last_error: worker.last_error,
+                next_sync: worker.next_sync,
+            });
+        }
     }
 
     fn running(&self) -> Vec<crate::model::runtime::ListedPod> {
@@ -154,13 +150,13 @@ impl Sources {
         problems.extend(health.runtime.iter().map(|why| format!("container runtime: {why}")));
         problems.extend(health.network.iter().map(|why| format!("network: {why}")));
         let mut pods: BTreeMap<String, usize> = BTreeMap::new();
-        for view in self.pods() {
+        self.each_pod(&mut |view| {
             let phase = view.pod.status.as_ref().and_then(|status| status.phase.clone());
             *pods.entry(phase.unwrap_or_else(|| "Pending".to_owned())).or_default() += 1;
             if let Some(error) = &view.last_error {
                 problems.push(format!("pod {}/{}: {error}", view.namespace(), view.name()));
             }
-        }
+        });
         let sources = snapshot
             .sources
             .iter()

@@ -113,11 +113,15 @@ pub type AddEphemeral = dyn Fn(&PodUid, EphemeralContainer) -> Result<(), String
 /// Writes one page of metrics.
 pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
 
+/// Shows every pod, one after the other.
+pub type EachPod = dyn Fn(&mut dyn FnMut(PodView)) + Send + Sync;
+
 /// Where the answers come from. Every closure reads a snapshot or has its own deadline.
 #[derive(Clone)]
 pub struct Deps {
-    /// All pods of the configuration, status filled in.
-    pub pods: Arc<dyn Fn() -> Vec<PodView> + Send + Sync>,
+    /// All pods of the configuration, status filled in. One at a time: copies of all of them
+    /// are megabytes.
+    pub pods: Arc<EachPod>,
     /// Waits up to the duration for a pod version above the given one; returns the newest.
     pub wait_pods: Arc<dyn Fn(u64, Duration) -> u64 + Send + Sync>,
     /// What runs, as the runtime lists it.

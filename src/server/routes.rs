@@ -33,7 +33,11 @@ impl Answer {
     }
 
     pub(super) fn json(value: &impl Serialize) -> Self {
-        match serde_json::to_vec(value) {
+        Answer::written(serde_json::to_vec(value))
+    }
+
+    fn written(json: serde_json::Result<Vec<u8>>) -> Self {
+        match json {
             Ok(body) => Answer { status: 200, content_type: "application/json", body },
             Err(why) => Answer::text(500, format!("cannot write the answer as JSON: {why}\n")),
         }
@@ -77,7 +81,7 @@ pub(super) fn route(listener: Listener, changes: bool, target: &Target, deps: &D
 
 fn read_only(path: &str, deps: &Deps) -> Answer {
     match path {
-        "/pods" | "/pods/" => Answer::json(&views::pod_list(&(deps.pods)())),
+        "/pods" | "/pods/" => Answer::written(views::pod_list(&*deps.pods)),
         // DIFFERS: the Go kubelet answers 405 here, as for all debug paths of this port.
         "/runningpods" | "/runningpods/" => Answer::json(&views::running_list(&(deps.running)())),
         _ if DEBUG_PATHS.iter().any(|debug| path.starts_with(debug)) => {
@@ -113,15 +117,21 @@ fn local(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Answer> {
 
 /// The pods in the order that people see.
 pub(super) fn sorted_pods(deps: &Deps) -> Vec<PodView> {
-    let mut pods = (deps.pods)();
+    let mut pods = all_pods(deps);
     pods.sort_by(|a, b| (a.namespace(), a.name(), a.uid()).cmp(&(b.namespace(), b.name(), b.uid())));
+    pods
+}
+
+fn all_pods(deps: &Deps) -> Vec<PodView> {
+    let mut pods = Vec::new();
+    (deps.pods)(&mut |view| pods.push(view));
     pods
 }
 
 pub(super) fn find(target: &Target, deps: &Deps) -> Result<PodView, Answer> {
     let wanted = target.get("pod").unwrap_or_default();
     let node = (deps.status)().node;
-    let pods = (deps.pods)();
+    let pods = all_pods(deps);
     match resolve(&pods, wanted, &node) {
         Selection::One(view) => Ok(view.clone()),
         Selection::None => Err(Answer::text(404, format!("there is no pod {wanted:?} on this node\n"))),

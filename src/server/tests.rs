@@ -43,9 +43,9 @@ impl Fixture {
         let (sink, inbox) = EventSink::new();
         let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
         let mut deps = Deps {
-            pods: Arc::new(move || {
+            pods: Arc::new(move |each| {
                 let all = pods_version.load(Ordering::SeqCst);
-                (1..=all).map(|n| view(&format!("pod{n}-node1"), &format!("uid{n}"))).collect()
+                (1..=all).for_each(|n| each(view(&format!("pod{n}-node1"), &format!("uid{n}"))));
             }),
             wait_pods: Arc::new(move |seen, limit| {
                 let deadline = Instant::now() + limit;

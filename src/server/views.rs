@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::EachPod;
 use crate::kube::events::RecordedEvent;
 use crate::model::api::{Pod, PodSpec, PodStatus};
 use crate::model::meta::ObjectMeta;
@@ -277,7 +278,7 @@ impl<T> PodList<T> {
 }
 
 #[derive(Serialize)]
-pub(super) struct PodItem<'a> {
+struct PodItem<'a> {
     metadata: &'a ObjectMeta,
     #[serde(skip_serializing_if = "Option::is_none")]
     spec: Option<&'a PodSpec>,
@@ -285,14 +286,20 @@ pub(super) struct PodItem<'a> {
     status: Option<&'a PodStatus>,
 }
 
-/// The body of `/pods`.
-pub(super) fn pod_list(pods: &[PodView]) -> PodList<PodItem<'_>> {
-    let items = pods.iter().map(|PodView { pod, .. }| PodItem {
-        metadata: &pod.metadata,
-        spec: pod.spec.as_ref(),
-        status: pod.status.as_ref(),
+/// The body of `/pods`, written pod by pod.
+pub(super) fn pod_list(each: &EachPod) -> serde_json::Result<Vec<u8>> {
+    let mut body = br#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":["#.to_vec();
+    let (mut comma, mut written) = ("", Ok(()));
+    each(&mut |PodView { pod, .. }| {
+        let item = PodItem { metadata: &pod.metadata, spec: pod.spec.as_ref(), status: pod.status.as_ref() };
+        if written.is_ok() {
+            body.extend_from_slice(std::mem::replace(&mut comma, ",").as_bytes());
+            written = serde_json::to_writer(&mut body, &item);
+        }
     });
-    PodList::of(items.collect())
+    written?;
+    body.extend_from_slice(b"]}");
+    Ok(body)
 }
 
 /// The body of `/runningpods/`: identity and running containers only.

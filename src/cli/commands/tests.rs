@@ -39,10 +39,12 @@ impl Agent {
         let (sink, inbox) = EventSink::new();
         let (events, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
         let deps = Deps {
-            pods: Arc::new(move || match for_pods.load(Ordering::SeqCst) {
-                1 => vec![view("web-node1", "uid1", "Pending"), view("db-node1", "uid2", "Running")],
-                2 => vec![view("web-node1", "uid1", "Running"), view("db-node1", "uid2", "Running")],
-                _ => vec![view("web-node1", "uid1", "Running")],
+            pods: Arc::new(move |each| {
+                let version = for_pods.load(Ordering::SeqCst);
+                each(view("web-node1", "uid1", if version == 1 { "Pending" } else { "Running" }));
+                if version <= 2 {
+                    each(view("db-node1", "uid2", "Running"));
+                }
             }),
             wait_pods: Arc::new(move |seen, limit| {
                 let deadline = Instant::now() + limit;
