@@ -78,7 +78,15 @@ pub(super) fn listed_sandbox(sandbox: &runtime::PodSandbox) -> ListedSandbox {
     }
 }
 
-pub(super) fn listed_container(container: runtime::Container) -> ListedContainer {
+/// The annotations that are asked for without a look at the container itself.
+const LISTED_ANNOTATIONS: [&str; 3] = [
+    labels::CONTAINER_RESTART_COUNT,
+    labels::POD_DELETION_GRACE_PERIOD,
+    labels::POD_TERMINATION_GRACE_PERIOD,
+];
+
+pub(super) fn listed_container(mut container: runtime::Container) -> ListedContainer {
+    container.annotations.retain(|key, _| LISTED_ANNOTATIONS.contains(&key.as_str()));
     let image_ref = first_filled(container.image_id, container.image_ref);
     ListedContainer {
         name: container_name(&container.labels, &container.metadata),

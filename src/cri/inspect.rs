@@ -55,6 +55,9 @@ fn group(
     for pod in pods.values_mut() {
         pod.sandboxes.sort_by(convert::sandbox_order);
         pod.containers.sort_by(convert::container_order);
+        // Kept for as long as the pod lives; most have one of each.
+        pod.sandboxes.shrink_to_fit();
+        pod.containers.shrink_to_fit();
     }
     pods
 }
@@ -77,6 +80,8 @@ pub fn pod_runtime(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRunt
     let mut pod = PodRuntime {
         name: listed.name.clone(),
         namespace: listed.namespace.clone(),
+        sandboxes: Vec::with_capacity(listed.sandboxes.len()),
+        containers: Vec::with_capacity(listed.containers.len()),
         ..PodRuntime::absent(listed.uid.clone())
     };
     for (at, sandbox) in listed.sandboxes.iter().enumerate() {

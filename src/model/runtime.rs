@@ -220,7 +220,7 @@ pub struct ListedContainer {
     pub created_at: Option<Timestamp>,
     /// What it was made from.
     pub image_ref: ImageRef,
-    /// All annotations: a pod without a manifest is stopped by them alone.
+    /// Restart count and grace periods: a pod without a manifest is stopped by them alone.
     pub annotations: Arc<BTreeMap<String, String>>,
 }
 

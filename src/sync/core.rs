@@ -452,10 +452,49 @@ mod tests {
         bench.node.allocatable.pods = 1;
         assert_eq!(
             bench.speak(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
-            ["update 1", "reject 2 OutOfpods"]
+            ["shown 1", "shown 2", "update 1", "reject 2 OutOfpods"]
         );
         let running = BTreeMap::from([listed("2", SandboxState::Ready)]);
         assert_eq!(bench.clean_up(&running), ["stop 2"]);
-        assert_eq!(bench.speak(SourceName::Api, vec![pod("a", "1")]), ["forget 2"]);
+        assert_eq!(bench.speak(SourceName::Api, vec![pod("a", "1")]), ["not shown 2", "forget 2"]);
+    }
+
+    #[test]
+    fn mirrors_are_shown_and_never_run() {
+        let mut bench = Bench::new(&[SourceName::Api]);
+        let mut object = pod("web", "m1").object().clone();
+        object.metadata.annotations =
+            Some([("kubernetes.io/config.mirror".to_owned(), "s1".to_owned())].into());
+        let mirror = Pod::from(object);
+        assert_eq!(bench.speak(SourceName::Api, vec![mirror]), ["shown m1"]);
+        assert!(!bench.core.wants(&"m1".into()) && bench.core.mirrors().len() == 1);
+        assert_eq!(bench.speak(SourceName::Api, vec![]), ["not shown m1"]);
+        assert!(bench.core.mirrors().is_empty());
+    }
+
+    #[test]
+    fn a_refused_pod_that_is_deleted_is_finished_once_nothing_of_it_runs() {
+        let mut bench = Bench::new(&[SourceName::Api]);
+        bench.node.allocatable.pods = 0;
+        bench.speak(SourceName::Api, vec![pod("a", "1")]);
+        let mut object = pod("a", "1").object().clone();
+        object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
+        assert_eq!(bench.speak(SourceName::Api, vec![Pod::from(object)]), ["shown 1"]);
+        let running = BTreeMap::from([listed("1", SandboxState::Ready)]);
+        assert_eq!(bench.clean_up(&running), ["stop 1"]);
+        assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 1"]);
+    }
+
+    #[test]
+    fn a_pod_that_somebody_declared_over_is_told_to_its_worker() {
+        let mut bench = Bench::new(&[SourceName::Api]);
+        assert_eq!(bench.speak(SourceName::Api, vec![pod("a", "1")]), ["shown 1", "update 1"]);
+        let shown = |phase: &str| {
+            let mut object = pod("a", "1").object().clone();
+            object.status.get_or_insert_default().phase = Some(phase.to_owned());
+            vec![Pod::from(object)]
+        };
+        assert_eq!(bench.speak(SourceName::Api, shown("Running")), ["shown 1"]);
+        assert_eq!(bench.speak(SourceName::Api, shown("Failed")), ["shown 1", "update 1"]);
     }
 }
