@@ -55,10 +55,12 @@ impl Agent {
             "healthzPort": HEALTHZ,
             "evictionHard": none,
             "makeIPTablesUtilChains": false,
-            // The default one is the machine's.
+            // The default one is the machine's, as that of the certificates.
             "volumePluginDir": dir.join("volume-plugins"),
         });
         launch::write_config(&dir, &runtime.containerd.endpoint(), ours);
+        let mut flags = flags;
+        flags.extend(["--cert-dir".to_owned(), dir.join("pki").display().to_string()]);
         Agent { binary: binary.to_owned(), dir, node: node.to_owned(), flags, child: None, starts: 0 }
     }
 

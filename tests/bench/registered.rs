@@ -101,7 +101,8 @@ impl<'a> Joined<'a> {
                 let _ = tell.send(Seen { at, name: pod.metadata.name.unwrap_or_default(), ready });
             }
         };
-        let watch = spawn_reflector("bench", admin.clone(), watched, OnDeath::Nobody, sink).expect("a thread");
+        let watch =
+            spawn_reflector("bench", admin.clone(), watched, OnDeath::Nobody, sink).expect("a thread");
         let begun = agent.launch();
         wait_until("the node to be ready", LONG, || {
             admin.get::<Node>(&Target::node(subject)).is_ok_and(|node| node_is_ready(&node))
@@ -206,7 +207,8 @@ impl<'a> Joined<'a> {
     /// The requests of this node so far: their kinds by identity.
     fn asked(&self) -> BTreeMap<String, String> {
         let user = format!("system:node:{}", self.subject);
-        let text = |one: &Value, at: &str| one.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text =
+            |one: &Value, at: &str| one.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
         let own = self.plane.requests().into_iter().filter(|one| text(one, "/user/username") == user);
         own.map(|one| {
             let mut kind = format!("{} {}", text(&one, "/verb"), text(&one, "/objectRef/resource"));
@@ -268,6 +270,8 @@ fn manifest(name: &str, node: &str, host_network: bool) -> Value {
         "spec": {
             "nodeName": node,
             "hostNetwork": host_network,
+            // There is no cluster DNS here, which would be an event each time.
+            "dnsPolicy": "Default",
             "terminationGracePeriodSeconds": GRACE.as_secs(),
             "containers": [{
                 "name": "main",

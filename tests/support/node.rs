@@ -116,11 +116,8 @@ impl Node {
             "healthzPort": self.healthz,
             "fileCheckFrequency": "20s",
         });
-        let ours = if launch::incumbent() {
-            launch::over(ours, launch::incumbent_config(&self.dir))
-        } else {
-            ours
-        };
+        let ours =
+            if launch::incumbent() { launch::over(ours, launch::incumbent_config(&self.dir)) } else { ours };
         launch::write_config(&self.dir, &self.containerd.endpoint(), launch::over(ours, extra));
     }
 
@@ -168,6 +165,10 @@ impl Node {
         self.starts += 1;
         let mut command = launch::command(&launch::binary(), &self.dir, &self.node_name);
         let log = self.dir.join(format!("agent-{}.log", self.starts));
+        if launch::incumbent() && !self.flags.iter().any(|flag| flag == "--cert-dir") {
+            // It has a serving certificate in any case; the default place is the machine's.
+            command.arg("--cert-dir").arg(self.dir.join("pki"));
+        }
         self.agent = Some(launch::spawn(command.args(&self.flags), &log));
     }
 
