@@ -117,7 +117,7 @@ pub(super) fn start(
     })?;
     let status = StatusCache::new();
     let observe = observe::new(cri.clone());
-    let reservations = reservations(config);
+    let reservations = reservations(args, config);
     let allocatable = allocatable(config, &machine, &args.root_dir, &reservations);
     let runtime = Runtime::new(
         runtime::Settings {
@@ -333,9 +333,11 @@ fn check_machine(
 }
 
 /// What pods may not use.
-fn reservations(config: &KubeletConfiguration) -> node::Reservations {
+fn reservations(args: &AgentArgs, config: &KubeletConfiguration) -> node::Reservations {
     let reserved = config::validate::cpu_count(&config.reserved_system_cpus);
-    node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, &config.eviction_hard)
+    let none = BTreeMap::new();
+    let thresholds = if args.allocatable_ignores_eviction { &none } else { &config.eviction_hard };
+    node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, thresholds)
 }
 
 fn allocatable(
