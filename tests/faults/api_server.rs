@@ -209,7 +209,6 @@ struct Before {
 
 fn begin(case: &Case) -> (Solo, Before) {
     let solo = Solo::join(config());
-    solo.api().age();
     solo.bind(&two("web"));
     solo.bind(&simple("leaves"));
     solo.bind(&simple("hurt"));
