@@ -28,6 +28,11 @@ const MAX_RETRIES: u32 = 10;
 /// A server that wants to be left alone for longer is left to the caller's back-off.
 /// DIFFERS: upstream waits however long the server says.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(120);
+/// How long it is left alone at least, the first time; doubles.
+/// DIFFERS: upstream asks a server that says "0 seconds" ten times at once.
+const MIN_RETRY_AFTER: Duration = Duration::from_millis(50);
+/// The longest of these.
+const MAX_MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// A body beyond this is none: API servers do not store objects above 3 MiB, and pages end
 /// at 500 of them.
 pub(super) const MAX_BODY_BYTES: u64 = 256 * 1024 * 1024;
@@ -455,6 +460,8 @@ impl Client {
                 && (status == 429 || status >= 500)
                 && retries < MAX_RETRIES
             {
+                let least = MIN_RETRY_AFTER.saturating_mul(1 << retries).min(MAX_MIN_RETRY_AFTER);
+                let after = after.max(least);
                 retries += 1;
                 metrics::CLIENT_RETRIES.inc([status.to_string().into(), call.method.into(), session.host()]);
                 drain(&mut response.body);

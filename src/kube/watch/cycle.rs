@@ -323,7 +323,11 @@ impl<'a, S> Reflector<'a, S> {
                     continue;
                 }
                 Event::Bookmark(object) => {
-                    self.version = version_of(&object).unwrap_or_else(|| std::mem::take(&mut self.version));
+                    let Some(version) = version_of(&object) else { continue };
+                    if ordered && is_older(&version, &self.version) {
+                        return self.went_back(&version);
+                    }
+                    self.version = version;
                     self.failures = 0;
                     continue;
                 }
@@ -332,6 +336,11 @@ impl<'a, S> Reflector<'a, S> {
             };
             let version = version_of(&object);
             ordered |= removed;
+            if let Some(version) =
+                version.as_deref().filter(|version| ordered && is_older(version, &self.version))
+            {
+                return self.went_back(version);
+            }
             match decode(object) {
                 Ok(object) if removed => self.tell(Change::Removed(object)),
                 Ok(object) => self.tell(Change::Set(object)),
@@ -345,6 +354,17 @@ impl<'a, S> Reflector<'a, S> {
                 self.version = version;
             }
         }
+    }
+
+    /// The server is behind what it once told: it came back from a backup, and what is there
+    /// has to be listed again.
+    ///
+    /// DIFFERS: upstream goes on, and does not see what happened between the backup's version
+    /// and its own until a watch happens to expire.
+    fn went_back(&mut self, version: &str) -> End {
+        let what = format!("the server is at version {version}, it was at {} before", self.version);
+        self.version_unavailable = true;
+        End::Failed(self.form("watch", &what))
     }
 
     fn open(&self, version: &str, initial: bool) -> Result<Stream, ApiError> {
@@ -440,6 +460,12 @@ fn key(object: &Value) -> (String, String) {
         value.unwrap_or_default().to_owned()
     };
     (text("namespace"), text("name"))
+}
+
+/// Versions are opaque but for this: newer ones are greater numbers.
+fn is_older(version: &str, known: &str) -> bool {
+    let number = |version: &str| version.parse::<u128>().ok();
+    number(version).zip(number(known)).is_some_and(|(version, known)| version < known)
 }
 
 fn version_of(object: &Value) -> Option<String> {
