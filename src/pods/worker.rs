@@ -488,6 +488,7 @@ impl Worker {
     ) -> Result<ContainerId, StartFailure> {
         let pod = self.pod();
         self.deps.runtime.restart_allowed(pod, container, runtime, Timestamp::now())?;
+        let handler = self.deps.runtime.known_handler(pod);
         self.deps.runtime.start_container(Start {
             pod,
             container,
@@ -498,7 +499,7 @@ impl Worker {
             runtime,
             volumes: mounts,
             sub_paths: &*self.deps.volumes,
-            recursive_read_only_mounts: self.deps.observe.can_mount_recursively_read_only(""),
+            recursive_read_only_mounts: self.deps.observe.can_mount_recursively_read_only(&handler),
             stop: cancel,
         })
     }
