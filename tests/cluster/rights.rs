@@ -26,7 +26,7 @@ const PASSWORD: &str = "swordfish-of-the-registry";
 const SECRET: &str = "swordfish-of-the-volume";
 
 /// A node that joins by token, with as many log lines as there are.
-fn prepare(plane: &ControlPlane, name: &'static str) -> Joined<'_> {
+fn prepare<'a>(plane: &'a ControlPlane, name: &'static str) -> Joined<'a> {
     let dir = Node::base(name);
     let flags = [
         "--kubeconfig",
