@@ -297,9 +297,15 @@ pub(super) fn start(
     threads.push(server.running);
     runtime.check_resolv_conf();
     events.raise(Regarding::Node, EventType::Normal, reasons::STARTING, "Starting kubelet.");
+    if !cgroups.version.is_v2() {
+        events.raise(Regarding::Node, EventType::Warning, reasons::CGROUP_V1, CGROUP_V1);
+    }
     log::info!("node {} is up after {:?}", facts.node, started.elapsed());
     Ok(Agent { threads, probes, client, pod_api, _claim: claim })
 }
+
+/// What the event on a machine with cgroup v1 says, as upstream.
+const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. Please migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
 /// The feature gates as they are with the configuration's changes.
 pub(super) fn gates(config: &KubeletConfiguration) -> Gates {

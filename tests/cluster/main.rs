@@ -4,10 +4,13 @@
 
 mod certificates;
 mod checks;
+mod golden_api;
 mod joined;
 mod lives;
 mod objects;
 mod outages;
 mod plane;
+mod recording;
+mod rights;
 #[path = "../support/mod.rs"]
 mod support;

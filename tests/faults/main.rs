@@ -6,6 +6,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod api_server;
 mod crashes;
 mod images;
 mod methods;

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::containerd::kill;
 use super::cop::{self, Holding};
+use super::fake_api::FakeApi;
 use super::fake_cri::{Container, FakeCri, Sandbox};
 use super::launch;
 use super::node::{NODE, describe, http_get, is_ready};
@@ -50,6 +51,7 @@ pub fn free_port() -> u16 {
 /// The agent with its runtime. Dropping it kills the agent; in a failed test its log is shown.
 pub struct Solo {
     pub fake: FakeCri,
+    api: Option<FakeApi>,
     dir: tempfile::TempDir,
     flags: Vec<String>,
     read_only: u16,
@@ -78,6 +80,7 @@ impl Solo {
         fs::create_dir(dir.path().join("manifests")).expect("the manifest directory can be made");
         let solo = Solo {
             fake: FakeCri::start(),
+            api: None,
             dir,
             flags: Vec::new(),
             read_only: free_port(),
@@ -88,6 +91,66 @@ impl Solo {
         };
         solo.configure(config);
         solo
+    }
+
+    /// A started agent that belongs to a cluster and has told that it is ready.
+    pub fn join(config: Value) -> Solo {
+        let mut solo = Solo::prepare(config);
+        let api = FakeApi::start();
+        let kubeconfig = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": api.url()}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        });
+        let (file, certificates) = (solo.path("kubeconfig"), solo.path("pki"));
+        fs::write(&file, kubeconfig.to_string()).expect("the kubeconfig is written");
+        solo.set_flags(&[
+            "--kubeconfig",
+            &file.to_string_lossy(),
+            "--cert-dir",
+            &certificates.to_string_lossy(),
+        ]);
+        solo.api = Some(api);
+        solo.start_agent();
+        wait_until("the node to be ready at the API server", LONG, || solo.node_is_ready());
+        solo.first = solo.holding();
+        solo
+    }
+
+    /// The API server of [`Solo::join`].
+    pub fn api(&self) -> &FakeApi {
+        self.api.as_ref().expect("the agent belongs to a cluster")
+    }
+
+    /// Whether the API server shows the node, as ready.
+    pub fn node_is_ready(&self) -> bool {
+        let node = self.api().object(&format!("/api/v1/nodes/{NODE}")).unwrap_or_default();
+        let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+    }
+
+    /// Where the API server has a pod.
+    pub fn pod_path(name: &str) -> String {
+        format!("/api/v1/namespaces/default/pods/{}", full_name(name))
+    }
+
+    /// Binds a pod to the node. It is named as a static pod would be.
+    pub fn bind(&self, manifest: &Value) {
+        let mut pod = manifest.clone();
+        let name = pod["metadata"]["name"].as_str().expect("the manifest has a name").to_owned();
+        pod["spec"]["nodeName"] = json!(NODE);
+        pod["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
+        pod["status"] = json!({"phase": "Pending"});
+        self.api().put(&Solo::pod_path(&name), pod);
+    }
+
+    /// The pod as the API server shows it.
+    pub fn shown(&self, name: &str) -> Option<Pod> {
+        let object = self.api().object(&Solo::pod_path(name))?;
+        Some(serde_json::from_value(object).expect("the API server has pods"))
     }
 
     /// Writes the configuration; the agent reads it at its next start.
@@ -411,6 +474,16 @@ impl Solo {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
         }
         let limit = Duration::from_secs(90);
+        if let Some(api) = &self.api {
+            for pod in api.objects("/api/v1/pods") {
+                let meta = &pod["metadata"];
+                if meta["annotations"]["kubernetes.io/config.mirror"].is_null() {
+                    let name = meta["name"].as_str().unwrap_or_default();
+                    api.delete_pod(&format!("/api/v1/namespaces/default/pods/{name}"));
+                }
+            }
+            wait_until("no pods at the API server", limit, || api.objects("/api/v1/pods").is_empty());
+        }
         wait_until("no pods", limit, || self.try_pods().is_some_and(|pods| pods.is_empty()));
         wait_until("no running containers", limit, || {
             self.fake.containers().iter().all(|container| !container.is_running())
@@ -425,7 +498,7 @@ impl Solo {
         self.assert_no_twins();
         // An agent that was started above pods had no look without them.
         let first = match self.first {
-            Some(first) if self.starts == 1 => first,
+            Some(first) if self.starts == 1 || self.api.is_some() => first,
             _ => idle_holding(),
         };
         cop::assert_back_to(first, self.pid(), max_resident_kib);

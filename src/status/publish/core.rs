@@ -119,6 +119,10 @@ impl Core {
                 }
                 Ordering::Greater => {
                     record.pod = shown.pod;
+                    // Its deletion is shown as an edit first.
+                    if record.stage == Stage::Over && record.pod.is_deleting() {
+                        return;
+                    }
                     record.stage = Stage::Known;
                     if record.server_fault {
                         return;

@@ -50,6 +50,10 @@ pub enum What {
     HalfLine(String),
     /// A watch of these bytes, which then stays silent.
     ThenSilence(String),
+    /// The usual answer, so much later.
+    Late(Duration),
+    /// What is asked is done, but the connection closes without an answer.
+    Lost,
 }
 
 impl Fault {
@@ -69,7 +73,8 @@ pub struct FakeApi {
     pub address: Ipv4Addr,
     pub port: u16,
     shared: Arc<Shared>,
-    _running: Running,
+    /// None while it is down.
+    listening: Mutex<Option<Running>>,
 }
 
 #[derive(Default)]
@@ -80,6 +85,8 @@ struct State {
     sockets: Vec<TcpStream>,
     /// Counts the orders to end all watches.
     watch_era: u64,
+    /// Neither takes requests nor answers.
+    frozen: bool,
     stopped: bool,
 }
 
@@ -111,8 +118,13 @@ impl FakeApi {
     pub fn listen(address: Ipv4Addr, port: u16) -> FakeApi {
         let listener = TcpListener::bind((address, port)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let shared = Arc::new(Shared::default());
-        let own = Arc::clone(&shared);
+        let api = FakeApi { address, port, shared: Arc::default(), listening: Mutex::default() };
+        api.serve(listener);
+        api
+    }
+
+    fn serve(&self, listener: TcpListener) {
+        let (address, port, own) = (self.address, self.port, Arc::clone(&self.shared));
         let running = spawn("fake-api", Stack::Large, OnDeath::Nobody, move |stop| {
             while let Ok((socket, _)) = listener.accept() {
                 if stop.is_stopped() {
@@ -132,7 +144,76 @@ impl FakeApi {
         .with_waker(Box::new(move || {
             let _ = TcpStream::connect((address, port));
         }));
-        FakeApi { address, port, shared, _running: running }
+        *self.listening.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
+    }
+
+    /// Refuses connections and cuts those that there are; what it knows stays.
+    pub fn go_down(&self) {
+        drop(self.listening.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.cut();
+        self.end_watches();
+    }
+
+    /// Comes back at its old port.
+    pub fn go_up(&self) {
+        self.cut();
+        self.serve(TcpListener::bind((self.address, self.port)).unwrap());
+    }
+
+    /// Takes connections, but says nothing any more, not even on open watches.
+    pub fn freeze(&self) {
+        self.shared.lock().frozen = true;
+    }
+
+    /// Goes on where it stopped, with late answers.
+    pub fn thaw(&self) {
+        self.shared.lock().frozen = false;
+        self.shared.changed.notify_all();
+    }
+
+    /// Comes back from a backup: statuses of pods are lost, and so is all history; versions
+    /// begin anew with small numbers. Watches of greater ones are silent.
+    pub fn restore(&self) {
+        let mut state = self.shared.lock();
+        state.store.restore();
+        state.watch_era += 1;
+        drop(state);
+        self.cut();
+        self.shared.changed.notify_all();
+    }
+
+    /// Makes its versions begin with a great number.
+    pub fn age(&self) {
+        self.shared.lock().store.age();
+    }
+
+    /// Every event comes twice, and once more after others.
+    pub fn stutter(&self, stutters: bool) {
+        self.shared.lock().store.stutters = stutters;
+    }
+
+    /// So many objects on a page of a list at the most.
+    pub fn page(&self, objects: Option<usize>) {
+        self.shared.lock().store.page = objects;
+    }
+
+    /// Deletes a pod as a user does, gracefully.
+    pub fn delete_pod(&self, path: &str) {
+        let path = Path::parse(path).unwrap();
+        let mut state = self.shared.lock();
+        let _ = state.store.delete(&path, &Value::Null);
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
+    /// The objects of a collection.
+    pub fn objects(&self, path: &str) -> Vec<Value> {
+        self.shared.lock().store.all(&Path::parse(path).unwrap())
+    }
+
+    /// How many requests came so far.
+    pub fn requests(&self) -> usize {
+        self.shared.lock().asked.len()
     }
 
     /// `http://address:port`.
@@ -244,6 +325,7 @@ impl Drop for FakeApi {
     fn drop(&mut self) {
         self.shared.lock().stopped = true;
         self.shared.changed.notify_all();
+        drop(self.listening.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.cut();
         let threads =
             std::mem::take(&mut *self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner));
@@ -278,8 +360,16 @@ impl Shared {
             })
         };
         self.changed.notify_all();
-        if let Some(what) = fault {
-            return self.strike(&what, socket);
+        drop(self.thawed(self.lock()));
+        match fault {
+            None => {}
+            Some(What::Late(span)) => self.wait(span),
+            Some(What::Lost) => {
+                let _ = self.lock().store.answer(&asked);
+                self.changed.notify_all();
+                return false;
+            }
+            Some(what) => return self.strike(&what, socket),
         }
         if asked.is_watch() {
             return self.watch(&asked, socket);
@@ -289,6 +379,23 @@ impl Shared {
         http::send(socket, code, None, &body.to_string())
     }
 
+    /// Waits while the server is frozen.
+    fn thawed<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        while state.frozen && !state.stopped {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
+    fn wait(&self, span: Duration) {
+        let until = Instant::now() + span;
+        let mut state = self.lock();
+        while !state.stopped && Instant::now() < until {
+            let left = until.saturating_duration_since(Instant::now());
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     fn strike(&self, what: &What, socket: &mut TcpStream) -> bool {
         let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
         match what {
@@ -296,7 +403,7 @@ impl Shared {
                 let body = status(*code, reason, &format!("made up: {reason}"));
                 http::send(socket, *code, *after, &body.to_string())
             }
-            What::Cut => false,
+            What::Cut | What::Late(_) | What::Lost => false,
             What::Hang => self.until_stopped(),
             What::Raw(bytes) => {
                 let _ = socket.write_all(bytes);
@@ -352,6 +459,7 @@ impl Shared {
             }
             let mut state = self.lock();
             loop {
+                state = self.thawed(state);
                 if state.stopped {
                     return false;
                 }

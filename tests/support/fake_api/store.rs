@@ -95,6 +95,10 @@ pub struct Store {
     oldest: u64,
     /// Versions at which bookmarks were sent.
     bookmarks: u64,
+    /// Events come twice, and once more after others.
+    pub stutters: bool,
+    /// The longest page of a list, whatever is asked for.
+    pub page: Option<usize>,
 }
 
 /// How far a watch has come.
@@ -154,6 +158,28 @@ impl Store {
         self.past.clear();
     }
 
+    pub fn age(&mut self) {
+        self.version += 1_000_000;
+    }
+
+    pub fn restore(&mut self) {
+        self.past.clear();
+        self.oldest = 0;
+        self.version = 0;
+        for (path, object) in &mut self.objects {
+            self.version += 1;
+            object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+            if path.plural == "pods" {
+                object["status"] = json!({"phase": "Pending"});
+            }
+        }
+    }
+
+    /// The objects of a collection.
+    pub fn all(&self, path: &Path) -> Vec<Value> {
+        self.objects.iter().filter(|(key, _)| path.holds(key)).map(|(_, object)| object.clone()).collect()
+    }
+
     pub fn bookmark(&mut self) {
         self.bookmarks += 1;
     }
@@ -188,6 +214,11 @@ impl Store {
         let start: usize = asked.parameter("continue").parse().unwrap_or(0);
         // As the real one: a list at "0" comes whole from a cache.
         let limit = if asked.parameter("resourceVersion") == "0" { usize::MAX } else { limit };
+        // Some stores page whatever is asked for, as long as pages are.
+        let limit = match self.page {
+            Some(page) if !asked.parameter("limit").is_empty() => page,
+            _ => limit,
+        };
         let end = start.saturating_add(limit).min(all.len());
         let next = if end < all.len() { end.to_string() } else { String::new() };
         let items: Vec<Value> = all[start.min(end)..end]
@@ -261,7 +292,7 @@ impl Store {
         (200, self.put(path, new))
     }
 
-    fn delete(&mut self, path: &Path, options: &Value) -> Answer {
+    pub fn delete(&mut self, path: &Path, options: &Value) -> Answer {
         let Some(mut old) = self.get(path).cloned() else { return not_found(path) };
         let wanted = &options["preconditions"]["uid"];
         if wanted.is_string() && *wanted != old["metadata"]["uid"] {
@@ -296,6 +327,10 @@ impl Store {
         let at = At { version: self.version, bookmarks: self.bookmarks };
         let mut lines = Vec::new();
         if asked.parameter("sendInitialEvents") == "true" {
+            if from > self.version {
+                let text = format!("Too large resource version: {from}, current: {}", self.version);
+                return Err((504, status(504, "Timeout", &text)));
+            }
             lines.extend(self.selected(path, asked).map(|object| line("ADDED", object)));
             let meta = json!({"resourceVersion": self.version.to_string(),
                 "annotations": {"k8s.io/initial-events-end": "true"}});
@@ -328,7 +363,13 @@ impl Store {
                 (None, None) => {}
             }
         }
-        at.version = self.version;
+        at.version = at.version.max(self.version);
+        if self.stutters && !lines.is_empty() {
+            lines.extend(lines.clone());
+            // Of what is there, an event that others have overtaken.
+            let old = self.objects.iter().find(|(key, object)| path.holds(key) && matches(asked, object));
+            lines.extend(old.map(|(_, object)| line("MODIFIED", object)));
+        }
         if at.bookmarks != self.bookmarks {
             at.bookmarks = self.bookmarks;
             let meta = json!({"resourceVersion": self.version.to_string()});

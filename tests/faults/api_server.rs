@@ -1,0 +1,384 @@
+//! The API server misbehaves: no status is lost, no container starts again or twice, nothing
+//! spins, and when it is well again it shows what is.
+//!
+//! Not here, for want of a way: jumps of the clock, which all processes share (the cores are
+//! tested with clocks of their own), and packets that vanish on the way (the options of the
+//! sockets are tested where they are set; a server that says nothing is here).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use coracle::model::api::Pod;
+use serde_json::{Value, json};
+
+use crate::support::dice::{Dice, random_seed};
+use crate::support::fake_api::{FakeApi, Fault, What, status};
+use crate::support::node::{NODE, container, is_ready, restarts, simple};
+use crate::support::solo::{LONG, Solo};
+use crate::support::wait::{pause, wait_until};
+use crate::{BOTH, side_by_side, tell, two};
+
+/// Requests of one agent in a second, on average over a fault in which pods start and stop.
+const MAX_RATE: f64 = 25.0;
+
+/// Requests of one agent in a second when all is well again and nothing happens.
+const MAX_IDLE_RATE: f64 = 10.0;
+
+struct Case {
+    name: &'static str,
+    lasts: u64,
+    strike: fn(&FakeApi),
+    heal: fn(&FakeApi),
+    /// What the server does by itself, all the time.
+    tick: fn(&FakeApi),
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name)
+    }
+}
+
+const fn case(name: &'static str, lasts: u64, strike: fn(&FakeApi)) -> Case {
+    Case { name, lasts, strike, heal: |_| {}, tick: |_| {} }
+}
+
+/// Every request gets this, beginning with new watches.
+fn all(api: &FakeApi, what: What) {
+    every(api, "", "", what);
+}
+
+fn every(api: &FakeApi, method: &'static str, path: &str, what: What) {
+    api.fault(Fault::always(method, path, what));
+    api.cut();
+}
+
+/// Every watch gets these lines and then ends.
+fn watches(api: &FakeApi, lines: &[Value]) {
+    let lines = lines.iter().map(|line| line.as_str().map_or_else(|| line.to_string(), str::to_owned));
+    every(api, "GET", "watch=true", What::Lines(lines.collect()));
+}
+
+fn patches(api: &FakeApi, code: u16, reason: &'static str) {
+    api.fault(Fault::always("PATCH", "/status", What::Status(code, reason, None)));
+}
+
+/// Comes back as it was long ago.
+fn restored(api: &FakeApi) {
+    api.go_down();
+    api.restore();
+    api.go_up();
+}
+
+const CASES: &[Case] = &[
+    Case { heal: FakeApi::go_up, ..case("refuses connections", 20, FakeApi::go_down) },
+    Case { heal: FakeApi::thaw, ..case("answers late", 15, FakeApi::freeze) },
+    Case {
+        heal: |api| {
+            api.cut();
+            api.thaw();
+        },
+        ..case("takes connections and never answers", 15, FakeApi::freeze)
+    },
+    case("is slow", 15, |api| all(api, What::Late(Duration::from_secs(2)))),
+    case("429, come back", 10, |api| all(api, What::Status(429, "TooManyRequests", Some(1)))),
+    case("429", 10, |api| all(api, What::Status(429, "TooManyRequests", None))),
+    case("500", 10, |api| all(api, What::Status(500, "InternalError", None))),
+    case("503", 10, |api| all(api, What::Status(503, "ServiceUnavailable", Some(0)))),
+    case("401", 5, |api| all(api, What::Status(401, "Unauthorized", None))),
+    case("cuts every connection", 10, |api| all(api, What::Cut)),
+    case("watches are gone", 10, |api| every(api, "GET", "watch=true", What::Status(410, "Gone", None))),
+    case("watches expire", 10, |api| {
+        watches(
+            api,
+            &[json!({"type": "ERROR", "object": status(410, "Expired", "too old resource version")})],
+        );
+    }),
+    case("history is forgotten", 5, FakeApi::compact),
+    Case { tick: FakeApi::bookmark, ..case("restored from a backup", 8, restored) },
+    Case { tick: FakeApi::bookmark, ..case("restored at once", 8, FakeApi::restore) },
+    case("half a line", 10, |api| {
+        every(api, "GET", "watch=true", What::HalfLine(r#"{"type":"MODIFIED","object":{"metad"#.to_owned()));
+    }),
+    case("garbage", 10, |api| watches(api, &[json!("<html>"), json!("\u{0}\u{1b}{}}")])),
+    case("no answers of HTTP", 10, |api| all(api, What::Raw(b"SSH-2.0-x\r\n\r\n".to_vec()))),
+    case("a line without end", 10, |api| {
+        let what = What::HalfLine("x".repeat(66 << 20));
+        api.fault(Fault { times: 2, ..Fault::once("GET", "watch=true", what) });
+        api.cut();
+    }),
+    Case {
+        heal: |api| {
+            api.heal();
+            api.cut();
+        },
+        ..case("odd events", 10, |api| {
+            let lines = [
+                json!({"type": "STRANGE", "object": {}}),
+                json!({"type": "ADDED"}),
+                json!({"type": "MODIFIED", "object": 7}),
+                json!({"type": "DELETED", "object": {"kind": "Fish", "metadata": {"name": 7}}}),
+                json!({"type": "BOOKMARK", "object": []}),
+            ];
+            let text = lines.map(|line| format!("{line}\n")).concat();
+            every(api, "GET", "watch=true", What::ThenSilence(text));
+        })
+    },
+    Case {
+        heal: |api| api.page(None),
+        ..case("pages expire", 8, |api| {
+            api.page(Some(1));
+            api.fault(Fault::always("GET", "continue=", What::Status(410, "Expired", None)));
+            every(api, "GET", "sendInitialEvents", What::Status(422, "Invalid", None));
+            api.compact();
+        })
+    },
+    Case { heal: |api| api.stutter(false), ..case("events come twice", 5, |api| api.stutter(true)) },
+    case("the node is deleted", 5, |api| api.remove(&format!("/api/v1/nodes/{NODE}"))),
+    case("the lease is another's", 8, |api| {
+        every(api, "PUT", "/leases/", What::Status(409, "Conflict", None))
+    }),
+    case("statuses conflict", 8, |api| patches(api, 409, "Conflict")),
+    case("statuses are invalid", 8, |api| patches(api, 422, "Invalid")),
+    case("statuses of nobody", 8, |api| patches(api, 404, "NotFound")),
+    case("pods of nobody", 8, |api| {
+        for method in ["PATCH", "DELETE"] {
+            api.fault(Fault::always(method, "/pods/", What::Status(404, "NotFound", None)));
+        }
+    }),
+    case("answers are lost", 8, |api| {
+        for method in ["POST", "PUT", "PATCH", "DELETE"] {
+            api.fault(Fault::always(method, "", What::Lost));
+        }
+    }),
+];
+
+fn config() -> Value {
+    json!({"nodeStatusUpdateFrequency": "2s", "nodeLeaseDurationSeconds": 8})
+}
+
+/// Whether the API server shows what is: the pod is ready, and its containers are those that
+/// run.
+fn is_told(solo: &Solo, name: &str) -> bool {
+    let (Some(shown), Some(own)) = (solo.shown(name), solo.pod(name)) else { return false };
+    is_ready(&shown) && statuses(&shown) == statuses(&own) && ids(&shown) == solo.running(name)
+}
+
+fn statuses(pod: &Pod) -> Value {
+    json!(pod.status.as_ref().and_then(|status| status.container_statuses.as_ref()))
+}
+
+fn ids(pod: &Pod) -> BTreeMap<String, Vec<String>> {
+    let all = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    all.map(|one| {
+        let id = one.container_id.as_deref().and_then(|id| id.rsplit('/').next()).unwrap_or_default();
+        (one.name.clone(), vec![id.to_owned()])
+    })
+    .collect()
+}
+
+fn wait_told(solo: &Solo, case: &Case, name: &str) {
+    let begun = Instant::now();
+    while !is_told(solo, name) {
+        solo.assert_no_twins();
+        (case.tick)(solo.api());
+        assert!(
+            begun.elapsed() < LONG,
+            "{case:?}: pod {name} is not told of; shown: {}; own: {}; running: {:?}",
+            json!(solo.shown(name).map(|pod| pod.status)),
+            json!(solo.pod(name).map(|pod| pod.status)),
+            solo.running(name)
+        );
+        pause(Duration::from_millis(200));
+    }
+}
+
+/// Attempts of the running agent so far, those without an answer included.
+fn attempts(solo: &Solo) -> f64 {
+    let page = solo.read_only("/metrics").1;
+    let lines = page.lines().filter(|line| line.starts_with("rest_client_requests_total"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// What ran when the fault began.
+struct Before {
+    web: BTreeMap<String, Vec<String>>,
+    fixed: BTreeMap<String, Vec<String>>,
+}
+
+fn begin(case: &Case) -> (Solo, Before) {
+    let solo = Solo::join(config());
+    solo.api().age();
+    solo.bind(&two("web"));
+    solo.bind(&simple("leaves"));
+    solo.bind(&simple("hurt"));
+    solo.apply(&simple("fixed"));
+    for name in ["web", "leaves", "hurt", "fixed"] {
+        wait_told(&solo, case, name);
+    }
+    let before = Before { web: solo.running("web"), fixed: solo.running("fixed") };
+    (solo, before)
+}
+
+/// What happens meanwhile: a container dies, a user deletes a pod, pods come.
+fn meanwhile(solo: &Solo) {
+    let victim = solo.running("hurt")["main"][0].clone();
+    assert!(solo.fake.kill_container(&victim, 3));
+    solo.api().delete_pod(&Solo::pod_path("leaves"));
+    solo.bind(&two("late"));
+    solo.apply(&simple("fixed-late"));
+    // These two need nobody.
+    wait_until("the container to come back", LONG, || {
+        solo.running("hurt").get("main").is_some_and(|ids| !ids.contains(&victim))
+    });
+    wait_until("the static pod to run", LONG, || !solo.running("fixed-late").is_empty());
+    solo.assert_answers();
+}
+
+fn settle(solo: Solo, case: &Case, before: &Before) {
+    for name in ["web", "hurt", "late", "fixed", "fixed-late"] {
+        wait_told(&solo, case, name);
+    }
+    wait_until("the deleted pod to be gone", LONG, || {
+        (case.tick)(solo.api());
+        solo.shown("leaves").is_none() && solo.running("leaves").is_empty()
+    });
+    wait_until("the node to be ready", LONG, || solo.node_is_ready());
+    let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}");
+    let renewed = || solo.api().object(&lease).map(|lease| lease["spec"]["renewTime"].clone());
+    let last = renewed();
+    wait_until("the lease to be renewed", LONG, || renewed().is_some() && renewed() != last);
+    solo.assert_no_twins();
+    assert_eq!((solo.running("web"), solo.running("fixed")), (before.web.clone(), before.fixed.clone()));
+    assert_eq!(solo.containers("web").len(), BOTH.len(), "nothing was started in vain");
+    let hurt = solo.shown("hurt").unwrap();
+    assert_eq!(restarts(&hurt, "main"), 1);
+    assert!(container(&hurt, "main").is_some_and(|one| one.last_state.is_some()));
+    let sent = solo.api().requests();
+    pause(Duration::from_secs(2));
+    let rate = (solo.api().requests() - sent) as f64 / 2.0;
+    assert!(rate <= MAX_IDLE_RATE, "{rate:.1} requests/s afterwards");
+    solo.finish();
+}
+
+#[test]
+fn it_misbehaves() {
+    side_by_side(CASES, |case| {
+        let (solo, before) = begin(case);
+        let (sent, begun) = (attempts(&solo), Instant::now());
+        (case.strike)(solo.api());
+        meanwhile(&solo);
+        while begun.elapsed() < Duration::from_secs(case.lasts) {
+            solo.assert_no_twins();
+            pause(Duration::from_millis(100));
+        }
+        let rate = (attempts(&solo) - sent) / begun.elapsed().as_secs_f64();
+        tell(&format!("api server {case:?}: {rate:.1} requests/s during the fault"));
+        solo.api().heal();
+        (case.heal)(solo.api());
+        settle(solo, case, &before);
+        assert!(rate <= MAX_RATE, "{rate:.1} requests/s during the fault");
+    });
+}
+
+/// The agent dies at random moments of it, and the next one takes its pods over.
+#[test]
+fn it_misbehaves_and_the_agent_dies() {
+    let seed = random_seed();
+    tell(&format!("api server: seed of the kills {seed}"));
+    let cases = [
+        "refuses connections",
+        "takes connections and never answers",
+        "is slow",
+        "429, come back",
+        "500",
+        "watches expire",
+        "restored from a backup",
+        "answers are lost",
+    ];
+    let cases: Vec<(usize, &Case)> =
+        CASES.iter().filter(|case| cases.contains(&case.name)).enumerate().collect();
+    side_by_side(&cases, |(number, case)| {
+        let mut dice = Dice::new(seed + *number as u64);
+        let (mut solo, before) = begin(case);
+        (case.strike)(solo.api());
+        let begun = Instant::now();
+        pause(Duration::from_millis(dice.below(1500)));
+        solo.kill_agent();
+        solo.start_agent();
+        meanwhile(&solo);
+        for _ in 0..2 {
+            pause(Duration::from_millis(dice.below(3000)));
+            solo.kill_agent();
+            solo.start_agent();
+            solo.assert_no_twins();
+        }
+        pause(Duration::from_secs(case.lasts).saturating_sub(begun.elapsed()));
+        solo.api().heal();
+        (case.heal)(solo.api());
+        settle(solo, case, &before);
+    });
+}
+
+/// It stops in time whatever state the server is in.
+#[test]
+fn it_misbehaves_and_the_agent_stops() {
+    let cases: Vec<&Case> = CASES.iter().filter(|case| case.lasts >= 10).collect();
+    side_by_side(&cases, |case| {
+        let mut solo = Solo::join(config());
+        solo.bind(&two("web"));
+        wait_told(&solo, case, "web");
+        (case.strike)(solo.api());
+        solo.bind(&simple("late"));
+        solo.assert_answers();
+        pause(Duration::from_secs(2));
+        solo.stop_agent();
+    });
+}
+
+/// A secret that a node may not read yet: the authorizer learns of a binding a moment later.
+#[test]
+fn a_secret_is_forbidden_at_first() {
+    let solo = Solo::join(config());
+    let path = "/api/v1/namespaces/default/secrets/key";
+    solo.api().put(path, json!({"data": {"word": "c2VzYW1l"}}));
+    solo.api().fault(Fault::always("GET", "/secrets", What::Status(403, "Forbidden", None)));
+    let mut pod = simple("web");
+    pod["spec"]["volumes"] = json!([{"name": "key", "secret": {"secretName": "key"}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "key", "mountPath": "/key"}]);
+    pod["spec"]["containers"][0]["env"] =
+        json!([{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "key", "key": "word"}}}]);
+    let (sent, begun) = (attempts(&solo), Instant::now());
+    solo.bind(&pod);
+    pause(Duration::from_secs(8));
+    assert!(solo.running("web").is_empty());
+    solo.assert_answers();
+    let rate = (attempts(&solo) - sent) / begun.elapsed().as_secs_f64();
+    tell(&format!("api server, a secret is forbidden: {rate:.1} requests/s"));
+    assert!(rate <= MAX_RATE, "{rate:.1} requests/s");
+    solo.api().heal();
+    wait_told(&solo, &CASES[0], "web");
+    assert_eq!(solo.containers("web").len(), 1);
+    assert!(!solo.log().contains("sesame") && !solo.log().contains("c2VzYW1l"));
+    solo.finish();
+}
+
+/// While nobody hears of it a pod is deleted, and another gets its name.
+#[test]
+fn a_pod_is_created_again_between_two_lists() {
+    let solo = Solo::join(config());
+    solo.bind(&two("web"));
+    wait_told(&solo, &CASES[0], "web");
+    let before = ids(&solo.shown("web").unwrap());
+    solo.api().go_down();
+    solo.api().remove(&Solo::pod_path("web"));
+    solo.bind(&two("web"));
+    solo.api().go_up();
+    wait_told(&solo, &CASES[0], "web");
+    let after = ids(&solo.shown("web").unwrap());
+    assert!(after.iter().all(|(name, ids)| before[name] != *ids), "{before:?}, {after:?}");
+    wait_until("the first one's containers to end", LONG, || solo.running("web") == after);
+    assert_eq!(restarts(&solo.shown("web").unwrap(), "one"), 0);
+    solo.finish();
+}
