@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use serde_json::Value;
@@ -18,6 +19,9 @@ use super::super::tokens::{TokenAnswer, TokenApi, Tokens};
 use super::super::watch::{Change, Watched, spawn_reflector};
 use super::PodApi;
 use crate::util::threads::{Died, OnDeath, Running};
+
+/// A pod's worker waits for the answer, and whoever wants to stop the pod waits for the worker.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Requests {
     client: Client,
@@ -37,7 +41,7 @@ impl PodApi {
         changed: Changed,
         deaths: &Sender<Died>,
     ) -> io::Result<(PodApi, Running)> {
-        let requests = |client: &Client| Requests { client: client.clone(), deaths: deaths.clone() };
+        let requests = |client: &Client| Requests { client: client.with_timeout(TIMEOUT), deaths: deaths.clone() };
         let services = Services::default();
         let known = services.clone();
         let watched = Watched {
