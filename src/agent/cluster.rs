@@ -83,8 +83,7 @@ pub(super) fn connect(
     deaths: &Sender<Died>,
 ) -> Result<Option<Cluster>, StartError> {
     let Some((credentials, renewed)) = credentials(args, config, node_name)? else { return Ok(None) };
-    let limits = event_sink::limits(config.kube_api_qps, config.kube_api_burst);
-    let client = Client::new(credentials, Some(limits))
+    let client = Client::new(credentials, Some(rate(config)))
         .map_err(|error| StartError::Refused(error.to_string()))?;
     let node = NodeWatch::new();
     let annotated = node.clone();
@@ -217,6 +216,11 @@ fn taint(from: &crate::config::Taint) -> api::Taint {
     }
 }
 
+/// Requests per second, and at once. Zero is the client library's default, not no limit.
+fn rate(config: &KubeletConfiguration) -> (f64, u32) {
+    event_sink::limits(config.kube_api_qps, config.kube_api_burst)
+}
+
 /// No certificate yet: a request that is not made needs no refusal.
 #[derive(Debug)]
 struct Awaited;
@@ -289,4 +293,19 @@ fn read(path: &Path) -> Result<(Kubeconfig, Credentials), StartError> {
     let credentials = kubeconfig::credentials(&file, path)
         .map_err(|error| refused(format!("{}: {error}", path.display())))?;
     Ok((file, credentials))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DefaultSet;
+    use crate::config::effects::default_configuration;
+
+    #[test]
+    fn a_rate_of_zero_is_not_unlimited() {
+        let mut config = default_configuration(DefaultSet::WithFile);
+        assert_eq!(rate(&config), (50.0, 100));
+        (config.kube_api_qps, config.kube_api_burst) = (0, 0);
+        assert_eq!(rate(&config), (5.0, 10));
+    }
 }

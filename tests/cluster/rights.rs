@@ -40,6 +40,7 @@ const KINDS: &[(&str, bool)] = &[
     ("watch secrets", true),
     ("get configmaps", false),
     ("get secrets", false),
+    ("get runtimeclasses", false),
     ("create serviceaccounts/token", true),
 ];
 

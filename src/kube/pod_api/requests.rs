@@ -130,7 +130,7 @@ impl TokenApi for Requests {
 }
 
 impl ClassApi for Requests {
-    fn read(&self, name: &str) -> Result<Class, ClassError> {
+    fn read_class(&self, name: &str) -> Result<Class, ClassError> {
         self.client.get(&Target::runtime_classes().name(name)).map_err(|error| match error.is_not_found() {
             true => ClassError::NotFound(name.to_owned()),
             false => ClassError::Unavailable { name: name.to_owned(), why: error.to_string() },
