@@ -454,8 +454,7 @@ impl Client {
                 continue;
             }
             let after = retry_after(response.retry_after.as_deref());
-            let in_time =
-                |after: &Duration| *after <= MAX_RETRY_AFTER && Instant::now() + *after < deadline;
+            let in_time = |after: &Duration| *after <= MAX_RETRY_AFTER && Instant::now() + *after < deadline;
             if let Some(after) = after.filter(in_time)
                 && (status == 429 || status >= 500)
                 && retries < MAX_RETRIES

@@ -500,9 +500,7 @@ impl Shared {
         }
         match entry.answer(key) {
             Some(answer) => Step::Answer(answer),
-            None => {
-                Step::Wait(entry.waiters.get_or_insert_with(|| bounded(0)).1.clone())
-            }
+            None => Step::Wait(entry.waiters.get_or_insert_with(|| bounded(0)).1.clone()),
         }
     }
 

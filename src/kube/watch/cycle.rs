@@ -165,8 +165,7 @@ impl<'a, S> Reflector<'a, S> {
             match event {
                 Event::Set(object) => {
                     let key = key(&object);
-                    let item = decode(object)
-                        .map_err(|error| self.form("watch", &error.to_string()))?;
+                    let item = decode(object).map_err(|error| self.form("watch", &error.to_string()))?;
                     items.insert(key, item);
                 }
                 Event::Removed(object) => {
