@@ -21,6 +21,8 @@ use super::PodApi;
 use crate::util::stop::Waited;
 use crate::util::threads::{Died, OnDeath, Running};
 
+/// A pod's worker waits for the answer, and whoever wants to stop the pod waits for the worker.
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The API server admits a token by its own copy of the pods, which may not have a pod yet that
 /// this node has seen already; it has it within moments. After so long it is asked again.
 const LAGS: [Duration; 3] =
@@ -44,7 +46,7 @@ impl PodApi {
         changed: Changed,
         deaths: &Sender<Died>,
     ) -> io::Result<(PodApi, Running)> {
-        let requests = |client: &Client| Requests { client: client.clone(), deaths: deaths.clone() };
+        let requests = |client: &Client| Requests { client: client.with_timeout(TIMEOUT), deaths: deaths.clone() };
         let services = Services::default();
         let known = services.clone();
         let watched = Watched {
@@ -128,7 +130,7 @@ impl TokenApi for Requests {
 }
 
 impl ClassApi for Requests {
-    fn read(&self, name: &str) -> Result<Class, ClassError> {
+    fn read_class(&self, name: &str) -> Result<Class, ClassError> {
         self.client.get(&Target::runtime_classes().name(name)).map_err(|error| match error.is_not_found() {
             true => ClassError::NotFound(name.to_owned()),
             false => ClassError::Unavailable { name: name.to_owned(), why: error.to_string() },

@@ -247,6 +247,10 @@ fn a_pods_needs_become_the_right_requests() {
         ["GET /api/v1/namespaces/default/secrets/other"]
     );
 
+    let missing = api.classes.handler("gvisor").unwrap_err();
+    assert_eq!(missing.to_string(), "runtimeclass.node.k8s.io \"gvisor\" not found");
+    assert_eq!(server.seen("GET /apis/node"), ["GET /apis/node.k8s.io/v1/runtimeclasses/gvisor"]);
+
     api.forget(&PodUid::from("u1"));
     assert!(matches!(read(), Err(ObjectError::NotRegistered { .. })));
     api.shut_down(LONG);
