@@ -47,7 +47,7 @@ pub fn incumbent_config(dir: &Path) -> Value {
     json!({
         "volumePluginDir": dir.join("volume-plugins"),
         "makeIPTablesUtilChains": false,
-        "evictionHard": {"imagefs.available": "0%", "memory.available": "0%", "nodefs.available": "0%",
+        "evictionHard": {"imagefs.available": "0%", "memory.available": "100Mi", "nodefs.available": "0%",
             "nodefs.inodesFree": "0%", "imagefs.inodesFree": "0%"},
         "imageGCHighThresholdPercent": 100,
     })
