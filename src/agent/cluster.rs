@@ -80,9 +80,9 @@ pub(super) fn connect(
     deaths: &Sender<Died>,
 ) -> Result<Option<Cluster>, StartError> {
     let Some((credentials, renewed)) = credentials(args, config)? else { return Ok(None) };
-    let qps = (f64::from(config.kube_api_qps), u32::try_from(config.kube_api_burst).unwrap_or(0));
-    let client = Client::new(credentials, Some(qps).filter(|(qps, _)| *qps > 0.0))
-        .map_err(|error| StartError::Refused(error.to_string()))?;
+    let limits = event_sink::limits(config.kube_api_qps, config.kube_api_burst);
+    let client =
+        Client::new(credentials, Some(limits)).map_err(|error| StartError::Refused(error.to_string()))?;
     let node = NodeWatch::new();
     let annotated = node.clone();
     let time_to_live = move || {

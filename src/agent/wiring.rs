@@ -117,7 +117,7 @@ pub(super) fn start(
     })?;
     let status = StatusCache::new();
     let observe = observe::new(cri.clone());
-    let reservations = reservations(config);
+    let reservations = reservations(args, config);
     let allocatable = allocatable(config, &machine, &args.root_dir, &reservations);
     let runtime = Runtime::new(
         runtime::Settings {
@@ -297,9 +297,15 @@ pub(super) fn start(
     threads.push(server.running);
     runtime.check_resolv_conf();
     events.raise(Regarding::Node, EventType::Normal, reasons::STARTING, "Starting kubelet.");
+    if !cgroups.version.is_v2() {
+        events.raise(Regarding::Node, EventType::Warning, reasons::CGROUP_V1, CGROUP_V1);
+    }
     log::info!("node {} is up after {:?}", facts.node, started.elapsed());
     Ok(Agent { threads, probes, client, pod_api, _claim: claim })
 }
+
+/// What the event on a machine with cgroup v1 says, as upstream.
+const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. Please migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
 /// The feature gates as they are with the configuration's changes.
 pub(super) fn gates(config: &KubeletConfiguration) -> Gates {
@@ -327,9 +333,11 @@ fn check_machine(
 }
 
 /// What pods may not use.
-fn reservations(config: &KubeletConfiguration) -> node::Reservations {
+fn reservations(args: &AgentArgs, config: &KubeletConfiguration) -> node::Reservations {
     let reserved = config::validate::cpu_count(&config.reserved_system_cpus);
-    node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, &config.eviction_hard)
+    let none = BTreeMap::new();
+    let thresholds = if args.allocatable_ignores_eviction { &none } else { &config.eviction_hard };
+    node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, thresholds)
 }
 
 fn allocatable(

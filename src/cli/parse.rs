@@ -60,6 +60,8 @@ pub struct AgentArgs {
     pub cert_dir: PathBuf,
     /// `--cloud-provider`: empty or `external`.
     pub cloud_provider: String,
+    /// `--experimental-allocatable-ignore-eviction`.
+    pub allocatable_ignores_eviction: bool,
     /// `--runtime-cgroups`.
     pub runtime_cgroups: String,
     /// `--lock-file`.
@@ -92,6 +94,7 @@ impl Default for AgentArgs {
             bootstrap_kubeconfig: None,
             cert_dir: PathBuf::from("/var/lib/kubelet/pki"),
             cloud_provider: String::new(),
+            allocatable_ignores_eviction: false,
             runtime_cgroups: String::new(),
             lock_file: None,
             exit_on_lock_contention: false,
@@ -295,6 +298,9 @@ impl Line {
             "image-credential-provider-config" => args.image_credential_provider_config = path(),
             "image-credential-provider-bin-dir" => args.image_credential_provider_bin_dir = path(),
             "exit-on-lock-contention" => args.exit_on_lock_contention = bool_value(text)?,
+            "experimental-allocatable-ignore-eviction" => {
+                args.allocatable_ignores_eviction = bool_value(text)?;
+            }
             "runtime-cgroups" => args.runtime_cgroups = text.to_owned(),
             "cloud-provider" => {
                 if !matches!(text, "" | "external") {

@@ -118,17 +118,16 @@ fn flags_of_the_agent_itself() {
         "--root-dir /r --hostname-override=Node-1 --node-ip=10.0.0.1,fd00::1 --node-labels=a=b,kubernetes.io/arch=x \
          --kubeconfig=/k --config=/c --config-dir=/d --minimum-container-ttl-duration=1m \
          --maximum-dead-containers-per-container=2 --maximum-dead-containers=-1 --housekeeping-interval=5s \
-         --lock-file=/l --exit-on-lock-contention --cloud-provider=external",
+         --lock-file=/l --exit-on-lock-contention --cloud-provider=external \
+         --experimental-allocatable-ignore-eviction",
     );
     assert_eq!((args.root_dir.as_path(), args.hostname_override.as_str()), (Path::new("/r"), "node-1"));
     assert_eq!((args.node_ips.len(), args.node_labels.len()), (2, 2));
     assert_eq!(args.request.file.as_deref(), Some(Path::new("/c")));
     assert_eq!(args.minimum_container_ttl.as_secs(), 60);
     assert_eq!((args.maximum_dead_containers_per_container, args.maximum_dead_containers), (2, -1));
-    assert_eq!(
-        args.without_effect,
-        ["node-labels", "kubeconfig", "lock-file", "exit-on-lock-contention", "cloud-provider"]
-    );
+    assert!(args.allocatable_ignores_eviction);
+    assert_eq!(args.without_effect, ["lock-file", "exit-on-lock-contention"]);
 }
 
 #[test]

@@ -252,7 +252,7 @@ pub static FIELDS: &[Field] = &[
         Preset::Empty,
         "TLS groups by their number, preferred first",
     ),
-    flag("rotateCertificates", false, "renew the client certificate before it expires"),
+    flag("rotateCertificates", false, "renew the client certificate before it expires").works(),
     flag("serverTLSBootstrap", false, "ask the API server to sign the serving certificate"),
     text(
         "authentication.x509.clientCAFile",
@@ -282,8 +282,8 @@ pub static FIELDS: &[Field] = &[
         "images that need no credentials with NeverVerifyAllowlistedImages",
     )
     .works(),
-    int("eventRecordQPS", 50, "events sent per second; 0 means no limit").keeps_zero(),
-    int("eventBurst", 100, "events that may be sent at once"),
+    int("eventRecordQPS", 50, "events sent per second; 0 means the client library's 5").keeps_zero().works(),
+    int("eventBurst", 100, "events that may be sent at once").works(),
     flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward"),
     flag("enableContentionProfiling", false, "profile lock contention").ignored(),
     int("healthzPort", 10248, "port of the health endpoint; 0 turns it off").keeps_zero().works(),
@@ -292,9 +292,9 @@ pub static FIELDS: &[Field] = &[
     text("clusterDomain", "", "DNS domain of the cluster").works(),
     list("clusterDNS", "IP addresses of the cluster's DNS servers").works(),
     time("streamingConnectionIdleTimeout", "4h0m0s", "no effect any more upstream").ignored(),
-    time("nodeStatusUpdateFrequency", "10s", "how often the node status is computed"),
-    time("nodeStatusReportFrequency", "5m0s", "how often an unchanged node status is sent"),
-    int("nodeLeaseDurationSeconds", 40, "duration written into the node lease"),
+    time("nodeStatusUpdateFrequency", "10s", "how often the node status is computed").works(),
+    time("nodeStatusReportFrequency", "5m0s", "how often an unchanged node status is sent").works(),
+    int("nodeLeaseDurationSeconds", 40, "duration written into the node lease").works(),
     time("imageMinimumGCAge", "2m0s", "how long an unused image is kept at least").works(),
     time("imageMaximumGCAge", "0s", "how long an unused image is kept at most; 0 means no limit").works(),
     int("imageGCHighThresholdPercent", 85, "disk usage at which unused images are removed")
@@ -341,11 +341,16 @@ pub static FIELDS: &[Field] = &[
     flag("runOnce", false, "no longer supported; must be false").refused(),
     flag("cpuCFSQuota", true, "enforce CPU limits").works(),
     time("cpuCFSQuotaPeriod", "100ms", "period of CPU limits, 1ms to 1s").keeps_zero().works(),
-    int("nodeStatusMaxImages", 50, "images listed in the node status; -1 means all").keeps_zero(),
+    int("nodeStatusMaxImages", 50, "images listed in the node status; -1 means all").keeps_zero().works(),
     long("maxOpenFiles", 1_000_000, "open files this process may have").works(),
-    text("contentType", "application/vnd.kubernetes.protobuf", "encoding asked of the API server"),
-    int("kubeAPIQPS", 50, "API requests per second").keeps_zero(),
-    int("kubeAPIBurst", 100, "API requests that may be sent at once"),
+    text(
+        "contentType",
+        "application/vnd.kubernetes.protobuf",
+        "encoding asked of the API server; it is always JSON",
+    )
+    .ignored(),
+    int("kubeAPIQPS", 50, "API requests per second; 0 means the client library's 5").keeps_zero().works(),
+    int("kubeAPIBurst", 100, "API requests that may be sent at once").works(),
     flag("serializeImagePulls", true, "pull one image after another").works(),
     Field::of("maxParallelImagePulls", Kind::Int32, Preset::Nil, "image pulls at once, while not serialized")
         .keeps_zero()
@@ -363,7 +368,7 @@ pub static FIELDS: &[Field] = &[
     map("evictionMinimumReclaim", "how much is freed beyond a threshold"),
     flag("mergeDefaultEvictionSettings", false, "fill evictionHard up with the defaults it leaves out"),
     int("podsPerCore", 0, "pods per CPU core; 0 means no limit").works(),
-    flag("enableControllerAttachDetach", true, "leave attaching volumes to the controller"),
+    flag("enableControllerAttachDetach", true, "leave attaching volumes to the controller").works(),
     flag("protectKernelDefaults", false, "fail instead of setting kernel parameters"),
     flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for").works(),
     int("iptablesMasqueradeBit", 14, "no effect any more upstream").keeps_zero().ignored(),
@@ -375,10 +380,16 @@ pub static FIELDS: &[Field] = &[
     int("containerLogMaxFiles", 5, "log files kept per container").keeps_zero().works(),
     int("containerLogMaxWorkers", 1, "logs rotated at the same time").keeps_zero().works(),
     time("containerLogMonitorInterval", "10s", "how often log sizes are checked").keeps_zero().works(),
-    text("configMapAndSecretChangeDetectionStrategy", "Watch", "Get, Cache or Watch"),
-    map("systemReserved", "resources kept for the system"),
-    map("kubeReserved", "resources kept for Kubernetes' own daemons"),
-    text("reservedSystemCPUs", "", "CPUs kept for the system, such as 0-1,4"),
+    text("configMapAndSecretChangeDetectionStrategy", "Watch", "Get, Cache or Watch").works(),
+    map("systemReserved", "resources kept for the system, taken from the node's allocatable").works(),
+    map("kubeReserved", "resources kept for Kubernetes' own daemons, taken from the node's allocatable")
+        .works(),
+    text(
+        "reservedSystemCPUs",
+        "",
+        "CPUs kept for the system, such as 0-1,4, taken from the node's allocatable",
+    )
+    .works(),
     text("showHiddenMetricsForVersion", "", "previous minor version whose hidden metrics are shown"),
     text("systemReservedCgroup", "", "cgroup of the system's daemons"),
     text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons"),
@@ -394,7 +405,7 @@ pub static FIELDS: &[Field] = &[
         "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/",
         "directory of exec volume plugins",
     ),
-    text("providerID", "", "the cloud's name for this machine, for spec.providerID"),
+    text("providerID", "", "the cloud's name for this machine, for spec.providerID").works(),
     flag("kernelMemcgNotification", false, "let the kernel report memory thresholds"),
     text("logging.format", "text", "text or json"),
     time("logging.flushFrequency", "5s", "log lines are never buffered").ignored(),
@@ -452,12 +463,13 @@ pub static FIELDS: &[Field] = &[
     )
     .keeps_zero(),
     text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS"),
-    Field::of("registerWithTaints", Kind::Items(TAINT), Preset::Empty, "taints the node registers with"),
-    flag("registerNode", true, "register this node with the API server"),
+    Field::of("registerWithTaints", Kind::Items(TAINT), Preset::Empty, "taints the node registers with")
+        .works(),
+    flag("registerNode", true, "register this node with the API server").works(),
     Field::of("tracing.endpoint", Kind::Text, Preset::Nil, "where traces are sent"),
     Field::of("tracing.samplingRatePerMillion", Kind::Int32, Preset::Nil, "traces kept of a million")
         .keeps_zero(),
-    flag("localStorageCapacityIsolation", true, "account for ephemeral storage"),
+    flag("localStorageCapacityIsolation", true, "count ephemeral storage in the node's capacity").works(),
     text(
         "containerRuntimeEndpoint",
         "unix:///run/containerd/containerd.sock",

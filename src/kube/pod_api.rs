@@ -1,4 +1,4 @@
-//! Everything that pods get from the API server: objects, tokens, services. One handle for
+//! Everything that pods get from the API server: objects, tokens, services, classes. One handle for
 //! the rooms that set pods up; a node without an API server has none.
 
 mod requests;
@@ -6,6 +6,7 @@ mod requests;
 use std::time::Duration;
 
 use super::objects::Objects;
+use super::runtime_classes::RuntimeClasses;
 use super::services::Services;
 use super::tokens::Tokens;
 use crate::model::ids::PodUid;
@@ -20,6 +21,8 @@ pub struct PodApi {
     pub tokens: Tokens,
     /// Services, for environment variables.
     pub services: Services,
+    /// RuntimeClasses, for handlers.
+    pub classes: RuntimeClasses,
 }
 
 impl PodApi {

@@ -234,14 +234,14 @@ mod tests {
     use crate::util::metrics::Page;
 
     #[test]
-    fn every_metric_writes_under_a_kubelet_name() {
+    fn every_metric_writes_under_a_name_that_kubelets_use() {
         RUNTIME_OPERATIONS.inc(["version"]);
         let mut page = Page::new();
         page.add(ALL);
         let text = page.into_text();
         assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"version\"}"));
         assert!(text.contains("kubelet_pod_start_duration_seconds_bucket{le=\"3600\"}"));
-        assert!(text.lines().all(|line| line.contains("kubelet_")));
+        assert!(text.lines().all(|line| line.contains("kubelet_") || line.contains("rest_client_")));
     }
 
     #[test]

@@ -76,6 +76,7 @@ reasons! {
     FREE_DISK_SPACE_FAILED = "FreeDiskSpaceFailed";
     INVALID_DISK_CAPACITY = "InvalidDiskCapacity";
     STARTING = "Starting";
+    CGROUP_V1 = "CgroupV1";
     // Events about the node.
     NODE_READY = "NodeReady";
     NODE_NOT_READY = "NodeNotReady";

@@ -344,6 +344,18 @@ impl Cache {
         Arc::clone(&self.lock().listed)
     }
 
+    /// By the last inspection, or else by the list. Before the first one everything may run.
+    pub(super) fn still_runs(&self, uid: &PodUid) -> bool {
+        let inner = self.lock();
+        match inner.entries.get(uid) {
+            Some(entry) => {
+                entry.pod.running().next().is_some()
+                    || entry.pod.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready)
+            }
+            None => inner.relisted.is_none() || inner.listed.get(uid).is_some_and(ListedPod::is_running),
+        }
+    }
+
     pub(super) fn last_relist(&self) -> Option<Instant> {
         self.lock().relisted
     }
@@ -374,6 +386,7 @@ fn differs(old: Option<&PodRuntime>, new: &PodRuntime) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::runtime::ListedSandbox;
     use crossbeam_channel::TryRecvError;
 
     #[test]
@@ -402,6 +415,30 @@ mod tests {
         let ips = vec!["10.0.0.7".parse().unwrap()];
         cache.put(&uid, PodRuntime { ips: ips.clone(), ..PodRuntime::absent(uid.clone()) }, at);
         assert_eq!(cache.put(&uid, PodRuntime::absent(uid.clone()), at).ips, ips);
+    }
+
+    #[test]
+    fn of_a_pod_that_nobody_looked_at_the_list_tells() {
+        let cache = Cache::default();
+        let (runs, unknown, at) = (PodUid::from("r"), PodUid::from("u"), Instant::now());
+        assert!(cache.still_runs(&unknown), "nothing is known yet");
+        let sandbox =
+            ListedSandbox { id: "s".into(), state: SandboxState::Ready, attempt: 0, created_at: None };
+        let listed = ListedPod {
+            uid: runs.clone(),
+            name: "web".into(),
+            namespace: "n".into(),
+            source: None,
+            sandboxes: vec![sandbox],
+            containers: Vec::new(),
+        };
+        cache.set_listed([(runs.clone(), listed)].into(), at);
+        cache.relisted(at);
+        assert!(cache.still_runs(&runs));
+        assert!(!cache.still_runs(&unknown));
+        // An inspection is newer.
+        cache.put(&runs, PodRuntime::absent(runs.clone()), at);
+        assert!(!cache.still_runs(&runs));
     }
 
     #[test]

@@ -185,13 +185,11 @@ impl Observe {
     }
 
     /// Whether the newest look at the pod showed anything running. Newer than the list:
-    /// workers look at their pods in between.
+    /// workers look at their pods in between. At a pod that was refused nobody looks; of that
+    /// the list tells.
     #[must_use]
     pub fn still_runs(&self, uid: &PodUid) -> bool {
-        self.cache.get(uid).is_none_or(|entry| {
-            entry.pod.running().next().is_some()
-                || entry.pod.sandboxes.iter().any(|s| s.state == crate::model::runtime::SandboxState::Ready)
-        })
+        self.cache.still_runs(uid)
     }
 
     /// Another pod of the same namespace and name that still runs: an earlier version,

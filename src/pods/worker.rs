@@ -27,7 +27,7 @@ use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{jitter, random_unit};
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
-use crate::util::{threads, timers};
+use crate::util::{memory, threads, timers};
 use crate::volumes::Volumes;
 
 /// Wait after a failed sync, before jitter.
@@ -165,6 +165,7 @@ impl Worker {
     pub(super) fn run(mut self, inbox: &Inbox<(), Update>, cancel: &StopToken, stop: &StopToken) -> bool {
         let mut due = Some(Instant::now());
         loop {
+            memory::give_back_stack();
             {
                 let _waiting = threads::waiting("update or timer");
                 select_biased! {
@@ -487,6 +488,7 @@ impl Worker {
     ) -> Result<ContainerId, StartFailure> {
         let pod = self.pod();
         self.deps.runtime.restart_allowed(pod, container, runtime, Timestamp::now())?;
+        let handler = self.deps.runtime.known_handler(pod);
         self.deps.runtime.start_container(Start {
             pod,
             container,
@@ -497,7 +499,7 @@ impl Worker {
             runtime,
             volumes: mounts,
             sub_paths: &*self.deps.volumes,
-            recursive_read_only_mounts: self.deps.observe.can_mount_recursively_read_only(""),
+            recursive_read_only_mounts: self.deps.observe.can_mount_recursively_read_only(&handler),
             stop: cancel,
         })
     }

@@ -229,6 +229,7 @@ mod tests {
     use serde_json::json;
 
     use crate::kube::objects::Objects;
+    use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::services::Services;
     use crate::kube::tokens::Tokens;
 
@@ -281,7 +282,7 @@ mod tests {
         }
         let services = Services::default();
         services.replace(Vec::new());
-        PodApi { objects, tokens: Tokens::fixed(), services }
+        PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none() }
     }
 
     fn service(namespace: &str, name: &str, address: &str) -> crate::model::api::Service {

@@ -7,8 +7,7 @@
 //! Stopping a pod of several containers starts a thread per container and joins it.
 //! Invariants: the same pod gives the same requests (`golden_tests`); every failure ends in
 //! a reason, a message and an event with upstream's words; nothing is retried here.
-//! Absent on purpose: what should happen to a pod is decided in `pods`; handlers of
-//! RuntimeClasses need objects of an API server.
+//! Absent on purpose: what should happen to a pod is decided in `pods`.
 
 mod change;
 mod config_error;

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use crate::cri;
+use crate::kube::runtime_classes::{ClassError, RuntimeClasses};
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::SandboxId;
 use crate::model::metrics;
@@ -20,8 +21,8 @@ use super::sandbox_config::{SandboxInputs, log_directory, sandbox_config};
 use super::security_context::pod_text;
 use super::user_namespaces::{IdRange, UserNamespaceError};
 
-/// The runtime's default handler. Others have names that only RuntimeClass objects tell.
-const HANDLER: &str = "";
+/// The runtime's handler for pods that name no RuntimeClass.
+const DEFAULT_HANDLER: &str = "";
 
 /// A sandbox that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,12 +39,9 @@ pub enum SandboxError {
     /// The pod cannot be turned into a request.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The pod names a RuntimeClass, and no API server was asked for any.
-    #[error("runtimeclass.node.k8s.io {name:?} not found")]
-    RuntimeClass {
-        /// `spec.runtimeClassName`.
-        name: String,
-    },
+    /// The pod names a RuntimeClass that cannot be had.
+    #[error(transparent)]
+    RuntimeClass(#[from] ClassError),
     /// Its log directory.
     #[error("cannot make log directory {}: {error}", path.display())]
     LogDirectory {
@@ -118,9 +116,7 @@ impl Runtime {
         stop: &StopToken,
     ) -> Result<NewSandbox, SandboxError> {
         let shared = &self.shared;
-        if let Some(name) = pod.spec().runtime_class_name.as_deref().filter(|name| !name.is_empty()) {
-            return Err(SandboxError::RuntimeClass { name: name.to_owned() });
-        }
+        let handler = self.handler_of(pod, RuntimeClasses::handler)?;
         self.check_groups_policy(pod, stop)?;
         let (config, notices) = self.sandbox_config(pod, attempt, stop)?;
         for notice in notices {
@@ -136,7 +132,7 @@ impl Runtime {
         }
         let id = {
             let _pass = shared.sandbox_door.enter(stop);
-            client.run_pod_sandbox(config, HANDLER).map_err(SandboxError::Run)?
+            client.run_pod_sandbox(config, &handler).map_err(SandboxError::Run)?
         };
         let (namespace, name) = (pod.namespace(), pod.name());
         log::info!("sandbox {id} runs, attempt {attempt} pod={namespace}/{name} uid={}", pod.uid());
@@ -169,18 +165,43 @@ impl Runtime {
         pod: &Pod,
         stop: &StopToken,
     ) -> Result<Option<IdRange>, UserNamespaceError> {
-        let can = || self.handler_can(|handler| handler.user_namespaces, stop);
+        let can = || self.handler_can(&self.known_handler(pod), |handler| handler.user_namespaces, stop);
         self.shared.user_namespaces.of_pod(pod, can, stop)
     }
 
-    /// Whether the runtime's handler for pods can do something.
-    pub(super) fn handler_can(
+    /// The runtime's handler for a pod, of its RuntimeClass.
+    ///
+    /// DIFFERS: without an API server upstream takes the default handler for all pods; a pod
+    /// that asks for stronger walls than it would get is refused here.
+    fn handler_of(
         &self,
+        pod: &Pod,
+        look: impl Fn(&RuntimeClasses, &str) -> Result<String, ClassError>,
+    ) -> Result<String, ClassError> {
+        let class = pod.spec().runtime_class_name.as_deref().filter(|name| !name.is_empty());
+        match (class, &self.shared.api) {
+            (None, _) => Ok(DEFAULT_HANDLER.to_owned()),
+            (Some(name), Some(api)) => look(&api.classes, name),
+            (Some(name), None) => Err(ClassError::NotFound(name.to_owned())),
+        }
+    }
+
+    /// The handler of a pod whose sandbox is there already; the default one where the class
+    /// has become unknown.
+    #[must_use]
+    pub fn known_handler(&self, pod: &Pod) -> String {
+        self.handler_of(pod, RuntimeClasses::known_handler).unwrap_or_default()
+    }
+
+    /// Whether one of the runtime's handlers can do something.
+    fn handler_can(
+        &self,
+        handler: &str,
         what: impl Fn(&cri::Handler) -> bool,
         stop: &StopToken,
     ) -> Result<bool, cri::CriError> {
         let status = self.shared.cri.with_stop(stop.clone()).status()?;
-        Ok(status.handler(HANDLER).is_some_and(what))
+        Ok(status.handler(handler).is_some_and(what))
     }
 
     /// A runtime that does not know the policy would merge the groups without a word.

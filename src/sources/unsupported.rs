@@ -19,7 +19,6 @@ pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
     };
     spec_field(filled(&spec.resource_claims), "resourceClaims");
     spec_field(spec.resources.is_some(), "resources");
-    spec_field(spec.runtime_class_name.is_some(), "runtimeClassName");
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         volume_fields(&format!("spec.volumes[{index}]"), volume, &mut found);
     }

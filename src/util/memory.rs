@@ -31,6 +31,34 @@ pub fn give_back_code() -> usize {
     given
 }
 
+/// How far below the caller a thread's stack is given back: what a step of a pod touches,
+/// and less than the smallest stack has.
+const STACK_SPAN: usize = 64 * 1024;
+/// Room below the caller that stays: this call's own frames, the kernel's red zone, and the
+/// frame of a signal handler.
+const STACK_ROOM: usize = 16 * 1024;
+/// At most what a page of the machines that we run on has.
+const PAGE: usize = 16 * 1024;
+
+/// Gives back the stack that deeper calls of this thread have touched. To be called where a
+/// thread is about to wait for long, near the bottom of its stack: a step of a pod goes tens
+/// of KiB deep, and then its thread waits for a minute.
+///
+/// Only for threads from `threads::spawn`, whose stacks are large enough.
+#[inline(never)]
+pub fn give_back_stack() {
+    let here = 0_u8;
+    let top = (std::ptr::from_ref(&here).expose_provenance() - STACK_ROOM) & !(PAGE - 1);
+    let start = top - STACK_SPAN;
+    // SAFETY: the range lies on this thread's own stack, below every frame that is in use:
+    // the smallest stack of this program has 256 KiB (`threads::Stack`), of which a caller
+    // that is about to wait uses less than 100 KiB. Nothing below the stack pointer is read
+    // before it is written, so zeros are as good as what was there.
+    #[expect(unsafe_code, reason = "madvise takes a pointer")]
+    let _ =
+        unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), STACK_SPAN, Advice::LinuxDontNeed) };
+}
+
 /// The start and length of each mapping of `program` that is code and cannot be written.
 fn code_of(maps: &str, program: &str) -> Vec<(usize, usize)> {
     let one = |line: &str| {
@@ -68,5 +96,32 @@ mod tests {
     fn the_program_goes_on_without_it() {
         assert!(give_back_code() > 0);
         assert_eq!("still here".len(), 10);
+    }
+
+    #[inline(never)]
+    fn deep(level: u32) -> u64 {
+        let filled = [u64::from(level); 512];
+        let below = if level == 0 { 0 } else { deep(level - 1) };
+        std::hint::black_box(&filled).iter().sum::<u64>() + below
+    }
+
+    #[test]
+    fn a_thread_goes_on_with_less_stack() {
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let body = move |_| {
+            let kept = [7_u64; 64];
+            let first = deep(12);
+            give_back_stack();
+            let _ = tell.send((first, deep(12), std::hint::black_box(kept).iter().sum::<u64>()));
+        };
+        let _running = crate::util::threads::spawn(
+            "t/stack",
+            crate::util::threads::Stack::Small,
+            crate::util::threads::OnDeath::Nobody,
+            body,
+        )
+        .unwrap();
+        let sum = (0..=12).map(|level| level * 512).sum();
+        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(10)), Ok((sum, sum, 7 * 64)));
     }
 }

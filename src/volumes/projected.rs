@@ -136,6 +136,7 @@ fn one_user(pod: &Pod) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::kube::objects::{Key, Object, Objects};
+    use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::tokens::Tokens;
     use serde_json::{Value, json};
 
@@ -157,7 +158,12 @@ mod tests {
         ]);
         objects.set(&Key::new(Kind::ConfigMap, "n", "gone"), None);
         objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
-        PodApi { objects, tokens: Tokens::fixed(), services: Default::default() }
+        PodApi {
+            objects,
+            tokens: Tokens::fixed(),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+        }
     }
 
     fn collect_for(pod: &Pod, source: Value, api: Option<&PodApi>) -> Result<Payload, String> {

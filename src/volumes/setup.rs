@@ -449,11 +449,16 @@ mod tests {
     #[test]
     fn a_config_map_is_waited_for_and_followed() {
         use crate::kube::objects::{Key, Kind, Object};
-        use crate::kube::{PodApi, tokens::Tokens};
+        use crate::kube::{PodApi, runtime_classes::RuntimeClasses, tokens::Tokens};
         let root = tempfile::tempdir().unwrap();
         let (events, queue) = EventSink::new();
         let objects = Objects::fixed(Vec::new());
-        let api = PodApi { objects: objects.clone(), tokens: Tokens::fixed(), services: Default::default() };
+        let api = PodApi {
+            objects: objects.clone(),
+            tokens: Tokens::fixed(),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+        };
         let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };
         let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
         let set = |version: Option<&str>| {

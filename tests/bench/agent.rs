@@ -28,12 +28,24 @@ const SECURE: u16 = 21_003;
 pub struct Agent {
     binary: PathBuf,
     dir: PathBuf,
+    node: String,
+    flags: Vec<String>,
     child: Option<Child>,
     starts: u32,
 }
 
 impl Agent {
     pub fn new(binary: &Path, dir: PathBuf, runtime: &Runtime) -> Agent {
+        Agent::with(binary, dir, runtime, NODE, Vec::new())
+    }
+
+    /// One that joins a cluster under this name.
+    pub fn joining(binary: &Path, dir: PathBuf, runtime: &Runtime, node: &str, kubeconfig: &Path) -> Agent {
+        let flags = vec!["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
+        Agent::with(binary, dir, runtime, node, flags)
+    }
+
+    fn with(binary: &Path, dir: PathBuf, runtime: &Runtime, node: &str, flags: Vec<String>) -> Agent {
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
         let none = json!({"imagefs.available": "0%", "memory.available": "0%", "nodefs.available": "0%",
             "nodefs.inodesFree": "0%"});
@@ -43,9 +55,13 @@ impl Agent {
             "healthzPort": HEALTHZ,
             "evictionHard": none,
             "makeIPTablesUtilChains": false,
+            // The default one is the machine's, as that of the certificates.
+            "volumePluginDir": dir.join("volume-plugins"),
         });
         launch::write_config(&dir, &runtime.containerd.endpoint(), ours);
-        Agent { binary: binary.to_owned(), dir, child: None, starts: 0 }
+        let mut flags = flags;
+        flags.extend(["--cert-dir".to_owned(), dir.join("pki").display().to_string()]);
+        Agent { binary: binary.to_owned(), dir, node: node.to_owned(), flags, child: None, starts: 0 }
     }
 
     /// Starts the binary; the moment is the one before.
@@ -53,7 +69,8 @@ impl Agent {
         self.starts += 1;
         let log = self.dir.join(format!("agent-{}.log", self.starts));
         let begun = Instant::now();
-        self.child = Some(launch::spawn(&mut launch::command(&self.binary, &self.dir, NODE), &log));
+        let mut command = launch::command(&self.binary, &self.dir, &self.node);
+        self.child = Some(launch::spawn(command.args(&self.flags), &log));
         begun
     }
 

@@ -9,6 +9,7 @@ mod agent;
 mod bare;
 mod book;
 mod process;
+mod registered;
 mod rounds;
 mod runtime;
 
@@ -20,6 +21,7 @@ use book::Book;
 use rounds::Plan;
 use runtime::Runtime;
 use support::containerd::Containerd;
+use support::control_plane::{Choice, ControlPlane};
 
 /// What the command line asks for.
 #[derive(Debug, Default)]
@@ -28,6 +30,7 @@ struct Wishes {
     raw: Option<PathBuf>,
     quick: bool,
     full: bool,
+    registered: bool,
 }
 
 fn wishes(args: impl Iterator<Item = String>) -> Result<Wishes, String> {
@@ -40,6 +43,7 @@ fn wishes(args: impl Iterator<Item = String>) -> Result<Wishes, String> {
             "--raw" => wishes.raw = Some(path()?),
             "--quick" => wishes.quick = true,
             "--full" => wishes.full = true,
+            "--registered" => wishes.registered = true,
             // What cargo adds for every benchmark program.
             "--bench" => {}
             other => return Err(format!("unknown argument {other}")),
@@ -76,6 +80,19 @@ fn main() -> ExitCode {
         runtime.clear();
     };
     eprintln!("==> load average {}", std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim());
+    if wishes.registered {
+        let plane =
+            ControlPlane::start_with(&base.join("plane"), &Choice { scheduler: false, ..Choice::default() });
+        let subjects = [(book::CORACLE, Some(Path::new(&binary))), (book::OTHER, wishes.against.as_deref())];
+        for (subject, binary) in subjects {
+            let Some(binary) = binary else { continue };
+            attempt(&format!("{subject}, registered"), &mut |book| {
+                registered::measure(book, subject, binary, &runtime, &plane, base, &plan);
+            });
+        }
+        book.print();
+        return if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+    }
     // Before and after the agents, so that a machine that changes its speed shows.
     attempt("bare CRI calls", &mut |book| bare::measure(book, &runtime, base, &plan));
     attempt("coracle", &mut |book| {

@@ -97,7 +97,8 @@ pub fn measure(
     }
 }
 
-fn process_memory(book: &mut Book, subject: &'static str, agent: &Agent, when: &str) {
+/// Its memory and threads now.
+pub fn process_memory(book: &mut Book, subject: &'static str, agent: &Agent, when: &str) {
     let memory = process::memory(agent.pid());
     book.put(subject, &format!("resident, {when}"), "MiB", memory.resident);
     book.put(subject, &format!("proportional (PSS), {when}"), "MiB", memory.proportional);
@@ -108,7 +109,7 @@ fn process_memory(book: &mut Book, subject: &'static str, agent: &Agent, when: &
 }
 
 /// Lets the agent come to rest, watches it rest, then looks at its memory.
-fn footprint(book: &mut Book, subject: &'static str, agent: &Agent, plan: &Plan, count: usize) {
+pub fn footprint(book: &mut Book, subject: &'static str, agent: &Agent, plan: &Plan, count: usize) {
     pause(plan.settle);
     let idle = process::idle(agent.pid(), plan.idle);
     book.put(subject, &format!("idle processor, {count} pods"), "%", idle.cpu_percent);

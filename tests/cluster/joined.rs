@@ -7,10 +7,17 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::control_plane::{Choice, ControlPlane};
+use crate::support::launch::incumbent;
 use crate::support::node::Node;
 
 /// Debug builds of everything but the control plane, side by side.
 pub const LIMIT: Duration = Duration::from_secs(90);
+
+/// The same for what the agent does in its own time: the Go kubelet looks at some things only
+/// once in a minute or two.
+pub fn patience() -> Duration {
+    if incumbent() { LIMIT * 3 } else { LIMIT }
+}
 
 /// The control plane that tests share which do not stop it. It ends with the program.
 pub fn shared() -> &'static ControlPlane {
@@ -89,7 +96,7 @@ impl<'a> Joined<'a> {
                 *last.borrow_mut() = pod;
             }
             assert!(
-                begun.elapsed() < LIMIT,
+                begun.elapsed() < patience(),
                 "waited in vain for pod {name} to be {what}; last seen: {}\n{}",
                 last.borrow()["status"],
                 self.plane.kubectl(&[
@@ -112,7 +119,7 @@ impl<'a> Joined<'a> {
     pub fn wait_gone(&self, name: &str) {
         let begun = std::time::Instant::now();
         while let Some(pod) = self.plane.get(&["pod", name]) {
-            if begun.elapsed() > LIMIT {
+            if begun.elapsed() > patience() {
                 // What every thread waits for goes to the agent's log, which is printed.
                 crate::support::containerd::kill(self.node.pid(), "QUIT");
                 crate::support::wait::pause(Duration::from_secs(1));

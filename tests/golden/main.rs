@@ -234,6 +234,8 @@ fn pods_are_handled_as_recorded() {
         json!({
             "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
             "clusterDNS": ["10.96.0.10"],
+            // As recorded: what a node has left for pods shows in their environment.
+            "evictionHard": {"memory.available": "1Mi"},
             "clusterDomain": "cluster.local",
             "resolvConf": resolv_conf,
             "syncFrequency": "10s",

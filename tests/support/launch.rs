@@ -2,7 +2,7 @@
 //! `config.yaml`, `manifests`, `logs`, `root`, `scratch` and `agent-<start>.log`.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -14,6 +14,43 @@ use super::wait::wait_until;
 
 /// The address that every node under test says it has.
 const NODE_IP: &str = "192.0.2.10";
+
+/// Whether the tests run the Go kubelet in coracle's place: it is what they are proven on.
+pub fn incumbent() -> bool {
+    std::env::var("CLUSTER_AGENT").is_ok_and(|agent| agent == "kubelet")
+}
+
+/// Whether the Go kubelet runs, of which the rest of the test does not hold. The reason is
+/// printed, and `tests/run` counts it.
+pub fn differs_on_the_incumbent(test: &str, reason: &str) -> bool {
+    use std::io::Write as _;
+    if incumbent() {
+        // Not by the macro, whose text a test that passes keeps to itself.
+        let _ = writeln!(std::io::stderr(), "on the Go kubelet, skipped: {test}: {reason}");
+    }
+    incumbent()
+}
+
+/// The agent under test.
+pub fn binary() -> PathBuf {
+    if incumbent() {
+        let bin = std::env::var_os("CONTROLPLANE_BIN").expect("CONTROLPLANE_BIN: run through tests/run");
+        return PathBuf::from(bin).join("kubelet");
+    }
+    super::solo::binary()
+}
+
+/// What the Go kubelet needs to leave the machine alone and to take no part in its troubles:
+/// its default directory of volume plugins is the machine's, and a full disk is no test's matter.
+pub fn incumbent_config(dir: &Path) -> Value {
+    json!({
+        "volumePluginDir": dir.join("volume-plugins"),
+        "makeIPTablesUtilChains": false,
+        "evictionHard": {"imagefs.available": "0%", "memory.available": "0%", "nodefs.available": "0%",
+            "nodefs.inodesFree": "0%", "imagefs.inodesFree": "0%"},
+        "imageGCHighThresholdPercent": 100,
+    })
+}
 
 /// Writes the kubelet configuration for the next start: what all have in common, and `extra`
 /// over it. A field that is null there is left away.

@@ -116,6 +116,8 @@ impl Node {
             "healthzPort": self.healthz,
             "fileCheckFrequency": "20s",
         });
+        let ours =
+            if launch::incumbent() { launch::over(ours, launch::incumbent_config(&self.dir)) } else { ours };
         launch::write_config(&self.dir, &self.containerd.endpoint(), launch::over(ours, extra));
     }
 
@@ -161,8 +163,12 @@ impl Node {
     pub fn launch_agent(&mut self) {
         assert!(self.agent.is_none(), "the agent runs already");
         self.starts += 1;
-        let mut command = launch::command(&super::solo::binary(), &self.dir, &self.node_name);
+        let mut command = launch::command(&launch::binary(), &self.dir, &self.node_name);
         let log = self.dir.join(format!("agent-{}.log", self.starts));
+        if launch::incumbent() && !self.flags.iter().any(|flag| flag == "--cert-dir") {
+            // It has a serving certificate in any case; the default place is the machine's.
+            command.arg("--cert-dir").arg(self.dir.join("pki"));
+        }
         self.agent = Some(launch::spawn(command.args(&self.flags), &log));
     }
 
@@ -419,8 +425,9 @@ impl Node {
         self.empty();
         cop::assert_no_mounts_below(&self.root());
         if let (Some(first), Some(agent)) = (self.first, self.agent.as_ref()) {
-            // A restarted agent starts from its own first look, which no test took.
-            if self.starts == 1 {
+            // A restarted agent starts from its own first look, which no test took. What the Go
+            // kubelet holds is its own affair.
+            if self.starts == 1 && !launch::incumbent() {
                 cop::assert_back_to(first, agent.id(), MAX_RESIDENT_KIB);
             }
         }

@@ -11,6 +11,7 @@ use super::super::error::ApiError;
 use super::super::objects::{
     self, Changed, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Stored, Strategy, TimeToLive,
 };
+use super::super::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use super::super::services::Services;
 use super::super::target::{Group, Target};
 use super::super::tokens::{TokenAnswer, TokenApi, Tokens};
@@ -55,6 +56,7 @@ impl PodApi {
             objects: Objects::new(strategy, Arc::new(requests(client)), time_to_live, changed),
             tokens: Tokens::new(Box::new(requests(client))),
             services,
+            classes: RuntimeClasses::new(Box::new(requests(client))),
         };
         Ok((pod_api, running))
     }
@@ -102,6 +104,15 @@ impl TokenApi for Requests {
     fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String> {
         let target = Target::service_account_token(namespace, account);
         self.client.create(&target, body).map_err(|error| error.to_string())
+    }
+}
+
+impl ClassApi for Requests {
+    fn read(&self, name: &str) -> Result<Class, ClassError> {
+        self.client.get(&Target::runtime_classes().name(name)).map_err(|error| match error.is_not_found() {
+            true => ClassError::NotFound(name.to_owned()),
+            false => ClassError::Unavailable { name: name.to_owned(), why: error.to_string() },
+        })
     }
 }
 

@@ -1,15 +1,16 @@
 //! One round of list and watch.
 
 use std::collections::HashMap;
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::page::Page;
+use super::page::{Page, decode};
 use super::waits::Waits;
 use super::{Change, Watched};
-use crate::kube::client::{Client, PAGE, Unreadable};
+use crate::kube::client::{Client, MAX_BODY_BYTES, PAGE, Unreadable};
 use crate::kube::error::ApiError;
 use crate::transport::api::{DialError, Lines, Use};
 use crate::util::backoff::random_unit;
@@ -27,7 +28,7 @@ const MAX_SHORT: u32 = 5;
 /// A list by way of a watch that takes longer is told of.
 const SLOW: Duration = Duration::from_secs(10);
 /// Longer than any object that API servers store, as JSON.
-const MAX_LINE_BYTES: usize = 64 * 1024 * 1024;
+const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 /// Marks the bookmark after which the events are news.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
@@ -164,8 +165,7 @@ impl<'a, S> Reflector<'a, S> {
             match event {
                 Event::Set(object) => {
                     let key = key(&object);
-                    let item = serde_json::from_value(object)
-                        .map_err(|error| self.form("watch", &error.to_string()))?;
+                    let item = decode(object).map_err(|error| self.form("watch", &error.to_string()))?;
                     items.insert(key, item);
                 }
                 Event::Removed(object) => {
@@ -246,7 +246,7 @@ impl<'a, S> Reflector<'a, S> {
         query.sort_unstable();
         let target = &self.watched.target;
         let mut body = self.client.stream("list", target, &query, Use::Call)?;
-        let page = serde_json::from_reader(&mut body);
+        let page = serde_json::from_reader(body.by_ref().take(MAX_BODY_BYTES));
         page.map_err(|error| {
             let wrong = Unreadable::new(&mut body, error);
             self.client.unreadable("list", target, wrong)
@@ -340,7 +340,7 @@ impl<'a, S> Reflector<'a, S> {
             {
                 return self.went_back(version);
             }
-            match serde_json::from_value(object) {
+            match decode(object) {
                 Ok(object) if removed => self.tell(Change::Removed(object)),
                 Ok(object) => self.tell(Change::Set(object)),
                 // DIFFERS: upstream ends the watch and lists again. One object that cannot be

@@ -1,0 +1,182 @@
+//! RuntimeClasses: which handler of the runtime a pod's class means
+//! (Go: pkg/kubelet/runtimeclass).
+//!
+//! DIFFERS: upstream follows all classes with a watch. Few pods name one, and a handler never
+//! changes while its class exists: a class is read when a sandbox needs it, and kept a minute.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+/// How long a class is believed without another question.
+const FRESH: Duration = Duration::from_secs(60);
+
+/// What is read of a RuntimeClass.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Class {
+    /// The runtime's name for it.
+    handler: String,
+}
+
+/// Why there is no handler.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClassError {
+    /// There is no such class.
+    #[error("runtimeclass.node.k8s.io {0:?} not found")]
+    NotFound(String),
+    /// Nobody could be asked.
+    #[error("failed to lookup RuntimeClass {name}: {why}")]
+    Unavailable {
+        /// The class.
+        name: String,
+        /// The request's failure.
+        why: String,
+    },
+}
+
+/// What is asked of the API server; a trait so that tests need no server.
+pub trait ClassApi: Send + Sync {
+    /// Reads a class.
+    ///
+    /// # Errors
+    /// See [`ClassError`].
+    fn read(&self, name: &str) -> Result<Class, ClassError>;
+}
+
+/// The classes that pods of this node have named. Clones share them.
+#[derive(Clone)]
+pub struct RuntimeClasses {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    api: Box<dyn ClassApi>,
+    /// Handler and age by class, no more than the cluster has. Never held across a request.
+    known: Mutex<HashMap<String, (String, Instant)>>,
+}
+
+impl fmt::Debug for RuntimeClasses {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("RuntimeClasses")
+    }
+}
+
+impl RuntimeClasses {
+    /// None yet.
+    #[must_use]
+    pub fn new(api: Box<dyn ClassApi>) -> RuntimeClasses {
+        RuntimeClasses { shared: Arc::new(Shared { api, known: Mutex::default() }) }
+    }
+
+    /// The handler of a class, for a new sandbox. May ask the API server; while that is away
+    /// what was last read still counts.
+    ///
+    /// # Errors
+    /// See [`ClassError`].
+    pub fn handler(&self, name: &str) -> Result<String, ClassError> {
+        self.handler_at(name, Instant::now())
+    }
+
+    /// The handler of a class as it was last read, however long ago; asked for only if it
+    /// never was.
+    ///
+    /// # Errors
+    /// See [`ClassError`].
+    pub fn known_handler(&self, name: &str) -> Result<String, ClassError> {
+        let known = self.known().get(name).map(|(handler, _)| handler.clone());
+        known.map_or_else(|| self.handler(name), Ok)
+    }
+
+    fn handler_at(&self, name: &str, now: Instant) -> Result<String, ClassError> {
+        let known = self.known().get(name).cloned();
+        if let Some((handler, read)) = &known
+            && now.saturating_duration_since(*read) < FRESH
+        {
+            return Ok(handler.clone());
+        }
+        match (self.shared.api.read(name), known) {
+            (Ok(class), _) => {
+                self.known().insert(name.to_owned(), (class.handler.clone(), now));
+                Ok(class.handler)
+            }
+            (Err(ClassError::Unavailable { why, .. }), Some((handler, _))) => {
+                log::debug!("RuntimeClass {name}: {why}; its last known handler is used");
+                Ok(handler)
+            }
+            (Err(error), _) => {
+                self.known().remove(name);
+                Err(error)
+            }
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<String, (String, Instant)>> {
+        self.shared.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+impl RuntimeClasses {
+    /// No class exists.
+    pub(crate) fn none() -> RuntimeClasses {
+        struct None;
+        impl ClassApi for None {
+            fn read(&self, name: &str) -> Result<Class, ClassError> {
+                Err(ClassError::NotFound(name.to_owned()))
+            }
+        }
+        RuntimeClasses::new(Box::new(None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the server says next, and how often it was asked.
+    struct Server(Arc<Mutex<(Result<&'static str, bool>, u32)>>);
+
+    impl ClassApi for Server {
+        fn read(&self, name: &str) -> Result<Class, ClassError> {
+            let mut state = self.0.lock().unwrap();
+            state.1 += 1;
+            match state.0 {
+                Ok(handler) => Ok(Class { handler: handler.to_owned() }),
+                Err(true) => Err(ClassError::NotFound(name.to_owned())),
+                Err(false) => Err(ClassError::Unavailable {
+                    name: name.to_owned(),
+                    why: "connection refused".to_owned(),
+                }),
+            }
+        }
+    }
+
+    #[test]
+    fn a_class_is_read_when_needed_and_kept_a_minute() {
+        let state = Arc::new(Mutex::new((Err(true), 0)));
+        let classes = RuntimeClasses::new(Box::new(Server(Arc::clone(&state))));
+        let start = Instant::now();
+        let get = |second: u64| classes.handler_at("gvisor", start + Duration::from_secs(second));
+        let missing = ClassError::NotFound("gvisor".to_owned());
+        assert_eq!(missing.to_string(), "runtimeclass.node.k8s.io \"gvisor\" not found");
+        // What is not there is asked for each time: it may be made any moment.
+        assert_eq!(get(0), Err(missing.clone()));
+        assert_eq!(get(1), Err(missing.clone()));
+        state.lock().unwrap().0 = Err(false);
+        assert!(matches!(get(2), Err(ClassError::Unavailable { .. })));
+        state.lock().unwrap().0 = Ok("runsc");
+        assert_eq!(get(3).as_deref(), Ok("runsc"));
+        assert_eq!(get(62).as_deref(), Ok("runsc"));
+        assert_eq!(state.lock().unwrap().1, 4);
+        // The server is away: what is known counts. It was deleted: no more.
+        state.lock().unwrap().0 = Err(false);
+        assert_eq!(get(64).as_deref(), Ok("runsc"));
+        assert_eq!(classes.known_handler("gvisor").as_deref(), Ok("runsc"));
+        state.lock().unwrap().0 = Err(true);
+        assert_eq!(get(65), Err(missing));
+        assert!(classes.known_handler("gvisor").is_err());
+    }
+}

@@ -1,0 +1,285 @@
+//! What is measured of an agent that has joined a cluster: how soon a pod is ready after its
+//! creation, as a watch sees it, what the agent holds and does at rest, and how often it asks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use coracle::config;
+use coracle::kube::client::{Client, DeleteOptions};
+use coracle::kube::kubeconfig;
+use coracle::kube::target::{Group, Target};
+use coracle::kube::watch::{Change, Watched, spawn_reflector};
+use coracle::model::api::{Node, Pod};
+use coracle::util::threads::{OnDeath, Running};
+use crossbeam_channel::{Receiver, unbounded};
+use serde_json::{Value, json};
+
+use crate::agent::Agent;
+use crate::book::Book;
+use crate::process::cpu_seconds;
+use crate::rounds::{GRACE, Plan, footprint, process_memory};
+use crate::runtime::{LONG, Runtime};
+use crate::support::control_plane::ControlPlane;
+use crate::support::node::FOREVER;
+use crate::support::wait::{pause, wait_until};
+
+/// Single pods of each kind.
+const SINGLES: usize = 10;
+/// Pods at once.
+const CROWD: usize = 30;
+
+/// All measures of one binary.
+pub fn measure(
+    book: &mut Book,
+    subject: &'static str,
+    binary: &Path,
+    runtime: &Runtime,
+    plane: &ControlPlane,
+    base: &Path,
+    plan: &Plan,
+) {
+    let mut one = Joined::start(book, subject, binary, runtime, plane, base);
+    one.idle(book, plan, 0);
+    for (network, host) in [("host network", true), ("pod network", false)] {
+        one.singles(book, network, host);
+    }
+    one.crowd(book, plan);
+    process_memory(book, subject, &one.agent, "registered, after all, no pods");
+    one.agent.stop();
+    let complaints = one.agent.complaints();
+    if !complaints.is_empty() {
+        book.note(subject, "warnings and errors of its logs", &json!(complaints));
+    }
+}
+
+/// What the watch said of a pod, and when.
+struct Seen {
+    at: Instant,
+    name: String,
+    /// `None` when it has gone.
+    ready: Option<bool>,
+}
+
+struct Joined<'a> {
+    subject: &'static str,
+    agent: Agent,
+    plane: &'a ControlPlane,
+    admin: Client,
+    seen: Receiver<Seen>,
+    _watch: Running,
+}
+
+impl<'a> Joined<'a> {
+    fn start(
+        book: &mut Book,
+        subject: &'static str,
+        binary: &Path,
+        runtime: &Runtime,
+        plane: &'a ControlPlane,
+        base: &Path,
+    ) -> Joined<'a> {
+        let kubeconfig = plane.node_kubeconfig(subject);
+        let dir = base.join(format!("reg-{subject}"));
+        let mut agent = Agent::joining(binary, dir, runtime, subject, &kubeconfig);
+        let admin = administrator(plane);
+        let (tell, seen) = unbounded();
+        let watched = Watched {
+            target: Target::pods(),
+            field_selector: Some(format!("spec.nodeName={subject}")),
+            label_selector: None,
+        };
+        let sink = move |change: Change<Pod>| {
+            let at = Instant::now();
+            let (pods, gone) = match change {
+                Change::Replaced(pods) => (pods, false),
+                Change::Set(pod) => (vec![pod], false),
+                Change::Removed(pod) => (vec![pod], true),
+            };
+            for pod in pods {
+                let ready = (!gone).then(|| is_ready(&pod));
+                let _ = tell.send(Seen { at, name: pod.metadata.name.unwrap_or_default(), ready });
+            }
+        };
+        let watch =
+            spawn_reflector("bench", admin.clone(), watched, OnDeath::Nobody, sink).expect("a thread");
+        let begun = agent.launch();
+        wait_until("the node to be ready", LONG, || {
+            admin.get::<Node>(&Target::node(subject)).is_ok_and(|node| node_is_ready(&node))
+        });
+        book.put(subject, "start to node Ready", "ms", begun.elapsed().as_secs_f64() * 1e3);
+        agent.wait_healthy();
+        Joined { subject, agent, plane, admin, seen, _watch: watch }
+    }
+
+    /// Comes to rest and stays there a while.
+    fn idle(&self, book: &mut Book, plan: &Plan, count: usize) {
+        pause(plan.settle * 2);
+        let before = self.asked();
+        let begun = Instant::now();
+        footprint(book, self.subject, &self.agent, plan, count);
+        let span = Duration::from_secs(60).max(plan.idle);
+        pause(span.saturating_sub(begun.elapsed()));
+        let minutes = begun.elapsed().as_secs_f64() / 60.0;
+        let new = self.asked_since(&before);
+        let measure = format!("requests per minute, idle, {count} pods");
+        book.put(self.subject, &measure, "1/min", count_of(&new) / minutes);
+        book.note(self.subject, &measure, &json!(new));
+    }
+
+    /// Pods one after the other, and what they cost in requests.
+    fn singles(&self, book: &mut Book, network: &str, host: bool) {
+        let before = self.asked();
+        let names: Vec<String> =
+            (0..SINGLES).map(|number| format!("{}-{}-{number}", self.subject, &network[..3])).collect();
+        for name in &names {
+            let begun = Instant::now();
+            self.create(name, host);
+            let at = self.wait_seen(&[name.clone()], Some(true));
+            let took = at.duration_since(begun).as_secs_f64() * 1e3;
+            book.put(self.subject, &format!("created → Ready, {network}"), "ms", took);
+            pause(Duration::from_millis(1200));
+        }
+        // The last events are told.
+        pause(Duration::from_secs(2));
+        let new: BTreeMap<String, usize> =
+            self.asked_since(&before).into_iter().filter(|(kind, _)| !of_the_node(kind)).collect();
+        let pods = f64::from(u32::try_from(SINGLES).unwrap_or(u32::MAX));
+        let measure = format!("requests per pod start, {network}");
+        book.put(self.subject, &measure, "", count_of(&new) / pods);
+        book.note(self.subject, &measure, &json!(new));
+        for name in &names {
+            let begun = Instant::now();
+            self.delete(name);
+            let at = self.wait_seen(&[name.clone()], None);
+            let took = at.duration_since(begun).as_secs_f64() * 1e3;
+            book.put(self.subject, &format!("deleted → gone, {network}"), "ms", took);
+        }
+    }
+
+    fn crowd(&self, book: &mut Book, plan: &Plan) {
+        let names: Vec<String> = (0..CROWD).map(|number| format!("{}-many-{number}", self.subject)).collect();
+        let cpu = cpu_seconds(self.agent.pid());
+        let begun = Instant::now();
+        for name in &names {
+            self.create(name, true);
+        }
+        let at = self.wait_seen(&names, Some(true));
+        let took = at.duration_since(begun).as_secs_f64() * 1e3;
+        book.put(self.subject, &format!("{CROWD} created → all Ready"), "ms", took);
+        pause(Duration::from_secs(2));
+        let spent = cpu_seconds(self.agent.pid()) - cpu;
+        book.put(self.subject, &format!("processor for {CROWD} starts"), "s", spent);
+        self.idle(book, plan, CROWD);
+        let begun = Instant::now();
+        for name in &names {
+            self.delete(name);
+        }
+        let at = self.wait_seen(&names, None);
+        let took = at.duration_since(begun).as_secs_f64() * 1e3;
+        book.put(self.subject, &format!("{CROWD} deleted → all gone"), "ms", took);
+    }
+
+    fn create(&self, name: &str, host_network: bool) {
+        let target = Target::new(Group::Core, "pods").namespace("default");
+        let made = self.admin.create::<_, Value>(&target, &manifest(name, self.subject, host_network));
+        made.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+
+    fn delete(&self, name: &str) {
+        let deleted = self.admin.delete(&Target::pod("default", name), &DeleteOptions::default());
+        deleted.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+
+    /// Waits until the watch has said this of all of them: the moment it said so of the last.
+    fn wait_seen(&self, names: &[String], wanted: Option<bool>) -> Instant {
+        let mut missing: BTreeSet<&String> = names.iter().collect();
+        let deadline = Instant::now() + LONG;
+        loop {
+            let seen = self.seen.recv_deadline(deadline);
+            let seen = seen.unwrap_or_else(|_| panic!("waited in vain for {missing:?} to be {wanted:?}"));
+            if seen.ready == wanted && missing.remove(&seen.name) && missing.is_empty() {
+                return seen.at;
+            }
+        }
+    }
+
+    /// The requests of this node so far: their kinds by identity.
+    fn asked(&self) -> BTreeMap<String, String> {
+        let user = format!("system:node:{}", self.subject);
+        let text =
+            |one: &Value, at: &str| one.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let own = self.plane.requests().into_iter().filter(|one| text(one, "/user/username") == user);
+        own.map(|one| {
+            let mut kind = format!("{} {}", text(&one, "/verb"), text(&one, "/objectRef/resource"));
+            let part = text(&one, "/objectRef/subresource");
+            if !part.is_empty() {
+                kind = format!("{kind}/{part}");
+            }
+            (text(&one, "/auditID"), kind)
+        })
+        .collect()
+    }
+
+    /// How many of each kind are new.
+    fn asked_since(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, usize> {
+        let mut kinds = BTreeMap::new();
+        for (id, kind) in self.asked() {
+            if !before.contains_key(&id) {
+                *kinds.entry(kind).or_default() += 1;
+            }
+        }
+        kinds
+    }
+}
+
+/// What a node asks for whether or not a pod starts.
+fn of_the_node(kind: &str) -> bool {
+    ["leases", "nodes", "nodes/status", "csinodes", "csidrivers", "services", "runtimeclasses"]
+        .iter()
+        .any(|one| kind.split(' ').nth(1) == Some(one))
+}
+
+fn count_of(kinds: &BTreeMap<String, usize>) -> f64 {
+    f64::from(u32::try_from(kinds.values().sum::<usize>()).unwrap_or(u32::MAX))
+}
+
+fn administrator(plane: &ControlPlane) -> Client {
+    let path = plane.admin_kubeconfig();
+    let file = config::kubeconfig::load(&path).expect("the administrator's kubeconfig");
+    let credentials = kubeconfig::credentials(&file, &path).expect("its credentials");
+    Client::new(credentials, None).expect("a client")
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
+fn node_is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
+/// A pod as `kubectl apply` makes it: with the token that every pod gets.
+fn manifest(name: &str, node: &str, host_network: bool) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "nodeName": node,
+            "hostNetwork": host_network,
+            // There is no cluster DNS here, which would be an event each time.
+            "dnsPolicy": "Default",
+            "terminationGracePeriodSeconds": GRACE.as_secs(),
+            "containers": [{
+                "name": "main",
+                "image": "localhost/busybox:1",
+                "command": ["sh", "-c", FOREVER],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    })
+}

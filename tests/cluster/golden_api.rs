@@ -1,0 +1,310 @@
+//! A node's whole traffic beside the recorded one of a Go kubelet 1.36.3 in the same scenario.
+//!
+//! In `data`: `requests.jsonl`, every request in order (seconds, verb, URI, code, body);
+//! `events.txt`, the events before the deletions; `scenario.yaml`, the pods. The scenario: node1
+//! (192.0.2.10, a label, a static pod) registers; the pods are there, bound to it; after 14 s one
+//! of them gets a label, 12 s later two are deleted, a third with force, and the manifest goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::joined::{Joined, LIMIT, directory, text};
+use crate::recording::{Request, asked_by, common, differences, kinds, merge, recorded};
+use crate::support::control_plane::{Choice, ControlPlane};
+use crate::support::wait::{pause, wait_until};
+
+/// What is recorded and not asked by us, or the other way round, and why.
+const KINDS: &[(&str, &str)] = &[
+    ("get pods", "the watch has told already what a patch is computed from"),
+    ("get nodes", "the watch has told it"),
+    ("patch nodes/status", "the node is ready when it registers, and says so at once"),
+    ("get csinodes", "a CSINode comes with CSI volumes"),
+    ("create csinodes", "as above"),
+    ("watch csidrivers", "as above"),
+    ("watch runtimeclasses", "pods with a RuntimeClass are refused so far"),
+    ("deletecollection resourceslices", "no dynamic resources, hence nothing left of them"),
+];
+
+/// Where an object or a final status differs, and why: the object, the path, the reason.
+const FIELDS: &[(&str, &str, &str)] = &[
+    ("Node", "/status/conditions/3", "ready when it registers: nothing waits for a CSINode"),
+    ("Node", "/status/declaredFeatures", "only what works"),
+    ("Node at the end", "/status/declaredFeatures", "as above"),
+    ("create csinodes", "", "comes with CSI volumes"),
+    ("st-node1 delete pods", "/0/preconditions/uid", "no other mirror of that name is meant"),
+    ("too-big create serviceaccounts/token", "", "nothing is prepared for a refused pod"),
+    ("wrong-node create serviceaccounts/token", "", "as above"),
+    ("Event", "/involvedObject/resourceVersion", "nobody reads it, and pods would be kept for it"),
+];
+
+/// Events that only one of both has, and why: a part of the line.
+const EVENTS: &[(&str, &str)] = &[(
+    "Warning InvalidDiskCapacity node1",
+    "the first look at the disk comes before the node says anything",
+)];
+
+/// What the Node says of the machine.
+const MACHINE: &[&str] = &[
+    "/status/capacity",
+    "/status/allocatable",
+    "/status/images",
+    "/status/nodeInfo/machineID",
+    "/status/nodeInfo/systemUUID",
+    "/status/nodeInfo/bootID",
+    "/status/nodeInfo/kernelVersion",
+    "/status/nodeInfo/osImage",
+    "/status/nodeInfo/containerRuntimeVersion",
+    "/status/daemonEndpoints/kubeletEndpoint/Port",
+];
+
+/// Runs the scenario: the requests, and the events before the deletions.
+fn scenario() -> (Vec<Request>, BTreeSet<String>) {
+    let plane = ControlPlane::start_with(&directory("goldapi"), &Choice::bare());
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cluster/data");
+    let meta = |name: &str| json!({"name": name, "namespace": "default"});
+    plane.apply(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta("cm1"), "data": {"k1": "v1", "k2": "v2"}}));
+    plane.apply(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta("s1"), "stringData": {"pw": "swordfish"}}));
+    let kubeconfig = plane.node_kubeconfig("node1").display().to_string();
+    let flags = ["--kubeconfig", &kubeconfig, "--node-labels", "example.org/zone=a"];
+    let config = json!({"clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local"});
+    let mut joined = Joined::prepare_with(&plane, "node1", config, &flags);
+    let script = "trap exit TERM; while :; do sleep 1; done";
+    let container = json!({"name": "c", "image": "localhost/busybox:1", "command": ["sh", "-c", script]});
+    joined.node.apply(
+        "st.json",
+        &json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "st", "namespace": "default", "labels": {"app": "st"}},
+            "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]},
+        }),
+    );
+    plane.kubectl(&["apply", "-f", &data.join("scenario.yaml").display().to_string()]);
+    joined.node.start_agent();
+    pause(Duration::from_secs(14));
+    plane.kubectl(&["label", "pod", "simple", "golden=yes"]);
+    pause(Duration::from_secs(12));
+    let list = plane.get(&["events", "-A"]).unwrap_or_default();
+    let events = list["items"].as_array().into_iter().flatten().map(|event| {
+        let said = |pointer| text(event, pointer);
+        line(said("/type"), said("/reason"), said("/involvedObject/name"), said("/message"))
+    });
+    let events = events.collect();
+    plane.kubectl(&["delete", "pod", "simple", "config", "--wait=false"]);
+    plane.kubectl(&["delete", "pod", "init-and-probe", "--force", "--grace-period=0", "--wait=false"]);
+    joined.node.remove("st.json");
+    for gone in ["simple", "config", "st-node1"] {
+        joined.wait_gone(gone);
+    }
+    wait_until("the forced one to end", LIMIT, || {
+        !joined.node.running_of_all().contains_key("init-and-probe")
+    });
+    joined.node.stop_agent();
+    (asked_by(&plane.requests(), "system:node:node1"), events)
+}
+
+/// An event in one line.
+fn line(kind: &str, reason: &str, object: &str, message: &str) -> String {
+    let message = common(&json!(message));
+    format!("{kind} {reason} {object}: {}", message.as_str().unwrap_or_default())
+}
+
+/// The lines of `events.txt`, whose columns are aligned.
+fn recorded_events() -> BTreeSet<String> {
+    let rows = include_str!("data/events.txt").lines().skip(1);
+    rows.map(|row| {
+        let mut rest = row;
+        let mut column = || {
+            let (one, tail) = rest.split_once(' ').unwrap_or((rest, ""));
+            rest = tail.trim_start();
+            one
+        };
+        let (kind, reason, object, _count) = (column(), column(), column(), column());
+        line(kind, reason, object, rest)
+    })
+    .collect()
+}
+
+/// The status of a pod after each of its patches, with the time.
+fn statuses(requests: &[Request], pod: &str) -> Vec<(f64, Value)> {
+    let mut whole = json!({"status": {"phase": "Pending"}});
+    let patches = requests
+        .iter()
+        .filter(|one| one.kind() == "patch pods/status" && one.name() == pod && one.code == 200);
+    patches
+        .map(|one| {
+            merge(&mut whole, &one.body);
+            (one.at, common(&whole["status"]))
+        })
+        .collect()
+}
+
+/// The requests for a pod. A pod that crashes again and again is looked at up to the end of its
+/// second restart: how many there are later is a matter of the clock.
+fn of_pod<'a>(requests: &'a [Request], pod: &str) -> (Vec<&'a Request>, Value) {
+    let mut all = statuses(requests, pod);
+    if pod == "crash" {
+        let over = |status: &Value| {
+            let of_container = |field| status.pointer(&format!("/containerStatuses/0/{field}"));
+            of_container("restartCount") == Some(&json!(2)) && of_container("state/running").is_none()
+        };
+        let end = all.iter().position(|(_, status)| over(status)).expect("it was restarted twice");
+        all.truncate(end + 1);
+    }
+    let (at, last) = all.pop().unwrap_or_default();
+    let until = if pod == "crash" { at } else { f64::MAX };
+    let of_pod = |one: &&Request| one.about().as_deref() == Some(pod) && one.at <= until;
+    (requests.iter().filter(of_pod).collect(), last)
+}
+
+/// What a test has to say, at once and at its end.
+#[derive(Default)]
+struct Verdict(Vec<String>);
+
+impl Verdict {
+    fn check(&mut self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            self.0.push(what());
+        }
+    }
+
+    /// Two objects, but for what is known.
+    fn same(&mut self, object: &str, recorded: &Value, ours: &Value) {
+        for (path, recorded, ours) in differences("", &common(recorded), &common(ours)) {
+            let known =
+                FIELDS.iter().any(|(of, at, _)| (*of == object || *of == "*") && path.starts_with(at));
+            self.check(known, || format!("{object} {path}: recorded {recorded}, ours {ours}"));
+        }
+    }
+}
+
+fn first<'a>(requests: &'a [Request], kind: &str) -> &'a Value {
+    static NONE: Value = Value::Null;
+    requests.iter().find(|one| one.kind() == kind).map_or(&NONE, |one| &one.body)
+}
+
+#[test]
+fn the_traffic_is_the_recorded_one_or_less() {
+    let theirs = recorded();
+    let (ours, events) = scenario();
+    let mut verdict = Verdict::default();
+
+    // Which requests there are at all.
+    let (their_kinds, our_kinds) = (kinds(&theirs), kinds(&ours));
+    let all: BTreeSet<&String> = their_kinds.keys().chain(our_kinds.keys()).collect();
+    println!("{:<40} {:>8} {:>6}", "request", "recorded", "ours");
+    for kind in all {
+        let (recorded, ours) = (their_kinds.get(kind), our_kinds.get(kind));
+        println!("{kind:<40} {:>8} {:>6}", recorded.unwrap_or(&0), ours.unwrap_or(&0));
+        let known = recorded.is_some() == ours.is_some() || KINDS.iter().any(|(one, _)| one == kind);
+        verdict.check(known, || format!("{kind}: recorded {recorded:?}, ours {ours:?}"));
+    }
+    println!("{:<40} {:>8} {:>6}", "all", theirs.len(), ours.len());
+    verdict.check(ours.len() <= theirs.len(), || format!("{} requests in all", ours.len()));
+    let watches = |requests: &[Request]| -> BTreeMap<String, usize> {
+        let mut all = BTreeMap::new();
+        for one in requests.iter().filter(|one| one.verb == "watch") {
+            *all.entry(format!("{} {}", one.path, one.selector())).or_default() += 1;
+        }
+        all
+    };
+    let their_watches = watches(&theirs);
+    for (watch, times) in watches(&ours) {
+        let most = their_watches.get(&watch).copied().unwrap_or_default();
+        verdict.check(times <= most, || format!("watched {times} times instead of {most}: {watch}"));
+    }
+
+    // What is registered.
+    let machine = |node: &Value| {
+        let mut node = node.clone();
+        for pointer in MACHINE {
+            if let Some(value) = node.pointer_mut(pointer) {
+                *value = json!("<machine>");
+            }
+        }
+        node
+    };
+    let node = |requests| machine(first(requests, "create nodes"));
+    verdict.same("Node", &node(&theirs), &node(&ours));
+    for kind in ["create csinodes", "create leases", "update leases", "create pods"] {
+        verdict.same(kind, first(&theirs, kind), first(&ours, kind));
+    }
+    let ready = |requests: &[Request]| {
+        let mut merged = json!({});
+        for one in
+            requests.iter().filter(|one| one.kind() == "create nodes" || one.kind() == "patch nodes/status")
+        {
+            merge(&mut merged, &one.body);
+        }
+        machine(&merged)
+    };
+    verdict.same("Node at the end", &ready(&theirs), &ready(&ours));
+
+    // Every pod.
+    let pods: BTreeSet<String> = theirs.iter().chain(&ours).filter_map(Request::about).collect();
+    println!("{:<24} {:>20} {:>20}", "pod", "patches rec./ours", "requests rec./ours");
+    for pod in pods.iter().filter(|pod| *pod != "node1") {
+        let (their_requests, their_end) = of_pod(&theirs, pod);
+        let (our_requests, our_end) = of_pod(&ours, pod);
+        verdict.same(pod, &their_end, &our_end);
+        let patches = |all: &[&Request]| all.iter().filter(|one| one.kind() == "patch pods/status").count();
+        let (their_patches, our_patches) = (patches(&their_requests), patches(&our_requests));
+        let (most, asked) = (their_requests.len(), our_requests.len());
+        println!(
+            "{pod:<24} {:>20} {:>20}",
+            format!("{their_patches} / {our_patches}"),
+            format!("{most} / {asked}")
+        );
+        let list = || {
+            let told = |one: &&Request| {
+                format!("  {:.2} {} {} {} {}", one.at, one.verb, one.path, one.code, one.body)
+            };
+            our_requests.iter().map(told).collect::<Vec<_>>().join("\n")
+        };
+        verdict.check(our_patches <= their_patches && asked <= most, || {
+            format!("{pod}: {our_patches} status patches instead of {their_patches}, {asked} requests instead of {most}:\n{}", list())
+        });
+        // Tokens, and the end.
+        for kind in ["create serviceaccounts/token", "delete pods"] {
+            let of = |all: &[&Request]| -> Vec<Value> {
+                all.iter().filter(|one| one.kind() == kind).map(|one| one.body.clone()).collect()
+            };
+            verdict.same(&format!("{pod} {kind}"), &json!(of(&their_requests)), &json!(of(&our_requests)));
+        }
+    }
+
+    // Events: what kubectl shows, and the bodies.
+    let mut recorded = recorded_events();
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        recorded.retain(|one| !one.contains(" CgroupV1 "));
+    }
+    for one in recorded.symmetric_difference(&events) {
+        let known = EVENTS.iter().any(|(part, _)| one.contains(part));
+        let side = if events.contains(one) { "only ours" } else { "only recorded" };
+        verdict.check(known, || format!("event {side}: {one}"));
+    }
+    let bodies = |requests: &[Request]| -> BTreeMap<String, Value> {
+        let events = requests.iter().filter(|one| one.kind() == "create events");
+        events
+            .map(|one| {
+                let said = |pointer| text(&one.body, pointer);
+                let field = said("/involvedObject/fieldPath");
+                let key = format!("{} {} {field}", said("/involvedObject/name"), said("/reason"));
+                let mut body = common(&one.body);
+                // Its time.
+                body["metadata"]["name"] = json!("<name>");
+                (key, body)
+            })
+            .collect()
+    };
+    let (their_events, our_events) = (bodies(&theirs), bodies(&ours));
+    for (key, body) in &our_events {
+        if let Some(recorded) = their_events.get(key) {
+            verdict.same("Event", recorded, body);
+        }
+    }
+
+    assert!(verdict.0.is_empty(), "{} differences:\n{}", verdict.0.len(), verdict.0.join("\n"));
+}
