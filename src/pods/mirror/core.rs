@@ -172,6 +172,7 @@ impl Core {
             (Some(pod), None) if taken => {
                 Step::Ask(Request::Get { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() })
             }
+            // DIFFERS: the Go kubelet waits for the pod's next periodic sync.
             (Some(pod), None) => match owner {
                 Some(owner) => Step::Ask(Request::Create(Box::new(mirror_of(pod, owner)))),
                 None => Step::NoNode,

@@ -130,11 +130,11 @@ impl Core {
                 }
                 Ordering::Greater => {
                     record.pod = shown.pod;
-                    record.behind = None;
                     // Its deletion is shown as an edit first.
                     if record.stage == Stage::Over && record.pod.is_deleting() {
                         return;
                     }
+                    record.behind = None;
                     record.stage = Stage::Known;
                     if record.server_fault {
                         return;
