@@ -169,7 +169,8 @@ fn the_node_asks_what_it_may_and_keeps_secrets() {
     if differs_on_the_incumbent("rights", "the list is of coracle's requests, and the logs are coracle's") {
         return;
     }
-    let plane = ControlPlane::start_with(&directory("rights-cp"), &Choice { scheduler: false, ..Choice::default() });
+    let plane =
+        ControlPlane::start_with(&directory("rights-cp"), &Choice { scheduler: false, ..Choice::default() });
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
     plane.wait(&["configmap", "kube-root-ca.crt"], "made", LIMIT, |_| true);
     let registry = Registry::with_password(&directory("rights-images"), "user", PASSWORD);

@@ -46,7 +46,8 @@ impl PodApi {
         changed: Changed,
         deaths: &Sender<Died>,
     ) -> io::Result<(PodApi, Running)> {
-        let requests = |client: &Client| Requests { client: client.with_timeout(TIMEOUT), deaths: deaths.clone() };
+        let requests =
+            |client: &Client| Requests { client: client.with_timeout(TIMEOUT), deaths: deaths.clone() };
         let services = Services::default();
         let known = services.clone();
         let watched = Watched {
