@@ -236,7 +236,7 @@ fn meanwhile(solo: &Solo, has_seen: bool) {
     solo.assert_answers();
 }
 
-fn settle(solo: Solo, case: &Case, before: &Before) {
+fn settle(solo: Solo, case: &Case, before: &Before, deaths: i32) {
     for name in ["web", "hurt", "late", "fixed", "fixed-late"] {
         wait_told(&solo, case, name);
     }
@@ -253,7 +253,9 @@ fn settle(solo: Solo, case: &Case, before: &Before) {
     assert_eq!((solo.running("web"), solo.running("fixed")), (before.web.clone(), before.fixed.clone()));
     assert_eq!(solo.containers("web").len(), BOTH.len(), "nothing was started in vain");
     let hurt = solo.shown("hurt").unwrap();
-    assert_eq!(restarts(&hurt, "main"), 1);
+    // An agent that dies between the creation and the start costs a number.
+    let count = restarts(&hurt, "main");
+    assert!((1..=1 + deaths).contains(&count), "{count} restarts of a container that died once");
     assert!(container(&hurt, "main").is_some_and(|one| one.last_state.is_some()));
     let sent = solo.api().requests();
     pause(Duration::from_secs(2));
@@ -277,7 +279,7 @@ fn it_misbehaves() {
         tell(&format!("api server {case:?}: {rate:.1} requests/s during the fault"));
         solo.api().heal();
         (case.heal)(solo.api());
-        settle(solo, case, &before);
+        settle(solo, case, &before, 0);
         assert!(rate <= MAX_RATE, "{rate:.1} requests/s during the fault");
     });
 }
@@ -317,7 +319,7 @@ fn it_misbehaves_and_the_agent_dies() {
         pause(Duration::from_secs(case.lasts).saturating_sub(begun.elapsed()));
         solo.api().heal();
         (case.heal)(solo.api());
-        settle(solo, case, &before);
+        settle(solo, case, &before, 3);
     });
 }
 

@@ -142,10 +142,14 @@ fn a_status_is_told_once() {
     assert_eq!(bench.run(), NOTHING);
     bench.store(&pod, json!({"phase": "Pending", "hostIP": "192.0.2.1"}));
     assert_eq!(bench.run(), [r#"web patch {"hostIP":"192.0.2.1","startTime":"1970-01-01T00:00:00Z"}"#]);
-    // The echo is no news, and what is older even less.
+    // The echo is no news.
     let echo = bench.server.pod("web");
     bench.show(echo);
+    assert_eq!(bench.after(60), NOTHING);
+    // Who shows older states for long is asked, once.
     bench.show(pod.clone());
+    assert_eq!(bench.after(1), NOTHING);
+    assert_eq!(bench.after(60), ["web get"]);
     assert_eq!(bench.after(60), NOTHING);
     assert_eq!(bench.core.next_due(), None, "nothing wakes an idle node");
     // Only the newest of several is told.
@@ -281,7 +285,7 @@ fn a_pod_that_is_over_and_unwanted_is_deleted() {
     // A late echo does not bring it back; its end clears up.
     bench.show(pod.clone());
     bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
-    assert_eq!(bench.after(60), NOTHING);
+    assert_eq!(bench.after(1), NOTHING);
     bench.core.shown(pod.uid().clone(), ApiPod { pod, removed: true }, bench.now);
     assert!(bench.core.local(&"1".into()).is_none());
 }
@@ -310,8 +314,9 @@ fn a_pod_that_is_gone_or_another_one_is_left_alone() {
     bench.server.pods.clear();
     bench.store(&pod, json!({"phase": "Running"}));
     assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#]);
+    // The watch will tell; should it not, the pod is looked for now and then.
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
-    assert_eq!(bench.after(60), NOTHING);
+    assert_eq!(bench.after(60), ["web get"]);
     // Its successor has the name, but not the UID.
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", started());
