@@ -81,8 +81,8 @@ pub(super) fn connect(
 ) -> Result<Option<Cluster>, StartError> {
     let Some((credentials, renewed)) = credentials(args, config)? else { return Ok(None) };
     let limits = event_sink::limits(config.kube_api_qps, config.kube_api_burst);
-    let client = Client::new(credentials, Some(limits))
-        .map_err(|error| StartError::Refused(error.to_string()))?;
+    let client =
+        Client::new(credentials, Some(limits)).map_err(|error| StartError::Refused(error.to_string()))?;
     let node = NodeWatch::new();
     let annotated = node.clone();
     let time_to_live = move || {

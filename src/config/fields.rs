@@ -343,7 +343,12 @@ pub static FIELDS: &[Field] = &[
     time("cpuCFSQuotaPeriod", "100ms", "period of CPU limits, 1ms to 1s").keeps_zero().works(),
     int("nodeStatusMaxImages", 50, "images listed in the node status; -1 means all").keeps_zero().works(),
     long("maxOpenFiles", 1_000_000, "open files this process may have").works(),
-    text("contentType", "application/vnd.kubernetes.protobuf", "encoding asked of the API server; it is always JSON").ignored(),
+    text(
+        "contentType",
+        "application/vnd.kubernetes.protobuf",
+        "encoding asked of the API server; it is always JSON",
+    )
+    .ignored(),
     int("kubeAPIQPS", 50, "API requests per second; 0 means the client library's 5").keeps_zero().works(),
     int("kubeAPIBurst", 100, "API requests that may be sent at once").works(),
     flag("serializeImagePulls", true, "pull one image after another").works(),
@@ -379,8 +384,12 @@ pub static FIELDS: &[Field] = &[
     map("systemReserved", "resources kept for the system, taken from the node's allocatable").works(),
     map("kubeReserved", "resources kept for Kubernetes' own daemons, taken from the node's allocatable")
         .works(),
-    text("reservedSystemCPUs", "", "CPUs kept for the system, such as 0-1,4, taken from the node's allocatable")
-        .works(),
+    text(
+        "reservedSystemCPUs",
+        "",
+        "CPUs kept for the system, such as 0-1,4, taken from the node's allocatable",
+    )
+    .works(),
     text("showHiddenMetricsForVersion", "", "previous minor version whose hidden metrics are shown"),
     text("systemReservedCgroup", "", "cgroup of the system's daemons"),
     text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons"),
@@ -454,7 +463,8 @@ pub static FIELDS: &[Field] = &[
     )
     .keeps_zero(),
     text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS"),
-    Field::of("registerWithTaints", Kind::Items(TAINT), Preset::Empty, "taints the node registers with").works(),
+    Field::of("registerWithTaints", Kind::Items(TAINT), Preset::Empty, "taints the node registers with")
+        .works(),
     flag("registerNode", true, "register this node with the API server").works(),
     Field::of("tracing.endpoint", Kind::Text, Preset::Nil, "where traces are sent"),
     Field::of("tracing.samplingRatePerMillion", Kind::Int32, Preset::Nil, "traces kept of a million")

@@ -146,9 +146,10 @@ mod tests {
             match state.0 {
                 Ok(handler) => Ok(Class { handler: handler.to_owned() }),
                 Err(true) => Err(ClassError::NotFound(name.to_owned())),
-                Err(false) => {
-                    Err(ClassError::Unavailable { name: name.to_owned(), why: "connection refused".to_owned() })
-                }
+                Err(false) => Err(ClassError::Unavailable {
+                    name: name.to_owned(),
+                    why: "connection refused".to_owned(),
+                }),
             }
         }
     }

@@ -229,8 +229,8 @@ mod tests {
     use serde_json::json;
 
     use crate::kube::objects::Objects;
-    use crate::kube::services::Services;
     use crate::kube::runtime_classes::RuntimeClasses;
+    use crate::kube::services::Services;
     use crate::kube::tokens::Tokens;
 
     fn env_with(

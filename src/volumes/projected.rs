@@ -158,7 +158,12 @@ mod tests {
         ]);
         objects.set(&Key::new(Kind::ConfigMap, "n", "gone"), None);
         objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
-        PodApi { objects, tokens: Tokens::fixed(), services: Default::default(), classes: RuntimeClasses::none() }
+        PodApi {
+            objects,
+            tokens: Tokens::fixed(),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+        }
     }
 
     fn collect_for(pod: &Pod, source: Value, api: Option<&PodApi>) -> Result<Payload, String> {

@@ -453,7 +453,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (events, queue) = EventSink::new();
         let objects = Objects::fixed(Vec::new());
-        let api = PodApi { objects: objects.clone(), tokens: Tokens::fixed(), services: Default::default(), classes: RuntimeClasses::none() };
+        let api = PodApi {
+            objects: objects.clone(),
+            tokens: Tokens::fixed(),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+        };
         let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };
         let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
         let set = |version: Option<&str>| {

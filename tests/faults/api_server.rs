@@ -90,7 +90,10 @@ const CASES: &[Case] = &[
     case("cuts every connection", 10, |api| all(api, What::Cut)),
     case("watches are gone", 10, |api| every(api, "GET", "watch=true", What::Status(410, "Gone", None))),
     case("watches expire", 10, |api| {
-        watches(api, &[json!({"type": "ERROR", "object": status(410, "Expired", "too old resource version")})]);
+        watches(
+            api,
+            &[json!({"type": "ERROR", "object": status(410, "Expired", "too old resource version")})],
+        );
     }),
     case("history is forgotten", 5, FakeApi::compact),
     Case { tick: FakeApi::bookmark, ..case("restored from a backup", 8, restored) },
@@ -133,7 +136,9 @@ const CASES: &[Case] = &[
     },
     Case { heal: |api| api.stutter(false), ..case("events come twice", 5, |api| api.stutter(true)) },
     case("the node is deleted", 5, |api| api.remove(&format!("/api/v1/nodes/{NODE}"))),
-    case("the lease is another's", 8, |api| every(api, "PUT", "/leases/", What::Status(409, "Conflict", None))),
+    case("the lease is another's", 8, |api| {
+        every(api, "PUT", "/leases/", What::Status(409, "Conflict", None))
+    }),
     case("statuses conflict", 8, |api| patches(api, 409, "Conflict")),
     case("statuses are invalid", 8, |api| patches(api, 422, "Invalid")),
     case("statuses of nobody", 8, |api| patches(api, 404, "NotFound")),

@@ -185,7 +185,12 @@ mod tests {
         let secrets = secrets.into_iter().map(|(name, object)| (Key::new(Kind::Secret, "n", name), object));
         let objects = Objects::fixed(secrets.collect());
         objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
-        let api = PodApi { objects, tokens: Tokens::fixed(), services: Default::default(), classes: RuntimeClasses::none() };
+        let api = PodApi {
+            objects,
+            tokens: Tokens::fixed(),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+        };
         let pod = pod(&["gone", "", "old", "new", "other", "broken"]);
         let (found, missing) = PullSecrets::of(&pod, Some(&api), &StopToken::never());
         assert_eq!(missing, ["gone", "broken"]);

@@ -58,6 +58,8 @@ struct Record {
     told: u64,
     /// The version in the last patch.
     sent: u64,
+    /// That patch kept nothing back.
+    in_full: bool,
     /// When something new was to be told first.
     since: Option<Instant>,
     /// When the last patch was taken.
@@ -195,7 +197,9 @@ impl Core {
             keep_times(shown, &mut merged.status);
         }
         let patch = strategic::patch(uid, shown, &merged.status);
-        if stage == Stage::Taken && record.sent == entry.version {
+        // What was kept back then and is told now is not missing of that patch.
+        let same = record.sent == entry.version && record.in_full != merged.withheld;
+        if stage == Stage::Taken && same {
             record.residue.clone_from(&patch);
         }
         if let Some(body) = patch.filter(|patch| record.residue.as_ref() != Some(patch)) {
@@ -205,6 +209,7 @@ impl Core {
                 return None;
             }
             record.sent = entry.version;
+            record.in_full = !merged.withheld;
             return Some(record.request(uid, What::Patch(body)));
         }
         if merged.withheld {
@@ -234,7 +239,7 @@ impl Core {
             Answer::Shown(pod) => {
                 if record.stage != Stage::Stale {
                     record.patched = Some(now);
-                    record.told = record.sent;
+                    record.told = if record.in_full { record.sent } else { record.sent.saturating_sub(1) };
                     record.stage = Stage::Taken;
                     record.failures = 0;
                 } else {
@@ -292,6 +297,7 @@ impl Record {
             local,
             told: 0,
             sent: 0,
+            in_full: false,
             since: None,
             patched: None,
             residue: None,
