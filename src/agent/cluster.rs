@@ -13,7 +13,9 @@ use super::wiring::gates;
 use crate::cli::AgentArgs;
 use crate::config::{self, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
-use crate::kube::certificates::{self, Identity, OpenBootstrap, Purpose, Renewed, Store, bootstrap};
+use crate::kube::certificates::{
+    self, Identity, OpenBootstrap, Purpose, Renewed, Store, Template, bootstrap,
+};
 use crate::kube::client::{Client, CredentialSource, Credentials, Issued};
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;
@@ -76,13 +78,13 @@ pub(super) struct Parts<'a> {
 pub(super) fn connect(
     args: &AgentArgs,
     config: &KubeletConfiguration,
+    node_name: &str,
     objects: Post<PodUid, ()>,
     deaths: &Sender<Died>,
 ) -> Result<Option<Cluster>, StartError> {
-    let Some((credentials, renewed)) = credentials(args, config)? else { return Ok(None) };
-    let limits = event_sink::limits(config.kube_api_qps, config.kube_api_burst);
-    let client =
-        Client::new(credentials, Some(limits)).map_err(|error| StartError::Refused(error.to_string()))?;
+    let Some((credentials, renewed)) = credentials(args, config, node_name)? else { return Ok(None) };
+    let client = Client::new(credentials, Some(rate(config)))
+        .map_err(|error| StartError::Refused(error.to_string()))?;
     let node = NodeWatch::new();
     let annotated = node.clone();
     let time_to_live = move || {
@@ -214,6 +216,11 @@ fn taint(from: &crate::config::Taint) -> api::Taint {
     }
 }
 
+/// Requests per second, and at once. Zero is the client library's default, not no limit.
+fn rate(config: &KubeletConfiguration) -> (f64, u32) {
+    event_sink::limits(config.kube_api_qps, config.kube_api_burst)
+}
+
 /// No certificate yet: a request that is not made needs no refusal.
 #[derive(Debug)]
 struct Awaited;
@@ -232,6 +239,7 @@ impl CredentialSource for Awaited {
 fn credentials(
     args: &AgentArgs,
     config: &KubeletConfiguration,
+    node_name: &str,
 ) -> Result<Option<(Credentials, Option<Renewed>)>, StartError> {
     let Some(path) = &args.kubeconfig else { return Ok(None) };
     let now = Timestamp::now();
@@ -252,14 +260,17 @@ fn credentials(
             Client::new(credentials, None).map_err(|error| error.to_string())
         })
     });
-    if let Some((_, credentials)) = own {
+    if let Some((_, mut credentials)) = own {
         let identity = credentials.endpoint.identity.as_ref();
-        let renewed = (config.rotate_certificates && identity.is_some()).then(|| Renewed {
-            current: certificates::client_identity(&store, identity, now),
-            bootstrap: opener,
-            kubeconfig: None,
-        });
-        return Ok(Some((credentials, renewed)));
+        if !config.rotate_certificates || identity.is_none() {
+            return Ok(Some((credentials, None)));
+        }
+        // The one that was issued last, which a kubeconfig with the data in place does not have.
+        let current = certificates::client_identity(&store, identity, now);
+        if let Some(current) = current.as_ref().filter(|current| !current.facts.is_expired(now)) {
+            credentials.endpoint.identity = Some(current.for_client());
+        }
+        return Ok(Some((credentials, Some(Renewed { current, bootstrap: opener, kubeconfig: None }))));
     }
     let Some(first) = &args.bootstrap_kubeconfig else {
         return Err(StartError::Refused(format!(
@@ -269,8 +280,7 @@ fn credentials(
     };
     let (file, mut credentials) = read(first)?;
     let cluster = bootstrap::Cluster::of_kubeconfig(&file, first).unwrap_or_default();
-    let current =
-        certificates::client_identity(&store, None, now).filter(|identity| !identity.facts.is_expired(now));
+    let current = bootstrap::good(&store, &Template::client(node_name), now);
     credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
     credentials.token = current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(Awaited) });
     let renewed = Renewed { current, bootstrap: opener, kubeconfig: Some((path.clone(), cluster)) };
@@ -283,4 +293,19 @@ fn read(path: &Path) -> Result<(Kubeconfig, Credentials), StartError> {
     let credentials = kubeconfig::credentials(&file, path)
         .map_err(|error| refused(format!("{}: {error}", path.display())))?;
     Ok((file, credentials))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DefaultSet;
+    use crate::config::effects::default_configuration;
+
+    #[test]
+    fn a_rate_of_zero_is_not_unlimited() {
+        let mut config = default_configuration(DefaultSet::WithFile);
+        assert_eq!(rate(&config), (50.0, 100));
+        (config.kube_api_qps, config.kube_api_burst) = (0, 0);
+        assert_eq!(rate(&config), (5.0, 10));
+    }
 }

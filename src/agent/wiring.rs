@@ -108,7 +108,7 @@ pub(super) fn start(
     // Handles without threads.
     let (events, event_queue) = EventSink::new();
     let (objects_post, from_objects) = mailbox(newest);
-    let cluster = cluster::connect(args, config, objects_post, &supervisor.deaths())?;
+    let cluster = cluster::connect(args, config, &node_name, objects_post, &supervisor.deaths())?;
     let pod_api = cluster.as_ref().map(|cluster| cluster.pod_api.clone());
     let (cri, images) = cri::connect(cri::Settings {
         runtime_endpoint: config.container_runtime_endpoint.clone(),

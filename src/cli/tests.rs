@@ -308,11 +308,11 @@ fn flags_reach_the_configuration() {
     let problems = crate::config::load(&args.request).unwrap_err();
     assert_eq!(problems.len(), 1);
     assert_eq!(problems[0].to_string(), "--port: port: 70000 must be between 1 and 65535, inclusive");
-    let args = agent(&format!("--config={} --max-pods=7 --kubeconfig=/k", file.display()));
+    let args = agent(&format!("--config={} --max-pods=7 --lock-file=/k", file.display()));
     let loaded = crate::config::load(&args.request).unwrap();
     assert_eq!((loaded.config.max_pods, loaded.config.port), (7, 1));
     let text = warning(&args, &loaded);
-    assert_eq!(text.as_deref(), Some("set, but without effect in this version: port, --kubeconfig"));
+    assert_eq!(text.as_deref(), Some("set, but without effect in this version: port, --lock-file"));
     let printed: Value = crate::config::yaml::parse_documents(&loaded.to_yaml()).unwrap().remove(0).value;
     assert_eq!(printed["maxPods"], json!(7));
 }

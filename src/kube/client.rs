@@ -28,9 +28,14 @@ const MAX_RETRIES: u32 = 10;
 /// A server that wants to be left alone for longer is left to the caller's back-off.
 /// DIFFERS: upstream waits however long the server says.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(120);
+/// How long it is left alone at least, the first time; doubles.
+/// DIFFERS: upstream asks a server that says "0 seconds" ten times at once.
+const MIN_RETRY_AFTER: Duration = Duration::from_millis(50);
+/// The longest of these.
+const MAX_MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// A body beyond this is none: API servers do not store objects above 3 MiB, and pages end
 /// at 500 of them.
-const MAX_BODY_BYTES: u64 = 256 * 1024 * 1024;
+pub(super) const MAX_BODY_BYTES: u64 = 256 * 1024 * 1024;
 /// Of an error's body.
 const MAX_ERROR_BYTES: u64 = 64 * 1024;
 /// Objects per page of a list.
@@ -182,6 +187,12 @@ impl Client {
         Client { bucket: bucket(qps), timeout, ..self.clone() }
     }
 
+    /// One with the same credentials, connections and rate, and a deadline of its own.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Client {
+        Client { timeout, ..self.clone() }
+    }
+
     /// One whose requests `breaker` ends, too.
     #[must_use]
     pub fn with_breaker(&self, breaker: Breaker) -> Client {
@@ -326,6 +337,14 @@ impl Client {
         })
     }
 
+    /// Goes on with a certificate that the source of credentials has given out.
+    fn take_identity(&self, identity: Identity) -> Result<(), ApiError> {
+        self.replace(|old| {
+            let endpoint = Endpoint { identity: Some(identity), ..old.endpoint.clone() };
+            Credentials { endpoint, ..old.clone() }
+        })
+    }
+
     fn replace(&self, change: impl FnOnce(&Credentials) -> Credentials) -> Result<(), ApiError> {
         let old = {
             let mut place = self.shared.session.lock().unwrap_or_else(PoisonError::into_inner);
@@ -393,6 +412,8 @@ impl Client {
     fn send(&self, call: &Call<'_>) -> Result<Response, ApiError> {
         let mut retries = 0;
         let mut refreshed = false;
+        // For all attempts together; a stream has its time for the head of its answer only.
+        let mut limit = None;
         loop {
             let stopping = || ApiError::stopping(call.attempt());
             if let Some(bucket) = &self.bucket {
@@ -406,7 +427,7 @@ impl Client {
                 return Err(stopping());
             }
             let mut session = self.session();
-            let deadline = Instant::now() + self.timeout;
+            let deadline = *limit.get_or_insert_with(|| Instant::now() + self.timeout);
             let source = session.credentials.token.clone();
             let issued = match &source {
                 Some(source) => self.issue(&mut session, source.as_ref(), deadline, call)?,
@@ -419,6 +440,7 @@ impl Client {
                 && self.generation() != session.generation
                 && !outcome.as_ref().is_err_and(ApiError::is_stopping)
             {
+                limit = None;
                 continue;
             }
             let mut response = outcome?;
@@ -432,10 +454,13 @@ impl Client {
                 continue;
             }
             let after = retry_after(response.retry_after.as_deref());
-            if let Some(after) = after.filter(|after| *after <= MAX_RETRY_AFTER)
+            let in_time = |after: &Duration| *after <= MAX_RETRY_AFTER && Instant::now() + *after < deadline;
+            if let Some(after) = after.filter(in_time)
                 && (status == 429 || status >= 500)
                 && retries < MAX_RETRIES
             {
+                let least = MIN_RETRY_AFTER.saturating_mul(1 << retries).min(MAX_MIN_RETRY_AFTER);
+                let after = after.max(least);
                 retries += 1;
                 metrics::CLIENT_RETRIES.inc([status.to_string().into(), call.method.into(), session.host()]);
                 drain(&mut response.body);
@@ -468,7 +493,7 @@ impl Client {
         if let Some(identity) =
             issued.identity.as_ref().filter(|other| Some(*other) != present.identity.as_ref())
         {
-            match self.set_identity(identity.clone()) {
+            match self.take_identity(identity.clone()) {
                 Ok(()) => *session = self.session(),
                 // Half-written files: the next look will find them whole.
                 Err(error) if present.identity.is_some() => {

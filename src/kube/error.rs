@@ -60,7 +60,11 @@ impl ApiError {
         let status: Option<Status> = serde_json::from_slice(body).ok();
         let text = || String::from_utf8_lossy(body).trim().chars().take(1024).collect::<String>();
         let reason = status.as_ref().and_then(|status| status.reason.clone());
-        let reason = reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| reason_of(code).to_owned());
+        let reason = reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| {
+            // A proxy in between may know nothing of the path: the object may well be there.
+            let nobody = code == 404 && status.is_none();
+            if nobody { "Unknown" } else { reason_of(code) }.to_owned()
+        });
         let told = status.as_ref().and_then(|status| status.message.clone());
         let message = told.filter(|message| !message.is_empty()).unwrap_or_else(|| match text() {
             text if text.is_empty() || status.is_some() => format!("the server answered {code} ({reason})"),

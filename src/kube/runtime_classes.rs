@@ -43,7 +43,7 @@ pub trait ClassApi: Send + Sync {
     ///
     /// # Errors
     /// See [`ClassError`].
-    fn read(&self, name: &str) -> Result<Class, ClassError>;
+    fn read_class(&self, name: &str) -> Result<Class, ClassError>;
 }
 
 /// The classes that pods of this node have named. Clones share them.
@@ -97,7 +97,7 @@ impl RuntimeClasses {
         {
             return Ok(handler.clone());
         }
-        match (self.shared.api.read(name), known) {
+        match (self.shared.api.read_class(name), known) {
             (Ok(class), _) => {
                 self.known().insert(name.to_owned(), (class.handler.clone(), now));
                 Ok(class.handler)
@@ -124,7 +124,7 @@ impl RuntimeClasses {
     pub(crate) fn none() -> RuntimeClasses {
         struct None;
         impl ClassApi for None {
-            fn read(&self, name: &str) -> Result<Class, ClassError> {
+            fn read_class(&self, name: &str) -> Result<Class, ClassError> {
                 Err(ClassError::NotFound(name.to_owned()))
             }
         }
@@ -140,7 +140,7 @@ mod tests {
     struct Server(Arc<Mutex<(Result<&'static str, bool>, u32)>>);
 
     impl ClassApi for Server {
-        fn read(&self, name: &str) -> Result<Class, ClassError> {
+        fn read_class(&self, name: &str) -> Result<Class, ClassError> {
             let mut state = self.0.lock().unwrap();
             state.1 += 1;
             match state.0 {

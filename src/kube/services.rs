@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, bounded, select_biased};
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use crate::model::api;
 use crate::util::stop::StopToken;
@@ -43,7 +43,7 @@ struct State {
     /// `None` before the first whole list.
     table: Option<Table>,
     /// Dropped to wake those who wait for it.
-    waiters: Vec<Sender<()>>,
+    waiters: Option<(Sender<()>, Receiver<()>)>,
 }
 
 impl Services {
@@ -55,7 +55,7 @@ impl Services {
         }
         let mut state = self.state();
         state.table = Some(table);
-        state.waiters.clear();
+        state.waiters = None;
     }
 
     /// A service is new, or has changed.
@@ -82,9 +82,7 @@ impl Services {
             if state.table.is_some() {
                 return true;
             }
-            let (wake, word) = bounded::<()>(0);
-            state.waiters.push(wake);
-            word
+            state.waiters.get_or_insert_with(|| bounded(0)).1.clone()
         };
         let _waiting = threads::waiting("first list of services");
         select_biased! {

@@ -74,18 +74,23 @@ impl NodeWatch {
                 state.ring();
             }
         }
+        // Whatever was known: a server that comes back from a backup has smaller versions.
         for node in nodes {
-            self.offer(node);
+            self.take(node, |_, _| false);
         }
     }
 
     /// Takes an object in unless a newer one is there.
-    pub(super) fn offer(&self, mut node: Node) {
+    pub(super) fn offer(&self, node: Node) {
+        self.take(node, |old, new| version(old) > version(new));
+    }
+
+    fn take(&self, mut node: Node, is_late: impl Fn(&Node, &Node) -> bool) {
         // Of no use here, and often larger than all the rest.
         node.metadata.managed_fields = None;
         let mut state = self.lock();
         let old = state.object.as_deref();
-        if old.is_some_and(|old| version(old) > version(&node)) {
+        if old.is_some_and(|old| is_late(old, &node)) {
             return;
         }
         let news = old.is_none_or(|old| {
@@ -165,6 +170,15 @@ mod tests {
         assert!(!rung() && watch.object().is_some());
         watch.removed(Some("u"));
         assert!(rung() && watch.is_absent());
+        // The server comes back from a backup.
+        watch.offer(node("u", "12", "y"));
+        while rung() {}
+        watch.replaced(vec![node("u", "3", "z")]);
+        assert!(rung());
+        watch.offer(node("u", "4", "y"));
+        assert!(rung() && watch.object().unwrap().metadata.resource_version.as_deref() == Some("4"));
+        watch.removed(Some("u"));
+        assert!(rung());
         watch.offer(node("v", "13", "y"));
         watch.replaced(Vec::new());
         assert!(rung() && watch.is_absent() && watch.uid().is_none());

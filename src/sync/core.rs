@@ -234,7 +234,7 @@ impl Core {
         let active: Vec<Pod> = self
             .desired
             .values()
-            .filter(|other| !other.rejected && !(world.is_over)(other.pod.uid()))
+            .filter(|other| !other.rejected && !other.pod.is_over() && !(world.is_over)(other.pod.uid()))
             .map(|other| other.pod.clone())
             .collect();
         let verdict =

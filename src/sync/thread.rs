@@ -13,7 +13,7 @@ use super::view::{Entry, Snapshot, SourceState, View};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
-use crate::model::pod::{Pod, SourceName};
+use crate::model::pod::{CONFIG_MIRROR, Pod, SourceName};
 use crate::model::reasons;
 use crate::model::restart::RuleGates;
 use crate::model::verdict::Verdict;
@@ -194,7 +194,8 @@ impl Loop {
         // Until the runtime has answered it counts as able; the sandbox asks it again.
         self.settings.node.strict_supplemental_groups =
             self.deps.observe.runtime_features().is_none_or(|features| features.supplemental_groups_policy);
-        for (source, set) in self.deps.from_sources.take() {
+        // Static pods first: what is left is for the others.
+        for (source, set) in self.deps.from_sources.take().into_iter().collect::<BTreeMap<_, _>>() {
             self.source_spoke(source, set);
         }
         self.publish();
@@ -393,6 +394,12 @@ impl Loop {
 
     /// The API server shows a pod, or shows it no more.
     fn shown(&self, pod: Pod, removed: bool) {
+        // Whoever may make pods may write any mark: a mirror has the name of its static pod.
+        let forged = pod.annotation(CONFIG_MIRROR).and_then(|uid| self.core.admitted(&uid.into()));
+        if forged.is_some_and(|other| other.full_name() != pod.full_name()) {
+            log::warn!("a pod calls itself the mirror of another pod={} uid={}", pod.full_name(), pod.uid());
+            return;
+        }
         if let Some(api_pods) = &self.deps.api_pods {
             api_pods.put(pod.uid().clone(), ApiPod { pod, removed });
         }
@@ -477,6 +484,8 @@ impl Loop {
         let wanted = self.core.desired().filter(|(_, pod, rejected)| !rejected && pod.is_static());
         let workers = &self.deps.workers;
         let leaving = workers.uids().filter(|uid| !self.core.wants(uid) && !workers.is_finished(uid));
+        // Their mirrors tell that they were refused.
+        let refused = self.core.desired().filter(|(_, pod, rejected)| *rejected && pod.is_static());
         let shown = self.sources.get(&SourceName::Api).is_some_and(|state| state.seen);
         mirrors.put(
             (),
@@ -486,6 +495,7 @@ impl Loop {
                     .filter_map(|uid| workers.pod(uid))
                     .filter(|pod| pod.is_static())
                     .map(Pod::full_name)
+                    .chain(refused.map(|(_, pod, _)| pod.full_name()))
                     .collect(),
                 mirrors: shown.then(|| self.core.mirrors().values().cloned().collect()),
                 sources_ready: self.core.sources_ready(),

@@ -1,5 +1,6 @@
 //! Giving memory back that only the start needed.
 
+use std::cell::Cell;
 use std::fs;
 
 use rustix::mm::{Advice, madvise};
@@ -40,20 +41,35 @@ const STACK_ROOM: usize = 16 * 1024;
 /// At most what a page of the machines that we run on has.
 const PAGE: usize = 16 * 1024;
 
+thread_local! {
+    /// The lowest address of this thread's stack that is surely its own.
+    static LOW: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Notes where this thread's stack of `bytes` ends. To be called first in a thread.
+pub(super) fn note_stack(bytes: usize) {
+    let here = 0_u8;
+    // The few frames above are missing at the other end.
+    LOW.set((std::ptr::from_ref(&here).expose_provenance() + STACK_ROOM).saturating_sub(bytes));
+}
+
 /// Gives back the stack that deeper calls of this thread have touched. To be called where a
 /// thread is about to wait for long, near the bottom of its stack: a step of a pod goes tens
 /// of KiB deep, and then its thread waits for a minute.
 ///
-/// Only for threads from `threads::spawn`, whose stacks are large enough.
+/// Does nothing where the stack does not reach that far down, or was not noted.
 #[inline(never)]
 pub fn give_back_stack() {
+    let low = LOW.get();
     let here = 0_u8;
     let top = (std::ptr::from_ref(&here).expose_provenance() - STACK_ROOM) & !(PAGE - 1);
     let start = top - STACK_SPAN;
-    // SAFETY: the range lies on this thread's own stack, below every frame that is in use:
-    // the smallest stack of this program has 256 KiB (`threads::Stack`), of which a caller
-    // that is about to wait uses less than 100 KiB. Nothing below the stack pointer is read
-    // before it is written, so zeros are as good as what was there.
+    if low == 0 || start < low {
+        return;
+    }
+    // SAFETY: the range lies on this thread's own stack, as noted at its start, and below
+    // every frame that is in use. Nothing below the stack pointer is read before it is
+    // written, so zeros are as good as what was there.
     #[expect(unsafe_code, reason = "madvise takes a pointer")]
     let _ =
         unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), STACK_SPAN, Advice::LinuxDontNeed) };

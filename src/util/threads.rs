@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::memory;
 use super::stop::{self, StopSource, StopToken};
 
 /// How long a dropped [`Running`] waits for its thread before it gives up and names it.
@@ -247,6 +248,7 @@ where
     let handle =
         std::thread::Builder::new().name(name.clone()).stack_size(stack.bytes()).spawn(move || {
             let _done = done_tx;
+            memory::note_stack(stack.bytes());
             adopt_current(&thread_name);
             let stop = token.clone();
             let outcome = catch_unwind(AssertUnwindSafe(|| body(token)));

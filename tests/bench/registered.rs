@@ -12,7 +12,7 @@ use coracle::kube::target::{Group, Target};
 use coracle::kube::watch::{Change, Watched, spawn_reflector};
 use coracle::model::api::{Node, Pod};
 use coracle::util::threads::{OnDeath, Running};
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, bounded};
 use serde_json::{Value, json};
 
 use crate::agent::Agent;
@@ -26,6 +26,8 @@ use crate::support::wait::{pause, wait_until};
 
 /// Single pods of each kind.
 const SINGLES: usize = 10;
+/// What the watch may say before anyone listens.
+const NEWS: usize = 4096;
 /// Pods at once.
 const CROWD: usize = 30;
 
@@ -83,7 +85,7 @@ impl<'a> Joined<'a> {
         let dir = base.join(format!("reg-{subject}"));
         let mut agent = Agent::joining(binary, dir, runtime, subject, &kubeconfig);
         let admin = administrator(plane);
-        let (tell, seen) = unbounded();
+        let (tell, seen) = bounded(NEWS);
         let watched = Watched {
             target: Target::pods(),
             field_selector: Some(format!("spec.nodeName={subject}")),
@@ -135,7 +137,7 @@ impl<'a> Joined<'a> {
         for name in &names {
             let begun = Instant::now();
             self.create(name, host);
-            let at = self.wait_seen(&[name.clone()], Some(true));
+            let at = self.wait_seen(std::slice::from_ref(name), Some(true));
             let took = at.duration_since(begun).as_secs_f64() * 1e3;
             book.put(self.subject, &format!("created → Ready, {network}"), "ms", took);
             pause(Duration::from_millis(1200));
@@ -151,7 +153,7 @@ impl<'a> Joined<'a> {
         for name in &names {
             let begun = Instant::now();
             self.delete(name);
-            let at = self.wait_seen(&[name.clone()], None);
+            let at = self.wait_seen(std::slice::from_ref(name), None);
             let took = at.duration_since(begun).as_secs_f64() * 1e3;
             book.put(self.subject, &format!("deleted → gone, {network}"), "ms", took);
         }

@@ -76,7 +76,8 @@ fn a_node_joins_by_token_and_renews_its_certificate() {
     let before = signed(&plane, "boot");
     joined.node.start_agent();
     joined.wait_node_ready();
-    assert!(signed(&plane, "boot") <= before + 1, "a good certificate is not thrown away");
+    // One request may have been under way when the agent was stopped, and one be due.
+    assert!(signed(&plane, "boot") <= before + 2, "a good certificate is not thrown away");
     joined.node.remove("web.json");
     joined.finish(&["boot-api", "boot-late"]);
 }

@@ -3,6 +3,7 @@
 //! Run through `tests/run`, which makes the namespaces and builds the control plane.
 
 mod certificates;
+mod checks;
 mod golden_api;
 mod joined;
 mod lives;

@@ -112,10 +112,12 @@ fn busy_servers_are_asked_again() {
     client.get::<Value>(&Target::node("n1")).unwrap();
     assert_eq!(api.asked().len(), 4);
     // Ten times, then it is the caller's turn.
+    let begun = Instant::now();
     api.fault(Fault::always("GET", "/nodes/", busy(429)));
     let error = client.get::<Value>(&Target::node("n1")).unwrap_err();
     assert_eq!((error.status(), error.retry_after()), (Some(429), Some(Duration::ZERO)));
     assert_eq!(api.asked().len(), 4 + 11);
+    assert!(begun.elapsed() > Duration::from_secs(3), "at once is not at once ten times");
     api.heal();
     // Without the header there is no second try.
     api.fault(Fault::once("GET", "/nodes/", What::Status(500, "InternalError", None)));
@@ -259,6 +261,32 @@ fn a_forgotten_version_is_listed_anew() {
     }
     api.put(&format!("{PODS}/d"), pod("n1"));
     assert_eq!(next(&changes), "+d");
+}
+
+/// Its versions begin anew, and so watches from an old one would be silent for long.
+#[test]
+fn a_server_from_a_backup_is_listed_anew() {
+    let api = FakeApi::start();
+    api.age();
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    let (_running, changes) = reflect(&api.client());
+    assert_eq!(next(&changes), "=a");
+    api.go_down();
+    api.restore();
+    api.put(&format!("{PODS}/b"), pod("n1"));
+    api.remove(&format!("{PODS}/a"));
+    api.go_up();
+    let begun = Instant::now();
+    let first = loop {
+        assert!(begun.elapsed() < SOON, "{:#?}", api.asked());
+        api.bookmark();
+        if let Ok(change) = changes.recv_timeout(Duration::from_millis(100)) {
+            break change;
+        }
+    };
+    assert_eq!(first, "=b");
+    api.put(&format!("{PODS}/c"), pod("n1"));
+    assert_eq!(next(&changes), "+c");
 }
 
 #[test]

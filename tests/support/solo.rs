@@ -97,6 +97,8 @@ impl Solo {
     pub fn join(config: Value) -> Solo {
         let mut solo = Solo::prepare(config);
         let api = FakeApi::start();
+        // A collection of a real server never has version 0, which means "any" to it.
+        api.age();
         let kubeconfig = json!({
             "apiVersion": "v1",
             "kind": "Config",

@@ -121,7 +121,8 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
 }
 
 /// A certificate in `store` that is good for this node now, whoever got it.
-pub(super) fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
+#[must_use]
+pub fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
     match store.load() {
         Ok(identity) => identity.filter(|one| !one.facts.is_expired(now) && template.is_met_by(&one.facts)),
         Err(error) => {

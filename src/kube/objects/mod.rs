@@ -186,7 +186,7 @@ struct Entry {
     read: Option<Instant>,
     watch: Watch,
     /// Dropped to wake those who wait for the first word.
-    waiters: Vec<Sender<()>>,
+    waiters: Option<(Sender<()>, Receiver<()>)>,
     /// Whether somebody has waited in vain.
     missed: bool,
 }
@@ -220,7 +220,7 @@ impl Entry {
             known: Known::Nothing,
             read: None,
             watch: Watch::No,
-            waiters: Vec::new(),
+            waiters: None,
             missed: false,
         }
     }
@@ -382,7 +382,7 @@ impl Objects {
                     running.ask_to_stop();
                     watches.push(running);
                 }
-                entry.waiters.clear();
+                entry.waiters = None;
             }
             table.watches = 0;
         }
@@ -458,7 +458,7 @@ impl Table {
                 log::warn!("cannot watch {} {}/{}: {error}", key.kind.word(), key.namespace, key.name);
                 entry.watch = Watch::No;
                 // They read it themselves now.
-                entry.waiters.clear();
+                entry.waiters = None;
                 self.watches = self.watches.saturating_sub(1);
                 None
             }
@@ -500,11 +500,7 @@ impl Shared {
         }
         match entry.answer(key) {
             Some(answer) => Step::Answer(answer),
-            None => {
-                let (wake, word) = bounded(0);
-                entry.waiters.push(wake);
-                Step::Wait(word)
-            }
+            None => Step::Wait(entry.waiters.get_or_insert_with(|| bounded(0)).1.clone()),
         }
     }
 
@@ -550,7 +546,7 @@ impl Shared {
             }
             let immutable = object.as_ref().is_some_and(|object| object.immutable);
             entry.known = object.map_or(Known::Absent, |object| Known::Present(Arc::new(object)));
-            entry.waiters.clear();
+            entry.waiters = None;
             // Who waits has its answer; who has given up must be told.
             let tell = !first || std::mem::take(&mut entry.missed);
             if immutable && entry.watch.counts() {

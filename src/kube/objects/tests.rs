@@ -152,7 +152,7 @@ fn who_waits_has_the_first_word_at_once() {
             tell.send(reader.get(&key("a"), Duration::from_secs(60), &stop).map(|found| found.uid.clone()));
     })
     .unwrap();
-    while objects.shared.table().entries[&key("a")].waiters.is_empty() {
+    while objects.shared.table().entries[&key("a")].waiters.is_none() {
         let _ = StopToken::never().wait(Duration::from_millis(1));
     }
     server.say(&key("a"), Some(object(1)));

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use serde_json::Value;
@@ -17,7 +18,15 @@ use super::super::target::{Group, Target};
 use super::super::tokens::{TokenAnswer, TokenApi, Tokens};
 use super::super::watch::{Change, Watched, spawn_reflector};
 use super::PodApi;
+use crate::util::stop::Waited;
 use crate::util::threads::{Died, OnDeath, Running};
+
+/// A pod's worker waits for the answer, and whoever wants to stop the pod waits for the worker.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The API server admits a token by its own copy of the pods, which may not have a pod yet that
+/// this node has seen already; it has it within moments. After so long it is asked again.
+const LAGS: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 
 struct Requests {
     client: Client,
@@ -37,7 +46,8 @@ impl PodApi {
         changed: Changed,
         deaths: &Sender<Died>,
     ) -> io::Result<(PodApi, Running)> {
-        let requests = |client: &Client| Requests { client: client.clone(), deaths: deaths.clone() };
+        let requests =
+            |client: &Client| Requests { client: client.with_timeout(TIMEOUT), deaths: deaths.clone() };
         let services = Services::default();
         let known = services.clone();
         let watched = Watched {
@@ -103,12 +113,25 @@ impl ObjectApi for Requests {
 impl TokenApi for Requests {
     fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String> {
         let target = Target::service_account_token(namespace, account);
-        self.client.create(&target, body).map_err(|error| error.to_string())
+        // DIFFERS: the Go kubelet leaves this to the volume's back-off.
+        let mut waits = LAGS.iter();
+        loop {
+            let error = match self.client.create(&target, body) {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            // "pods ..." would be the store's own word: then the pod is gone.
+            let lags = error.is_not_found() && error.to_string().starts_with("pod \"");
+            match waits.next().filter(|_| lags) {
+                Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
+                _ => return Err(error.to_string()),
+            }
+        }
     }
 }
 
 impl ClassApi for Requests {
-    fn read(&self, name: &str) -> Result<Class, ClassError> {
+    fn read_class(&self, name: &str) -> Result<Class, ClassError> {
         self.client.get(&Target::runtime_classes().name(name)).map_err(|error| match error.is_not_found() {
             true => ClassError::NotFound(name.to_owned()),
             false => ClassError::Unavailable { name: name.to_owned(), why: error.to_string() },

@@ -1,15 +1,16 @@
 //! One round of list and watch.
 
 use std::collections::HashMap;
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::page::Page;
+use super::page::{Page, decode};
 use super::waits::Waits;
 use super::{Change, Watched};
-use crate::kube::client::{Client, PAGE, Unreadable};
+use crate::kube::client::{Client, MAX_BODY_BYTES, PAGE, Unreadable};
 use crate::kube::error::ApiError;
 use crate::transport::api::{DialError, Lines, Use};
 use crate::util::backoff::random_unit;
@@ -27,7 +28,7 @@ const MAX_SHORT: u32 = 5;
 /// A list by way of a watch that takes longer is told of.
 const SLOW: Duration = Duration::from_secs(10);
 /// Longer than any object that API servers store, as JSON.
-const MAX_LINE_BYTES: usize = 64 * 1024 * 1024;
+const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 /// Marks the bookmark after which the events are news.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
@@ -164,8 +165,7 @@ impl<'a, S> Reflector<'a, S> {
             match event {
                 Event::Set(object) => {
                     let key = key(&object);
-                    let item = serde_json::from_value(object)
-                        .map_err(|error| self.form("watch", &error.to_string()))?;
+                    let item = decode(object).map_err(|error| self.form("watch", &error.to_string()))?;
                     items.insert(key, item);
                 }
                 Event::Removed(object) => {
@@ -246,7 +246,7 @@ impl<'a, S> Reflector<'a, S> {
         query.sort_unstable();
         let target = &self.watched.target;
         let mut body = self.client.stream("list", target, &query, Use::Call)?;
-        let page = serde_json::from_reader(&mut body);
+        let page = serde_json::from_reader(body.by_ref().take(MAX_BODY_BYTES));
         page.map_err(|error| {
             let wrong = Unreadable::new(&mut body, error);
             self.client.unreadable("list", target, wrong)
@@ -322,7 +322,11 @@ impl<'a, S> Reflector<'a, S> {
                     continue;
                 }
                 Event::Bookmark(object) => {
-                    self.version = version_of(&object).unwrap_or_else(|| std::mem::take(&mut self.version));
+                    let Some(version) = version_of(&object) else { continue };
+                    if ordered && is_older(&version, &self.version) {
+                        return self.went_back(&version);
+                    }
+                    self.version = version;
                     self.failures = 0;
                     continue;
                 }
@@ -331,7 +335,12 @@ impl<'a, S> Reflector<'a, S> {
             };
             let version = version_of(&object);
             ordered |= removed;
-            match serde_json::from_value(object) {
+            if let Some(version) =
+                version.as_deref().filter(|version| ordered && is_older(version, &self.version))
+            {
+                return self.went_back(version);
+            }
+            match decode(object) {
                 Ok(object) if removed => self.tell(Change::Removed(object)),
                 Ok(object) => self.tell(Change::Set(object)),
                 // DIFFERS: upstream ends the watch and lists again. One object that cannot be
@@ -344,6 +353,17 @@ impl<'a, S> Reflector<'a, S> {
                 self.version = version;
             }
         }
+    }
+
+    /// The server is behind what it once told: it came back from a backup, and what is there
+    /// has to be listed again.
+    ///
+    /// DIFFERS: upstream goes on, and does not see what happened between the backup's version
+    /// and its own until a watch happens to expire.
+    fn went_back(&mut self, version: &str) -> End {
+        let what = format!("the server is at version {version}, it was at {} before", self.version);
+        self.version_unavailable = true;
+        End::Failed(self.form("watch", &what))
     }
 
     fn open(&self, version: &str, initial: bool) -> Result<Stream, ApiError> {
@@ -439,6 +459,12 @@ fn key(object: &Value) -> (String, String) {
         value.unwrap_or_default().to_owned()
     };
     (text("namespace"), text("name"))
+}
+
+/// Versions are opaque but for this: newer ones are greater numbers.
+fn is_older(version: &str, known: &str) -> bool {
+    let number = |version: &str| version.parse::<u128>().ok();
+    number(version).zip(number(known)).is_some_and(|(version, known)| version < known)
 }
 
 fn version_of(object: &Value) -> Option<String> {

@@ -63,6 +63,15 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for PageVisitor<T> {
     }
 }
 
+/// An object without the books of who wrote which field: nobody here reads them, they are
+/// often its larger part, and they hold times that anybody may write.
+pub(super) fn decode<T: DeserializeOwned>(mut object: Value) -> Result<T, serde_json::Error> {
+    if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
+        metadata.remove("managedFields");
+    }
+    serde_json::from_value(object)
+}
+
 /// Puts the elements of a list, or of null, where they belong.
 struct Items<'a, T>(&'a mut Vec<T>);
 
@@ -88,7 +97,7 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for Items<'_, T> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<(), A::Error> {
         // By way of a value: the decoder of each kind exists once, for values.
         while let Some(value) = sequence.next_element::<Value>()? {
-            self.0.push(serde_json::from_value(value).map_err(A::Error::custom)?);
+            self.0.push(decode(value).map_err(A::Error::custom)?);
         }
         Ok(())
     }

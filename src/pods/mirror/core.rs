@@ -172,6 +172,7 @@ impl Core {
             (Some(pod), None) if taken => {
                 Step::Ask(Request::Get { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() })
             }
+            // DIFFERS: the Go kubelet waits for the pod's next periodic sync.
             (Some(pod), None) => match owner {
                 Some(owner) => Step::Ask(Request::Create(Box::new(mirror_of(pod, owner)))),
                 None => Step::NoNode,
@@ -194,11 +195,22 @@ impl Core {
                 log::info!("mirror deleted pod={name}");
             }
             (Request::Create(_) | Request::Get { .. }, Answer::Shown(pod)) => {
-                if matches!(request, Request::Create(_)) {
-                    log::info!("mirror created pod={name}");
+                let found = Found::of(&Pod::from(*pod));
+                if found.deleting || memory.deleted.contains(&found.uid) {
+                    // A finalizer keeps it, for as long as somebody likes.
+                    return self.failed(name, Some("the mirror before it is still there"), now);
                 }
-                memory.found = Some((Found::of(&Pod::from(*pod)), now));
+                let mut changed = false;
+                if let Request::Create(own) = request {
+                    log::info!("mirror created pod={name}");
+                    let hash = own.metadata.annotations.as_ref().and_then(|all| all.get(CONFIG_MIRROR));
+                    changed = hash != found.hash.as_ref();
+                }
+                memory.found = Some((found, now));
                 memory.taken = false;
+                if changed {
+                    return self.failed(name, Some("the API server has changed its hash"), now);
+                }
                 memory.failures = 0;
                 memory.not_before = None;
             }

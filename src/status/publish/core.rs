@@ -27,6 +27,9 @@ const RECONCILE: Duration = Duration::from_secs(10);
 const WITHHELD: Duration = Duration::from_secs(1);
 /// The longest of these.
 const WITHHELD_MAX: Duration = Duration::from_secs(10);
+/// The server shows a pod in a state that lies behind what it has answered. If that lasts so
+/// long, it is the server that went back, as one does that is restored from a backup.
+const BEHIND: Duration = Duration::from_secs(5);
 /// First wait after a server that is away or busy; doubles.
 const RETRY: Duration = Duration::from_millis(200);
 /// The longest of these, before jitter.
@@ -64,6 +67,8 @@ struct Record {
     since: Option<Instant>,
     /// When the last patch was taken.
     patched: Option<Instant>,
+    /// When the server is to be asked which of its words holds; see [`BEHIND`].
+    behind: Option<Instant>,
     /// What is missing of the last patch in the server's answer: it takes it otherwise, and
     /// would another time.
     residue: Option<Value>,
@@ -113,10 +118,16 @@ impl Core {
         }
         match self.records.get_mut(&uid) {
             Some(record) => match age(shown.pod.object(), record.pod.object()) {
-                Ordering::Less => return,
+                // Most likely late, and the newer state follows.
+                Ordering::Less => {
+                    let until = *record.behind.get_or_insert(now + BEHIND);
+                    self.due.set_earlier(uid, until);
+                    return;
+                }
                 // The same again; now it is shared with those who hold it, too.
                 Ordering::Equal => {
                     record.pod = shown.pod;
+                    record.behind = None;
                     return;
                 }
                 Ordering::Greater => {
@@ -125,6 +136,7 @@ impl Core {
                     if record.stage == Stage::Over && record.pod.is_deleting() {
                         return;
                     }
+                    record.behind = None;
                     record.stage = Stage::Known;
                     if record.server_fault {
                         return;
@@ -184,6 +196,10 @@ impl Core {
             return None;
         }
         let record = self.records.get_mut(uid)?;
+        if record.behind.is_some_and(|until| until <= now) {
+            record.behind = None;
+            record.stage = Stage::Stale;
+        }
         let stage = record.stage;
         match stage {
             Stage::Over => return None,
@@ -238,23 +254,35 @@ impl Core {
             }
             Answer::Shown(pod) => {
                 if record.stage != Stage::Stale {
-                    record.patched = Some(now);
-                    record.told = if record.in_full { record.sent } else { record.sent.saturating_sub(1) };
-                    record.stage = Stage::Taken;
+                    // What the patch was made from is not what the server has.
+                    let went_back = age(&pod, record.pod.object()) == Ordering::Less;
+                    record.patched = Some(now).filter(|_| !went_back);
+                    record.told = match (went_back, record.in_full) {
+                        (true, _) => 0,
+                        (false, true) => record.sent,
+                        (false, false) => record.sent.saturating_sub(1),
+                    };
+                    record.stage = if went_back { Stage::Known } else { Stage::Taken };
                     record.failures = 0;
                 } else {
                     record.stage = Stage::Known;
                 }
                 record.server_fault = false;
-                if age(&pod, record.pod.object()) != Ordering::Less {
-                    record.pod = Pod::from(*pod);
-                }
+                // It was asked after all that is known was shown, so that it is the newest,
+                // whatever its version says.
+                record.pod = Pod::from(*pod);
                 // To see whether it is as it should be, and what comes next.
                 Duration::ZERO
             }
-            Answer::Deleted | Answer::Gone => {
+            Answer::Deleted => {
                 record.stage = Stage::Over;
                 return;
+            }
+            // It will not be shown any more. If it is, somebody else has answered.
+            Answer::Gone => {
+                record.stage = Stage::Stale;
+                record.failures = record.failures.saturating_add(1);
+                pause(record.failures, REFUSED, REFUSED_MAX)
             }
             Answer::Conflict(why) => {
                 record.stage = Stage::Stale;
@@ -300,6 +328,7 @@ impl Record {
             in_full: false,
             since: None,
             patched: None,
+            behind: None,
             residue: None,
             stage: Stage::Known,
             withheld: 0,

@@ -357,6 +357,60 @@ fn a_pod_that_is_gone_or_another_one_is_left_alone() {
 }
 
 #[test]
+fn a_server_that_comes_back_from_a_backup_is_told_anew() {
+    let restored = |bench: &mut Bench| {
+        bench.server.version = 3;
+        let mut shown = started();
+        shown["/status/phase"] = json!("Pending");
+        bench.put("web", "1", shown)
+    };
+    let running = r#"web patch {"phase":"Running"}"#;
+    let ready = || {
+        let mut bench = Bench::new();
+        bench.server.version = 100;
+        let pod = bench.put("web", "1", started());
+        bench.store(&pod, json!({"phase": "Running"}));
+        assert_eq!(bench.run(), [running]);
+        (bench, pod)
+    };
+    // It may also be a late event: the echo of the patch follows.
+    let (mut bench, pod) = ready();
+    bench.show(pod);
+    let echo = bench.server.pod("web");
+    bench.show(echo);
+    assert_eq!(bench.after(60), NOTHING);
+    // Nothing newer follows.
+    let (mut bench, _) = ready();
+    restored(&mut bench);
+    assert_eq!(bench.after(1), NOTHING);
+    assert_eq!(bench.after(60), ["web get", running]);
+    assert_eq!(bench.after(60), NOTHING);
+    // What happens before that is known is told in full, too.
+    let (mut bench, _) = ready();
+    let pod = restored(&mut bench);
+    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
+    assert_eq!(bench.run(), [r#"web patch {"message":"m"}"#, running]);
+    assert_eq!(bench.server.pods["web"]["status"]["phase"], "Running");
+}
+
+#[test]
+fn a_pod_that_is_shown_though_it_is_said_to_be_gone() {
+    let mut bench = Bench::new();
+    let pod = bench.put("web", "1", started());
+    bench.store(&pod, json!({"phase": "Running"}));
+    bench.server.script = vec![Answer::Gone; 3].into();
+    assert_eq!(bench.run().len(), 1);
+    assert_eq!([1, 2].map(|_| bench.after(10)), [["web get"]; 2]);
+    assert_eq!(bench.after(20), ["web get", r#"web patch {"phase":"Running"}"#]);
+    // It is gone indeed.
+    bench.server.script = [Answer::Gone].into();
+    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
+    assert_eq!(bench.run().len(), 1);
+    bench.core.shown(pod.uid().clone(), ApiPod { pod, removed: true }, bench.now);
+    assert_eq!(bench.after(60), NOTHING);
+}
+
+#[test]
 fn a_static_pod_is_told_of_through_its_mirror() {
     let mut bench = Bench::new();
     bench.activity = Activity::Stopped;

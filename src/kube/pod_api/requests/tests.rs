@@ -3,7 +3,6 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use serde_json::json;
@@ -28,6 +27,8 @@ struct State {
     streams: Vec<TcpStream>,
     connections: Vec<Running>,
     version: u32,
+    /// So many tokens are refused, for the server has not heard of the pod.
+    lags: u32,
 }
 
 /// An API server that has a service, a ConfigMap and a Secret, all of which it lists only if
@@ -95,11 +96,14 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
         reader.read_exact(&mut body).unwrap();
         let mut words = request.split(' ');
         let (method, path) = (words.next().unwrap().to_owned(), words.next().unwrap().to_owned());
+        let mut lags = false;
         let version = {
             let mut state = lock(state);
             state.seen.push(format!("{method} {path}"));
             if method == "POST" {
                 state.posted.push(serde_json::from_slice(&body).unwrap());
+                lags = state.lags > 0;
+                state.lags = state.lags.saturating_sub(1);
             }
             state.version
         };
@@ -122,7 +126,10 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
             let _ = reader.read_line(&mut request);
             return;
         }
-        let answer = if method == "POST" {
+        let answer = if lags {
+            json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404,
+                "message": "pod \"config\" not found"})
+        } else if method == "POST" {
             json!({"kind": "TokenRequest", "spec": {"expirationSeconds": 3607},
                 "status": {"token": "t0", "expirationTimestamp": "2099-01-01T00:00:00Z"}})
         } else if path.contains('?') {
@@ -228,8 +235,10 @@ fn a_pods_needs_become_the_right_requests() {
     assert_eq!(told.recv_timeout(LONG), Ok(PodUid::from("u1")));
     assert_eq!(read().unwrap_err().to_string(), "secret \"s1\" not found");
 
+    // The server's own copy of the pods lags behind what it has shown here.
+    lock(&server.state).lags = 2;
     assert_eq!(api.tokens.get(&pod(), "", Some(3607)).unwrap().expose(), "t0");
-    assert_eq!(server.seen("POST"), ["POST /api/v1/namespaces/default/serviceaccounts/default/token"]);
+    assert_eq!(server.seen("POST"), ["POST /api/v1/namespaces/default/serviceaccounts/default/token"; 3]);
     assert_eq!(lock(&server.state).posted[0]["spec"]["boundObjectRef"]["uid"], "u1");
     let get = Requests { client: client.clone(), deaths };
     assert_eq!(get.read(&key(Kind::Secret, "other")), Err(objects::not_found(&key(Kind::Secret, "other"))));
@@ -237,6 +246,10 @@ fn a_pods_needs_become_the_right_requests() {
         server.seen("GET /api/v1/namespaces/default/secrets/"),
         ["GET /api/v1/namespaces/default/secrets/other"]
     );
+
+    let missing = api.classes.handler("gvisor").unwrap_err();
+    assert_eq!(missing.to_string(), "runtimeclass.node.k8s.io \"gvisor\" not found");
+    assert_eq!(server.seen("GET /apis/node"), ["GET /apis/node.k8s.io/v1/runtimeclasses/gvisor"]);
 
     api.forget(&PodUid::from("u1"));
     assert!(matches!(read(), Err(ObjectError::NotRegistered { .. })));
