@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use coracle::kube::PodApi;
 use coracle::kube::objects::{self, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
+use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use coracle::kube::tokens::{TokenAnswer, TokenApi, Tokens};
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink};
@@ -436,7 +437,16 @@ impl Server {
             objects: Objects::new(Strategy::Get, Arc::new(self.clone()), Box::new(|| None), changed),
             tokens: Tokens::new(Box::new(self.clone())),
             services: Default::default(),
+            classes: RuntimeClasses::new(Box::new(NoClasses)),
         }
+    }
+}
+
+struct NoClasses;
+
+impl ClassApi for NoClasses {
+    fn read_class(&self, name: &str) -> Result<Class, ClassError> {
+        Err(ClassError::NotFound(name.to_owned()))
     }
 }
 
