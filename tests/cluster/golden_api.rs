@@ -38,6 +38,12 @@ const FIELDS: &[(&str, &str, &str)] = &[
     ("st-node1 delete pods", "/0/preconditions/uid", "no other mirror of that name is meant"),
     ("too-big create serviceaccounts/token", "", "nothing is prepared for a refused pod"),
     ("wrong-node create serviceaccounts/token", "", "as above"),
+    (
+        "crash",
+        "/containerStatuses/0/state",
+        "a container that ended and has to wait is shown as waiting at once",
+    ),
+    ("Event", "/count", "repeats may come before the first one was sent"),
     ("Event", "/involvedObject/resourceVersion", "nobody reads it, and pods would be kept for it"),
 ];
 

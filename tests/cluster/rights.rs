@@ -35,7 +35,7 @@ const KINDS: &[(&str, bool)] = &[
     ("delete pods", true),
     ("patch pods/status", true),
     ("create events", true),
-    ("patch events", true),
+    ("patch events", false),
     ("watch configmaps", true),
     ("watch secrets", true),
     ("get configmaps", false),
@@ -222,6 +222,9 @@ fn the_node_asks_what_it_may_and_keeps_secrets() {
     let root = joined.node.root();
     key_files(&root);
     let secrets = secrets(&plane, &root);
+
+    // The value is where it belongs, so that it could be found elsewhere.
+    assert!(below(&root).iter().any(|path| fs::read_to_string(path).is_ok_and(|text| text == SECRET)));
 
     // What the node itself shows.
     for args in [

@@ -61,6 +61,8 @@ struct Record {
     told: u64,
     /// The version in the last patch.
     sent: u64,
+    /// That patch kept nothing back.
+    in_full: bool,
     /// When something new was to be told first.
     since: Option<Instant>,
     /// When the last patch was taken.
@@ -211,7 +213,9 @@ impl Core {
             keep_times(shown, &mut merged.status);
         }
         let patch = strategic::patch(uid, shown, &merged.status);
-        if stage == Stage::Taken && record.sent == entry.version {
+        // What was kept back then and is told now is not missing of that patch.
+        let same = record.sent == entry.version && record.in_full != merged.withheld;
+        if stage == Stage::Taken && same {
             record.residue.clone_from(&patch);
         }
         if let Some(body) = patch.filter(|patch| record.residue.as_ref() != Some(patch)) {
@@ -221,6 +225,7 @@ impl Core {
                 return None;
             }
             record.sent = entry.version;
+            record.in_full = !merged.withheld;
             return Some(record.request(uid, What::Patch(body)));
         }
         if merged.withheld {
@@ -252,7 +257,11 @@ impl Core {
                     // What the patch was made from is not what the server has.
                     let went_back = age(&pod, record.pod.object()) == Ordering::Less;
                     record.patched = Some(now).filter(|_| !went_back);
-                    record.told = if went_back { 0 } else { record.sent };
+                    record.told = match (went_back, record.in_full) {
+                        (true, _) => 0,
+                        (false, true) => record.sent,
+                        (false, false) => record.sent.saturating_sub(1),
+                    };
                     record.stage = if went_back { Stage::Known } else { Stage::Taken };
                     record.failures = 0;
                 } else {
@@ -316,6 +325,7 @@ impl Record {
             local,
             told: 0,
             sent: 0,
+            in_full: false,
             since: None,
             patched: None,
             behind: None,

@@ -307,6 +307,26 @@ fn a_refused_pod_is_told_and_deleted_without_a_worker() {
     assert_eq!(bench.run(), [told, "web delete"]);
 }
 
+/// The first list of the runtime may come while the first patch is under way.
+#[test]
+fn an_end_that_was_kept_back_is_told_though_the_patch_was_taken() {
+    let mut bench = Bench::new();
+    let pod = bench.put("web", "1", json!({}));
+    bench.store(&pod, json!({"phase": "Failed", "reason": "NodeAffinity"}));
+    bench.core.stored(pod.uid(), 1, bench.now);
+    let entry = bench.cache.entry(pod.uid()).unwrap();
+    let at = Timestamp::UNIX_EPOCH;
+    let request = bench.core.decide(pod.uid(), &entry, Activity::MayRun, at, bench.now).unwrap();
+    let answer = bench.server.answer(&request);
+    bench.core.answered(pod.uid(), answer, bench.now);
+    bench.activity = Activity::Stopped;
+    let told = [
+        r#"web patch {"startTime":"1970-01-01T00:00:00Z"}"#,
+        r#"web patch {"phase":"Failed","reason":"NodeAffinity"}"#,
+    ];
+    assert_eq!(bench.run(), told);
+}
+
 #[test]
 fn a_pod_that_is_gone_or_another_one_is_left_alone() {
     let mut bench = Bench::new();
