@@ -29,6 +29,7 @@ use super::dial::{join_host_port, words};
 use answer::Framing;
 use socket::Socket;
 use tls::Tls;
+pub(super) use tls::system_bundle;
 
 pub use super::dial::DialError;
 

@@ -1,12 +1,33 @@
 //! A plain GET with headers, limits and a way to break it off, through the HTTP library.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
+
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+
+use super::api::system_bundle;
 
 /// Name resolution in progress cannot be broken off, so it gets less than a stop may take.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 /// Likewise a TCP connect.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+
+/// Trusts whom the machine trusts.
+fn tls() -> TlsConfig {
+    let pem = system_bundle().unwrap_or_else(|error| {
+        log::warn!("no https: {error}");
+        Vec::new()
+    });
+    let roots = parse_pem(&pem).filter_map(|item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    });
+    TlsConfig::builder()
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .root_certs(RootCerts::Specific(Arc::new(roots.collect())))
+        .build()
+}
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +69,7 @@ impl Getter {
             .timeout_resolve(Some(RESOLVE_LIMIT.min(timeout)))
             .timeout_connect(Some(CONNECT_LIMIT.min(timeout)))
             .http_status_as_error(false)
+            .tls_config(tls())
             // Between two polls a connection would only hold a socket open.
             .max_idle_connections(0)
             .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))

@@ -161,7 +161,8 @@ fn verifier(
     Ok(verifier)
 }
 
-fn system_bundle() -> Result<Vec<u8>, TlsSetupError> {
+/// The bundle of authorities that the machine trusts, PEM.
+pub(in crate::transport) fn system_bundle() -> Result<Vec<u8>, TlsSetupError> {
     let own = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
     own.into_iter()
         .chain(SYSTEM_BUNDLES.iter().map(std::path::PathBuf::from))

@@ -39,7 +39,12 @@ pub(super) fn wrap(
         .parse()
         .map_err(|error| DialError::Tls(format!("server name: {error}")))?;
     let config = ureq::Agent::config_builder()
-        .tls_config(TlsConfig::builder().disable_verification(true).build())
+        .tls_config(
+            TlsConfig::builder()
+                .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .disable_verification(true)
+                .build(),
+        )
         .build();
     let resolver = DefaultResolver::default();
     let details = ConnectionDetails {
