@@ -26,8 +26,6 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a server that is busy is asked again.
 const MAX_RETRIES: u32 = 10;
 /// A server that wants to be left alone for longer is left to the caller's back-off.
-/// DIFFERS: upstream waits however long the server says.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(120);
 /// How long it is left alone at least, the first time; doubles.
 /// DIFFERS: upstream asks a server that says "0 seconds" ten times at once.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(50);
@@ -454,7 +452,8 @@ impl Client {
                 continue;
             }
             let after = retry_after(response.retry_after.as_deref());
-            let in_time = |after: &Duration| *after <= MAX_RETRY_AFTER && Instant::now() + *after < deadline;
+            let in_time =
+                |after: &Duration| Instant::now().checked_add(*after).is_some_and(|again| again < deadline);
             if let Some(after) = after.filter(in_time)
                 && (status == 429 || status >= 500)
                 && retries < MAX_RETRIES

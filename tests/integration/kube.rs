@@ -133,7 +133,7 @@ fn busy_servers_are_asked_again() {
 fn a_wait_for_a_busy_server_ends_with_the_client() {
     let api = FakeApi::start();
     let client = api.client();
-    api.fault(Fault::always("GET", "/nodes/", What::Status(429, "TooManyRequests", Some(60))));
+    api.fault(Fault::always("GET", "/nodes/", What::Status(429, "TooManyRequests", Some(30))));
     let asking = client.clone();
     let (tell, outcome) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
@@ -144,6 +144,12 @@ fn a_wait_for_a_busy_server_ends_with_the_client() {
     client.shut_down();
     assert_eq!(outcome.recv_timeout(Duration::from_secs(5)), Ok(true));
     assert!(client.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
+    // A wait beyond the time that the request has is left to the caller.
+    let begun = Instant::now();
+    let hasty = api.client().with_timeout(Duration::from_secs(5));
+    let error = hasty.get::<Value>(&Target::node("n1")).unwrap_err();
+    assert_eq!(error.retry_after(), Some(Duration::from_secs(30)));
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
 #[test]
