@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::rate::Bucket;
 use super::secret::Secret;
 use super::target::{Target, query};
-use crate::model::metrics;
+use crate::model::{metrics, typed};
 use crate::transport::api::{
     Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use,
 };
@@ -390,7 +390,7 @@ impl Client {
         let mut response = self.send(call)?;
         let value =
             parse(&mut response.body).map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
-        serde_json::from_value(value).map_err(|error| {
+        typed::decode(&value).map_err(|error| {
             ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}"))
         })
     }

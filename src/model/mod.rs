@@ -17,6 +17,7 @@ pub mod reasons;
 pub mod requests;
 pub mod restart;
 pub mod runtime;
+pub mod typed;
 pub mod verdict;
 
 /// The Kubernetes API types, from k8s-openapi at the 1.36 feature.

@@ -26,7 +26,6 @@ mod manifest;
 pub mod merge;
 mod references;
 mod store;
-mod typed;
 mod unsupported;
 mod validate;
 mod watch;
@@ -42,6 +41,7 @@ use jiff::Timestamp;
 use crate::model::api;
 use crate::model::event::EventSink;
 use crate::model::pod::{Pod, SourceName};
+use crate::model::typed::{self, clip};
 use crate::util::mailbox::Post;
 use crate::util::threads::{Died, Running};
 
@@ -64,9 +64,6 @@ pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, String> {
 
 /// The largest manifest that is read, from a file or a URL.
 pub const MAX_MANIFEST_BYTES: usize = 10 * 1024 * 1024;
-
-/// Characters of one fault's message: a manifest may quote itself, but not fill the log.
-const MAX_MESSAGE_CHARS: usize = 500;
 
 /// Which sources there are. A source that is `None` does not exist and is not waited for.
 #[derive(Debug, Clone, Default)]
@@ -246,16 +243,6 @@ impl Flaw {
     }
 }
 
-/// Cuts a text that quotes its input to a size fit for a log line, and keeps it on one line.
-fn clip(text: &str) -> String {
-    let clean = |c: char| if c.is_control() { ' ' } else { c };
-    let mut out: String = text.chars().take(MAX_MESSAGE_CHARS).map(clean).collect();
-    if text.chars().nth(MAX_MESSAGE_CHARS).is_some() {
-        out.push('…');
-    }
-    out
-}
-
 /// Joins the faults of one manifest for one event, which has room for 1,024 characters.
 fn summary(place: &str, problems: &[SourceProblem]) -> String {
     const ROOM: usize = 1000;
@@ -305,7 +292,7 @@ mod tests {
     #[test]
     fn quoted_input_is_cut_and_stays_on_one_line() {
         assert_eq!(clip("a\nb"), "a b");
-        assert_eq!(clip(&"é".repeat(9000)).chars().count(), MAX_MESSAGE_CHARS + 1);
+        assert_eq!(clip(&"é".repeat(9000)).chars().count(), 501);
     }
 
     #[test]

@@ -8,6 +8,8 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
+use crate::model::typed;
+
 /// A page.
 #[derive(Debug, PartialEq)]
 pub(super) struct Page<T> {
@@ -65,11 +67,11 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for PageVisitor<T> {
 
 /// An object without the books of who wrote which field: nobody here reads them, they are
 /// often its larger part, and they hold times that anybody may write.
-pub(super) fn decode<T: DeserializeOwned>(mut object: Value) -> Result<T, serde_json::Error> {
+pub(super) fn decode<T: DeserializeOwned>(mut object: Value) -> Result<T, String> {
     if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
         metadata.remove("managedFields");
     }
-    serde_json::from_value(object)
+    typed::decode(&object)
 }
 
 /// Puts the elements of a list, or of null, where they belong.
@@ -122,12 +124,13 @@ mod tests {
         assert_eq!(page(r#"{"items":null,"metadata":null,"kind":"XList"}"#), expected(&[], "", ""));
         for (text, wrong) in [
             (r#"{"kind":"Status","items":[]}"#, "is no list"),
-            (r#"{"kind":"XList","items":["a"]}"#, "invalid type: string"),
+            (r#"{"kind":"XList","items":["a"]}"#, "u32"),
             (r#"{"kind":"XList","items":{}}"#, "a list of objects"),
             ("[]", "a list"),
             (r#"{"kind":"XList","items":[1,"#, "EOF"),
         ] {
-            assert!(page(text).unwrap_err().contains(wrong), "{text}");
+            let told = page(text).unwrap_err();
+            assert!(told.contains(wrong), "{text}: {told}");
         }
     }
 }

@@ -15,26 +15,29 @@ const MAX_FAULTS: usize = 20;
 /// Unknown fields reported per object.
 const MAX_UNKNOWN: usize = 50;
 
+/// Characters of one fault's message: a manifest may quote itself, but not fill the log.
+const MAX_MESSAGE_CHARS: usize = 500;
+
 /// A value at `path` that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Misfit {
+pub struct Misfit {
     /// Field path, such as `spec.containers[0].ports[0].hostPort`.
-    pub(super) path: String,
+    pub path: String,
     /// What was found and what was wanted.
-    pub(super) message: String,
+    pub message: String,
 }
 
 /// A typed object and the paths of the fields that it has no place for.
 #[derive(Debug)]
-pub(super) struct Typed<T> {
+pub struct Typed<T> {
     /// The object.
-    pub(super) object: T,
+    pub object: T,
     /// Paths of fields that the type does not know.
-    pub(super) unknown: Vec<String>,
+    pub unknown: Vec<String>,
 }
 
 /// Reads `value` as a `T`, or tells every place that does not fit.
-pub(super) fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misfit>> {
+pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misfit>> {
     let mut misfits = Vec::new();
     let mut blanked: Option<Value> = None;
     loop {
@@ -59,6 +62,30 @@ pub(super) fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, V
             return Err(misfits);
         }
     }
+}
+
+/// Reads `value` as a `T`. All kinds of objects come this way, from manifests and from the API
+/// server: the decoder of each type, which is large, exists once.
+///
+/// # Errors
+/// The first fault, with its place.
+pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, String> {
+    read(value).map(|typed| typed.object).map_err(|misfits| {
+        misfits
+            .first()
+            .map(|first| format!("{}: {}", first.path, first.message).trim_start_matches(": ").to_owned())
+            .unwrap_or_default()
+    })
+}
+
+/// Cuts a text that quotes its input to a size fit for a log line, and keeps it on one line.
+pub fn clip(text: &str) -> String {
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    let mut out: String = text.chars().take(MAX_MESSAGE_CHARS).map(clean).collect();
+    if text.chars().nth(MAX_MESSAGE_CHARS).is_some() {
+        out.push('…');
+    }
+    out
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,7 +158,7 @@ impl std::error::Error for Fault {}
 
 impl de::Error for Fault {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Fault(super::clip(&message.to_string()))
+        Fault(clip(&message.to_string()))
     }
 
     fn invalid_type(found: Unexpected<'_>, wanted: &dyn de::Expected) -> Self {
@@ -359,7 +386,7 @@ impl<'de> de::Deserializer<'de> for Place<'_> {
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         let mut trace = self.trace.borrow_mut();
         if trace.unknown.len() < MAX_UNKNOWN {
-            let path = super::clip(&render(&trace.path));
+            let path = clip(&render(&trace.path));
             trace.unknown.push(path);
         }
         drop(trace);
