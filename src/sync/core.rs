@@ -497,4 +497,17 @@ mod tests {
         assert_eq!(bench.speak(SourceName::Api, shown("Running")), ["shown 1"]);
         assert_eq!(bench.speak(SourceName::Api, shown("Failed")), ["shown 1", "update 1"]);
     }
+
+    /// A restarted agent knows no statuses yet; what the API server shows as over takes no room.
+    #[test]
+    fn completed_pods_leave_their_place_to_those_that_run() {
+        let mut bench = Bench::new(&[SourceName::Api]);
+        bench.node.allocatable.pods = 1;
+        let mut done = pod("a", "1").object().clone();
+        done.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
+        assert_eq!(
+            bench.speak(SourceName::Api, vec![Pod::from(done), pod("b", "2")]),
+            ["shown 1", "shown 2", "update 1", "update 2"]
+        );
+    }
 }
