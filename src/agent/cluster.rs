@@ -30,15 +30,13 @@ use crate::pods::mirror;
 use crate::resources::Roots;
 use crate::resources::machine::Machine;
 use crate::resources::system::SystemFacts;
+use crate::server::KUBERNETES_VERSION;
 use crate::sources::{self, bound};
 use crate::status::{Activity, StatusCache, publish};
 use crate::sync::view::{Entry, View};
 use crate::transport::api::Breaker;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::threads::{Died, OnDeath, Running};
-
-/// The release of Kubernetes that this agent behaves like.
-const KUBELET_VERSION: &str = "v1.36.3";
 
 /// The node's handles on its cluster; the threads are started later.
 pub(super) struct Cluster {
@@ -199,7 +197,7 @@ fn node_settings(args: &AgentArgs, config: &KubeletConfiguration, node_name: &st
         controller_attach_detach: config.enable_controller_attach_detach,
         node_ips: args.node_ips.clone(),
         port: u16::try_from(config.port).unwrap_or(0),
-        kubelet_version: KUBELET_VERSION.to_owned(),
+        kubelet_version: KUBERNETES_VERSION.to_owned(),
         declared_features: node::declared_features(|gate| gates.enabled(gate)),
         update_every: config.node_status_update_frequency.to_std(),
         report_every: config.node_status_report_frequency.to_std(),

@@ -357,6 +357,7 @@ fn node_view(
     node_name: &str,
     allocatable: Allocatable,
 ) -> NodeView {
+    let gates = gates(config);
     let mut labels = BTreeMap::from([
         ("kubernetes.io/hostname".to_owned(), node_name.to_owned()),
         ("kubernetes.io/os".to_owned(), "linux".to_owned()),
@@ -372,7 +373,7 @@ fn node_view(
         apparmor: machine::has_apparmor(&Roots::default()),
         allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
         strict_supplemental_groups: true,
-        declared_features: Some(node::declared_features(|gate| gates(config).enabled(gate))),
+        declared_features: Some(node::declared_features(|gate| gates.enabled(gate))),
         ..NodeView::default()
     }
 }

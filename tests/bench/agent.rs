@@ -183,7 +183,8 @@ pub fn full_name(name: &str) -> String {
     format!("{name}-{NODE}")
 }
 
-fn manifest(name: &str) -> Value {
+/// The pod of the measurements.
+pub fn manifest(name: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",

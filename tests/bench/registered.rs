@@ -15,13 +15,12 @@ use coracle::util::threads::{OnDeath, Running};
 use crossbeam_channel::{Receiver, bounded};
 use serde_json::{Value, json};
 
-use crate::agent::Agent;
+use crate::agent::{self, Agent};
 use crate::book::Book;
 use crate::process::cpu_seconds;
-use crate::rounds::{GRACE, Plan, footprint, process_memory};
+use crate::rounds::{Plan, footprint, process_memory};
 use crate::runtime::{LONG, Runtime};
 use crate::support::control_plane::ControlPlane;
-use crate::support::node::FOREVER;
 use crate::support::wait::{pause, wait_until};
 
 /// Single pods of each kind.
@@ -265,23 +264,10 @@ fn node_is_ready(node: &Node) -> bool {
 
 /// A pod as `kubectl apply` makes it: with the token that every pod gets.
 fn manifest(name: &str, node: &str, host_network: bool) -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "nodeName": node,
-            "hostNetwork": host_network,
-            // There is no cluster DNS here, which would be an event each time.
-            "dnsPolicy": "Default",
-            "terminationGracePeriodSeconds": GRACE.as_secs(),
-            "containers": [{
-                "name": "main",
-                "image": "localhost/busybox:1",
-                "command": ["sh", "-c", FOREVER],
-                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-            }],
-            "volumes": [{"name": "data", "emptyDir": {}}],
-        },
-    })
+    let mut pod = agent::manifest(name);
+    pod["spec"]["nodeName"] = json!(node);
+    pod["spec"]["hostNetwork"] = json!(host_network);
+    // There is no cluster DNS here, which would be an event each time.
+    pod["spec"]["dnsPolicy"] = json!("Default");
+    pod
 }
