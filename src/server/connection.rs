@@ -18,7 +18,7 @@ use super::http::{Gate, KEY_HEADER, STREAMS};
 use super::listener::{Listener, Socket, connect_local};
 use super::metrics;
 use super::query::Target;
-use super::routes::{self, Answer, Reply};
+use super::routes::{self, Answer, Asked, Method, Reply};
 
 /// A head must have arrived by then.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
@@ -389,10 +389,16 @@ fn drain(mut inner: &UnixStream, gate: &Gate) {
 
 /// The handler's thread: makes the answer.
 fn answer(request: tiny_http::Request, listener: Listener, gate: &Gate, stop: &StopToken) {
-    let target = Target::parse(request.url());
-    let changes = request.method() == &tiny_http::Method::Post;
-    let _timed = metrics::count(listener, request.method().as_str(), &target.path);
-    match routes::route(listener, changes, &target, &gate.deps) {
+    let method = match request.method() {
+        tiny_http::Method::Get => Method::Get,
+        tiny_http::Method::Head => Method::Head,
+        tiny_http::Method::Post => Method::Post,
+        tiny_http::Method::Put => Method::Put,
+        _ => Method::Other,
+    };
+    let asked = Asked { method, target: Target::parse(request.url()), ..Asked::default() };
+    let _timed = metrics::count(listener, method.as_str(), &asked.target.path);
+    match routes::route(listener, &asked, &gate.deps) {
         Reply::Whole(answer) => respond(request, answer),
         Reply::Stream(_) if gate.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS => {
             gate.streams.fetch_sub(1, Ordering::Relaxed);

@@ -31,6 +31,8 @@ pub(super) enum Listener {
     Healthz,
     /// `/pods`, `/runningpods`, `/healthz`.
     ReadOnly,
+    /// The node API: TLS, and every caller is asked who it is.
+    Main,
     /// The local API.
     Local,
 }
@@ -40,6 +42,7 @@ impl Listener {
         match self {
             Listener::Healthz => "lst/healthz",
             Listener::ReadOnly => "lst/readonly",
+            Listener::Main => "lst/main",
             Listener::Local => "lst/local",
         }
     }
@@ -49,6 +52,7 @@ impl Listener {
         match self {
             Listener::Healthz => 8,
             Listener::ReadOnly => 16,
+            Listener::Main => 256,
             // 16 streams, and room for short requests beside them.
             Listener::Local => 24,
         }

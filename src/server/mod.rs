@@ -20,6 +20,7 @@ mod debug;
 mod health;
 mod http;
 mod listener;
+mod main_port;
 mod metrics;
 mod query;
 mod routes;

@@ -13,7 +13,7 @@ use super::query::{BadParam, Target};
 use super::select::{Selection, container_names, default_container, resolve};
 use super::streams::Stream;
 use super::views::{self, Described, PodsReply, VersionReply};
-use super::{Deps, LogOptions, PodView, debug, health, metrics};
+use super::{Deps, LogOptions, PodView, debug, health, main_port, metrics};
 
 /// A whole answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Answer {
         Answer::written(serde_json::to_vec(value))
     }
 
-    fn written(json: serde_json::Result<Vec<u8>>) -> Self {
+    pub(super) fn written(json: serde_json::Result<Vec<u8>>) -> Self {
         match json {
             Ok(body) => Answer { status: 200, content_type: "application/json", body },
             Err(why) => Answer::text(500, format!("cannot write the answer as JSON: {why}\n")),
@@ -48,6 +48,48 @@ impl From<BadParam> for Answer {
     fn from(bad: BadParam) -> Self {
         Answer::text(400, format!("{bad}\n"))
     }
+}
+
+/// The method of a vetted request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Method {
+    /// Reads; a HEAD is answered as one without its body.
+    #[default]
+    Get,
+    /// As [`Method::Get`], but the main port asks for other rights.
+    Head,
+    /// Changes, or runs something.
+    Post,
+    /// Sets something.
+    Put,
+    /// Any other; few paths take one.
+    Other,
+}
+
+impl Method {
+    /// As it is written in a request line.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Head => "HEAD",
+            Method::Post => "POST",
+            Method::Put => "PUT",
+            Method::Other => "other",
+        }
+    }
+}
+
+/// A vetted request, as far as an answer depends on it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Asked {
+    pub method: Method,
+    pub target: Target,
+    /// The `Accept` header; empty without one.
+    pub accept: String,
+    /// Whether the client takes gzip.
+    pub gzip: bool,
+    /// Only the main port takes bodies, and only short ones.
+    pub body: Vec<u8>,
 }
 
 /// What a request leads to.
@@ -62,9 +104,14 @@ pub(super) enum Reply {
 const DEBUG_PATHS: [&str; 7] =
     ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/logs/", "/debug/"];
 
-/// Answers a vetted request; `changes` if it is a POST.
-pub(super) fn route(listener: Listener, changes: bool, target: &Target, deps: &Deps) -> Reply {
+/// Answers a vetted request.
+pub(super) fn route(listener: Listener, asked: &Asked, deps: &Deps) -> Reply {
+    let target = &asked.target;
+    let changes = asked.method == Method::Post;
     let path = target.path.as_str();
+    if listener == Listener::Main {
+        return main_port::route(asked, deps).unwrap_or_else(Reply::Whole);
+    }
     let is_health = path == "/healthz" || path.starts_with("/healthz/");
     let answer = match listener {
         _ if is_health && !changes => health::answer(&deps.checks, target),
@@ -72,7 +119,7 @@ pub(super) fn route(listener: Listener, changes: bool, target: &Target, deps: &D
         _ if path == "/metrics" || path.starts_with("/metrics/") => {
             metrics::answer(path, deps).unwrap_or_else(Answer::not_found)
         }
-        Listener::ReadOnly => read_only(path, deps),
+        Listener::ReadOnly | Listener::Main => read_only(path, deps),
         Listener::Local if changes => debug::route(path, target, deps).unwrap_or_else(|refusal| refusal),
         Listener::Local => return local(path, target, deps).unwrap_or_else(Reply::Whole),
     };

@@ -1,0 +1,26 @@
+//! What the node API answers, once the caller is known and allowed.
+
+use super::Deps;
+use super::routes::{Answer, Asked, Method, Reply};
+use super::{health, metrics, views};
+
+/// Answers a request that was let in. What becomes a stream of bytes both ways (exec, attach,
+/// port-forward) never comes here.
+pub(super) fn route(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
+    let path = asked.target.path.as_str();
+    let reads = matches!(asked.method, Method::Get | Method::Head);
+    let answer = match first_element(path) {
+        "healthz" => health::answer(&deps.checks, &asked.target),
+        "metrics" if reads => metrics::answer(path, deps).unwrap_or_else(Answer::not_found),
+        "pods" if reads => Answer::written(views::pod_list(&*deps.pods)),
+        "runningpods" if reads => Answer::json(&views::running_list(&(deps.running)())),
+        "metrics" | "pods" | "runningpods" => Answer::text(405, "Method Not Allowed\n"),
+        _ => Answer::not_found(),
+    };
+    Ok(Reply::Whole(answer))
+}
+
+/// What stands between the first two slashes of a path.
+pub(super) fn first_element(path: &str) -> &str {
+    path.trim_start_matches('/').split('/').next().unwrap_or_default()
+}
