@@ -16,3 +16,4 @@ pub mod generated;
 pub mod grpc;
 pub mod health;
 pub mod http;
+pub mod serve;
