@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
+use rustls::crypto::{CryptoProvider, SupportedKxGroup};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -94,7 +94,7 @@ impl Acceptor {
     /// # Errors
     /// When nothing of what the settings allow is supported.
     pub fn new(settings: &Settings, current: Box<CurrentCertificate>) -> Result<Acceptor, ServeError> {
-        let mut provider = ring::default_provider();
+        let mut provider = rustls::crypto::ring::default_provider();
         provider.cipher_suites = cipher_suites(provider.cipher_suites, &settings.cipher_suites)?;
         provider.kx_groups = groups(provider.kx_groups, &settings.curves)?;
         let provider = Arc::new(provider);
@@ -308,7 +308,7 @@ impl Authorities {
         if added == 0 {
             return Err(wrong(&"no usable certificate"));
         }
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
             .map_err(|error| wrong(&error))?;
