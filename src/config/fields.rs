@@ -240,35 +240,40 @@ pub static FIELDS: &[Field] = &[
     Field::of("staticPodURLHeader", Kind::ListMap, Preset::Empty, "headers sent to the static pod URL")
         .works(),
     text("address", "0.0.0.0", "IP address the servers listen on").works(),
-    int("port", 10250, "port of the node API"),
+    int("port", 10250, "port of the node API").works(),
     int("readOnlyPort", 0, "port of the read-only server without authentication; 0 turns it off").works(),
-    text("tlsCertFile", "", "serving certificate, with its chain"),
-    text("tlsPrivateKeyFile", "", "key of the serving certificate"),
-    list("tlsCipherSuites", "cipher suites the server may use; empty means Go's defaults"),
-    text("tlsMinVersion", "", "oldest TLS version the server speaks, such as VersionTLS12"),
+    text("tlsCertFile", "", "serving certificate, with its chain").works(),
+    text("tlsPrivateKeyFile", "", "key of the serving certificate").works(),
+    list("tlsCipherSuites", "cipher suites the server may use; empty means Go's defaults").works(),
+    text("tlsMinVersion", "", "oldest TLS version the server speaks, such as VersionTLS12").works(),
     Field::of(
         "tlsCurvePreferences",
         Kind::IntList,
         Preset::Empty,
         "TLS groups by their number, preferred first",
-    ),
+    )
+    .works(),
     flag("rotateCertificates", false, "renew the client certificate before it expires").works(),
-    flag("serverTLSBootstrap", false, "ask the API server to sign the serving certificate"),
+    flag("serverTLSBootstrap", false, "ask the API server to sign the serving certificate").works(),
     text(
         "authentication.x509.clientCAFile",
         "",
         "certificate authorities whose client certificates are accepted",
-    ),
-    flag("authentication.webhook.enabled", true, "check bearer tokens with the API server"),
-    time("authentication.webhook.cacheTTL", "2m0s", "how long a token check is remembered"),
+    )
+    .works(),
+    flag("authentication.webhook.enabled", true, "check bearer tokens with the API server").works(),
+    time("authentication.webhook.cacheTTL", "2m0s", "how long a token check is remembered").works(),
     flag(
         "authentication.anonymous.enabled",
         false,
         "let requests without credentials in as system:anonymous",
-    ),
-    text("authorization.mode", "Webhook", "AlwaysAllow or Webhook"),
-    time("authorization.webhook.cacheAuthorizedTTL", "5m0s", "how long a yes of the webhook is remembered"),
-    time("authorization.webhook.cacheUnauthorizedTTL", "30s", "how long a no of the webhook is remembered"),
+    )
+    .works(),
+    text("authorization.mode", "Webhook", "AlwaysAllow or Webhook").works(),
+    time("authorization.webhook.cacheAuthorizedTTL", "5m0s", "how long a yes of the webhook is remembered")
+        .works(),
+    time("authorization.webhook.cacheUnauthorizedTTL", "30s", "how long a no of the webhook is remembered")
+        .works(),
     int("registryPullQPS", 5, "image pulls per second; 0 means no limit").keeps_zero().works(),
     int("registryBurst", 10, "image pulls that may start at once, while registryPullQPS is not 0").works(),
     text(
@@ -284,7 +289,7 @@ pub static FIELDS: &[Field] = &[
     .works(),
     int("eventRecordQPS", 50, "events sent per second; 0 means the client library's 5").keeps_zero().works(),
     int("eventBurst", 100, "events that may be sent at once").works(),
-    flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward"),
+    flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward").works(),
     flag("enableContentionProfiling", false, "profile lock contention").ignored(),
     int("healthzPort", 10248, "port of the health endpoint; 0 turns it off").keeps_zero().works(),
     text("healthzBindAddress", "127.0.0.1", "IP address of the health endpoint").works(),

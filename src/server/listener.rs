@@ -1,20 +1,22 @@
-//! The three listeners: bind, accept, cap the number of connections.
+//! The listeners: bind, accept, cap the number of connections.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, Running};
 
 use super::ServerError;
+use super::client::Socket;
 use super::connection;
 use super::http::Gate;
 
@@ -23,6 +25,9 @@ const REBIND: Duration = Duration::from_secs(5);
 
 /// A pause after a failed accept (out of descriptors, mostly): long enough not to spin.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Connections that wait to be accepted, as std has it.
+const BACKLOG: i32 = 128;
 
 /// Who is listening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +57,9 @@ impl Listener {
         match self {
             Listener::Healthz => 8,
             Listener::ReadOnly => 16,
-            Listener::Main => 256,
+            // Only a last resort: its crowd has limits of its own, but a connection that was
+            // sent away keeps its thread for the moment until it notices.
+            Listener::Main => 512,
             // 16 streams, and room for short requests beside them.
             Listener::Local => 24,
         }
@@ -67,64 +74,10 @@ pub(super) enum Bound {
     Later(SocketAddr),
 }
 
-/// One connection.
-pub(super) enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Socket::Tcp(stream) => stream.as_fd(),
-            Socket::Unix(stream) => stream.as_fd(),
-        }
-    }
-}
-
-impl Read for Socket {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.read(buffer),
-            Socket::Unix(stream) => stream.read(buffer),
-        }
-    }
-}
-
-impl Write for Socket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.write(bytes),
-            Socket::Unix(stream) => stream.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Socket {
-    fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Socket::Tcp(stream) => stream.set_nonblocking(true),
-            Socket::Unix(stream) => stream.set_nonblocking(true),
-        }
-    }
-
-    pub(super) fn shutdown_write(&self) {
-        // A peer that is gone already needs no farewell.
-        let _ = match self {
-            Socket::Tcp(stream) => stream.shutdown(std::net::Shutdown::Write),
-            Socket::Unix(stream) => stream.shutdown(std::net::Shutdown::Write),
-        };
-    }
-}
-
 impl Bound {
     /// Binds a TCP port; `retry` turns a taken one into [`Bound::Later`].
     pub(super) fn tcp(what: &'static str, address: SocketAddr, retry: bool) -> Result<Self, ServerError> {
-        match TcpListener::bind(address).and_then(|tcp| tcp.set_nonblocking(true).map(|()| tcp)) {
+        match listen(address).and_then(|tcp| tcp.set_nonblocking(true).map(|()| tcp)) {
             Ok(tcp) => Ok(Bound::Tcp(tcp)),
             Err(why) if retry => {
                 log::warn!("cannot listen on {address} ({what}), trying again every {REBIND:?}: {why}");
@@ -158,6 +111,27 @@ impl Bound {
         unix.set_nonblocking(true).map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
         Ok(Bound::Unix(unix))
     }
+}
+
+/// Binds a TCP port. All addresses are those of both families, as in Go, whether they are
+/// written `0.0.0.0` or `::`, and whatever the machine's default is.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.ip().is_unspecified()
+        && let Ok(both) = listen_on_both(address.port())
+    {
+        return Ok(both);
+    }
+    // Also where the kernel has one family only.
+    TcpListener::bind(address)
+}
+
+fn listen_on_both(port: u16) -> io::Result<TcpListener> {
+    let fd = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_ipv6_v6only(&fd, false)?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    rustix::net::bind(&fd, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    rustix::net::listen(&fd, BACKLOG)?;
+    Ok(TcpListener::from(fd))
 }
 
 /// Binds under a passing name, closes it to others, then moves it to `path`.
@@ -211,7 +185,7 @@ pub(super) fn run(listener: Listener, mut bound: Bound, gate: &Gate, stop: &Stop
                 if stop.wait(REBIND) == Waited::Stopped {
                     break;
                 }
-                if let Ok(tcp) = TcpListener::bind(address)
+                if let Ok(tcp) = listen(address)
                     && tcp.set_nonblocking(true).is_ok()
                 {
                     log::info!("listening on {address} now");
@@ -223,7 +197,7 @@ pub(super) fn run(listener: Listener, mut bound: Bound, gate: &Gate, stop: &Stop
                 if !wait_readable(tcp.as_fd(), gate) {
                     break;
                 }
-                tcp.accept().map(|(stream, _)| Socket::Tcp(stream))
+                tcp.accept().map(|(stream, _)| Socket::Tcp(Arc::new(stream)))
             }
             Bound::Unix(unix) => {
                 if !wait_readable(unix.as_fd(), gate) {
@@ -269,10 +243,22 @@ fn admit(listener: Listener, socket: Socket, gate: &Gate, open: &mut Vec<Running
     {
         return connection::refuse(socket, 403, "this socket answers root only\n");
     }
-    if open.len() >= listener.cap() {
-        return connection::refuse(socket, 503, "too many connections\n");
-    }
-    match connection::spawn(listener, socket, gate) {
+    let full = open.len() >= listener.cap();
+    let place = match &socket {
+        Socket::Tcp(stream) if listener == Listener::Main => {
+            let peer = socket.peer().map(|peer| peer.ip());
+            let place = peer.and_then(|ip| gate.crowd.enter(ip, stream, Instant::now()));
+            // In TLS nothing can be said yet.
+            let Some(place) = place.filter(|_| !full) else {
+                log::debug!("a connection from {peer:?} finds no room");
+                return;
+            };
+            Some(place)
+        }
+        _ if full => return connection::refuse(socket, 503, "too many connections\n"),
+        _ => None,
+    };
+    match connection::spawn(listener, socket, place, gate) {
         Ok(running) => open.push(running),
         Err(why) => log::warn!("no thread for a connection: {why}"),
     }
@@ -280,7 +266,7 @@ fn admit(listener: Listener, socket: Socket, gate: &Gate, open: &mut Vec<Running
 
 /// Whether the peer is root, or who this process runs as.
 fn is_trusted(stream: &UnixStream) -> bool {
-    match rustix::net::sockopt::socket_peercred(stream) {
+    match sockopt::socket_peercred(stream) {
         Ok(peer) => peer.uid.is_root() || peer.uid == rustix::process::geteuid(),
         Err(why) => {
             log::warn!("cannot tell who connects to the local socket: {why}");

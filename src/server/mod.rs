@@ -1,7 +1,7 @@
 //! Room `server`: answers over HTTP, for probes, for tools and for the local commands.
 //!
-//! Owns: the health listener, the read-only listener, the local socket `coracle.sock`, and
-//! one tiny_http server behind them on a private socket.
+//! Owns: the health listener, the read-only listener, the node API's (TLS), the local socket
+//! `coracle.sock`, and one tiny_http server behind them on a private socket.
 //! Threads: `http` (owner of the others), `http/0` (hands requests to their connections),
 //! `lst/<listener>` (accept), per open connection `conn/<n>` (moves bytes) and `strm/<n>`
 //! (makes the answer), capped per listener; tiny_http has five unnamed ones.
@@ -10,24 +10,32 @@
 //! body length alone can make it allocate without bound); a request is taken only from a
 //! connection that a listener announced; every wait ends when the `http` thread stops; a
 //! slow client, a slow answer or a panic concerns one connection.
-//! Absent on purpose: TLS, authentication, exec, attach, port-forward and stats:
-//! they come with the main port; a listener is one file so that TLS fits in.
+//! Absent on purpose: HTTP/2, bodies beyond a few KiB, trust in any header but a token that
+//! the API server vouches for.
 //! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
 
+mod auth;
 mod claim;
+mod client;
 mod connection;
+mod crowd;
 mod debug;
+mod exchange;
+mod head;
 mod health;
 mod http;
 mod listener;
+mod main_connection;
 mod main_port;
 mod metrics;
+mod pump;
 mod query;
 mod routes;
 mod select;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 mod views;
 
 use std::io::Write;
@@ -36,6 +44,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub use claim::{Claim, claim};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
@@ -49,6 +58,7 @@ use crate::kube::events::EventLog;
 use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
 use crate::model::runtime::ListedPod;
+use crate::transport::serve::Acceptor;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
@@ -56,13 +66,26 @@ use crate::util::threads::{OnDeath, Running};
 /// The file name of the local socket in the root directory.
 pub const LOCAL_SOCKET: &str = "coracle.sock";
 
+/// The node API's port.
+pub struct MainPort {
+    /// `address:port`; `::` takes both families.
+    pub address: SocketAddr,
+    /// Makes its sessions.
+    pub tls: Acceptor,
+    /// Knows who may ask for what.
+    pub auth: Auth,
+    /// `enableDebuggingHandlers`.
+    pub debugging: bool,
+}
+
 /// Where to listen.
-#[derive(Debug, Clone)]
 pub struct Settings {
     /// `healthzBindAddress:healthzPort`; `None`: off.
     pub healthz: Option<SocketAddr>,
     /// `address:readOnlyPort`; `None`: off.
     pub read_only: Option<SocketAddr>,
+    /// The node API; `None`: off.
+    pub main: Option<MainPort>,
     /// The local commands' socket; its directory also holds the private one.
     pub local_socket: PathBuf,
 }
@@ -206,6 +229,8 @@ pub struct Started {
     pub healthz: Option<SocketAddr>,
     /// Where the read-only listener really is.
     pub read_only: Option<SocketAddr>,
+    /// Where the node API really is.
+    pub main: Option<SocketAddr>,
 }
 
 /// Starts the listeners. A taken health port is tried again every 5 s; the others are errors.

@@ -17,3 +17,4 @@ pub mod generated;
 pub mod grpc;
 pub mod health;
 pub mod http;
+pub mod serve;
