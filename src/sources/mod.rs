@@ -20,6 +20,7 @@ mod decode;
 mod defaults;
 mod ephemeral;
 mod file;
+mod fingerprint;
 mod http;
 mod identity;
 mod manifest;
