@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(held("1.5Gi", true).unwrap().decimal, Some((1_610_612_736_000, 3)));
         assert_eq!(held("0.5Gi", false).unwrap().decimal, Some((536_870_912_000_000_000, 9)));
         assert_eq!(words(1 << 64), "0 1");
-        for text in ["1234567890123456789", "1e99", "0.0Gi", "99999Pi", "x"] {
+        for text in ["1234567890123456789", "1.5n", "0.0Gi", "99999Pi", "x"] {
             assert_eq!(held(text, false), Err(NoFingerprint), "{text}");
         }
     }
