@@ -42,7 +42,8 @@ pub(super) fn set_defaults(pod: &mut Pod) {
     for container in spec.ephemeral_containers.iter_mut().flatten() {
         set_ephemeral(container);
     }
-    let limited = |resources: &ResourceRequirements| resources.limits.as_ref().is_some_and(|all| !all.is_empty());
+    let limited =
+        |resources: &ResourceRequirements| resources.limits.as_ref().is_some_and(|all| !all.is_empty());
     if spec.resources.as_ref().is_some_and(limited) {
         set_requests(&mut spec.resources);
     }

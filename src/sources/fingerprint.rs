@@ -102,7 +102,9 @@ impl Dump<'_> {
             write!(self.out, "({kind})")?;
         }
         match self.types.get(kind).copied() {
-            Some(fields) if fields.starts_with(|c: char| c.is_ascii_uppercase()) => self.fields(fields, value),
+            Some(fields) if fields.starts_with(|c: char| c.is_ascii_uppercase()) => {
+                self.fields(fields, value)
+            }
             other => self.plain(other.unwrap_or(kind), value, kind),
         }
     }

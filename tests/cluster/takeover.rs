@@ -44,7 +44,8 @@ fn shown(joined: &Joined<'_>, name: &str) -> Value {
         .iter()
         .flat_map(|list| pod["status"][list].as_array().cloned().unwrap_or_default())
         .map(|one| {
-            let keys = ["name", "containerID", "restartCount", "state", "lastState", "ready", "image", "imageID"];
+            let keys =
+                ["name", "containerID", "restartCount", "state", "lastState", "ready", "image", "imageID"];
             keys.iter().map(|key| ((*key).to_owned(), one[key].clone())).collect()
         })
         .collect();
@@ -91,7 +92,8 @@ fn rich(name: &str, map: &str) -> Value {
 
 /// Fails once, then runs: what comes after counts on from one restart.
 fn stumbling(name: &str) -> Value {
-    let mut main = busybox("main", &format!("test -e /data/fell || {{ touch /data/fell; exit 3; }}; {FOREVER}"));
+    let mut main =
+        busybox("main", &format!("test -e /data/fell || {{ touch /data/fell; exit 3; }}; {FOREVER}"));
     main["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
     let mut pod = pod(name, json!([main]));
     pod["spec"]["volumes"] = json!([{"name": "data", "emptyDir": {}}]);
@@ -196,8 +198,11 @@ fn the_node_changes_hands_and_back() {
     };
 
     hand_over(&mut joined, false, &pods);
-    assert_eq!(sh(&joined, "hands-rich", "main", "wc -l < /data/starts; cat /map/k /all/name; stat -c %g /data").replace('\n', " "),
-        "1 onehands-rich2000 ");
+    assert_eq!(
+        sh(&joined, "hands-rich", "main", "wc -l < /data/starts; cat /map/k /all/name; stat -c %g /data")
+            .replace('\n', " "),
+        "1 onehands-rich2000 "
+    );
     assert_eq!(sh(&joined, "web-hands", "web", "wc -l < /data/starts"), "1\n");
     let listed = joined.node.says(&["pods"]);
     assert!(pods.iter().all(|name| listed.contains(name)), "{listed}");
@@ -228,7 +233,8 @@ fn the_node_changes_hands_and_back() {
     joined.node.write("late.yaml", COMPONENT.replace("name: web\n  namespace", "name: late\n  namespace"));
     joined.bind(&rich("hands-late", "hands-cm"));
 
-    let pods = ["hands-rich", "hands-fell", "hands-late", "web-hands", "plain-hands", "fixed-hands", "late-hands"];
+    let pods =
+        ["hands-rich", "hands-fell", "hands-late", "web-hands", "plain-hands", "fixed-hands", "late-hands"];
     for name in pods {
         joined.wait_ready(name);
     }

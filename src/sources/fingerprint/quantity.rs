@@ -72,7 +72,9 @@ fn read(text: &str) -> Result<Held, NoFingerprint> {
     let whole = if whole.is_empty() { "0" } else { whole };
     let (fraction, suffix) = match rest.strip_prefix('.') {
         None => ("", rest),
-        Some(rest) => rest.split_at(rest.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len())),
+        Some(rest) => {
+            rest.split_at(rest.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len()))
+        }
     };
     let (base, exponent, format) = unit(suffix)?;
     let digits = format!("{whole}{fraction}");
@@ -85,7 +87,8 @@ fn read(text: &str) -> Result<Held, NoFingerprint> {
     let scale = if base == 10 { exponent } else { 0 } - decimals;
     if precision >= 0 && scale >= NANO {
         let value: i64 = digits.parse().map_err(|_| NoFingerprint)?;
-        let factor = if base == 10 { 1 } else { 1_i64.checked_shl(exponent.unsigned_abs()).ok_or(NoFingerprint)? };
+        let factor =
+            if base == 10 { 1 } else { 1_i64.checked_shl(exponent.unsigned_abs()).ok_or(NoFingerprint)? };
         let result = value.checked_mul(factor).ok_or(NoFingerprint)?;
         let canonical = if base == 10 {
             scale % 3 == 0 && !digits.ends_with("000") && !digits.starts_with('0')
@@ -186,7 +189,10 @@ mod tests {
             let held = held(text, true).unwrap();
             assert_eq!((held.value, held.scale, held.text == text), (value, scale, kept), "{text}");
         }
-        assert_eq!(held("1u", true).unwrap(), Held { value: 1, scale: -3, format: "DecimalSI", ..Held::default() });
+        assert_eq!(
+            held("1u", true).unwrap(),
+            Held { value: 1, scale: -3, format: "DecimalSI", ..Held::default() }
+        );
         assert_eq!(held("1u", false).unwrap().scale, -6);
     }
 

@@ -53,15 +53,15 @@ fn what_depends_on_the_machine_has_none() {
     let mut limited = plain.clone();
     limited["resources"] = json!({"limits": {"cpu": "1"}});
     assert_eq!(text(limited), Err(NoFingerprint));
-    for (pointer, value) in [
-        ("creationTimestamp", json!("2026-01-01T00:00:00Z")),
-        ("managedFields", json!([{"manager": "m"}])),
-    ] {
+    for (pointer, value) in
+        [("creationTimestamp", json!("2026-01-01T00:00:00Z")), ("managedFields", json!([{"manager": "m"}]))]
+    {
         let pod = json!({"metadata": {"name": "a", pointer: value}, "spec": plain});
         let pod: api::Pod = serde_json::from_value(pod).unwrap();
         assert_eq!(write(&pod, &mut String::new()), Err(NoFingerprint), "{pointer}");
     }
-    let pod = json!({"metadata": {"name": "a"}, "spec": plain, "status": {"startTime": "2026-01-01T00:00:00Z"}});
+    let pod =
+        json!({"metadata": {"name": "a"}, "spec": plain, "status": {"startTime": "2026-01-01T00:00:00Z"}});
     let pod: api::Pod = serde_json::from_value(pod).unwrap();
     assert_eq!(write(&pod, &mut String::new()), Err(NoFingerprint));
 }
