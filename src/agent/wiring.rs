@@ -244,6 +244,7 @@ pub(super) fn start(
                 chains: config.make_iptables_util_chains.then(Chains::find),
                 volumes,
                 runtime: runtime.clone(),
+                root_dir: args.root_dir.clone(),
                 bell: clean_wait,
             },
             supervisor.on_death(),

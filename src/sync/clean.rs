@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, select_biased};
 use jiff::Timestamp;
 
+use super::actuated::Actuated;
 use super::view::{Snapshot, View};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::{ContainerId, PodUid};
@@ -64,6 +65,8 @@ pub struct Deps {
     pub volumes: Arc<Volumes>,
     /// Forgets old back-off entries.
     pub runtime: Runtime,
+    /// Where the state of this agent is.
+    pub root_dir: PathBuf,
     /// Rung when a pod has ended or a container has died.
     pub bell: Receiver<()>,
 }
@@ -75,17 +78,22 @@ pub struct Deps {
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("clean", Stack::Large, on_death, move |stop| {
         let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
-        Cleaner { deps, failures: 0 }.run(&stop);
+        let actuated = Actuated::below(&deps.root_dir);
+        let mut cleaner = Cleaner { deps, actuated, failures: 0 };
+        cleaner.run(&stop);
+        // Whoever has the node next may be a Go kubelet.
+        cleaner.actuated.keep(&cleaner.deps.view.get());
     })
 }
 
 struct Cleaner {
     deps: Deps,
+    actuated: Actuated,
     failures: u32,
 }
 
 impl Cleaner {
-    fn run(mut self, stop: &StopToken) {
+    fn run(&mut self, stop: &StopToken) {
         let mut due = Deadlines::default();
         let now = Instant::now();
         due.set(Job::Garbage, now + FIRST_GARBAGE);
@@ -143,6 +151,7 @@ impl Cleaner {
     fn garbage(&mut self, stop: &StopToken) {
         self.deps.runtime.collect_backoff_garbage();
         let snapshot = self.deps.view.get();
+        self.actuated.keep(&snapshot);
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
             Err(_) if stop.is_stopped() => return,

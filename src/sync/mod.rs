@@ -7,6 +7,7 @@
 //! Absent on purpose: a pause while the runtime is unhealthy. That is a state which the
 //! workers look at; sources and health answers go on.
 
+mod actuated;
 pub mod clean;
 pub mod core;
 pub mod ephemeral;

@@ -15,3 +15,4 @@ mod recording;
 mod rights;
 #[path = "../support/mod.rs"]
 mod support;
+mod takeover;

@@ -47,6 +47,8 @@ pub struct Node {
     port: u16,
     healthz: u16,
     flags: Vec<String>,
+    /// Whether the next start is the Go kubelet's.
+    incumbent: bool,
     runtime: OnceLock<RuntimeClient>,
     agent: Option<Child>,
     starts: u32,
@@ -94,6 +96,7 @@ impl Node {
             port: free_port(),
             healthz: free_port(),
             flags: Vec::new(),
+            incumbent: launch::incumbent(),
             runtime: OnceLock::new(),
             agent: None,
             starts: 0,
@@ -106,6 +109,11 @@ impl Node {
     /// Flags for the agent's next starts, beside those that every node has.
     pub fn set_flags(&mut self, flags: &[String]) {
         self.flags = flags.to_vec();
+    }
+
+    /// Gives the node to the Go kubelet, or to coracle, from the next start on.
+    pub fn give_to_incumbent(&mut self, incumbent: bool) {
+        self.incumbent = incumbent;
     }
 
     /// Writes the configuration for the next start: what every node has, and `extra` over it.
@@ -163,9 +171,9 @@ impl Node {
     pub fn launch_agent(&mut self) {
         assert!(self.agent.is_none(), "the agent runs already");
         self.starts += 1;
-        let mut command = launch::command(&launch::binary(), &self.dir, &self.node_name);
+        let mut command = launch::command(&launch::binary_of(self.incumbent), &self.dir, &self.node_name);
         let log = self.dir.join(format!("agent-{}.log", self.starts));
-        if launch::incumbent() && !self.flags.iter().any(|flag| flag == "--cert-dir") {
+        if self.incumbent && !self.flags.iter().any(|flag| flag == "--cert-dir") {
             // It has a serving certificate in any case; the default place is the machine's.
             command.arg("--cert-dir").arg(self.dir.join("pki"));
         }
