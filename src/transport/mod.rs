@@ -10,6 +10,7 @@
 //! are level-triggered and come back by themselves).
 
 pub mod api;
+pub mod dbus;
 pub mod dial;
 pub mod endpoint;
 pub mod generated;
