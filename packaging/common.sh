@@ -140,6 +140,7 @@ need_node_packages() {
     [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || missing+=(containernetworking-plugins)
     command -v iptables >/dev/null || missing+=(iptables)
     command -v ip >/dev/null || missing+=(iproute2)
+    command -v dbus-daemon >/dev/null || missing+=(dbus-daemon)
     static_busybox >/dev/null || missing+=(busybox-static)
     [ ${#missing[@]} -eq 0 ] || apt_need "${missing[@]}"
 }

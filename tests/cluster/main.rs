@@ -12,5 +12,6 @@ mod outages;
 mod plane;
 mod recording;
 mod rights;
+mod shutdowns;
 #[path = "../support/mod.rs"]
 mod support;

@@ -47,6 +47,7 @@ pub struct Node {
     port: u16,
     healthz: u16,
     flags: Vec<String>,
+    env: Vec<(&'static str, String)>,
     runtime: OnceLock<RuntimeClient>,
     agent: Option<Child>,
     starts: u32,
@@ -94,6 +95,7 @@ impl Node {
             port: free_port(),
             healthz: free_port(),
             flags: Vec::new(),
+            env: Vec::new(),
             runtime: OnceLock::new(),
             agent: None,
             starts: 0,
@@ -106,6 +108,16 @@ impl Node {
     /// Flags for the agent's next starts, beside those that every node has.
     pub fn set_flags(&mut self, flags: &[String]) {
         self.flags = flags.to_vec();
+    }
+
+    /// A variable in the environment of the agent's next starts.
+    pub fn set_env(&mut self, name: &'static str, value: String) {
+        self.env.push((name, value));
+    }
+
+    /// What the running agent, or the last one, has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join(format!("agent-{}.log", self.starts))).unwrap_or_default()
     }
 
     /// Writes the configuration for the next start: what every node has, and `extra` over it.
@@ -169,7 +181,8 @@ impl Node {
             // It has a serving certificate in any case; the default place is the machine's.
             command.arg("--cert-dir").arg(self.dir.join("pki"));
         }
-        self.agent = Some(launch::spawn(command.args(&self.flags), &log));
+        command.args(&self.flags).envs(self.env.iter().cloned());
+        self.agent = Some(launch::spawn(&mut command, &log));
     }
 
     /// Waits until `/healthz` answers 200.
