@@ -113,7 +113,11 @@ pub struct Bus {
     bytes: Vec<u8>,
     /// That many of what comes next belong to a message that is not kept.
     skip: usize,
-    fds: VecDeque<OwnedFd>,
+    /// How many bytes were taken out of the stream, so that `bytes` begin there.
+    taken: u64,
+    /// File descriptors, each with the place in the stream of the last byte that came with it:
+    /// the kernel ends a piece with the bytes that were sent with them.
+    fds: VecDeque<(u64, OwnedFd)>,
     queued: VecDeque<Incoming>,
 }
 
@@ -135,6 +139,7 @@ impl Bus {
                         serial: 0,
                         bytes: Vec::new(),
                         skip: 0,
+                        taken: 0,
                         fds: VecDeque::new(),
                         queued: VecDeque::new(),
                     };
@@ -229,8 +234,9 @@ impl Bus {
     fn line(&mut self, deadline: Instant) -> Result<String, DbusError> {
         loop {
             if let Some(end) = self.bytes.windows(2).position(|two| two == b"\r\n") {
-                let line: Vec<u8> = self.bytes.drain(..end + 2).take(end).collect();
-                return Ok(String::from_utf8_lossy(&line).into_owned());
+                let line = String::from_utf8_lossy(self.bytes.get(..end).unwrap_or_default()).into_owned();
+                self.take(end + 2);
+                return Ok(line);
             }
             if self.bytes.len() > MAX_LINE {
                 return Err(DbusError::Refused("it does not speak D-Bus".to_owned()));
@@ -274,30 +280,33 @@ impl Bus {
     fn cut_out(&mut self) -> Result<Option<Incoming>, DbusError> {
         loop {
             let dropped = self.skip.min(self.bytes.len());
-            self.bytes.drain(..dropped);
+            self.take(dropped);
             self.skip -= dropped;
             let Some(head) = self.bytes.get(..wire::HEAD) else { return Ok(None) };
             let length = wire::length(head).ok_or_else(|| io::Error::other("it sent no message"))?;
             if length > MAX_MESSAGE {
                 log::debug!("skipping a D-Bus message of {length} bytes");
                 self.skip = length;
-                self.fds.clear();
                 continue;
             }
             if self.bytes.len() < length {
                 return Ok(None);
             }
             let message = Message::decode(&self.bytes);
-            self.bytes.drain(..length);
-            let Some(message) = message else {
-                log::debug!("skipping a D-Bus message that makes no sense");
-                self.fds.clear();
-                continue;
-            };
-            let count = usize::try_from(message.fds).unwrap_or(usize::MAX).min(self.fds.len());
-            let fds = self.fds.drain(..count).collect();
-            return Ok(Some(Incoming { message, fds }));
+            let fds = self.take(length);
+            match message {
+                Some(message) => return Ok(Some(Incoming { message, fds })),
+                None => log::debug!("skipping a D-Bus message that makes no sense"),
+            }
         }
+    }
+
+    /// Takes bytes out of the stream, and the file descriptors that came with them.
+    fn take(&mut self, count: usize) -> Vec<OwnedFd> {
+        self.bytes.drain(..count.min(self.bytes.len()));
+        self.taken = self.taken.saturating_add(count as u64);
+        let own = self.fds.iter().take_while(|(last, _)| *last < self.taken).count();
+        self.fds.drain(..own).map(|(_, fd)| fd).collect()
     }
 
     /// Reads what is there, waiting for it. `false`: nothing came in time, or the bell rang
@@ -315,9 +324,10 @@ impl Bus {
             );
             match received {
                 Ok(received) => {
+                    let last = self.taken + (self.bytes.len() + received.bytes).saturating_sub(1) as u64;
                     for message in control.drain() {
                         if let RecvAncillaryMessage::ScmRights(fds) = message {
-                            self.fds.extend(fds);
+                            self.fds.extend(fds.map(|fd| (last, fd)));
                         }
                     }
                     if received.bytes == 0 {
