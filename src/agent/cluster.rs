@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use jiff::Timestamp;
 
-use super::{StartError, shutdown};
 use super::wiring::gates;
+use super::{StartError, shutdown};
 use crate::cli::AgentArgs;
 use crate::config::{self, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};

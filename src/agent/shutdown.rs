@@ -54,10 +54,7 @@ fn steps(config: &KubeletConfiguration) -> Vec<Step> {
         };
         return by_priority.iter().map(step).collect();
     }
-    two_steps(
-        config.shutdown_grace_period.to_std(),
-        config.shutdown_grace_period_critical_pods.to_std(),
-    )
+    two_steps(config.shutdown_grace_period.to_std(), config.shutdown_grace_period_critical_pods.to_std())
 }
 
 #[cfg(test)]

@@ -217,8 +217,11 @@ impl Loop {
                 }
             }
             for (uid, grace) in orders.kills {
-                let failure =
-                    Failure { reason: shutdown::REASON, message: shutdown::MESSAGE.to_owned() };
+                // One that has just ended by itself keeps its status.
+                if !self.deps.workers.knows(&uid) || self.deps.workers.is_finished(&uid) {
+                    continue;
+                }
+                let failure = Failure { reason: shutdown::REASON, message: shutdown::MESSAGE.to_owned() };
                 self.kill(&uid, Kill { grace_override: Some(grace), failure: Some(failure) });
             }
         }

@@ -19,7 +19,9 @@ const WATCHED: &str = "shutdowns of the machine wait for the pods";
 
 fn ready_message(node: &Value) -> String {
     let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    all.iter().find(|one| one["type"] == "Ready").map_or(String::new(), |one| text(one, "/message").to_owned())
+    all.iter()
+        .find(|one| one["type"] == "Ready")
+        .map_or(String::new(), |one| text(one, "/message").to_owned())
 }
 
 fn priority(mut pod: Value, class: &str) -> Value {
@@ -61,8 +63,12 @@ fn pods_end_in_order_before_the_machine() {
     joined.wait_ready("bye-critical");
 
     machine.prepare(true);
-    let node = joined.plane.wait(&["node", name], "not ready", LIMIT, |node| condition(node, "Ready") == "False");
-    assert_eq!((reason(&node, "Ready"), ready_message(&node).as_str()), ("KubeletNotReady", "node is shutting down"));
+    let node =
+        joined.plane.wait(&["node", name], "not ready", LIMIT, |node| condition(node, "Ready") == "False");
+    assert_eq!(
+        (reason(&node, "Ready"), ready_message(&node).as_str()),
+        ("KubeletNotReady", "node is shutting down")
+    );
     joined.bind(&pod("bye-late", json!([busybox("main", FOREVER)])));
     let late = joined.wait_pod("bye-late", "refused", |pod| pod["status"]["phase"] == "Failed");
     assert_eq!(text(&late, "/status/reason"), "NodeShutdown");
@@ -77,7 +83,8 @@ fn pods_end_in_order_before_the_machine() {
     wait_until("the lock to be released", LIMIT, || {
         let locks = machine.locks();
         let running = running();
-        let (ordinary, critical) = (running.contains_key("bye-ordinary"), running.contains_key("bye-critical"));
+        let (ordinary, critical) =
+            (running.contains_key("bye-ordinary"), running.contains_key("bye-critical"));
         assert!(critical || !ordinary, "the critical pod ended first");
         assert!(locks == 1 || !critical, "the machine was let go too early");
         locks == 0
@@ -90,7 +97,10 @@ fn pods_end_in_order_before_the_machine() {
                 || panic!("{name} is not told: {}", pod["status"])
         });
         assert_eq!((text(&pod, "/status/reason"), text(&pod, "/status/message")), ("Terminated", TERMINATED));
-        assert_eq!((condition(&pod, "DisruptionTarget"), reason(&pod, "DisruptionTarget")), ("True", "TerminationByKubelet"));
+        assert_eq!(
+            (condition(&pod, "DisruptionTarget"), reason(&pod, "DisruptionTarget")),
+            ("True", "TerminationByKubelet")
+        );
     }
     let start = joined.node.metric("kubelet_graceful_shutdown_start_time_seconds");
     let end = joined.node.metric("kubelet_graceful_shutdown_end_time_seconds");
@@ -103,9 +113,15 @@ fn pods_end_in_order_before_the_machine() {
     wait_until("the lock to be taken again", LIMIT, || machine.locks() == 1);
     joined.bind(&pod("bye-next", json!([busybox("main", FOREVER)])));
     joined.wait_ready("bye-next");
-    let told: BTreeMap<String, String> =
-        joined.events(name).into_iter().filter(|(reason, _)| reason == "Shutdown").map(|(a, b)| (b, a)).collect();
-    for words in ["Shutdown manager detected shutdown event", "Shutdown manager detected shutdown cancellation"] {
+    let told: BTreeMap<String, String> = joined
+        .events(name)
+        .into_iter()
+        .filter(|(reason, _)| reason == "Shutdown")
+        .map(|(a, b)| (b, a))
+        .collect();
+    for words in
+        ["Shutdown manager detected shutdown event", "Shutdown manager detected shutdown cancellation"]
+    {
         assert!(told.contains_key(words), "{told:?}");
     }
     joined.finish(&["bye-ordinary", "bye-critical", "bye-late", "bye-next"]);
@@ -113,7 +129,10 @@ fn pods_end_in_order_before_the_machine() {
 
 #[test]
 fn a_bus_that_comes_and_goes() {
-    if differs_on_the_incumbent("a_bus_that_comes_and_goes", "it wants the bus at its start, and believes everyone") {
+    if differs_on_the_incumbent(
+        "a_bus_that_comes_and_goes",
+        "it wants the bus at its start, and believes everyone",
+    ) {
         return;
     }
     let name = "bus";

@@ -262,7 +262,8 @@ fn serve(stream: &mut UnixStream, call: &Message, state: &mut State) {
         ("KillUnit", [Value::Text(unit), _, Value::Int(1)]) if unit == "systemd-logind.service" => {
             state.reloads += 1;
             let text = fs::read_to_string(CONF).unwrap_or_default();
-            let seconds = text.lines().find_map(|line| line.strip_prefix("InhibitDelayMaxSec=")?.parse().ok());
+            let seconds =
+                text.lines().find_map(|line| line.strip_prefix("InhibitDelayMaxSec=")?.parse().ok());
             if let Some(seconds) = seconds {
                 state.allowed = Duration::from_secs(seconds);
             }

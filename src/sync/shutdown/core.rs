@@ -81,6 +81,7 @@ impl Core {
                 Some(Action::Begin)
             }
             (Stage::Watching, false) | (_, true) => None,
+            // DIFFERS: the Go kubelet hears of it when it has stopped every pod.
             (_, false) => {
                 self.stage = Stage::Watching;
                 Some(Action::Undo)
@@ -131,6 +132,7 @@ impl Core {
                         // The order was not even given yet.
                         return actions;
                     }
+                    // DIFFERS: the Go kubelet lets the machine go at once.
                     let end = self.begun + total(&self.steps);
                     self.stage = Stage::Writing { look: now, until: end.min(now + WRITTEN_LIMIT) };
                 }

@@ -92,8 +92,7 @@ impl Logind {
         let lock = self.lock()?;
         let name = Value::Text(LOGIND.to_owned());
         let answer = self.bus.call(of_bus("GetNameOwner"), vec![name])?;
-        self.owner =
-            answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned();
+        self.owner = answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned();
         // Last: what is begun later is signaled.
         let preparing = self.property("PreparingForShutdown")? == Value::Bool(true);
         Ok(Ready { lock, preparing })
@@ -146,11 +145,16 @@ impl Logind {
     fn raise(&mut self, before: Duration, needed: Duration, conf_dir: &Path) -> Result<(), LogindError> {
         let path = conf_dir.join(CONF_FILE);
         let seconds = needed.as_secs() + u64::from(needed.subsec_nanos() > 0);
-        let text = format!("# Written by coracle for its shutdownGracePeriod.\n[Login]\nInhibitDelayMaxSec={seconds}\n");
+        let text = format!(
+            "# Written by coracle for its shutdownGracePeriod.\n[Login]\nInhibitDelayMaxSec={seconds}\n"
+        );
         std::fs::create_dir_all(conf_dir)
             .and_then(|()| atomic_file::write(&path, text.as_bytes(), 0o644))
             .map_err(|source| LogindError::Conf { path: path.display().to_string(), source })?;
-        log::info!("logind held shutdowns back for {before:?} at most; {} makes it {seconds} s", path.display());
+        log::info!(
+            "logind held shutdowns back for {before:?} at most; {} makes it {seconds} s",
+            path.display()
+        );
         let systemd = Call {
             destination: "org.freedesktop.systemd1",
             path: "/org/freedesktop/systemd1",

@@ -92,8 +92,11 @@ mod tests {
         Record::load(Some(file.clone()));
         assert_eq!(shown(), (Some(1000.0), Some(1030.0)));
         // As Go writes it.
-        std::fs::write(&file, r#"{"startTime":"2026-01-02T03:04:05.123456789+01:00","endTime":"0001-01-01T00:00:00Z"}"#)
-            .unwrap();
+        std::fs::write(
+            &file,
+            r#"{"startTime":"2026-01-02T03:04:05.123456789+01:00","endTime":"0001-01-01T00:00:00Z"}"#,
+        )
+        .unwrap();
         assert_eq!(times(&std::fs::read(&file).unwrap()).unwrap().0.unwrap().as_second(), 1_767_319_445);
         for odd in ["", "{}", r#"{"startTime":1,"endTime":2}"#, r#"{"startTime":"x","endTime":"y"}"#] {
             assert_eq!(times(odd.as_bytes()), None, "{odd}");

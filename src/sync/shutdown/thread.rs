@@ -77,7 +77,10 @@ impl Manager {
                     Some(logind) => logind.wait(due),
                     None => {
                         let until = due.map_or(self.again, |due| due.min(self.again));
-                        self.wake.wait(None, Some(until)).map_err(|error| LogindError::Dbus(error.into())).map(|_| Heard::Nothing)
+                        self.wake
+                            .wait(None, Some(until))
+                            .map_err(|error| LogindError::Dbus(error.into()))
+                            .map(|_| Heard::Nothing)
                     }
                 }
             };
@@ -113,7 +116,7 @@ impl Manager {
                 self.wait = AGAIN;
                 // The old one goes only now: no shutdown slips through between.
                 self.lock = Some(ready.lock);
-                // Whatever was signaled while nobody listened. A machine that was let go is not
+                // DIFFERS: the Go kubelet does not ask what was signaled while it did not listen. A machine that was let go is not
                 // held up again.
                 if self.core.is_over() && ready.preparing {
                     self.lock = None;
@@ -145,8 +148,10 @@ impl Manager {
             self.problem = Some(text);
         }
         self.logind = None;
+        // DIFFERS: the Go kubelet looks once at its start, and where it had a bus, every second.
         self.again = Instant::now() + self.wait;
-        if !held {
+        // What asking again soon would not mend is asked for rarely.
+        if !held || !matches!(error, LogindError::Dbus(_)) {
             self.wait = (self.wait * 2).min(RARELY);
         }
     }
@@ -218,7 +223,8 @@ impl World for Seen<'_> {
         let active = view.pods.iter().filter(|(uid, entry)| {
             let works = entry.worker.as_ref().is_some_and(|worker| !worker.report().is_finished());
             // What ended by itself keeps its status.
-            works && !self.0.status.get(uid).is_some_and(|status| status::is_terminal(status.phase.as_deref()))
+            works
+                && !self.0.status.get(uid).is_some_and(|status| status::is_terminal(status.phase.as_deref()))
         });
         active.filter_map(|(_, entry)| entry.pod.as_ref().or(entry.leaving.as_ref()).cloned()).collect()
     }

@@ -225,8 +225,7 @@ impl Bus {
             self.send(then.as_bytes(), deadline, "AUTH")?;
         }
         let bus = "org.freedesktop.DBus";
-        let hello =
-            Call { destination: bus, path: "/org/freedesktop/DBus", interface: bus, member: "Hello" };
+        let hello = Call { destination: bus, path: "/org/freedesktop/DBus", interface: bus, member: "Hello" };
         self.call(hello, Vec::new()).map(drop)
     }
 

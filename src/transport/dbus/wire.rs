@@ -397,7 +397,11 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        for message in [sample(), Message::new(Kind::Signal), Message { reply_to: Some(1), ..Message::new(Kind::Return) }] {
+        for message in [
+            sample(),
+            Message::new(Kind::Signal),
+            Message { reply_to: Some(1), ..Message::new(Kind::Return) },
+        ] {
             let bytes = message.encode();
             assert_eq!(length(&bytes), Some(bytes.len()));
             assert_eq!(Message::decode(&bytes), Some(message));
