@@ -72,7 +72,7 @@ impl Machine {
     pub fn start(&mut self) {
         let config = self.dir.join("bus.conf");
         let text = format!(
-            "<busconfig><type>system</type><listen>{}</listen><auth>EXTERNAL</auth><policy context=\"default\">\
+            "<busconfig><listen>{}</listen><auth>EXTERNAL</auth><policy context=\"default\">\
              <allow user=\"*\"/><allow own=\"*\"/><allow send_type=\"method_call\"/>\
              <allow send_type=\"signal\"/><allow send_requested_reply=\"true\" send_type=\"method_return\"/>\
              <allow send_requested_reply=\"true\" send_type=\"error\"/><allow receive_type=\"method_call\"/>\

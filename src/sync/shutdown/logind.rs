@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::transport::dbus::wire::{Kind, Message, Value};
-use crate::transport::dbus::{Bus, Call, DbusError, Incoming, Next};
+use crate::transport::dbus::{Bus, Call, DbusError, Incoming};
 use crate::util::atomic_file;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::wake::Wake;
@@ -115,7 +115,7 @@ impl Logind {
 
     /// Waits for news.
     pub(super) fn wait(&mut self, until: Option<Instant>) -> Result<Heard, LogindError> {
-        let Next::Message(incoming) = self.bus.next(until)? else { return Ok(Heard::Nothing) };
+        let Some(incoming) = self.bus.next(until)? else { return Ok(Heard::Nothing) };
         let heard = heard(&incoming.message, &self.owner);
         if let Heard::Another = heard {
             self.owner = incoming.message.text(2).unwrap_or_default().to_owned();

@@ -79,15 +79,6 @@ pub struct Incoming {
     pub fds: Vec<OwnedFd>,
 }
 
-/// What a wait ended with.
-#[derive(Debug)]
-pub enum Next {
-    /// This came.
-    Message(Incoming),
-    /// The bell rang, or the time is up.
-    Nothing,
-}
-
 /// A method to call.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
@@ -189,15 +180,15 @@ impl Bus {
         }
     }
 
-    /// Waits for a message, the bell or `until`.
+    /// Waits for a message; `None`: the bell rang, or `until` has come.
     ///
     /// # Errors
     /// When the connection is lost or the owner asked to stop.
-    pub fn next(&mut self, until: Option<Instant>) -> Result<Next, DbusError> {
+    pub fn next(&mut self, until: Option<Instant>) -> Result<Option<Incoming>, DbusError> {
         if let Some(queued) = self.queued.pop_front() {
-            return Ok(Next::Message(queued));
+            return Ok(Some(queued));
         }
-        Ok(self.receive(until, true)?.map_or(Next::Nothing, Next::Message))
+        self.receive(until, true)
     }
 
     fn next_serial(&mut self) -> u32 {

@@ -15,4 +15,4 @@ pub mod wire;
 #[cfg(test)]
 mod wire_tests;
 
-pub use connection::{Bus, Call, DbusError, Incoming, Next};
+pub use connection::{Bus, Call, DbusError, Incoming};
