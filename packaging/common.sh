@@ -140,7 +140,6 @@ need_node_packages() {
     [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || missing+=(containernetworking-plugins)
     command -v iptables >/dev/null || missing+=(iptables)
     command -v ip >/dev/null || missing+=(iproute2)
-    command -v dbus-daemon >/dev/null || missing+=(dbus-daemon)
     static_busybox >/dev/null || missing+=(busybox-static)
     [ ${#missing[@]} -eq 0 ] || apt_need "${missing[@]}"
 }
@@ -148,6 +147,11 @@ need_node_packages() {
 # What kills an agent between two system calls, for the fault tests.
 need_tracer() {
     command -v strace >/dev/null || apt_need strace
+}
+
+# A message bus, for the tests of shutdowns.
+need_bus() {
+    command -v dbus-daemon >/dev/null || apt_need dbus-daemon
 }
 
 static_busybox() {

@@ -8,7 +8,7 @@ use coracle::transport::dbus::wire::Value as DbusValue;
 use serde_json::{Value, json};
 
 use crate::joined::{Joined, LIMIT, condition, directory, pod, reason, shared, text};
-use crate::support::launch::differs_on_the_incumbent;
+use crate::support::launch::{differs_on_the_incumbent, incumbent};
 use crate::support::logind::{CONF, Machine};
 use crate::support::manifest::{FOREVER, busybox, simple};
 use crate::support::wait::{holds_for, wait_until};
@@ -89,12 +89,12 @@ fn pods_end_in_order_before_the_machine() {
         assert!(locks == 1 || !critical, "the machine was let go too early");
         locks == 0
     });
-    // By then the API server knows.
+    // By then the API server knows; from the Go kubelet it hears later.
     for name in ["bye-ordinary", "bye-critical"] {
         let pod = joined.wait_pod(name, "failed", |pod| {
-            differs_on_the_incumbent("pods_end_in_order_before_the_machine", "statuses may come later")
-                || pod["status"]["phase"] == "Failed"
-                || panic!("{name} is not told: {}", pod["status"])
+            let failed = pod["status"]["phase"] == "Failed";
+            assert!(failed || incumbent(), "{name} is not told: {}", pod["status"]);
+            failed
         });
         assert_eq!((text(&pod, "/status/reason"), text(&pod, "/status/message")), ("Terminated", TERMINATED));
         assert_eq!(

@@ -84,7 +84,9 @@ impl Machine {
         let _ = fs::remove_file(self.socket());
         let mut command = Command::new("dbus-daemon");
         command.arg(format!("--config-file={}", config.display())).args(["--nofork", "--nopidfile"]);
-        self.daemon = Some(command.stdin(Stdio::null()).spawn().expect("dbus-daemon is installed"));
+        self.daemon = Some(
+            command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("dbus-daemon is installed"),
+        );
         self.start_logind();
     }
 
