@@ -46,17 +46,19 @@ fn pods_end_in_order_before_the_machine() {
     let words = ["shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay"];
     assert_eq!(machine.asked().1, words.map(|word| DbusValue::Text(word.to_owned())));
 
+    // They end with an error: the Go kubelet tells of no shutdown where none does.
     // An ordinary pod that ends when the test lets it, and a critical one that ends at once.
     let go = joined.node.shared().join("go");
     let mut slow = busybox(
         "main",
-        "trap 'until [ -e /shared/go ]; do sleep 0.1; done; exit 0' TERM; while :; do sleep 1000 & wait $!; done",
+        "trap 'until [ -e /shared/go ]; do sleep 0.1; done; exit 3' TERM; while :; do sleep 1000 & wait $!; done",
     );
     slow["volumeMounts"] = json!([{"name": "shared", "mountPath": "/shared"}]);
     let mut ordinary = pod("bye-ordinary", json!([slow]));
     ordinary["spec"]["volumes"] = json!([{"name": "shared", "hostPath": {"path": joined.node.shared()}}]);
     ordinary["spec"]["terminationGracePeriodSeconds"] = json!(300);
-    let critical = pod("bye-critical", json!([busybox("main", FOREVER)]));
+    let at_once = "trap 'exit 3' TERM; while :; do sleep 1000 & wait $!; done";
+    let critical = pod("bye-critical", json!([busybox("main", at_once)]));
     joined.bind(&ordinary);
     joined.bind(&priority(critical, "system-cluster-critical"));
     joined.wait_ready("bye-ordinary");
