@@ -146,6 +146,11 @@ need_tracer() {
     command -v strace >/dev/null || apt_need strace
 }
 
+# A message bus, for the tests of shutdowns.
+need_bus() {
+    command -v dbus-daemon >/dev/null || apt_need dbus-daemon
+}
+
 static_busybox() {
     local path
     for path in /bin/busybox /usr/bin/busybox; do

@@ -10,6 +10,7 @@ mod main_port;
 mod metrics;
 mod node;
 mod report;
+mod shutdown;
 mod supervise;
 mod wiring;
 

@@ -11,7 +11,7 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, cluster, main_port, make_dir, report};
+use super::{StartError, cluster, main_port, make_dir, report, shutdown};
 use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
@@ -158,6 +158,9 @@ pub(super) fn start(
     let (clean_bell, clean_wait) = bounded(1);
     let (ephemeral, wishes) = sync::ephemeral::counter();
     let view = View::default();
+    let watch = shutdown::watch(args, config)?;
+    let (shutdown_post, shutdown_link) = sync::shutdown::link(watch.as_ref().map(|(_, wake)| wake.clone()));
+    let shutting_down = sync::shutdown::Flag::default();
     let turn = Arc::new(Mutex::new(Instant::now()));
 
     let mut threads = Vec::new();
@@ -226,12 +229,26 @@ pub(super) fn start(
                 api_pods: cluster.is_some().then_some(api_pods),
                 mirrors: cluster.is_some().then_some(mirrors),
                 from_objects,
+                shutdown: shutdown_link,
                 turn: Arc::clone(&turn),
             },
             supervisor.on_death(),
         )
         .map_err(thread("sync"))?,
     );
+    if let Some((settings, wake)) = watch {
+        let deps = sync::shutdown::Deps {
+            view: view.clone(),
+            status: status.clone(),
+            events: events.clone(),
+            orders: shutdown_post,
+            flag: shutting_down.clone(),
+            node: cluster.as_ref().map(|cluster| cluster.health.clone()),
+            publishes: cluster.is_some(),
+        };
+        let running = sync::shutdown::spawn(settings, deps, &wake, supervisor.on_death());
+        threads.push(running.map_err(thread("shutdown"))?);
+    }
     threads.push(
         sync::clean::spawn(
             sync::clean::Deps {
@@ -274,6 +291,7 @@ pub(super) fn start(
             log: &log,
             status: status.clone(),
             view: view.clone(),
+            shutting_down,
             sources: &sources_deps,
             api_pods: api_pods_inbox,
             mirrors: mirrors_inbox,

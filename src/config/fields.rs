@@ -440,14 +440,16 @@ pub static FIELDS: &[Field] = &[
     .ignored(),
     flag("enableSystemLogHandler", true, "serve /logs of this machine"),
     flag("enableSystemLogQuery", false, "answer queries for service logs"),
-    time("shutdownGracePeriod", "0s", "how long a machine shutdown is held back; 0 turns it off"),
-    time("shutdownGracePeriodCriticalPods", "0s", "the part of shutdownGracePeriod kept for critical pods"),
+    time("shutdownGracePeriod", "0s", "how long a machine shutdown is held back; 0 turns it off").works(),
+    time("shutdownGracePeriodCriticalPods", "0s", "the part of shutdownGracePeriod kept for critical pods")
+        .works(),
     Field::of(
         "shutdownGracePeriodByPodPriority",
         Kind::Items(SHUTDOWN_BY_PRIORITY),
         Preset::Empty,
         "shutdown grace by pod priority, instead of the two above",
-    ),
+    )
+    .works(),
     time(
         "crashLoopBackOff.maxContainerRestartPeriod",
         "5m0s",

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use crate::util::metrics::{Counter, CounterVec, GaugeVec, Histogram, HistogramVec, Metric};
+use crate::util::metrics::{Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramVec, Metric};
 
 /// Seconds of what should take moments.
 const SHORT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -118,6 +118,12 @@ metrics! { ALL;
         "Making a sandbox, its network included.", SHORT, ["runtime_handler"];
     RUN_POD_SANDBOX_ERRORS: CounterVec<1> = "kubelet_run_podsandbox_errors_total",
         "Sandboxes that the runtime failed to make.", ["runtime_handler"];
+
+    // A shutdown of the machine.
+    SHUTDOWN_START: Gauge = "kubelet_graceful_shutdown_start_time_seconds",
+        "When the last graceful shutdown of the node began, in Unix time.";
+    SHUTDOWN_END: Gauge = "kubelet_graceful_shutdown_end_time_seconds",
+        "When the pods had had their time in the last graceful shutdown of the node, in Unix time.";
 
     // Requests to our own port.
     HTTP_REQUESTS: CounterVec<4> = "kubelet_http_requests_total", "Requests to the agent.",

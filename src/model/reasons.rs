@@ -89,6 +89,7 @@ reasons! {
     NODE_SCHEDULABLE = "NodeSchedulable";
     NODE_NOT_SCHEDULABLE = "NodeNotSchedulable";
     REBOOTED = "Rebooted";
+    SHUTDOWN = "Shutdown";
     /// Ours: a pod field that has no effect in this version.
     UNSUPPORTED_FIELD = "UnsupportedField";
     /// Ours: a manifest that does not parse; the last good version keeps running.

@@ -524,6 +524,7 @@ impl Worker {
             ..status::Inputs::new(&pod, runtime, &self.settings.node, now)
         });
         if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase {
+            // DIFFERS: upstream calls a pod Succeeded, without a reason, whose containers all end well.
             composed.phase = Some("Failed".to_owned());
             composed.reason = Some(failure.reason.to_owned());
             composed.message = Some(failure.message.clone());

@@ -271,7 +271,8 @@ impl Core {
         let workerless = self
             .desired
             .values()
-            .filter(|desired| ready && !desired.rejected && !(world.has_worker)(desired.pod.uid()))
+            .filter(|desired| ready && !world.node.shutting_down && !desired.rejected)
+            .filter(|desired| !(world.has_worker)(desired.pod.uid()))
             .map(|desired| Effect::Update(desired.pod.clone()));
         let refused = self
             .desired

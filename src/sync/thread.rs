@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 use super::core::{Core, Effect, World};
 use super::ephemeral::{Granted, Wish, Wishes};
+use super::shutdown::Link;
 use super::view::{Entry, Snapshot, SourceState, View};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid};
@@ -22,6 +23,7 @@ use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::lifecycle::{Failure, Kill};
 use crate::pods::mirror;
+use crate::pods::plan::shutdown;
 use crate::pods::workers::{Aftermath, Ended, Workers};
 use crate::probes::{Kind, Probes};
 use crate::sources::{SourceSet, unsupported_fields};
@@ -87,6 +89,8 @@ pub struct Deps {
     pub mirrors: Option<mirror::Views>,
     /// Pods of which an object has changed that they name.
     pub from_objects: Inbox<PodUid, ()>,
+    /// What a shutdown of the machine asks for.
+    pub shutdown: Link,
     /// Told after each turn, for the health check.
     pub turn: Arc<std::sync::Mutex<Instant>>,
 }
@@ -145,6 +149,7 @@ impl Loop {
                 select_biased! {
                     recv(stop.signal()) -> _ => break,
                     recv(self.deps.from_workers.bell()) -> _ => "worker ended",
+                    recv(self.deps.shutdown.orders.bell()) -> _ => "shutdown",
                     recv(node_changed) -> _ => "node",
                     recv(self.deps.from_sources.bell()) -> _ => "source",
                     recv(self.deps.from_observe.bell()) -> _ => "runtime change",
@@ -160,6 +165,7 @@ impl Loop {
             let start = Instant::now();
             match what {
                 "worker ended" => self.workers_ended(),
+                "shutdown" => self.shutdown_ordered(),
                 "node" => self.node_changed(),
                 "source" => self.sources_spoke(),
                 "runtime change" => self.runtime_changed(),
@@ -199,6 +205,51 @@ impl Loop {
             self.source_spoke(source, set);
         }
         self.publish();
+    }
+
+    /// The machine is about to shut down, or no longer is.
+    fn shutdown_ordered(&mut self) {
+        for (_, orders) in self.deps.shutdown.orders.take() {
+            if let Some(on) = orders.shutting_down {
+                self.settings.node.shutting_down = on;
+                if !on {
+                    self.revive();
+                }
+            }
+            for (uid, grace) in orders.kills {
+                // One that has just ended by itself keeps its status.
+                if !self.deps.workers.knows(&uid) || self.deps.workers.is_finished(&uid) {
+                    continue;
+                }
+                let failure = Failure { reason: shutdown::REASON, message: shutdown::MESSAGE.to_owned() };
+                self.kill(&uid, Kill { grace_override: Some(grace), failure: Some(failure) });
+            }
+        }
+        self.publish();
+    }
+
+    /// The machine goes on: what nobody else would start again is.
+    ///
+    /// DIFFERS: the Go kubelet's static pods stay failed until it is restarted, and with them
+    /// a control plane that consists of them.
+    fn revive(&mut self) {
+        let stopped: Vec<PodUid> = self
+            .core
+            .desired()
+            .filter(|(uid, pod, rejected)| pod.is_static() && !rejected && self.was_stopped(uid))
+            .map(|(uid, ..)| uid.clone())
+            .collect();
+        for uid in stopped {
+            if self.deps.workers.revive(&uid) {
+                self.deps.status.forget(&uid);
+            }
+        }
+        self.clean_up();
+    }
+
+    /// Whether a shutdown was its end.
+    fn was_stopped(&self, uid: &PodUid) -> bool {
+        self.deps.status.get(uid).is_some_and(|status| status.reason.as_deref() == Some(shutdown::REASON))
     }
 
     /// Our Node object is another one, or was looked at for the first time.
@@ -325,7 +376,10 @@ impl Loop {
                         metrics::RESTARTED_PODS.inc([if pod.is_static() { "true" } else { "" }]);
                         self.ephemeral.retain(|other| *other != uid);
                         self.deps.status.forget(&uid);
-                        self.deps.workers.update(&pod);
+                        // Should the machine go on, the pod does, too.
+                        if !self.settings.node.shutting_down {
+                            self.deps.workers.update(&pod);
+                        }
                     }
                 }
                 Aftermath::Gone => self.deps.status.forget(&uid),
@@ -453,6 +507,7 @@ impl Loop {
         let mut snapshot = Snapshot {
             sources_ready: self.core.sources_ready(),
             sources: self.sources.clone(),
+            shutting_down: self.settings.node.shutting_down,
             ..Snapshot::default()
         };
         for (uid, pod, rejected) in self.core.desired() {
@@ -475,6 +530,9 @@ impl Loop {
             });
         }
         self.deps.view.set(snapshot);
+        if let Some(wake) = self.deps.shutdown.wake.as_ref().filter(|_| self.settings.node.shutting_down) {
+            wake.ring();
+        }
         self.tell_mirrors();
     }
 

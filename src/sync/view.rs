@@ -41,6 +41,8 @@ pub struct Snapshot {
     pub sources: BTreeMap<SourceName, SourceState>,
     /// Whether every source has spoken: only then may anything unknown be removed.
     pub sources_ready: bool,
+    /// New pods are refused: the machine shuts down.
+    pub shutting_down: bool,
 }
 
 /// The place where the newest snapshot is found.

@@ -11,6 +11,7 @@
 
 mod affinity;
 pub mod api;
+pub mod dbus;
 pub mod dial;
 pub mod endpoint;
 pub mod generated;

@@ -1,5 +1,5 @@
 //! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`,
-//! `mailbox`, `timers`), waits (`backoff`), files, memory, log lines and `metrics`.
+//! `mailbox`, `timers`, `wake`), waits (`backoff`), files, memory, log lines and `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
@@ -13,3 +13,4 @@ pub mod stop;
 pub mod tail;
 pub mod threads;
 pub mod timers;
+pub mod wake;

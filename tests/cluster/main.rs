@@ -13,6 +13,7 @@ mod outages;
 mod plane;
 mod recording;
 mod rights;
+mod shutdowns;
 #[path = "../support/mod.rs"]
 mod support;
 mod takeover;

@@ -9,6 +9,7 @@ pub mod dice;
 pub mod fake_api;
 pub mod fake_cri;
 pub mod launch;
+pub mod logind;
 pub mod look;
 pub mod manifest;
 pub mod node;

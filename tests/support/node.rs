@@ -49,6 +49,7 @@ pub struct Node {
     flags: Vec<String>,
     /// Whether the next start is the Go kubelet's.
     incumbent: bool,
+    env: Vec<(&'static str, String)>,
     runtime: OnceLock<RuntimeClient>,
     agent: Option<Child>,
     starts: u32,
@@ -97,6 +98,7 @@ impl Node {
             healthz: free_port(),
             flags: Vec::new(),
             incumbent: launch::incumbent(),
+            env: Vec::new(),
             runtime: OnceLock::new(),
             agent: None,
             starts: 0,
@@ -114,6 +116,16 @@ impl Node {
     /// Gives the node to the Go kubelet, or to coracle, from the next start on.
     pub fn give_to_incumbent(&mut self, incumbent: bool) {
         self.incumbent = incumbent;
+    }
+
+    /// A variable in the environment of the agent's next starts.
+    pub fn set_env(&mut self, name: &'static str, value: String) {
+        self.env.push((name, value));
+    }
+
+    /// What the running agent, or the last one, has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join(format!("agent-{}.log", self.starts))).unwrap_or_default()
     }
 
     /// Writes the configuration for the next start: what every node has, and `extra` over it.
@@ -177,7 +189,8 @@ impl Node {
             // It has a serving certificate in any case; the default place is the machine's.
             command.arg("--cert-dir").arg(self.dir.join("pki"));
         }
-        self.agent = Some(launch::spawn(command.args(&self.flags), &log));
+        command.args(&self.flags).envs(self.env.iter().cloned());
+        self.agent = Some(launch::spawn(&mut command, &log));
     }
 
     /// Waits until `/healthz` answers 200.
