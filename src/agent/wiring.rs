@@ -24,7 +24,9 @@ use crate::model::quantity::Amount;
 use crate::model::reasons;
 use crate::model::restart::RuleGates;
 use crate::pods::admission::{Allocatable, NodeView};
+use crate::pods::allocation::Allocations;
 use crate::pods::mirror;
+use crate::pods::plan::resize::Rules;
 use crate::pods::workers::Workers;
 use crate::probes::Probes;
 use crate::resources::cgroups::Cgroups;
@@ -116,6 +118,11 @@ pub(super) fn start(
         request_timeout: config.runtime_request_timeout.to_std(),
     })?;
     let status = StatusCache::new();
+    let allocations = match &cluster {
+        Some(_) => Allocations::load(&args.root_dir).map_err(|error| StartError::Refused(error.to_string()))?,
+        // Without an API server nothing is ever resized.
+        None => Allocations::default(),
+    };
     let observe = observe::new(cri.clone());
     let reservations = reservations(args, config);
     let allocatable = allocatable(config, &machine, &args.root_dir, &reservations);
@@ -189,6 +196,7 @@ pub(super) fn start(
             probes: probes.clone(),
             volumes: Arc::clone(&volumes),
             status: status.clone(),
+            allocations: allocations.clone(),
             events: events.clone(),
             api: pod_api.clone(),
             clean: clean_bell.clone(),
@@ -201,11 +209,16 @@ pub(super) fn start(
                 sources: configured.keys().copied().collect::<BTreeSet<_>>(),
                 node: node_view(args, config, &node_name, allocatable),
                 restart_rules: restart_rules(config),
+                resize_rules: Rules {
+                    static_cpu: config.cpu_manager_policy == "static",
+                    static_memory: config.memory_manager_policy == "Static",
+                },
             },
             sync::Deps {
                 workers,
                 observe: observe.clone(),
                 status: status.clone(),
+                allocations: allocations.clone(),
                 events: events.clone(),
                 view: view.clone(),
                 clean: clean_bell,
@@ -238,6 +251,7 @@ pub(super) fn start(
                 chains: config.make_iptables_util_chains.then(Chains::find),
                 volumes,
                 runtime: runtime.clone(),
+                allocations: allocations.clone(),
                 bell: clean_wait,
             },
             supervisor.on_death(),
@@ -283,6 +297,7 @@ pub(super) fn start(
         places: configured,
         view,
         status,
+        allocations,
         observe,
         probes: probes.clone(),
         cri,

@@ -13,6 +13,7 @@ use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
+use crate::pods::allocation::Allocations;
 use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
@@ -64,6 +65,8 @@ pub struct Deps {
     pub volumes: Arc<Volumes>,
     /// Forgets old back-off entries.
     pub runtime: Runtime,
+    /// Keeps what pods were granted, also of those that have gone.
+    pub allocations: Allocations,
     /// Rung when a pod has ended or a container has died.
     pub bell: Receiver<()>,
 }
@@ -142,6 +145,9 @@ impl Cleaner {
 
     fn garbage(&mut self, stop: &StopToken) {
         self.deps.runtime.collect_backoff_garbage();
+        if let Err(error) = self.deps.allocations.store() {
+            log::warn!("{error}");
+        }
         let snapshot = self.deps.view.get();
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,

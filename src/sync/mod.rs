@@ -10,6 +10,7 @@
 pub mod clean;
 pub mod core;
 pub mod ephemeral;
+mod resize;
 mod thread;
 pub mod view;
 
