@@ -173,7 +173,7 @@ impl Counts {
 pub fn summary(head: &str, pod: &Pod, generation: i64, error: &str) -> String {
     let list = |containers: &[Container]| {
         let one = |container: &Container| {
-            let own = container.resources.as_ref().map_or_else(Default::default, resources::value);
+            let own = resources::value(container.resources.as_ref());
             // In this order, which a map would not keep.
             format!("{{\"name\":{},\"resources\":{own}}}", serde_json::Value::from(container.name.as_str()))
         };

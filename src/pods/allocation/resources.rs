@@ -54,10 +54,10 @@ impl PodResources {
     #[must_use]
     pub fn to_text(&self) -> String {
         let containers: Map<String, Value> =
-            self.containers.iter().map(|(name, own)| (name.clone(), value(own))).collect();
+            self.containers.iter().map(|(name, own)| (name.clone(), value(Some(own)))).collect();
         let mut entry = Map::from_iter([(CONTAINERS.to_owned(), Value::Object(containers))]);
         if let Some(own) = &self.pod {
-            entry.insert(POD.to_owned(), value(own));
+            entry.insert(POD.to_owned(), value(Some(own)));
         }
         Value::Object(entry).to_string()
     }
@@ -135,15 +135,15 @@ fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> b
     amounts(&requests, a) == amounts(&requests, b) && amounts(&limits, a) == amounts(&limits, b)
 }
 
-/// As JSON.
-pub(super) fn value(resources: &ResourceRequirements) -> Value {
+/// As JSON, requests and limits only.
+pub(super) fn value(resources: Option<&ResourceRequirements>) -> Value {
     let map = |quantities: &Option<Quantities>| {
         let pairs = quantities.iter().flatten();
         let map: Map<String, Value> =
             pairs.map(|(name, value)| (name.clone(), Value::from(value.0.as_str()))).collect();
         (!map.is_empty()).then_some(Value::Object(map))
     };
-    let limits = map(&resources.limits).map(|map| ("limits".to_owned(), map));
-    let requests = map(&resources.requests).map(|map| ("requests".to_owned(), map));
+    let limits = resources.and_then(|own| map(&own.limits)).map(|map| ("limits".to_owned(), map));
+    let requests = resources.and_then(|own| map(&own.requests)).map(|map| ("requests".to_owned(), map));
     Value::Object(limits.into_iter().chain(requests).collect())
 }

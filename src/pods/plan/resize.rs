@@ -409,7 +409,7 @@ mod tests {
         assert_eq!(judge("1Mi/1Mi 1/1", "2Mi/2Mi 2/2", false, true), memory);
         assert_eq!(judge("1Mi/1Mi 1/1", "1Mi/1Mi 2/2", false, true), "Granted");
         assert_eq!(judge("1Mi/1Mi 1/1", "2Mi/2Mi 1/1", true, false), "Granted");
-        assert_eq!(judge("1Mi/1Mi 1/2", "2Mi/2Mi 2/2", true, true), "Granted");
+        assert_eq!(judge("1Mi/1Mi 1/2", "2Mi/2Mi 1/3", true, true), "Granted");
     }
 
     #[test]
