@@ -119,7 +119,9 @@ pub(super) fn start(
     })?;
     let status = StatusCache::new();
     let allocations = match &cluster {
-        Some(_) => Allocations::load(&args.root_dir).map_err(|error| StartError::Refused(error.to_string()))?,
+        Some(_) => {
+            Allocations::load(&args.root_dir).map_err(|error| StartError::Refused(error.to_string()))?
+        }
         // Without an API server nothing is ever resized.
         None => Allocations::default(),
     };

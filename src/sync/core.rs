@@ -283,9 +283,8 @@ impl Core {
 
     /// The pods that take room here, with the resources that they were granted.
     pub(super) fn active(&self, world: &World<'_>) -> Vec<Pod> {
-        let takes_room = |one: &&Desired| {
-            !one.rejected && !one.pod.is_over() && !(world.is_over)(one.pod.uid())
-        };
+        let takes_room =
+            |one: &&Desired| !one.rejected && !one.pod.is_over() && !(world.is_over)(one.pod.uid());
         self.desired.values().filter(takes_room).map(|one| one.granted.clone()).collect()
     }
 

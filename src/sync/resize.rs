@@ -134,7 +134,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn pod(uid: &str, cpu: &str, generation: i64) -> Pod {
-        let resources = json!({"requests": {"cpu": cpu, "memory": "1Mi"}, "limits": {"cpu": cpu, "memory": "1Mi"}});
+        let resources =
+            json!({"requests": {"cpu": cpu, "memory": "1Mi"}, "limits": {"cpu": cpu, "memory": "1Mi"}});
         let object = json!({
             "metadata": {"name": uid, "namespace": "default", "uid": uid, "generation": generation},
             "spec": {"containers": [{"name": "c", "image": "i", "resources": resources}]},
@@ -216,10 +217,7 @@ mod tests {
     fn what_fits_is_granted_and_the_rest_waits_for_room() {
         let mut bench = Bench::new();
         bench.speak(vec![pod("a", "1", 1), pod("b", "2", 1)]);
-        assert_eq!(
-            bench.speak(vec![pod("a", "2", 2), pod("b", "2", 1)]),
-            ["pod_updated a=2", "update a=2"]
-        );
+        assert_eq!(bench.speak(vec![pod("a", "2", 2), pod("b", "2", 1)]), ["pod_updated a=2", "update a=2"]);
         // Three more do not fit beside two: the pod goes on with what it has.
         assert_eq!(
             bench.speak(vec![pod("a", "3", 3), pod("b", "2", 1)]),

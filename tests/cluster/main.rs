@@ -11,6 +11,7 @@ mod objects;
 mod outages;
 mod plane;
 mod recording;
+mod resizes;
 mod rights;
 #[path = "../support/mod.rs"]
 mod support;

@@ -166,16 +166,18 @@ fn predicates(pod: &Pod, others: &[&Pod], node: &NodeView, operation: Operation)
         (None, Some(refused)) => refused,
         // Room can be made for a critical pod, another place cannot.
         (Some(_), Some(refused)) if pod.is_critical() => refused,
-        (Some(first), None) if pod.is_critical() && operation == Operation::Add => match preempt::victims(pod, others, &short) {
-            Ok(victims) => Admission::Preempt { victims, resource: first.resource.clone() },
-            Err(missing) => reject(
-                reasons::UNEXPECTED_ADMISSION_ERROR,
-                format!(
-                    "Unexpected error while attempting to recover from admission failure: preemption: \
+        (Some(first), None) if pod.is_critical() && operation == Operation::Add => {
+            match preempt::victims(pod, others, &short) {
+                Ok(victims) => Admission::Preempt { victims, resource: first.resource.clone() },
+                Err(missing) => reject(
+                    reasons::UNEXPECTED_ADMISSION_ERROR,
+                    format!(
+                        "Unexpected error while attempting to recover from admission failure: preemption: \
                      error finding a set of pods to preempt: {missing}"
+                    ),
                 ),
-            ),
-        },
+            }
+        }
         (Some(first), _) => Admission::Reject { reason: first.reason(), message: first.to_string() },
     }
 }

@@ -51,9 +51,7 @@ fn parse(text: &str) -> Result<BTreeMap<PodUid, Box<str>>, String> {
     }
     let inner = json(data)?;
     let entries = inner.get("entries").and_then(Value::as_object).into_iter().flatten();
-    Ok(entries
-        .map(|(uid, entry)| (PodUid::from(uid.as_str()), entry.to_string().into_boxed_str()))
-        .collect())
+    Ok(entries.map(|(uid, entry)| (PodUid::from(uid.as_str()), entry.to_string().into_boxed_str())).collect())
 }
 
 /// A file of these entries.

@@ -12,8 +12,8 @@
 //! that goes to the file.
 
 mod checkpoint;
-mod resources;
 mod resizing;
+mod resources;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

@@ -88,10 +88,7 @@ pub(super) struct Resizing {
 impl Resizing {
     /// As the API server was told last.
     pub(super) fn of_status(pod: &Pod) -> Resizing {
-        Resizing {
-            pending: Note::of_status(pod, PENDING),
-            in_progress: Note::of_status(pod, IN_PROGRESS),
-        }
+        Resizing { pending: Note::of_status(pod, PENDING), in_progress: Note::of_status(pod, IN_PROGRESS) }
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -216,8 +216,9 @@ impl Rules {
         } else {
             return None;
         };
-        let message =
-            format!("Resize is infeasible for Guaranteed Pods alongside {manager} Manager policy \"{policy}\"");
+        let message = format!(
+            "Resize is infeasible for Guaranteed Pods alongside {manager} Manager policy \"{policy}\""
+        );
         Some(Decision::Infeasible { message, detail })
     }
 }
@@ -306,8 +307,7 @@ mod tests {
     fn plan_of(spec: Value, instances: &str, had: &[(&str, &str)]) -> String {
         let (pod, runtime) = (pod(spec), ready(instances));
         let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
-        let given =
-            |name: &str| had.iter().find(|(of, _)| *of == name).map(|(_, text)| given(text));
+        let given = |name: &str| had.iter().find(|(of, _)| *of == name).map(|(_, text)| given(text));
         add(&pod, &runtime, &given, &mut plan);
         short(&plan)
     }

@@ -17,7 +17,8 @@ impl Worker {
     pub(super) fn adopt(&self, runtime: &PodRuntime) {
         let pod = self.pod();
         for container in pod.all_containers() {
-            let runs = runtime.newest(&container.name).is_some_and(|one| one.state == ContainerState::Running);
+            let runs =
+                runtime.newest(&container.name).is_some_and(|one| one.state == ContainerState::Running);
             if runs && self.deps.allocations.given(pod.uid(), &container.name).is_none() {
                 self.deps.allocations.gave_all(pod, container);
             }
@@ -112,9 +113,15 @@ impl Worker {
         }
         for (resize, container) in containers() {
             let memory = resize.resource == Resource::Memory;
-            self.deps.runtime.resize_container(pod, container, &resize.id, memory, cancel).map_err(|error| {
-                format!("cannot change the {} of container {:?}: {error}", resize.resource.name(), resize.name)
-            })?;
+            self.deps.runtime.resize_container(pod, container, &resize.id, memory, cancel).map_err(
+                |error| {
+                    format!(
+                        "cannot change the {} of container {:?}: {error}",
+                        resize.resource.name(),
+                        resize.name
+                    )
+                },
+            )?;
             self.deps.allocations.gave(pod, container, resize.resource);
         }
         Ok(())
