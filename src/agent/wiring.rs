@@ -40,6 +40,7 @@ use crate::runtime::{MachineNumbers, Runtime, Verification};
 use crate::sources::{FileSettings, HttpSettings};
 use crate::status::{NodeAddresses, StatusCache, publish};
 use crate::sync::view::View;
+use crate::util::cpu_list;
 use crate::util::mailbox::{mailbox, newest};
 use crate::util::threads::Running;
 use crate::{cri, kube, node, observe, pods, probes, runtime, server, sources, sync, volumes};
@@ -187,9 +188,6 @@ pub(super) fn start(
     let workers = Workers::new(
         pods::Settings {
             sync_frequency: config.sync_frequency.to_std(),
-            // Without an API server there is no Node object whose addresses a status could
-            // repeat: the Go kubelet leaves them out, and so the IPs of hostNetwork pods.
-            node: NodeAddresses { host_ips: if cluster.is_some() { host_ips.clone() } else { Vec::new() } },
             host_ips: host_ips.clone(),
         },
         pods::Deps {
@@ -199,6 +197,7 @@ pub(super) fn start(
             volumes: Arc::clone(&volumes),
             status: status.clone(),
             allocations: allocations.clone(),
+            node_addresses: node_addresses(cluster.as_ref().map(|cluster| &cluster.node), &host_ips),
             events: events.clone(),
             api: pod_api.clone(),
             clean: clean_bell.clone(),
@@ -324,6 +323,23 @@ pub(super) fn start(
 /// What the event on a machine with cgroup v1 says, as upstream.
 const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. Please migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
+/// What statuses say of the node's addresses: those that the Node object has, which a cloud's
+/// controller may have written, and until it has any the node's own.
+///
+/// Without an API server there is no Node object that a status could repeat: the Go kubelet
+/// leaves them out, and so the IPs of hostNetwork pods.
+fn node_addresses(
+    watch: Option<&node::NodeWatch>,
+    own: &[IpAddr],
+) -> Arc<dyn Fn() -> NodeAddresses + Send + Sync> {
+    let known = watch.map(|watch| (watch.clone(), own.to_vec()));
+    Arc::new(move || {
+        let Some((watch, own)) = &known else { return NodeAddresses::default() };
+        let shown = watch.object().map(|node| node::host_ips(&node)).unwrap_or_default();
+        NodeAddresses { host_ips: if shown.is_empty() { own.clone() } else { shown } }
+    })
+}
+
 /// The feature gates as they are with the configuration's changes.
 pub(super) fn gates(config: &KubeletConfiguration) -> Gates {
     Gates::resolve(&config.feature_gates).0
@@ -351,7 +367,7 @@ fn check_machine(
 
 /// What pods may not use.
 fn reservations(args: &AgentArgs, config: &KubeletConfiguration) -> node::Reservations {
-    let reserved = config::validate::cpu_count(&config.reserved_system_cpus);
+    let reserved = cpu_list::count(&config.reserved_system_cpus);
     let none = BTreeMap::new();
     let thresholds = if args.allocatable_ignores_eviction { &none } else { &config.eviction_hard };
     node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, thresholds)

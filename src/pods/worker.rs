@@ -26,7 +26,7 @@ use crate::observe::Observe;
 use crate::probes::{Kind as ProbeKind, Probes};
 use crate::runtime::{Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
-use crate::util::backoff::{jitter, random_unit};
+use crate::util::backoff::{Failures, jitter, random_unit};
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
 use crate::util::{memory, threads, timers};
@@ -46,8 +46,6 @@ const STEPS_AT_ONCE: u32 = 10;
 pub struct Settings {
     /// Pause between two syncs of a healthy pod, before jitter (`syncFrequency`).
     pub sync_frequency: Duration,
-    /// What statuses say of the node's addresses.
-    pub node: NodeAddresses,
     /// The node's addresses, for environment variables and hosts files.
     pub host_ips: Vec<std::net::IpAddr>,
 }
@@ -67,6 +65,8 @@ pub struct Deps {
     pub status: StatusCache,
     /// Keeps what pods were granted, and what the runtime was told of it.
     pub allocations: Allocations,
+    /// What statuses say of the node's addresses.
+    pub node_addresses: Arc<dyn Fn() -> NodeAddresses + Send + Sync>,
     /// Tells users.
     pub events: EventSink,
     /// What pods get from the API server; `None` without one.
@@ -145,7 +145,7 @@ pub(super) struct Worker {
     reasons: HashMap<String, StartReason>,
     volumes_ready: bool,
     first_sync: bool,
-    failures: u32,
+    failures: Failures,
     clock: StartClock,
 }
 
@@ -160,7 +160,7 @@ impl Worker {
             reasons: HashMap::new(),
             volumes_ready: false,
             first_sync: true,
-            failures: 0,
+            failures: Failures::default(),
         }
     }
 
@@ -277,15 +277,13 @@ impl Worker {
     }
 
     fn succeeded(&mut self) {
-        if self.failures > 0 {
-            self.failures = 0;
+        if self.failures.end() {
             self.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = None;
         }
     }
 
     fn failed(&mut self, failed: &Failed) {
-        self.failures = self.failures.saturating_add(1);
-        if self.failures.is_power_of_two() {
+        if self.failures.count() {
             log::log!(
                 failed.level,
                 "{} ({} times) pod={} uid={}",
@@ -525,6 +523,7 @@ impl Worker {
         let now = Timestamp::now();
         let (runtime_name, _) = self.deps.observe.runtime_version();
         let resizes = self.deps.allocations.conditions(pod.uid());
+        let node = (self.deps.node_addresses)();
         let mut composed = status::compose(&status::Inputs {
             old: old.as_deref(),
             failures: &failures,
@@ -537,7 +536,7 @@ impl Worker {
             memory_request: &|name| self.deps.allocations.given(pod.uid(), name)?.memory.request,
             // Also for a pod that is over and gets no new one.
             sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
-            ..status::Inputs::new(&pod, runtime, &self.settings.node, now)
+            ..status::Inputs::new(&pod, runtime, &node, now)
         });
         if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase {
             composed.phase = Some("Failed".to_owned());

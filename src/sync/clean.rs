@@ -19,6 +19,7 @@ use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
 use crate::runtime::images::gc::ImageCollector;
 use crate::runtime::logs::rotate::Rotator;
+use crate::util::backoff::Failures;
 use crate::util::memory;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -78,13 +79,13 @@ pub struct Deps {
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("clean", Stack::Large, on_death, move |stop| {
         let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
-        Cleaner { deps, failures: 0 }.run(&stop);
+        Cleaner { deps, failures: Failures::default() }.run(&stop);
     })
 }
 
 struct Cleaner {
     deps: Deps,
-    failures: u32,
+    failures: Failures,
 }
 
 impl Cleaner {
@@ -153,14 +154,13 @@ impl Cleaner {
             Ok(listed) => listed,
             Err(_) if stop.is_stopped() => return,
             Err(error) => {
-                self.failures = self.failures.saturating_add(1);
-                if self.failures.is_power_of_two() {
+                if self.failures.count() {
                     log::warn!("cannot clean up: {error}");
                 }
                 return;
             }
         };
-        self.failures = 0;
+        self.failures.end();
         // A pod may come or go at any moment of this. Each question is answered from the
         // newest snapshot: what was listed, or found as a directory, belongs to a pod that
         // was published before its worker started. What was known before the list and is
