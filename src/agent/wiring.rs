@@ -186,10 +186,7 @@ pub(super) fn start(
     let source_settings = source_settings(args, config, &node_name);
     let configured = configured(&source_settings, cluster.as_ref().map(|cluster| &cluster.client));
     let workers = Workers::new(
-        pods::Settings {
-            sync_frequency: config.sync_frequency.to_std(),
-            host_ips: host_ips.clone(),
-        },
+        pods::Settings { sync_frequency: config.sync_frequency.to_std(), host_ips: host_ips.clone() },
         pods::Deps {
             runtime: runtime.clone(),
             observe: observe.clone(),

@@ -29,8 +29,16 @@ pub(super) fn spawn(
     threads::spawn("observe", Stack::Large, on_death, move |stop| {
         let observe = Observe { cri: observe.cri.with_stop(stop.clone()), ..observe };
         let pace = Pace::new(Instant::now());
-        Watcher { observe, news, runtime_is_back, pace, failures: Failures::default(), last_list: None, usable: None }
-            .run(&stop);
+        Watcher {
+            observe,
+            news,
+            runtime_is_back,
+            pace,
+            failures: Failures::default(),
+            last_list: None,
+            usable: None,
+        }
+        .run(&stop);
     })
 }
 

@@ -176,8 +176,7 @@ mod tests {
     fn failures_are_told_and_waited_for_ever_more_rarely() {
         let mut failures = Failures::default();
         assert!(!failures.end());
-        let told: Vec<u32> =
-            (0..9).filter_map(|_| failures.count().then(|| failures.number())).collect();
+        let told: Vec<u32> = (1..10).filter(|_| failures.count()).collect();
         assert_eq!(told, [1, 2, 4, 8]);
         assert!(failures.end() && failures == Failures::default());
         let (first, most) = (Duration::from_secs(1), Duration::from_secs(5));

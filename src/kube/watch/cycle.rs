@@ -74,7 +74,15 @@ enum End {
 impl<'a, S> Reflector<'a, S> {
     pub(super) fn new(client: &'a Client, watched: &'a Watched, sink: &'a mut S) -> Self {
         let version = String::new();
-        Reflector { client, watched, sink, version, version_unavailable: false, paged: false, failures: Failures::default() }
+        Reflector {
+            client,
+            watched,
+            sink,
+            version,
+            version_unavailable: false,
+            paged: false,
+            failures: Failures::default(),
+        }
     }
 
     /// Counts a failure.

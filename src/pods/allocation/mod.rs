@@ -7,7 +7,8 @@
 //! Threads: none. `sync` never writes; the workers do before they start or change anything,
 //! and `clean` when a pod has gone. Whoever waits for a writer finds his own change written.
 //! Invariants: what was granted is on disk before a container has it; a static pod, or one
-//! without any resources, has no entry, for it is never resized.
+//! without any resources, has no entry, for it is never resized (its class of service, which a
+//! resize cannot change, is BestEffort).
 //! Absent on purpose: the resources of pods themselves as trees; each is kept as the text
 //! that goes to the file.
 
@@ -124,7 +125,7 @@ impl Allocations {
     pub fn given(&self, uid: &PodUid, container: &str) -> Option<Given> {
         let state = self.lock();
         let resources = PodResources::parse(state.actuated.entries.get(uid)?)?;
-        resources.container(container).map(|resources| Given::of_resources(resources))
+        resources.container(container).map(Given::of_resources)
     }
 
     /// Notes that the runtime is told all that `container` grants, at its start.
@@ -245,6 +246,8 @@ impl Allocations {
 }
 
 /// Whether a pod has anything that can be resized at all.
+///
+/// DIFFERS: upstream keeps an entry for every pod.
 fn counts(pod: &Pod) -> bool {
     let any = |resources: &Option<crate::model::api::ResourceRequirements>| {
         resources.as_ref().is_some_and(|own| own.requests.is_some() || own.limits.is_some())

@@ -14,6 +14,8 @@ use crate::util::stop::StopToken;
 impl Worker {
     /// Containers of which nobody noted what they were given (they are from before notes were
     /// kept) have what the pod was granted.
+    ///
+    /// DIFFERS: upstream gives them everything anew, and restarts them if their policy says so.
     pub(super) fn adopt(&self, runtime: &PodRuntime) {
         let pod = self.pod();
         for container in pod.all_containers() {
