@@ -55,8 +55,9 @@ pub enum Effect {
         reason: Pending,
         /// For people.
         message: String,
-        /// For the metric of those that never will.
-        detail: &'static str,
+        /// Whose refusal it is: a reason of admission, or the word in the metric of those that
+        /// are never granted.
+        detail: Cow<'static, str>,
     },
     /// It does not want them any more.
     ResizeReverted(Pod),

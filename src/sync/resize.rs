@@ -83,11 +83,13 @@ impl Core {
                     }
                     Effect::Resize { pod: desired, trigger }
                 }
-                Decision::Deferred(message) => {
-                    effects.push(pending(Pending::Deferred, message, ""));
+                Decision::Deferred((reason, message)) => {
+                    effects.push(pending(Pending::Deferred, message, reason));
                     continue;
                 }
-                Decision::Infeasible { message, detail } => pending(Pending::Infeasible, message, detail),
+                Decision::Infeasible { message, detail } => {
+                    pending(Pending::Infeasible, message, detail.into())
+                }
             };
             self.waiting.retain(|other| *other != uid);
             effects.push(effect);

@@ -1,5 +1,6 @@
 //! The `sync` thread: waits in one place, lets the core decide, carries the effects out.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -468,15 +469,20 @@ impl Loop {
     }
 
     /// The pod keeps what it has.
-    fn resize_pending(&mut self, pod: &Pod, reason: Pending, message: &str, detail: &'static str) {
-        if reason == Pending::Infeasible {
-            metrics::INFEASIBLE_RESIZES.inc([detail]);
-        }
+    fn resize_pending(&mut self, pod: &Pod, reason: Pending, message: &str, detail: Cow<'static, str>) {
+        let head = match reason {
+            // Upstream's event names the refusal, its condition does not.
+            Pending::Deferred => detail,
+            Pending::Infeasible => {
+                metrics::INFEASIBLE_RESIZES.inc([detail]);
+                reason.as_str().into()
+            }
+        };
         if !self.deps.allocations.pend(pod, reason, message) {
             return;
         }
         let generation = pod.object().metadata.generation.unwrap_or(0);
-        let text = summary(reason.as_str(), pod, generation, message);
+        let text = summary(&head, pod, generation, message);
         self.deps.events.warning(pod, reason.event(), text);
         self.deps.workers.look_again(pod.uid());
     }

@@ -74,13 +74,16 @@ pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
 /// DIFFERS: nobody is preempted for it, however critical it is.
 ///
 /// # Errors
-/// The message of the first refusal.
-pub fn admit_resize(pod: &Pod, others: &[Pod], node: &NodeView) -> Result<(), String> {
+/// The first refusal.
+pub fn admit_resize(pod: &Pod, others: &[Pod], node: &NodeView) -> Result<(), Refusal> {
     match decide(pod, others, node, Operation::Resize) {
-        Admission::Reject { message, .. } => Err(message),
+        Admission::Reject { reason, message } => Err((reason, message)),
         Admission::Admit | Admission::Preempt { .. } => Ok(()),
     }
 }
+
+/// Reason and message.
+pub type Refusal = (Cow<'static, str>, String);
 
 fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> Admission {
     let others: Vec<&Pod> = others.iter().filter(|other| other.uid() != pod.uid()).collect();

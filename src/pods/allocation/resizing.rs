@@ -1,7 +1,10 @@
 //! How a pod's resize stands, and how that is told.
 
+use jiff::Timestamp;
+
 use super::resources;
 use crate::model::api::{Container, PodCondition};
+use crate::model::meta::Time;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 
@@ -43,12 +46,20 @@ struct Note {
     reason: Option<String>,
     message: Option<String>,
     generation: Option<i64>,
+    /// When this was found out.
+    at: Option<Time>,
 }
 
 impl Note {
     fn of(pod: &Pod, reason: &str, message: &str) -> Note {
         let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        Note { reason: text(reason), message: text(message), generation: generation(pod) }
+        let at = Some(Time(Timestamp::now()));
+        Note { reason: text(reason), message: text(message), generation: generation(pod), at }
+    }
+
+    /// Whether both say the same, whenever that was.
+    fn repeats(&self, other: Option<&Note>) -> bool {
+        other.is_some_and(|other| Note { at: other.at.clone(), ..self.clone() } == *other)
     }
 
     fn of_status(pod: &Pod, kind: &str) -> Option<Note> {
@@ -58,6 +69,7 @@ impl Note {
             reason: found.reason.clone(),
             message: found.message.clone(),
             generation: found.observed_generation,
+            at: found.last_probe_time.clone(),
         })
     }
 
@@ -69,7 +81,7 @@ impl Note {
             message: self.message.clone(),
             observed_generation: self.generation,
             last_transition_time: None,
-            last_probe_time: None,
+            last_probe_time: self.at.clone(),
         }
     }
 }
@@ -96,9 +108,11 @@ impl Resizing {
     }
 
     pub(super) fn pend(&mut self, pod: &Pod, reason: Pending, message: &str) -> bool {
-        let note = Some(Note::of(pod, reason.as_str(), message));
-        let news = self.pending != note;
-        self.pending = note;
+        let note = Note::of(pod, reason.as_str(), message);
+        let news = !note.repeats(self.pending.as_ref());
+        if news {
+            self.pending = Some(note);
+        }
         news
     }
 
@@ -119,9 +133,11 @@ impl Resizing {
     }
 
     pub(super) fn fail(&mut self, pod: &Pod, message: &str) -> bool {
-        let note = Some(Note::of(pod, reasons::ERROR, message));
-        let news = self.in_progress != note;
-        self.in_progress = note;
+        let note = Note::of(pod, reasons::ERROR, message);
+        let news = !note.repeats(self.in_progress.as_ref());
+        if news {
+            self.in_progress = Some(note);
+        }
         news
     }
 

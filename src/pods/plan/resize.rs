@@ -13,6 +13,7 @@ use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Amounts, Overhead, pod_requests};
 use crate::model::runtime::{ContainerState, PodRuntime};
 
+use super::super::admission::Refusal;
 use super::{KillContainer, KillReason, Plan};
 
 /// The resources that can change. Memory comes first wherever both do.
@@ -176,9 +177,9 @@ pub enum Decision {
     Unchanged,
     /// The pod gets what it wants: condition `PodResizeInProgress`, event `ResizeStarted`.
     Granted,
-    /// Not now: condition `PodResizePending` with this reason, asked again later.
-    Deferred(String),
-    /// Never on this node: condition `PodResizePending` with this reason.
+    /// Not now: condition `PodResizePending`, asked again later.
+    Deferred(Refusal),
+    /// Never on this node: condition `PodResizePending`.
     Infeasible {
         /// For people.
         message: String,
@@ -241,7 +242,7 @@ pub fn decide(
     granted: &Pod,
     desired: &Pod,
     rules: Rules,
-    fits: &dyn Fn(&Pod) -> Result<(), String>,
+    fits: &dyn Fn(&Pod) -> Result<(), Refusal>,
 ) -> Decision {
     if !differs(granted, desired) {
         return Decision::Unchanged;
@@ -251,7 +252,7 @@ pub fn decide(
     }
     match fits(desired) {
         Ok(()) => Decision::Granted,
-        Err(message) => Decision::Deferred(message),
+        Err(refusal) => Decision::Deferred(refusal),
     }
 }
 
@@ -380,16 +381,14 @@ mod tests {
     #[test]
     fn decisions() {
         let (old, new) = (with("1Mi/1Mi 1/1", 0), with("1Mi/1Mi 2/2", 0));
-        let full = |_: &Pod| Err("Node didn't have enough capacity".to_owned());
+        let why = || ("OutOfcpu".into(), "Node didn't have enough capacity".to_owned());
+        let full = |_: &Pod| Err(why());
         let room = |_: &Pod| Ok(());
         let any = Rules::default();
         assert_eq!(decide(&old, &old, any, &full), Decision::Unchanged);
         assert_eq!(decide(&old, &with("1024Ki/1Mi 1000m/1", 0), any, &full), Decision::Unchanged);
         assert_eq!(decide(&old, &new, any, &room), Decision::Granted);
-        assert_eq!(
-            decide(&old, &new, any, &full),
-            Decision::Deferred("Node didn't have enough capacity".to_owned())
-        );
+        assert_eq!(decide(&old, &new, any, &full), Decision::Deferred(why()));
     }
 
     #[test]
