@@ -14,6 +14,7 @@ use crate::model::ids::{ImageRef, PodUid};
 use crate::model::pod::SourceName;
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
+use crate::pods::allocation::Allocations;
 use crate::probes::Probes;
 use crate::resources::{Roots, own::OwnUse};
 use crate::runtime::logs::read::{ReadOptions, read};
@@ -38,6 +39,7 @@ pub(super) struct Sources {
     pub places: BTreeMap<SourceName, String>,
     pub view: View,
     pub status: StatusCache,
+    pub allocations: Allocations,
     pub observe: Observe,
     pub probes: Probes,
     pub cri: RuntimeClient,

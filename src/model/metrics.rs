@@ -39,6 +39,11 @@ const CALL: &[f64] = &[
 const TELL: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 /// Seconds of requests to the API server.
 const REQUEST: &[f64] = &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+/// Milliseconds of resizes.
+const RESIZE: &[f64] = &[
+    10.0, 50.0, 100.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 30000.0, 60000.0, 120_000.0,
+    300_000.0, 600_000.0,
+];
 /// Containers of a pod.
 const FEW: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
 
@@ -83,6 +88,16 @@ metrics! { ALL;
         "Pods that were refused, by reason.", ["reason"];
     PREEMPTIONS: CounterVec<1> = "kubelet_preemptions",
         "Pods that had to go for a critical one, by the resource that was short.", ["preemption_signal"];
+    REQUESTED_RESIZES: CounterVec<3> = "kubelet_container_requested_resizes_total",
+        "Changes of what containers ask for, by what became of which number.",
+        ["resource", "requirement", "operation"];
+    RESIZE_DURATION: HistogramVec<1> = "kubelet_pod_resize_duration_milliseconds",
+        "Telling the runtime of the new resources of a pod's containers.", RESIZE, ["success"];
+    INFEASIBLE_RESIZES: CounterVec<1> = "kubelet_pod_infeasible_resizes_total",
+        "Resizes that this node can never carry out.", ["reason_detail"];
+    DEFERRED_RESIZES_ACCEPTED: CounterVec<1> = "kubelet_pod_deferred_accepted_resizes_total",
+        "Resizes that were granted after they had had to wait, by what made them be looked at again.",
+        ["retry_trigger"];
     STARTED_USER_NAMESPACED_PODS: Counter = "kubelet_started_user_namespaced_pods_total",
         "Sandboxes with a user namespace that were asked for.";
     STARTED_USER_NAMESPACED_PODS_ERRORS: Counter = "kubelet_started_user_namespaced_pods_errors_total",

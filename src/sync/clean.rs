@@ -14,11 +14,13 @@ use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
+use crate::pods::allocation::Allocations;
 use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
 use crate::runtime::images::gc::ImageCollector;
 use crate::runtime::logs::rotate::Rotator;
+use crate::util::backoff::Failures;
 use crate::util::memory;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -67,6 +69,8 @@ pub struct Deps {
     pub runtime: Runtime,
     /// Where the state of this agent is.
     pub root_dir: PathBuf,
+    /// Keeps what pods were granted, also of those that have gone.
+    pub allocations: Allocations,
     /// Rung when a pod has ended or a container has died.
     pub bell: Receiver<()>,
 }
@@ -79,7 +83,7 @@ pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("clean", Stack::Large, on_death, move |stop| {
         let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
         let actuated = Actuated::below(&deps.root_dir);
-        let mut cleaner = Cleaner { deps, actuated, failures: 0 };
+        let mut cleaner = Cleaner { deps, actuated, failures: Failures::default() };
         cleaner.run(&stop);
         // Whoever has the node next may be a Go kubelet.
         cleaner.actuated.keep(&cleaner.deps.view.get());
@@ -89,7 +93,7 @@ pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
 struct Cleaner {
     deps: Deps,
     actuated: Actuated,
-    failures: u32,
+    failures: Failures,
 }
 
 impl Cleaner {
@@ -150,20 +154,22 @@ impl Cleaner {
 
     fn garbage(&mut self, stop: &StopToken) {
         self.deps.runtime.collect_backoff_garbage();
+        if let Err(error) = self.deps.allocations.store() {
+            log::warn!("{error}");
+        }
         let snapshot = self.deps.view.get();
         self.actuated.keep(&snapshot);
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
             Err(_) if stop.is_stopped() => return,
             Err(error) => {
-                self.failures = self.failures.saturating_add(1);
-                if self.failures.is_power_of_two() {
+                if self.failures.count() {
                     log::warn!("cannot clean up: {error}");
                 }
                 return;
             }
         };
-        self.failures = 0;
+        self.failures.end();
         // A pod may come or go at any moment of this. Each question is answered from the
         // newest snapshot: what was listed, or found as a directory, belongs to a pod that
         // was published before its worker started. What was known before the list and is

@@ -12,6 +12,7 @@ pub mod clean;
 pub mod core;
 pub mod ephemeral;
 pub mod shutdown;
+mod resize;
 mod thread;
 pub mod view;
 

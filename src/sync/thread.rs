@@ -1,5 +1,6 @@
 //! The `sync` thread: waits in one place, lets the core decide, carries the effects out.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,9 +22,11 @@ use crate::model::verdict::Verdict;
 use crate::node::{self, NodeWatch};
 use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
+use crate::pods::allocation::{Allocations, Pending, summary};
 use crate::pods::lifecycle::{Failure, Kill};
 use crate::pods::mirror;
 use crate::pods::plan::shutdown;
+use crate::pods::plan::resize::Rules;
 use crate::pods::workers::{Aftermath, Ended, Workers};
 use crate::probes::{Kind, Probes};
 use crate::sources::{SourceSet, unsupported_fields};
@@ -37,6 +40,8 @@ use crate::util::timers;
 /// Upper bound between two comparisons of the desired with the running pods, should an
 /// event have been missed.
 const CLEAN_UP_PERIOD: Duration = Duration::from_secs(10);
+/// Pods that wait for more resources are asked again after this at the latest.
+const RESIZE_PERIOD: Duration = Duration::from_secs(180);
 /// A longer turn is logged: everything else waits meanwhile.
 const LONG_TURN: Duration = Duration::from_millis(100);
 /// How long all workers together may take to stop with the agent.
@@ -51,6 +56,8 @@ pub struct Settings {
     pub node: NodeView,
     /// Which restart rules count.
     pub restart_rules: RuleGates,
+    /// Which resizes are ruled out.
+    pub resize_rules: Rules,
 }
 
 /// What the room works with.
@@ -61,6 +68,8 @@ pub struct Deps {
     pub observe: Observe,
     /// Keeps statuses.
     pub status: StatusCache,
+    /// Keeps what pods were granted.
+    pub allocations: Allocations,
     /// Tells users.
     pub events: EventSink,
     /// Where the snapshot goes.
@@ -101,7 +110,9 @@ pub struct Deps {
 /// When the thread cannot be started.
 pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("sync", Stack::Large, on_death, move |stop| {
-        let core = Core::new(settings.sources.clone()).with_restart_rules(settings.restart_rules);
+        let core = Core::new(settings.sources.clone())
+            .with_restart_rules(settings.restart_rules)
+            .with_resize_rules(settings.resize_rules);
         let sources = settings.sources.iter().map(|name| (*name, SourceState::default())).collect();
         Loop {
             core,
@@ -112,6 +123,7 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
             garbage: false,
             ephemeral: Granted::default(),
             held: None,
+            resize_due: None,
         }
         .run(&stop);
     })
@@ -130,6 +142,8 @@ struct Loop {
     /// The API server's pods, which wait for the first look at our Node object: admission
     /// goes by its labels and taints.
     held: Option<SourceSet>,
+    /// When those that wait for resources are asked again.
+    resize_due: Option<Instant>,
 }
 
 impl Loop {
@@ -140,8 +154,8 @@ impl Loop {
         self.publish();
         loop {
             let mut timer = clean_up_due;
-            if let Some(retry) = self.deps.workers.next_retry() {
-                timer = timer.min(retry);
+            for other in [self.deps.workers.next_retry(), self.resize_due].into_iter().flatten() {
+                timer = timer.min(other);
             }
             let mut wish = None;
             let what = {
@@ -178,6 +192,9 @@ impl Loop {
                 "wish" => wish.into_iter().for_each(|wish| self.wished(wish)),
                 _ => {
                     self.deps.workers.retry(start);
+                    if self.resize_due.is_some_and(|due| start >= due) {
+                        self.retry_resizes("periodic_retry");
+                    }
                     if start >= clean_up_due {
                         clean_up_due = start + CLEAN_UP_PERIOD;
                         self.clean_up();
@@ -187,6 +204,8 @@ impl Loop {
             if std::mem::take(&mut self.garbage) {
                 self.ring_cleaner();
             }
+            let waiting = self.core.is_anyone_waiting();
+            self.resize_due = waiting.then(|| self.resize_due.unwrap_or_else(|| start + RESIZE_PERIOD));
             let took = start.elapsed();
             if took > LONG_TURN {
                 log::warn!("a turn of the sync loop took {took:?}: {what}");
@@ -284,11 +303,13 @@ impl Loop {
         let effects = {
             let workers = &self.deps.workers;
             let status = &self.deps.status;
+            let allocations = &self.deps.allocations;
             let world = World {
                 has_worker: &|uid| workers.knows(uid),
                 still_runs: &|_| true,
                 is_over: &|uid| is_over(status, uid),
                 gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
+                granted: &|pod| allocations.granted(pod),
                 node: &self.settings.node,
             };
             self.core.source_spoke(source, pods, Timestamp::now(), &world)
@@ -387,7 +408,29 @@ impl Loop {
             }
             self.garbage = true;
         }
+        self.retry_resizes("pod_terminated");
         self.publish();
+    }
+
+    /// Something may have made room for those that want more.
+    fn retry_resizes(&mut self, trigger: &'static str) {
+        if !self.core.is_anyone_waiting() {
+            return;
+        }
+        let effects = {
+            let (workers, status) = (&self.deps.workers, &self.deps.status);
+            let world = World {
+                has_worker: &|uid| workers.knows(uid),
+                still_runs: &|_| true,
+                is_over: &|uid| is_over(status, uid),
+                gates_differ: &|_| false,
+                granted: &Pod::clone,
+                node: &self.settings.node,
+            };
+            self.core.retry_resizes(trigger, &world)
+        };
+        self.resize_due = None;
+        self.carry_out(effects);
     }
 
     /// Only with a fresh list: a pod that was started since would look unknown in an old one.
@@ -405,6 +448,7 @@ impl Loop {
                 still_runs: &|uid| observe.still_runs(uid),
                 is_over: &|uid| is_over(status, uid),
                 gates_differ: &|_| false,
+                granted: &Pod::clone,
                 node: &self.settings.node,
             };
             self.core.clean_up(&listed, &world)
@@ -421,8 +465,21 @@ impl Loop {
                 Effect::Update(pod) => {
                     if !self.deps.workers.knows(pod.uid()) {
                         self.warn_of_unsupported(&pod);
+                        self.deps.allocations.restore(&pod);
+                        if self.core.has_what_it_wants(pod.uid()) {
+                            self.deps.allocations.settle(pod.uid());
+                        }
                     }
-                    self.deps.workers.update(&self.ephemeral.complete(&pod));
+                    self.feed(&pod);
+                }
+                Effect::Resize { pod, trigger } => self.resize(&pod, trigger),
+                Effect::ResizePending { pod, reason, message, detail } => {
+                    self.resize_pending(&pod, reason, &message, detail);
+                }
+                Effect::ResizeReverted(pod) => {
+                    if self.deps.allocations.settle(pod.uid()).is_some() {
+                        self.deps.workers.look_again(pod.uid());
+                    }
                 }
                 Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
                 Effect::Kill(uid, kill) => self.kill(&uid, kill),
@@ -444,6 +501,44 @@ impl Loop {
                 }
             }
         }
+    }
+
+    /// Creates the pod's worker or hands it the new version. `pod` has what it was granted.
+    fn feed(&mut self, pod: &Pod) {
+        self.deps.allocations.grant(pod);
+        self.deps.workers.update(&self.ephemeral.complete(pod));
+    }
+
+    /// The pod gets what it wants; its worker sees to the rest.
+    fn resize(&mut self, pod: &Pod, trigger: &'static str) {
+        let allocations = &self.deps.allocations;
+        if allocations.settle(pod.uid()) == Some(Pending::Deferred) {
+            metrics::DEFERRED_RESIZES_ACCEPTED.inc([trigger]);
+        }
+        allocations.begin(pod);
+        let generation = pod.object().metadata.generation.unwrap_or(0);
+        self.deps.events.normal(pod, reasons::RESIZE_STARTED, summary("started", pod, generation, ""));
+        log::info!("resize is granted: {trigger} pod={} uid={}", pod.full_name(), pod.uid());
+        self.feed(pod);
+    }
+
+    /// The pod keeps what it has.
+    fn resize_pending(&mut self, pod: &Pod, reason: Pending, message: &str, detail: Cow<'static, str>) {
+        let head = match reason {
+            // Upstream's event names the refusal, its condition does not.
+            Pending::Deferred => detail,
+            Pending::Infeasible => {
+                metrics::INFEASIBLE_RESIZES.inc([detail]);
+                reason.as_str().into()
+            }
+        };
+        if !self.deps.allocations.pend(pod, reason, message) {
+            return;
+        }
+        let generation = pod.object().metadata.generation.unwrap_or(0);
+        let text = summary(&head, pod, generation, message);
+        self.deps.events.warning(pod, reason.event(), text);
+        self.deps.workers.look_again(pod.uid());
     }
 
     /// The API server shows a pod, or shows it no more.
@@ -503,6 +598,10 @@ impl Loop {
 
     fn publish(&mut self) {
         self.ephemeral.retain(|uid| self.core.wants(uid));
+        if self.core.sources_ready() {
+            let (core, workers) = (&self.core, &self.deps.workers);
+            self.deps.allocations.retain(|uid| core.wants(uid) || workers.knows(uid));
+        }
         let workers = self.deps.workers.reports();
         let mut snapshot = Snapshot {
             sources_ready: self.core.sources_ready(),

@@ -79,6 +79,43 @@ fn since(earlier: Timestamp, later: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or(Duration::ZERO)
 }
 
+/// Failures of one thing in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Failures(u32);
+
+impl Failures {
+    /// Counts one more. `true`: it is to be told, as the 1st, 2nd, 4th and so on are, because
+    /// an outage must not fill the log.
+    #[must_use]
+    pub fn count(&mut self) -> bool {
+        self.0 = self.0.saturating_add(1);
+        self.0.is_power_of_two()
+    }
+
+    /// How many there were.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// It has worked. `true`: it did not before.
+    pub fn end(&mut self) -> bool {
+        std::mem::take(&mut self.0) > 0
+    }
+
+    /// The wait before the next try: `first`, then twice as long each time up to `most`.
+    #[must_use]
+    pub fn delay(self, first: Duration, most: Duration) -> Duration {
+        first.saturating_mul(1 << self.0.saturating_sub(1).min(16)).min(most)
+    }
+}
+
+impl std::fmt::Display for Failures {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
 /// `base` plus up to half of it, so that many pods do not come due at one moment.
 /// `unit` is a random number in [0, 1).
 #[must_use]
@@ -133,6 +170,22 @@ mod tests {
         assert_eq!(backoff.delay(&"c"), Duration::from_secs(10));
         backoff.collect_garbage(at(now + 1300));
         assert_eq!(backoff.delay(&"c"), Duration::ZERO);
+    }
+
+    #[test]
+    fn failures_are_told_and_waited_for_ever_more_rarely() {
+        let mut failures = Failures::default();
+        assert!(!failures.end());
+        let told: Vec<u32> = (1..10).filter(|_| failures.count()).collect();
+        assert_eq!(told, [1, 2, 4, 8]);
+        assert!(failures.end() && failures == Failures::default());
+        let (first, most) = (Duration::from_secs(1), Duration::from_secs(5));
+        let waits = (0..5).map(|_| {
+            let _ = failures.count();
+            failures.delay(first, most).as_secs()
+        });
+        assert_eq!(waits.collect::<Vec<_>>(), [1, 2, 4, 5, 5]);
+        assert_eq!(Failures(u32::MAX).delay(first, most), most);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 pub mod atomic_file;
 pub mod backoff;
 pub mod child;
+pub mod cpu_list;
 pub mod logging;
 pub mod mailbox;
 pub mod memory;

@@ -12,6 +12,7 @@ mod objects;
 mod outages;
 mod plane;
 mod recording;
+mod resizes;
 mod rights;
 mod shutdowns;
 #[path = "../support/mod.rs"]

@@ -42,10 +42,6 @@ impl FakeSigner {
         FakeSigner::answering(Answer::Approve, Timestamp::now())
     }
 
-    pub(in super::super) fn denying() -> FakeSigner {
-        FakeSigner::answering(Answer::Deny, Timestamp::now())
-    }
-
     fn answering(answer: Answer, now: Timestamp) -> FakeSigner {
         FakeSigner {
             inner: Arc::new(Mutex::new(Inner {
@@ -275,6 +271,15 @@ fn a_node_bootstraps_and_keeps_the_name_over_restarts() {
     assert_eq!(bench.store.load().unwrap().unwrap(), identity);
     assert!(!bench.store.pending_key_path().exists());
     assert!(rotation.due(Some(&bench.template), at(second)) > at(second + 600));
+}
+
+#[test]
+fn a_denial_is_an_error() {
+    let bench = Bench::new(Answer::Deny);
+    let (mut rotation, mut second) = (bench.bootstrapping(), 0);
+    assert!(matches!(bench.next(&mut rotation, &mut second), Outcome::Requested { .. }));
+    let denied = bench.next(&mut rotation, &mut second);
+    assert!(matches!(denied, Outcome::Failed(Error::Denied { .. })), "{denied:?}");
 }
 
 #[test]
