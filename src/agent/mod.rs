@@ -9,6 +9,7 @@ mod cluster;
 mod metrics;
 mod node;
 mod report;
+mod stats;
 mod supervise;
 mod wiring;
 

@@ -15,7 +15,7 @@ use crate::model::pod::SourceName;
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
 use crate::probes::Probes;
-use crate::resources::{Roots, own::OwnUse};
+use crate::resources::{Roots, own::OwnUse, stats::Collector};
 use crate::runtime::logs::read::{ReadOptions, read};
 use crate::server::{
     Deps, HealthCheck, ImageRow, LogOptions, LogSource, MemoryReport, NodeReport, PodView, ProblemReport,
@@ -47,6 +47,7 @@ pub(super) struct Sources {
     pub turn: Arc<Mutex<Instant>>,
     pub turn_limit: Duration,
     pub ephemeral: Counter,
+    pub stats: Collector,
 }
 
 impl Sources {
@@ -77,6 +78,7 @@ impl Sources {
             }),
             events: self.log.clone(),
             metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
+            stats: super::stats::deps(&self.stats),
             add_ephemeral: {
                 let counter = self.ephemeral.clone();
                 Arc::new(move |pod, container| counter.want(pod, container))

@@ -11,7 +11,7 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, cluster, make_dir, report};
+use super::{StartError, cluster, make_dir, report, stats};
 use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
@@ -236,7 +236,7 @@ pub(super) fn start(
                 images: image_collector(config, &images, &events, &runtime),
                 rotator: rotator(config, &cri),
                 chains: config.make_iptables_util_chains.then(Chains::find),
-                volumes,
+                volumes: Arc::clone(&volumes),
                 runtime: runtime.clone(),
                 bell: clean_wait,
             },
@@ -274,6 +274,17 @@ pub(super) fn start(
         threads.extend(cluster.start(parts, &supervisor.deaths())?);
     }
 
+    let stats = stats::collector(&stats::Parts {
+        args,
+        config,
+        node: &node_name,
+        cgroups: &cgroups,
+        observe: &observe,
+        view: &view,
+        volumes: &volumes,
+        cri: &cri,
+        images: &images,
+    });
     let facts = report::Sources {
         node: node_name,
         started,
@@ -292,6 +303,7 @@ pub(super) fn start(
         turn,
         turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
         ephemeral,
+        stats,
     };
     let server = server::spawn(server_settings(args, config), facts.server_deps(), supervisor.on_death())?;
     threads.push(server.running);

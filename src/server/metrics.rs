@@ -15,6 +15,10 @@ pub enum MetricsPage {
     Own,
     /// `/metrics/probes`: by pod.
     Probes,
+    /// `/metrics/resource`: what nodes, pods and containers use, in short.
+    Resource,
+    /// `/metrics/cadvisor`: the same at length.
+    Cadvisor,
 }
 
 /// Counts a request to the kubelet's own ports, and times it until the guard is dropped.
@@ -46,7 +50,17 @@ impl Drop for Timed {
 
 /// The start of a path that is one of ours: what others ask for must not become a label.
 fn first_elements(path: &str) -> &'static str {
-    const KNOWN: [&str; 6] = ["healthz", "pods", "runningpods", "metrics", "metrics/probes", "metrics/slis"];
+    const KNOWN: [&str; 9] = [
+        "healthz",
+        "pods",
+        "runningpods",
+        "stats",
+        "metrics",
+        "metrics/probes",
+        "metrics/slis",
+        "metrics/resource",
+        "metrics/cadvisor",
+    ];
     let path = path.trim_matches('/');
     let first = path.split('/').next().unwrap_or_default();
     KNOWN
@@ -61,6 +75,8 @@ pub(super) fn answer(path: &str, deps: &Deps) -> Option<Answer> {
     match path.strip_prefix("/metrics")?.trim_end_matches('/') {
         "" => (deps.metrics)(MetricsPage::Own, &mut page),
         "/probes" => (deps.metrics)(MetricsPage::Probes, &mut page),
+        "/resource" => (deps.metrics)(MetricsPage::Resource, &mut page),
+        "/cadvisor" => (deps.metrics)(MetricsPage::Cadvisor, &mut page),
         "/slis" => checks(deps, &mut page),
         _ => return None,
     }
@@ -89,7 +105,9 @@ mod tests {
             ("/pods/", "pods"),
             ("/metrics", "metrics"),
             ("/metrics/probes", "metrics/probes"),
+            ("/metrics/resource", "metrics/resource"),
             ("/metrics/other", "other"),
+            ("/stats/summary", "stats"),
             ("/", "other"),
             ("/anything/at/all", "other"),
         ] {

@@ -10,7 +10,7 @@
 //! body length alone can make it allocate without bound); a request is taken only from a
 //! connection that a listener announced; every wait ends when the `http` thread stops; a
 //! slow client, a slow answer or a panic concerns one connection.
-//! Absent on purpose: TLS, authentication, exec, attach, port-forward and stats:
+//! Absent on purpose: TLS, authentication, exec, attach and port-forward:
 //! they come with the main port; a listener is one file so that TLS fits in.
 //! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
 
@@ -25,6 +25,7 @@ mod metrics;
 mod query;
 mod routes;
 mod select;
+mod stats;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,7 @@ pub use claim::{Claim, claim};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
 pub use select::{Selection, resolve};
+pub use stats::{Detail, StatsDeps};
 pub use views::{
     DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
     PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
@@ -141,6 +143,8 @@ pub struct Deps {
     pub events: EventLog,
     /// Writes the metrics.
     pub metrics: Arc<WriteMetrics>,
+    /// What is used of the machine.
+    pub stats: StatsDeps,
     /// Takes what `coracle debug` wants.
     pub add_ephemeral: Arc<AddEphemeral>,
 }

@@ -74,6 +74,12 @@ impl Fixture {
             }),
             events,
             metrics: Arc::new(|page, text| text.gauge("kubelet_test", &format!("{page:?}"), 1.0)),
+            stats: StatsDeps {
+                summary: Arc::new(|detail| match detail {
+                    Detail::Whole => Ok(b"{\"node\":{}}".to_vec()),
+                    Detail::CpuAndMemory => Err("no cgroup".into()),
+                }),
+            },
             add_ephemeral: Arc::new(|pod, container| match container.image.as_deref() {
                 Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command)),
                 _ => Ok(()),

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use super::view::{Snapshot, View};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::{ContainerId, PodUid};
+use crate::model::metrics;
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
 use crate::resources::iptables::{self, Chains};
@@ -201,6 +202,8 @@ impl Cleaner {
         let known = |uid: &PodUid| view.get().pods.contains_key(uid) || listed.contains_key(uid);
         match self.deps.volumes.orphans(&known, stop) {
             Ok(report) => {
+                metrics::ORPHANS_CLEANED.set(report.removed.len() as f64);
+                metrics::ORPHANS_LEFT.set(report.left.len() as f64);
                 for (uid, why) in report.left {
                     log::warn!("{why} uid={uid}");
                 }

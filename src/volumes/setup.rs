@@ -17,6 +17,7 @@ use crate::model::api::{
     ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
     ProjectedVolumeSource, SecretVolumeSource, Volume,
 };
+use crate::model::metrics::STORAGE_OPERATIONS;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::reasons;
@@ -58,6 +59,26 @@ impl Plugin<'_> {
         } else {
             Plugin::Other
         }
+    }
+
+    /// Counts a set-up. The names are the Go kubelet's.
+    fn count(self, result: &Result<MountedVolume, VolumeError>, begun: Instant) {
+        let plugin = match self {
+            Plugin::EmptyDir(_) => "kubernetes.io/empty-dir",
+            Plugin::HostPath(_) => "kubernetes.io/host-path",
+            Plugin::DownwardApi(_) => "kubernetes.io/downward-api",
+            Plugin::Projected(_) => "kubernetes.io/projected",
+            Plugin::Image => "kubernetes.io/image",
+            Plugin::ConfigMap(_) => "kubernetes.io/configmap",
+            Plugin::Secret(_) => "kubernetes.io/secret",
+            Plugin::Other => return,
+        };
+        let status = match result {
+            Ok(_) => "success",
+            Err(VolumeError::Stopping) => return,
+            Err(_) => "fail-unknown",
+        };
+        STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], begun.elapsed());
     }
 
     /// Whether its content follows the pod or objects: it is brought up to date at each sync.
@@ -144,7 +165,10 @@ impl Volumes {
         if let Some(until) = blocked {
             return Err(NotYet::Waits { until, cause: "waiting to try again".to_owned() });
         }
-        match self.set_up_one(pod, volume, pod_dir, stop) {
+        let begun = Instant::now();
+        let result = self.set_up_one(pod, volume, pod_dir, stop);
+        Plugin::of(volume).count(&result, begun);
+        match result {
             Ok(mounted) => {
                 self.retries().succeeded(pod.uid(), &volume.name);
                 self.actual().mounted(pod.uid(), &mounted);
