@@ -44,9 +44,8 @@ impl Startup {
                 gauge.set(to.duration_since(*from).as_secs_f64());
             }
         }
-        if let [first, .., last] = moments {
-            metrics::STARTUP.set(last.duration_since(first).as_secs_f64());
-        }
+        let [first, .., last] = moments;
+        metrics::STARTUP.set(last.duration_since(first).as_secs_f64());
         // Once is enough.
         self.booted = None;
     }
