@@ -427,7 +427,7 @@ pub static FLAGS: &[Flag] = &[
         "runtime-cgroups",
         Syntax::Text,
         "",
-        Effect::NoEffectYet,
+        Effect::Works,
         "cgroup of the container runtime, for stats",
     ),
     sets("runtime-request-timeout", Syntax::Duration, "runtimeRequestTimeout"),

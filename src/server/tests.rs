@@ -163,6 +163,24 @@ fn each_listener_answers_its_own_paths() {
 }
 
 #[test]
+fn the_summary_is_served_whole_and_in_short() {
+    let fixture = Fixture::new();
+    for answer in [fixture.read_only("/stats/summary"), fixture.local("/stats/summary/")] {
+        assert_eq!(answer, (200, "{\"node\":{}}".into()));
+    }
+    assert_eq!(fixture.post("/stats/summary").0, 200);
+    assert_eq!(fixture.read_only("/stats/summary?only_cpu_and_memory=false").0, 200);
+    let only = fixture.read_only("/stats/summary?only_cpu_and_memory=true");
+    assert_eq!(only, (500, "Internal Error: no cgroup\n".into()));
+    assert_eq!(fixture.read_only("/stats/container").0, 404);
+    assert_eq!(fixture.read_only("/stats").0, 404);
+    for page in ["Resource", "Cadvisor"] {
+        let path = format!("/metrics/{}", page.to_lowercase());
+        assert!(fixture.read_only(&path).1.contains(page));
+    }
+}
+
+#[test]
 fn metrics_are_served_as_text() {
     let check = |name, result: Result<(), &'static str>| HealthCheck {
         name,
