@@ -12,6 +12,7 @@ use crate::model::runtime::{ContainerState, SandboxState};
 use crate::probes::BUCKETS;
 use crate::resources::{Roots, own::OwnUse};
 use crate::server::{KUBERNETES_VERSION, MetricsPage};
+use crate::sync::view::Snapshot;
 use crate::util::metrics::{Page, Type};
 
 /// Writes one of the pages.
@@ -208,10 +209,29 @@ fn pods(sources: &Sources, page: &mut Page) {
         .filter_map(|entry| entry.pod.as_ref().or(entry.leaving.as_ref()))
         .map(|pod| pod.spec().ephemeral_containers.as_ref().map_or(0, Vec::len))
         .sum();
+    volumes(sources, &snapshot, page);
     page.gauge("kubelet_managed_ephemeral_containers", "Ephemeral containers of all pods.", ephemeral as f64);
     let mut family = page.family("kubelet_working_pods", "Pods with a worker, by what it does.", Type::Gauge);
     for ((lifecycle, config, kind), count) in working {
         family.series(&[("lifecycle", lifecycle), ("config", config), ("static", kind)], count as f64);
+    }
+}
+
+/// Volumes that pods are to have, and those that are mounted.
+fn volumes(sources: &Sources, snapshot: &Snapshot, page: &mut Page) {
+    let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for (uid, entry) in &snapshot.pods {
+        let Some(pod) = entry.pod.as_ref().or(entry.leaving.as_ref()) else { continue };
+        let mounted = sources.volumes.mounted(uid);
+        for (plugin, name) in crate::volumes::plugins(pod) {
+            let is_mounted = mounted.iter().any(|volume| volume.volume == name);
+            *counts.entry((plugin, "desired_state_of_world")).or_default() += 1;
+            *counts.entry((plugin, "actual_state_of_world")).or_default() += u64::from(is_mounted);
+        }
+    }
+    let mut family = page.family("volume_manager_total_volumes", "Volumes of pods.", Type::Gauge);
+    for ((plugin, state), count) in counts {
+        family.series(&[("plugin_name", plugin), ("state", state)], count as f64);
     }
 }
 

@@ -26,6 +26,7 @@ use crate::sync::ephemeral::Counter;
 use crate::sync::view::View;
 use crate::util::stop::StopToken;
 use crate::util::threads;
+use crate::volumes::Volumes;
 
 /// The handles that reports read from.
 #[derive(Clone)]
@@ -48,6 +49,7 @@ pub(super) struct Sources {
     pub turn_limit: Duration,
     pub ephemeral: Counter,
     pub stats: Collector,
+    pub volumes: Arc<Volumes>,
 }
 
 impl Sources {

@@ -304,6 +304,7 @@ pub(super) fn start(
         turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
         ephemeral,
         stats,
+        volumes,
     };
     let server = server::spawn(server_settings(args, config), facts.server_deps(), supervisor.on_death())?;
     threads.push(server.running);

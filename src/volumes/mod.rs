@@ -48,6 +48,7 @@ use crate::model::mount::MountedVolume;
 pub use atomic_writer::PathError;
 pub use error::VolumeError;
 pub use orphans::OrphanReport;
+pub use setup::plugins;
 
 /// What the room must know of the configuration.
 #[derive(Debug, Clone)]

@@ -61,9 +61,9 @@ impl Plugin<'_> {
         }
     }
 
-    /// Counts a set-up. The names are the Go kubelet's.
-    fn count(self, result: &Result<MountedVolume, VolumeError>, begun: Instant) {
-        let plugin = match self {
+    /// As the Go kubelet calls it in metrics; `None` for what is not set up here.
+    fn name(self) -> Option<&'static str> {
+        Some(match self {
             Plugin::EmptyDir(_) => "kubernetes.io/empty-dir",
             Plugin::HostPath(_) => "kubernetes.io/host-path",
             Plugin::DownwardApi(_) => "kubernetes.io/downward-api",
@@ -71,8 +71,13 @@ impl Plugin<'_> {
             Plugin::Image => "kubernetes.io/image",
             Plugin::ConfigMap(_) => "kubernetes.io/configmap",
             Plugin::Secret(_) => "kubernetes.io/secret",
-            Plugin::Other => return,
-        };
+            Plugin::Other => return None,
+        })
+    }
+
+    /// Counts a set-up.
+    fn count(self, result: &Result<MountedVolume, VolumeError>, begun: Instant) {
+        let Some(plugin) = self.name() else { return };
         let status = match result {
             Ok(_) => "success",
             Err(VolumeError::Stopping) => return,
@@ -281,6 +286,14 @@ impl Volumes {
     }
 }
 
+/// The plugins of the volumes that a pod is to have, one for each, with the volume's name.
+pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
+    let referenced = referenced(pod);
+    let volumes = pod.spec().volumes.iter().flatten();
+    let wanted = volumes.filter(move |volume| referenced.contains(volume.name.as_str()));
+    wanted.filter_map(|volume| Some((Plugin::of(volume).name()?, volume.name.as_str())))
+}
+
 /// Why a volume is not ready.
 enum NotYet {
     /// Its failure has been told; it may be tried again then.
@@ -373,6 +386,8 @@ mod tests {
         let ready = volumes.setup(&pod, &StopToken::never()).unwrap();
         let names: Vec<&str> = ready.iter().map(|volume| volume.volume.as_str()).collect();
         assert_eq!(names, ["h", "e"]);
+        let plugins: Vec<_> = plugins(&pod).collect();
+        assert_eq!(plugins, [("kubernetes.io/host-path", "h"), ("kubernetes.io/empty-dir", "e")]);
         let real = std::fs::canonicalize(root.path()).unwrap();
         assert_eq!(ready[1].host_path, real.join("pods/u1/volumes/kubernetes.io~empty-dir/e"));
         assert!(root.path().join("pods/u1/plugins").is_dir());

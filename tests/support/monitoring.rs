@@ -20,7 +20,8 @@ const FUNCTIONS: [&str; 16] = [
 const WORDS: [&str; 6] = ["by", "on", "and", "or", "unless", "without"];
 
 /// Starts of names of metrics, to find them among the string literals of the sources.
-const STARTS: [&str; 14] = [
+const STARTS: [&str; 15] = [
+    "volume_manager_",
     "kubelet_", "coracle_", "container_", "node_", "pod_", "machine_", "process_", "rest_client_",
     "prober_", "storage_", "kubernetes_", "go_", "cadvisor_", "resource_",
 ];
