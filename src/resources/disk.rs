@@ -82,10 +82,21 @@ mod tests {
 
     #[test]
     fn percentages() {
-        let disk = DiskSpace { capacity_bytes: 1000, available_bytes: 149, free_bytes: 149, inodes: 0, inodes_free: 0 };
+        let disk = DiskSpace {
+            capacity_bytes: 1000,
+            available_bytes: 149,
+            free_bytes: 149,
+            inodes: 0,
+            inodes_free: 0,
+        };
         assert_eq!((disk.available_percent(), disk.inodes_free_percent()), (14, 100));
-        let full =
-            DiskSpace { capacity_bytes: u64::MAX, available_bytes: u64::MAX, inodes: 3, inodes_free: 0, ..disk };
+        let full = DiskSpace {
+            capacity_bytes: u64::MAX,
+            available_bytes: u64::MAX,
+            inodes: 3,
+            inodes_free: 0,
+            ..disk
+        };
         assert_eq!((full.available_percent(), full.inodes_free_percent()), (100, 0));
     }
 }

@@ -128,14 +128,7 @@ impl Family<'_> {
         self.line("_count", labels, None, total as f64, None);
     }
 
-    fn line(
-        &mut self,
-        suffix: &str,
-        labels: &[(&str, &str)],
-        le: Option<f64>,
-        value: f64,
-        at: Option<i64>,
-    ) {
+    fn line(&mut self, suffix: &str, labels: &[(&str, &str)], le: Option<f64>, value: f64, at: Option<i64>) {
         self.text.push_str(&self.name);
         self.text.push_str(suffix);
         let mut open = '{';

@@ -12,5 +12,6 @@ mod outages;
 mod plane;
 mod recording;
 mod rights;
+mod stats;
 #[path = "../support/mod.rs"]
 mod support;

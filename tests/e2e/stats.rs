@@ -205,7 +205,9 @@ fn pages_carry_the_times_of_their_samples() {
 
     let ((name, value, at), all) = of_one("/metrics/cadvisor").expect("the container");
     assert!(value > 0.0 && at.is_some());
-    for label in ["cpu=\"total\"", "id=\"/", "name=\"", "image=\"localhost/busybox:1\"", "namespace=\"default\""] {
+    for label in
+        ["cpu=\"total\"", "id=\"/", "name=\"", "image=\"localhost/busybox:1\"", "namespace=\"default\""]
+    {
         assert!(name.contains(label), "{label} in {name}");
     }
     for start in [

@@ -13,8 +13,22 @@ use super::{files, report, root};
 const OF_TARGETS: [&str; 3] = ["job", "instance", "le"];
 
 const FUNCTIONS: [&str; 16] = [
-    "sum", "max", "min", "avg", "count", "topk", "rate", "increase", "changes", "absent", "time",
-    "histogram_quantile", "clamp_min", "by", "on", "without",
+    "sum",
+    "max",
+    "min",
+    "avg",
+    "count",
+    "topk",
+    "rate",
+    "increase",
+    "changes",
+    "absent",
+    "time",
+    "histogram_quantile",
+    "clamp_min",
+    "by",
+    "on",
+    "without",
 ];
 
 const WORDS: [&str; 6] = ["by", "on", "and", "or", "unless", "without"];
@@ -22,8 +36,20 @@ const WORDS: [&str; 6] = ["by", "on", "and", "or", "unless", "without"];
 /// Starts of names of metrics, to find them among the string literals of the sources.
 const STARTS: [&str; 15] = [
     "volume_manager_",
-    "kubelet_", "coracle_", "container_", "node_", "pod_", "machine_", "process_", "rest_client_",
-    "prober_", "storage_", "kubernetes_", "go_", "cadvisor_", "resource_",
+    "kubelet_",
+    "coracle_",
+    "container_",
+    "node_",
+    "pod_",
+    "machine_",
+    "process_",
+    "rest_client_",
+    "prober_",
+    "storage_",
+    "kubernetes_",
+    "go_",
+    "cadvisor_",
+    "resource_",
 ];
 
 /// Literals that look like metrics and are labels.
@@ -46,8 +72,11 @@ fn tables() -> (BTreeMap<String, Metric>, BTreeSet<String>) {
         let name = name.trim_matches('`').to_owned();
         if state.starts_with("works") {
             let labels = labels.replace("; on the long page also", ",");
-            let labels =
-                labels.split(',').map(|label| label.trim().to_owned()).filter(|label| !label.is_empty()).collect();
+            let labels = labels
+                .split(',')
+                .map(|label| label.trim().to_owned())
+                .filter(|label| !label.is_empty())
+                .collect();
             works.insert(name, Metric { kind: kind.to_owned(), labels });
         } else {
             others.insert(name);
@@ -66,8 +95,10 @@ fn exported() -> BTreeSet<String> {
         }
         let text = text.split("#[cfg(test)]").next().unwrap_or_default();
         for literal in text.split('"').skip(1).step_by(2) {
-            let is_name = literal.chars().all(|one| one.is_ascii_lowercase() || one.is_ascii_digit() || one == '_');
-            let of_metrics = STARTS.iter().any(|start| literal.starts_with(start) && literal.len() > start.len());
+            let is_name =
+                literal.chars().all(|one| one.is_ascii_lowercase() || one.is_ascii_digit() || one == '_');
+            let of_metrics =
+                STARTS.iter().any(|start| literal.starts_with(start) && literal.len() > start.len());
             let by_file = file.ends_with("metrics.rs") || file.contains("/stats");
             if is_name && of_metrics && by_file && !NO_METRICS.contains(&literal) {
                 found.insert(literal.to_owned());
@@ -143,11 +174,13 @@ fn check(expression: &str, works: &BTreeMap<String, Metric>) -> Vec<String> {
     let mut current: Option<&Metric> = None;
     for (at, now) in pieces.iter().enumerate() {
         match now.as_str() {
-            "(" | "{" | "[" => open.push(if now == "(" && matches!(piece(at.wrapping_sub(1)), "by" | "on" | "without") {
-                "labels"
-            } else {
-                now
-            }),
+            "(" | "{" | "[" => {
+                open.push(if now == "(" && matches!(piece(at.wrapping_sub(1)), "by" | "on" | "without") {
+                    "labels"
+                } else {
+                    now
+                })
+            }
             ")" | "}" | "]" => {
                 let fits = match open.pop() {
                     Some("(" | "labels") => now == ")",
@@ -177,14 +210,16 @@ fn check(expression: &str, works: &BTreeMap<String, Metric>) -> Vec<String> {
                 _ => {
                     let cut = ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end));
                     let whole = works.get(word).filter(|metric| metric.kind != "histogram");
-                    let part = cut.and_then(|name| works.get(name)).filter(|metric| metric.kind == "histogram");
+                    let part =
+                        cut.and_then(|name| works.get(name)).filter(|metric| metric.kind == "histogram");
                     current = whole.or(part);
                     let Some(metric) = current else {
                         problems.push(format!("{word} is not exported"));
                         continue;
                     };
                     metrics.push(metric);
-                    let function = if piece(at.wrapping_sub(1)) == "(" { piece(at.wrapping_sub(2)) } else { "" };
+                    let function =
+                        if piece(at.wrapping_sub(1)) == "(" { piece(at.wrapping_sub(2)) } else { "" };
                     let counts = metric.kind != "gauge";
                     if matches!(function, "rate" | "increase") && !counts {
                         problems.push(format!("{function} of {word}, which is a gauge"));
@@ -241,7 +276,8 @@ fn the_dashboard_asks_for_what_there_is() {
                     problems.push(format!("{FILE}: {title}: there is no variable {name}"));
                 }
             }
-            problems.extend(check(expression, &works).into_iter().map(|why| format!("{FILE}: {title}: {why}")));
+            problems
+                .extend(check(expression, &works).into_iter().map(|why| format!("{FILE}: {title}: {why}")));
         }
     }
     assert!(expressions > 30, "{expressions} expressions");
@@ -285,7 +321,10 @@ fn the_alerts_ask_for_what_there_is() {
             problem(format!("a field {unknown}"));
         }
         let field = |name: &str| fields.get(name).map_or("", String::as_str);
-        if !["critical", "warning", "info"].iter().any(|one| field("labels").trim() == format!("severity: {one}")) {
+        if !["critical", "warning", "info"]
+            .iter()
+            .any(|one| field("labels").trim() == format!("severity: {one}"))
+        {
             problem("no severity".to_owned());
         }
         for wanted in ["summary: ", "description: "] {

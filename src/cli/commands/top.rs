@@ -60,7 +60,13 @@ fn print(console: &mut Console<'_>, summary: &Value) -> Result<(), CommandError>
     let left = number(node, "memory", "availableBytes").unwrap_or(0);
     console.line(
         0,
-        &format!("{}: CPU {}, memory {} of {}", text(&node["nodeName"]), cpu(node), size(used), size(used + left)),
+        &format!(
+            "{}: CPU {}, memory {} of {}",
+            text(&node["nodeName"]),
+            cpu(node),
+            size(used),
+            size(used + left)
+        ),
     )?;
     writeln!(console.out)?;
     console.table(&mut Table::new(&["NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY"]), &rows(summary))?;

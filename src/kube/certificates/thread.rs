@@ -14,14 +14,14 @@ use super::rotation::{self, OpenSigner, Outcome, Rotation, Signer};
 use super::serving::Serving;
 use super::signer::{OpenBootstrap, opener, signer};
 use super::store::{Identity, Store};
+use crate::kube::client::Client;
+use crate::model::api;
 use crate::model::metrics::{
     CLIENT_CERTIFICATE_END, CLIENT_CERTIFICATE_ERRORS, SERVING_CERTIFICATE_END, SERVING_CERTIFICATE_ERRORS,
 };
-use crate::util::metrics::{Counter, Gauge};
-use crate::kube::client::Client;
-use crate::model::api;
 use crate::transport;
 use crate::util::backoff::random_unit;
+use crate::util::metrics::{Counter, Gauge};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 

@@ -88,9 +88,9 @@ impl Tree {
     fn second(&self, path: &str) -> Option<Numbers> {
         let stat = self.read("", path, "memory.stat")?;
         // The root has no file of its own for this.
-        let usage = self.number("", path, "memory.current").or_else(|| {
-            Some(field(&stat, "anon")?.saturating_add(field(&stat, "file")?))
-        });
+        let usage = self
+            .number("", path, "memory.current")
+            .or_else(|| Some(field(&stat, "anon")?.saturating_add(field(&stat, "file")?)));
         let mut numbers = Numbers {
             at: Timestamp::now(),
             cpu: self.cpu(path),
@@ -111,9 +111,10 @@ impl Tree {
             (text("memory", "memory.stat"), text("cpu", "cpu.stat"), text("cpuacct", "cpuacct.stat"));
         let ticks = |name| field(&times, name).map(|ticks| ticks.saturating_mul(TICK_NANOSECONDS));
         let mut disks = Vec::new();
-        for (file, counted) in
-            [("blkio.throttle.io_service_bytes", Counted::Bytes), ("blkio.throttle.io_serviced", Counted::Times)]
-        {
+        for (file, counted) in [
+            ("blkio.throttle.io_service_bytes", Counted::Bytes),
+            ("blkio.throttle.io_serviced", Counted::Times),
+        ] {
             let recursive = self.read("blkio", path, &format!("{file}_recursive"));
             let text = recursive.or_else(|| self.read("blkio", path, file)).unwrap_or_default();
             first_disks(&mut disks, &text, counted);

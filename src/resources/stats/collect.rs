@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::sample::{
-    ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Snapshot, SystemUse, VolumeUse,
-};
+use super::sample::{ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Snapshot, SystemUse, VolumeUse};
 use super::told::{self, Disks, Need, Told};
 use super::{Depth, Settings, Shared, StatsError, VolumeAt, Wanted, Work, cgroup, places, proc, space};
 use crate::model::ids::PodUid;
@@ -88,13 +86,7 @@ impl Shared {
         numbers
     }
 
-    fn pod(
-        &self,
-        work: &mut Work,
-        once: &mut Once,
-        running: &Running<'_>,
-        wanted: Wanted,
-    ) -> Option<PodUse> {
+    fn pod(&self, work: &mut Work, once: &mut Once, running: &Running<'_>, wanted: Wanted) -> Option<PodUse> {
         let Running { pod, sandbox } = running;
         let full = wanted.depth == Depth::Full;
         let seen = wanted.details.then(|| (self.deps.pod)(&pod.uid)).flatten();
@@ -136,7 +128,8 @@ impl Shared {
         let sandbox_id = sandbox.map(|sandbox| sandbox.id.as_str());
         let told = sandbox_id.and_then(|id| once.told.as_mut()?.pods.remove(id));
         let path = sandbox_id.and_then(|id| work.places.get(id)).map(str::to_owned);
-        found.sandbox = sandbox_id.and_then(|id| Some((id.to_owned(), self.placed(work, id, wanted.details)?)));
+        found.sandbox =
+            sandbox_id.and_then(|id| Some((id.to_owned(), self.placed(work, id, wanted.details)?)));
         let (own, network) = told.map_or((None, None), |told| (Some(told.numbers), told.network));
         let together = path.as_deref().and_then(|path| places::pod_cgroup(path, pod.uid.as_str()));
         let together = together.and_then(|path| self.numbers(work, path, path, wanted.details));

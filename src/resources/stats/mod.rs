@@ -30,9 +30,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 pub use pages::{Labels, cadvisor, resource, volumes};
-pub use sample::{
-    ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Pressure, Share, Snapshot, VolumeUse,
-};
+pub use sample::{ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Pressure, Share, Snapshot, VolumeUse};
 pub use summary::json;
 pub use told::Runtime;
 

@@ -48,7 +48,9 @@ const PODS: [Row; 3] = [
 ];
 
 const CONTAINERS: [Row; 4] = [
-    ("container_cpu_usage_seconds_total", "Processor time of a container.", Type::Counter, |n| seconds(n.cpu)),
+    ("container_cpu_usage_seconds_total", "Processor time of a container.", Type::Counter, |n| {
+        seconds(n.cpu)
+    }),
     ("container_memory_working_set_bytes", "Working set of a container.", Type::Gauge, |n| {
         number(n.working_set)
     }),
@@ -194,7 +196,9 @@ fn is_limited(numbers: &Numbers) -> bool {
 const TRAFFIC: [(&str, &str, fn(&Interface) -> u64); 8] = [
     ("container_network_receive_bytes_total", "Bytes received.", |i| i.received.bytes),
     ("container_network_receive_packets_total", "Packets received.", |i| i.received.packets),
-    ("container_network_receive_packets_dropped_total", "Packets dropped on receipt.", |i| i.received.dropped),
+    ("container_network_receive_packets_dropped_total", "Packets dropped on receipt.", |i| {
+        i.received.dropped
+    }),
     ("container_network_receive_errors_total", "Errors of receipt.", |i| i.received.errors),
     ("container_network_transmit_bytes_total", "Bytes sent.", |i| i.sent.bytes),
     ("container_network_transmit_packets_total", "Packets sent.", |i| i.sent.packets),
@@ -251,8 +255,8 @@ pub fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
 }
 
 fn with<'a>(subject: &Subject<'a>, name: &'static str, value: &'a str) -> [(&'static str, &'a str); 7] {
-    let [id, name_, image, container, pod, namespace] = subject.labels;
-    [container, (name, value), id, image, name_, namespace, pod]
+    let [container, id, image, its_name, namespace, pod] = subject.labels;
+    [container, (name, value), id, image, its_name, namespace, pod]
 }
 
 /// The machine, its parts, and each pod with its sandbox and containers.
@@ -262,12 +266,12 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
     }
     let subject = |numbers, [id, name, image, container, pod, namespace]: [_; 6]| Subject {
         labels: [
-            ("id", id),
-            ("name", name),
-            ("image", image),
             ("container", container),
-            ("pod", pod),
+            ("id", id),
+            ("image", image),
+            ("name", name),
             ("namespace", namespace),
+            ("pod", pod),
         ],
         numbers,
         started: None,

@@ -39,9 +39,9 @@ impl Places {
         self.found.retain(|id, _| wanted.contains(id.as_str()));
         self.missing.retain(|id| wanted.contains(id.as_str()));
         let recently = self.walked.is_some_and(|walked| now.duration_since(walked) < PATIENCE);
-        let new = wanted.iter().any(|id| {
-            !self.found.contains_key(*id) && !(recently && self.missing.contains(*id))
-        });
+        let new = wanted
+            .iter()
+            .any(|id| !self.found.contains_key(*id) && !(recently && self.missing.contains(*id)));
         if !new {
             return;
         }
@@ -140,7 +140,10 @@ mod tests {
         for (path, expected) in [
             ("k8s.io/abc", None),
             ("abc", None),
-            ("kubepods/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/abc", Some("kubepods/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427")),
+            (
+                "kubepods/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/abc",
+                Some("kubepods/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427"),
+            ),
             (
                 "a.slice/b-pod1b4e28ba_2fa1_11d2_883f_0016d3cca427.slice/cri-containerd-x.scope",
                 Some("a.slice/b-pod1b4e28ba_2fa1_11d2_883f_0016d3cca427.slice"),

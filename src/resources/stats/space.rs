@@ -94,7 +94,8 @@ fn look(level: &Dir, name: &CStr, device: u64) -> Option<(Stat, Option<Dir>)> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return Some((stat, None));
     }
-    let dir = fs::openat(parent.as_fd(), name, DIRECTORY, Mode::empty()).ok().and_then(|fd| Dir::new(fd).ok());
+    let dir =
+        fs::openat(parent.as_fd(), name, DIRECTORY, Mode::empty()).ok().and_then(|fd| Dir::new(fd).ok());
     Some((stat, dir))
 }
 

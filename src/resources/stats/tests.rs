@@ -2,9 +2,7 @@
 
 use super::*;
 use crate::model::ids::{ContainerId, ImageRef, SandboxId};
-use crate::model::runtime::{
-    ContainerState, ContainerStatus, ListedContainer, ListedSandbox, SandboxState,
-};
+use crate::model::runtime::{ContainerState, ContainerStatus, ListedContainer, ListedSandbox, SandboxState};
 use crate::resources::cgroups::Version;
 use crate::transport::endpoint::EndpointError;
 use crate::transport::generated::{MessageField, runtime};
@@ -37,7 +35,10 @@ fn number(value: u64) -> MessageField<runtime::UInt64Value> {
 impl Fake {
     fn container(&self, id: &str) -> runtime::ContainerStats {
         runtime::ContainerStats {
-            attributes: MessageField::some(runtime::ContainerAttributes { id: id.into(), ..Default::default() }),
+            attributes: MessageField::some(runtime::ContainerAttributes {
+                id: id.into(),
+                ..Default::default()
+            }),
             cpu: MessageField::some(runtime::CpuUsage {
                 timestamp: 1_700_000_000_500_000_000,
                 usage_core_nano_seconds: number(3_000_000_000),
@@ -116,7 +117,10 @@ impl Runtime for Fake {
             return Err(error());
         }
         let images = self.container("x").writable_layer.into_option();
-        Ok(runtime::ImageFsInfoResponse { image_filesystems: images.into_iter().collect(), ..Default::default() })
+        Ok(runtime::ImageFsInfoResponse {
+            image_filesystems: images.into_iter().collect(),
+            ..Default::default()
+        })
     }
 }
 
@@ -171,9 +175,18 @@ fn cgroup(root: &Path, path: &str, process: &str) {
         ("memory.max", "20000000\n"),
         ("memory.swap.current", "100\n"),
         ("memory.swap.max", "max\n"),
-        ("cpu.pressure", "some avg10=1.00 avg60=0.00 avg300=0.00 total=7\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=3\n"),
-        ("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"),
-        ("io.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=2\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"),
+        (
+            "cpu.pressure",
+            "some avg10=1.00 avg60=0.00 avg300=0.00 total=7\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=3\n",
+        ),
+        (
+            "memory.pressure",
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+        ),
+        (
+            "io.pressure",
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total=2\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+        ),
         ("io.stat", "8:0 rbytes=1 wbytes=2 rios=3 wios=4\n"),
         ("cgroup.procs", process),
     ] {
@@ -263,7 +276,8 @@ fn shape(value: &Value, path: &str, found: &mut BTreeSet<String>) {
 }
 
 const CPU: [&str; 3] = ["time", "usageNanoCores", "usageCoreNanoSeconds"];
-const MEMORY: [&str; 6] = ["time", "usageBytes", "workingSetBytes", "rssBytes", "pageFaults", "majorPageFaults"];
+const MEMORY: [&str; 6] =
+    ["time", "usageBytes", "workingSetBytes", "rssBytes", "pageFaults", "majorPageFaults"];
 const SPACE: [&str; 7] =
     ["time", "availableBytes", "capacityBytes", "usedBytes", "inodesFree", "inodes", "inodesUsed"];
 const INTERFACE: [&str; 5] = ["name", "rxBytes", "rxErrors", "txBytes", "txErrors"];
@@ -311,7 +325,10 @@ fn the_summary_has_the_fields_of_the_api_and_no_others() {
     numbers(".pods[]", false, false, &mut expected);
     numbers(".pods[].containers[]", true, true, &mut expected);
     for (path, names) in [
-        (".node", &["nodeName", "startTime", "systemContainers[]", "network.time", "network.interfaces[]"][..]),
+        (
+            ".node",
+            &["nodeName", "startTime", "systemContainers[]", "network.time", "network.interfaces[]"][..],
+        ),
         (".node", &["rlimit.time", "rlimit.maxpid", "rlimit.curproc", "swap.swapAvailableBytes"]),
         (".node.systemContainers[]", &["name", "startTime"]),
         (".node.network", &INTERFACE),
@@ -339,16 +356,23 @@ fn the_summary_has_the_fields_of_the_api_and_no_others() {
     let node = &summary["node"];
     assert_eq!(node["startTime"], "2017-07-14T02:40:00Z");
     // anon and file, less what is inactive; all of the memory is the limit.
-    assert_eq!((&node["memory"]["usageBytes"], &node["memory"]["workingSetBytes"]), (&json!(10_000_000), &json!(9_000_000)));
+    assert_eq!(
+        (&node["memory"]["usageBytes"], &node["memory"]["workingSetBytes"]),
+        (&json!(10_000_000), &json!(9_000_000))
+    );
     assert_eq!(node["memory"]["availableBytes"], json!(1_024_000_000 - 9_000_000));
     assert_eq!((&node["rlimit"]["maxpid"], &node["rlimit"]["curproc"]), (&json!(30_000), &json!(345)));
     assert_eq!((&node["swap"]["swapUsageBytes"], &node["network"]["rxErrors"]), (&json!(2048), &json!(3)));
     assert_eq!(node["runtime"]["imageFs"]["usedBytes"], 4096);
-    let system: Vec<&Value> = node["systemContainers"].as_array().unwrap().iter().map(|part| &part["name"]).collect();
+    let system: Vec<&Value> =
+        node["systemContainers"].as_array().unwrap().iter().map(|part| &part["name"]).collect();
     assert_eq!(system, ["kubelet", "pods"]);
     let pod = &summary["pods"][0];
     assert_eq!(pod["podRef"], json!({"name": "web", "namespace": "default", "uid": "u1"}));
-    assert_eq!((&pod["memory"]["workingSetBytes"], &pod["network"]["txBytes"]), (&json!(18_000_000), &json!(50)));
+    assert_eq!(
+        (&pod["memory"]["workingSetBytes"], &pod["network"]["txBytes"]),
+        (&json!(18_000_000), &json!(50))
+    );
     assert_eq!(pod["process_stats"]["process_count"], 3);
     assert_eq!(pod["startTime"], "2020-09-13T12:26:40Z");
     let containers = pod["containers"].as_array().unwrap();
@@ -408,7 +432,10 @@ fn what_has_no_cgroup_is_asked_of_the_runtime() {
     assert_eq!(pod["process_stats"]["process_count"], 4);
     let container = &pod["containers"][0];
     assert_eq!(container["memory"]["workingSetBytes"], 77);
-    assert_eq!((&container["cpu"]["usageNanoCores"], &container["cpu"]["time"]), (&json!(250_000_000), &json!("2023-11-14T22:13:20Z")));
+    assert_eq!(
+        (&container["cpu"]["usageNanoCores"], &container["cpu"]["time"]),
+        (&json!(250_000_000), &json!("2023-11-14T22:13:20Z"))
+    );
     assert!(container["memory"].get("availableBytes").is_none());
 
     // A runtime that does not know the call by pod is asked by container, from then on only so.
@@ -466,18 +493,25 @@ fn the_resource_page_carries_the_moments_of_its_samples() {
     let at = snapshot.pods[0].containers[0].numbers.at.as_millisecond();
     for line in [
         "resource_scrape_error 0".to_owned(),
-        format!("container_cpu_usage_seconds_total{{container=\"a\",namespace=\"default\",pod=\"web\"}} 2 {at}"),
-        format!("container_memory_working_set_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 9000000 {at}"),
+        format!(
+            "container_cpu_usage_seconds_total{{container=\"a\",namespace=\"default\",pod=\"web\"}} 2 {at}"
+        ),
+        format!(
+            "container_memory_working_set_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 9000000 {at}"
+        ),
         format!("container_swap_usage_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 100 {at}"),
-        "container_start_time_seconds{container=\"a\",namespace=\"default\",pod=\"web\"} 1600000001".to_owned(),
+        "container_start_time_seconds{container=\"a\",namespace=\"default\",pod=\"web\"} 1600000001"
+            .to_owned(),
     ] {
         assert!(text.lines().any(|one| one == line), "{line} in\n{text}");
     }
-    for name in
-        ["node_cpu_usage_seconds_total 2 ", "node_memory_working_set_bytes 9000000 ", "node_swap_usage_bytes 2048 ",
-         "pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"web\"} 4 ",
-         "pod_memory_working_set_bytes{namespace=\"default\",pod=\"web\"} 18000000 "]
-    {
+    for name in [
+        "node_cpu_usage_seconds_total 2 ",
+        "node_memory_working_set_bytes 9000000 ",
+        "node_swap_usage_bytes 2048 ",
+        "pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"web\"} 4 ",
+        "pod_memory_working_set_bytes{namespace=\"default\",pod=\"web\"} 18000000 ",
+    ] {
         assert!(text.contains(name), "{name} in\n{text}");
     }
     // No limit, no sample.
@@ -492,21 +526,24 @@ fn the_long_page_has_the_labels_that_dashboards_use() {
     let mut page = Page::new();
     cadvisor(&snapshot, machine.collector.roots(), &mut page);
     let text = page.into_text();
-    let of_container = "id=\"/k8s.io/c1\",name=\"c1\",image=\"docker.io/library/web:1\"";
+    let of_container = "id=\"/k8s.io/c1\",image=\"docker.io/library/web:1\",name=\"c1\"";
     for start in [
         format!("container_cpu_usage_seconds_total{{container=\"a\",cpu=\"total\",{of_container},namespace=\"default\",pod=\"web\"}} 2 "),
-        format!("container_memory_working_set_bytes{{{of_container},container=\"a\",pod=\"web\",namespace=\"default\"}} 9000000 "),
+        format!("container_memory_working_set_bytes{{container=\"a\",{of_container},namespace=\"default\",pod=\"web\"}} 9000000 "),
         format!("container_fs_writes_total{{container=\"a\",device=\"/dev/sda\",{of_container},namespace=\"default\",pod=\"web\"}} 4 "),
         format!("container_fs_usage_bytes{{container=\"a\",device=\"\",{of_container},namespace=\"default\",pod=\"web\"}} 4096 "),
-        "container_network_receive_bytes_total{container=\"\",interface=\"eth0\",id=\"/k8s.io/s1\",name=\"s1\",image=\"\",namespace=\"default\",pod=\"web\"} 10 ".to_owned(),
-        "container_memory_rss{id=\"/\",name=\"\",image=\"\",container=\"\",pod=\"\",namespace=\"\"} 4000000 ".to_owned(),
-        "container_pressure_cpu_waiting_seconds_total{id=\"/\",".to_owned(),
+        "container_network_receive_bytes_total{container=\"\",interface=\"eth0\",id=\"/k8s.io/s1\",image=\"\",name=\"s1\",namespace=\"default\",pod=\"web\"} 10 ".to_owned(),
+        "container_memory_rss{container=\"\",id=\"/\",image=\"\",name=\"\",namespace=\"\",pod=\"\"} 4000000 ".to_owned(),
+        "container_pressure_cpu_waiting_seconds_total{container=\"\",id=\"/\",".to_owned(),
         "container_network_transmit_packets_dropped_total{container=\"\",interface=\"eth0\",id=\"/\",".to_owned(),
         "cadvisor_version_info{".to_owned(),
     ] {
         assert!(text.lines().any(|line| line.starts_with(&start)), "{start} in\n{text}");
     }
-    assert!(!text.contains("container_cpu_cfs_periods_total"), "without a limit there is nothing to wait for");
+    assert!(
+        !text.contains("container_cpu_cfs_periods_total"),
+        "without a limit there is nothing to wait for"
+    );
 }
 
 #[test]
@@ -567,7 +604,12 @@ fn the_cost_of_a_hundred_pods() {
     let pods = (0..100)
         .map(|at| {
             let (sandbox, container) = (format!("s{at}"), format!("c{at}"));
-            listed(&format!("u{at}"), &format!("web-{at}"), &sandbox, &[(&container, "a", ContainerState::Running)])
+            listed(
+                &format!("u{at}"),
+                &format!("web-{at}"),
+                &sandbox,
+                &[(&container, "a", ContainerState::Running)],
+            )
         })
         .collect();
     let machine = machine(Fake { layers: 100, ..Fake::default() }, pods, Vec::new());
@@ -577,9 +619,12 @@ fn the_cost_of_a_hundred_pods() {
     }
     // Two samples, so that no question waits.
     machine.collector.snapshot(Wanted::SUMMARY).unwrap();
-    for (what, wanted) in
-        [("summary", Wanted::SUMMARY), ("brief", Wanted::BRIEF), ("resource", Wanted::RESOURCE), ("cadvisor", Wanted::CADVISOR)]
-    {
+    for (what, wanted) in [
+        ("summary", Wanted::SUMMARY),
+        ("brief", Wanted::BRIEF),
+        ("resource", Wanted::RESOURCE),
+        ("cadvisor", Wanted::CADVISOR),
+    ] {
         machine.collector.shared.lock().last = None;
         let begun = Instant::now();
         let snapshot = machine.collector.snapshot(wanted).unwrap();
