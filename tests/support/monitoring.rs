@@ -12,7 +12,7 @@ use super::{files, report, root};
 /// Labels that Prometheus itself gives.
 const OF_TARGETS: [&str; 3] = ["job", "instance", "le"];
 
-const FUNCTIONS: [&str; 16] = [
+const FUNCTIONS: [&str; 13] = [
     "sum",
     "max",
     "min",
@@ -26,9 +26,6 @@ const FUNCTIONS: [&str; 16] = [
     "time",
     "histogram_quantile",
     "clamp_min",
-    "by",
-    "on",
-    "without",
 ];
 
 const WORDS: [&str; 6] = ["by", "on", "and", "or", "unless", "without"];
@@ -53,7 +50,17 @@ const STARTS: [&str; 15] = [
 ];
 
 /// Literals that look like metrics and are labels.
-const NO_METRICS: [&str; 4] = ["container_type", "container_state", "pod_uid", "kubelet_test"];
+const NO_METRICS: [&str; 9] = [
+    "container_type",
+    "container_state",
+    "container_stats",
+    "container_status",
+    "kubelet_test",
+    "machine_id",
+    "pod_uid",
+    "process_count",
+    "process_stats",
+];
 
 struct Metric {
     kind: String,
@@ -201,12 +208,12 @@ fn check(expression: &str, works: &BTreeMap<String, Metric>) -> Vec<String> {
                 }
                 Some(&"labels") => drop(grouped.insert(word)),
                 Some(&"[") => {}
-                _ if piece(at + 1) == "(" => {
+                _ if WORDS.contains(&word) => {}
+                _ if matches!(piece(at + 1), "(" | "by" | "without") => {
                     if !FUNCTIONS.contains(&word) {
                         problems.push(format!("the function {word} is not known"));
                     }
                 }
-                _ if WORDS.contains(&word) => {}
                 _ => {
                     let cut = ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end));
                     let whole = works.get(word).filter(|metric| metric.kind != "histogram");
