@@ -2,24 +2,35 @@
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, pod, shared};
+use crate::joined::{Joined, LIMIT, pod, served, shared, text};
+use crate::support::launch::over;
 use crate::support::node::{FOREVER, busybox};
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_for, wait_until};
 
 #[test]
 fn the_summary_comes_through_the_api_server() {
-    let authority = shared().dir().join("pki/ca.crt");
-    let config = json!({"authentication": {"x509": {"clientCAFile": authority}}});
-    let joined = Joined::prepare(shared(), "stats", config).start_and_wait();
+    let plane = shared();
+    let config = over(served(plane), json!({"serverTLSBootstrap": true}));
+    let joined = Joined::prepare(plane, "stats", config).start_and_wait();
     let two = pod("summed", json!([busybox("main", FOREVER), busybox("side", FOREVER)]));
     joined.bind(&two);
     let shown = joined.wait_ready("summed");
     let raw = |path: &str| {
         let target = format!("/api/v1/nodes/{}/proxy{path}", joined.name);
-        let answer = joined.plane.try_kubectl(&["get", "--raw", &target], "");
+        let answer = plane.try_kubectl(&["get", "--raw", &target], "");
         let text = String::from_utf8_lossy(&answer.stdout).into_owned();
         answer.status.success().then_some(text)
     };
+    // The API server asks for a certificate that it can check.
+    let wanted = wait_for("a request for a serving certificate", LIMIT, || {
+        let list = plane.get(&["csr"])?;
+        let all = list["items"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|csr| {
+            text(csr, "/spec/signerName") == "kubernetes.io/kubelet-serving"
+                && text(csr, "/spec/username") == "system:node:stats"
+        })
+    });
+    plane.kubectl(&["certificate", "approve", text(&wanted, "/metadata/name")]);
     let summary = || -> Option<Value> { serde_json::from_str(&raw("/stats/summary")?).ok() };
     wait_until("numbers of the pod", LIMIT, || {
         summary().is_some_and(|summary| {
