@@ -2,6 +2,9 @@
 //! imports which third-party crate, threads and unsafe through their single doors, and
 //! documents that name what exists.
 
+#[path = "support/monitoring.rs"]
+mod monitoring;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;

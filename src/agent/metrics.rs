@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::report::Sources;
+use super::stats;
 use crate::config::Gates;
 use crate::config::gates::{self, Stage};
 use crate::model::metrics;
@@ -11,16 +12,25 @@ use crate::model::runtime::{ContainerState, SandboxState};
 use crate::probes::BUCKETS;
 use crate::resources::{Roots, own::OwnUse};
 use crate::server::{KUBERNETES_VERSION, MetricsPage};
+use crate::sync::view::Snapshot;
 use crate::util::metrics::{Page, Type};
 
 /// Writes one of the pages.
 pub(super) fn write(sources: &Sources, which: MetricsPage, page: &mut Page) {
-    if which == MetricsPage::Probes {
-        probes(sources, page);
-        start_time(sources, page);
-        return;
+    match which {
+        MetricsPage::Probes => {
+            probes(sources, page);
+            start_time(sources, page);
+            return;
+        }
+        MetricsPage::Resource => return stats::resource(&sources.stats, page),
+        MetricsPage::Cadvisor => return stats::cadvisor(&sources.stats, page),
+        MetricsPage::Own => {}
     }
     page.add(metrics::ALL);
+    stats::own(&sources.stats, &sources.observe, page);
+    certificates(page);
+    own_parts(sources, page);
     node(sources, page);
     features(sources, page);
     runtime(sources, page);
@@ -202,11 +212,77 @@ fn pods(sources: &Sources, page: &mut Page) {
     drop(family);
     let help = "Pods that are being given other resources.";
     page.gauge("kubelet_pod_in_progress_resizes", help, resizes.in_progress as f64);
-    page.gauge("kubelet_mirror_pods", "Mirrors of static pods at the API server.", 0.0);
+    let ephemeral: usize = snapshot
+        .pods
+        .values()
+        .filter_map(|entry| entry.pod.as_ref().or(entry.leaving.as_ref()))
+        .map(|pod| pod.spec().ephemeral_containers.as_ref().map_or(0, Vec::len))
+        .sum();
+    volumes(sources, &snapshot, page);
+    page.gauge("kubelet_managed_ephemeral_containers", "Ephemeral containers of all pods.", ephemeral as f64);
     let mut family = page.family("kubelet_working_pods", "Pods with a worker, by what it does.", Type::Gauge);
     for ((lifecycle, config, kind), count) in working {
         family.series(&[("lifecycle", lifecycle), ("config", config), ("static", kind)], count as f64);
     }
+}
+
+/// Volumes that pods are to have, and those that are mounted.
+fn volumes(sources: &Sources, snapshot: &Snapshot, page: &mut Page) {
+    let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for (uid, entry) in &snapshot.pods {
+        let Some(pod) = entry.pod.as_ref().or(entry.leaving.as_ref()) else { continue };
+        let mounted = sources.volumes.mounted(uid);
+        for (plugin, name) in crate::volumes::plugins(pod) {
+            let is_mounted = mounted.iter().any(|volume| volume.volume == name);
+            *counts.entry((plugin, "desired_state_of_world")).or_default() += 1;
+            *counts.entry((plugin, "actual_state_of_world")).or_default() += u64::from(is_mounted);
+        }
+    }
+    let mut family = page.family("volume_manager_total_volumes", "Volumes of pods.", Type::Gauge);
+    for ((plugin, state), count) in counts {
+        family.series(&[("plugin_name", plugin), ("state", state)], count as f64);
+    }
+}
+
+/// The node's certificates.
+fn certificates(page: &mut Page) {
+    for (name, help, end) in [
+        (
+            "kubelet_certificate_manager_client_ttl_seconds",
+            "What is left of the client certificate that is renewed here; none: infinite.",
+            &metrics::CLIENT_CERTIFICATE_END,
+        ),
+        (
+            "kubelet_certificate_manager_server_ttl_seconds",
+            "What is left of the serving certificate that is renewed here; none: infinite.",
+            &metrics::SERVING_CERTIFICATE_END,
+        ),
+    ] {
+        page.gauge(name, help, stats::left(end.get()));
+    }
+}
+
+/// What only this agent has.
+fn own_parts(sources: &Sources, page: &mut Page) {
+    let turn = sources.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner).elapsed();
+    let help = "Since the last turn of the sync loop.";
+    page.gauge("coracle_sync_turn_age_seconds", help, turn.as_secs_f64());
+    let help = "Events that wait for the recorder.";
+    page.gauge("coracle_events_queued", help, sources.sink.depth() as f64);
+    let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
+    for line in crate::util::threads::report() {
+        // What comes after the slash is a pod or a number.
+        let kind = line.name.split_once('/').map_or(&*line.name, |(kind, _)| kind);
+        *kinds.entry(kind.to_owned()).or_default() += 1;
+    }
+    let mut family = page.family("coracle_threads", "Threads by kind.", Type::Gauge);
+    for (kind, count) in &kinds {
+        family.series(&[("kind", kind)], *count as f64);
+    }
+    drop(family);
+    // Numbers by the runtime's own interface and from cgroups; there is no cAdvisor.
+    page.family("kubelet_metrics_provider", "Where numbers of pods come from.", Type::Gauge)
+        .series(&[("provider", "cri")], 1.0);
 }
 
 fn process(sources: &Sources, page: &mut Page) {
@@ -214,6 +290,7 @@ fn process(sources: &Sources, page: &mut Page) {
     if let Ok(own) = OwnUse::read(&Roots::default()) {
         page.counter("process_cpu_seconds_total", "CPU time that was used.", own.cpu.as_secs_f64());
         page.gauge("process_resident_memory_bytes", "Resident memory.", own.resident_bytes as f64);
+        page.gauge("coracle_peak_memory_bytes", "The most resident memory.", own.peak_resident_bytes as f64);
         page.gauge("process_open_fds", "Open file descriptors.", own.open_files as f64);
         // There are no goroutines; dashboards have a panel for them.
         page.gauge("go_goroutines", "Threads.", own.threads as f64);

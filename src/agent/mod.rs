@@ -11,6 +11,7 @@ mod metrics;
 mod node;
 mod report;
 mod shutdown;
+mod stats;
 mod supervise;
 mod wiring;
 

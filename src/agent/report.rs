@@ -16,7 +16,7 @@ use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
 use crate::pods::allocation::Allocations;
 use crate::probes::Probes;
-use crate::resources::{Roots, own::OwnUse};
+use crate::resources::{Roots, own::OwnUse, stats::Collector};
 use crate::runtime::logs::read::{ReadOptions, read};
 use crate::server::{
     Deps, HealthCheck, ImageRow, LogOptions, LogSource, MemoryReport, NodeReport, PodView, ProblemReport,
@@ -27,6 +27,7 @@ use crate::sync::ephemeral::Counter;
 use crate::sync::view::View;
 use crate::util::stop::StopToken;
 use crate::util::threads;
+use crate::volumes::Volumes;
 
 /// The handles that reports read from.
 #[derive(Clone)]
@@ -49,6 +50,8 @@ pub(super) struct Sources {
     pub turn: Arc<Mutex<Instant>>,
     pub turn_limit: Duration,
     pub ephemeral: Counter,
+    pub stats: Collector,
+    pub volumes: Arc<Volumes>,
 }
 
 impl Sources {
@@ -79,6 +82,7 @@ impl Sources {
             }),
             events: self.log.clone(),
             metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
+            stats: super::stats::deps(&self.stats),
             add_ephemeral: {
                 let counter = self.ephemeral.clone();
                 Arc::new(move |pod, container| counter.want(pod, container))

@@ -11,7 +11,7 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, cluster, main_port, make_dir, report, shutdown};
+use super::{StartError, cluster, main_port, make_dir, report, shutdown, stats};
 use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
@@ -270,9 +270,8 @@ pub(super) fn start(
                 images: image_collector(config, &images, &events, &runtime),
                 rotator: rotator(config, &cri),
                 chains: config.make_iptables_util_chains.then(Chains::find),
-                volumes,
+                volumes: Arc::clone(&volumes),
                 runtime: runtime.clone(),
-                root_dir: args.root_dir.clone(),
                 allocations: allocations.clone(),
                 bell: clean_wait,
             },
@@ -312,6 +311,17 @@ pub(super) fn start(
         threads.extend(cluster.start(parts, &supervisor.deaths())?);
     }
 
+    let stats = stats::collector(&stats::Parts {
+        args,
+        config,
+        node: &node_name,
+        cgroups: &cgroups,
+        observe: &observe,
+        view: &view,
+        volumes: &volumes,
+        cri: &cri,
+        images: &images,
+    });
     let facts = report::Sources {
         node: node_name,
         started,
@@ -331,6 +341,8 @@ pub(super) fn start(
         turn,
         turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
         ephemeral,
+        stats,
+        volumes,
     };
     let server =
         server::spawn(server_settings(args, config, main_port), facts.server_deps(), supervisor.on_death())?;

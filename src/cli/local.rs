@@ -110,6 +110,15 @@ pub enum Ask {
         /// `-w`.
         watch: bool,
     },
+    /// `coracle top`.
+    Top {
+        /// `--once`.
+        once: bool,
+        /// `-n`.
+        namespace: Option<String>,
+        /// `-o`.
+        output: Output,
+    },
     /// `coracle images`.
     Images {
         /// `-o`.
@@ -140,6 +149,11 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
     ),
     ("status", "status [-o json|yaml]", "node, runtime, sources, threads, memory, problems"),
     ("events", "events [POD] [-n NAMESPACE] [-o json|yaml] [-w]", "recent events"),
+    (
+        "top",
+        "top [--once] [-n NAMESPACE] [-o json|yaml]",
+        "CPU and memory of pods and containers, every two seconds; --once prints one table",
+    ),
     ("images", "images [-o json|yaml]", "the images on this machine"),
     ("check", "check [-o json|yaml]", "preflight: what would keep pods from running, and the fix"),
     ("version", "version", "the version"),
@@ -153,6 +167,7 @@ struct Options {
     namespace: Option<String>,
     container: Option<String>,
     follow: bool,
+    once: bool,
     previous: bool,
     tail: Option<u64>,
     since: Option<GoDuration>,
@@ -170,6 +185,7 @@ const TAKES: &[(&str, &[&str])] = &[
     ("debug", &["namespace", "image", "target", "container"]),
     ("status", &["output"]),
     ("events", &["output", "watch", "namespace", "all-namespaces"]),
+    ("top", &["once", "namespace", "all-namespaces", "output"]),
     ("images", &["output"]),
     ("check", &["output"]),
     ("version", &[]),
@@ -283,6 +299,7 @@ impl Options {
             }
             "watch" => self.watch = switch(parser)?,
             "follow" => self.follow = switch(parser)?,
+            "once" => self.once = switch(parser)?,
             "previous" => self.previous = switch(parser)?,
             "timestamps" => self.timestamps = switch(parser)?,
             "namespace" => self.namespace = Some(value(parser)?),
@@ -352,6 +369,7 @@ impl Options {
             },
             "status" => Ask::Status { output },
             "events" => Ask::Events { pod, namespace, output, watch },
+            "top" => Ask::Top { once: self.once, namespace, output },
             "images" => Ask::Images { output },
             "check" => Ask::Check { output },
             _ => Ask::Version,

@@ -272,6 +272,10 @@ fn local_commands() {
                 watch: true,
             }),
         ),
+        (
+            "top --once -n x",
+            default(Ask::Top { once: true, namespace: Some("x".to_owned()), output: Output::Table }),
+        ),
         ("images", default(Ask::Images { output: Output::Table })),
         ("check", default(Ask::Check { output: Output::Table })),
         ("version", default(Ask::Version)),

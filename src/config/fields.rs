@@ -308,7 +308,7 @@ pub static FIELDS: &[Field] = &[
     int("imageGCLowThresholdPercent", 80, "disk usage down to which unused images are removed")
         .keeps_zero()
         .works(),
-    time("volumeStatsAggPeriod", "1m0s", "how often volume usage is measured; negative turns it off"),
+    time("volumeStatsAggPeriod", "1m0s", "how often volume usage is measured; negative turns it off").works(),
     text("kubeletCgroups", "", "cgroup this process moves into"),
     text("systemCgroups", "", "cgroup for all processes that are in none"),
     text("cgroupRoot", "", "cgroup under which pods are placed"),

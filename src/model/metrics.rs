@@ -44,6 +44,8 @@ const RESIZE: &[f64] = &[
     10.0, 50.0, 100.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 30000.0, 60000.0, 120_000.0,
     300_000.0, 600_000.0,
 ];
+/// Seconds of setting volumes up.
+const VOLUME: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 /// Containers of a pod.
 const FEW: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
 
@@ -107,6 +109,26 @@ metrics! { ALL;
     SLEEP_ENDED_EARLY: Counter = "kubelet_sleep_action_terminated_early_total",
         "Sleep hooks that the grace period cut short.";
 
+    MIRROR_PODS: Gauge = "kubelet_mirror_pods", "Mirrors of static pods at the API server.";
+    ORPHANS_CLEANED: Gauge = "kubelet_orphan_pod_cleaned_volumes",
+        "Directories of pods that nobody knows, removed in the last round.";
+    ORPHANS_LEFT: Gauge = "kubelet_orphan_pod_cleaned_volumes_errors",
+        "Directories of pods that nobody knows which could not be removed in the last round.";
+    STORAGE_OPERATIONS: HistogramVec<4> = "storage_operation_duration_seconds",
+        "Setting volumes up, by plugin.", VOLUME, ["volume_plugin", "operation_name", "status", "migrated"];
+
+    // The node's start.
+    STARTUP_BEFORE: Gauge = "kubelet_node_startup_pre_kubelet_duration_seconds",
+        "From the machine's start to the agent's.";
+    STARTUP_UNREGISTERED: Gauge = "kubelet_node_startup_pre_registration_duration_seconds",
+        "From the agent's start to the first attempt at a registration.";
+    STARTUP_REGISTRATION: Gauge = "kubelet_node_startup_registration_duration_seconds",
+        "From the first attempt at a registration to the Node object.";
+    STARTUP_REGISTERED: Gauge = "kubelet_node_startup_post_registration_duration_seconds",
+        "From the Node object to the first status that is ready.";
+    STARTUP: Gauge = "kubelet_node_startup_duration_seconds",
+        "From the machine's start to the first status that is ready.";
+
     // What changed in the runtime.
     PLEG_RELIST: Histogram = "kubelet_pleg_relist_duration_seconds", "One full list of all pods.", SHORT;
     PLEG_RELIST_INTERVAL: Histogram = "kubelet_pleg_relist_interval_seconds",
@@ -158,6 +180,12 @@ metrics! { ALL;
     CLIENT_RETRIES: CounterVec<3> = "rest_client_request_retries_total",
         "Requests that the API server wanted to be asked again.", ["code", "verb", "host"];
 
+    // Certificates.
+    CLIENT_CERTIFICATE_ERRORS: Counter = "kubelet_certificate_manager_client_expiration_renew_errors",
+        "Attempts at a new client certificate that failed.";
+    SERVING_CERTIFICATE_ERRORS: Counter = "kubelet_server_expiration_renew_errors",
+        "Attempts at a new serving certificate that failed.";
+
     // Images.
     IMAGE_PULL: HistogramVec<1> = "kubelet_image_pull_duration_seconds",
         "Image pulls that went well, by size.", PULL, ["image_size_in_bytes"];
@@ -171,6 +199,11 @@ metrics! { ALL;
     IMAGE_VOLUMES_FAILED: Counter = "kubelet_image_volume_mounted_errors_total",
         "Image volumes that could not be mounted.";
 }
+
+/// The end of the client certificate, in Unix time; its remaining life is what is shown.
+pub static CLIENT_CERTIFICATE_END: Gauge = Gauge::new("", "");
+/// Likewise of the serving certificate.
+pub static SERVING_CERTIFICATE_END: Gauge = Gauge::new("", "");
 
 thread_local! {
     static PULL_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
@@ -264,7 +297,8 @@ mod tests {
         let text = page.into_text();
         assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"version\"}"));
         assert!(text.contains("kubelet_pod_start_duration_seconds_bucket{le=\"3600\"}"));
-        assert!(text.lines().all(|line| line.contains("kubelet_") || line.contains("rest_client_")));
+        let known = ["kubelet_", "rest_client_", "storage_operation_"];
+        assert!(text.lines().all(|line| known.iter().any(|start| line.contains(start))));
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod patch;
 mod reporter;
 mod resources;
 mod sensors;
+mod startup;
 #[cfg(test)]
 mod tests;
 mod view;

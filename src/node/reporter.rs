@@ -12,11 +12,13 @@ use super::compose::Facts;
 use super::conditions::{News, READY};
 use super::pace::Pace;
 use super::sensors::Sensors;
+use super::startup::Startup;
 use super::watch::NodeWatch;
 use super::{Settings, compose, patch};
 use crate::model::api::{Node, NodeAddress};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::reasons;
+use crate::resources::{Roots, stats};
 use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
@@ -46,6 +48,7 @@ pub(super) struct Reporter {
     pod_cidrs: String,
     unschedulable: bool,
     failures: Failures,
+    startup: Startup,
 }
 
 impl Reporter {
@@ -74,6 +77,7 @@ impl Reporter {
             pod_cidrs: String::new(),
             unschedulable: false,
             failures: Failures::default(),
+            startup: Startup::new(stats::booted(&Roots::default()), Timestamp::now()),
         }
     }
 
@@ -111,6 +115,9 @@ impl Reporter {
         let ready = match self.report(&facts, now, at, unit) {
             Ok(ready) => {
                 self.succeeded();
+                if ready {
+                    self.startup.ready(at);
+                }
                 Some(ready)
             }
             Err(error) if error.kind == Kind::NotFound => {
@@ -174,9 +181,11 @@ impl Reporter {
     fn create(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> Result<(), NodeError> {
         let addresses = self.addresses(None);
         let (node, news) = compose::initial(&self.settings, facts, addresses, at);
+        self.startup.attempt(at);
         match self.api.create(&node) {
             Ok(created) => {
                 log::info!("registered node {}", self.settings.name);
+                self.startup.registered(Timestamp::now());
                 self.uid = created.metadata.uid.clone();
                 self.reconcile = false;
                 self.watch.offer(created);

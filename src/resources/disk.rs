@@ -11,6 +11,8 @@ pub struct DiskSpace {
     pub capacity_bytes: u64,
     /// What an unprivileged user could still write.
     pub available_bytes: u64,
+    /// What is not in use, with what is set aside for root.
+    pub free_bytes: u64,
     /// All inodes; 0 where the file system does not count them.
     pub inodes: u64,
     /// Free inodes.
@@ -50,6 +52,7 @@ pub fn space(path: &Path) -> Result<DiskSpace, ResourceError> {
     Ok(DiskSpace {
         capacity_bytes: stat.f_blocks.saturating_mul(unit),
         available_bytes: stat.f_bavail.saturating_mul(unit),
+        free_bytes: stat.f_bfree.saturating_mul(unit),
         inodes: stat.f_files,
         inodes_free: stat.f_favail,
     })
@@ -79,10 +82,21 @@ mod tests {
 
     #[test]
     fn percentages() {
-        let disk = DiskSpace { capacity_bytes: 1000, available_bytes: 149, inodes: 0, inodes_free: 0 };
+        let disk = DiskSpace {
+            capacity_bytes: 1000,
+            available_bytes: 149,
+            free_bytes: 149,
+            inodes: 0,
+            inodes_free: 0,
+        };
         assert_eq!((disk.available_percent(), disk.inodes_free_percent()), (14, 100));
-        let full =
-            DiskSpace { capacity_bytes: u64::MAX, available_bytes: u64::MAX, inodes: 3, inodes_free: 0 };
+        let full = DiskSpace {
+            capacity_bytes: u64::MAX,
+            available_bytes: u64::MAX,
+            inodes: 3,
+            inodes_free: 0,
+            ..disk
+        };
         assert_eq!((full.available_percent(), full.inodes_free_percent()), (100, 0));
     }
 }

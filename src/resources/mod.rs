@@ -1,10 +1,10 @@
-//! The machine under the node: its memory, processors, huge pages, cgroups and disks, and
-//! what this process itself takes of them.
+//! The machine under the node: its memory, processors, huge pages, cgroups and disks, what
+//! this process itself takes of them, and what pods do (`stats`).
 //!
-//! Owns: nothing; but for `iptables` every function reads kernel files or makes one system call, and takes
+//! Owns: nothing but the last samples of `stats`; but for `iptables` every function reads kernel files or makes one system call, and takes
 //! the roots of `/proc` and `/sys` as parameters, so that tests bring their own.
 //! Threads: none.
-//! Absent on purpose: pod cgroups, eviction, statistics and device plugins; nothing in this
+//! Absent on purpose: pod cgroups, eviction and device plugins; nothing in this
 //! version needs them yet.
 //! Go counterpart: pkg/kubelet/cm (facts only), cadvisor's machine package.
 
@@ -14,6 +14,7 @@ pub mod iptables;
 pub mod machine;
 pub mod own;
 pub mod preflight;
+pub mod stats;
 pub mod system;
 
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::routes::{Answer, Asked, Method, Reply};
-use super::{Deps, HealthCheck, health, metrics, views};
+use super::{Deps, HealthCheck, health, metrics, stats, views};
 
 /// Answers a request that was let in. What becomes a stream of bytes both ways (exec, attach,
 /// port-forward) never comes here.
@@ -13,6 +13,7 @@ pub(super) fn route(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let answer = match first_element(path) {
         "healthz" => health::answer(&checks(deps), &asked.target),
         "metrics" if reads => metrics::answer(path, deps).unwrap_or_else(Answer::not_found),
+        "stats" => return stats::answer(asked, deps),
         "pods" if reads => Answer::written(views::pod_list(&*deps.pods)),
         "runningpods" if reads => Answer::json(&views::running_list(&(deps.running)())),
         "metrics" | "pods" | "runningpods" => Answer::text(405, "Method Not Allowed\n"),

@@ -15,6 +15,10 @@ pub enum MetricsPage {
     Own,
     /// `/metrics/probes`: by pod.
     Probes,
+    /// `/metrics/resource`: what nodes, pods and containers use, in short.
+    Resource,
+    /// `/metrics/cadvisor`: the same at length.
+    Cadvisor,
 }
 
 /// Counts a request to the kubelet's own ports, and times it until the guard is dropped.
@@ -94,6 +98,8 @@ pub(super) fn answer(path: &str, deps: &Deps) -> Option<Answer> {
     match path.strip_prefix("/metrics")?.trim_end_matches('/') {
         "" => (deps.metrics)(MetricsPage::Own, &mut page),
         "/probes" => (deps.metrics)(MetricsPage::Probes, &mut page),
+        "/resource" => (deps.metrics)(MetricsPage::Resource, &mut page),
+        "/cadvisor" => (deps.metrics)(MetricsPage::Cadvisor, &mut page),
         "/slis" => checks(deps, &mut page),
         _ => return None,
     }
@@ -122,6 +128,7 @@ mod tests {
             ("/pods/", "pods"),
             ("/metrics", "metrics"),
             ("/metrics/probes", "metrics/probes"),
+            ("/metrics/resource", "metrics/resource"),
             ("/metrics/other", "other"),
             ("/metrics/cadvisor", "metrics/cadvisor"),
             ("/containerLogs/a/b/c", "containerLogs"),

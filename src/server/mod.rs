@@ -32,6 +32,7 @@ mod pump;
 mod query;
 mod routes;
 mod select;
+mod stats;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -49,6 +50,7 @@ pub use claim::{Claim, claim};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
 pub use select::{Selection, resolve};
+pub use stats::{Detail, StatsDeps};
 pub use views::{
     DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
     PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
@@ -164,6 +166,8 @@ pub struct Deps {
     pub events: EventLog,
     /// Writes the metrics.
     pub metrics: Arc<WriteMetrics>,
+    /// What is used of the machine.
+    pub stats: StatsDeps,
     /// Takes what `coracle debug` wants.
     pub add_ephemeral: Arc<AddEphemeral>,
 }

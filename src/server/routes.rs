@@ -13,7 +13,7 @@ use super::query::{BadParam, Target};
 use super::select::{Selection, container_names, default_container, resolve};
 use super::streams::Stream;
 use super::views::{self, Described, PodsReply, VersionReply};
-use super::{Deps, LogOptions, PodView, debug, health, main_port, metrics};
+use super::{Deps, LogOptions, PodView, debug, health, main_port, metrics, stats};
 
 /// A whole answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,6 +119,7 @@ pub(super) fn route(listener: Listener, asked: &Asked, deps: &Deps) -> Reply {
         _ if path == "/metrics" || path.starts_with("/metrics/") => {
             metrics::answer(path, deps).unwrap_or_else(Answer::not_found)
         }
+        _ if path.starts_with("/stats/") => return stats::answer(asked, deps).unwrap_or_else(Reply::Whole),
         Listener::ReadOnly | Listener::Main => read_only(path, deps),
         Listener::Local if changes => debug::route(path, target, deps).unwrap_or_else(|refusal| refusal),
         Listener::Local => return local(path, target, deps).unwrap_or_else(Reply::Whole),

@@ -74,6 +74,12 @@ impl Fixture {
             }),
             events,
             metrics: Arc::new(|page, text| text.gauge("kubelet_test", &format!("{page:?}"), 1.0)),
+            stats: StatsDeps {
+                summary: Arc::new(|detail| match detail {
+                    Detail::Whole => Ok(b"{\"node\":{}}".to_vec()),
+                    Detail::CpuAndMemory => Err("no cgroup".into()),
+                }),
+            },
             add_ephemeral: Arc::new(|pod, container| match container.image.as_deref() {
                 Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command)),
                 _ => Ok(()),
@@ -166,6 +172,24 @@ fn each_listener_answers_its_own_paths() {
     assert_eq!(fixture.local("/v1/images"), (502, "the runtime does not answer\n".into()));
     assert_eq!(fixture.local("/healthz"), (200, "ok".into()));
     assert_eq!(fixture.local("/pods").0, 404);
+}
+
+#[test]
+fn the_summary_is_served_whole_and_in_short() {
+    let fixture = Fixture::new();
+    for answer in [fixture.read_only("/stats/summary"), fixture.local("/stats/summary/")] {
+        assert_eq!(answer, (200, "{\"node\":{}}".into()));
+    }
+    assert_eq!(fixture.post("/stats/summary").0, 200);
+    assert_eq!(fixture.read_only("/stats/summary?only_cpu_and_memory=false").0, 200);
+    let only = fixture.read_only("/stats/summary?only_cpu_and_memory=true");
+    assert_eq!(only, (500, "Internal Error: no cgroup\n".into()));
+    assert_eq!(fixture.read_only("/stats/container").0, 404);
+    assert_eq!(fixture.read_only("/stats").0, 404);
+    for page in ["Resource", "Cadvisor"] {
+        let path = format!("/metrics/{}", page.to_lowercase());
+        assert!(fixture.read_only(&path).1.contains(page));
+    }
 }
 
 #[test]

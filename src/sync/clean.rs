@@ -1,17 +1,16 @@
 //! The `clean` thread: removes what no pod needs any more (Go: HandlePodCleanups, container
 //! and image GC, log rotation), memory included. It waits until something is due or a pod has ended.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select_biased};
 use jiff::Timestamp;
 
-use super::actuated::Actuated;
 use super::view::{Snapshot, View};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::{ContainerId, PodUid};
+use crate::model::metrics;
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
 use crate::pods::allocation::Allocations;
@@ -67,8 +66,6 @@ pub struct Deps {
     pub volumes: Arc<Volumes>,
     /// Forgets old back-off entries.
     pub runtime: Runtime,
-    /// Where the state of this agent is.
-    pub root_dir: PathBuf,
     /// Keeps what pods were granted, also of those that have gone.
     pub allocations: Allocations,
     /// Rung when a pod has ended or a container has died.
@@ -82,17 +79,12 @@ pub struct Deps {
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("clean", Stack::Large, on_death, move |stop| {
         let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
-        let actuated = Actuated::below(&deps.root_dir);
-        let mut cleaner = Cleaner { deps, actuated, failures: Failures::default() };
-        cleaner.run(&stop);
-        // Whoever has the node next may be a Go kubelet.
-        cleaner.actuated.keep(&cleaner.deps.view.get());
+        Cleaner { deps, failures: Failures::default() }.run(&stop);
     })
 }
 
 struct Cleaner {
     deps: Deps,
-    actuated: Actuated,
     failures: Failures,
 }
 
@@ -158,7 +150,6 @@ impl Cleaner {
             log::warn!("{error}");
         }
         let snapshot = self.deps.view.get();
-        self.actuated.keep(&snapshot);
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
             Err(_) if stop.is_stopped() => return,
@@ -216,6 +207,8 @@ impl Cleaner {
         let known = |uid: &PodUid| view.get().pods.contains_key(uid) || listed.contains_key(uid);
         match self.deps.volumes.orphans(&known, stop) {
             Ok(report) => {
+                metrics::ORPHANS_CLEANED.set(report.removed.len() as f64);
+                metrics::ORPHANS_LEFT.set(report.left.len() as f64);
                 for (uid, why) in report.left {
                     log::warn!("{why} uid={uid}");
                 }

@@ -7,12 +7,11 @@
 //! Absent on purpose: a pause while the runtime is unhealthy. That is a state which the
 //! workers look at; sources and health answers go on.
 
-mod actuated;
 pub mod clean;
 pub mod core;
 pub mod ephemeral;
-pub mod shutdown;
 mod resize;
+pub mod shutdown;
 mod thread;
 pub mod view;
 

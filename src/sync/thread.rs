@@ -637,6 +637,7 @@ impl Loop {
 
     /// Which static pods there are, and what the API server shows of them.
     fn tell_mirrors(&self) {
+        metrics::MIRROR_PODS.set(self.core.mirrors().len() as f64);
         let Some(mirrors) = &self.deps.mirrors else { return };
         let wanted = self.core.desired().filter(|(_, pod, rejected)| !rejected && pod.is_static());
         let workers = &self.deps.workers;

@@ -98,7 +98,13 @@ pub struct Family<'a> {
 impl Family<'_> {
     /// One series: pairs of label and value, and the number.
     pub fn series(&mut self, labels: &[(&str, &str)], value: f64) -> &mut Self {
-        self.line("", labels, None, value);
+        self.line("", labels, None, value, None);
+        self
+    }
+
+    /// One series whose value is of another moment than now, in milliseconds since 1970.
+    pub fn sample(&mut self, labels: &[(&str, &str)], value: f64, at: i64) -> &mut Self {
+        self.line("", labels, None, value, Some(at));
         self
     }
 
@@ -115,14 +121,14 @@ impl Family<'_> {
         let mut below = 0;
         for (index, bound) in bounds.iter().enumerate() {
             below += counts.get(index).copied().unwrap_or(0);
-            self.line("_bucket", labels, Some(*bound), below as f64);
+            self.line("_bucket", labels, Some(*bound), below as f64, None);
         }
-        self.line("_bucket", labels, Some(f64::INFINITY), total as f64);
-        self.line("_sum", labels, None, sum);
-        self.line("_count", labels, None, total as f64);
+        self.line("_bucket", labels, Some(f64::INFINITY), total as f64, None);
+        self.line("_sum", labels, None, sum, None);
+        self.line("_count", labels, None, total as f64, None);
     }
 
-    fn line(&mut self, suffix: &str, labels: &[(&str, &str)], le: Option<f64>, value: f64) {
+    fn line(&mut self, suffix: &str, labels: &[(&str, &str)], le: Option<f64>, value: f64, at: Option<i64>) {
         self.text.push_str(&self.name);
         self.text.push_str(suffix);
         let mut open = '{';
@@ -146,6 +152,9 @@ impl Family<'_> {
         }
         self.text.push(' ');
         number(&mut self.text, value);
+        if let Some(at) = at {
+            let _ = write!(self.text, " {at}");
+        }
         self.text.push('\n');
     }
 
@@ -532,8 +541,12 @@ mod tests {
         page.family("c", "x", Type::Gauge)
             .series(&[("k", "v")], f64::NEG_INFINITY)
             .series(&[("k", "w")], 1e9);
+        page.family("d", "x", Type::Gauge).sample(&[], 1.5, 1_700_000_000_123);
         let text = page.into_text();
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-        assert_eq!(lines, ["a NaN", "b +Inf", "c{k=\"v\"} -Inf", "c{k=\"w\"} 1000000000"]);
+        assert_eq!(
+            lines,
+            ["a NaN", "b +Inf", "c{k=\"v\"} -Inf", "c{k=\"w\"} 1000000000", "d 1.5 1700000000123"]
+        );
     }
 }

@@ -21,6 +21,11 @@ impl Actual {
         self.pods.get(uid)?.get(volume).cloned()
     }
 
+    /// All volumes that are mounted for the pod.
+    pub(super) fn of(&self, uid: &PodUid) -> Vec<MountedVolume> {
+        self.pods.get(uid).map(|volumes| volumes.values().cloned().collect()).unwrap_or_default()
+    }
+
     /// The volume is mounted.
     pub(super) fn mounted(&mut self, uid: &PodUid, volume: &MountedVolume) {
         let volumes = self.pods.entry(uid.clone()).or_default();
@@ -50,6 +55,7 @@ mod tests {
         actual.mounted(&one, &volume);
         assert_eq!(actual.get(&one, "v"), Some(volume));
         assert_eq!(actual.get(&one, "w"), None);
+        assert_eq!((actual.of(&one).len(), actual.of(&two).len()), (1, 0));
         assert_eq!(actual.get(&two, "v"), None);
         actual.forget(&one);
         assert_eq!(actual.get(&one, "v"), None);

@@ -42,10 +42,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::kube::PodApi;
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
+use crate::model::ids::PodUid;
+use crate::model::mount::MountedVolume;
 
 pub use atomic_writer::PathError;
 pub use error::VolumeError;
 pub use orphans::OrphanReport;
+pub use setup::plugins;
 
 /// What the room must know of the configuration.
 #[derive(Debug, Clone)]
@@ -95,6 +98,12 @@ impl Volumes {
             actual: Mutex::default(),
             operations: operations::Operations::default(),
         }
+    }
+
+    /// The volumes that are mounted for a pod now, as far as this process has seen to it.
+    #[must_use]
+    pub fn mounted(&self, uid: &PodUid) -> Vec<MountedVolume> {
+        self.actual().of(uid)
     }
 
     fn retries(&self) -> MutexGuard<'_, retries::Retries> {

@@ -17,6 +17,7 @@ use crate::model::api::{
     ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
     ProjectedVolumeSource, SecretVolumeSource, Volume,
 };
+use crate::model::metrics::STORAGE_OPERATIONS;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::reasons;
@@ -58,6 +59,31 @@ impl Plugin<'_> {
         } else {
             Plugin::Other
         }
+    }
+
+    /// As the Go kubelet calls it in metrics; `None` for what is not set up here.
+    fn name(self) -> Option<&'static str> {
+        Some(match self {
+            Plugin::EmptyDir(_) => "kubernetes.io/empty-dir",
+            Plugin::HostPath(_) => "kubernetes.io/host-path",
+            Plugin::DownwardApi(_) => "kubernetes.io/downward-api",
+            Plugin::Projected(_) => "kubernetes.io/projected",
+            Plugin::Image => "kubernetes.io/image",
+            Plugin::ConfigMap(_) => "kubernetes.io/configmap",
+            Plugin::Secret(_) => "kubernetes.io/secret",
+            Plugin::Other => return None,
+        })
+    }
+
+    /// Counts a set-up.
+    fn count(self, result: &Result<MountedVolume, VolumeError>, begun: Instant) {
+        let Some(plugin) = self.name() else { return };
+        let status = match result {
+            Ok(_) => "success",
+            Err(VolumeError::Stopping) => return,
+            Err(_) => "fail-unknown",
+        };
+        STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], begun.elapsed());
     }
 
     /// Whether its content follows the pod or objects: it is brought up to date at each sync.
@@ -144,7 +170,10 @@ impl Volumes {
         if let Some(until) = blocked {
             return Err(NotYet::Waits { until, cause: "waiting to try again".to_owned() });
         }
-        match self.set_up_one(pod, volume, pod_dir, stop) {
+        let begun = Instant::now();
+        let result = self.set_up_one(pod, volume, pod_dir, stop);
+        Plugin::of(volume).count(&result, begun);
+        match result {
             Ok(mounted) => {
                 self.retries().succeeded(pod.uid(), &volume.name);
                 self.actual().mounted(pod.uid(), &mounted);
@@ -257,6 +286,14 @@ impl Volumes {
     }
 }
 
+/// The plugins of the volumes that a pod is to have, one for each, with the volume's name.
+pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
+    let referenced = referenced(pod);
+    let volumes = pod.spec().volumes.iter().flatten();
+    let wanted = volumes.filter(move |volume| referenced.contains(volume.name.as_str()));
+    wanted.filter_map(|volume| Some((Plugin::of(volume).name()?, volume.name.as_str())))
+}
+
 /// Why a volume is not ready.
 enum NotYet {
     /// Its failure has been told; it may be tried again then.
@@ -349,6 +386,8 @@ mod tests {
         let ready = volumes.setup(&pod, &StopToken::never()).unwrap();
         let names: Vec<&str> = ready.iter().map(|volume| volume.volume.as_str()).collect();
         assert_eq!(names, ["h", "e"]);
+        let plugins: Vec<_> = plugins(&pod).collect();
+        assert_eq!(plugins, [("kubernetes.io/host-path", "h"), ("kubernetes.io/empty-dir", "e")]);
         let real = std::fs::canonicalize(root.path()).unwrap();
         assert_eq!(ready[1].host_path, real.join("pods/u1/volumes/kubernetes.io~empty-dir/e"));
         assert!(root.path().join("pods/u1/plugins").is_dir());

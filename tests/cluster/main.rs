@@ -15,6 +15,7 @@ mod recording;
 mod resizes;
 mod rights;
 mod shutdowns;
+mod stats;
 #[path = "../support/mod.rs"]
 mod support;
 mod takeover;

@@ -24,6 +24,7 @@ mod runtime;
 mod security;
 mod sources;
 mod starts;
+mod stats;
 mod stream;
 #[path = "../support/mod.rs"]
 mod support;

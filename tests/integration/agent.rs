@@ -93,6 +93,49 @@ impl Web {
     }
 }
 
+/// What an answer costs is printed: machines differ, and this is no release build.
+#[test]
+fn a_hundred_pods_are_summed_up() {
+    let solo = Solo::start();
+    for number in 0..100 {
+        solo.apply(&simple(&format!("web-{number}")));
+    }
+    wait_until("a hundred pods", LONG * 3, || solo.metric("kubelet_running_pods") == 100.0);
+    let pods = |text: &str| json_of(text)["pods"].as_array().map_or(0, Vec::len);
+    // The first question takes two samples.
+    wait_until("numbers of all", LONG, || pods(&solo.read_only("/stats/summary").1) == 100);
+    for path in [
+        "/stats/summary",
+        "/stats/summary?only_cpu_and_memory=true",
+        "/metrics/resource",
+        "/metrics/cadvisor",
+        "/metrics",
+    ] {
+        // What is not a second old is not collected anew.
+        let (_source, never) = coracle::util::stop::pair();
+        let _ = never.wait(Duration::from_millis(1100));
+        let used = || solo.metric("process_cpu_seconds_total");
+        let (before, begun) = (used(), std::time::Instant::now());
+        let (code, text) = solo.read_only(path);
+        let took = begun.elapsed();
+        assert_eq!(code, 200, "{path}: {text}");
+        println!("{path}: {took:?}, {:.2} s of CPU with two scrapes, {} bytes", used() - before, text.len());
+        match path {
+            "/metrics" => assert!(text.contains("kubelet_running_pods 100\n")),
+            _ if path.starts_with("/metrics/") => {
+                let count = text.matches("container_cpu_usage_seconds_total{container=\"main\"").count();
+                assert_eq!(count, 100, "{path}");
+            }
+            _ => {
+                assert_eq!(pods(&text), 100, "{path}");
+                let pod = &json_of(&text)["pods"][0];
+                assert_eq!(pod["containers"][0]["memory"]["workingSetBytes"], 1 << 20, "{pod}");
+            }
+        }
+    }
+    solo.finish();
+}
+
 #[test]
 fn health_and_the_read_only_port() {
     let solo = Solo::start();

@@ -18,6 +18,7 @@ mod pods;
 mod status;
 #[cfg(test)]
 mod tests;
+mod top;
 mod version;
 
 use std::path::PathBuf;
@@ -137,6 +138,9 @@ fn dispatch(ask: Ask, client: &Client, console: &mut Console<'_>) -> Outcome {
         Ask::Status { output } => status::run(client, console, output),
         Ask::Events { pod, namespace, output, watch } => {
             events::run(client, console, &events::Options { pod, namespace, output, watch })
+        }
+        Ask::Top { once, namespace, output } => {
+            top::run(client, console, &top::Options { once, namespace, output })
         }
         Ask::Images { output } => images::run(client, console, output),
         Ask::Check { output } => check::run(client, console, output),

@@ -68,6 +68,21 @@ impl Agent {
             }),
             events: log,
             metrics: Arc::new(|_, _| {}),
+            stats: server::StatsDeps {
+                summary: Arc::new(|detail| {
+                    assert_eq!(detail, server::Detail::CpuAndMemory);
+                    let used = serde_json::json!({
+                        "cpu": {"usageNanoCores": 12_000_000},
+                        "memory": {"workingSetBytes": 1 << 20, "availableBytes": 1 << 20},
+                    });
+                    let mut pod = used.clone();
+                    pod["podRef"] = serde_json::json!({"namespace": "default", "name": "web\u{1b}[31m"});
+                    let mut node = used;
+                    node["nodeName"] = "node1".into();
+                    serde_json::to_vec(&serde_json::json!({"node": node, "pods": [pod]}))
+                        .map_err(|error| error.to_string())
+                }),
+            },
             add_ephemeral: Arc::new(|pod, container| match pod.as_str() {
                 "uid1" if container.command.as_deref() == Some(&["sh".to_owned()]) => Ok(()),
                 _ => Err("the pod does not run".to_owned()),
@@ -111,6 +126,23 @@ fn logs(pod: &str, container: Option<&str>) -> Ask {
         since: None,
         timestamps: false,
     }
+}
+
+#[test]
+fn top_once_prints_one_table() {
+    let agent = Agent::new();
+    let top = |namespace: Option<&str>| {
+        agent.run(Ask::Top { once: true, namespace: namespace.map(str::to_owned), output: Output::Table })
+    };
+    let (outcome, text) = top(None);
+    assert_eq!(outcome, Ok(Exit::Success));
+    assert_eq!(
+        text,
+        "node1: CPU 12m, memory 1.0 MiB of 2.0 MiB\n\n\
+         NAMESPACE   POD             CONTAINER   CPU   MEMORY\n\
+         default     web\\u{1b}[31m   (all)       12m   1.0 MiB\n"
+    );
+    assert!(!top(Some("other")).1.contains("default"));
 }
 
 #[test]

@@ -16,8 +16,12 @@ use super::signer::{OpenBootstrap, opener, signer};
 use super::store::{Identity, Store};
 use crate::kube::client::Client;
 use crate::model::api;
+use crate::model::metrics::{
+    CLIENT_CERTIFICATE_END, CLIENT_CERTIFICATE_ERRORS, SERVING_CERTIFICATE_END, SERVING_CERTIFICATE_ERRORS,
+};
 use crate::transport;
 use crate::util::backoff::random_unit;
+use crate::util::metrics::{Counter, Gauge};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -268,6 +272,7 @@ impl Room {
             let numbers = &mut self.certificates.lock().numbers;
             numbers.client_not_after = client.rotation.not_after();
             numbers.client_errors += u64::from(matches!(outcome, Outcome::Failed(_)));
+            count(&outcome, numbers.client_not_after, &CLIENT_CERTIFICATE_END, &CLIENT_CERTIFICATE_ERRORS);
         }
         if let Some((rotation, serving)) = &mut self.serving {
             let names = self.certificates.lock().names.clone();
@@ -285,8 +290,19 @@ impl Room {
             let numbers = &mut self.certificates.lock().numbers;
             numbers.serving_not_after = rotation.not_after();
             numbers.serving_errors += u64::from(matches!(outcome, Outcome::Failed(_)));
+            count(&outcome, numbers.serving_not_after, &SERVING_CERTIFICATE_END, &SERVING_CERTIFICATE_ERRORS);
         }
         due
+    }
+}
+
+/// For the metrics.
+fn count(outcome: &Outcome, end: Option<Timestamp>, shown: &Gauge, errors: &Counter) {
+    if let Some(end) = end {
+        shown.set(end.as_second() as f64);
+    }
+    if matches!(outcome, Outcome::Failed(_)) {
+        errors.inc();
     }
 }
 

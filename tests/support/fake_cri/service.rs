@@ -65,6 +65,8 @@ const LOOKS: &[&str] = &[
     "ListImages",
     "ImageStatus",
     "ImageFsInfo",
+    "ListPodSandboxStats",
+    "ListContainerStats",
 ];
 
 pub struct Shared {
@@ -280,6 +282,8 @@ impl stubs::RuntimeService for Service {
             -> UpdateContainerResourcesResponse;
         reopen_container_log "ReopenContainerLog" (ReopenContainerLogRequest) -> ReopenContainerLogResponse;
         exec_sync "ExecSync" (ExecSyncRequest) -> ExecSyncResponse;
+        list_pod_sandbox_stats "ListPodSandboxStats" (ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;
+        list_container_stats "ListContainerStats" (ListContainerStatsRequest) -> ListContainerStatsResponse;
     }
 }
 

@@ -683,6 +683,79 @@ impl State {
         Ok(rt::RemoveImageResponse::default())
     }
 
+    // ---- statistics ----
+
+    /// The same numbers for everything: two seconds of a processor, and a MiB.
+    fn container_use(id: &str, at: i64) -> rt::ContainerStats {
+        let number = |value| MessageField::some(rt::UInt64Value { value, ..Default::default() });
+        rt::ContainerStats {
+            attributes: MessageField::some(rt::ContainerAttributes { id: id.into(), ..Default::default() }),
+            cpu: MessageField::some(rt::CpuUsage {
+                timestamp: at,
+                usage_core_nano_seconds: number(2_000_000_000),
+                usage_nano_cores: number(1_000_000),
+                ..Default::default()
+            }),
+            memory: MessageField::some(rt::MemoryUsage {
+                timestamp: at,
+                working_set_bytes: number(1 << 20),
+                ..Default::default()
+            }),
+            writable_layer: MessageField::some(rt::FilesystemUsage {
+                timestamp: at,
+                fs_id: MessageField::some(rt::FilesystemIdentifier {
+                    mountpoint: "/".into(),
+                    ..Default::default()
+                }),
+                used_bytes: number(4096),
+                inodes_used: number(1),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    pub fn list_container_stats(
+        &mut self,
+        _: rt::ListContainerStatsRequest,
+    ) -> Answer<rt::ListContainerStatsResponse> {
+        let at = self.now();
+        let running = self.containers.iter().filter(|(_, container)| container.is_running());
+        let stats = running.map(|(id, _)| State::container_use(id, at)).collect();
+        Ok(rt::ListContainerStatsResponse { stats, ..Default::default() })
+    }
+
+    pub fn list_pod_sandbox_stats(
+        &mut self,
+        _: rt::ListPodSandboxStatsRequest,
+    ) -> Answer<rt::ListPodSandboxStatsResponse> {
+        let at = self.now();
+        let of = |sandbox: &String| {
+            let own = State::container_use(sandbox, at);
+            let containers = self
+                .containers
+                .iter()
+                .filter(|(_, container)| container.is_running() && container.sandbox_id == *sandbox)
+                .map(|(id, _)| State::container_use(id, at))
+                .collect();
+            rt::PodSandboxStats {
+                attributes: MessageField::some(rt::PodSandboxAttributes {
+                    id: sandbox.clone(),
+                    ..Default::default()
+                }),
+                linux: MessageField::some(rt::LinuxPodSandboxStats {
+                    cpu: own.cpu,
+                    memory: own.memory,
+                    containers,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }
+        };
+        let stats = self.sandboxes.keys().map(of).collect();
+        Ok(rt::ListPodSandboxStatsResponse { stats, ..Default::default() })
+    }
+
     pub fn image_fs_info(&mut self, _: rt::ImageFsInfoRequest) -> Answer<rt::ImageFsInfoResponse> {
         let used: u64 = self.images.values().map(|image| image.size).sum();
         let usage = rt::FilesystemUsage {

@@ -1,0 +1,206 @@
+//! What the collector of statistics is made of, and the pages that come from it.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::cli::AgentArgs;
+use crate::config::KubeletConfiguration;
+use crate::cri::{ImageClient, RuntimeClient};
+use crate::model::api::Volume;
+use crate::model::ids::PodUid;
+use crate::model::mount::MountedVolume;
+use crate::observe::Observe;
+use crate::resources::Roots;
+use crate::resources::cgroups::Cgroups;
+use crate::resources::stats::{self, Collector, VolumeAt, Wanted};
+use crate::server::{Detail, StatsDeps};
+use crate::sync::view::View;
+use crate::util::metrics::{Page, Type};
+use crate::volumes::Volumes;
+
+/// What the collector reads from.
+pub(super) struct Parts<'a> {
+    pub args: &'a AgentArgs,
+    pub config: &'a KubeletConfiguration,
+    pub node: &'a str,
+    pub cgroups: &'a Cgroups,
+    pub observe: &'a Observe,
+    pub view: &'a View,
+    pub volumes: &'a Arc<Volumes>,
+    pub cri: &'a RuntimeClient,
+    pub images: &'a ImageClient,
+}
+
+/// Makes it; nothing is read before somebody asks.
+pub(super) fn collector(parts: &Parts<'_>) -> Collector {
+    let Parts { args, config, .. } = parts;
+    let period = config.volume_stats_agg_period.to_std();
+    let settings = stats::Settings {
+        node: parts.node.to_owned(),
+        roots: Roots::default(),
+        cgroups: parts.cgroups.clone(),
+        root_dir: args.root_dir.clone(),
+        pod_logs_dir: config.pod_logs_dir.clone().into(),
+        system: [
+            ("kubelet", config.kubelet_cgroups.clone()),
+            ("runtime", args.runtime_cgroups.clone()),
+            ("misc", config.system_cgroups.clone()),
+        ],
+        started: Timestamp::now(),
+        volume_period: (config.volume_stats_agg_period > crate::config::GoDuration::ZERO).then_some(period),
+    };
+    let (listed, seen) = (parts.observe.clone(), parts.observe.clone());
+    let (view, volumes) = (parts.view.clone(), Arc::clone(parts.volumes));
+    let deps = stats::Deps {
+        pods: Box::new(move || listed.listed()),
+        pod: Box::new(move |uid| seen.cached(uid)),
+        volumes: Box::new(move |uid| volumes_of(&view, &volumes, uid)),
+        runtime: Box::new((parts.cri.clone(), parts.images.clone())),
+    };
+    Collector::new(settings, deps)
+}
+
+/// The mounted volumes of a pod, as its specification describes them.
+fn volumes_of(view: &View, volumes: &Volumes, uid: &PodUid) -> Vec<VolumeAt> {
+    let mounted = volumes.mounted(uid);
+    if mounted.is_empty() {
+        return Vec::new();
+    }
+    let snapshot = view.get();
+    let Some(entry) = snapshot.pods.get(uid) else { return Vec::new() };
+    let Some(pod) = entry.pod.as_ref().or(entry.leaving.as_ref()) else { return Vec::new() };
+    let of = |volume: &Volume| {
+        let mounted = mounted.iter().find(|mounted| mounted.volume == volume.name)?;
+        place(volume, mounted, pod.name())
+    };
+    pod.spec().volumes.iter().flatten().filter_map(of).collect()
+}
+
+/// How the fullness of a volume is found out; `None` for what has none of its own.
+fn place(volume: &Volume, mounted: &MountedVolume, pod: &str) -> Option<VolumeAt> {
+    // The node's own directories, and images.
+    if volume.host_path.is_some() || volume.image.is_some() {
+        return None;
+    }
+    let claimed = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
+    let generated = volume.ephemeral.as_ref().map(|_| format!("{pod}-{}", volume.name));
+    let claim = claimed.or(generated);
+    let in_memory = |medium: &str| !medium.is_empty();
+    let empty_dir = volume.empty_dir.as_ref();
+    let on_disk = empty_dir.is_some_and(|dir| !dir.medium.as_deref().is_some_and(in_memory));
+    let files = volume.config_map.is_some()
+        || volume.secret.is_some()
+        || volume.downward_api.is_some()
+        || volume.projected.is_some();
+    Some(VolumeAt {
+        name: volume.name.clone(),
+        path: mounted.host_path.clone(),
+        walk: empty_dir.is_some() || files,
+        ephemeral: on_disk || volume.config_map.is_some(),
+        claim,
+    })
+}
+
+/// What the server answers with.
+pub(super) fn deps(collector: &Collector) -> StatsDeps {
+    let collector = collector.clone();
+    StatsDeps {
+        summary: Arc::new(move |detail| {
+            let wanted = match detail {
+                Detail::Whole => Wanted::SUMMARY,
+                Detail::CpuAndMemory => Wanted::BRIEF,
+            };
+            let snapshot = collector.snapshot(wanted).map_err(|error| error.to_string())?;
+            serde_json::to_vec(&stats::json(&snapshot)).map_err(|error| error.to_string())
+        }),
+    }
+}
+
+/// `/metrics/resource`.
+pub(super) fn resource(collector: &Collector, page: &mut Page) {
+    let snapshot = collector.snapshot(Wanted::RESOURCE);
+    if let Err(error) = &snapshot {
+        log::warn!("no numbers for /metrics/resource: {error}");
+    }
+    stats::resource(snapshot.ok().as_deref(), page);
+}
+
+/// `/metrics/cadvisor`.
+pub(super) fn cadvisor(collector: &Collector, page: &mut Page) {
+    match collector.snapshot(Wanted::CADVISOR) {
+        Ok(snapshot) => stats::cadvisor(&snapshot, collector.roots(), page),
+        Err(error) => log::warn!("no numbers for /metrics/cadvisor: {error}"),
+    }
+}
+
+/// What of `/metrics` is measured at the scrape: logs, and volumes of claims.
+pub(super) fn own(collector: &Collector, observe: &Observe, page: &mut Page) {
+    let listed = observe.listed();
+    let help = "What the logs of a container take.";
+    let mut family = page.family("kubelet_container_log_filesystem_used_bytes", help, Type::Gauge);
+    for pod in listed.values().filter(|pod| pod.is_running()) {
+        let mut names: Vec<&str> = pod.containers.iter().map(|one| one.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        for container in names {
+            let labels = [
+                ("uid", pod.uid.as_str()),
+                ("namespace", &*pod.namespace),
+                ("pod", &*pod.name),
+                ("container", container),
+            ];
+            if let Some(bytes) = collector.log_bytes(pod, container) {
+                family.series(&labels, bytes as f64);
+            }
+        }
+    }
+    drop(family);
+    let claims: Vec<_> = listed
+        .values()
+        .flat_map(|pod| collector.claims(&pod.uid).into_iter().map(|volume| (&*pod.namespace, volume)))
+        .collect();
+    stats::volumes(claims.iter().map(|(namespace, volume)| (*namespace, volume)), page);
+}
+
+/// What is left until a moment given in Unix time; nothing is known of one that was not given.
+pub(super) fn left(until: Option<f64>) -> f64 {
+    let now = Timestamp::now().duration_since(Timestamp::UNIX_EPOCH);
+    until.map_or(f64::INFINITY, |until| until - SignedDuration::as_secs_f64(&now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn volumes_are_measured_by_their_kind() {
+        let mounted = MountedVolume {
+            volume: "v".into(),
+            host_path: "/v".into(),
+            read_only: false,
+            selinux_relabel: false,
+        };
+        for (source, expected) in [
+            (json!({"emptyDir": {}}), Some((true, true, None))),
+            (json!({"emptyDir": {"medium": "Memory"}}), Some((true, false, None))),
+            (json!({"configMap": {"name": "c"}}), Some((true, true, None))),
+            (json!({"secret": {"secretName": "s"}}), Some((true, false, None))),
+            (json!({"persistentVolumeClaim": {"claimName": "c"}}), Some((false, false, Some("c")))),
+            (json!({"ephemeral": {}}), Some((false, false, Some("p-v")))),
+            (json!({"hostPath": {"path": "/x"}}), None),
+            (json!({"image": {"reference": "x"}}), None),
+        ] {
+            let mut volume = source.clone();
+            volume["name"] = json!("v");
+            let volume: Volume = serde_json::from_value(volume).unwrap();
+            let found = place(&volume, &mounted, "p");
+            let found = found.as_ref().map(|at| (at.walk, at.ephemeral, at.claim.as_deref()));
+            assert_eq!(found, expected, "{source}");
+        }
+        assert_eq!(left(None), f64::INFINITY);
+        let soon = Timestamp::now().as_second() as f64 + 100.0;
+        assert!((90.0..101.0).contains(&left(Some(soon))));
+    }
+}

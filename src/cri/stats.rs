@@ -1,0 +1,30 @@
+//! Verbs that ask the runtime what containers use.
+
+use std::time::Duration;
+
+use super::RuntimeClient;
+use super::errors::CriError;
+use crate::transport::generated::{methods, runtime};
+
+/// Somebody waits for a page; a runtime that needs longer has no numbers for it.
+const LIMIT: Duration = Duration::from_secs(10);
+
+impl RuntimeClient {
+    /// What pods use, their containers included.
+    ///
+    /// # Errors
+    /// When the call fails; [`super::Class::Unsupported`] from older runtimes.
+    pub fn pod_stats(&self) -> Result<Vec<runtime::PodSandboxStats>, CriError> {
+        let request = runtime::ListPodSandboxStatsRequest::default();
+        Ok(self.caller.call_within(&methods::LIST_POD_SANDBOX_STATS, "", &request, LIMIT)?.stats)
+    }
+
+    /// What containers use.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn container_stats(&self) -> Result<Vec<runtime::ContainerStats>, CriError> {
+        let request = runtime::ListContainerStatsRequest::default();
+        Ok(self.caller.call_within(&methods::LIST_CONTAINER_STATS, "", &request, LIMIT)?.stats)
+    }
+}

@@ -1,0 +1,306 @@
+//! One collection, from the list of pods to the snapshot.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use super::sample::{ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Snapshot, SystemUse, VolumeUse};
+use super::told::{self, Disks, Need, Told};
+use super::{Depth, Settings, Shared, StatsError, VolumeAt, Wanted, Work, cgroup, places, proc, space};
+use crate::model::ids::PodUid;
+use crate::model::runtime::{ContainerState, ListedPod, ListedSandbox, SandboxState};
+
+/// All walks through volumes and logs of one collection. What is not done by then is not
+/// told until the next period.
+pub(super) const WALKS: Duration = Duration::from_secs(5);
+
+/// The key of the machine's own counter.
+const ROOT: &str = "/";
+
+/// Where pods may have a cgroup of their own together.
+const PODS_CGROUPS: [&str; 2] = ["kubepods", "kubepods.slice"];
+
+impl Shared {
+    /// Reads the counters of processor time alone, so that the collection after it has rates.
+    pub(super) fn first_samples(&self, work: &mut Work) {
+        let pods = (self.deps.pods)();
+        let ids: BTreeSet<&str> = pods.values().filter_map(running).flat_map(ids).collect();
+        work.places.look(&self.tree.top(), &ids, Instant::now());
+        for id in ids {
+            if let Some(counted) = work.places.get(id).and_then(|path| self.tree.cpu(path)) {
+                let _ = work.rates.rate(id, counted, Instant::now());
+            }
+        }
+        let parts = self.system_paths();
+        for path in parts.iter().map(|(_, path)| path.as_str()).chain([ROOT]) {
+            if let Some(counted) = self.tree.cpu(path) {
+                let _ = work.rates.rate(path, counted, Instant::now());
+            }
+        }
+        work.rates.turn();
+    }
+
+    /// Everything.
+    pub(super) fn collect(&self, work: &mut Work, wanted: Wanted) -> Result<Snapshot, StatsError> {
+        let pods = (self.deps.pods)();
+        let live: Vec<Running<'_>> = pods.values().filter_map(running).collect();
+        let ids: BTreeSet<&str> = live.iter().cloned().flat_map(ids).collect();
+        work.places.look(&self.tree.top(), &ids, Instant::now());
+        let mut once = Once { disks: Disks::default(), told: None, until: Instant::now() + WALKS };
+        let unplaced = ids.iter().any(|id| work.places.get(id).is_none());
+        let mut incomplete = false;
+        if unplaced || (wanted.depth == Depth::Full && !live.is_empty()) {
+            let need = if unplaced { Need::All } else { Need::Layers };
+            match told::ask(&*self.deps.runtime, need, &mut work.pods_refused) {
+                Ok(told) => once.told = Some(told),
+                // The client has logged it.
+                Err(_) => incomplete = true,
+            }
+        }
+        let mut found = Vec::with_capacity(live.len());
+        for pod in &live {
+            found.extend(self.pod(work, &mut once, pod, wanted));
+        }
+        let node = self.node(work, &mut once, &found, wanted)?;
+        work.volumes.retain(|uid, _| pods.contains_key(uid));
+        work.rates.turn();
+        Ok(Snapshot { node, pods: found, incomplete })
+    }
+
+    /// The numbers of a cgroup, with its rate.
+    fn numbers(&self, work: &mut Work, key: &str, path: &str, details: bool) -> Option<Numbers> {
+        let mut numbers = self.tree.numbers(path, details)?;
+        numbers.rate = numbers.cpu.and_then(|cpu| work.rates.rate(key, cpu, Instant::now()));
+        Some(numbers)
+    }
+
+    /// The numbers of a container or sandbox, if its cgroup is there.
+    fn placed(&self, work: &mut Work, id: &str, details: bool) -> Option<Numbers> {
+        let path = work.places.get(id)?.to_owned();
+        let numbers = self.numbers(work, id, &path, details);
+        if numbers.is_none() {
+            work.places.forget(id);
+        }
+        numbers
+    }
+
+    fn pod(&self, work: &mut Work, once: &mut Once, running: &Running<'_>, wanted: Wanted) -> Option<PodUse> {
+        let Running { pod, sandbox } = running;
+        let full = wanted.depth == Depth::Full;
+        let seen = wanted.details.then(|| (self.deps.pod)(&pod.uid)).flatten();
+        let logs_dir = logs_dir(&self.settings, pod);
+        let mut found = PodUse {
+            uid: pod.uid.clone(),
+            name: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            started: sandbox.and_then(|sandbox| sandbox.created_at),
+            ..PodUse::default()
+        };
+        for listed in containers(pod) {
+            let id = listed.id.as_str();
+            let told = once.told.as_mut().and_then(|told| told.containers.remove(id));
+            let layer = told.as_ref().and_then(|told| told.layer.clone());
+            let numbers = self.placed(work, id, wanted.details).or_else(|| {
+                let mut numbers = told?.numbers;
+                let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, Instant::now()));
+                numbers.rate = rate.or(numbers.rate);
+                Some(numbers)
+            });
+            // It has ended since it was listed, or nobody can tell.
+            let Some(numbers) = numbers else { continue };
+            let image = seen.iter().flat_map(|pod| &pod.containers).find(|seen| seen.id == listed.id);
+            let logs = logs_dir.as_ref().filter(|_| full).and_then(|dir| {
+                let content = space::content(&dir.join(&listed.name), once.until)?;
+                Some(once.disks.part(&self.settings.root_dir, Some(content.bytes), Some(content.inodes)))
+            });
+            found.containers.push(ContainerUse {
+                name: listed.name.clone(),
+                id: id.to_owned(),
+                image: image.map(|seen| seen.image.clone()).unwrap_or_default(),
+                started: listed.created_at,
+                numbers,
+                rootfs: layer.filter(|_| full).map(|layer| once.disks.layer(&layer)),
+                logs,
+            });
+        }
+        let sandbox_id = sandbox.map(|sandbox| sandbox.id.as_str());
+        let told = sandbox_id.and_then(|id| once.told.as_mut()?.pods.remove(id));
+        let path = sandbox_id.and_then(|id| work.places.get(id)).map(str::to_owned);
+        found.sandbox =
+            sandbox_id.and_then(|id| Some((id.to_owned(), self.placed(work, id, wanted.details)?)));
+        let (own, network) = told.map_or((None, None), |told| (Some(told.numbers), told.network));
+        let together = path.as_deref().and_then(|path| places::pod_cgroup(path, pod.uid.as_str()));
+        let together = together.and_then(|path| self.numbers(work, path, path, wanted.details));
+        found.numbers = together.or_else(|| own.filter(|own| own.cpu.is_some())).unwrap_or_else(|| {
+            let mut sum = Numbers::default();
+            let parts = found.containers.iter().map(|container| &container.numbers);
+            parts.chain(found.sandbox.as_ref().map(|(_, numbers)| numbers)).for_each(|part| sum.add(part));
+            sum
+        });
+        // What a pod has in its containers, whichever source that is from.
+        if found.numbers.rate.is_none() {
+            let rates = found.containers.iter().filter_map(|container| container.numbers.rate);
+            found.numbers.rate = rates.reduce(u64::saturating_add);
+        }
+        if found.containers.is_empty() && found.numbers.cpu.is_none() {
+            return None;
+        }
+        if full {
+            let process = path.and_then(|path| self.tree.first_process(&path));
+            let of_process = process.and_then(|process| proc::network(&self.settings.roots.proc, process));
+            found.network = of_process.or(network);
+            self.storage(work, once, &mut found);
+        }
+        Some(found)
+    }
+
+    /// Volumes and local storage of a pod.
+    fn storage(&self, work: &mut Work, once: &mut Once, pod: &mut PodUse) {
+        pod.volumes = self.volumes(work, &pod.uid, once.until);
+        let sum = |of: fn(&FileSystem) -> Option<u64>| {
+            let containers = pod.containers.iter().flat_map(|one| [&one.rootfs, &one.logs]).flatten();
+            let volumes = pod.volumes.iter().filter(|volume| volume.ephemeral).map(|volume| &volume.space);
+            containers.chain(volumes).filter_map(of).fold(0_u64, u64::saturating_add)
+        };
+        let (mut bytes, mut inodes) = (sum(|space| space.used), sum(|space| space.inodes_used));
+        let hosts = self.settings.root_dir.join("pods").join(pod.uid.as_str()).join("etc-hosts");
+        if let Ok(hosts) = std::fs::symlink_metadata(hosts) {
+            bytes = bytes.saturating_add(std::os::unix::fs::MetadataExt::blocks(&hosts).saturating_mul(512));
+            inodes += 1;
+        }
+        pod.local_storage = Some(once.disks.part(&self.settings.root_dir, Some(bytes), Some(inodes)));
+    }
+
+    /// From the last look, unless that is a period ago.
+    fn volumes(&self, work: &mut Work, uid: &PodUid, until: Instant) -> Vec<VolumeUse> {
+        let Some(period) = self.settings.volume_period else { return Vec::new() };
+        if let Some((at, volumes)) = work.volumes.get(uid)
+            && at.elapsed() < period
+        {
+            return volumes.clone();
+        }
+        let found: Vec<VolumeUse> =
+            (self.deps.volumes)(uid).iter().filter_map(|volume| volume_use(volume, until)).collect();
+        work.volumes.insert(uid.clone(), (Instant::now(), found.clone()));
+        found
+    }
+
+    fn node(
+        &self,
+        work: &mut Work,
+        once: &mut Once,
+        pods: &[PodUse],
+        wanted: Wanted,
+    ) -> Result<NodeUse, StatsError> {
+        let settings = &self.settings;
+        let mut numbers = self
+            .numbers(work, ROOT, ROOT, wanted.details)
+            .ok_or_else(|| StatsError::RootCgroup(settings.cgroups.root.clone()))?;
+        let meminfo = std::fs::read_to_string(settings.roots.proc.join("meminfo")).unwrap_or_default();
+        let total = super::super::machine::memory_field(&meminfo, "MemTotal");
+        numbers.available = cgroup::available(total, numbers.working_set);
+        if let Some((used, left)) = proc::swap(&meminfo) {
+            (numbers.swap, numbers.swap_available) = (Some(used), Some(left));
+        }
+        let mut node = NodeUse {
+            name: settings.node.clone(),
+            booted: proc::booted(&settings.roots.proc),
+            numbers,
+            system: self.system(work, pods, wanted),
+            ..NodeUse::default()
+        };
+        if wanted.depth == Depth::Full {
+            node.network = proc::network(&settings.roots.proc, 1);
+            node.processes = Some(proc::processes(&settings.roots.proc));
+            let fs = space::file_system(&settings.root_dir);
+            node.fs = Some(fs.ok_or_else(|| StatsError::RootFs(settings.root_dir.clone()))?);
+            let answer = self.deps.runtime.image_fs_info().map_err(StatsError::ImageFs)?;
+            (node.image_fs, node.container_fs) = told::image_file_systems(&answer, &mut once.disks);
+        }
+        Ok(node)
+    }
+
+    fn system_paths(&self) -> Vec<(&'static str, String)> {
+        let configured = self.settings.system.iter().filter_map(|(name, path)| {
+            let own = || cgroup::own(&self.settings.roots.proc, self.settings.cgroups.version.is_v2());
+            let path = match (*name, path.as_str()) {
+                ("kubelet", "") => own()?,
+                (_, "") => return None,
+                (_, path) => path.to_owned(),
+            };
+            Some((*name, path))
+        });
+        configured.collect()
+    }
+
+    fn system(&self, work: &mut Work, pods: &[PodUse], wanted: Wanted) -> Vec<SystemUse> {
+        let mut found = Vec::new();
+        for (name, path) in self.system_paths() {
+            let started = Some(self.settings.started).filter(|_| name == "kubelet");
+            let numbers = self.numbers(work, &path, &path, false);
+            found.extend(numbers.map(|numbers| SystemUse { name, started, numbers }));
+        }
+        let together = PODS_CGROUPS.iter().find_map(|path| self.numbers(work, path, path, wanted.details));
+        // DIFFERS: without a cgroup around all pods the Go kubelet has no such entry.
+        let sum = || {
+            let mut sum = Numbers { at: Timestamp::now(), ..Numbers::default() };
+            pods.iter().for_each(|pod| sum.add(&pod.numbers));
+            sum
+        };
+        found.push(SystemUse { name: "pods", started: None, numbers: together.unwrap_or_else(sum) });
+        found
+    }
+}
+
+/// What is found out once per collection.
+struct Once {
+    disks: Disks,
+    told: Option<Told>,
+    until: Instant,
+}
+
+/// A pod that shows: its newest sandbox, or the newest that is ready.
+#[derive(Clone)]
+struct Running<'a> {
+    pod: &'a ListedPod,
+    sandbox: Option<&'a ListedSandbox>,
+}
+
+/// A pod of which nothing runs has no numbers.
+fn running(pod: &ListedPod) -> Option<Running<'_>> {
+    let ready = pod.sandboxes.iter().find(|sandbox| sandbox.state == SandboxState::Ready);
+    let sandbox = ready.or(pod.sandboxes.first());
+    pod.is_running().then_some(Running { pod, sandbox })
+}
+
+fn containers(pod: &ListedPod) -> impl Iterator<Item = &crate::model::runtime::ListedContainer> {
+    pod.containers.iter().filter(|container| container.state == ContainerState::Running)
+}
+
+fn ids(running: Running<'_>) -> impl Iterator<Item = &str> {
+    let ready = running.sandbox.filter(|sandbox| sandbox.state == SandboxState::Ready);
+    containers(running.pod).map(|one| one.id.as_str()).chain(ready.map(|sandbox| sandbox.id.as_str()))
+}
+
+/// `<namespace>_<name>_<uid>`, unless that would lead elsewhere.
+pub(super) fn logs_dir(settings: &Settings, pod: &ListedPod) -> Option<PathBuf> {
+    let name = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
+    (!name.contains('/')).then(|| settings.pod_logs_dir.join(name))
+}
+
+/// How full a volume is.
+pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse> {
+    let mut space = space::file_system(&volume.path)?;
+    if volume.walk {
+        let content = space::content(&volume.path, until)?;
+        (space.used, space.inodes_used) = (Some(content.bytes), Some(content.inodes));
+    }
+    Some(VolumeUse {
+        name: volume.name.clone(),
+        claim: volume.claim.clone(),
+        ephemeral: volume.ephemeral,
+        space,
+    })
+}

@@ -1,0 +1,294 @@
+//! What the node, its pods and their containers use (Go: pkg/kubelet/stats, cadvisor).
+//!
+//! Owns: one [`Collector`] with the last samples, which rates are made from.
+//! Threads: none. Whoever asks collects, on its own thread; others who ask meanwhile wait
+//! for that one and share what it found. Nothing happens while nobody asks.
+//! Sources: cgroup files where a container's cgroup is found ([`places`]), else the runtime
+//! ([`told`]); `/proc`, statfs, and walks through volumes, at most once per period.
+//! Invariants: a lock is held for look-ups only; a number that cannot be told is absent; a
+//! container that has ended is not shown; what is remembered is bounded by what runs now.
+//! Absent on purpose: a history, accelerators, metrics that users define.
+
+mod cgroup;
+mod collect;
+mod pages;
+mod places;
+mod proc;
+mod rates;
+mod sample;
+mod space;
+mod summary;
+#[cfg(test)]
+mod tests;
+mod told;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+pub use pages::{Labels, cadvisor, resource, volumes};
+pub use sample::{ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Pressure, Share, Snapshot, VolumeUse};
+pub use summary::json;
+pub use told::Runtime;
+
+use super::Roots;
+use super::cgroups::Cgroups;
+use crate::cri::CriError;
+use crate::model::ids::PodUid;
+use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::util::stop::StopToken;
+use cgroup::Tree;
+use places::Places;
+use rates::Rates;
+
+/// Who asks again within this time gets the same numbers.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// Between the two samples that a first question is answered from.
+const FIRST_GAP: Duration = Duration::from_millis(200);
+
+/// How long somebody waits for a collection that another one makes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How much there is to find out; each includes what is before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Depth {
+    /// Processors and memory.
+    Basic,
+    /// Also file systems, networks, processes and volumes.
+    Full,
+}
+
+/// What a question needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// How much.
+    pub depth: Depth,
+    /// Whether the details of `/metrics/cadvisor` are needed.
+    pub details: bool,
+    /// Whether a first question waits for a second sample, so that there are rates.
+    pub rates: bool,
+}
+
+impl Wanted {
+    /// For `/stats/summary`.
+    pub const SUMMARY: Wanted = Wanted { depth: Depth::Full, details: false, rates: true };
+    /// For `/stats/summary?only_cpu_and_memory=true`, and for people.
+    pub const BRIEF: Wanted = Wanted { depth: Depth::Basic, details: false, rates: true };
+    /// For `/metrics/resource`.
+    pub const RESOURCE: Wanted = Wanted { depth: Depth::Basic, details: false, rates: false };
+    /// For `/metrics/cadvisor`.
+    pub const CADVISOR: Wanted = Wanted { depth: Depth::Full, details: true, rates: false };
+
+    fn is_met_by(self, other: Wanted) -> bool {
+        self.depth <= other.depth && self.details <= other.details && self.rates <= other.rates
+    }
+}
+
+/// A volume of a pod, as far as its fullness goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeAt {
+    /// Its name in the pod.
+    pub name: String,
+    /// Where it is on the node.
+    pub path: PathBuf,
+    /// Whether its content is counted file by file; else the file system tells.
+    pub walk: bool,
+    /// Whether it counts as the pod's local storage.
+    pub ephemeral: bool,
+    /// The PersistentVolumeClaim behind it.
+    pub claim: Option<String>,
+}
+
+/// What does not change.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The node's name.
+    pub node: String,
+    /// `/proc` and `/sys`.
+    pub roots: Roots,
+    /// The cgroup file systems.
+    pub cgroups: Cgroups,
+    /// `--root-dir`.
+    pub root_dir: PathBuf,
+    /// `podLogsDir`.
+    pub pod_logs_dir: PathBuf,
+    /// The cgroups of `kubelet`, `runtime` and `misc`, as configured; empty: not known.
+    pub system: [(&'static str, String); 3],
+    /// When the agent was started.
+    pub started: Timestamp,
+    /// `volumeStatsAggPeriod`; `None`: volumes are not looked at.
+    pub volume_period: Option<Duration>,
+}
+
+/// All pods of the last list.
+pub type ListPods = dyn Fn() -> Arc<BTreeMap<PodUid, ListedPod>> + Send + Sync;
+/// The last look at a pod.
+pub type LookAtPod = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
+/// The volumes of a pod that are mounted.
+pub type ListVolumes = dyn Fn(&PodUid) -> Vec<VolumeAt> + Send + Sync;
+
+/// Where facts come from.
+pub struct Deps {
+    /// What runs.
+    pub pods: Box<ListPods>,
+    /// The names of images.
+    pub pod: Box<LookAtPod>,
+    /// Its volumes.
+    pub volumes: Box<ListVolumes>,
+    /// The runtime's own numbers.
+    pub runtime: Box<dyn Runtime>,
+}
+
+/// Why there are no numbers.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StatsError {
+    /// The machine's own cgroup cannot be read.
+    #[error("failed to get root cgroup stats: there is nothing to read below {}", .0.display())]
+    RootCgroup(PathBuf),
+    /// The file system of the root directory does not answer.
+    #[error("failed to get rootFs stats: cannot look at {}", .0.display())]
+    RootFs(PathBuf),
+    /// The runtime does not tell where images are.
+    #[error("failed to get imageFs stats: {0}")]
+    ImageFs(CriError),
+    /// Somebody else's collection takes too long.
+    #[error("another collection has not ended after {PATIENCE:?}")]
+    Busy,
+}
+
+/// When the machine was started.
+#[must_use]
+pub fn booted(roots: &Roots) -> Option<Timestamp> {
+    proc::booted(&roots.proc)
+}
+
+/// What one collection leaves for the next.
+#[derive(Default)]
+struct Work {
+    rates: Rates,
+    places: Places,
+    /// The runtime does not know the call by pod.
+    pods_refused: bool,
+    volumes: HashMap<PodUid, (Instant, Vec<VolumeUse>)>,
+}
+
+struct State {
+    /// Taken by the one who collects.
+    work: Option<Box<Work>>,
+    last: Option<(Wanted, Instant, Arc<Snapshot>)>,
+}
+
+struct Shared {
+    settings: Settings,
+    deps: Deps,
+    tree: Tree,
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+/// The one who knows what is used. Clones share it.
+#[derive(Clone)]
+pub struct Collector {
+    shared: Arc<Shared>,
+}
+
+/// Gives the work back, also when the collection panics.
+struct Borrowed<'a> {
+    shared: &'a Shared,
+    work: Box<Work>,
+    result: Option<(Wanted, Instant, Arc<Snapshot>)>,
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.work = Some(std::mem::take(&mut self.work));
+        if let Some(result) = self.result.take() {
+            state.last = Some(result);
+        }
+        drop(state);
+        self.shared.done.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collector {
+    /// Nothing is read yet.
+    #[must_use]
+    pub fn new(settings: Settings, deps: Deps) -> Self {
+        let tree = Tree::new(&settings.cgroups);
+        let state = Mutex::new(State { work: Some(Box::default()), last: None });
+        Collector { shared: Arc::new(Shared { settings, deps, tree, state, done: Condvar::new() }) }
+    }
+
+    /// The numbers of this moment, or of one not a second ago.
+    ///
+    /// # Errors
+    /// When the machine itself cannot be looked at. A pod that cannot is left out.
+    pub fn snapshot(&self, wanted: Wanted) -> Result<Arc<Snapshot>, StatsError> {
+        let shared = &*self.shared;
+        let deadline = Instant::now() + PATIENCE;
+        let mut state = shared.lock();
+        let work = loop {
+            if let Some((had, at, snapshot)) = &state.last
+                && wanted.is_met_by(*had)
+                && at.elapsed() < FRESH
+            {
+                return Ok(Arc::clone(snapshot));
+            }
+            if let Some(work) = state.work.take() {
+                break work;
+            }
+            let _waiting = crate::util::threads::waiting("another collection of statistics");
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(StatsError::Busy);
+            }
+            state = shared.done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        // Of no use any more: two of them need not be kept.
+        let old = state.last.take();
+        drop(state);
+        drop(old);
+        let mut borrowed = Borrowed { shared, work, result: None };
+        if wanted.rates && borrowed.work.rates.is_stale(Instant::now()) {
+            self.shared.first_samples(&mut borrowed.work);
+            let _ = StopToken::never().wait(FIRST_GAP);
+        }
+        let snapshot = Arc::new(self.shared.collect(&mut borrowed.work, wanted)?);
+        borrowed.result = Some((wanted, Instant::now(), Arc::clone(&snapshot)));
+        Ok(snapshot)
+    }
+
+    /// Volumes with a claim behind them, for the metrics by claim; usually there are none,
+    /// and then nothing is looked at.
+    #[must_use]
+    pub fn claims(&self, uid: &PodUid) -> Vec<VolumeUse> {
+        let mut volumes = (self.shared.deps.volumes)(uid);
+        volumes.retain(|volume| volume.claim.is_some());
+        let until = Instant::now() + collect::WALKS;
+        volumes.iter().filter_map(|volume| collect::volume_use(volume, until)).collect()
+    }
+
+    /// What the logs of a container take, in bytes.
+    #[must_use]
+    pub fn log_bytes(&self, pod: &ListedPod, container: &str) -> Option<u64> {
+        let dir = collect::logs_dir(&self.shared.settings, pod)?.join(container);
+        Some(space::content(&dir, Instant::now() + collect::WALKS)?.bytes)
+    }
+
+    /// The cgroup version and the machine's files, for the pages that show them.
+    #[must_use]
+    pub fn roots(&self) -> &Roots {
+        &self.shared.settings.roots
+    }
+}

@@ -1,0 +1,155 @@
+//! Where the cgroups of containers are. The runtime makes them, under names of its own; what
+//! they have in common is that the last part of the path holds the container's id.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// What is not found is looked for again after so long: such containers have no cgroup here
+/// (a runtime in a virtual machine), and the walk is not free.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Slices in slices in slices; nobody nests deeper around a container.
+const DEPTH: usize = 8;
+
+/// Directories that one walk looks at: far more than a node has, and a bound all the same.
+const DIRECTORIES: usize = 20_000;
+
+/// The paths that were found, and what was not.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    found: BTreeMap<String, String>,
+    missing: BTreeSet<String>,
+    walked: Option<Instant>,
+}
+
+impl Places {
+    /// The path of a container or sandbox, relative to the tree's root.
+    pub(super) fn get(&self, id: &str) -> Option<&str> {
+        self.found.get(id).map(String::as_str)
+    }
+
+    /// A cgroup that is not there any more.
+    pub(super) fn forget(&mut self, id: &str) {
+        self.found.remove(id);
+    }
+
+    /// Looks for those of `wanted` that are not known yet, and forgets all others.
+    pub(super) fn look(&mut self, top: &Path, wanted: &BTreeSet<&str>, now: Instant) {
+        self.found.retain(|id, _| wanted.contains(id.as_str()));
+        self.missing.retain(|id| wanted.contains(id.as_str()));
+        let recently = self.walked.is_some_and(|walked| now.duration_since(walked) < PATIENCE);
+        let new = wanted
+            .iter()
+            .any(|id| !self.found.contains_key(*id) && !(recently && self.missing.contains(*id)));
+        if !new {
+            return;
+        }
+        let mut open: BTreeSet<&str> =
+            wanted.iter().copied().filter(|id| !self.found.contains_key(*id)).collect();
+        walk(top, &mut open, &mut self.found);
+        self.missing = open.into_iter().map(str::to_owned).collect();
+        self.walked = Some(now);
+    }
+}
+
+/// Removes from `open` what it puts into `found`.
+fn walk(top: &Path, open: &mut BTreeSet<&str>, found: &mut BTreeMap<String, String>) {
+    let mut levels: Vec<(PathBuf, usize)> = vec![(PathBuf::new(), 0)];
+    let mut seen = 0;
+    while let Some((path, depth)) = levels.pop() {
+        if open.is_empty() || seen > DIRECTORIES {
+            return;
+        }
+        let Ok(entries) = std::fs::read_dir(top.join(&path)) else { continue };
+        for entry in entries.flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            seen += 1;
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let below = path.join(name);
+            match open.take(id_in(name)) {
+                // What is inside of a container is its own affair.
+                Some(id) => {
+                    found.insert(id.to_owned(), below.to_string_lossy().into_owned());
+                }
+                None if depth + 1 < DEPTH => levels.push((below, depth + 1)),
+                None => {}
+            }
+        }
+    }
+}
+
+/// `cri-containerd-<id>.scope`, `crio-<id>.scope`, `crio-<id>` or just `<id>`.
+fn id_in(name: &str) -> &str {
+    let name = name.strip_suffix(".scope").unwrap_or(name);
+    name.rsplit(['-', ':']).next().unwrap_or(name)
+}
+
+/// The pod's own cgroup, if the parent of its sandbox's is one.
+pub(super) fn pod_cgroup<'a>(sandbox: &'a str, uid: &str) -> Option<&'a str> {
+    let (parent, _) = sandbox.rsplit_once('/')?;
+    let name = parent.rsplit('/').next()?;
+    (name.contains(uid) || name.contains(&uid.replace('-', "_"))).then_some(parent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn containers_are_found_wherever_the_runtime_put_them() {
+        let dir = tempfile::tempdir().unwrap();
+        for path in [
+            "k8s.io/aaa",
+            "kubepods.slice/kubepods-pod1.slice/cri-containerd-bbb.scope/inner/ccc",
+            "kubepods/burstable/podx/ccc",
+            "system.slice/ssh.service",
+            "machine/crio-ddd",
+        ] {
+            fs::create_dir_all(dir.path().join(path)).unwrap();
+        }
+        let mut places = Places::default();
+        let now = Instant::now();
+        let wanted: BTreeSet<&str> = ["aaa", "bbb", "ccc", "ddd", "none"].into();
+        places.look(dir.path(), &wanted, now);
+        assert_eq!(places.get("aaa"), Some("k8s.io/aaa"));
+        assert_eq!(places.get("bbb"), Some("kubepods.slice/kubepods-pod1.slice/cri-containerd-bbb.scope"));
+        assert_eq!(places.get("ccc"), Some("kubepods/burstable/podx/ccc"));
+        assert_eq!(places.get("ddd"), Some("machine/crio-ddd"));
+        assert_eq!(places.get("none"), None);
+
+        // What was missing a moment ago is not looked for, unless something new is.
+        fs::create_dir_all(dir.path().join("k8s.io/none")).unwrap();
+        places.look(dir.path(), &wanted, now + Duration::from_secs(1));
+        assert_eq!(places.get("none"), None);
+        places.look(dir.path(), &wanted, now + PATIENCE);
+        assert_eq!(places.get("none"), Some("k8s.io/none"));
+        places.look(dir.path(), &["aaa"].into(), now + PATIENCE);
+        assert_eq!((places.get("aaa").is_some(), places.get("bbb")), (true, None));
+        places.forget("aaa");
+        assert_eq!(places.get("aaa"), None);
+    }
+
+    #[test]
+    fn the_cgroup_of_a_pod() {
+        let uid = "1b4e28ba-2fa1-11d2-883f-0016d3cca427";
+        for (path, expected) in [
+            ("k8s.io/abc", None),
+            ("abc", None),
+            (
+                "kubepods/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427/abc",
+                Some("kubepods/pod1b4e28ba-2fa1-11d2-883f-0016d3cca427"),
+            ),
+            (
+                "a.slice/b-pod1b4e28ba_2fa1_11d2_883f_0016d3cca427.slice/cri-containerd-x.scope",
+                Some("a.slice/b-pod1b4e28ba_2fa1_11d2_883f_0016d3cca427.slice"),
+            ),
+        ] {
+            assert_eq!(pod_cgroup(path, uid), expected);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Processor time per second, from the last two samples of each counter.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Two samples closer to each other say little; the rate of before is kept.
+const CLOSEST: Duration = Duration::from_millis(100);
+
+/// A sample of before that is older than this says more about then than about now.
+pub(super) const STALE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    nanoseconds: u64,
+    at: Instant,
+    rate: Option<u64>,
+}
+
+/// The last sample of every counter of the last collection, and of the one that is made.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    last: HashMap<String, Point>,
+    next: HashMap<String, Point>,
+}
+
+impl Rates {
+    /// Takes in a sample and gives the rate since the one before, if there was one.
+    pub(super) fn rate(&mut self, key: &str, nanoseconds: u64, at: Instant) -> Option<u64> {
+        let point = match self.last.get(key) {
+            // A counter that goes back belongs to something new.
+            Some(before) if before.nanoseconds > nanoseconds => Point { nanoseconds, at, rate: None },
+            Some(before) => {
+                let elapsed = at.saturating_duration_since(before.at);
+                if elapsed < CLOSEST {
+                    *before
+                } else {
+                    let grown = u128::from(nanoseconds - before.nanoseconds) * 1_000_000_000;
+                    let rate = u64::try_from(grown / elapsed.as_nanos().max(1)).ok();
+                    Point { nanoseconds, at, rate }
+                }
+            }
+            None => Point { nanoseconds, at, rate: None },
+        };
+        self.next.insert(key.to_owned(), point);
+        point.rate
+    }
+
+    /// Whether a fresh sample is worth taking first.
+    pub(super) fn is_stale(&self, now: Instant) -> bool {
+        !self.last.values().any(|point| now.saturating_duration_since(point.at) < STALE)
+    }
+
+    /// Ends a collection: what it did not ask for is forgotten.
+    pub(super) fn turn(&mut self) {
+        self.last = std::mem::take(&mut self.next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_needs_two_samples_that_are_apart() {
+        let mut rates = Rates::default();
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        assert!(rates.is_stale(start));
+        for (nanoseconds, millis, expected) in [
+            (1_000_000_000, 0, None),
+            (2_000_000_000, 2_000, Some(500_000_000)),
+            // Too close: as before, and the older sample stays the base.
+            (2_000_000_001, 2_050, Some(500_000_000)),
+            (2_100_000_000, 3_000, Some(100_000_000)),
+            // A container of that name was made anew.
+            (5, 4_000, None),
+            (5, 5_000, Some(0)),
+        ] {
+            assert_eq!(rates.rate("a", nanoseconds, at(millis)), expected, "{millis}");
+            rates.turn();
+        }
+        assert!(!rates.is_stale(at(6_000)));
+        assert!(rates.is_stale(at(5_000) + STALE));
+        rates.turn();
+        assert_eq!(rates.rate("a", 10, at(7_000)), None);
+    }
+}

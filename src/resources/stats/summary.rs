@@ -1,0 +1,201 @@
+//! A snapshot in the form of the kubelet's `/stats/summary`.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+use super::sample::{
+    ContainerUse, FileSystem, Interface, Network, NodeUse, Numbers, PodUse, Pressure, Share, Snapshot,
+    VolumeUse,
+};
+
+type Object = Map<String, Value>;
+
+/// The document.
+#[must_use]
+pub fn json(snapshot: &Snapshot) -> Value {
+    let mut summary = Object::new();
+    set(&mut summary, "node", node(&snapshot.node));
+    set(&mut summary, "pods", Value::Array(snapshot.pods.iter().map(pod).collect()));
+    Value::Object(summary)
+}
+
+fn set(object: &mut Object, name: &str, value: impl Into<Value>) {
+    object.insert(name.to_owned(), value.into());
+}
+
+/// What is not known is left out.
+fn put<T: Into<Value>>(object: &mut Object, name: &str, value: Option<T>) {
+    if let Some(value) = value {
+        set(object, name, value);
+    }
+}
+
+/// The API's times have whole seconds.
+fn time(at: Timestamp) -> String {
+    Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
+}
+
+/// A time that every reader expects: without one it is `null`, as of a Go zero time.
+fn since(object: &mut Object, at: Option<Timestamp>) {
+    set(object, "startTime", at.map_or(Value::Null, |at| time(at).into()));
+}
+
+/// Begins a part that carries its own time.
+fn timed(at: Timestamp) -> Object {
+    let mut object = Object::new();
+    set(&mut object, "time", time(at));
+    object
+}
+
+fn node(node: &NodeUse) -> Object {
+    let mut object = Object::new();
+    set(&mut object, "nodeName", node.name.as_str());
+    since(&mut object, node.booted);
+    let system = node.system.iter().map(|part| {
+        let mut object = Object::new();
+        set(&mut object, "name", part.name);
+        since(&mut object, part.started);
+        numbers(&mut object, &part.numbers);
+        Value::Object(object)
+    });
+    set(&mut object, "systemContainers", system.collect::<Vec<Value>>());
+    numbers(&mut object, &node.numbers);
+    put(&mut object, "network", node.network.as_ref().map(network));
+    put(&mut object, "fs", node.fs.as_ref().map(space));
+    if let Some(images) = &node.image_fs {
+        let mut runtime = Object::new();
+        set(&mut runtime, "imageFs", space(images));
+        set(&mut runtime, "containerFs", space(node.container_fs.as_ref().unwrap_or(images)));
+        set(&mut object, "runtime", runtime);
+    }
+    if let Some(processes) = &node.processes {
+        let mut limit = timed(processes.at);
+        put(&mut limit, "maxpid", processes.most);
+        put(&mut limit, "curproc", processes.now);
+        set(&mut object, "rlimit", limit);
+    }
+    object
+}
+
+fn pod(pod: &PodUse) -> Value {
+    let mut reference = Object::new();
+    set(&mut reference, "name", pod.name.as_str());
+    set(&mut reference, "namespace", pod.namespace.as_str());
+    set(&mut reference, "uid", pod.uid.as_str());
+    let mut object = Object::new();
+    set(&mut object, "podRef", reference);
+    since(&mut object, pod.started);
+    set(&mut object, "containers", pod.containers.iter().map(container).collect::<Vec<Value>>());
+    numbers(&mut object, &pod.numbers);
+    put(&mut object, "network", pod.network.as_ref().map(network));
+    if !pod.volumes.is_empty() {
+        let volumes = pod.volumes.iter().map(|one| volume(one, &pod.namespace));
+        set(&mut object, "volume", volumes.collect::<Vec<Value>>());
+    }
+    put(&mut object, "ephemeral-storage", pod.local_storage.as_ref().map(space));
+    if let Some(count) = pod.numbers.processes {
+        let mut processes = Object::new();
+        set(&mut processes, "process_count", count);
+        set(&mut object, "process_stats", processes);
+    }
+    Value::Object(object)
+}
+
+fn container(container: &ContainerUse) -> Value {
+    let mut object = Object::new();
+    set(&mut object, "name", container.name.as_str());
+    since(&mut object, container.started);
+    numbers(&mut object, &container.numbers);
+    put(&mut object, "rootfs", container.rootfs.as_ref().map(space));
+    put(&mut object, "logs", container.logs.as_ref().map(space));
+    Value::Object(object)
+}
+
+/// Processors, memory, swap and disks.
+fn numbers(object: &mut Object, numbers: &Numbers) {
+    let mut cpu = timed(numbers.at);
+    put(&mut cpu, "usageNanoCores", numbers.rate);
+    put(&mut cpu, "usageCoreNanoSeconds", numbers.cpu);
+    put(&mut cpu, "psi", numbers.cpu_pressure.as_ref().map(pressure));
+    set(object, "cpu", cpu);
+    let mut memory = timed(numbers.at);
+    put(&mut memory, "availableBytes", numbers.available);
+    put(&mut memory, "usageBytes", numbers.usage);
+    put(&mut memory, "workingSetBytes", numbers.working_set);
+    put(&mut memory, "rssBytes", numbers.rss);
+    put(&mut memory, "pageFaults", numbers.faults);
+    put(&mut memory, "majorPageFaults", numbers.major_faults);
+    put(&mut memory, "psi", numbers.memory_pressure.as_ref().map(pressure));
+    set(object, "memory", memory);
+    if let Some(waits) = &numbers.io_pressure {
+        let mut io = timed(numbers.at);
+        set(&mut io, "psi", pressure(waits));
+        set(object, "io", io);
+    }
+    if numbers.swap.is_some() {
+        let mut swap = timed(numbers.at);
+        put(&mut swap, "swapAvailableBytes", numbers.swap_available);
+        put(&mut swap, "swapUsageBytes", numbers.swap);
+        set(object, "swap", swap);
+    }
+}
+
+fn pressure(pressure: &Pressure) -> Object {
+    let share = |share: &Share| {
+        let mut object = Object::new();
+        set(&mut object, "total", share.total);
+        set(&mut object, "avg10", share.avg10);
+        set(&mut object, "avg60", share.avg60);
+        set(&mut object, "avg300", share.avg300);
+        object
+    };
+    let mut object = Object::new();
+    set(&mut object, "full", share(&pressure.full));
+    set(&mut object, "some", share(&pressure.some));
+    object
+}
+
+fn network(network: &Network) -> Object {
+    let fields = |object: &mut Object, interface: &Interface| {
+        set(object, "name", interface.name.as_str());
+        set(object, "rxBytes", interface.received.bytes);
+        set(object, "rxErrors", interface.received.errors);
+        set(object, "txBytes", interface.sent.bytes);
+        set(object, "txErrors", interface.sent.errors);
+    };
+    let mut object = timed(network.at);
+    match network.interfaces.iter().find(|interface| interface.name == "eth0") {
+        Some(default) => fields(&mut object, default),
+        None => set(&mut object, "name", ""),
+    }
+    let all = network.interfaces.iter().map(|interface| {
+        let mut object = Object::new();
+        fields(&mut object, interface);
+        Value::Object(object)
+    });
+    set(&mut object, "interfaces", all.collect::<Vec<Value>>());
+    object
+}
+
+fn space(space: &FileSystem) -> Object {
+    let mut object = timed(space.at);
+    put(&mut object, "availableBytes", space.available);
+    put(&mut object, "capacityBytes", space.capacity);
+    put(&mut object, "usedBytes", space.used);
+    put(&mut object, "inodesFree", space.inodes_free);
+    put(&mut object, "inodes", space.inodes);
+    put(&mut object, "inodesUsed", space.inodes_used);
+    object
+}
+
+fn volume(volume: &VolumeUse, namespace: &str) -> Value {
+    let mut object = space(&volume.space);
+    set(&mut object, "name", volume.name.as_str());
+    if let Some(claim) = &volume.claim {
+        let mut reference = Object::new();
+        set(&mut reference, "name", claim.as_str());
+        set(&mut reference, "namespace", namespace);
+        set(&mut object, "pvcRef", reference);
+    }
+    Value::Object(object)
+}

@@ -1,0 +1,647 @@
+//! The collector on a made-up machine.
+
+use super::*;
+use crate::model::ids::{ContainerId, ImageRef, SandboxId};
+use crate::model::runtime::{ContainerState, ContainerStatus, ListedContainer, ListedSandbox, SandboxState};
+use crate::resources::cgroups::Version;
+use crate::transport::endpoint::EndpointError;
+use crate::transport::generated::{MessageField, runtime};
+use crate::util::metrics::Page;
+use crate::util::threads::{self, OnDeath, Stack};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+type Pods = Arc<Mutex<Arc<BTreeMap<PodUid, ListedPod>>>>;
+
+/// A runtime with two containers, of which `by-runtime` has no cgroup.
+#[derive(Clone, Default)]
+struct Fake {
+    layers: usize,
+    by_pod: bool,
+    fails: bool,
+    asked: Arc<AtomicUsize>,
+}
+
+fn error() -> CriError {
+    CriError::Endpoint { field: "x", source: EndpointError::Empty }
+}
+
+fn number(value: u64) -> MessageField<runtime::UInt64Value> {
+    MessageField::some(runtime::UInt64Value { value, ..Default::default() })
+}
+
+impl Fake {
+    fn container(&self, id: &str) -> runtime::ContainerStats {
+        runtime::ContainerStats {
+            attributes: MessageField::some(runtime::ContainerAttributes {
+                id: id.into(),
+                ..Default::default()
+            }),
+            cpu: MessageField::some(runtime::CpuUsage {
+                timestamp: 1_700_000_000_500_000_000,
+                usage_core_nano_seconds: number(3_000_000_000),
+                usage_nano_cores: number(250_000_000),
+                ..Default::default()
+            }),
+            memory: MessageField::some(runtime::MemoryUsage {
+                timestamp: 1_700_000_000_500_000_000,
+                working_set_bytes: number(77),
+                available_bytes: number(0),
+                ..Default::default()
+            }),
+            writable_layer: MessageField::some(runtime::FilesystemUsage {
+                timestamp: 1_700_000_000_000_000_000,
+                fs_id: MessageField::some(runtime::FilesystemIdentifier {
+                    mountpoint: "/".into(),
+                    ..Default::default()
+                }),
+                used_bytes: number(4096),
+                inodes_used: number(3),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+}
+
+impl Runtime for Fake {
+    fn pod_stats(&self) -> Result<Vec<runtime::PodSandboxStats>, CriError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if !self.by_pod {
+            return Err(error());
+        }
+        let interface = runtime::NetworkInterfaceUsage {
+            name: "eth0".into(),
+            rx_bytes: number(11),
+            tx_bytes: number(12),
+            ..Default::default()
+        };
+        let linux = runtime::LinuxPodSandboxStats {
+            cpu: MessageField::some(runtime::CpuUsage {
+                usage_core_nano_seconds: number(5),
+                ..Default::default()
+            }),
+            network: MessageField::some(runtime::NetworkUsage {
+                default_interface: MessageField::some(interface),
+                ..Default::default()
+            }),
+            process: MessageField::some(runtime::ProcessUsage {
+                process_count: number(4),
+                ..Default::default()
+            }),
+            containers: vec![self.container("by-runtime")],
+            ..Default::default()
+        };
+        let attributes = runtime::PodSandboxAttributes { id: "s2".into(), ..Default::default() };
+        Ok(vec![runtime::PodSandboxStats {
+            attributes: MessageField::some(attributes),
+            linux: MessageField::some(linux),
+            ..Default::default()
+        }])
+    }
+
+    fn container_stats(&self) -> Result<Vec<runtime::ContainerStats>, CriError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if self.fails {
+            return Err(error());
+        }
+        let mut all = vec![self.container("c1"), self.container("by-runtime")];
+        all.extend((0..self.layers).map(|at| self.container(&format!("c{at}"))));
+        Ok(all)
+    }
+
+    fn image_fs_info(&self) -> Result<runtime::ImageFsInfoResponse, CriError> {
+        if self.fails {
+            return Err(error());
+        }
+        let images = self.container("x").writable_layer.into_option();
+        Ok(runtime::ImageFsInfoResponse {
+            image_filesystems: images.into_iter().collect(),
+            ..Default::default()
+        })
+    }
+}
+
+fn listed(uid: &str, name: &str, sandbox: &str, containers: &[(&str, &str, ContainerState)]) -> ListedPod {
+    ListedPod {
+        uid: uid.into(),
+        name: name.into(),
+        namespace: "default".into(),
+        sandboxes: vec![ListedSandbox {
+            id: SandboxId::from(sandbox),
+            state: SandboxState::Ready,
+            attempt: 0,
+            created_at: Timestamp::from_second(1_600_000_000).ok(),
+        }],
+        containers: containers
+            .iter()
+            .map(|(id, name, state)| ListedContainer {
+                id: ContainerId::from(*id),
+                name: (*name).into(),
+                sandbox_id: SandboxId::from(sandbox),
+                state: *state,
+                attempt: 0,
+                created_at: Timestamp::from_second(1_600_000_001).ok(),
+                image_ref: ImageRef::default(),
+                annotations: Arc::default(),
+            })
+            .collect(),
+        ..ListedPod::default()
+    }
+}
+
+struct Machine {
+    dir: tempfile::TempDir,
+    pods: Pods,
+    fake: Fake,
+    collector: Collector,
+}
+
+fn write(root: &Path, files: &[(&str, &str)]) {
+    for (path, content) in files {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+}
+
+fn cgroup(root: &Path, path: &str, process: &str) {
+    for (file, content) in [
+        ("cpu.stat", "usage_usec 2000000\nuser_usec 1500000\nsystem_usec 500000\n"),
+        ("memory.current", "10000000\n"),
+        ("memory.stat", "anon 4000000\nfile 6000000\ninactive_file 1000000\npgfault 5\npgmajfault 1\n"),
+        ("memory.max", "20000000\n"),
+        ("memory.swap.current", "100\n"),
+        ("memory.swap.max", "max\n"),
+        (
+            "cpu.pressure",
+            "some avg10=1.00 avg60=0.00 avg300=0.00 total=7\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=3\n",
+        ),
+        (
+            "memory.pressure",
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+        ),
+        (
+            "io.pressure",
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total=2\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+        ),
+        ("io.stat", "8:0 rbytes=1 wbytes=2 rios=3 wios=4\n"),
+        ("cgroup.procs", process),
+    ] {
+        write(root, &[(&format!("cg/{path}/{file}"), content)]);
+    }
+}
+
+fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    cgroup(root, "", "1\n");
+    write(
+        root,
+        &[
+            ("proc/meminfo", "MemTotal: 1000000 kB\nSwapTotal: 8 kB\nSwapFree: 6 kB\n"),
+            ("proc/stat", "cpu 1\nbtime 1500000000\n"),
+            ("proc/loadavg", "0.1 0.1 0.1 2/345 9\n"),
+            ("proc/sys/kernel/pid_max", "4194304\n"),
+            ("proc/sys/kernel/threads-max", "30000\n"),
+            ("proc/self/cgroup", "0::/system.slice/coracle.service\n"),
+            ("proc/1/net/dev", "lo: 1 1 1 1 1 1 1 1 1 1 1 1\neth0: 1 2 3 4 0 0 0 0 5 6 7 8 0 0 0 0\n"),
+            ("proc/77/net/dev", "eth0: 10 20 30 40 0 0 0 0 50 60 70 80 0 0 0 0\n"),
+            ("root/pods/u1/etc-hosts", "x"),
+            ("logs/default_web_u1/a/0.log", "0123456789"),
+            ("cg/memory.current", ""),
+        ],
+    );
+    std::fs::remove_file(root.join("cg/memory.current")).unwrap();
+    std::fs::remove_file(root.join("cg/memory.max")).unwrap();
+    cgroup(root, "system.slice/coracle.service", "9\n");
+    let pods: Pods =
+        Arc::new(Mutex::new(Arc::new(pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect())));
+    let settings = Settings {
+        node: "n1".into(),
+        roots: Roots { proc: root.join("proc"), sys: root.join("sys") },
+        cgroups: Cgroups { root: root.join("cg"), version: Version::V2, controllers: BTreeSet::new() },
+        root_dir: root.join("root"),
+        pod_logs_dir: root.join("logs"),
+        system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", "/none".into())],
+        started: Timestamp::from_second(1_650_000_000).unwrap(),
+        volume_period: Some(Duration::from_secs(60)),
+    };
+    let shown = Arc::clone(&pods);
+    let seen = ContainerStatus {
+        image: "docker.io/library/web:1".into(),
+        ..ContainerStatus::blank("c1", "a", ContainerState::Running)
+    };
+    let deps = Deps {
+        pods: Box::new(move || Arc::clone(&shown.lock().unwrap())),
+        pod: Box::new(move |uid| {
+            Some(Arc::new(PodRuntime { containers: vec![seen.clone()], ..PodRuntime::absent(uid.clone()) }))
+        }),
+        volumes: Box::new(move |_| volumes.clone()),
+        runtime: Box::new(fake.clone()),
+    };
+    Machine { dir, pods, fake, collector: Collector::new(settings, deps) }
+}
+
+fn one_pod() -> Vec<ListedPod> {
+    use ContainerState::{Exited, Running};
+    vec![listed("u1", "web", "s1", &[("c1", "a", Running), ("c0", "a", Exited)])]
+}
+
+fn with_cgroups(fake: Fake) -> Machine {
+    let machine = machine(fake, one_pod(), Vec::new());
+    cgroup(machine.dir.path(), "k8s.io/c1", "78\n79\n");
+    cgroup(machine.dir.path(), "k8s.io/s1", "77\n");
+    machine
+}
+
+/// The names of all fields, with `[]` for what is in lists.
+fn shape(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                shape(value, &format!("{path}.{name}"), found);
+            }
+        }
+        Value::Array(items) => {
+            found.insert(format!("{path}[]"));
+            items.iter().for_each(|item| shape(item, &format!("{path}[]"), found));
+        }
+        _ => {
+            found.insert(path.to_owned());
+        }
+    }
+}
+
+const CPU: [&str; 3] = ["time", "usageNanoCores", "usageCoreNanoSeconds"];
+const MEMORY: [&str; 6] =
+    ["time", "usageBytes", "workingSetBytes", "rssBytes", "pageFaults", "majorPageFaults"];
+const SPACE: [&str; 7] =
+    ["time", "availableBytes", "capacityBytes", "usedBytes", "inodesFree", "inodes", "inodesUsed"];
+const INTERFACE: [&str; 5] = ["name", "rxBytes", "rxErrors", "txBytes", "txErrors"];
+
+fn numbers(path: &str, limited: bool, psi: bool, expected: &mut BTreeSet<String>) {
+    let mut add = |part: &str, names: &[&str]| {
+        expected.extend(names.iter().map(|name| format!("{path}.{part}.{name}")));
+    };
+    add("cpu", &CPU);
+    add("memory", &MEMORY);
+    add("swap", &["time", "swapUsageBytes"]);
+    if limited {
+        add("memory", &["availableBytes"]);
+    }
+    if psi {
+        add("io", &["time"]);
+        for part in ["cpu", "memory", "io"] {
+            for which in ["full", "some"] {
+                for name in ["total", "avg10", "avg60", "avg300"] {
+                    add(part, &[&format!("psi.{which}.{name}")]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_summary_has_the_fields_of_the_api_and_no_others() {
+    let volume = VolumeAt {
+        name: "v".into(),
+        path: "/proc/self/fd".into(),
+        walk: false,
+        ephemeral: false,
+        claim: Some("c".into()),
+    };
+    let machine = machine(Fake::default(), one_pod(), vec![volume]);
+    cgroup(machine.dir.path(), "k8s.io/c1", "78\n79\n");
+    cgroup(machine.dir.path(), "k8s.io/s1", "77\n");
+    let summary = json(&machine.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let mut found = BTreeSet::new();
+    shape(&summary, "", &mut found);
+    let mut expected = BTreeSet::new();
+    numbers(".node", true, true, &mut expected);
+    numbers(".node.systemContainers[]", true, true, &mut expected);
+    numbers(".pods[]", false, false, &mut expected);
+    numbers(".pods[].containers[]", true, true, &mut expected);
+    for (path, names) in [
+        (
+            ".node",
+            &["nodeName", "startTime", "systemContainers[]", "network.time", "network.interfaces[]"][..],
+        ),
+        (".node", &["rlimit.time", "rlimit.maxpid", "rlimit.curproc", "swap.swapAvailableBytes"]),
+        (".node.systemContainers[]", &["name", "startTime"]),
+        (".node.network", &INTERFACE),
+        (".node.network.interfaces[]", &INTERFACE),
+        (".node.fs", &SPACE),
+        (".node.runtime.imageFs", &SPACE),
+        (".node.runtime.containerFs", &SPACE),
+        ("", &["pods[]"]),
+        (".pods[]", &["startTime", "containers[]", "process_stats.process_count", "volume[]"]),
+        (".pods[].podRef", &["name", "namespace", "uid"]),
+        (".pods[].network", &INTERFACE),
+        (".pods[].network", &["time", "interfaces[]"]),
+        (".pods[].network.interfaces[]", &INTERFACE),
+        (".pods[].ephemeral-storage", &SPACE),
+        (".pods[].volume[]", &["name", "pvcRef.name", "pvcRef.namespace"]),
+        (".pods[].volume[]", &SPACE),
+        (".pods[].containers[]", &["name", "startTime"]),
+        (".pods[].containers[].rootfs", &SPACE),
+        (".pods[].containers[].logs", &SPACE),
+    ] {
+        expected.extend(names.iter().map(|name| format!("{path}.{name}")));
+    }
+    assert_eq!(found, expected);
+
+    let node = &summary["node"];
+    assert_eq!(node["startTime"], "2017-07-14T02:40:00Z");
+    // anon and file, less what is inactive; all of the memory is the limit.
+    assert_eq!(
+        (&node["memory"]["usageBytes"], &node["memory"]["workingSetBytes"]),
+        (&json!(10_000_000), &json!(9_000_000))
+    );
+    assert_eq!(node["memory"]["availableBytes"], json!(1_024_000_000 - 9_000_000));
+    assert_eq!((&node["rlimit"]["maxpid"], &node["rlimit"]["curproc"]), (&json!(30_000), &json!(345)));
+    assert_eq!((&node["swap"]["swapUsageBytes"], &node["network"]["rxErrors"]), (&json!(2048), &json!(3)));
+    assert_eq!(node["runtime"]["imageFs"]["usedBytes"], 4096);
+    let system: Vec<&Value> =
+        node["systemContainers"].as_array().unwrap().iter().map(|part| &part["name"]).collect();
+    assert_eq!(system, ["kubelet", "pods"]);
+    let pod = &summary["pods"][0];
+    assert_eq!(pod["podRef"], json!({"name": "web", "namespace": "default", "uid": "u1"}));
+    assert_eq!(
+        (&pod["memory"]["workingSetBytes"], &pod["network"]["txBytes"]),
+        (&json!(18_000_000), &json!(50))
+    );
+    assert_eq!(pod["process_stats"]["process_count"], 3);
+    assert_eq!(pod["startTime"], "2020-09-13T12:26:40Z");
+    let containers = pod["containers"].as_array().unwrap();
+    assert_eq!(containers.len(), 1, "an ended instance has no numbers");
+    assert_eq!(containers[0]["rootfs"]["usedBytes"], 4096);
+    assert!(containers[0]["logs"]["usedBytes"].as_u64().unwrap() >= 10);
+    assert!(pod["ephemeral-storage"]["usedBytes"].as_u64().unwrap() >= 4096 + 10);
+}
+
+#[test]
+fn processors_and_memory_alone_ask_the_runtime_nothing() {
+    let machine = with_cgroups(Fake::default());
+    let summary = json(&machine.collector.snapshot(Wanted::BRIEF).unwrap());
+    assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 0);
+    let pod = &summary["pods"][0];
+    assert!(pod.get("network").is_none() && summary["node"].get("fs").is_none());
+    assert_eq!(pod["cpu"]["usageCoreNanoSeconds"], 4_000_000_000_u64);
+    // The counters of the files did not move between the two samples of a first question.
+    assert_eq!(pod["cpu"]["usageNanoCores"], 0);
+}
+
+#[test]
+fn who_asks_within_a_second_shares_a_collection() {
+    let machine = with_cgroups(Fake::default());
+    let first = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
+    let again = machine.collector.snapshot(Wanted::RESOURCE).unwrap();
+    assert!(Arc::ptr_eq(&first, &again));
+    assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1);
+    let more = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
+    assert!(!Arc::ptr_eq(&first, &more));
+
+    // Many at once: one collects, the others wait for it.
+    let machine = with_cgroups(Fake::default());
+    let (answers, collected) = crossbeam_channel::bounded(8);
+    let asking: Vec<_> = (0..8)
+        .map(|_| {
+            let (collector, answers) = (machine.collector.clone(), answers.clone());
+            threads::spawn("asks", Stack::Small, OnDeath::Nobody, move |_| {
+                answers.send(collector.snapshot(Wanted::SUMMARY).unwrap()).unwrap();
+            })
+            .unwrap()
+        })
+        .collect();
+    let collected: Vec<Arc<Snapshot>> = collected.iter().take(8).collect();
+    drop(asking);
+    assert!(collected.iter().all(|one| Arc::ptr_eq(one, &collected[0])));
+    assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn what_has_no_cgroup_is_asked_of_the_runtime() {
+    let pods = || vec![listed("u2", "vm", "s2", &[("by-runtime", "a", ContainerState::Running)])];
+    let machine = machine(Fake { by_pod: true, ..Fake::default() }, pods(), Vec::new());
+    let summary = json(&machine.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let pod = &summary["pods"][0];
+    assert_eq!((&pod["cpu"]["usageCoreNanoSeconds"], &pod["network"]["rxBytes"]), (&json!(5), &json!(11)));
+    assert_eq!(pod["process_stats"]["process_count"], 4);
+    let container = &pod["containers"][0];
+    assert_eq!(container["memory"]["workingSetBytes"], 77);
+    assert_eq!(
+        (&container["cpu"]["usageNanoCores"], &container["cpu"]["time"]),
+        (&json!(250_000_000), &json!("2023-11-14T22:13:20Z"))
+    );
+    assert!(container["memory"].get("availableBytes").is_none());
+
+    // A runtime that does not know the call by pod is asked by container, from then on only so.
+    let machine = self::machine(Fake::default(), pods(), Vec::new());
+    for asked in [2, 3] {
+        let summary = json(&machine.collector.snapshot(Wanted::CADVISOR).unwrap());
+        assert_eq!(summary["pods"][0]["memory"]["workingSetBytes"], 77);
+        assert_eq!(machine.fake.asked.load(Ordering::Relaxed), asked);
+        machine.collector.shared.lock().last = None;
+    }
+
+    // And one that does not answer leaves its pods out.
+    let machine = self::machine(Fake { fails: true, ..Fake::default() }, pods(), Vec::new());
+    let snapshot = machine.collector.snapshot(Wanted::RESOURCE).unwrap();
+    assert!(snapshot.pods.is_empty() && snapshot.incomplete);
+    assert!(matches!(machine.collector.snapshot(Wanted::SUMMARY), Err(StatsError::ImageFs(_))));
+    // The failure has not kept the work.
+    assert!(machine.collector.snapshot(Wanted::RESOURCE).is_ok());
+}
+
+#[test]
+fn a_pod_that_has_ended_is_gone_and_forgotten() {
+    let machine = with_cgroups(Fake::default());
+    assert_eq!(machine.collector.snapshot(Wanted::SUMMARY).unwrap().pods.len(), 1);
+    std::fs::remove_dir_all(machine.dir.path().join("cg/k8s.io")).unwrap();
+    machine.collector.shared.lock().last = None;
+    let left = machine.collector.snapshot(Wanted { details: true, ..Wanted::RESOURCE }).unwrap();
+    assert!(left.pods.is_empty(), "the runtime is not asked for a cgroup that is gone: {left:?}");
+    *machine.pods.lock().unwrap() = Arc::default();
+    machine.collector.shared.lock().last = None;
+    assert!(machine.collector.snapshot(Wanted::SUMMARY).unwrap().pods.is_empty());
+    let state = machine.collector.shared.lock();
+    let work = state.work.as_ref().unwrap();
+    assert!(work.volumes.is_empty() && work.places.get("c1").is_none());
+}
+
+#[test]
+fn a_machine_without_cgroups_is_an_error() {
+    let machine = with_cgroups(Fake::default());
+    std::fs::remove_file(machine.dir.path().join("cg/memory.stat")).unwrap();
+    let error = machine.collector.snapshot(Wanted::BRIEF).unwrap_err();
+    assert!(error.to_string().starts_with("failed to get root cgroup stats: "), "{error}");
+    let mut page = Page::new();
+    resource(None, &mut page);
+    assert!(page.into_text().contains("resource_scrape_error 1\n"));
+}
+
+#[test]
+fn the_resource_page_carries_the_moments_of_its_samples() {
+    let machine = with_cgroups(Fake::default());
+    let snapshot = machine.collector.snapshot(Wanted::RESOURCE).unwrap();
+    let mut page = Page::new();
+    resource(Some(&snapshot), &mut page);
+    let text = page.into_text();
+    let at = snapshot.pods[0].containers[0].numbers.at.as_millisecond();
+    for line in [
+        "resource_scrape_error 0".to_owned(),
+        format!(
+            "container_cpu_usage_seconds_total{{container=\"a\",namespace=\"default\",pod=\"web\"}} 2 {at}"
+        ),
+        format!(
+            "container_memory_working_set_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 9000000 {at}"
+        ),
+        format!("container_swap_usage_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 100 {at}"),
+        "container_start_time_seconds{container=\"a\",namespace=\"default\",pod=\"web\"} 1600000001"
+            .to_owned(),
+    ] {
+        assert!(text.lines().any(|one| one == line), "{line} in\n{text}");
+    }
+    for name in [
+        "node_cpu_usage_seconds_total 2 ",
+        "node_memory_working_set_bytes 9000000 ",
+        "node_swap_usage_bytes 2048 ",
+        "pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"web\"} 4 ",
+        "pod_memory_working_set_bytes{namespace=\"default\",pod=\"web\"} 18000000 ",
+    ] {
+        assert!(text.contains(name), "{name} in\n{text}");
+    }
+    // No limit, no sample.
+    assert!(!text.contains("container_swap_limit_bytes"));
+}
+
+#[test]
+fn the_long_page_has_the_labels_that_dashboards_use() {
+    let machine = with_cgroups(Fake::default());
+    write(machine.dir.path(), &[("sys/dev/block/8:0/uevent", "MAJOR=8\nMINOR=0\nDEVNAME=sda\n")]);
+    let snapshot = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let mut page = Page::new();
+    cadvisor(&snapshot, machine.collector.roots(), &mut page);
+    let text = page.into_text();
+    let of_container = "id=\"/k8s.io/c1\",image=\"docker.io/library/web:1\",name=\"c1\"";
+    for start in [
+        format!("container_cpu_usage_seconds_total{{container=\"a\",cpu=\"total\",{of_container},namespace=\"default\",pod=\"web\"}} 2 "),
+        format!("container_memory_working_set_bytes{{container=\"a\",{of_container},namespace=\"default\",pod=\"web\"}} 9000000 "),
+        format!("container_fs_writes_total{{container=\"a\",device=\"/dev/sda\",{of_container},namespace=\"default\",pod=\"web\"}} 4 "),
+        format!("container_fs_usage_bytes{{container=\"a\",device=\"\",{of_container},namespace=\"default\",pod=\"web\"}} 4096 "),
+        "container_network_receive_bytes_total{container=\"\",interface=\"eth0\",id=\"/k8s.io/s1\",image=\"\",name=\"s1\",namespace=\"default\",pod=\"web\"} 10 ".to_owned(),
+        "container_memory_rss{container=\"\",id=\"/\",image=\"\",name=\"\",namespace=\"\",pod=\"\"} 4000000 ".to_owned(),
+        "container_pressure_cpu_waiting_seconds_total{container=\"\",id=\"/\",".to_owned(),
+        "container_network_transmit_packets_dropped_total{container=\"\",interface=\"eth0\",id=\"/\",".to_owned(),
+        "cadvisor_version_info{".to_owned(),
+    ] {
+        assert!(text.lines().any(|line| line.starts_with(&start)), "{start} in\n{text}");
+    }
+    assert!(
+        !text.contains("container_cpu_cfs_periods_total"),
+        "without a limit there is nothing to wait for"
+    );
+}
+
+#[test]
+fn volumes_are_walked_once_a_period() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str, walk| VolumeAt {
+        name: name.into(),
+        path: place.path().to_owned(),
+        walk,
+        ephemeral: walk,
+        claim: None,
+    };
+    let machine = machine(Fake::default(), one_pod(), vec![at("walked", true), at("told", false)]);
+    cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
+    let used = |name: &str| {
+        machine.collector.shared.lock().last = None;
+        let snapshot = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
+        let volume = snapshot.pods[0].volumes.iter().find(|volume| volume.name == name).unwrap().clone();
+        (volume.space.used.unwrap(), snapshot.pods[0].local_storage.as_ref().unwrap().used.unwrap())
+    };
+    let (before, all) = used("walked");
+    assert!(used("told").0 > before && all >= before + 4096);
+    std::fs::write(place.path().join("new"), vec![1; 100_000]).unwrap();
+    assert_eq!(used("walked").0, before, "the period is not over");
+    for (at, _) in machine.collector.shared.lock().work.as_mut().unwrap().volumes.values_mut() {
+        *at -= Duration::from_secs(60);
+    }
+    assert!(used("walked").0 >= before + 100_000);
+}
+
+#[test]
+fn claims_are_shown_once() {
+    let volume = |claim: Option<&str>| VolumeUse {
+        name: "v".into(),
+        claim: claim.map(str::to_owned),
+        ephemeral: false,
+        space: FileSystem { capacity: Some(10), used: Some(3), ..FileSystem::default() },
+    };
+    let (with, without) = (volume(Some("data")), volume(None));
+    let mut page = Page::new();
+    volumes([("a", &with), ("a", &with), ("b", &with), ("a", &without)].into_iter(), &mut page);
+    let text = page.into_text();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(
+        lines,
+        [
+            "kubelet_volume_stats_capacity_bytes{namespace=\"a\",persistentvolumeclaim=\"data\"} 10",
+            "kubelet_volume_stats_capacity_bytes{namespace=\"b\",persistentvolumeclaim=\"data\"} 10",
+            "kubelet_volume_stats_used_bytes{namespace=\"a\",persistentvolumeclaim=\"data\"} 3",
+            "kubelet_volume_stats_used_bytes{namespace=\"b\",persistentvolumeclaim=\"data\"} 3",
+        ]
+    );
+}
+
+/// Printed, not judged: machines differ.
+#[test]
+fn the_cost_of_a_hundred_pods() {
+    let pods = (0..100)
+        .map(|at| {
+            let (sandbox, container) = (format!("s{at}"), format!("c{at}"));
+            listed(
+                &format!("u{at}"),
+                &format!("web-{at}"),
+                &sandbox,
+                &[(&container, "a", ContainerState::Running)],
+            )
+        })
+        .collect();
+    let machine = machine(Fake { layers: 100, ..Fake::default() }, pods, Vec::new());
+    for at in 0..100 {
+        cgroup(machine.dir.path(), &format!("k8s.io/c{at}"), "78\n");
+        cgroup(machine.dir.path(), &format!("k8s.io/s{at}"), "77\n");
+    }
+    // Two samples, so that no question waits.
+    machine.collector.snapshot(Wanted::SUMMARY).unwrap();
+    for (what, wanted) in [
+        ("summary", Wanted::SUMMARY),
+        ("brief", Wanted::BRIEF),
+        ("resource", Wanted::RESOURCE),
+        ("cadvisor", Wanted::CADVISOR),
+    ] {
+        machine.collector.shared.lock().last = None;
+        let begun = Instant::now();
+        let snapshot = machine.collector.snapshot(wanted).unwrap();
+        let collected = begun.elapsed();
+        let mut page = Page::new();
+        let bytes = match what {
+            "resource" => {
+                resource(Some(&snapshot), &mut page);
+                page.into_text().len()
+            }
+            "cadvisor" => {
+                cadvisor(&snapshot, machine.collector.roots(), &mut page);
+                page.into_text().len()
+            }
+            _ => serde_json::to_vec(&json(&snapshot)).unwrap().len(),
+        };
+        println!("{what}: {collected:?} to collect, {:?} with the text, {bytes} bytes", begun.elapsed());
+        assert_eq!(snapshot.pods.len(), 100);
+    }
+}

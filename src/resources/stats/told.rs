@@ -1,0 +1,220 @@
+//! What the runtime tells of containers, for those whose cgroups cannot be read.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+
+use super::sample::{FileSystem, Interface, Network, Numbers, Pressure, Share, Traffic};
+use super::space;
+use crate::cri::{Class, CriError, ImageClient, RuntimeClient};
+use crate::resources::disk::{self, DiskSpace};
+use crate::transport::generated::{MessageField, runtime};
+
+/// The answers of one collection, by id.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) pods: BTreeMap<String, ToldPod>,
+    pub(super) containers: BTreeMap<String, ToldContainer>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ToldPod {
+    pub(super) numbers: Numbers,
+    pub(super) network: Option<Network>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ToldContainer {
+    pub(super) numbers: Numbers,
+    pub(super) layer: Option<Layer>,
+}
+
+/// A writable layer.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Layer {
+    pub(super) place: PathBuf,
+    pub(super) bytes: Option<u64>,
+    pub(super) inodes: Option<u64>,
+    pub(super) at: Option<Timestamp>,
+}
+
+/// Which numbers are needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Of pods and containers.
+    All,
+    /// Of writable layers only.
+    Layers,
+}
+
+/// What a runtime can be asked for. The client implements it; tests bring their own.
+pub trait Runtime: Send + Sync {
+    /// Of pods with their containers.
+    ///
+    /// # Errors
+    /// As of [`RuntimeClient::pod_stats`].
+    fn pod_stats(&self) -> Result<Vec<runtime::PodSandboxStats>, CriError>;
+    /// Of containers.
+    ///
+    /// # Errors
+    /// As of [`RuntimeClient::container_stats`].
+    fn container_stats(&self) -> Result<Vec<runtime::ContainerStats>, CriError>;
+    /// Of the file systems.
+    ///
+    /// # Errors
+    /// As of [`ImageClient::image_fs_info`].
+    fn image_fs_info(&self) -> Result<runtime::ImageFsInfoResponse, CriError>;
+}
+
+impl Runtime for (RuntimeClient, ImageClient) {
+    fn pod_stats(&self) -> Result<Vec<runtime::PodSandboxStats>, CriError> {
+        self.0.pod_stats()
+    }
+
+    fn container_stats(&self) -> Result<Vec<runtime::ContainerStats>, CriError> {
+        self.0.container_stats()
+    }
+
+    fn image_fs_info(&self) -> Result<runtime::ImageFsInfoResponse, CriError> {
+        self.1.image_fs_info()
+    }
+}
+
+/// Asks the runtime. `pods_refused` remembers that it does not know the call by pod.
+pub(super) fn ask(runtime: &dyn Runtime, need: Need, pods_refused: &mut bool) -> Result<Told, CriError> {
+    let mut told = Told::default();
+    if need == Need::All && !*pods_refused {
+        match runtime.pod_stats() {
+            Ok(pods) => {
+                for pod in pods {
+                    take_pod(&mut told, pod);
+                }
+                return Ok(told);
+            }
+            Err(error) if error.class() == Class::Unsupported => *pods_refused = true,
+            Err(error) => return Err(error),
+        }
+    }
+    for container in runtime.container_stats()? {
+        take_container(&mut told, container);
+    }
+    Ok(told)
+}
+
+fn take_pod(told: &mut Told, pod: runtime::PodSandboxStats) {
+    let Some(linux) = pod.linux.into_option() else { return };
+    let mut numbers = numbers(&linux.cpu, &linux.memory, &linux.io);
+    numbers.processes = value(&linux.process.process_count);
+    let network = linux.network.as_ref().map(network);
+    told.pods.insert(pod.attributes.id.clone(), ToldPod { numbers, network });
+    for container in linux.containers {
+        take_container(told, container);
+    }
+}
+
+fn take_container(told: &mut Told, container: runtime::ContainerStats) {
+    let mut numbers = numbers(&container.cpu, &container.memory, &container.io);
+    numbers.swap = value(&container.swap.swap_usage_bytes);
+    numbers.swap_available = value(&container.swap.swap_available_bytes);
+    let layer = container.writable_layer.as_ref().map(|layer| Layer {
+        place: PathBuf::from(&layer.fs_id.mountpoint),
+        bytes: value(&layer.used_bytes),
+        inodes: value(&layer.inodes_used),
+        at: time(layer.timestamp),
+    });
+    told.containers.insert(container.attributes.id.clone(), ToldContainer { numbers, layer });
+}
+
+fn numbers(cpu: &runtime::CpuUsage, memory: &runtime::MemoryUsage, io: &runtime::IoUsage) -> Numbers {
+    let pressure = |psi: &MessageField<runtime::PsiStats>| {
+        psi.as_ref().map(|psi| Pressure { full: share(&psi.full), some: share(&psi.some) })
+    };
+    Numbers {
+        at: time(cpu.timestamp).or(time(memory.timestamp)).unwrap_or_else(Timestamp::now),
+        cpu: value(&cpu.usage_core_nano_seconds),
+        rate: value(&cpu.usage_nano_cores),
+        usage: value(&memory.usage_bytes),
+        working_set: value(&memory.working_set_bytes),
+        rss: value(&memory.rss_bytes),
+        // Of no limit runtimes say 0, or how far it is to the largest number.
+        available: value(&memory.available_bytes).filter(|left| (1..=1 << 62).contains(left)),
+        faults: value(&memory.page_faults),
+        major_faults: value(&memory.major_page_faults),
+        cpu_pressure: pressure(&cpu.psi),
+        memory_pressure: pressure(&memory.psi),
+        io_pressure: pressure(&io.psi),
+        ..Numbers::default()
+    }
+}
+
+fn share(data: &runtime::PsiData) -> Share {
+    Share { avg10: data.avg10, avg60: data.avg60, avg300: data.avg300, total: data.total }
+}
+
+fn network(usage: &runtime::NetworkUsage) -> Network {
+    let interface = |usage: &runtime::NetworkInterfaceUsage| {
+        let traffic = |bytes, errors| Traffic {
+            bytes: value(bytes).unwrap_or(0),
+            errors: value(errors).unwrap_or(0),
+            ..Traffic::default()
+        };
+        Interface {
+            name: usage.name.clone(),
+            received: traffic(&usage.rx_bytes, &usage.rx_errors),
+            sent: traffic(&usage.tx_bytes, &usage.tx_errors),
+        }
+    };
+    let all = usage.default_interface.iter().chain(&usage.interfaces);
+    Network {
+        at: time(usage.timestamp).unwrap_or_else(Timestamp::now),
+        interfaces: all.map(interface).filter(|interface| interface.name != "lo").collect(),
+    }
+}
+
+fn value(field: &MessageField<runtime::UInt64Value>) -> Option<u64> {
+    field.as_ref().map(|field| field.value)
+}
+
+fn time(nanoseconds: i64) -> Option<Timestamp> {
+    (nanoseconds > 0).then(|| Timestamp::from_nanosecond(nanoseconds.into()).ok()).flatten()
+}
+
+/// File systems that were looked at in this collection: most layers are on one.
+#[derive(Debug, Default)]
+pub(super) struct Disks(BTreeMap<PathBuf, Option<DiskSpace>>);
+
+impl Disks {
+    /// The sizes of the file system at `place`, with what is used of it.
+    pub(super) fn part(&mut self, place: &Path, bytes: Option<u64>, inodes: Option<u64>) -> FileSystem {
+        let found = *self.0.entry(place.to_owned()).or_insert_with(|| disk::space(place).ok());
+        let sizes = found.as_ref().map(space::sizes).unwrap_or_default();
+        FileSystem { at: Timestamp::now(), used: bytes, inodes_used: inodes, ..sizes }
+    }
+
+    pub(super) fn layer(&mut self, layer: &Layer) -> FileSystem {
+        let mut part = self.part(&layer.place, layer.bytes, layer.inodes);
+        part.at = layer.at.unwrap_or(part.at);
+        part
+    }
+}
+
+/// The file systems of images and, where it is another, of writable layers.
+pub(super) fn image_file_systems(
+    answer: &runtime::ImageFsInfoResponse,
+    disks: &mut Disks,
+) -> (Option<FileSystem>, Option<FileSystem>) {
+    let mut of = |usage: &runtime::FilesystemUsage| {
+        disks.layer(&Layer {
+            place: PathBuf::from(&usage.fs_id.mountpoint),
+            bytes: value(&usage.used_bytes),
+            inodes: value(&usage.inodes_used),
+            at: time(usage.timestamp),
+        })
+    };
+    let images = answer.image_filesystems.first();
+    let containers = answer.container_filesystems.first().filter(|containers| {
+        images.is_none_or(|images| images.fs_id.mountpoint != containers.fs_id.mountpoint)
+    });
+    (images.map(&mut of), containers.map(&mut of))
+}

@@ -1,0 +1,64 @@
+//! Numbers of a node of a cluster, by way of the API server.
+
+use serde_json::{Value, json};
+
+use crate::joined::{Joined, LIMIT, pod, served, shared, text};
+use crate::support::launch::over;
+use crate::support::node::{FOREVER, busybox};
+use crate::support::wait::{wait_for, wait_until};
+
+#[test]
+fn the_summary_comes_through_the_api_server() {
+    let plane = shared();
+    let config = over(served(plane), json!({"serverTLSBootstrap": true}));
+    let joined = Joined::prepare(plane, "stats", config).start_and_wait();
+    let two = pod("summed", json!([busybox("main", FOREVER), busybox("side", FOREVER)]));
+    joined.bind(&two);
+    let shown = joined.wait_ready("summed");
+    let raw = |path: &str| {
+        let target = format!("/api/v1/nodes/{}/proxy{path}", joined.name);
+        let answer = plane.try_kubectl(&["get", "--raw", &target], "");
+        let text = String::from_utf8_lossy(&answer.stdout).into_owned();
+        answer.status.success().then_some(text)
+    };
+    // The API server asks for a certificate that it can check.
+    let wanted = wait_for("a request for a serving certificate", LIMIT, || {
+        let list = plane.get(&["csr"])?;
+        let all = list["items"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|csr| {
+            text(csr, "/spec/signerName") == "kubernetes.io/kubelet-serving"
+                && text(csr, "/spec/username") == "system:node:stats"
+        })
+    });
+    plane.kubectl(&["certificate", "approve", text(&wanted, "/metadata/name")]);
+    let summary = || -> Option<Value> { serde_json::from_str(&raw("/stats/summary")?).ok() };
+    wait_until("numbers of the pod", LIMIT, || {
+        summary().is_some_and(|summary| {
+            let mut pods = summary["pods"].as_array().into_iter().flatten();
+            pods.any(|pod| {
+                pod["podRef"]["uid"] == shown["metadata"]["uid"]
+                    && pod["containers"].as_array().is_some_and(|all| all.len() == 2)
+                    && pod["memory"]["workingSetBytes"].as_u64() > Some(0)
+            })
+        })
+    });
+    assert_eq!(summary().expect("a summary")["node"]["nodeName"], *joined.name);
+    let page = raw("/metrics/resource").expect("the page");
+    assert!(page.contains("resource_scrape_error 0\n"), "{page}");
+    for container in ["main", "side"] {
+        let series = format!(
+            "container_cpu_usage_seconds_total{{container=\"{container}\",namespace=\"default\",pod=\"summed\"}}"
+        );
+        let line = page
+            .lines()
+            .find(|line| line.starts_with(&series))
+            .unwrap_or_else(|| panic!("{series} in {page}"));
+        assert_eq!(line.split(' ').count(), 3, "a value and its time: {line}");
+    }
+    let own = raw("/metrics").expect("the page");
+    for name in ["kubelet_node_startup_duration_seconds ", "kubelet_certificate_manager_client_ttl_seconds "]
+    {
+        assert!(own.lines().any(|line| line.starts_with(name)), "{name} in {own}");
+    }
+    joined.finish(&["summed"]);
+}
