@@ -6,6 +6,7 @@
 //! decisions here.
 
 mod cluster;
+mod endpoints;
 mod metrics;
 mod node;
 mod report;

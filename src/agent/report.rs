@@ -47,6 +47,7 @@ pub(super) struct Sources {
     pub turn: Arc<Mutex<Instant>>,
     pub turn_limit: Duration,
     pub ephemeral: Counter,
+    pub endpoints: super::endpoints::Settings,
 }
 
 impl Sources {
@@ -70,6 +71,7 @@ impl Sources {
                     follow: options.follow,
                     tail_lines: options.tail,
                     since: options.since,
+                    stream: options.stream,
                     timestamps: options.timestamps,
                     limit_bytes: options.limit_bytes,
                 };
@@ -81,6 +83,7 @@ impl Sources {
                 let counter = self.ephemeral.clone();
                 Arc::new(move |pod, container| counter.want(pod, container))
             },
+            endpoints: super::endpoints::endpoints(self),
         }
     }
 

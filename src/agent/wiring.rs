@@ -11,7 +11,7 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, cluster, make_dir, report};
+use super::{StartError, cluster, endpoints, make_dir, report};
 use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
@@ -292,6 +292,7 @@ pub(super) fn start(
         turn,
         turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
         ephemeral,
+        endpoints: endpoints::Settings::new(args, config),
     };
     let server = server::spawn(server_settings(args, config), facts.server_deps(), supervisor.on_death())?;
     threads.push(server.running);

@@ -8,6 +8,7 @@
 //! is an error of each call, not of [`connect`].
 //! Absent on purpose: exec, attach and port-forward streams, and statistics.
 
+mod checkpoint;
 mod convert;
 mod errors;
 mod image_client;
@@ -16,6 +17,7 @@ mod runtime_client;
 
 use std::time::Duration;
 
+pub use checkpoint::Logging;
 pub use errors::{Class, CriError};
 pub use image_client::ImageClient;
 pub use inspect::{list_pods, pod_runtime};

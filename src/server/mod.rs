@@ -16,19 +16,25 @@
 
 mod claim;
 mod connection;
+mod container_logs;
 mod debug;
+mod endpoints;
 mod health;
 mod http;
 mod listener;
 mod main_port;
 mod metrics;
+mod node_logs;
+mod node_query;
 mod query;
 mod routes;
+mod run;
 mod select;
 mod streams;
 #[cfg(test)]
 mod tests;
 mod views;
+mod zpages;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -37,6 +43,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use claim::{Claim, claim};
+pub use endpoints::{Checkpoint, Endpoints, FindInstance, FindPod, RunCommand, Switches};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
 pub use select::{Selection, resolve};
@@ -94,6 +101,8 @@ pub struct LogOptions {
     pub tail: Option<u64>,
     /// Only lines at or after this time.
     pub since: Option<jiff::Timestamp>,
+    /// Only what came out of one of the container's outputs.
+    pub stream: Option<crate::model::log_line::Stream>,
     /// Put the time before each line.
     pub timestamps: bool,
     /// Stop after so many bytes.
@@ -143,6 +152,8 @@ pub struct Deps {
     pub metrics: Arc<WriteMetrics>,
     /// Takes what `coracle debug` wants.
     pub add_ephemeral: Arc<AddEphemeral>,
+    /// What the main port's plain answers ask for.
+    pub endpoints: Endpoints,
 }
 
 /// Why the server could not start.
