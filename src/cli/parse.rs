@@ -214,7 +214,10 @@ impl Line {
             return;
         };
         self.given.push(flag.name);
-        self.args.given.insert(flag.name, text.clone());
+        // Those say what to do instead of running.
+        if !matches!(flag.name, "check-config" | "print-config") {
+            self.args.given.insert(flag.name, text.clone());
+        }
         if let Effect::Refused(reason) = flag.effect()
             && parse_bool(&text) != Some(false)
         {

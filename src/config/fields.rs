@@ -284,7 +284,7 @@ pub static FIELDS: &[Field] = &[
     .works(),
     int("eventRecordQPS", 50, "events sent per second; 0 means the client library's 5").keeps_zero().works(),
     int("eventBurst", 100, "events that may be sent at once").works(),
-    flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward"),
+    flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward").works(),
     flag("enableContentionProfiling", false, "profile lock contention").ignored(),
     int("healthzPort", 10248, "port of the health endpoint; 0 turns it off").keeps_zero().works(),
     text("healthzBindAddress", "127.0.0.1", "IP address of the health endpoint").works(),
@@ -433,8 +433,8 @@ pub static FIELDS: &[Field] = &[
         "buffer of split info lines",
     )
     .ignored(),
-    flag("enableSystemLogHandler", true, "serve /logs of this machine"),
-    flag("enableSystemLogQuery", false, "answer queries for service logs"),
+    flag("enableSystemLogHandler", true, "serve /logs of this machine").works(),
+    flag("enableSystemLogQuery", false, "answer queries for service logs").works(),
     time("shutdownGracePeriod", "0s", "how long a machine shutdown is held back; 0 turns it off"),
     time("shutdownGracePeriodCriticalPods", "0s", "the part of shutdownGracePeriod kept for critical pods"),
     Field::of(
@@ -451,8 +451,8 @@ pub static FIELDS: &[Field] = &[
     .keeps_zero()
     .works(),
     Field::of("reservedMemory", Kind::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node"),
-    flag("enableProfilingHandler", true, "serve /debug/pprof"),
-    flag("enableDebugFlagsHandler", true, "serve /debug/flags/v"),
+    flag("enableProfilingHandler", true, "answer below /debug/pprof, where there are no profiles: 404 instead of 405").works(),
+    flag("enableDebugFlagsHandler", true, "serve /debug/flags/v").works(),
     flag("seccompDefault", false, "RuntimeDefault instead of Unconfined as the default seccomp profile")
         .works(),
     Field::of(

@@ -68,3 +68,21 @@ pub struct Endpoints {
     /// When the agent started.
     pub started: Timestamp,
 }
+
+#[cfg(test)]
+impl Endpoints {
+    /// Nothing is there.
+    pub(crate) fn none() -> Self {
+        Endpoints {
+            switches: Switches::default(),
+            pod: Arc::new(|_, _| None),
+            instance_log: Arc::new(|_, _| Err("not here".to_owned())),
+            run: Arc::new(|_, _, _, _| Err("not here".to_owned())),
+            checkpoint: Arc::new(|_, _, _, _| Err("not here".to_owned())),
+            configz: Arc::new(|| serde_json::Value::Null),
+            flags: Arc::new(Vec::new),
+            log_dir: PathBuf::new(),
+            started: Timestamp::UNIX_EPOCH,
+        }
+    }
+}

@@ -51,16 +51,18 @@ fn serve(root: &Path, path: &str) -> Result<Reply, Answer> {
     if inner == "index.html" || inner.ends_with("/index.html") {
         return Err(elsewhere("./".to_owned()));
     }
-    let (found, metadata) = open(root, inner).map_err(refusal)?;
-    let last = inner.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let slash = inner.is_empty() || inner.ends_with('/');
+    // Without it, or a file would not be found.
+    let inner = inner.trim_end_matches('/');
+    let (found, metadata) = open(root, inner).map_err(refusal)?;
+    let last = inner.rsplit('/').next().unwrap_or_default();
     if !metadata.is_dir() {
         return if slash { Err(elsewhere(format!("../{}", encode(last)))) } else { file(found, &metadata, last) };
     }
     if !slash {
         return Err(elsewhere(format!("{}/", encode(last))));
     }
-    match open(root, &format!("{inner}index.html")) {
+    match open(root, &format!("{inner}/index.html").trim_start_matches('/')) {
         Ok((page, metadata)) if metadata.is_file() => file(page, &metadata, "index.html"),
         _ => list(&found).map(Reply::Whole),
     }

@@ -63,6 +63,7 @@ pub fn read(
             }
         }
         if stop.is_stopped() {
+            printer.flush()?;
             return Err(LogError::Stopping);
         }
         if source.fill().map_err(LogError::io("read", path))? > 0 {
@@ -149,6 +150,174 @@ mod tests {
         );
     }
 
+    fn limited(content: &str, options: &ReadOptions, limit: u64, expected: &str) {
+        check(content, &ReadOptions { limit_bytes: Some(limit), ..options.clone() }, expected);
+    }
+
+    #[test]
+    fn tails_count_lines_of_the_file() {
+        let none = ReadOptions::default();
+        let tail = |lines| ReadOptions { tail_lines: Some(lines), ..ReadOptions::default() };
+        let all = log(&["F a", "P b", "F c", "F d"]);
+        check(&all, &tail(1), "d\n");
+        check(&all, &tail(3), "bc\nd\n");
+        // A line that is being written is no line yet, and not the last of those asked for.
+        let unfinished = format!("{all}2026-01-01T00:00:09Z stdout F la");
+        check(&unfinished, &none, "a\nbc\nd\nla");
+        check(&unfinished, &tail(1), "d\n");
+        check(&unfinished, &tail(0), "");
+        check(&unfinished, &tail(9), "a\nbc\nd\nla");
+        check("2026-01-01T00:00:09Z stdout F la", &tail(1), "la");
+        let since = Some("2026-01-01T00:00:03.5Z".parse().unwrap());
+        check(&all, &ReadOptions { since, ..tail(2) }, "d\n");
+        check(&all, &ReadOptions { since, ..tail(1) }, "d\n");
+    }
+
+    #[test]
+    fn a_time_stands_before_each_line_of_the_container() {
+        let times = ReadOptions { timestamps: true, ..ReadOptions::default() };
+        let all = log(&["P a", "P b", "F c", "P ", "F d", "F "]);
+        let time = |n: usize| format!("2026-01-01T00:00:0{n}.500000000Z ");
+        // As upstream, an empty part ends nothing and yet the next gets its time.
+        let expected =
+            format!("{}abc\n{}{}d\n{}\n", time(0), time(3), time(4), time(5));
+        check(&all, &times, &expected);
+        for length in 0..expected.len() {
+            limited(&all, &times, length as u64, &expected[..length]);
+        }
+        // What is left of a line whose beginning is too old gets none.
+        let since = Some("2026-01-01T00:00:01.5Z".parse().unwrap());
+        check(&log(&["P a", "F b", "F c"]), &ReadOptions { since, ..times }, &format!("b\n{}c\n", time(2)));
+    }
+
+    #[test]
+    fn lines_of_docker_are_read_too() {
+        let line = |n: u32, stream: &str, text: &str| {
+            format!("{{\"log\":\"{text}\",\"stream\":\"{stream}\",\"time\":\"2026-01-01T00:00:0{n}Z\"}}\n")
+        };
+        let all = [line(1, "stdout", "a\\n"), line(2, "stderr", "b"), line(3, "stderr", "c\\n"), "rubbish\n".into()].concat();
+        let none = ReadOptions::default();
+        check(&all, &none, "a\nbc\n");
+        check(&all, &ReadOptions { stream: Some(Stream::Stdout), ..none.clone() }, "a\n");
+        check(&all, &ReadOptions { tail_lines: Some(2), ..none.clone() }, "c\n");
+        check(
+            &all,
+            &ReadOptions { timestamps: true, ..none.clone() },
+            "2026-01-01T00:00:01.000000000Z a\n2026-01-01T00:00:02.000000000Z bc\n",
+        );
+        // The first line says which; the other form is rubbish then.
+        check(&format!("{}{all}", log(&["F cri"])), &none, "cri\n");
+    }
+
+    #[test]
+    fn what_is_no_log_is_refused_without_showing_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        for content in ["root:x:0:0\n", "\n", "{}\n", "x"] {
+            std::fs::write(&path, content).unwrap();
+            let result = read(&path, &ReadOptions::default(), &mut Vec::new(), &|| false, &StopToken::never());
+            assert_eq!(result.unwrap_err().to_string(), "failed to get parse function: unsupported log format");
+        }
+    }
+
+    /// What a reader should show, without regard to time and memory.
+    fn plainly(content: &[u8], options: &ReadOptions) -> Option<Vec<u8>> {
+        let mut lines: Vec<&[u8]> = content.split_inclusive(|byte| *byte == b'\n').collect();
+        let mut most = usize::MAX;
+        if let Some(tail) = options.tail_lines {
+            most = tail as usize;
+            let whole = lines.iter().filter(|line| line.ends_with(b"\n")).count();
+            lines.drain(..whole.saturating_sub(most));
+        }
+        let (mut out, mut fresh, mut docker) = (Vec::new(), true, None);
+        for line in lines {
+            if most == 0 {
+                break;
+            }
+            let cri = log_line::parse(line).ok().map(|parsed| {
+                let newline = !parsed.partial && line.ends_with(b"\n");
+                let text = [parsed.message, if newline { b"\n" } else { b"" }].concat();
+                (parsed.at, parsed.time_text.to_owned(), parsed.stream, text)
+            });
+            let json = log_line::parse_docker(line)
+                .map(|parsed| (parsed.at, parsed.time_text, parsed.stream, parsed.text.into_bytes()));
+            if docker.is_none() && cri.is_none() && json.is_none() {
+                return None;
+            }
+            let docker = *docker.get_or_insert(cri.is_none());
+            let Some((at, time, stream, text)) = (if docker { json } else { cri }) else { continue };
+            most -= 1;
+            if options.since.is_none_or(|since| at >= since) && options.stream.is_none_or(|only| only == stream) {
+                if options.timestamps && fresh {
+                    log_line::push_full_time(&mut out, &time);
+                    out.push(b' ');
+                }
+                out.extend_from_slice(&text);
+            }
+            fresh = text.is_empty() || text.ends_with(b"\n");
+        }
+        out.truncate(options.limit_bytes.map_or(usize::MAX, |limit| limit as usize));
+        Some(out)
+    }
+
+    fn lines() -> impl Strategy<Value = Vec<u8>> {
+        let time = (0_u32..6).prop_map(|n| format!("2026-01-01T00:00:0{n}.25Z"));
+        let stream = prop_oneof![Just("stdout"), Just("stderr")];
+        let message = prop_oneof![
+            4 => proptest::collection::vec(any::<u8>().prop_filter("newline", |b| *b != b'\n'), 0..20),
+            1 => (1_usize..40_000).prop_map(|size| vec![b'x'; size]),
+        ];
+        let cri = (time.clone(), stream.clone(), prop_oneof![Just("F"), Just("P"), Just("P:t")], message)
+            .prop_map(|(time, stream, tag, message)| [format!("{time} {stream} {tag} ").as_bytes(), &message, b"\n"].concat());
+        let docker = (time, stream, "[a-z]{0,9}(\\\\n)?").prop_map(|(time, stream, text)| {
+            format!("{{\"log\":\"{text}\",\"stream\":\"{stream}\",\"time\":\"{time}\"}}\n").into_bytes()
+        });
+        prop_oneof![6 => cri, 2 => docker, 1 => proptest::collection::vec(any::<u8>(), 0..50)]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn the_reader_shows_what_a_plain_one_would(
+            content in proptest::collection::vec(lines(), 0..12).prop_map(|lines| lines.concat()),
+            cut in 0_usize..30,
+            tail_lines in proptest::option::of(0_u64..8),
+            since in proptest::option::of(0_i64..6),
+            stream in proptest::option::of(prop_oneof![Just(Stream::Stdout), Just(Stream::Stderr)]),
+            timestamps: bool,
+            limit_bytes in proptest::option::of(1_u64..200),
+            follow: bool,
+        ) {
+            let content = &content[..content.len().saturating_sub(cut)];
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("0.log");
+            std::fs::write(&path, content).unwrap();
+            let since = since.map(|second| Timestamp::new(1_767_225_600 + second, 250_000_000).unwrap());
+            // The end of a tail that is followed is open.
+            let follow = follow && tail_lines.is_none();
+            let options = ReadOptions { follow, tail_lines, since, stream, timestamps, limit_bytes };
+            let mut out = Vec::new();
+            let result = read(&path, &options, &mut out, &|| false, &StopToken::never());
+            match plainly(content, &options) {
+                Some(expected) => {
+                    prop_assert!(result.is_ok(), "{:?}", result);
+                    prop_assert_eq!(String::from_utf8_lossy(&out), String::from_utf8_lossy(&expected));
+                }
+                None => prop_assert!(matches!(result, Err(LogError::Format))),
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_the_reader_panic(content in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("0.log");
+            std::fs::write(&path, content).unwrap();
+            let options = ReadOptions { timestamps: true, ..ReadOptions::default() };
+            let _ = read(&path, &options, &mut Vec::new(), &|| false, &StopToken::never());
+        }
+    }
+
     #[test]
     fn long_lines_pass_in_pieces() {
         let text = "x".repeat(3 * MAX_LINE_BYTES);
@@ -156,6 +325,12 @@ mod tests {
         check(&content, &ReadOptions::default(), &format!("{text}\nend\n"));
         let since = Some("2026-01-01T00:00:01Z".parse().unwrap());
         check(&content, &ReadOptions { since, ..ReadOptions::default() }, "end\n");
+        let content = log(&[&format!("P {text}"), "F end"]);
+        check(&content, &ReadOptions { timestamps: true, ..ReadOptions::default() }, &format!("2026-01-01T00:00:00.500000000Z {text}end\n"));
+        // All of the last line that is asked for.
+        let content = log(&["F a", &format!("F {text}"), "F end"]);
+        check(&content, &ReadOptions { tail_lines: Some(2), ..ReadOptions::default() }, &format!("{text}\nend\n"));
+        check(&log(&["F a", &format!("F {text}")]), &ReadOptions { tail_lines: Some(1), ..ReadOptions::default() }, &format!("{text}\n"));
     }
 
     #[test]
