@@ -7,6 +7,7 @@
 
 mod cluster;
 mod endpoints;
+mod main_port;
 mod metrics;
 mod node;
 mod report;
