@@ -60,7 +60,8 @@ impl Settings {
 /// Makes the closures.
 pub(super) fn endpoints(sources: &Sources) -> Endpoints {
     let settings = &sources.endpoints;
-    let (pods, logs, runs, checkpoints) = (sources.clone(), sources.clone(), sources.clone(), sources.clone());
+    let (pods, logs, runs, checkpoints) =
+        (sources.clone(), sources.clone(), sources.clone(), sources.clone());
     let (config, given) = (Arc::clone(&settings.config), settings.given.clone());
     let up = SignedDuration::try_from(sources.started.elapsed()).unwrap_or_default();
     Endpoints {

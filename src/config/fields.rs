@@ -270,8 +270,10 @@ pub static FIELDS: &[Field] = &[
     )
     .works(),
     text("authorization.mode", "Webhook", "AlwaysAllow or Webhook").works(),
-    time("authorization.webhook.cacheAuthorizedTTL", "5m0s", "how long a yes of the webhook is remembered").works(),
-    time("authorization.webhook.cacheUnauthorizedTTL", "30s", "how long a no of the webhook is remembered").works(),
+    time("authorization.webhook.cacheAuthorizedTTL", "5m0s", "how long a yes of the webhook is remembered")
+        .works(),
+    time("authorization.webhook.cacheUnauthorizedTTL", "30s", "how long a no of the webhook is remembered")
+        .works(),
     int("registryPullQPS", 5, "image pulls per second; 0 means no limit").keeps_zero().works(),
     int("registryBurst", 10, "image pulls that may start at once, while registryPullQPS is not 0").works(),
     text(
@@ -454,7 +456,12 @@ pub static FIELDS: &[Field] = &[
     .keeps_zero()
     .works(),
     Field::of("reservedMemory", Kind::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node"),
-    flag("enableProfilingHandler", true, "answer below /debug/pprof, where there are no profiles: 404 instead of 405").works(),
+    flag(
+        "enableProfilingHandler",
+        true,
+        "answer below /debug/pprof, where there are no profiles: 404 instead of 405",
+    )
+    .works(),
     flag("enableDebugFlagsHandler", true, "serve /debug/flags/v").works(),
     flag("seccompDefault", false, "RuntimeDefault instead of Unconfined as the default seccomp profile")
         .works(),

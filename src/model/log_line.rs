@@ -89,7 +89,8 @@ fn instant(text: &str) -> Option<Timestamp> {
 /// `YYYY-MM-DDTHH:MM:SS`, up to nine digits of a fraction, `Z` or `+HH:MM`.
 fn usual(text: &[u8]) -> Option<Timestamp> {
     let (seconds, rest) = text.split_first_chunk::<19>()?;
-    let [y, e, a, r, b'-', m, o, b'-', d, day, b'T', h, hour, b':', i, minute, b':', s, second] = *seconds else {
+    let [y, e, a, r, b'-', m, o, b'-', d, day, b'T', h, hour, b':', i, minute, b':', s, second] = *seconds
+    else {
         return None;
     };
     let year = two(y, e)? * 100 + two(a, r)?;
@@ -133,9 +134,9 @@ fn usual(text: &[u8]) -> Option<Timestamp> {
     // Days since 1970, by years that begin in March, so that a leap day comes last.
     let (years, months) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let since_march = (153 * months + 2) / 5 + day - 1;
-    let days = years * 365 + years.div_euclid(4) - years.div_euclid(100) + years.div_euclid(400)
-        + since_march
-        - 719_468;
+    let days =
+        years * 365 + years.div_euclid(4) - years.div_euclid(100) + years.div_euclid(400) + since_march
+            - 719_468;
     let second = days * 86_400 + hour * 3600 + minute * 60 + second - offset;
     Timestamp::new(second, nanosecond).ok()
 }
@@ -305,7 +306,8 @@ mod tests {
 
     #[test]
     fn reads_lines_of_docker() {
-        let line = br#"{"log":"a\u0001\n","stream":"stderr","time":"2016-10-20T18:39:20.57606443Z","attrs":{}}"#;
+        let line =
+            br#"{"log":"a\u0001\n","stream":"stderr","time":"2016-10-20T18:39:20.57606443Z","attrs":{}}"#;
         let parsed = parse_docker(line).unwrap();
         assert_eq!((parsed.stream, parsed.text.as_str()), (Stream::Stderr, "a\u{1}\n"));
         assert_eq!(parsed.at.subsec_nanosecond(), 576_064_430);

@@ -45,7 +45,9 @@ pub(super) fn answer(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let id = instance(pod.status.as_ref(), name, container, query.previous)
         .map_err(|why| Answer::text(400, why))?;
     let uid = PodUid::from(pod.metadata.uid.unwrap_or_default());
-    Ok(Reply::Stream(Stream::Own(Box::new(move |out, deps, stop| show(&uid, &id, &options, out, deps, stop)))))
+    Ok(Reply::Stream(Stream::Own(Box::new(move |out, deps, stop| {
+        show(&uid, &id, &options, out, deps, stop)
+    }))))
 }
 
 /// Sends the head before anything is looked for, so that a client that follows knows at once
@@ -164,7 +166,12 @@ fn switch(target: &Target, key: &str) -> bool {
 
 /// The id, with the runtime's name before it, of the instance whose log is meant; else why
 /// there is none.
-fn instance(status: Option<&PodStatus>, pod: &str, container: &str, previous: bool) -> Result<String, String> {
+fn instance(
+    status: Option<&PodStatus>,
+    pod: &str,
+    container: &str,
+    previous: bool,
+) -> Result<String, String> {
     let which = format!("container {container:?} in pod {pod:?}");
     let found = status.and_then(|status| status_of(status, container));
     let Some(found) = found else { return Err(format!("{which} is not available")) };

@@ -80,7 +80,12 @@ impl Crowd {
 
     /// A place for a new connection, if need be at the cost of another; `None`: everybody
     /// here is being served.
-    pub(super) fn enter(self: &Arc<Self>, ip: IpAddr, socket: &Arc<TcpStream>, now: Instant) -> Option<Place> {
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        ip: IpAddr,
+        socket: &Arc<TcpStream>,
+        now: Instant,
+    ) -> Option<Place> {
         let peer = peer(ip);
         let mut members = self.lock();
         let theirs = |member: &Member| member.peer == peer;
@@ -112,7 +117,8 @@ impl Members {
 
     /// Ends the connection that has been in its state for longest; false if there is none.
     fn evict(&mut self, which: impl Fn(&Member) -> bool) -> bool {
-        let found = self.all.iter().enumerate().filter(|(_, one)| which(one)).min_by_key(|(_, one)| one.since);
+        let found =
+            self.all.iter().enumerate().filter(|(_, one)| which(one)).min_by_key(|(_, one)| one.since);
         let Some(at) = found.map(|(at, _)| at) else { return false };
         let gone = self.all.swap_remove(at);
         if let Some(socket) = gone.socket.upgrade() {

@@ -190,8 +190,7 @@ fn turn(
         "PUT" => Method::Put,
         _ => Method::Other,
     };
-    let form =
-        Form { is_1_1: head.is_1_1, keep: head.keeps_alive(), head_only: method == Method::Head };
+    let form = Form { is_1_1: head.is_1_1, keep: head.keeps_alive(), head_only: method == Method::Head };
     let gzip = head.elements("accept-encoding").any(takes_gzip);
     let accept = head.elements("accept").collect::<Vec<_>>().join(",");
     let Head { target, early, .. } = head;

@@ -20,7 +20,8 @@ pub(super) fn route(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let switches = deps.endpoints.switches;
     if !switches.debugging {
         // The others are not there at all, then.
-        let refusal = if first == "runningpods" { debugging_disabled("/run/") } else { debugging_disabled(path) };
+        let refusal =
+            if first == "runningpods" { debugging_disabled("/run/") } else { debugging_disabled(path) };
         return Err(refusal.unwrap_or_else(Answer::not_found));
     }
     match first {

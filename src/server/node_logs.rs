@@ -57,7 +57,11 @@ fn serve(root: &Path, path: &str) -> Result<Reply, Answer> {
     let (found, metadata) = open(root, inner).map_err(refusal)?;
     let last = inner.rsplit('/').next().unwrap_or_default();
     if !metadata.is_dir() {
-        return if slash { Err(elsewhere(format!("../{}", encode(last)))) } else { file(found, &metadata, last) };
+        return if slash {
+            Err(elsewhere(format!("../{}", encode(last))))
+        } else {
+            file(found, &metadata, last)
+        };
     }
     if !slash {
         return Err(elsewhere(format!("{}/", encode(last))));

@@ -141,7 +141,8 @@ impl Query {
 
     /// What to tell journalctl.
     fn arguments(&self, services: &[&str]) -> Vec<String> {
-        let mut arguments = vec!["--utc".to_owned(), "--no-pager".to_owned(), "--output=short-precise".to_owned()];
+        let mut arguments =
+            vec!["--utc".to_owned(), "--no-pager".to_owned(), "--output=short-precise".to_owned()];
         // Without the zone it would be taken for the node's own.
         let at = |time: Timestamp| time.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
         arguments.extend(self.since.map(|since| format!("--since={}", at(since))));
@@ -165,8 +166,11 @@ impl Query {
         let deadline = Instant::now() + LIMIT;
         let left = || deadline.saturating_duration_since(Instant::now());
         let units = units(journalctl, left(), stop);
-        let (native, files): (Vec<&str>, Vec<&str>) =
-            self.services.iter().map(String::as_str).partition(|service| units.contains(&format!("{service}.service")));
+        let (native, files): (Vec<&str>, Vec<&str>) = self
+            .services
+            .iter()
+            .map(String::as_str)
+            .partition(|service| units.contains(&format!("{service}.service")));
         if !native.is_empty() {
             let mut command = Command::new(journalctl);
             command.args(self.arguments(&native));
@@ -202,7 +206,9 @@ impl Query {
                 Err(Failed::Read(why)) if why.kind() == ErrorKind::NotFound => {
                     write!(out, "\nlog not found for {service}\n")?;
                 }
-                Err(Failed::Read(why)) => write!(out, "\nerror getting log for {service}: {}\n", words(&why))?,
+                Err(Failed::Read(why)) => {
+                    write!(out, "\nerror getting log for {service}: {}\n", words(&why))?
+                }
                 Err(Failed::Write(why)) => return Err(why),
                 Ok(()) => {}
             }

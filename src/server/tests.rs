@@ -58,7 +58,9 @@ pub(super) fn endpoints() -> Endpoints {
             _ => Ok(format!("/ck/{:?}-{container}-{seconds}.tar", pod.metadata.name).into()),
         }),
         configz: Arc::new(|| serde_json::json!({"maxPods": 110})),
-        flags: Arc::new(|| vec![("config".to_owned(), "/etc/x".to_owned()), ("v".to_owned(), "2".to_owned())]),
+        flags: Arc::new(|| {
+            vec![("config".to_owned(), "/etc/x".to_owned()), ("v".to_owned(), "2".to_owned())]
+        }),
         log_dir: PathBuf::from("/no/such/directory"),
         started: jiff::Timestamp::UNIX_EPOCH,
     }
@@ -117,7 +119,8 @@ impl Fixture {
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());
-        let settings = Settings { healthz: loopback, read_only: loopback, main: None, local_socket: socket.clone() };
+        let settings =
+            Settings { healthz: loopback, read_only: loopback, main: None, local_socket: socket.clone() };
         let started = spawn(settings, deps, OnDeath::Nobody).unwrap();
         Fixture { started: Some(started), _events: running, socket, version, sink, dir }
     }

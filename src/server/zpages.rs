@@ -166,9 +166,8 @@ fn negotiate(asked: &Asked, kind: &str) -> Result<Form, Answer> {
                 return Ok(Form::Object { version, yaml: media == "application/yaml" });
             }
         }
-        let plain = parameters
-            .iter()
-            .all(|(key, value)| *key == "charset" && value.eq_ignore_ascii_case("utf-8"));
+        let plain =
+            parameters.iter().all(|(key, value)| *key == "charset" && value.eq_ignore_ascii_case("utf-8"));
         if matches!(media, "text/plain" | "text/*" | "*/*") && plain {
             return Ok(Form::Text);
         }
@@ -189,7 +188,8 @@ fn object(form: Form, kind: &str, fields: Value) -> Answer {
     let content_type = if yaml { "application/yaml" } else { "application/json" };
     let mut answer = Answer { content_type, ..Answer::json(&object) };
     if version == VERSIONS[0] {
-        let text = format!("299 - \"{GROUP}/{version} {kind} is deprecated, use {GROUP}/{} {kind}\"", VERSIONS[1]);
+        let text =
+            format!("299 - \"{GROUP}/{version} {kind} is deprecated, use {GROUP}/{} {kind}\"", VERSIONS[1]);
         answer.headers.push(("Warning", text));
     }
     answer

@@ -144,7 +144,8 @@ fn cipher_suites(
     for name in wanted.iter().filter(|name| !kept.iter().any(|suite| means(name, suite.suite()))) {
         log::warn!("tlsCipherSuites: {name} is not supported; there are {}", known.join(", "));
     }
-    if !kept.iter().any(old) && !wanted.iter().any(|name| kept.iter().any(|suite| means(name, suite.suite()))) {
+    if !kept.iter().any(old) && !wanted.iter().any(|name| kept.iter().any(|suite| means(name, suite.suite())))
+    {
         let (what, names) = ("cipher suites", wanted.to_vec());
         return Err(ServeError::Unsupported { what, names, known: known.join(", ") });
     }

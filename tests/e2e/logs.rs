@@ -11,8 +11,7 @@ use crate::support::node::{FOREVER, LONG, Node, busybox, pod, restarts, uid};
 use crate::support::wait::wait_until;
 
 /// Numbered lines as fast as a container writes them, until told to stop.
-const COUNT: &str =
-    "n=0; while [ ! -e /out/enough ]; do n=$((n+1)); echo line $n; [ $((n % 200)) -ne 0 ] || sleep 0.05; done; echo last $n";
+const COUNT: &str = "n=0; while [ ! -e /out/enough ]; do n=$((n+1)); echo line $n; [ $((n % 200)) -ne 0 ] || sleep 0.05; done; echo last $n";
 
 /// `coracle logs -f` in the background; its output line by line.
 fn follow(node: &Node, pod: &str) -> (Child, impl Iterator<Item = String>) {

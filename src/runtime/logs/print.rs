@@ -105,7 +105,10 @@ impl<'a> Printer<'a> {
             self.rest = if shown { Rest::Shown { partial: parsed.partial } } else { Rest::Skipped };
         }
         if shown {
-            self.put(fresh.then_some(parsed.time_text), &[parsed.message, if newline { b"\n" } else { b"" }])?;
+            self.put(
+                fresh.then_some(parsed.time_text),
+                &[parsed.message, if newline { b"\n" } else { b"" }],
+            )?;
         }
         Ok(self.count_line())
     }

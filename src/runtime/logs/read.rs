@@ -57,12 +57,14 @@ pub fn read(
     // Set once the container has ended: one more pass then finds its last lines.
     let mut ended = false;
     loop {
+        let mut any = false;
         while let Some(line) = source.next_line() {
+            any = true;
             if printer.print(line)? == Printed::Over {
                 return printer.flush();
             }
         }
-        if stop.is_stopped() {
+        if any && stop.is_stopped() {
             printer.flush()?;
             return Err(LogError::Stopping);
         }
@@ -179,8 +181,7 @@ mod tests {
         let all = log(&["P a", "P b", "F c", "P ", "F d", "F "]);
         let time = |n: usize| format!("2026-01-01T00:00:0{n}.500000000Z ");
         // As upstream, an empty part ends nothing and yet the next gets its time.
-        let expected =
-            format!("{}abc\n{}{}d\n{}\n", time(0), time(3), time(4), time(5));
+        let expected = format!("{}abc\n{}{}d\n{}\n", time(0), time(3), time(4), time(5));
         check(&all, &times, &expected);
         for length in 0..expected.len() {
             limited(&all, &times, length as u64, &expected[..length]);
@@ -195,7 +196,13 @@ mod tests {
         let line = |n: u32, stream: &str, text: &str| {
             format!("{{\"log\":\"{text}\",\"stream\":\"{stream}\",\"time\":\"2026-01-01T00:00:0{n}Z\"}}\n")
         };
-        let all = [line(1, "stdout", "a\\n"), line(2, "stderr", "b"), line(3, "stderr", "c\\n"), "rubbish\n".into()].concat();
+        let all = [
+            line(1, "stdout", "a\\n"),
+            line(2, "stderr", "b"),
+            line(3, "stderr", "c\\n"),
+            "rubbish\n".into(),
+        ]
+        .concat();
         let none = ReadOptions::default();
         check(&all, &none, "a\nbc\n");
         check(&all, &ReadOptions { stream: Some(Stream::Stdout), ..none.clone() }, "a\n");
@@ -215,8 +222,12 @@ mod tests {
         let path = dir.path().join("0.log");
         for content in ["root:x:0:0\n", "\n", "{}\n", "x"] {
             std::fs::write(&path, content).unwrap();
-            let result = read(&path, &ReadOptions::default(), &mut Vec::new(), &|| false, &StopToken::never());
-            assert_eq!(result.unwrap_err().to_string(), "failed to get parse function: unsupported log format");
+            let result =
+                read(&path, &ReadOptions::default(), &mut Vec::new(), &|| false, &StopToken::never());
+            assert_eq!(
+                result.unwrap_err().to_string(),
+                "failed to get parse function: unsupported log format"
+            );
         }
     }
 
@@ -247,7 +258,9 @@ mod tests {
             let docker = *docker.get_or_insert(cri.is_none());
             let Some((at, time, stream, text)) = (if docker { json } else { cri }) else { continue };
             most -= 1;
-            if options.since.is_none_or(|since| at >= since) && options.stream.is_none_or(|only| only == stream) {
+            if options.since.is_none_or(|since| at >= since)
+                && options.stream.is_none_or(|only| only == stream)
+            {
                 if options.timestamps && fresh {
                     log_line::push_full_time(&mut out, &time);
                     out.push(b' ');
@@ -268,7 +281,9 @@ mod tests {
             1 => (1_usize..40_000).prop_map(|size| vec![b'x'; size]),
         ];
         let cri = (time.clone(), stream.clone(), prop_oneof![Just("F"), Just("P"), Just("P:t")], message)
-            .prop_map(|(time, stream, tag, message)| [format!("{time} {stream} {tag} ").as_bytes(), &message, b"\n"].concat());
+            .prop_map(|(time, stream, tag, message)| {
+                [format!("{time} {stream} {tag} ").as_bytes(), &message, b"\n"].concat()
+            });
         let docker = (time, stream, "[a-z]{0,9}(\\\\n)?").prop_map(|(time, stream, text)| {
             format!("{{\"log\":\"{text}\",\"stream\":\"{stream}\",\"time\":\"{time}\"}}\n").into_bytes()
         });
@@ -326,11 +341,23 @@ mod tests {
         let since = Some("2026-01-01T00:00:01Z".parse().unwrap());
         check(&content, &ReadOptions { since, ..ReadOptions::default() }, "end\n");
         let content = log(&[&format!("P {text}"), "F end"]);
-        check(&content, &ReadOptions { timestamps: true, ..ReadOptions::default() }, &format!("2026-01-01T00:00:00.500000000Z {text}end\n"));
+        check(
+            &content,
+            &ReadOptions { timestamps: true, ..ReadOptions::default() },
+            &format!("2026-01-01T00:00:00.500000000Z {text}end\n"),
+        );
         // All of the last line that is asked for.
         let content = log(&["F a", &format!("F {text}"), "F end"]);
-        check(&content, &ReadOptions { tail_lines: Some(2), ..ReadOptions::default() }, &format!("{text}\nend\n"));
-        check(&log(&["F a", &format!("F {text}")]), &ReadOptions { tail_lines: Some(1), ..ReadOptions::default() }, &format!("{text}\n"));
+        check(
+            &content,
+            &ReadOptions { tail_lines: Some(2), ..ReadOptions::default() },
+            &format!("{text}\nend\n"),
+        );
+        check(
+            &log(&["F a", &format!("F {text}")]),
+            &ReadOptions { tail_lines: Some(1), ..ReadOptions::default() },
+            &format!("{text}\n"),
+        );
     }
 
     #[test]

@@ -30,7 +30,8 @@ impl Watch {
         let directory = path.parent().unwrap_or(path);
         let make = || {
             let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-            let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
+            let flags =
+                WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
             inotify::add_watch(&inotify, directory, flags)?;
             Ok(inotify)
         };

@@ -56,9 +56,9 @@ impl Authentication {
         clock: Clock,
     ) -> Result<Self, String> {
         let authorities = settings.client_ca_file.as_ref().map(|path| AuthorityFile::open(path, clock));
-        let authorities = authorities
-            .transpose()
-            .map_err(|why| format!("authentication.x509.clientCAFile: unable to load client CA file {why}"))?;
+        let authorities = authorities.transpose().map_err(|why| {
+            format!("authentication.x509.clientCAFile: unable to load client CA file {why}")
+        })?;
         let tokens = match (settings.tokens, reviews) {
             (Some(time), Some(reviews)) => Some(Tokens { reviews, time, cache: Cache::new(TOKENS, clock) }),
             (Some(_), None) => {

@@ -47,9 +47,7 @@ fn served(dir: &Path, status: Value) -> Served {
 fn logs() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let old = format!("{T}1Z stdout F before\n");
-    let new = format!(
-        "{T}1.5Z stdout F one\n{T}2Z stderr P tw\n{T}3Z stderr F o\n{T}4Z stdout F three\n"
-    );
+    let new = format!("{T}1.5Z stdout F one\n{T}2Z stderr P tw\n{T}3Z stderr F o\n{T}4Z stdout F three\n");
     std::fs::write(dir.path().join("1.log"), old).unwrap();
     std::fs::write(dir.path().join("2.log"), new).unwrap();
     dir
@@ -160,8 +158,18 @@ fn the_instance_follows_from_the_status() {
     for (state, last, previous, expected) in [
         (json!({"running": {}}), none.clone(), false, Ok("now")),
         (json!({"running": {}}), ended("x://b"), true, Ok("x://b")),
-        (json!({"running": {}}), none.clone(), true, Err("previous terminated container \"a\" in pod \"p\" not found")),
-        (json!({"running": {}}), ended(""), true, Err("previous terminated container \"a\" in pod \"p\" not found")),
+        (
+            json!({"running": {}}),
+            none.clone(),
+            true,
+            Err("previous terminated container \"a\" in pod \"p\" not found"),
+        ),
+        (
+            json!({"running": {}}),
+            ended(""),
+            true,
+            Err("previous terminated container \"a\" in pod \"p\" not found"),
+        ),
         (ended("x://a"), ended("x://b"), false, Ok("x://a")),
         (ended(""), ended("x://b"), false, Ok("x://b")),
         (ended(""), none.clone(), false, Err("container \"a\" in pod \"p\" is terminated")),
@@ -185,7 +193,12 @@ fn the_instance_follows_from_the_status() {
             false,
             Err("container \"a\" in pod \"p\" is waiting to start: trying and failing to pull image"),
         ),
-        (none.clone(), none.clone(), false, Err("container \"a\" in pod \"p\" is waiting to start - no logs yet")),
+        (
+            none.clone(),
+            none.clone(),
+            false,
+            Err("container \"a\" in pod \"p\" is waiting to start - no logs yet"),
+        ),
     ] {
         for kind in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
             let status = json!({kind: [{
@@ -209,14 +222,23 @@ fn what_goes_wrong_late_is_said_in_the_body() {
         status["containerStatuses"][0]["containerID"] = id.into();
         served(dir.path(), status).get("/containerLogs/default/web/a").brief()
     };
-    assert_eq!(at("containerd://9"), (200, "unable to retrieve container logs for containerd://9".to_owned()));
+    assert_eq!(
+        at("containerd://9"),
+        (200, "unable to retrieve container logs for containerd://9".to_owned())
+    );
     let (status, text) = at("containerd://3");
     assert!(status == 200 && text.contains("does not exist"), "{text}");
     // No line of a file that is no log is shown.
     std::fs::write(dir.path().join("4.log"), "root:secret:0:0\n").unwrap();
-    assert_eq!(at("containerd://4"), (200, "failed to get parse function: unsupported log format".to_owned()));
+    assert_eq!(
+        at("containerd://4"),
+        (200, "failed to get parse function: unsupported log format".to_owned())
+    );
     std::os::unix::fs::symlink("/etc/passwd", dir.path().join("5.log")).unwrap();
-    assert_eq!(at("containerd://5"), (200, "failed to get parse function: unsupported log format".to_owned()));
+    assert_eq!(
+        at("containerd://5"),
+        (200, "failed to get parse function: unsupported log format".to_owned())
+    );
     // Nothing waits for what is no file.
     std::os::unix::fs::symlink("/dev/zero", dir.path().join("6.log")).unwrap();
     let (_, text) = at("containerd://6");

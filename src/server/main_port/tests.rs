@@ -212,11 +212,7 @@ fn commands_run_and_checkpoints_are_made() {
 
     for (target, status, text) in [
         ("/checkpoint/default/web/a", 200, r#"{"items":["/ck/Some(\"web\")-a-0.tar"]}"#),
-        (
-            "/checkpoint/default/web/a?timeout=1&timeout=7",
-            200,
-            r#"{"items":["/ck/Some(\"web\")-a-7.tar"]}"#,
-        ),
+        ("/checkpoint/default/web/a?timeout=1&timeout=7", 200, r#"{"items":["/ck/Some(\"web\")-a-7.tar"]}"#),
         ("/checkpoint/default/web/a?timeout=x", 404, "cannot parse value of timeout parameter"),
         ("/checkpoint/default/web/a?timeout=13", 500, "checkpointing of default/web/a failed (not offered)"),
         ("/checkpoint/default/web/none", 404, "container none does not exist"),

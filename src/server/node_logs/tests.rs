@@ -50,7 +50,10 @@ fn files_and_lists_are_served() {
     let served = served(&dir);
     let seen = served.get("/logs/syslog");
     assert_eq!(seen.brief(), (200, "line 1\nline 2\n".to_owned()));
-    assert_eq!((seen.header("Content-Length"), seen.header("Content-Type")), ("14", "text/plain; charset=utf-8"));
+    assert_eq!(
+        (seen.header("Content-Length"), seen.header("Content-Type")),
+        ("14", "text/plain; charset=utf-8")
+    );
     for (path, content_type) in [
         ("bytes", "application/octet-stream"),
         ("data.json", "application/json"),

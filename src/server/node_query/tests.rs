@@ -137,10 +137,7 @@ fn services_come_from_the_journal_or_from_files() {
         // A link that leads out is none.
         ("query=link", "\nlog not found for link\n"),
         ("query=..", "\nlog not found for ..\n"),
-        (
-            "query=kubelet&query=plain",
-            "--utc --no-pager --output=short-precise --unit=kubelet\nplain\n",
-        ),
+        ("query=kubelet&query=plain", "--utc --no-pager --output=short-precise --unit=kubelet\nplain\n"),
         (
             "query=plain&tailLines=1",
             "\noptions present and query resolved to log files for [plain]\ntry without specifying options\n",

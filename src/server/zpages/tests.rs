@@ -52,14 +52,20 @@ fn pages_come_in_the_form_that_is_asked_for() {
 fn pages_tell_what_they_should() {
     let served = Served::new(|_| {});
     let text = served.get("/flagz").text();
-    assert!(text.starts_with("\nkubelet flags\nWarning: ") && text.ends_with("\n\nconfig=/etc/x\nv=2\n"), "{text}");
+    assert!(
+        text.starts_with("\nkubelet flags\nWarning: ") && text.ends_with("\n\nconfig=/etc/x\nv=2\n"),
+        "{text}"
+    );
     let flags = get(&served, "/flagz", "application/json;g=config.k8s.io;v=v1beta1;as=Flagz");
     let flags: Value = serde_json::from_slice(&flags.body).unwrap();
     assert_eq!(flags["flags"], json!({"config": "/etc/x", "v": "2"}));
 
     let text = served.get("/statusz").text();
     assert!(text.contains("\nStarted: Thu Jan  1 00:00:00 UTC 1970\nUp: "), "{text}");
-    assert!(text.contains("\nBinary version: 1.36.3\nEmulation version: 1.36\nPaths: /attach /checkpoint "), "{text}");
+    assert!(
+        text.contains("\nBinary version: 1.36.3\nEmulation version: 1.36\nPaths: /attach /checkpoint "),
+        "{text}"
+    );
     let status = get(&served, "/statusz", "application/json;g=config.k8s.io;v=v1beta1;as=Statusz");
     let status: Value = serde_json::from_slice(&status.body).unwrap();
     assert_eq!(status["startTime"], "1970-01-01T00:00:00Z");
