@@ -243,10 +243,12 @@ pub(super) fn pump(
         if flow.ended && flow.is_empty() && !client.owes() {
             break true;
         }
-        let room = ahead.len() < AHEAD_BYTES;
-        if listens && room && client.has_buffered() && !take(&mut client, &mut ahead, &mut listens, handler) {
-            break false;
+        while listens && ahead.len() < AHEAD_BYTES && client.has_buffered() {
+            if !take(&mut client, &mut ahead, &mut listens, handler) {
+                break;
+            }
         }
+        let room = ahead.len() < AHEAD_BYTES;
         let takes = !flow.is_empty() && flow.stage != Stage::Head;
         let mut fds = [
             PollFd::new(&gate.wake, PollFlags::IN),

@@ -175,6 +175,17 @@ fn skip_head(stream: &mut impl Read) {
 const HEALTHZ: &str = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
 
 #[test]
+fn all_addresses_are_those_of_both_families() {
+    for address in ["0.0.0.0:0", "[::]:0"] {
+        let bound = Bound::tcp("test", address.parse().unwrap(), false).unwrap();
+        let port = bound.address().unwrap().port();
+        // A machine without IPv6 is no reason to fail.
+        let v6 = std::net::UdpSocket::bind("[::1]:0").is_err() || TcpStream::connect(("::1", port)).is_ok();
+        assert!(v6 && TcpStream::connect(("127.0.0.1", port)).is_ok(), "{address}");
+    }
+}
+
+#[test]
 fn each_listener_answers_its_own_paths() {
     let fixture = Fixture::new();
     assert_eq!(fixture.health(HEALTHZ), (200, "ok".into()));

@@ -8,6 +8,7 @@ mod golden_api;
 mod joined;
 mod lives;
 mod logs;
+mod main_port;
 mod objects;
 mod outages;
 mod plane;

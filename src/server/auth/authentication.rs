@@ -114,6 +114,9 @@ impl Authentication {
 
     fn by_token(&self, head: &mut Head) -> Result<Option<User>, String> {
         let Some(tokens) = &self.tokens else { return Ok(None) };
+        if head.all("authorization").any(|value| std::str::from_utf8(value).is_err()) {
+            return Err("the Authorization header is not text".to_owned());
+        }
         let token = match bearer(head) {
             Some(token) => token,
             None => match of_protocols(head)? {

@@ -2,7 +2,7 @@
 //! tested where they can be made, in `tests/integration`.
 
 use std::cell::Cell;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use super::*;
 
