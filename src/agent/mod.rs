@@ -6,6 +6,7 @@
 //! decisions here.
 
 mod cluster;
+mod endpoints;
 mod main_port;
 mod metrics;
 mod node;

@@ -52,6 +52,7 @@ pub(super) struct Sources {
     pub ephemeral: Counter,
     pub stats: Collector,
     pub volumes: Arc<Volumes>,
+    pub endpoints: super::endpoints::Settings,
 }
 
 impl Sources {
@@ -75,6 +76,7 @@ impl Sources {
                     follow: options.follow,
                     tail_lines: options.tail,
                     since: options.since,
+                    stream: options.stream,
                     timestamps: options.timestamps,
                     limit_bytes: options.limit_bytes,
                 };
@@ -87,6 +89,7 @@ impl Sources {
                 let counter = self.ephemeral.clone();
                 Arc::new(move |pod, container| counter.want(pod, container))
             },
+            endpoints: super::endpoints::endpoints(self),
         }
     }
 

@@ -11,7 +11,7 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, cluster, main_port, make_dir, report, shutdown, stats};
+use super::{StartError, cluster, endpoints, main_port, make_dir, report, shutdown, stats};
 use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
@@ -343,6 +343,7 @@ pub(super) fn start(
         ephemeral,
         stats,
         volumes,
+        endpoints: endpoints::Settings::new(args, config),
     };
     let server =
         server::spawn(server_settings(args, config, main_port), facts.server_deps(), supervisor.on_death())?;

@@ -8,6 +8,7 @@
 //! is an error of each call, not of [`connect`].
 //! Absent on purpose: exec, attach and port-forward streams.
 
+mod checkpoint;
 mod convert;
 mod errors;
 mod image_client;
@@ -17,6 +18,7 @@ mod stats;
 
 use std::time::Duration;
 
+pub use checkpoint::Logging;
 pub use errors::{Class, CriError};
 pub use image_client::ImageClient;
 pub use inspect::{list_pods, pod_runtime};

@@ -18,8 +18,10 @@ mod auth;
 mod claim;
 mod client;
 mod connection;
+mod container_logs;
 mod crowd;
 mod debug;
+mod endpoints;
 mod exchange;
 mod head;
 mod health;
@@ -28,9 +30,12 @@ mod listener;
 mod main_connection;
 mod main_port;
 mod metrics;
+mod node_logs;
+mod node_query;
 mod pump;
 mod query;
 mod routes;
+mod run;
 mod select;
 mod stats;
 mod streams;
@@ -38,6 +43,7 @@ mod streams;
 mod tests;
 mod upgrade;
 mod views;
+mod zpages;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -47,6 +53,7 @@ use std::time::Duration;
 
 pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub use claim::{Claim, claim};
+pub use endpoints::{Checkpoint, Endpoints, FindInstance, FindPod, RunCommand, Switches};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
 pub use select::{Selection, resolve};
@@ -119,6 +126,8 @@ pub struct LogOptions {
     pub tail: Option<u64>,
     /// Only lines at or after this time.
     pub since: Option<jiff::Timestamp>,
+    /// Only what came out of one of the container's outputs.
+    pub stream: Option<crate::model::log_line::Stream>,
     /// Put the time before each line.
     pub timestamps: bool,
     /// Stop after so many bytes.
@@ -170,6 +179,8 @@ pub struct Deps {
     pub stats: StatsDeps,
     /// Takes what `coracle debug` wants.
     pub add_ephemeral: Arc<AddEphemeral>,
+    /// What the main port's plain answers ask for.
+    pub endpoints: Endpoints,
 }
 
 /// Why the server could not start.

@@ -10,6 +10,7 @@ mod events;
 mod hooks;
 mod images;
 mod init;
+mod logs;
 mod manifests;
 mod many;
 mod metrics;

@@ -374,14 +374,19 @@ impl Node {
 
     /// A local command of the binary, against this node.
     pub fn command(&self, args: &[&str]) -> Output {
-        Command::new(super::solo::binary())
+        self.command_line(args).output().expect("the command runs")
+    }
+
+    /// The same, yet to be started.
+    pub fn command_line(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(super::solo::binary());
+        command
             // First: after `--` it would be a word of somebody else's command.
             .arg("--root-dir")
             .arg(self.root())
             .args(args)
-            .stdin(Stdio::null())
-            .output()
-            .expect("the command runs")
+            .stdin(Stdio::null());
+        command
     }
 
     /// Standard output of a local command that has to succeed.
