@@ -217,7 +217,7 @@ const EVENTS_OPERATION: &str = "get_container_events";
 /// Client of the runtime service. Cloning is cheap; clones share the connection.
 #[derive(Clone)]
 pub struct RuntimeClient {
-    caller: Caller,
+    pub(super) caller: Caller,
 }
 
 impl RuntimeClient {

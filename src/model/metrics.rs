@@ -92,6 +92,10 @@ metrics! { ALL;
     SLEEP_ENDED_EARLY: Counter = "kubelet_sleep_action_terminated_early_total",
         "Sleep hooks that the grace period cut short.";
 
+    // The node's API.
+    WEBSOCKET_STREAMS: CounterVec<1> = "kubelet_websocket_streaming_requests_total",
+        "Streams of clients whose WebSockets end here.", ["subresource"];
+
     // What changed in the runtime.
     PLEG_RELIST: Histogram = "kubelet_pleg_relist_duration_seconds", "One full list of all pods.", SHORT;
     PLEG_RELIST_INTERVAL: Histogram = "kubelet_pleg_relist_interval_seconds",

@@ -28,6 +28,7 @@ mod select;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 mod views;
 
 use std::io::Write;
@@ -45,10 +46,12 @@ pub use views::{
     PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
 };
 
+use crate::cri::RuntimeClient;
 use crate::kube::events::EventLog;
 use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
-use crate::model::runtime::ListedPod;
+use crate::model::pod::Pod;
+use crate::model::runtime::{ListedPod, PodRuntime};
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
@@ -117,6 +120,29 @@ pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
 /// Shows every pod, one after the other.
 pub type EachPod = dyn Fn(&mut dyn FnMut(PodView)) + Send + Sync;
 
+/// Finds a pod of the configuration by namespace and name.
+pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
+
+/// What the runtime was last seen to have of a pod.
+pub type RuntimePod = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
+
+/// What exec, attach and port-forward need.
+#[derive(Clone)]
+pub struct StreamDeps {
+    /// `enableDebuggingHandlers`.
+    pub enabled: bool,
+    /// Whether WebSocket v5 and tunnels end here (gate ExtendWebSocketsToKubelet).
+    pub websockets: bool,
+    /// Finds a pod.
+    pub find_pod: Arc<FindPod>,
+    /// Whether this is the UID of the pod's mirror.
+    pub is_mirror: Arc<dyn Fn(&PodUid, &Pod) -> bool + Send + Sync>,
+    /// Looks at a pod's containers.
+    pub runtime_pod: Arc<RuntimePod>,
+    /// Is asked for URLs.
+    pub cri: RuntimeClient,
+}
+
 /// Where the answers come from. Every closure reads a snapshot or has its own deadline.
 #[derive(Clone)]
 pub struct Deps {
@@ -143,6 +169,8 @@ pub struct Deps {
     pub metrics: Arc<WriteMetrics>,
     /// Takes what `coracle debug` wants.
     pub add_ephemeral: Arc<AddEphemeral>,
+    /// What streams need.
+    pub streams: StreamDeps,
 }
 
 /// Why the server could not start.

@@ -453,6 +453,7 @@ impl Loop {
         let mut snapshot = Snapshot {
             sources_ready: self.core.sources_ready(),
             sources: self.sources.clone(),
+            mirrors: self.core.mirrors().iter().map(|(uid, pod)| (uid.clone(), pod.full_name())).collect(),
             ..Snapshot::default()
         };
         for (uid, pod, rejected) in self.core.desired() {
