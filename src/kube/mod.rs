@@ -24,6 +24,7 @@ pub mod kubeconfig;
 pub mod objects;
 mod pod_api;
 mod rate;
+pub mod reviews;
 pub mod runtime_classes;
 pub mod secret;
 pub mod services;

@@ -17,8 +17,9 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
+use super::crowd::Crowd;
 use super::listener::{self, Bound, Listener, Unlink};
-use super::{Deps, ServerError, Settings, Started};
+use super::{Deps, MainPort, ServerError, Settings, Started};
 
 /// The header by which a request names the connection that it came through.
 pub(super) const KEY_HEADER: &str = "Coracle-Key";
@@ -26,8 +27,11 @@ pub(super) const KEY_HEADER: &str = "Coracle-Key";
 /// A pause between two attempts to build the HTTP server anew.
 const REBUILD_PAUSE: Duration = Duration::from_secs(1);
 
-/// Streams at once over all listeners: each holds two threads for as long as it lasts.
+/// Streams at once over all listeners but the main port: each holds two threads for as long as it lasts.
 pub(super) const STREAMS: usize = 16;
+
+/// Such streams at the main port, for a cluster follows many logs at once.
+pub(super) const MAIN_STREAMS: usize = 128;
 
 /// What listeners and connections share.
 #[derive(Clone)]
@@ -36,6 +40,12 @@ pub(super) struct Gate {
     /// Readable (closed) as soon as the server stops.
     pub wake: Arc<UnixStream>,
     pub streams: Arc<AtomicUsize>,
+    /// Those of the main port, which has more of them.
+    pub main_streams: Arc<AtomicUsize>,
+    /// How the main port knows its callers.
+    pub main: Option<Arc<MainPort>>,
+    /// Who is connected to it.
+    pub crowd: Arc<Crowd>,
     /// The private socket.
     pub inner: PathBuf,
     table: Arc<Table>,
@@ -167,7 +177,10 @@ pub(super) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result
     let read_only =
         settings.read_only.map(|address| Bound::tcp("read-only port", address, false)).transpose()?;
     let healthz = settings.healthz.map(|address| Bound::tcp("healthz port", address, true)).transpose()?;
-    let addresses = (healthz.as_ref().and_then(Bound::address), read_only.as_ref().and_then(Bound::address));
+    let main_at = settings.main.as_ref().map(|main| main.address);
+    let main = main_at.map(|address| Bound::tcp("node API", address, false)).transpose()?;
+    let address = |bound: &Option<Bound>| bound.as_ref().and_then(Bound::address);
+    let addresses = (address(&healthz), address(&read_only), address(&main));
 
     let pair = |source| ServerError::Thread { name: "http", source };
     let (wake_all, wake) = UnixStream::pair().map_err(pair)?;
@@ -181,6 +194,9 @@ pub(super) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result
         deps: Arc::new(deps),
         wake: Arc::new(wake),
         streams: Arc::default(),
+        main_streams: Arc::default(),
+        main: settings.main.map(Arc::new),
+        crowd: Arc::default(),
         inner: settings.local_socket.with_file_name(".coracle-http.sock"),
         table: Arc::new(table),
         broken,
@@ -189,9 +205,12 @@ pub(super) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result
 
     let mut listeners = Vec::new();
     let (died, deaths) = bounded(4);
-    for (listener, bound) in
-        [(Listener::Healthz, healthz), (Listener::ReadOnly, read_only), (Listener::Local, Some(local))]
-    {
+    for (listener, bound) in [
+        (Listener::Healthz, healthz),
+        (Listener::ReadOnly, read_only),
+        (Listener::Main, main),
+        (Listener::Local, Some(local)),
+    ] {
         let Some(bound) = bound else { continue };
         let (gate, died) = (gate.clone(), died.clone());
         let tell = OnDeath::Unit(Box::new(move |death| {
@@ -208,7 +227,7 @@ pub(super) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result
         own(owned, &stop, &news, &deaths);
     })
     .map_err(pair)?;
-    Ok(Started { running, healthz: addresses.0, read_only: addresses.1 })
+    Ok(Started { running, healthz: addresses.0, read_only: addresses.1, main: addresses.2 })
 }
 
 /// Everything of this room. Dropping it stops all of it, in this order.

@@ -1,12 +1,13 @@
-//! The three listeners: bind, accept, cap the number of connections.
+//! The listeners: bind, accept, cap the number of connections.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -15,6 +16,7 @@ use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, Running};
 
 use super::ServerError;
+use super::client::Socket;
 use super::connection;
 use super::http::Gate;
 
@@ -52,7 +54,9 @@ impl Listener {
         match self {
             Listener::Healthz => 8,
             Listener::ReadOnly => 16,
-            Listener::Main => 256,
+            // Only a last resort: its crowd has limits of its own, but a connection that was
+            // sent away keeps its thread for the moment until it notices.
+            Listener::Main => 512,
             // 16 streams, and room for short requests beside them.
             Listener::Local => 24,
         }
@@ -65,60 +69,6 @@ pub(super) enum Bound {
     Unix(UnixListener),
     /// Not bound yet: the port is taken.
     Later(SocketAddr),
-}
-
-/// One connection.
-pub(super) enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Socket::Tcp(stream) => stream.as_fd(),
-            Socket::Unix(stream) => stream.as_fd(),
-        }
-    }
-}
-
-impl Read for Socket {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.read(buffer),
-            Socket::Unix(stream) => stream.read(buffer),
-        }
-    }
-}
-
-impl Write for Socket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.write(bytes),
-            Socket::Unix(stream) => stream.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Socket {
-    fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Socket::Tcp(stream) => stream.set_nonblocking(true),
-            Socket::Unix(stream) => stream.set_nonblocking(true),
-        }
-    }
-
-    pub(super) fn shutdown_write(&self) {
-        // A peer that is gone already needs no farewell.
-        let _ = match self {
-            Socket::Tcp(stream) => stream.shutdown(std::net::Shutdown::Write),
-            Socket::Unix(stream) => stream.shutdown(std::net::Shutdown::Write),
-        };
-    }
 }
 
 impl Bound {
@@ -223,7 +173,7 @@ pub(super) fn run(listener: Listener, mut bound: Bound, gate: &Gate, stop: &Stop
                 if !wait_readable(tcp.as_fd(), gate) {
                     break;
                 }
-                tcp.accept().map(|(stream, _)| Socket::Tcp(stream))
+                tcp.accept().map(|(stream, _)| Socket::Tcp(Arc::new(stream)))
             }
             Bound::Unix(unix) => {
                 if !wait_readable(unix.as_fd(), gate) {
@@ -269,10 +219,22 @@ fn admit(listener: Listener, socket: Socket, gate: &Gate, open: &mut Vec<Running
     {
         return connection::refuse(socket, 403, "this socket answers root only\n");
     }
-    if open.len() >= listener.cap() {
-        return connection::refuse(socket, 503, "too many connections\n");
-    }
-    match connection::spawn(listener, socket, gate) {
+    let full = open.len() >= listener.cap();
+    let place = match &socket {
+        Socket::Tcp(stream) if listener == Listener::Main => {
+            let peer = socket.peer().map(|peer| peer.ip());
+            let place = peer.and_then(|ip| gate.crowd.enter(ip, stream, Instant::now()));
+            // In TLS nothing can be said yet.
+            let Some(place) = place.filter(|_| !full) else {
+                log::debug!("a connection from {peer:?} finds no room");
+                return;
+            };
+            Some(place)
+        }
+        _ if full => return connection::refuse(socket, 503, "too many connections\n"),
+        _ => None,
+    };
+    match connection::spawn(listener, socket, place, gate) {
         Ok(running) => open.push(running),
         Err(why) => log::warn!("no thread for a connection: {why}"),
     }

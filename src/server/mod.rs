@@ -14,14 +14,21 @@
 //! they come with the main port; a listener is one file so that TLS fits in.
 //! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
 
+mod auth;
 mod claim;
+mod client;
 mod connection;
+mod crowd;
 mod debug;
+mod exchange;
+mod head;
 mod health;
 mod http;
 mod listener;
+mod main_connection;
 mod main_port;
 mod metrics;
+mod pump;
 mod query;
 mod routes;
 mod select;
@@ -37,6 +44,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub use claim::{Claim, claim};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
@@ -52,6 +60,7 @@ use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::transport::serve::Acceptor;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
@@ -59,13 +68,24 @@ use crate::util::threads::{OnDeath, Running};
 /// The file name of the local socket in the root directory.
 pub const LOCAL_SOCKET: &str = "coracle.sock";
 
+/// The node API's port.
+pub struct MainPort {
+    /// `address:port`; `::` takes both families.
+    pub address: SocketAddr,
+    /// Makes its sessions.
+    pub tls: Acceptor,
+    /// Knows who may ask for what.
+    pub auth: Auth,
+}
+
 /// Where to listen.
-#[derive(Debug, Clone)]
 pub struct Settings {
     /// `healthzBindAddress:healthzPort`; `None`: off.
     pub healthz: Option<SocketAddr>,
     /// `address:readOnlyPort`; `None`: off.
     pub read_only: Option<SocketAddr>,
+    /// The node API; `None`: off.
+    pub main: Option<MainPort>,
     /// The local commands' socket; its directory also holds the private one.
     pub local_socket: PathBuf,
 }
@@ -234,6 +254,8 @@ pub struct Started {
     pub healthz: Option<SocketAddr>,
     /// Where the read-only listener really is.
     pub read_only: Option<SocketAddr>,
+    /// Where the node API really is.
+    pub main: Option<SocketAddr>,
 }
 
 /// Starts the listeners. A taken health port is tried again every 5 s; the others are errors.

@@ -1,14 +1,22 @@
-//! SHA-256, for names of files that are made from names of other things.
+//! SHA-256, for names of files that are made from names of other things, and for questions
+//! that are remembered without their secrets.
 
 use std::fmt::Write as _;
 
-use ring::digest::{SHA256, digest};
+use ring::digest::{SHA256, SHA256_OUTPUT_LEN};
+
+/// The digest of `bytes`.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
+    // INVARIANT: it has that many bytes.
+    ring::digest::digest(&SHA256, bytes).as_ref().try_into().unwrap_or_default()
+}
 
 /// The digest of `bytes` as lower-case hexadecimal digits.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(64);
-    for byte in digest(&SHA256, bytes).as_ref() {
+    for byte in digest(bytes) {
         // Writing to a string does not fail.
         let _ = write!(text, "{byte:02x}");
     }

@@ -1,13 +1,13 @@
 //! Answers that are no streams.
 
-use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use crate::cri::CriError;
+use crate::server::client::Client;
 use crate::transport::grpc::Kind;
 
-use super::End;
-use super::splice::{self, Ready};
+use super::splice;
 
 /// A client takes an answer within this time, or goes without.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -65,23 +65,10 @@ impl Refusal {
     }
 
     /// Sends it and lets the client read it.
-    pub(super) fn send<E: End>(self, mut client: E, wake: BorrowedFd<'_>) {
-        let deadline = Instant::now() + ANSWER_LIMIT;
-        let mut rest = self.0.as_slice();
-        while !rest.is_empty() {
-            match client.write(rest) {
-                Ok(0) => return,
-                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
-                Err(why) if splice::is_passing(&why) => {
-                    let flags = client.flags(false, true);
-                    if splice::wait(client.fd(), flags, wake, deadline) != Ready::Yes {
-                        return;
-                    }
-                }
-                Err(_) => return,
-            }
+    pub(super) fn send(self, mut client: Client, wake: &UnixStream) {
+        if client.write_all(&self.0, wake, ANSWER_LIMIT).is_ok() {
+            splice::farewell(client, wake);
         }
-        splice::farewell(client, wake);
     }
 }
 

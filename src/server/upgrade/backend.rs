@@ -3,15 +3,18 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use crate::server::client::{Ready, is_passing, timespec};
+use crate::server::head::Head;
+use crate::util::threads;
+
 use super::answer::{ANSWER_LIMIT, Refusal};
-use super::splice::{Ready, is_passing, wait};
-use super::{Asking, End};
 
 /// The runtime is on this machine.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
@@ -76,24 +79,24 @@ impl<'a> Url<'a> {
 }
 
 /// The client's own request, for the runtime.
-pub(super) fn forwarded(asking: &Asking<'_>, url: &str) -> Vec<u8> {
-    let mut out = begin(url, asking.method);
-    for (name, value) in asking.headers {
+pub(super) fn forwarded(head: &Head, url: &str) -> Vec<u8> {
+    let mut out = begin(url, &head.method);
+    for (name, value) in &head.headers {
         let ours = OURS.iter().any(|ours| name.eq_ignore_ascii_case(ours));
-        if !ours && !value.iter().any(|byte| matches!(byte, b'\r' | b'\n' | 0)) {
+        if !ours {
             header(&mut out, name, value);
         }
     }
     let protocols: Vec<&str> =
-        asking.words("Sec-WebSocket-Protocol").filter(|word| !word.starts_with(BEARER_PROTOCOL)).collect();
+        head.elements("Sec-WebSocket-Protocol").filter(|word| !word.starts_with(BEARER_PROTOCOL)).collect();
     if !protocols.is_empty() {
         header(&mut out, "Sec-WebSocket-Protocol", protocols.join(", ").as_bytes());
     }
-    finish(out, asking)
+    finish(out, head)
 }
 
 /// A request of ours for SPDY with one of these protocols in it.
-pub(super) fn spdy_request(asking: &Asking<'_>, url: &str, protocols: &[&str]) -> Vec<u8> {
+pub(super) fn spdy_request(head: &Head, url: &str, protocols: &[&str]) -> Vec<u8> {
     let mut out = begin(url, "POST");
     header(&mut out, "Connection", b"Upgrade");
     header(&mut out, "Upgrade", b"SPDY/3.1");
@@ -101,7 +104,7 @@ pub(super) fn spdy_request(asking: &Asking<'_>, url: &str, protocols: &[&str]) -
     for protocol in protocols {
         header(&mut out, "X-Stream-Protocol-Version", protocol.as_bytes());
     }
-    finish(out, asking)
+    finish(out, head)
 }
 
 fn begin(url: &str, method: &str) -> Vec<u8> {
@@ -109,9 +112,9 @@ fn begin(url: &str, method: &str) -> Vec<u8> {
     Url::parse(url).map_or_else(|_| Vec::new(), |url| url.begin(method))
 }
 
-fn finish(mut out: Vec<u8>, asking: &Asking<'_>) -> Vec<u8> {
-    let mut hops: Vec<String> = asking.words("X-Forwarded-For").map(str::to_owned).collect();
-    hops.extend(asking.peer.map(|peer| peer.ip().to_string()));
+fn finish(mut out: Vec<u8>, head: &Head) -> Vec<u8> {
+    let mut hops: Vec<String> = head.elements("X-Forwarded-For").map(str::to_owned).collect();
+    hops.extend(head.peer.map(|peer| peer.ip().to_string()));
     if !hops.is_empty() {
         header(&mut out, "X-Forwarded-For", hops.join(", ").as_bytes());
     }
@@ -142,7 +145,7 @@ pub(super) struct Runtime(TcpStream);
 
 impl Runtime {
     /// Connects.
-    pub(super) fn dial(url: &str, wake: BorrowedFd<'_>) -> Result<Runtime, Refusal> {
+    pub(super) fn dial(url: &str, wake: &UnixStream) -> Result<Runtime, Refusal> {
         let address = Url::parse(url)?.address;
         connect(address, wake).map_err(|why| {
             Refusal::closing(500, format!("error dialing backend: dial tcp {address}: connect: {why}\n"))
@@ -150,12 +153,12 @@ impl Runtime {
     }
 
     /// Sends a request and reads the head of the answer.
-    pub(super) fn ask(&mut self, request: &[u8], wake: BorrowedFd<'_>) -> Result<Reply, Refusal> {
+    pub(super) fn ask(&mut self, request: &[u8], wake: &UnixStream) -> Result<Reply, Refusal> {
         let lost = |why: String| Refusal::closing(500, format!("the runtime's streaming server: {why}\n"));
         let deadline = Instant::now() + HEAD_LIMIT;
         let mut rest = request;
         while !rest.is_empty() {
-            match End::write(self, rest) {
+            match self.write(rest) {
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
                 Err(why) if is_passing(&why) => self.wait(PollFlags::OUT, wake, deadline)?,
                 Err(why) => return Err(lost(why.to_string())),
@@ -175,12 +178,12 @@ impl Runtime {
     fn read_more(
         &mut self,
         into: &mut Vec<u8>,
-        wake: BorrowedFd<'_>,
+        wake: &UnixStream,
         deadline: Instant,
     ) -> Result<usize, Refusal> {
         let mut chunk = [0; 4096];
         loop {
-            match End::read(self, &mut chunk) {
+            match self.read(&mut chunk) {
                 Ok(count) => {
                     into.extend_from_slice(chunk.get(..count).unwrap_or_default());
                     return Ok(count);
@@ -191,7 +194,7 @@ impl Runtime {
         }
     }
 
-    fn wait(&self, flags: PollFlags, wake: BorrowedFd<'_>, deadline: Instant) -> Result<(), Refusal> {
+    fn wait(&self, flags: PollFlags, wake: &UnixStream, deadline: Instant) -> Result<(), Refusal> {
         match wait(self.0.as_fd(), flags, wake, deadline) {
             Ready::Yes => Ok(()),
             Ready::Late => Err(Refusal::closing(500, "the runtime's streaming server: i/o timeout\n")),
@@ -200,7 +203,7 @@ impl Runtime {
     }
 }
 
-fn connect(address: SocketAddr, wake: BorrowedFd<'_>) -> io::Result<Runtime> {
+fn connect(address: SocketAddr, wake: &UnixStream) -> io::Result<Runtime> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -220,33 +223,47 @@ fn connect(address: SocketAddr, wake: BorrowedFd<'_>) -> io::Result<Runtime> {
     Ok(Runtime(TcpStream::from(fd)))
 }
 
-impl End for Runtime {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+impl AsFd for Runtime {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Runtime {
+    /// `WouldBlock`: nothing is there; 0: its direction is over.
+    pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into)
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    /// Takes what fits, else `WouldBlock`.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes)
     }
 
-    fn flags(&self, read: bool, write: bool) -> PollFlags {
-        let mut flags = PollFlags::empty();
-        flags.set(PollFlags::IN, read);
-        flags.set(PollFlags::OUT, write);
-        flags
-    }
-
-    fn has_buffered(&self) -> bool {
-        false
-    }
-
-    fn finish_write(&mut self) {
+    /// The client has said its last.
+    pub(super) fn finish_write(&mut self) {
         // A peer that is gone already needs no farewell.
         let _ = self.0.shutdown(Shutdown::Write);
     }
+}
 
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+/// Waits for a socket.
+fn wait(fd: BorrowedFd<'_>, flags: PollFlags, wake: &UnixStream, deadline: Instant) -> Ready {
+    let _waiting = threads::waiting("the runtime's streams");
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::from_borrowed_fd(fd, flags), PollFd::new(wake, PollFlags::IN)];
+        let outcome = poll(&mut fds, timespec(Some(left)).as_ref());
+        let [socket, wake] = fds.map(|fd| fd.revents());
+        if !wake.is_empty() {
+            return Ready::Stopped;
+        }
+        if outcome.is_ok() && !socket.is_empty() {
+            return Ready::Yes;
+        }
+        if left.is_zero() {
+            return Ready::Late;
+        }
     }
 }
 
@@ -280,7 +297,7 @@ impl Reply {
     }
 
     /// The answer, if the runtime has agreed to the upgrade; else its reasons, whole.
-    pub(super) fn switched(mut self, runtime: &mut Runtime, wake: BorrowedFd<'_>) -> Result<Reply, Refusal> {
+    pub(super) fn switched(mut self, runtime: &mut Runtime, wake: &UnixStream) -> Result<Reply, Refusal> {
         if self.status == 101 {
             return Ok(self);
         }
@@ -313,7 +330,6 @@ impl Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::query::Target;
 
     #[test]
     fn urls_of_runtimes() {
@@ -338,30 +354,17 @@ mod tests {
 
     #[test]
     fn the_clients_request_goes_on_without_its_secrets() {
-        let header = |name: &str, value: &str| (name.to_owned(), value.as_bytes().to_vec());
-        let headers = [
-            header("Host", "node:10250"),
-            header("Connection", "Upgrade"),
-            header("upgrade", "websocket"),
-            header("authorization", "Bearer sesame"),
-            header("Content-Length", "7"),
-            header("Sec-WebSocket-Protocol", "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2U"),
-            header("X-Forwarded-For", "192.0.2.1"),
-            header("X-Bad", "a\r\nX-Worse: b"),
-        ];
-        let asking = Asking {
-            method: "POST",
-            target: &Target::parse("/exec/a/b/c"),
-            headers: &headers,
-            peer: Some("192.0.2.2:5".parse().unwrap()),
-        };
-        let text = String::from_utf8(forwarded(&asking, "http://127.0.0.1:1/exec/t")).unwrap();
+        let lines = "POST /exec/a/b/c HTTP/1.1\r\nHost: node:10250\r\nConnection: Upgrade\r\nupgrade: websocket\r\n\
+            authorization: Bearer sesame\r\nContent-Length: 0\r\nX-Forwarded-For: 192.0.2.1\r\n\
+            Sec-WebSocket-Protocol: v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2U";
+        let head = Head::parse(lines.as_bytes(), Some("192.0.2.2:5".parse().unwrap())).unwrap();
+        let text = String::from_utf8(forwarded(&head, "http://127.0.0.1:1/exec/t")).unwrap();
         assert_eq!(
             text,
             "POST /exec/t HTTP/1.1\r\nHost: 127.0.0.1:1\r\nConnection: Upgrade\r\nupgrade: websocket\r\n\
              Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nX-Forwarded-For: 192.0.2.1, 192.0.2.2\r\n\r\n"
         );
-        let text = String::from_utf8(spdy_request(&asking, "http://127.0.0.1:1", &["p", "q"])).unwrap();
+        let text = String::from_utf8(spdy_request(&head, "http://127.0.0.1:1", &["p", "q"])).unwrap();
         assert!(text.starts_with("POST / HTTP/1.1\r\n") && !text.contains("sesame"), "{text}");
         assert!(text.contains("X-Stream-Protocol-Version: p\r\nX-Stream-Protocol-Version: q\r\n"), "{text}");
     }

@@ -1,19 +1,19 @@
 //! The beginning of a WebSocket (RFC 6455).
 
+use crate::server::head::Head;
 use crate::util::sha1;
 
-use super::Asking;
 use super::answer::Refusal;
 
 /// Shows that a server has read the key as a WebSocket's.
 const SALT: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// The client's key.
-pub(super) fn key<'a>(asking: &'a Asking<'_>) -> Result<&'a str, Refusal> {
-    if !asking.has_word("Sec-WebSocket-Version", "13") {
+pub(super) fn key(head: &Head) -> Result<&str, Refusal> {
+    if !head.lists("Sec-WebSocket-Version", "13") {
         return Err(Refusal::closing(400, "WebSocket version 13 only\n"));
     }
-    let key = asking.all("Sec-WebSocket-Key").next().map(str::trim).unwrap_or_default();
+    let key = head.get("Sec-WebSocket-Key").unwrap_or_default();
     // 16 bytes in base64.
     if key.len() != 24 {
         return Err(Refusal::closing(400, "no Sec-WebSocket-Key\n"));

@@ -22,81 +22,33 @@ mod splice;
 mod tests;
 mod tunnel;
 
-use std::io;
-use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
-
-use rustix::event::PollFlags;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 
 use crate::model::metrics;
 use crate::util::stop::StopToken;
 
 use super::StreamDeps;
-use super::query::Target;
+use super::client::Client;
+use super::head::Head;
+use super::http::Gate;
 use answer::Refusal;
 use backend::Runtime;
 use channels::Channels;
 use request::{Mode, Wanted};
-use splice::{Between, Line};
+use splice::{Between, Greeting, Line};
 use tunnel::Tunnel;
 
-/// One end of a stream; no call of it blocks.
-pub(super) trait End {
-    /// `WouldBlock`: nothing is there; 0: its direction is over.
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
-    /// Takes what fits, else `WouldBlock`.
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
-    /// What to poll for.
-    fn flags(&self, read: bool, write: bool) -> PollFlags;
-    /// Whether bytes can be read that no poll tells of.
-    fn has_buffered(&self) -> bool;
-    /// Nothing more is written.
-    fn finish_write(&mut self);
-    /// What to poll.
-    fn fd(&self) -> BorrowedFd<'_>;
+/// Serves a request for a stream, whose sender is known and allowed, on the connection's own
+/// thread, until it ends.
+pub(super) fn serve(client: Client, head: Head, gate: &Gate, stop: &StopToken) {
+    connect(client, head, &gate.deps.streams, &gate.wake, stop);
 }
 
-/// A request, as far as it matters here.
-pub(super) struct Asking<'a> {
-    pub method: &'a str,
-    pub target: &'a Target,
-    pub headers: &'a [(String, Vec<u8>)],
-    pub peer: Option<SocketAddr>,
-}
-
-impl Asking<'_> {
-    /// Every value of a header, in order.
-    fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        let named = self.headers.iter().filter(move |(key, _)| key.eq_ignore_ascii_case(name));
-        named.filter_map(|(_, value)| std::str::from_utf8(value).ok())
-    }
-
-    /// The words of a header, which stand between commas.
-    fn words<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        self.all(name).flat_map(|value| value.split(',')).map(str::trim).filter(|word| !word.is_empty())
-    }
-
-    fn has_word(&self, name: &str, wanted: &str) -> bool {
-        self.words(name).any(|word| word.eq_ignore_ascii_case(wanted))
-    }
-}
-
-/// Whether requests for this path become streams.
-pub(super) fn is_for_us(path: &str) -> bool {
-    matches!(super::main_port::first_element(path), "exec" | "attach" | "portForward")
-}
-
-/// Serves one request to the end of its streams. `early` is what came behind its head.
-pub(super) fn serve<E: End>(
-    client: E,
-    asking: &Asking<'_>,
-    early: Vec<u8>,
-    deps: &StreamDeps,
-    wake: BorrowedFd<'_>,
-    stop: &StopToken,
-) {
-    backend::tune(client.fd());
-    match prepare(asking, deps, wake, stop) {
+fn connect(client: Client, mut head: Head, deps: &StreamDeps, wake: &UnixStream, stop: &StopToken) {
+    backend::tune(client.as_fd());
+    let early = std::mem::take(&mut head.early);
+    match prepare(&head, deps, wake, stop) {
         Ok((runtime, between, greeting)) => Line::new(client, runtime, wake).run(between, greeting, early),
         Err(refusal) => refusal.send(client, wake),
     }
@@ -104,17 +56,17 @@ pub(super) fn serve<E: End>(
 
 /// Connects with the runtime: what to say to both, and how to go on.
 fn prepare(
-    asking: &Asking<'_>,
+    head: &Head,
     deps: &StreamDeps,
-    wake: BorrowedFd<'_>,
+    wake: &UnixStream,
     stop: &StopToken,
-) -> Result<(Runtime, Between, splice::Greeting), Refusal> {
-    let wanted = Wanted::read(asking, deps)?;
+) -> Result<(Runtime, Between, Greeting), Refusal> {
+    let wanted = Wanted::read(head, deps)?;
     let pod = find::pod(&wanted, deps)?;
     let key = match &wanted.mode {
         Mode::Plain => return Err(Refusal::closing(500, "Upgrade request required\n")),
         Mode::Splice => "",
-        Mode::Channels | Mode::Tunnel(_) => handshake::key(asking)?,
+        Mode::Channels | Mode::Tunnel(_) => handshake::key(head)?,
     };
     let url = find::url(&wanted, &pod, deps, stop)?;
     let mut runtime = Runtime::dial(&url, wake)?;
@@ -123,12 +75,12 @@ fn prepare(
     }
     match wanted.mode {
         Mode::Plain | Mode::Splice => {
-            let reply = runtime.ask(&backend::forwarded(asking, &url), wake)?.switched(&mut runtime, wake)?;
-            Ok((runtime, Between::Raw, splice::Greeting { client: reply.raw, runtime: Vec::new() }))
+            let reply = runtime.ask(&backend::forwarded(head, &url), wake)?.switched(&mut runtime, wake)?;
+            Ok((runtime, Between::Raw, Greeting { client: reply.raw, runtime: Vec::new() }))
         }
         Mode::Channels => {
-            let reply = runtime.ask(&backend::spdy_request(asking, &url, &[channels::RUNTIME_PROTOCOL]), wake)?;
-            let mut greeting = splice::Greeting::default();
+            let reply = runtime.ask(&backend::spdy_request(head, &url, &[channels::RUNTIME_PROTOCOL]), wake)?;
+            let mut greeting = Greeting::default();
             handshake::accept(&mut greeting.client, key, Some(channels::CLIENT_PROTOCOL));
             let channels = match reply.switched(&mut runtime, wake) {
                 Ok(reply) => {
@@ -143,9 +95,9 @@ fn prepare(
         Mode::Tunnel(protocols) => {
             let protocols: Vec<&str> = protocols.iter().map(String::as_str).collect();
             let reply = runtime
-                .ask(&backend::spdy_request(asking, &url, &protocols), wake)?
+                .ask(&backend::spdy_request(head, &url, &protocols), wake)?
                 .switched(&mut runtime, wake)?;
-            let mut greeting = splice::Greeting::default();
+            let mut greeting = Greeting::default();
             let protocol =
                 reply.header("X-Stream-Protocol-Version").map(|chosen| format!("{}{chosen}", tunnel::PREFIX));
             handshake::accept(&mut greeting.client, key, protocol.as_deref());
@@ -153,4 +105,3 @@ fn prepare(
             Ok((runtime, Between::Tunnel(Box::default()), greeting))
         }
     }
-}

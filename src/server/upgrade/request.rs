@@ -2,9 +2,10 @@
 
 use crate::cri::Streams;
 use crate::server::StreamDeps;
+use crate::server::head::Head;
 
 use super::answer::Refusal;
-use super::{Asking, channels, tunnel};
+use super::{channels, tunnel};
 
 /// Which of the three it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,23 +56,23 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn read(asking: &Asking<'_>, deps: &StreamDeps) -> Result<Wanted, Refusal> {
+    pub(super) fn read(head: &Head, deps: &StreamDeps) -> Result<Wanted, Refusal> {
         if !deps.enabled {
             return Err(Refusal::closing(405, "Debug endpoints are disabled.\n"));
         }
-        let mut wanted = path(&asking.target.path)?;
-        if !matches!(asking.method, "GET" | "POST") {
+        let mut wanted = path(&head.target.path)?;
+        if !matches!(head.method.as_str(), "GET" | "POST") {
             return Err(Refusal::closing(405, "405: Method Not Allowed"));
         }
-        wanted.mode = mode(asking, wanted.verb, deps.websockets);
+        wanted.mode = mode(head, wanted.verb, deps.websockets);
         match wanted.verb {
             Verb::PortForward => {
-                let names_ports = is_websocket(asking) && !matches!(wanted.mode, Mode::Tunnel(_));
-                wanted.ports = if names_ports { ports(asking)? } else { Vec::new() };
+                let names_ports = head.is_websocket() && !matches!(wanted.mode, Mode::Tunnel(_));
+                wanted.ports = if names_ports { ports(head)? } else { Vec::new() };
             }
             Verb::Exec | Verb::Attach => {
-                wanted.streams = streams(asking)?;
-                wanted.command = asking.target.all("command").map(str::to_owned).collect();
+                wanted.streams = streams(head)?;
+                wanted.command = head.target.all("command").map(str::to_owned).collect();
             }
         }
         Ok(wanted)
@@ -105,8 +106,8 @@ fn path(path: &str) -> Result<Wanted, Refusal> {
     })
 }
 
-fn streams(asking: &Asking<'_>) -> Result<Streams, Refusal> {
-    let is_on = |key: &str| asking.target.get(key) == Some("1");
+fn streams(head: &Head) -> Result<Streams, Refusal> {
+    let is_on = |key: &str| head.target.get(key) == Some("1");
     let (tty, stdin, stdout) = (is_on("tty"), is_on("input"), is_on("output"));
     // A terminal has one output.
     let stderr = is_on("error") && !tty;
@@ -116,11 +117,11 @@ fn streams(asking: &Asking<'_>) -> Result<Streams, Refusal> {
     Ok(Streams { stdin, stdout, stderr, tty })
 }
 
-fn ports(asking: &Asking<'_>) -> Result<Vec<u16>, Refusal> {
+fn ports(head: &Head) -> Result<Vec<u16>, Refusal> {
     let refused = |text: String| Refusal::closing(400, text);
     let mut ports = Vec::new();
     let mut any = false;
-    for text in asking.target.all("port").flat_map(|value| value.split(',')) {
+    for text in head.target.all("port").flat_map(|value| value.split(',')) {
         any = true;
         if text.is_empty() {
             return Err(refused("query parameter \"port\" cannot be empty".to_owned()));
@@ -146,18 +147,14 @@ fn ports(asking: &Asking<'_>) -> Result<Vec<u16>, Refusal> {
     Ok(ports)
 }
 
-fn is_websocket(asking: &Asking<'_>) -> bool {
-    asking.has_word("Connection", "upgrade") && asking.has_word("Upgrade", "websocket")
-}
-
-fn mode(asking: &Asking<'_>, verb: Verb, websockets: bool) -> Mode {
-    if !asking.has_word("Connection", "upgrade") {
+fn mode(head: &Head, verb: Verb, websockets: bool) -> Mode {
+    if !head.lists("Connection", "upgrade") {
         return Mode::Plain;
     }
-    if !websockets || !is_websocket(asking) {
+    if !websockets || !head.is_websocket() {
         return Mode::Splice;
     }
-    let offered = || asking.words("Sec-WebSocket-Protocol");
+    let offered = || head.elements("Sec-WebSocket-Protocol");
     match verb {
         Verb::PortForward => {
             let hidden: Vec<String> = offered()

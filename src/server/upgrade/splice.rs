@@ -1,21 +1,25 @@
 //! Moves bytes between a client and the runtime, on one thread.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::server::client::{Client, Ready, is_passing, timespec};
 use crate::util::threads;
 
 use super::answer::ANSWER_LIMIT;
 use super::backend::Runtime;
 use super::channels::Channels;
 use super::tunnel::Tunnel;
-use super::End;
 
 /// Read at once. Large, because each read and each write is a system call.
 const CHUNK: usize = 64 * 1024;
+
+/// After less than this there is probably no more.
+const RECORD: usize = 8 * 1024;
 
 /// Reads from one side before the other gets its turn.
 const ROUNDS: u32 = 8;
@@ -100,10 +104,10 @@ impl Between {
 }
 
 /// A client and the runtime, connected.
-pub(super) struct Line<'a, E> {
-    client: E,
+pub(super) struct Line<'a> {
+    client: Client,
     runtime: Runtime,
-    wake: BorrowedFd<'a>,
+    wake: &'a UnixStream,
     /// What waits to be written to each.
     out: Greeting,
     /// Whether more may be read from the client.
@@ -123,8 +127,8 @@ enum Go {
     Break,
 }
 
-impl<'a, E: End> Line<'a, E> {
-    pub(super) fn new(client: E, runtime: Runtime, wake: BorrowedFd<'a>) -> Self {
+impl<'a> Line<'a> {
+    pub(super) fn new(client: Client, runtime: Runtime, wake: &'a UnixStream) -> Self {
         Line {
             client,
             runtime,
@@ -148,10 +152,10 @@ impl<'a, E: End> Line<'a, E> {
         while go == Go::On {
             go = self.turn(&mut between);
         }
-        if go == Go::Last && self.flush() {
-            // The runtime's end first: it needs no farewell.
-            let Line { client, runtime, wake, .. } = self;
-            drop(runtime);
+        // The runtime's end first: it needs no farewell.
+        let Line { mut client, runtime, wake, out, .. } = self;
+        drop(runtime);
+        if go == Go::Last && client.write_all(&out.client, wake, ANSWER_LIMIT).is_ok() {
             farewell(client, wake);
         }
     }
@@ -192,12 +196,14 @@ impl<'a, E: End> Line<'a, E> {
         }
         loop {
             let client_flags = self.client.flags(from_client, !self.out.client.is_empty());
-            let runtime_flags = self.runtime.flags(from_runtime, !self.out.runtime.is_empty());
+            let mut runtime_flags = PollFlags::empty();
+            runtime_flags.set(PollFlags::IN, from_runtime);
+            runtime_flags.set(PollFlags::OUT, !self.out.runtime.is_empty());
             // A socket of which nothing is wanted could still wake the poll for ever: it goes last,
             // and is left away.
-            let fds = [(self.client.fd(), client_flags), (self.runtime.fd(), runtime_flags)];
-            let [client, runtime] = fds.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags));
-            let wake = PollFd::from_borrowed_fd(self.wake, PollFlags::IN);
+            let client = PollFd::new(&self.client, client_flags);
+            let runtime = PollFd::new(&self.runtime, runtime_flags);
+            let wake = PollFd::new(self.wake, PollFlags::IN);
             let swapped = client_flags.is_empty();
             let mut fds = if swapped { [wake, runtime, client] } else { [wake, client, runtime] };
             let used = 1 + usize::from(!client_flags.is_empty()) + usize::from(!runtime_flags.is_empty());
@@ -229,7 +235,7 @@ impl<'a, E: End> Line<'a, E> {
     fn read_client(&mut self, between: &mut Between) -> Go {
         for _ in 0..ROUNDS {
             self.scratch.resize(CHUNK, 0);
-            let count = match self.client.read(&mut self.scratch) {
+            let count = match self.fill() {
                 Ok(0) => {
                     self.client_open = false;
                     return Go::On;
@@ -254,6 +260,21 @@ impl<'a, E: End> Line<'a, E> {
             }
         }
         Go::On
+    }
+
+    /// Reads from the client. TLS gives a record of 16 KiB at a time: several make one write.
+    fn fill(&mut self) -> io::Result<usize> {
+        let mut filled = self.client.read(&mut self.scratch)?;
+        let mut last = filled;
+        while last >= RECORD && filled < CHUNK {
+            last = match self.client.read(self.scratch.get_mut(filled..).unwrap_or_default()) {
+                // An end or an error comes again at the next read.
+                Ok(count) => count,
+                Err(_) => 0,
+            };
+            filled += last;
+        }
+        Ok(filled)
     }
 
     fn read_runtime(&mut self, between: &mut Between) -> Go {
@@ -293,7 +314,13 @@ impl<'a, E: End> Line<'a, E> {
 
     /// False: the client is gone.
     fn write_client(&mut self) -> bool {
-        match write_all(&mut self.client, &mut self.out.client) {
+        let client = &mut self.client;
+        let outcome = match self.out.client.is_empty() {
+            // TLS may owe records of what it took before.
+            true => client.flush().map(drop),
+            false => write_all(&mut self.out.client, |bytes| client.write(bytes)),
+        };
+        match outcome {
             Ok(()) => true,
             Err(why) => {
                 log::debug!("a stream's client is gone: {why}");
@@ -304,42 +331,22 @@ impl<'a, E: End> Line<'a, E> {
 
     /// A runtime that takes nothing more may still have something to say.
     fn write_runtime(&mut self) {
-        if write_all(&mut self.runtime, &mut self.out.runtime).is_err() {
+        let runtime = &mut self.runtime;
+        if write_all(&mut self.out.runtime, |bytes| runtime.write(bytes)).is_err() {
             self.out.runtime = Vec::new();
         }
-    }
-
-    /// Gives the client what waits for it.
-    fn flush(&mut self) -> bool {
-        let mut deadline = Instant::now() + ANSWER_LIMIT;
-        let mut left = self.out.client.len();
-        while self.write_client() {
-            let now = self.out.client.len();
-            // It may owe records though it has taken all bytes.
-            let flags = self.client.flags(false, now > 0);
-            if now == 0 && !flags.contains(PollFlags::OUT) {
-                return true;
-            }
-            if now < left {
-                (left, deadline) = (now, Instant::now() + ANSWER_LIMIT);
-            }
-            if wait(self.client.fd(), flags, self.wake, deadline) != Ready::Yes {
-                return false;
-            }
-        }
-        false
     }
 }
 
 /// Writes as much as goes; the rest stays.
-fn write_all(end: &mut impl End, out: &mut Vec<u8>) -> io::Result<()> {
+fn write_all(out: &mut Vec<u8>, mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
     let mut sent = 0;
     let outcome = loop {
         let rest = out.get(sent..).unwrap_or_default();
         if rest.is_empty() {
             break Ok(());
         }
-        match end.write(rest) {
+        match write(rest) {
             Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => sent += count,
             Err(why) if is_passing(&why) => break Ok(()),
@@ -355,7 +362,7 @@ fn write_all(end: &mut impl End, out: &mut Vec<u8>) -> io::Result<()> {
 }
 
 /// Ends the connection without taking from the client what it has not read yet.
-pub(super) fn farewell<E: End>(mut client: E, wake: BorrowedFd<'_>) {
+pub(super) fn farewell(mut client: Client, wake: &UnixStream) {
     client.finish_write();
     let (mut bytes, limit) = FAREWELL;
     let deadline = Instant::now() + limit;
@@ -365,47 +372,11 @@ pub(super) fn farewell<E: End>(mut client: E, wake: BorrowedFd<'_>) {
             Ok(0) => return,
             Ok(count) => bytes = bytes.saturating_sub(count),
             Err(why) if is_passing(&why) => {
-                if wait(client.fd(), client.flags(true, false), wake, deadline) != Ready::Yes {
+                if client.wait(true, false, wake, deadline) != Ready::Yes || client.flush().is_err() {
                     return;
                 }
             }
             Err(_) => return,
         }
     }
-}
-
-/// How a wait ended.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Ready {
-    Yes,
-    Late,
-    Stopped,
-}
-
-/// Waits for one socket.
-pub(super) fn wait(fd: BorrowedFd<'_>, flags: PollFlags, wake: BorrowedFd<'_>, deadline: Instant) -> Ready {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut fds = [PollFd::from_borrowed_fd(fd, flags), PollFd::from_borrowed_fd(wake, PollFlags::IN)];
-        let outcome = poll(&mut fds, timespec(Some(left)).as_ref());
-        let [socket, wake] = fds.map(|fd| fd.revents());
-        if !wake.is_empty() {
-            return Ready::Stopped;
-        }
-        if outcome.is_ok() && !socket.is_empty() {
-            return Ready::Yes;
-        }
-        if left.is_zero() {
-            return Ready::Late;
-        }
-    }
-}
-
-pub(super) fn is_passing(why: &io::Error) -> bool {
-    matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-}
-
-fn timespec(limit: Option<Duration>) -> Option<Timespec> {
-    // Longer than a Timespec holds means for ever.
-    limit.and_then(|limit| Timespec::try_from(limit).ok())
 }

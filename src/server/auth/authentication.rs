@@ -1,0 +1,254 @@
+//! Who asks: by certificate, by token, or nobody in particular.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::authority::AuthorityFile;
+use super::cache::Cache;
+use super::{Clock, Reviews, Settings};
+use crate::kube::certificates::Facts;
+use crate::kube::reviews::User;
+use crate::server::head::Head;
+use crate::util::sha256;
+
+/// Tokens whose owners are remembered.
+const TOKENS: usize = 2048;
+
+/// A token longer than this is none: service accounts' have about 1 KiB.
+const TOKEN_BYTES: usize = 16 * 1024;
+
+/// How a token comes in a WebSocket's protocols, where browsers can set no header.
+const PROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+const PROTOCOLS: &str = "Sec-WebSocket-Protocol";
+
+const ANONYMOUS: &str = "system:anonymous";
+const AUTHENTICATED: &str = "system:authenticated";
+const UNAUTHENTICATED: &str = "system:unauthenticated";
+const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+
+/// Why it is nobody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Nobody {
+    /// No credentials that mean anything here.
+    Unknown,
+    /// Credentials that do not count, and why.
+    Because(String),
+}
+
+/// Knows callers.
+pub(super) struct Authentication {
+    authorities: Option<AuthorityFile>,
+    tokens: Option<Tokens>,
+    anonymous: bool,
+}
+
+struct Tokens {
+    reviews: Arc<dyn Reviews>,
+    time: Duration,
+    cache: Cache<Option<User>>,
+}
+
+impl Authentication {
+    pub(super) fn new(
+        settings: &Settings,
+        reviews: Option<Arc<dyn Reviews>>,
+        clock: Clock,
+    ) -> Result<Self, String> {
+        let authorities = settings.client_ca_file.as_ref().map(|path| AuthorityFile::open(path, clock));
+        let authorities = authorities
+            .transpose()
+            .map_err(|why| format!("authentication.x509.clientCAFile: unable to load client CA file {why}"))?;
+        let tokens = match (settings.tokens, reviews) {
+            (Some(time), Some(reviews)) => Some(Tokens { reviews, time, cache: Cache::new(TOKENS, clock) }),
+            (Some(_), None) => {
+                return Err("authentication.webhook.enabled: no client provided, cannot use webhook \
+                            authentication: give a kubeconfig, or set it to false"
+                    .to_owned());
+            }
+            (None, _) => None,
+        };
+        Ok(Authentication { authorities, tokens, anonymous: settings.anonymous })
+    }
+
+    /// Who asks. What fails is an error and makes nobody anonymous.
+    pub(super) fn user(&self, certificates: &[Vec<u8>], head: &mut Head) -> Result<User, Nobody> {
+        let by_certificate = self.by_certificate(certificates);
+        let outcome = match by_certificate {
+            Ok(Some(user)) => Ok(Some(user)),
+            Ok(None) => self.by_token(head),
+            // A token may still count; without one the certificate's fault does.
+            Err(why) => match self.by_token(head) {
+                Ok(Some(user)) => Ok(Some(user)),
+                Ok(None) => Err(why),
+                Err(other) => Err(format!("[{why}, {other}]")),
+            },
+        };
+        match outcome {
+            Ok(Some(user)) => Ok(with_group(user)),
+            Ok(None) if self.anonymous => Ok(User {
+                name: ANONYMOUS.to_owned(),
+                groups: vec![UNAUTHENTICATED.to_owned()],
+                ..User::default()
+            }),
+            Ok(None) => Err(Nobody::Unknown),
+            Err(why) => Err(Nobody::Because(why)),
+        }
+    }
+
+    fn by_certificate(&self, certificates: &[Vec<u8>]) -> Result<Option<User>, String> {
+        let (Some(file), Some(own)) = (&self.authorities, certificates.first()) else { return Ok(None) };
+        file.current().verify(certificates)?;
+        let facts = Facts::of_der(own).ok_or("x509: malformed certificate")?;
+        if facts.common_name.is_empty() {
+            return Ok(None);
+        }
+        let id = format!("X509SHA256={}", sha256::hex(own));
+        Ok(Some(User {
+            name: facts.common_name,
+            groups: facts.organizations,
+            extra: BTreeMap::from([(CREDENTIAL_ID.to_owned(), vec![id])]),
+            uid: String::new(),
+        }))
+    }
+
+    fn by_token(&self, head: &mut Head) -> Result<Option<User>, String> {
+        let Some(tokens) = &self.tokens else { return Ok(None) };
+        let token = match bearer(head) {
+            Some(token) => token,
+            None => match of_protocols(head)? {
+                Some(token) => token,
+                None => return Ok(None),
+            },
+        };
+        tokens.user(&token)?.map(Some).ok_or_else(|| "invalid bearer token".to_owned())
+    }
+}
+
+impl Tokens {
+    fn user(&self, token: &str) -> Result<Option<User>, String> {
+        if token.len() > TOKEN_BYTES {
+            return Ok(None);
+        }
+        self.cache.get_or(sha256::digest(token.as_bytes()), || {
+            self.reviews.token(token).map(|user| (user, self.time))
+        })
+    }
+}
+
+/// The token in the header.
+fn bearer(head: &Head) -> Option<String> {
+    let mut words = head.get("authorization")?.trim().splitn(3, ' ');
+    let scheme = words.next()?;
+    let token = words.next()?;
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.to_owned())
+}
+
+/// The token among the protocols of a WebSocket, which is taken out of them: it is none that
+/// could be spoken.
+fn of_protocols(head: &mut Head) -> Result<Option<String>, String> {
+    if !head.is_websocket() {
+        return Ok(None);
+    }
+    let (mut token, mut others) = (None, Vec::new());
+    for protocol in head.elements(PROTOCOLS) {
+        match protocol.strip_prefix(PROTOCOL_TOKEN) {
+            Some(_) if token.is_some() => {
+                return Err("multiple base64.bearer.authorization tokens specified".to_owned());
+            }
+            Some(encoded) => {
+                let text = decode(encoded).and_then(|bytes| String::from_utf8(bytes).ok());
+                token = Some(text.ok_or("invalid base64.bearer.authorization token encoding")?);
+            }
+            None => others.push(protocol.to_owned()),
+        }
+    }
+    let Some(token) = token.filter(|token| !token.is_empty()) else { return Ok(None) };
+    if others.is_empty() {
+        return Err("missing additional subprotocol".to_owned());
+    }
+    head.remove(PROTOCOLS);
+    head.headers.push((PROTOCOLS.to_owned(), others.join(",").into_bytes()));
+    Ok(Some(token))
+}
+
+/// Base64 for URLs, without padding.
+fn decode(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
+    let (mut bits, mut count) = (0_u32, 0);
+    for letter in text.bytes() {
+        let six = match letter {
+            b'A'..=b'Z' => letter - b'A',
+            b'a'..=b'z' => letter - b'a' + 26,
+            b'0'..=b'9' => letter - b'0' + 52,
+            b'-' => 62,
+            b'_' => 63,
+            _ => return None,
+        };
+        bits = (bits << 6) | u32::from(six);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push(u8::try_from((bits >> count) & 0xff).ok()?);
+        }
+    }
+    // One letter alone holds no byte.
+    (count < 6).then_some(bytes)
+}
+
+/// Whoever was recognized belongs to this group, unless it says otherwise itself.
+fn with_group(mut user: User) -> User {
+    let settled = |group: &String| group == AUTHENTICATED || group == UNAUTHENTICATED;
+    if user.name != ANONYMOUS && !user.groups.iter().any(settled) {
+        user.groups.push(AUTHENTICATED.to_owned());
+    }
+    user
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(headers: &str) -> Head {
+        let text = format!("GET /pods HTTP/1.1\r\nHost: n\r\n{headers}");
+        Head::parse(text.trim_end().as_bytes(), None).unwrap()
+    }
+
+    #[test]
+    fn tokens_are_found_where_they_may_be() {
+        for (header, token) in [
+            ("Bearer abc", Some("abc")),
+            ("bEARER abc def", Some("abc")),
+            ("Bearer  abc", None),
+            ("Bearer", None),
+            ("Basic abc", None),
+            ("", None),
+        ] {
+            assert_eq!(bearer(&head(&format!("Authorization: {header}"))).as_deref(), token, "{header}");
+        }
+        let websocket = |protocols: &str| {
+            let text = format!("Connection: Upgrade\r\nUpgrade: websocket\r\n{PROTOCOLS}: {protocols}");
+            let mut head = head(&text);
+            let outcome = of_protocols(&mut head);
+            (outcome, head.get(PROTOCOLS).unwrap_or_default().to_owned())
+        };
+        let with = format!("v5.channel.k8s.io, {PROTOCOL_TOKEN}YWJj");
+        assert_eq!(websocket(&with), (Ok(Some("abc".to_owned())), "v5.channel.k8s.io".to_owned()));
+        assert_eq!(websocket("v5.channel.k8s.io").0, Ok(None));
+        assert!(websocket(&format!("{PROTOCOL_TOKEN}YWJj")).0.is_err());
+        assert!(websocket(&format!("a, {PROTOCOL_TOKEN}YWJj, {PROTOCOL_TOKEN}YWJj")).0.is_err());
+        assert!(websocket(&format!("a, {PROTOCOL_TOKEN}YW=j")).0.is_err());
+        let mut plain = head(&format!("{PROTOCOLS}: {with}"));
+        assert_eq!(of_protocols(&mut plain), Ok(None));
+    }
+
+    #[test]
+    fn base64_of_urls() {
+        let decoded = |text: &str| decode(text).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        assert_eq!(decoded("").as_deref(), Some(""));
+        assert_eq!(decoded("YQ").as_deref(), Some("a"));
+        assert_eq!(decoded("YWI").as_deref(), Some("ab"));
+        assert_eq!(decode("-_-_"), Some(vec![0xfb, 0xff, 0xbf]));
+        assert_eq!((decode("Y"), decode("YQ=="), decode("+/")), (None, None, None));
+    }
+}

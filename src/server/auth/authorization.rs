@@ -1,0 +1,215 @@
+//! What a request means as verb and sub-resource of the node, and whether that is allowed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cache::Cache;
+use super::{Clock, Mode, Reviews};
+use crate::kube::reviews::{Attributes, User};
+use crate::util::sha256;
+
+/// Answers that are remembered.
+const ANSWERS: usize = 8192;
+
+/// What a caller decides of the attributes; beyond it an answer is not remembered.
+const ATTRIBUTE_BYTES: usize = 10_000;
+
+/// Paths and the sub-resources that are tried for them, in this order.
+const SUBRESOURCES: &[(&str, &[&str])] = &[
+    ("/stats", &["stats"]),
+    ("/metrics", &["metrics"]),
+    ("/logs", &["log"]),
+    ("/checkpoint", &["checkpoint"]),
+    ("/statusz", &["statusz"]),
+    ("/flagz", &["configz"]),
+    ("/pods", &["pods", "proxy"]),
+    ("/runningpods", &["pods", "proxy"]),
+    ("/healthz", &["healthz", "proxy"]),
+    ("/configz", &["configz", "proxy"]),
+];
+
+/// For every other path.
+const OTHERS: &[&str] = &["proxy"];
+
+/// Why a request is not let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Denied {
+    /// The caller may not; the text is for it.
+    Forbidden(String),
+    /// Nobody could say.
+    Failed {
+        /// For the caller.
+        text: String,
+        /// For the log.
+        why: String,
+    },
+}
+
+/// Knows what callers may do.
+pub(super) struct Authorization {
+    node: String,
+    webhook: Option<Webhook>,
+}
+
+struct Webhook {
+    reviews: Arc<dyn Reviews>,
+    allowed: Duration,
+    denied: Duration,
+    cache: Cache<bool>,
+}
+
+impl Authorization {
+    pub(super) fn new(
+        node: String,
+        mode: Mode,
+        reviews: Option<Arc<dyn Reviews>>,
+        clock: Clock,
+    ) -> Result<Self, String> {
+        let webhook = match (mode, reviews) {
+            (Mode::AlwaysAllow, _) => None,
+            (Mode::Webhook { allowed, denied }, Some(reviews)) => {
+                Some(Webhook { reviews, allowed, denied, cache: Cache::new(ANSWERS, clock) })
+            }
+            (Mode::Webhook { .. }, None) => {
+                return Err("authorization.mode: no client provided, cannot use webhook authorization: \
+                            give a kubeconfig, or set AlwaysAllow"
+                    .to_owned());
+            }
+        };
+        Ok(Authorization { node, webhook })
+    }
+
+    /// Lets a request in if one of its sub-resources is allowed.
+    pub(super) fn allow(&self, user: &User, method: &str, path: &str) -> Result<(), Denied> {
+        let Some(webhook) = &self.webhook else { return Ok(()) };
+        let (verb, tried) = (verb(method), subresources(path));
+        for subresource in tried {
+            let attributes = Attributes { verb, node: &self.node, subresource };
+            match webhook.allows(user, &attributes, path) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(why) => {
+                    let text = format!(
+                        "Authorization error (user={}, verb={verb}, resource=nodes, subresource={subresource})",
+                        user.name
+                    );
+                    return Err(Denied::Failed { text, why });
+                }
+            }
+        }
+        Err(Denied::Forbidden(format!(
+            "Forbidden (user={}, verb={verb}, resource=nodes, subresource(s)=[{}])",
+            user.name,
+            tried.join(" ")
+        )))
+    }
+}
+
+impl Webhook {
+    fn allows(&self, user: &User, attributes: &Attributes<'_>, path: &str) -> Result<bool, String> {
+        let ask = || self.reviews.access(user, attributes);
+        let sizes = [path.len(), attributes.verb.len(), attributes.node.len(), attributes.subresource.len()];
+        if sizes.iter().sum::<usize>() > ATTRIBUTE_BYTES {
+            return ask();
+        }
+        self.cache.get_or(key(user, attributes), || {
+            ask().map(|yes| (yes, if yes { self.allowed } else { self.denied }))
+        })
+    }
+}
+
+/// A digest of all that an answer depends on.
+fn key(user: &User, attributes: &Attributes<'_>) -> super::cache::Key {
+    let mut text = Vec::with_capacity(512);
+    let mut add = |part: &str| {
+        // With its length: no part can be taken for another's end.
+        text.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        text.extend_from_slice(part.as_bytes());
+    };
+    for part in [attributes.verb, attributes.node, attributes.subresource, &user.name, &user.uid] {
+        add(part);
+    }
+    add(&user.groups.len().to_string());
+    user.groups.iter().for_each(|group| add(group));
+    for (name, values) in &user.extra {
+        add(name);
+        add(&values.len().to_string());
+        values.iter().for_each(|value| add(value));
+    }
+    sha256::digest(&text)
+}
+
+/// The verb of a method; HEAD and OPTIONS have none, which nobody is granted.
+fn verb(method: &str) -> &'static str {
+    match method {
+        "GET" => "get",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" => "delete",
+        _ => "",
+    }
+}
+
+fn subresources(path: &str) -> &'static [&'static str] {
+    let below = |start: &str| path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    SUBRESOURCES.iter().find(|(start, _)| below(start)).map_or(OTHERS, |(_, tried)| tried)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_methods_have_their_meanings() {
+        for (path, tried) in [
+            ("/", &["proxy"][..]),
+            ("/stats/summary", &["stats"]),
+            ("/metrics", &["metrics"]),
+            ("/metrics/cadvisor", &["metrics"]),
+            ("/metricsx", &["proxy"]),
+            ("//metrics", &["proxy"]),
+            ("/Metrics", &["proxy"]),
+            ("/logs/", &["log"]),
+            ("/checkpoint/a/b/c", &["checkpoint"]),
+            ("/statusz", &["statusz"]),
+            ("/flagz", &["configz"]),
+            ("/pods/", &["pods", "proxy"]),
+            ("/runningpods/", &["pods", "proxy"]),
+            ("/healthz/ping", &["healthz", "proxy"]),
+            ("/configz", &["configz", "proxy"]),
+            ("/exec/a/b/c", &["proxy"]),
+            ("/run/a/b/c", &["proxy"]),
+            ("/containerLogs/a/b/c", &["proxy"]),
+            ("/debug/pprof", &["proxy"]),
+        ] {
+            assert_eq!(subresources(path), tried, "{path}");
+        }
+        let verbs: Vec<_> =
+            ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "get"].map(verb).to_vec();
+        assert_eq!(verbs, ["get", "create", "update", "patch", "delete", "", "", ""]);
+    }
+
+    #[test]
+    fn no_two_callers_share_an_answer() {
+        let attributes = Attributes { verb: "get", node: "n", subresource: "proxy" };
+        let user = |name: &str, groups: &[&str], extra: &[(&str, &[&str])]| {
+            let texts = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let extra = extra.iter().map(|(name, values)| (name.to_string(), texts(values))).collect();
+            User { name: name.into(), groups: texts(groups), extra, ..User::default() }
+        };
+        let users = [
+            user("ab", &[], &[]),
+            user("a", &["b"], &[]),
+            user("a", &["b", "c"], &[]),
+            user("a", &["bc"], &[]),
+            user("a", &["b"], &[("c", &[])]),
+            user("a", &["b"], &[("c", &["d"])]),
+            user("a", &["b"], &[("c", &[]), ("d", &[])]),
+        ];
+        let keys: std::collections::BTreeSet<_> = users.iter().map(|user| key(user, &attributes)).collect();
+        assert_eq!(keys.len(), users.len());
+        let other = Attributes { verb: "get", node: "n", subresource: "metrics" };
+        assert_ne!(key(&users[0], &attributes), key(&users[0], &other));
+    }
+}

@@ -1,0 +1,238 @@
+//! What the API server said, for a while: bounded, the least used goes first. Whoever asks
+//! what is being asked already waits for that answer.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::Clock;
+use crate::util::threads;
+
+/// A digest of the question: neither tokens nor long paths stay in memory.
+pub(super) type Key = [u8; 32];
+
+/// How long to wait for an answer that another connection has asked for. Those have limits
+/// of their own; this only bounds what must not happen.
+const WAIT: Duration = Duration::from_secs(30);
+
+/// Answers by question.
+pub(super) struct Cache<V> {
+    capacity: usize,
+    clock: Clock,
+    state: Mutex<State<V>>,
+}
+
+struct State<V> {
+    entries: HashMap<Key, Entry<V>>,
+    asking: HashMap<Key, Arc<Asking<V>>>,
+    /// Counts uses.
+    uses: u64,
+}
+
+struct Entry<V> {
+    value: V,
+    until: Instant,
+    used: u64,
+}
+
+/// A question under way.
+struct Asking<V> {
+    answer: OnceLock<Result<V, String>>,
+    /// Cut off when the answer is there, or whoever asked has panicked.
+    done: Receiver<Infallible>,
+}
+
+/// Ends a question, whatever becomes of the thread that asked.
+struct Ending<'a, V> {
+    cache: &'a Cache<V>,
+    key: Key,
+    _done: Sender<Infallible>,
+}
+
+impl<V> Drop for Ending<'_, V> {
+    fn drop(&mut self) {
+        self.cache.lock().asking.remove(&self.key);
+    }
+}
+
+impl<V: Clone> Cache<V> {
+    pub(super) fn new(capacity: usize, clock: Clock) -> Self {
+        let state = State { entries: HashMap::new(), asking: HashMap::new(), uses: 0 };
+        Cache { capacity, clock, state: Mutex::new(state) }
+    }
+
+    /// The answer that is remembered, or what `ask` says: with how long to remember it.
+    pub(super) fn get_or(
+        &self,
+        key: Key,
+        ask: impl FnOnce() -> Result<(V, Duration), String>,
+    ) -> Result<V, String> {
+        let (ending, asking) = {
+            let mut state = self.lock();
+            if let Some(value) = state.get(&key, (self.clock)()) {
+                return Ok(value);
+            }
+            if let Some(asking) = state.asking.get(&key) {
+                let asking = Arc::clone(asking);
+                drop(state);
+                return asking.wait();
+            }
+            let (sender, done) = bounded(0);
+            let asking = Arc::new(Asking { answer: OnceLock::new(), done });
+            state.asking.insert(key, Arc::clone(&asking));
+            (Ending { cache: self, key, _done: sender }, asking)
+        };
+        let outcome = ask().map(|(value, time)| {
+            if !time.is_zero() {
+                let now = (self.clock)();
+                self.lock().put(key, value.clone(), now, time, self.capacity);
+            }
+            value
+        });
+        // Nobody else sets it.
+        let _ = asking.answer.set(outcome.clone());
+        drop(ending);
+        outcome
+    }
+}
+
+impl<V> Cache<V> {
+    fn lock(&self) -> MutexGuard<'_, State<V>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<V: Clone> Asking<V> {
+    fn wait(&self) -> Result<V, String> {
+        let _waiting = threads::waiting("a review");
+        let _ = self.done.recv_timeout(WAIT);
+        self.answer.get().cloned().unwrap_or_else(|| Err("the review came to nothing".to_owned()))
+    }
+}
+
+impl<V: Clone> State<V> {
+    fn get(&mut self, key: &Key, now: Instant) -> Option<V> {
+        let entry = self.entries.get_mut(key)?;
+        if entry.until <= now {
+            self.entries.remove(key);
+            return None;
+        }
+        self.uses += 1;
+        entry.used = self.uses;
+        Some(entry.value.clone())
+    }
+
+    fn put(&mut self, key: Key, value: V, now: Instant, time: Duration, capacity: usize) {
+        // Several at once, so that a full one is not gone through for each.
+        if self.entries.len() >= capacity {
+            self.entries.retain(|_, entry| entry.until > now);
+        }
+        if self.entries.len() >= capacity {
+            let mut uses: Vec<u64> = self.entries.values().map(|entry| entry.used).collect();
+            uses.sort_unstable();
+            let least = uses.get(capacity / 8).copied().unwrap_or(u64::MAX);
+            self.entries.retain(|_, entry| entry.used > least);
+        }
+        self.uses += 1;
+        if let Some(until) = now.checked_add(time) {
+            self.entries.insert(key, Entry { value, until, used: self.uses });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    thread_local! {
+        static LATER: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    fn clock() -> Instant {
+        static BEGUN: OnceLock<Instant> = OnceLock::new();
+        *BEGUN.get_or_init(Instant::now) + LATER.get()
+    }
+
+    fn pass(seconds: u64) {
+        LATER.set(LATER.get() + Duration::from_secs(seconds));
+    }
+
+    fn key(n: usize) -> Key {
+        crate::util::sha256::digest(&n.to_le_bytes())
+    }
+
+    #[test]
+    fn answers_last_their_time_and_errors_do_not() {
+        let cache = Cache::new(100, clock);
+        let asked = Cell::new(0);
+        let ask = |answer: Result<u32, &str>| {
+            cache.get_or(key(1), || {
+                asked.set(asked.get() + 1);
+                answer.map(|value| (value, Duration::from_secs(30))).map_err(str::to_owned)
+            })
+        };
+        assert_eq!(ask(Err("away")), Err("away".to_owned()));
+        assert_eq!(ask(Ok(1)), Ok(1));
+        pass(29);
+        assert_eq!(ask(Err("away")), Ok(1));
+        pass(1);
+        assert_eq!(ask(Err("away")), Err("away".to_owned()));
+        assert_eq!(ask(Ok(2)), Ok(2));
+        assert_eq!(asked.get(), 4);
+        let at_once = || cache.get_or(key(2), || Ok((7, Duration::ZERO)));
+        assert_eq!((at_once(), at_once()), (Ok(7), Ok(7)));
+        assert_eq!(cache.lock().entries.len(), 1);
+    }
+
+    #[test]
+    fn the_least_used_go_when_it_is_full() {
+        let cache = Cache::new(64, clock);
+        let ask = |n: usize| cache.get_or(key(n), || Ok((n, Duration::from_secs(60)))).unwrap();
+        for n in 0..500 {
+            ask(n);
+            ask(0);
+            assert!(cache.lock().entries.len() <= 64);
+        }
+        let kept = |n: usize| cache.lock().entries.contains_key(&key(n));
+        assert!(kept(0) && kept(499) && !kept(100));
+    }
+
+    #[test]
+    fn many_who_ask_the_same_ask_once() {
+        let cache = Arc::new(Cache::new(8, Instant::now));
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (go, gate) = bounded::<()>(0);
+        let threads: Vec<_> = (0..20)
+            .map(|_| {
+                let (cache, asked, gate) = (Arc::clone(&cache), Arc::clone(&asked), gate.clone());
+                threads::spawn("asker", threads::Stack::Small, threads::OnDeath::Nobody, move |_| {
+                    let answer = cache.get_or(key(1), || {
+                        asked.fetch_add(1, Ordering::SeqCst);
+                        let _ = gate.recv();
+                        Ok((5, Duration::from_secs(60)))
+                    });
+                    assert_eq!(answer, Ok(5));
+                })
+                .unwrap()
+            })
+            .collect();
+        drop(go);
+        drop(threads);
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_panic_while_asking_leaves_nobody_waiting() {
+        let cache: Arc<Cache<u32>> = Arc::new(Cache::new(8, Instant::now));
+        let shared = Arc::clone(&cache);
+        drop(threads::spawn("asker", threads::Stack::Small, threads::OnDeath::Nobody, move |_| {
+            let _ = shared.get_or(key(1), || panic!("of the test"));
+        }));
+        assert_eq!(cache.get_or(key(1), || Ok((1, Duration::from_secs(1)))), Ok(1));
+    }
+}

@@ -1,0 +1,136 @@
+//! Who asks, and whether that is allowed (Go: pkg/kubelet/server/auth.go, apiserver's
+//! authenticators and authorizers).
+//!
+//! `authentication` finds out who it is: a client certificate, a bearer token, nobody in
+//! particular. `authorization` says what a request means as verb and sub-resource of the
+//! node, and asks whether that is allowed. `cache` remembers what the API server said;
+//! `authority` keeps the bundle of authorities fresh. Nothing here trusts a header, but the
+//! token in `Authorization` that the API server vouches for.
+
+mod authentication;
+mod authority;
+mod authorization;
+mod cache;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::head::Head;
+use crate::kube::reviews::{Attributes, Reviewer, User};
+use authentication::{Authentication, Nobody};
+use authorization::{Authorization, Denied};
+
+/// Asks the API server. Bounded in time.
+pub trait Reviews: Send + Sync {
+    /// Whose token this is; `None`: nobody's.
+    ///
+    /// # Errors
+    /// When there is no answer that counts.
+    fn token(&self, token: &str) -> Result<Option<User>, String>;
+
+    /// Whether a user may do this.
+    ///
+    /// # Errors
+    /// When there is no answer that counts.
+    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String>;
+}
+
+impl Reviews for Reviewer {
+    fn token(&self, token: &str) -> Result<Option<User>, String> {
+        Reviewer::token(self, token).map_err(|error| error.to_string())
+    }
+
+    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String> {
+        Reviewer::access(self, user, attributes).map_err(|error| error.to_string())
+    }
+}
+
+/// How callers are allowed to ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mode {
+    /// Whoever is known may do everything.
+    AlwaysAllow,
+    /// The API server decides; its answers are remembered for so long.
+    Webhook {
+        /// A yes.
+        allowed: Duration,
+        /// A no.
+        denied: Duration,
+    },
+}
+
+/// How callers are known and allowed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The node's name, which reviews are about.
+    pub node: String,
+    /// `authentication.x509.clientCAFile`.
+    pub client_ca_file: Option<PathBuf>,
+    /// Bearer tokens are reviewed, and the answers remembered for so long.
+    pub tokens: Option<Duration>,
+    /// Whether a caller without credentials is somebody, too.
+    pub anonymous: bool,
+    /// What they may do.
+    pub mode: Mode,
+}
+
+/// Knows who may ask for what. For all connections together.
+pub struct Auth {
+    authentication: Authentication,
+    authorization: Authorization,
+}
+
+/// The answer to a caller who is not let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub status: u16,
+    pub text: String,
+}
+
+/// Tells the time, which tests make up.
+type Clock = fn() -> Instant;
+
+impl Auth {
+    /// Reads the authorities. `reviews` is the API server, if there is one.
+    ///
+    /// # Errors
+    /// When the settings need what is not there.
+    pub fn new(settings: Settings, reviews: Option<Arc<dyn Reviews>>) -> Result<Auth, String> {
+        Auth::with_clock(settings, reviews, Instant::now)
+    }
+
+    fn with_clock(
+        settings: Settings,
+        reviews: Option<Arc<dyn Reviews>>,
+        clock: Clock,
+    ) -> Result<Auth, String> {
+        let authentication = Authentication::new(&settings, reviews.clone(), clock)?;
+        let authorization = Authorization::new(settings.node, settings.mode, reviews, clock)?;
+        Ok(Auth { authentication, authorization })
+    }
+
+    /// Lets a request in, or says why not. Its credentials are taken out of the head: nobody
+    /// behind this needs them.
+    pub(super) fn admit(&self, certificates: &[Vec<u8>], head: &mut Head) -> Result<User, Refusal> {
+        let outcome = self.authentication.user(certificates, head);
+        head.remove("authorization");
+        let user = outcome.map_err(|nobody| {
+            if let Nobody::Because(why) = nobody {
+                log::info!("{} {} is refused: {why}", head.method, head.target.path);
+            }
+            Refusal { status: 401, text: "Unauthorized".to_owned() }
+        })?;
+        self.authorization.allow(&user, &head.method, &head.target.path).map_err(|denied| match denied {
+            Denied::Forbidden(text) => Refusal { status: 403, text },
+            Denied::Failed { text, why } => {
+                log::warn!("{text}: {why}");
+                Refusal { status: 500, text }
+            }
+        })?;
+        Ok(user)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! One request through tiny_http: announced, handed over, answered on a thread of its own.
+//!
+//! Nothing of what a client sent reaches tiny_http: what the answer depends on goes beside
+//! it, from the connection straight to the handler.
+
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::select_biased;
+
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Stack};
+
+use super::client::{Client, Ready, is_passing};
+use super::http::{Gate, KEY_HEADER, MAIN_STREAMS, STREAMS};
+use super::listener::{Listener, connect_local};
+use super::pump::{self, Form, Kept};
+use super::routes::{self, Answer, Asked, Method, Reply};
+
+/// tiny_http hands a clean request over at once; later means that it does not work.
+const HANDOVER: Duration = Duration::from_secs(10);
+
+/// A TCP client that takes nothing for so long is dropped.
+const STALL: Duration = Duration::from_secs(60);
+
+/// When the server stops, a handler in the middle of a call is left behind after this.
+const HANDLER_LIMIT: Duration = Duration::from_secs(1);
+
+/// What a refused client may still send before the socket closes, and for how long.
+const FAREWELL: (usize, Duration) = (64 * 1024, Duration::from_secs(1));
+
+/// An answer for a client that is refused by the connection itself, which then closes.
+pub(super) fn refusal(status: u16, text: &str) -> String {
+    format!(
+        "HTTP/1.0 {status} {}\r\nServer: coracle\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n{text}",
+        phrase(status)
+    )
+}
+
+/// What stands after a status.
+pub(super) fn phrase(status: u16) -> &'static str {
+    match status {
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        405 => "Method Not Allowed\r\nAllow: GET",
+        408 => "Request Timeout",
+        411 => "Length Required",
+        413 => "Content Too Large",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        505 => "HTTP Version Not Supported",
+        _ => "Service Unavailable",
+    }
+}
+
+/// Refuses and waits a little for the client to read it: closing with unread input would
+/// reset the connection and could take the answer with it.
+pub(super) fn farewell(mut client: Client, gate: &Gate, status: u16, text: &str) {
+    let _ = client.write(refusal(status, text).as_bytes());
+    client.finish_write();
+    let (mut bytes, limit) = FAREWELL;
+    let deadline = Instant::now() + limit;
+    let mut chunk = [0; 4096];
+    while bytes > 0 && client.wait(true, false, &gate.wake, deadline) == Ready::Yes {
+        let _ = client.flush();
+        match client.read(&mut chunk) {
+            Ok(0) => return,
+            Ok(count) => bytes = bytes.saturating_sub(count),
+            Err(why) if is_passing(&why) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Has a vetted request answered. A client that may ask again comes back.
+pub(super) fn exchange(
+    client: Client,
+    listener: Listener,
+    asked: Asked,
+    form: Option<Form>,
+    gate: &Gate,
+    stop: &StopToken,
+) -> Option<Kept> {
+    let ticket = gate.announce();
+    // A body is left out of the answer to a HEAD, that is all that the method tells it.
+    let method = if asked.method == Method::Head { "HEAD" } else { "GET" };
+    let clean = format!("{method} / HTTP/1.0\r\n{KEY_HEADER}: {}\r\n\r\n", ticket.key);
+    let inner = connect_local(&gate.inner).and_then(|mut inner| {
+        inner.write_all(clean.as_bytes())?;
+        inner.set_nonblocking(true)?;
+        Ok(inner)
+    });
+    let inner = match inner {
+        Ok(inner) => inner,
+        Err(why) => {
+            if why.kind() != io::ErrorKind::WouldBlock {
+                gate.report_broken();
+            }
+            farewell(client, gate, 503, "the server is restarting, try again\n");
+            return None;
+        }
+    };
+    let request = {
+        let _waiting = threads::waiting("tiny_http");
+        select_biased! {
+            recv(stop.signal()) -> _ => return None,
+            recv(ticket.request) -> request => request.ok(),
+            default(HANDOVER) => None,
+        }
+    };
+    let Some(request) = request else {
+        gate.report_broken();
+        farewell(client, gate, 503, "the server is restarting, try again\n");
+        return None;
+    };
+    drop(ticket);
+    let shared = gate.clone();
+    let name = format!("strm/{}", gate.number());
+    let handler = threads::spawn(&name, Stack::Large, OnDeath::Nobody, move |stop| {
+        answer(request, listener, &asked, &shared, &stop);
+    });
+    match handler {
+        Ok(mut handler) => {
+            let patience = (listener != Listener::Local).then_some(STALL);
+            let kept = pump::pump(client, &inner, gate, form, patience, &mut handler);
+            if kept.is_none() {
+                pump::drain(&inner, gate);
+            }
+            // A writer blocked on the private socket fails now, then the handler ends.
+            drop(inner);
+            let _ = handler.stop(HANDLER_LIMIT);
+            kept
+        }
+        // The request was dropped with the thread's body: tiny_http has answered 500.
+        Err(why) => {
+            log::warn!("no thread for a request: {why}");
+            farewell(client, gate, 503, "no thread for the request\n");
+            None
+        }
+    }
+}
+
+/// The handler's thread: makes the answer.
+fn answer(request: tiny_http::Request, listener: Listener, asked: &Asked, gate: &Gate, stop: &StopToken) {
+    let (streams, cap) = match listener {
+        Listener::Main => (&gate.main_streams, MAIN_STREAMS),
+        _ => (&gate.streams, STREAMS),
+    };
+    match routes::route(listener, asked, &gate.deps) {
+        Reply::Whole(answer) => respond(request, answer),
+        Reply::Stream(_) if streams.fetch_add(1, Ordering::Relaxed) >= cap => {
+            streams.fetch_sub(1, Ordering::Relaxed);
+            respond(request, Answer::text(429, format!("already {cap} streams are open\n")));
+        }
+        Reply::Stream(stream) => {
+            let _slot = Slot(streams);
+            let mut out = BufWriter::new(request.into_writer());
+            let outcome = stream.run(&mut out, &gate.deps, stop).and_then(|()| out.flush());
+            if let Err(why) = outcome {
+                log::debug!("a stream ended: {why}");
+            }
+        }
+    }
+}
+
+/// Gives a stream's place back, also when its handler panics.
+struct Slot<'a>(&'a AtomicUsize);
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn respond(request: tiny_http::Request, answer: Answer) {
+    let mut response = tiny_http::Response::from_data(answer.body).with_status_code(answer.status);
+    for (name, value) in [("Server", "coracle"), ("Content-Type", answer.content_type)] {
+        if let Ok(header) = tiny_http::Header::from_bytes(name, value) {
+            response.add_header(header);
+        }
+    }
+    if let Err(why) = request.respond(response) {
+        log::debug!("an answer was not taken: {why}");
+    }
+}
+
+/// Reads what a client sends; `None` when it or the server is going.
+pub(super) fn read_some(client: &mut Client, into: &mut Vec<u8>) -> Option<()> {
+    let mut chunk = [0; 4096];
+    match client.read(&mut chunk) {
+        Ok(0) => None,
+        Ok(count) => {
+            into.extend_from_slice(chunk.get(..count).unwrap_or_default());
+            Some(())
+        }
+        Err(why) if is_passing(&why) => Some(()),
+        Err(_) => None,
+    }
+}

@@ -1,0 +1,271 @@
+//! One connection of the main port: handshake, then requests one after the other, each by a
+//! known caller that is allowed to ask.
+
+use std::time::{Duration, Instant};
+
+use crate::util::stop::StopToken;
+use crate::util::threads;
+
+use super::auth::Refusal;
+use super::client::{Client, Ready, Socket};
+use super::crowd::{Place, State};
+use super::exchange::{exchange, farewell, phrase, read_some};
+use super::head::{self, HEAD_BYTES, Head, Refused};
+use super::http::Gate;
+use super::listener::Listener;
+use super::pump::{Form, Kept};
+use super::routes::{Asked, Method};
+use super::{MainPort, main_port, metrics, pump, upgrade};
+
+/// The handshake must be over by then.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+
+/// A head, and a body, must have arrived so long after its first byte. That of a new
+/// connection begins with the handshake's end.
+const HEAD_LIMIT: Duration = Duration::from_secs(10);
+
+/// Between two requests, as the Go kubelet.
+const IDLE_LIMIT: Duration = Duration::from_secs(90);
+
+/// The few bodies that mean something are a number or two.
+const BODY_BYTES: u64 = 8 * 1024;
+
+/// A client that does not take a short answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// What Go's server says to a client that speaks in the clear.
+const PLAIN_HTTP: &str = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+
+/// Why no head came.
+enum NoHead {
+    /// The client or the server is going.
+    Gone,
+    Refused(Refused),
+}
+
+/// The body of a connection's thread.
+pub(super) fn serve(socket: Socket, place: &Place, gate: &Gate, stop: &StopToken) {
+    let Some(main) = &gate.main else { return };
+    let Some(mut client) = shake_hands(socket, main, gate) else { return };
+    let certificates = client.certificates();
+    let mut ahead = Vec::new();
+    let mut begin = Some(Instant::now());
+    loop {
+        let head = match read_head(&mut client, ahead, begin.take(), gate) {
+            Ok(head) => head,
+            Err(NoHead::Gone) => return,
+            Err(NoHead::Refused(Refused(status, text))) => return farewell(client, gate, status, text),
+        };
+        let Some(kept) = turn(client, head, &certificates, main, place, gate, stop) else { return };
+        (client, ahead) = kept;
+        place.set(State::Idle, Instant::now());
+    }
+}
+
+fn shake_hands(socket: Socket, main: &MainPort, gate: &Gate) -> Option<Client> {
+    let deadline = Instant::now() + HANDSHAKE_LIMIT;
+    let mut plain = Client::plain(socket);
+    if plain.wait(true, false, &gate.wake, deadline) != Ready::Yes {
+        return None;
+    }
+    if plain.peek_is_http() {
+        let _ = plain.write(PLAIN_HTTP.as_bytes());
+        plain.finish_write();
+        return None;
+    }
+    let mut client = plain.into_tls(main.tls.session().ok()?);
+    loop {
+        match client.handshake() {
+            Ok(true) => return Some(client),
+            Ok(false) => {}
+            Err(why) => {
+                let peer = client.peer();
+                log::debug!("TLS handshake with {peer:?} failed: {why}");
+                return None;
+            }
+        }
+        let owes = client.owes();
+        if client.wait(!owes, owes, &gate.wake, deadline) != Ready::Yes {
+            return None;
+        }
+    }
+}
+
+/// Reads the next head. `ahead` was read already; `begin` is when it was to begin at the
+/// latest, `None`: the client may take its time.
+fn read_head(
+    client: &mut Client,
+    mut ahead: Vec<u8>,
+    begin: Option<Instant>,
+    gate: &Gate,
+) -> Result<Head, NoHead> {
+    let idle = Instant::now() + IDLE_LIMIT;
+    let mut deadline = begin.map(|begin| begin + HEAD_LIMIT);
+    let mut from = 0;
+    loop {
+        if let Some(end) = head::end(&ahead, from) {
+            if end > HEAD_BYTES {
+                return Err(too_large());
+            }
+            let mut head =
+                Head::parse(ahead.get(..end).unwrap_or_default(), client.peer()).map_err(NoHead::Refused)?;
+            head.early = ahead.split_off(end + 4);
+            return Ok(head);
+        }
+        if ahead.len() > HEAD_BYTES {
+            return Err(too_large());
+        }
+        if !ahead.is_empty() && deadline.is_none() {
+            deadline = Some(Instant::now() + HEAD_LIMIT);
+        }
+        match client.wait(true, false, &gate.wake, deadline.unwrap_or(idle)) {
+            Ready::Yes => {}
+            Ready::Late if ahead.is_empty() => return Err(NoHead::Gone),
+            Ready::Late => return Err(NoHead::Refused(Refused(408, "the request took too long\n"))),
+            Ready::Stopped => return Err(NoHead::Gone),
+        }
+        // The end may lie across two reads.
+        from = ahead.len().saturating_sub(3);
+        if client.flush().is_err() {
+            return Err(NoHead::Gone);
+        }
+        read_some(client, &mut ahead).ok_or(NoHead::Gone)?;
+    }
+}
+
+fn too_large() -> NoHead {
+    NoHead::Refused(Refused(431, "the request's head is too large\n"))
+}
+
+/// Serves one request. A client that may ask again comes back, with what it sent ahead.
+fn turn(
+    mut client: Client,
+    mut head: Head,
+    certificates: &[Vec<u8>],
+    main: &MainPort,
+    place: &Place,
+    gate: &Gate,
+    stop: &StopToken,
+) -> Option<Kept> {
+    let _timed = metrics::count(Listener::Main, &head.method, &head.target.path);
+    // Checked with the rest of the head.
+    let length = head.body_bytes().unwrap_or(u64::MAX);
+    let admitted = {
+        let _waiting = threads::waiting("a review");
+        main.auth.admit(certificates, &mut head)
+    };
+    let user = match admitted {
+        Ok(user) => user,
+        Err(refusal) => return refuse(client, head, &refusal, length == 0, gate),
+    };
+    place.set(State::Busy, Instant::now());
+    log::debug!("{} {} by {}", head.method, head.target.path, user.name);
+    if matches!(main_port::first_element(&head.target.path), "exec" | "attach" | "portForward") {
+        if length > 0 {
+            farewell(client, gate, 400, "no request body here\n");
+            return None;
+        }
+        upgrade::serve(client, head, gate, stop);
+        return None;
+    }
+    if length > BODY_BYTES {
+        farewell(client, gate, 413, "the request's body is too large\n");
+        return None;
+    }
+    let body = match read_body(&mut client, &mut head, length, gate) {
+        Ok(body) => body,
+        Err(NoHead::Gone) => return None,
+        Err(NoHead::Refused(Refused(status, text))) => {
+            farewell(client, gate, status, text);
+            return None;
+        }
+    };
+    let method = match head.method.as_str() {
+        "GET" => Method::Get,
+        "HEAD" => Method::Head,
+        "POST" => Method::Post,
+        "PUT" => Method::Put,
+        _ => Method::Other,
+    };
+    let form =
+        Form { is_1_1: head.is_1_1, keep: head.keeps_alive(), head_only: method == Method::Head };
+    let gzip = head.elements("accept-encoding").any(takes_gzip);
+    let accept = head.elements("accept").collect::<Vec<_>>().join(",");
+    let Head { target, early, .. } = head;
+    let asked = Asked { method, target, accept, gzip, body };
+    let (client, sent) = exchange(client, Listener::Main, asked, Some(form), gate, stop)?;
+    let mut ahead = early;
+    ahead.extend(sent);
+    Some((client, ahead))
+}
+
+/// Whether an element of `Accept-Encoding` is gzip, and not at a quality of zero.
+fn takes_gzip(element: &str) -> bool {
+    let (name, quality) = element.split_once(';').unwrap_or((element, ""));
+    let zero = quality.trim().strip_prefix("q=").is_some_and(|q| q.parse::<f32>() == Ok(0.0));
+    name.trim().eq_ignore_ascii_case("gzip") && !zero
+}
+
+/// Reads the body; what comes after it stays in the head's `early`.
+fn read_body(client: &mut Client, head: &mut Head, length: u64, gate: &Gate) -> Result<Vec<u8>, NoHead> {
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let mut body = std::mem::take(&mut head.early);
+    let deadline = Instant::now() + HEAD_LIMIT;
+    if body.len() < length && head.lists("expect", "100-continue") {
+        let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
+        client.write_all(go_on, &gate.wake, ANSWER_LIMIT).map_err(|_| NoHead::Gone)?;
+    }
+    while body.len() < length {
+        match client.wait(true, false, &gate.wake, deadline) {
+            Ready::Yes => {}
+            Ready::Late => return Err(NoHead::Refused(Refused(408, "the request took too long\n"))),
+            Ready::Stopped => return Err(NoHead::Gone),
+        }
+        read_some(client, &mut body).ok_or(NoHead::Gone)?;
+    }
+    head.early = body.split_off(length);
+    Ok(body)
+}
+
+/// Answers a caller who is not let in. Who sent no body may try again on this connection.
+fn refuse(mut client: Client, head: Head, refusal: &Refusal, no_body: bool, gate: &Gate) -> Option<Kept> {
+    let Refusal { status, text } = refusal;
+    let keep = no_body && head.keeps_alive();
+    let connection = match (keep, head.is_1_1) {
+        (true, false) => "Connection: keep-alive\r\n",
+        (false, true) => "Connection: close\r\n",
+        _ => "",
+    };
+    let body = if head.method == "HEAD" { "" } else { text };
+    let answer = format!(
+        "HTTP/1.1 {status} {}\r\nServer: coracle\r\nContent-Type: text/plain; charset=utf-8\r\n\
+         Content-Length: {}\r\n{connection}\r\n{body}",
+        phrase(*status),
+        text.len()
+    );
+    client.write_all(answer.as_bytes(), &gate.wake, ANSWER_LIMIT).ok()?;
+    if keep {
+        return Some((client, head.early));
+    }
+    pump::finish(client, gate);
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gzip_is_taken_unless_it_is_ruled_out() {
+        for (element, taken) in [
+            ("gzip", true),
+            ("GZIP;q=0.5", true),
+            ("gzip; q=0", false),
+            ("gzip;q=0.0", false),
+            ("identity", false),
+            ("", false),
+        ] {
+            assert_eq!(takes_gzip(element), taken, "{element}");
+        }
+    }
+}

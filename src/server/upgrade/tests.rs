@@ -1,0 +1,1 @@
+//! Requests against a runtime of the tests.

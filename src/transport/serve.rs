@@ -1,0 +1,450 @@
+//! The server's side of TLS: sessions over sockets that never block.
+//!
+//! A client's certificate is asked for and its key is proven, but who signed it is judged
+//! apart from the handshake, by [`Authorities`]: as in Go a stranger's certificate leads to
+//! an answer in HTTP, and a bundle of authorities that was replaced counts at once.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    CertificateError, CipherSuite, DigitallySignedStruct, DistinguishedName, NamedGroup, ProtocolVersion,
+    RootCertStore, ServerConfig, ServerConnection, SignatureScheme, SupportedCipherSuite,
+    SupportedProtocolVersion,
+};
+
+/// Ours to show, with its key. `Debug` does not show the key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ServingCertificate {
+    /// The certificates, the own one first.
+    pub certificate_chain_pem: String,
+    /// The private key.
+    pub key_pem: String,
+    /// Grows with every change.
+    pub generation: u64,
+}
+
+impl fmt::Debug for ServingCertificate {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "ServingCertificate(generation {})", self.generation)
+    }
+}
+
+/// Says which certificate to show now; `None`: there is none yet.
+pub type CurrentCertificate = dyn Fn() -> Option<Arc<ServingCertificate>> + Send + Sync;
+
+/// How sessions are made.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// `VersionTLS13` rules out 1.2; everything else means 1.2, the oldest there is here.
+    pub min_version: String,
+    /// Names of cipher suites for TLS 1.2; none: all.
+    pub cipher_suites: Vec<String>,
+    /// IANA numbers of key exchange groups; none: all.
+    pub curves: Vec<u16>,
+    /// Whether to ask clients for a certificate.
+    pub ask_for_certificates: bool,
+}
+
+/// Why there can be no TLS server with these settings.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ServeError {
+    /// Nothing that was asked for is spoken here.
+    #[error("none of the {what} {names:?} is supported; there are {known}")]
+    Unsupported {
+        /// Cipher suites or curves.
+        what: &'static str,
+        /// As they were given.
+        names: Vec<String>,
+        /// What there is.
+        known: String,
+    },
+    /// The library's own reason.
+    #[error("TLS settings: {0}")]
+    Settings(String),
+    /// The authorities cannot be used.
+    #[error("certificate authorities: {0}")]
+    Authorities(String),
+}
+
+/// Makes sessions. Clones share it.
+#[derive(Clone)]
+pub struct Acceptor {
+    config: Arc<ServerConfig>,
+}
+
+impl fmt::Debug for Acceptor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Acceptor(..)")
+    }
+}
+
+impl Acceptor {
+    /// Prepares sessions that show what `current` says at their beginning.
+    ///
+    /// # Errors
+    /// When nothing of what the settings allow is supported.
+    pub fn new(settings: &Settings, current: Box<CurrentCertificate>) -> Result<Acceptor, ServeError> {
+        let mut provider = ring::default_provider();
+        provider.cipher_suites = cipher_suites(provider.cipher_suites, &settings.cipher_suites)?;
+        provider.kx_groups = groups(provider.kx_groups, &settings.curves)?;
+        let provider = Arc::new(provider);
+        let all: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13, &rustls::version::TLS12];
+        let versions = if settings.min_version == "VersionTLS13" { &all[..1] } else { all };
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions)
+            .map_err(|error| ServeError::Settings(error.to_string()))?;
+        let builder = match settings.ask_for_certificates {
+            true => builder.with_client_cert_verifier(Arc::new(KeyHolders(Arc::clone(&provider)))),
+            false => builder.with_no_client_auth(),
+        };
+        let shown = Shown { current, provider, made: Mutex::default() };
+        let mut config = builder.with_cert_resolver(Arc::new(shown));
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        // A resumed session would need its client's certificate kept; whoever asks often
+        // keeps the connection.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Acceptor { config: Arc::new(config) })
+    }
+
+    /// A session that is still to shake hands.
+    ///
+    /// # Errors
+    /// When the library refuses its own configuration.
+    pub fn session(&self) -> io::Result<Session> {
+        ServerConnection::new(Arc::clone(&self.config))
+            .map(|connection| Session { connection })
+            .map_err(io::Error::other)
+    }
+}
+
+fn cipher_suites(
+    all: Vec<SupportedCipherSuite>,
+    wanted: &[String],
+) -> Result<Vec<SupportedCipherSuite>, ServeError> {
+    if wanted.is_empty() {
+        return Ok(all);
+    }
+    let old = |suite: &SupportedCipherSuite| suite.version().version == ProtocolVersion::TLSv1_2;
+    let known: Vec<String> = all.iter().filter(|suite| old(suite)).map(|it| name_of(it.suite())).collect();
+    // Those of TLS 1.3 cannot be chosen, in Go neither.
+    let kept: Vec<_> = all
+        .into_iter()
+        .filter(|suite| !old(suite) || wanted.iter().any(|name| means(name, suite.suite())))
+        .collect();
+    for name in wanted.iter().filter(|name| !kept.iter().any(|suite| means(name, suite.suite()))) {
+        log::warn!("tlsCipherSuites: {name} is not supported; there are {}", known.join(", "));
+    }
+    if !kept.iter().any(old) && !wanted.iter().any(|name| kept.iter().any(|suite| means(name, suite.suite()))) {
+        let (what, names) = ("cipher suites", wanted.to_vec());
+        return Err(ServeError::Unsupported { what, names, known: known.join(", ") });
+    }
+    Ok(kept)
+}
+
+/// The name that IANA gave it: the library's is the same but for the prefix of TLS 1.3.
+fn name_of(suite: CipherSuite) -> String {
+    format!("{suite:?}").replace("TLS13_", "TLS_")
+}
+
+fn means(name: &str, suite: CipherSuite) -> bool {
+    // Go keeps two names from before the standard's.
+    let name = match name {
+        "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305" => "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+        "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305" => "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+        other => other,
+    };
+    name == name_of(suite)
+}
+
+fn groups(
+    all: Vec<&'static dyn SupportedKxGroup>,
+    wanted: &[u16],
+) -> Result<Vec<&'static dyn SupportedKxGroup>, ServeError> {
+    if wanted.is_empty() {
+        return Ok(all);
+    }
+    let found = |number: &u16| all.iter().find(|group| group.name() == NamedGroup::from(*number)).copied();
+    for number in wanted.iter().filter(|number| found(number).is_none()) {
+        log::warn!("tlsCurvePreferences: {number} is not supported here");
+    }
+    let kept: Vec<_> = wanted.iter().filter_map(found).collect();
+    if kept.is_empty() {
+        let known: Vec<String> = all.iter().map(|group| u16::from(group.name()).to_string()).collect();
+        let names = wanted.iter().map(u16::to_string).collect();
+        return Err(ServeError::Unsupported { what: "curves", names, known: known.join(", ") });
+    }
+    Ok(kept)
+}
+
+/// What is made of the certificate in force, kept until there is another.
+struct Shown {
+    current: Box<CurrentCertificate>,
+    provider: Arc<CryptoProvider>,
+    made: Mutex<Option<(u64, Arc<CertifiedKey>)>>,
+}
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Shown(..)")
+    }
+}
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let Some(current) = (self.current)() else {
+            log::warn!("no serving certificate available for the kubelet");
+            return None;
+        };
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((generation, key)) = &*made
+            && *generation == current.generation
+        {
+            return Some(Arc::clone(key));
+        }
+        match certified(&current, &self.provider) {
+            Ok(key) => {
+                let key = Arc::new(key);
+                *made = Some((current.generation, Arc::clone(&key)));
+                Some(key)
+            }
+            Err(why) => {
+                log::error!("the serving certificate cannot be used: {why}");
+                // The last good one, if there was one.
+                made.as_ref().map(|(_, key)| Arc::clone(key))
+            }
+        }
+    }
+}
+
+fn certified(from: &ServingCertificate, provider: &Arc<CryptoProvider>) -> Result<CertifiedKey, String> {
+    let chain: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(from.certificate_chain_pem.as_bytes()).collect();
+    let chain = chain.map_err(|error| error.to_string())?;
+    let key = PrivateKeyDer::from_pem_slice(from.key_pem.as_bytes()).map_err(|error| error.to_string())?;
+    CertifiedKey::from_der(chain, key, provider).map_err(|error| error.to_string())
+}
+
+/// Takes any client's certificate whose key the client holds.
+#[derive(Debug)]
+struct KeyHolders(Arc<CryptoProvider>);
+
+impl ClientCertVerifier for KeyHolders {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signed, known)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signed, known)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Who may sign clients' certificates.
+#[derive(Clone)]
+pub struct Authorities {
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+impl Authorities {
+    /// Takes a bundle; as in Go one certificate that cannot be read does not spoil the others.
+    ///
+    /// # Errors
+    /// When there is nothing usable in it.
+    pub fn of_pem(pem: &[u8]) -> Result<Authorities, ServeError> {
+        let wrong = |why: &dyn fmt::Display| ServeError::Authorities(why.to_string());
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+        let mut roots = RootCertStore::empty();
+        let (added, _) = roots.add_parsable_certificates(found.map_err(|error| wrong(&error))?);
+        if added == 0 {
+            return Err(wrong(&"no usable certificate"));
+        }
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .map_err(|error| wrong(&error))?;
+        Ok(Authorities { verifier })
+    }
+
+    /// Whether one of them vouches now for the first certificate of a chain, for clients.
+    ///
+    /// # Errors
+    /// Why not, in Go's words where it has some.
+    pub fn verify(&self, chain: &[Vec<u8>]) -> Result<(), String> {
+        let mut chain = chain.iter().map(|der| CertificateDer::from(der.as_slice()));
+        let Some(first) = chain.next() else { return Err("no certificate".to_owned()) };
+        let others: Vec<_> = chain.collect();
+        let outcome = self.verifier.verify_client_cert(&first, &others, UnixTime::now());
+        outcome.map(|_| ()).map_err(|error| match error {
+            rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+                "x509: certificate signed by unknown authority".to_owned()
+            }
+            rustls::Error::InvalidCertificate(
+                why @ (CertificateError::Expired
+                | CertificateError::ExpiredContext { .. }
+                | CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. }),
+            ) => format!("x509: certificate has expired or is not yet valid: {why}"),
+            other => format!("x509: {other}"),
+        })
+    }
+}
+
+/// A socket that says `WouldBlock` instead of waiting.
+pub trait Stream: Read + Write {}
+
+impl<T: Read + Write> Stream for T {}
+
+/// One session; the socket is the caller's.
+#[derive(Debug)]
+pub struct Session {
+    connection: ServerConnection,
+}
+
+impl Session {
+    /// Goes on with the handshake as far as the socket lets it; true once it is done.
+    ///
+    /// # Errors
+    /// When it failed (the client is told), or the socket did.
+    pub fn handshake(&mut self, socket: &mut dyn Stream) -> io::Result<bool> {
+        loop {
+            let flushed = self.flush(socket)?;
+            if !self.connection.is_handshaking() {
+                return Ok(flushed);
+            }
+            if !flushed {
+                return Ok(false);
+            }
+            match self.connection.read_tls(&mut &mut *socket) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => self.process(socket)?,
+                Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+    }
+
+    /// Reads. `Ok(0)` is the client's farewell; an end without one is an error.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is there, and those of the socket and of the session.
+    pub fn read(&mut self, socket: &mut dyn Stream, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.connection.reader().read(into) {
+                Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return outcome,
+            }
+            match self.connection.read_tls(&mut &mut *socket) {
+                Ok(_) => self.process(socket)?,
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+    }
+
+    /// Takes bytes if nothing is owed from before, and sends what the socket takes.
+    ///
+    /// # Errors
+    /// `WouldBlock` while something is owed, and those of the socket and of the session.
+    pub fn write(&mut self, socket: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+        if !self.flush(socket)? {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let count = self.connection.writer().write(bytes)?;
+        self.flush(socket)?;
+        Ok(count)
+    }
+
+    /// Sends what is owed; true when nothing is left.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn flush(&mut self, socket: &mut dyn Stream) -> io::Result<bool> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(&mut &mut *socket) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(_) => {}
+                Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether records wait to be sent.
+    #[must_use]
+    pub fn owes(&self) -> bool {
+        self.connection.wants_write()
+    }
+
+    /// Whether bytes are there that need no socket.
+    pub fn has_buffered(&mut self) -> bool {
+        self.connection.process_new_packets().is_ok_and(|state| state.plaintext_bytes_to_read() > 0)
+    }
+
+    /// Says farewell; [`Session::flush`] sends it.
+    pub fn close(&mut self) {
+        self.connection.send_close_notify();
+    }
+
+    /// The client's certificates in DER, its own one first; empty without any. Nobody has
+    /// vouched for them yet.
+    #[must_use]
+    pub fn peer_certificates(&self) -> Vec<Vec<u8>> {
+        self.connection.peer_certificates().unwrap_or_default().iter().map(|one| one.to_vec()).collect()
+    }
+
+    fn process(&mut self, socket: &mut dyn Stream) -> io::Result<()> {
+        match self.connection.process_new_packets() {
+            Ok(_) => Ok(()),
+            Err(why) => {
+                // The client is told if its socket takes that now.
+                let _ = self.flush(socket);
+                Err(io::Error::new(io::ErrorKind::InvalidData, why))
+            }
+        }
+    }
+}
