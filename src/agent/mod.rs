@@ -9,6 +9,7 @@ mod cluster;
 mod metrics;
 mod node;
 mod report;
+mod streams;
 mod supervise;
 mod wiring;
 

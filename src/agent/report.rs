@@ -19,7 +19,7 @@ use crate::resources::{Roots, own::OwnUse};
 use crate::runtime::logs::read::{ReadOptions, read};
 use crate::server::{
     Deps, HealthCheck, ImageRow, LogOptions, LogSource, MemoryReport, NodeReport, PodView, ProblemReport,
-    QueueReport, RuntimeReport, SourceReport, ThreadRow,
+    QueueReport, RuntimeReport, SourceReport, StreamDeps, ThreadRow,
 };
 use crate::status::StatusCache;
 use crate::sync::ephemeral::Counter;
@@ -47,6 +47,7 @@ pub(super) struct Sources {
     pub turn: Arc<Mutex<Instant>>,
     pub turn_limit: Duration,
     pub ephemeral: Counter,
+    pub streams: StreamDeps,
 }
 
 impl Sources {
@@ -81,6 +82,7 @@ impl Sources {
                 let counter = self.ephemeral.clone();
                 Arc::new(move |pod, container| counter.want(pod, container))
             },
+            streams: self.streams.clone(),
         }
     }
 

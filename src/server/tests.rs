@@ -78,6 +78,7 @@ impl Fixture {
                 Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command)),
                 _ => Ok(()),
             }),
+            streams: upgrade::tests::no_streams(),
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());

@@ -19,7 +19,7 @@ mod handshake;
 mod request;
 mod splice;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod tunnel;
 
 use std::os::fd::AsFd;
@@ -105,3 +105,4 @@ fn prepare(
             Ok((runtime, Between::Tunnel(Box::default()), greeting))
         }
     }
+}
