@@ -16,6 +16,7 @@ use crate::cri::{ImageClient, RuntimeClient};
 use crate::kube::certificates::{
     self, Identity, OpenBootstrap, Purpose, Renewed, Store, Template, bootstrap,
 };
+use crate::kube::certificates::serving::Serving;
 use crate::kube::client::{Client, CredentialSource, Credentials, Issued};
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;
@@ -69,6 +70,8 @@ pub(super) struct Parts<'a> {
     pub(super) api_pods: Inbox<PodUid, publish::ApiPod>,
     /// What it tells of static pods.
     pub(super) mirrors: Inbox<(), mirror::View>,
+    /// The serving certificate, if the cluster issues it.
+    pub(super) serving: Option<Serving>,
 }
 
 /// The handles, if a kubeconfig is given. Nothing is asked of the API server yet but the
@@ -107,15 +110,18 @@ impl Cluster {
         let Cluster { client, node, pod_api: _, health: _, health_rings, services, renewed } = self;
         let mut threads = vec![services];
         let config = parts.config;
-        if renewed.is_some() {
+        let mut names = None;
+        if renewed.is_some() || parts.serving.is_some() {
             let settings = certificates::Settings {
                 cert_dir: parts.args.cert_dir.clone(),
                 node_name: parts.node_name.to_owned(),
                 client: renewed,
-                serving: None,
+                serving: parts.serving,
             };
-            let (running, _) = certificates::spawn(settings, &client, on_death()).map_err(thread("certs"))?;
+            let (running, certificates) =
+                certificates::spawn(settings, &client, on_death()).map_err(thread("certs"))?;
             threads.push(running);
+            names = Some(certificates);
         }
         let limits = event_sink::limits(config.event_record_qps, config.event_burst);
         threads
@@ -133,6 +139,7 @@ impl Cluster {
             cri: parts.cri,
             told: node::Told::default(),
             listed: node::Listed::default(),
+            certificates: names,
         };
         threads.extend(
             node::spawn(

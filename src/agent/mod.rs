@@ -6,6 +6,7 @@
 //! decisions here.
 
 mod cluster;
+mod main_port;
 mod metrics;
 mod node;
 mod report;

@@ -11,7 +11,7 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, cluster, make_dir, report, streams};
+use super::{StartError, cluster, main_port, make_dir, report, streams};
 use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
@@ -109,6 +109,12 @@ pub(super) fn start(
     let (events, event_queue) = EventSink::new();
     let (objects_post, from_objects) = mailbox(newest);
     let cluster = cluster::connect(args, config, &node_name, objects_post, &supervisor.deaths())?;
+    let serving = main_port::certificate(args, config, &node_name, &host_ips)?;
+    let main_port = serving.clone().map(|serving| {
+        let client = cluster.as_ref().map(|cluster| &cluster.client);
+        main_port::main_port(config, &node_name, serving, client)
+    });
+    let main_port = main_port.transpose()?;
     let pod_api = cluster.as_ref().map(|cluster| cluster.pod_api.clone());
     let (cri, images) = cri::connect(cri::Settings {
         runtime_endpoint: config.container_runtime_endpoint.clone(),
@@ -270,6 +276,7 @@ pub(super) fn start(
             sources: &sources_deps,
             api_pods: api_pods_inbox,
             mirrors: mirrors_inbox,
+            serving: serving.filter(|_| config.server_tls_bootstrap),
         };
         threads.extend(cluster.start(parts, &supervisor.deaths())?);
     }
@@ -294,7 +301,7 @@ pub(super) fn start(
         turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
         ephemeral,
     };
-    let server = server::spawn(server_settings(args, config), facts.server_deps(), supervisor.on_death())?;
+    let server = server::spawn(server_settings(args, config, main_port), facts.server_deps(), supervisor.on_death())?;
     threads.push(server.running);
     runtime.check_resolv_conf();
     events.raise(Regarding::Node, EventType::Normal, reasons::STARTING, "Starting kubelet.");
@@ -534,7 +541,11 @@ fn rotator(
     Some((Rotator::new(settings, cri.clone()), config.container_log_monitor_interval.to_std()))
 }
 
-fn server_settings(args: &AgentArgs, config: &KubeletConfiguration) -> server::Settings {
+fn server_settings(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    main: Option<server::MainPort>,
+) -> server::Settings {
     let address = |ip: &str, port: i32| {
         let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
         Some(SocketAddr::new(ip.parse().ok()?, port))
@@ -542,6 +553,7 @@ fn server_settings(args: &AgentArgs, config: &KubeletConfiguration) -> server::S
     server::Settings {
         healthz: address(&config.healthz_bind_address, config.healthz_port),
         read_only: address(&config.address, config.read_only_port).filter(|_| config.enable_server),
+        main,
         local_socket: args.root_dir.join(server::LOCAL_SOCKET),
     }
 }

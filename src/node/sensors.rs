@@ -10,6 +10,7 @@ use super::compose::{Facts, Image, largest_images};
 use super::conditions::Pressures;
 use super::resources::{Reservations, allocatable, capacity};
 use crate::cri::{ImageClient, RuntimeClient};
+use crate::kube::certificates::Certificates;
 use crate::model::api::{ContainerImage, NodeAddress};
 use crate::observe::Observe;
 use crate::resources::disk;
@@ -82,6 +83,8 @@ pub struct Host {
     pub told: Told,
     /// The images that were told last, and when they are asked for again.
     pub listed: Listed,
+    /// Told the node's addresses, for which its serving certificate has to be.
+    pub certificates: Option<Certificates>,
 }
 
 /// The last list of images.
@@ -126,7 +129,11 @@ impl Sensors for Host {
     }
 
     fn addresses(&self, settings: &Settings, known: &[NodeAddress]) -> Result<Vec<NodeAddress>, String> {
-        addresses(&settings.name, &settings.node_ips, settings.external_cloud, known, &Kernel)
+        let found = addresses(&settings.name, &settings.node_ips, settings.external_cloud, known, &Kernel);
+        if let (Some(certificates), Ok(found)) = (&self.certificates, &found) {
+            certificates.set_addresses(found);
+        }
+        found
     }
 
     fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String> {

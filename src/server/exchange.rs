@@ -3,8 +3,7 @@
 //! Nothing of what a client sent reaches tiny_http: what the answer depends on goes beside
 //! it, from the connection straight to the handler.
 
-use std::io::{self, BufWriter, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{self, BufWriter, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 

@@ -106,7 +106,8 @@ impl Head {
 
     /// The first value of a header, if it is text.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.all(name).next().and_then(|value| std::str::from_utf8(value).ok())
+        let found = self.headers.iter().find(|(own, _)| own.eq_ignore_ascii_case(name));
+        found.and_then(|(_, value)| std::str::from_utf8(value).ok())
     }
 
     /// Whether a header that is a list has this element, in whichever case.

@@ -1,6 +1,6 @@
 //! Moves an answer from tiny_http to the client.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -248,10 +248,7 @@ pub(super) fn pump(
         let takes = !flow.is_empty() && flow.stage != Stage::Head;
         let mut fds = [
             PollFd::new(&gate.wake, PollFlags::IN),
-            PollFd::from_borrowed_fd(
-                std::os::fd::AsFd::as_fd(&client),
-                client.flags(listens && room, takes),
-            ),
+            PollFd::new(&client, client.flags(listens && room, takes)),
             PollFd::new(inner, PollFlags::IN),
         ];
         // Its end would wake the poll for ever while the client still takes what is here.

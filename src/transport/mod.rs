@@ -9,6 +9,7 @@
 //! Absent on purpose: TLS for gRPC (runtimes listen on local sockets) and retries (callers
 //! are level-triggered and come back by themselves).
 
+mod affinity;
 pub mod api;
 pub mod dial;
 pub mod endpoint;
@@ -16,5 +17,6 @@ pub mod generated;
 pub mod grpc;
 pub mod health;
 pub mod http;
+pub mod serve;
 pub mod spdy;
 pub mod websocket;

@@ -1,7 +1,6 @@
 //! The certificate that the node's server shows: from the operator's files, signed by
 //! itself, or issued on request (Go: pkg/kubelet/certificate, cmd/kubelet's initializeTLS).
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::csr::{PrivateKey, Purpose, ServingNames, Template};
 use super::store::{self, Identity, Store};
 use super::{Error, chain};
+pub use crate::transport::serve::ServingCertificate;
 use crate::util::atomic_file;
 
 /// Of a certificate that the node signs itself.
@@ -20,23 +20,6 @@ const LIFETIME: Duration = Duration::from_secs(366 * 86_400);
 const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
 /// The operator's files are looked at no more often than this.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
-
-/// What a server needs to show. It does not show the key.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ServingCertificate {
-    /// The certificates, the own one first.
-    pub certificate_chain_pem: String,
-    /// The private key.
-    pub key_pem: String,
-    /// Grows with every change.
-    pub generation: u64,
-}
-
-impl fmt::Debug for ServingCertificate {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "ServingCertificate(generation {})", self.generation)
-    }
-}
 
 /// Where a serving certificate comes from.
 #[derive(Debug, Clone)]

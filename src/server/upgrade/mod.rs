@@ -39,6 +39,12 @@ use request::{Mode, Wanted};
 use splice::{Between, Greeting, Line};
 use tunnel::Tunnel;
 
+/// Whether the lines of a head ask for a stream.
+pub(super) fn is_for_us(lines: &[u8]) -> bool {
+    let target = lines.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
+    [&b"/exec/"[..], b"/attach/", b"/portForward/"].iter().any(|path| target.starts_with(path))
+}
+
 /// Serves a request for a stream, whose sender is known and allowed, on the connection's own
 /// thread, until it ends.
 pub(super) fn serve(client: Client, head: Head, gate: &Gate, stop: &StopToken) {

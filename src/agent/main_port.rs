@@ -1,0 +1,83 @@
+//! The node API's port: its certificate, and how its callers are known and allowed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::{StartError, chain};
+use crate::cli::AgentArgs;
+use crate::config::KubeletConfiguration;
+use crate::kube::certificates::serving::{Serving, Source};
+use crate::kube::client::Client;
+use crate::kube::reviews::Reviewer;
+use crate::server::{Auth, AuthSettings, MainPort, Mode, Reviews};
+use crate::transport::serve::{Acceptor, Settings};
+
+/// Opens the certificate that the port shows; `None`: there is no such port.
+pub(super) fn certificate(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    node_name: &str,
+    host_ips: &[IpAddr],
+) -> Result<Option<Serving>, StartError> {
+    if !config.enable_server {
+        return Ok(None);
+    }
+    let source = if config.server_tls_bootstrap {
+        Source::Requested { dir: args.cert_dir.clone() }
+    } else if !config.tls_cert_file.is_empty() {
+        Source::Files {
+            certificate: PathBuf::from(&config.tls_cert_file),
+            key: PathBuf::from(&config.tls_private_key_file),
+        }
+    } else {
+        Source::SelfSigned {
+            dir: args.cert_dir.clone(),
+            host: node_name.to_owned(),
+            ips: host_ips.to_vec(),
+        }
+    };
+    let serving = Serving::open(&source, Timestamp::now());
+    serving.map(Some).map_err(|error| StartError::Refused(format!("serving certificate: {}", chain(&error))))
+}
+
+/// The port itself.
+pub(super) fn main_port(
+    config: &KubeletConfiguration,
+    node_name: &str,
+    serving: Serving,
+    client: Option<&Client>,
+) -> Result<MainPort, StartError> {
+    let refused = StartError::Refused;
+    let authentication = &config.authentication;
+    let client_ca = &authentication.x509.client_ca_file;
+    let webhook = &config.authorization.webhook;
+    let settings = AuthSettings {
+        node: node_name.to_owned(),
+        client_ca_file: (!client_ca.is_empty()).then(|| PathBuf::from(client_ca)),
+        tokens: authentication.webhook.enabled.then(|| authentication.webhook.cache_ttl.to_std()),
+        anonymous: authentication.anonymous.enabled,
+        mode: match config.authorization.mode.as_str() {
+            "AlwaysAllow" => Mode::AlwaysAllow,
+            _ => Mode::Webhook {
+                allowed: webhook.cache_authorized_ttl.to_std(),
+                denied: webhook.cache_unauthorized_ttl.to_std(),
+            },
+        },
+    };
+    let tls = Settings {
+        min_version: config.tls_min_version.clone(),
+        cipher_suites: config.tls_cipher_suites.clone(),
+        curves: config.tls_curve_preferences.iter().filter_map(|one| u16::try_from(*one).ok()).collect(),
+        ask_for_certificates: settings.client_ca_file.is_some(),
+    };
+    let reviews = client.map(|client| -> Arc<dyn Reviews> { Arc::new(Reviewer::new(client)) });
+    let auth = Auth::new(settings, reviews).map_err(refused)?;
+    let tls = Acceptor::new(&tls, Box::new(move || serving.current()))
+        .map_err(|error| refused(error.to_string()))?;
+    let ip: IpAddr = config.address.parse().map_err(|_| refused("address: not an IP address".to_owned()))?;
+    let port = u16::try_from(config.port).map_err(|_| refused("port: not a port".to_owned()))?;
+    Ok(MainPort { address: SocketAddr::new(ip, port), tls, auth })
+}
