@@ -10,6 +10,7 @@ mod main_port;
 mod metrics;
 mod node;
 mod report;
+pub mod signals;
 mod streams;
 mod supervise;
 mod wiring;
