@@ -48,7 +48,7 @@ pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub use claim::{Claim, claim};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
-pub use select::{Selection, resolve};
+pub use select::{Selection, default_container, resolve};
 pub use views::{
     DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
     PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,

@@ -1,7 +1,6 @@
 //! Moves bytes between a client and the runtime, on one thread.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 

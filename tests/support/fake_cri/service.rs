@@ -280,6 +280,9 @@ impl stubs::RuntimeService for Service {
             -> UpdateContainerResourcesResponse;
         reopen_container_log "ReopenContainerLog" (ReopenContainerLogRequest) -> ReopenContainerLogResponse;
         exec_sync "ExecSync" (ExecSyncRequest) -> ExecSyncResponse;
+        exec "Exec" (ExecRequest) -> ExecResponse;
+        attach "Attach" (AttachRequest) -> AttachResponse;
+        port_forward "PortForward" (PortForwardRequest) -> PortForwardResponse;
     }
 }
 

@@ -298,7 +298,8 @@ impl Forward {
                 if let Some(pair) = self.pairs.get_mut(&id) {
                     pair.out.extend_from_slice(bytes);
                 } else if let Some(pair) = self.pairs.get_mut(&id.saturating_add(2)) {
-                    pair.trouble.extend_from_slice(bytes.get(..bytes.len().min(CHUNK)).unwrap_or_default());
+                    let room = CHUNK.saturating_sub(pair.trouble.len()).min(bytes.len());
+                    pair.trouble.extend_from_slice(bytes.get(..room).unwrap_or_default());
                 }
             }
             Event::Ended(id) => self.ended(id),
