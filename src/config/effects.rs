@@ -92,12 +92,12 @@ mod tests {
         config.streaming_connection_idle_timeout = crate::config::GoDuration::ZERO;
         config.port = 10251;
         config.eviction_hard.clear();
-        config.authentication.anonymous.enabled = true;
+        config.cgroup_root = "/pods".to_owned();
         let fields = without_effect(&config, DefaultSet::WithFile);
-        assert_eq!(fields, ["port", "authentication.anonymous.enabled", "evictionHard"]);
+        assert_eq!(fields, ["cgroupRoot", "evictionHard"]);
         assert!(
             warning(&fields)
-                .is_some_and(|text| text.ends_with("port, authentication.anonymous.enabled, evictionHard"))
+                .is_some_and(|text| text.ends_with("cgroupRoot, evictionHard"))
         );
         assert_eq!(warning(&[]), None);
         assert_eq!(

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use crate::util::metrics::{Counter, CounterVec, Histogram, HistogramVec, Metric};
+use crate::util::metrics::{Counter, CounterVec, GaugeVec, Histogram, HistogramVec, Metric};
 
 /// Seconds of what should take moments.
 const SHORT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -128,6 +128,8 @@ metrics! { ALL;
         ["method", "path", "server_type", "long_running"];
     HTTP_DURATION: HistogramVec<4> = "kubelet_http_requests_duration_seconds",
         "Duration of requests to the agent.", SHORT, ["method", "path", "server_type", "long_running"];
+    HTTP_INFLIGHT: GaugeVec<4> = "kubelet_http_inflight_requests", "Requests that are being answered.",
+        ["method", "path", "server_type", "long_running"];
 
     // Our requests to the API server.
     CLIENT_REQUESTS: CounterVec<3> = "rest_client_requests_total",

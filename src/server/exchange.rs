@@ -44,6 +44,7 @@ pub(super) fn phrase(status: u16) -> &'static str {
         400 => "Bad Request",
         401 => "Unauthorized",
         403 => "Forbidden",
+        404 => "Not Found",
         405 => "Method Not Allowed\r\nAllow: GET",
         408 => "Request Timeout",
         411 => "Length Required",

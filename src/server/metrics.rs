@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Deps;
 use super::listener::Listener;
 use super::routes::Answer;
-use crate::model::metrics::{HTTP_DURATION, HTTP_REQUESTS};
+use crate::model::metrics::{HTTP_DURATION, HTTP_INFLIGHT, HTTP_REQUESTS};
 use crate::util::metrics::{CONTENT_TYPE, Page, Type};
 
 /// What of the metrics is asked for.
@@ -19,18 +19,49 @@ pub enum MetricsPage {
 
 /// Counts a request to the kubelet's own ports, and times it until the guard is dropped.
 pub(super) fn count(listener: Listener, method: &str, path: &str) -> Option<Timed> {
-    if listener != Listener::ReadOnly {
-        return None;
-    }
-    let method = match method {
-        "GET" => "GET",
-        "HEAD" => "HEAD",
-        _ => "other",
+    let server_type = match listener {
+        Listener::ReadOnly => "readonly",
+        Listener::Main => "readwrite",
+        Listener::Healthz | Listener::Local => return None,
     };
-    let labels = [method, first_elements(path), "readonly", "false"];
+    let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("other");
+    let path = first_elements(path);
+    let long_running = if LONG_RUNNING.contains(&path) { "true" } else { "false" };
+    let labels = [method, path, server_type, long_running];
     HTTP_REQUESTS.inc(labels);
+    HTTP_INFLIGHT.add(labels, 1);
     Some(Timed { labels, begun: Instant::now() })
 }
+
+/// Methods and paths that become labels: what others ask for must not.
+const METHODS: [&str; 9] =
+    ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE"];
+const PATHS: [&str; 20] = [
+    "attach",
+    "checkpoint",
+    "configz",
+    "containerLogs",
+    "debug",
+    "exec",
+    "flagz",
+    "healthz",
+    "logs",
+    "metrics",
+    "metrics/cadvisor",
+    "metrics/probes",
+    "metrics/resource",
+    "metrics/slis",
+    "pods",
+    "portForward",
+    "run",
+    "runningpods",
+    "stats",
+    "statusz",
+];
+
+/// Those that take as long as their client wants. Upstream has port-forward among them, but
+/// in a spelling that it no longer has.
+const LONG_RUNNING: [&str; 3] = ["exec", "attach", "debug"];
 
 /// See [`count`].
 pub(super) struct Timed {
@@ -40,19 +71,22 @@ pub(super) struct Timed {
 
 impl Drop for Timed {
     fn drop(&mut self) {
+        HTTP_INFLIGHT.add(self.labels, -1);
         HTTP_DURATION.took(self.labels, self.begun.elapsed());
     }
 }
 
-/// The start of a path that is one of ours: what others ask for must not become a label.
+/// The start of a path that is one of ours.
 fn first_elements(path: &str) -> &'static str {
-    const KNOWN: [&str; 6] = ["healthz", "pods", "runningpods", "metrics", "metrics/probes", "metrics/slis"];
     let path = path.trim_matches('/');
-    let first = path.split('/').next().unwrap_or_default();
-    KNOWN
-        .into_iter()
-        .rfind(|known| *known == path || (*known == first && first != "metrics"))
-        .unwrap_or("other")
+    let mut elements = path.split('/');
+    let first = elements.next().unwrap_or_default();
+    let page = elements.next().filter(|_| first == "metrics");
+    let known = |known: &&str| match page {
+        Some(page) => known.strip_prefix("metrics/") == Some(page),
+        None => *known == first,
+    };
+    PATHS.into_iter().find(known).unwrap_or("other")
 }
 
 /// Answers a path below `/metrics`; `None` for a page that there is not.
@@ -90,14 +124,23 @@ mod tests {
             ("/metrics", "metrics"),
             ("/metrics/probes", "metrics/probes"),
             ("/metrics/other", "other"),
+            ("/metrics/cadvisor", "metrics/cadvisor"),
+            ("/containerLogs/a/b/c", "containerLogs"),
+            ("/stats/summary", "stats"),
             ("/", "other"),
             ("/anything/at/all", "other"),
         ] {
             assert_eq!(first_elements(path), label, "{path}");
         }
         assert!(count(Listener::Local, "GET", "/pods").is_none());
-        drop(count(Listener::ReadOnly, "GET", "/pods"));
-        let labels = ["GET", "pods", "readonly", "false"];
-        assert!(HTTP_REQUESTS.get(labels) > 0 && HTTP_DURATION.count(labels) > 0);
+        for (listener, method, path, labels) in [
+            (Listener::ReadOnly, "GET", "/pods", ["GET", "pods", "readonly", "false"]),
+            (Listener::Main, "BREW", "/exec/a/b/c", ["other", "exec", "readwrite", "true"]),
+        ] {
+            let timed = count(listener, method, path);
+            assert!(HTTP_REQUESTS.get(labels) > 0 && HTTP_INFLIGHT.get(labels) > 0);
+            drop(timed);
+            assert!(HTTP_DURATION.count(labels) > 0);
+        }
     }
 }

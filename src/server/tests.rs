@@ -82,7 +82,7 @@ impl Fixture {
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());
-        let settings = Settings { healthz: loopback, read_only: loopback, local_socket: socket.clone() };
+        let settings = Settings { healthz: loopback, read_only: loopback, main: None, local_socket: socket.clone() };
         let started = spawn(settings, deps, OnDeath::Nobody).unwrap();
         Fixture { started: Some(started), _events: running, socket, version, sink, dir }
     }

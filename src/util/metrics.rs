@@ -300,6 +300,43 @@ impl<const N: usize> Metric for CounterVec<N> {
     }
 }
 
+/// A gauge per combination of `N` labels, of what is under way. A series appears with its
+/// first beginning and stays.
+pub struct GaugeVec<const N: usize> {
+    name: &'static str,
+    help: &'static str,
+    labels: [&'static str; N],
+    series: Mutex<BTreeMap<[Value; N], i64>>,
+}
+
+impl<const N: usize> GaugeVec<N> {
+    /// No series yet.
+    #[must_use]
+    pub const fn new(name: &'static str, help: &'static str, labels: [&'static str; N]) -> Self {
+        GaugeVec { name, help, labels, series: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// So many more for these label values.
+    pub fn add<V: Into<Value>>(&self, values: [V; N], change: i64) {
+        *lock(&self.series).entry(values.map(Into::into)).or_insert(0) += change;
+    }
+
+    /// The present value of one series.
+    #[must_use]
+    pub fn get<V: Into<Value>>(&self, values: [V; N]) -> i64 {
+        lock(&self.series).get(&values.map(Into::into)).copied().unwrap_or(0)
+    }
+}
+
+impl<const N: usize> Metric for GaugeVec<N> {
+    fn write(&self, page: &mut Page) {
+        let mut family = page.family(self.name, self.help, Type::Gauge);
+        for (values, count) in lock(&self.series).iter() {
+            family.series(&pairs(&self.labels, values), *count as f64);
+        }
+    }
+}
+
 fn pairs<'a, const N: usize>(labels: &[&'a str; N], values: &'a [Value; N]) -> Vec<(&'a str, &'a str)> {
     labels.iter().zip(values).map(|(label, value)| (*label, value.as_ref())).collect()
 }

@@ -10,6 +10,7 @@ mod containers;
 mod cri;
 mod hooks;
 mod kube;
+mod main_port;
 mod runtime;
 mod told;
 mod volumes;

@@ -95,6 +95,8 @@ pub fn command(binary: &Path, dir: &Path, node_name: &str) -> Command {
         .arg(dir.join("config.yaml"))
         .arg("--root-dir")
         .arg(dir.join("root"))
+        .arg("--cert-dir")
+        .arg(dir.join("pki"))
         .args(["--hostname-override", node_name, "--node-ip", NODE_IP])
         .stdin(Stdio::null());
     command

@@ -14,5 +14,6 @@ pub mod manifest;
 pub mod node;
 pub mod registry;
 pub mod solo;
+pub mod tls_client;
 pub mod wait;
 pub mod web;

@@ -56,6 +56,7 @@ pub struct Solo {
     flags: Vec<String>,
     read_only: u16,
     healthz: u16,
+    main: u16,
     agent: Option<Child>,
     starts: u32,
     first: Option<Holding>,
@@ -85,6 +86,7 @@ impl Solo {
             flags: Vec::new(),
             read_only: free_port(),
             healthz: free_port(),
+            main: free_port(),
             agent: None,
             starts: 0,
             first: None,
@@ -95,8 +97,13 @@ impl Solo {
 
     /// A started agent that belongs to a cluster and has told that it is ready.
     pub fn join(config: Value) -> Solo {
-        let mut solo = Solo::prepare(config);
+        Solo::prepare(config).joined(|_| {})
+    }
+
+    /// Makes a prepared one belong to a cluster, whose API server `furnish` gets ready.
+    pub fn joined(mut self, furnish: impl FnOnce(&FakeApi)) -> Solo {
         let api = FakeApi::start();
+        furnish(&api);
         // A collection of a real server never has version 0, which means "any" to it.
         api.age();
         let kubeconfig = json!({
@@ -107,19 +114,14 @@ impl Solo {
             "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         });
-        let (file, certificates) = (solo.path("kubeconfig"), solo.path("pki"));
+        let file = self.path("kubeconfig");
         fs::write(&file, kubeconfig.to_string()).expect("the kubeconfig is written");
-        solo.set_flags(&[
-            "--kubeconfig",
-            &file.to_string_lossy(),
-            "--cert-dir",
-            &certificates.to_string_lossy(),
-        ]);
-        solo.api = Some(api);
-        solo.start_agent();
-        wait_until("the node to be ready at the API server", LONG, || solo.node_is_ready());
-        solo.first = solo.holding();
-        solo
+        self.set_flags(&["--kubeconfig", &file.to_string_lossy()]);
+        self.api = Some(api);
+        self.start_agent();
+        wait_until("the node to be ready at the API server", LONG, || self.node_is_ready());
+        self.first = self.holding();
+        self
     }
 
     /// The API server of [`Solo::join`].
@@ -157,13 +159,22 @@ impl Solo {
 
     /// Writes the configuration; the agent reads it at its next start.
     pub fn configure(&self, extra: Value) {
-        let ours = json!({"readOnlyPort": self.read_only, "healthzPort": self.healthz});
+        let ours = json!({
+            "port": self.main,
+            "readOnlyPort": self.read_only,
+            "healthzPort": self.healthz,
+        });
         launch::write_config(self.dir.path(), &self.fake.endpoint(), launch::over(ours, extra));
     }
 
     /// Flags for the next starts, beside the usual ones.
     pub fn set_flags(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    }
+
+    /// The node API's port.
+    pub fn main_port(&self) -> u16 {
+        self.main
     }
 
     // ---- places ----

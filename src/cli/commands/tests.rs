@@ -76,6 +76,7 @@ impl Agent {
         let settings = server::Settings {
             healthz: None,
             read_only: None,
+            main: None,
             local_socket: dir.path().join(server::LOCAL_SOCKET),
         };
         let server = server::spawn(settings, deps, OnDeath::Nobody).unwrap();

@@ -88,7 +88,11 @@ struct State {
     /// Neither takes requests nor answers.
     frozen: bool,
     stopped: bool,
+    reviewer: Option<Reviewer>,
 }
+
+/// Says what a TokenReview or SubjectAccessReview comes to: its status.
+pub type Reviewer = Arc<dyn Fn(&Value) -> Value + Send + Sync>;
 
 #[derive(Default)]
 struct Shared {
@@ -261,6 +265,11 @@ impl FakeApi {
         self.shared.lock().store.get(&Path::parse(path).unwrap()).cloned()
     }
 
+    /// Answers reviews; they are stored nowhere.
+    pub fn review(&self, by: impl Fn(&Value) -> Value + Send + Sync + 'static) {
+        self.shared.lock().reviewer = Some(Arc::new(by));
+    }
+
     /// Orders a fault; earlier ones strike first.
     pub fn fault(&self, fault: Fault) {
         self.shared.lock().faults.push(fault);
@@ -374,7 +383,15 @@ impl Shared {
         if asked.is_watch() {
             return self.watch(&asked, socket);
         }
-        let (code, body) = self.lock().store.answer(&asked);
+        let reviewer = self.lock().reviewer.clone().filter(|_| asked.path().ends_with("reviews"));
+        let (code, body) = match reviewer {
+            Some(reviewer) => {
+                let mut review = asked.body.clone();
+                review["status"] = reviewer(&asked.body);
+                (201, review)
+            }
+            None => self.lock().store.answer(&asked),
+        };
         self.changed.notify_all();
         http::send(socket, code, None, &body.to_string())
     }

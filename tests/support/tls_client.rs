@@ -1,0 +1,235 @@
+//! A client of the node API: TLS with or without a certificate, HTTP by hand. And the
+//! authorities and certificates that it takes.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned};
+
+/// A certificate with its key, PEM.
+#[derive(Clone)]
+pub struct Identity {
+    pub certificate: String,
+    pub key: String,
+}
+
+/// Signs certificates.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pub pem: String,
+}
+
+impl Authority {
+    pub fn new(name: &str) -> Authority {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).expect("a certificate").pem();
+        Authority { issuer: Issuer::new(params, key), pem }
+    }
+
+    /// One for a user with groups.
+    pub fn issue(&self, user: &str, groups: &[&str]) -> Identity {
+        self.issue_until(user, groups, 2100)
+    }
+
+    /// One that ends with the year before.
+    pub fn issue_until(&self, user: &str, groups: &[&str], year: i32) -> Identity {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        for group in groups {
+            params.distinguished_name.push(DnType::OrganizationName, *group);
+        }
+        params.distinguished_name.push(DnType::CommonName, user);
+        params.not_before = date_time_ymd(2000, 1, 1);
+        params.not_after = date_time_ymd(year, 1, 1);
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate").pem();
+        Identity { certificate, key: key.serialize_pem() }
+    }
+}
+
+/// Trusts any server: what it shows is looked at apart.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(
+            message,
+            certificate,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(
+            message,
+            certificate,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+/// How to reach a server.
+#[derive(Clone)]
+pub struct TlsClient {
+    address: SocketAddr,
+    config: Arc<ClientConfig>,
+}
+
+/// One connection.
+pub struct Connection {
+    pub stream: StreamOwned<ClientConnection, TcpStream>,
+}
+
+impl TlsClient {
+    pub fn new(port: u16, identity: Option<&Identity>) -> TlsClient {
+        TlsClient::with_versions(port, identity, rustls::ALL_VERSIONS)
+    }
+
+    pub fn with_versions(
+        port: u16,
+        identity: Option<&Identity>,
+        versions: &[&'static rustls::SupportedProtocolVersion],
+    ) -> TlsClient {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions)
+            .expect("versions that are known")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Anybody(provider)));
+        let config = match identity {
+            None => builder.with_no_client_auth(),
+            Some(identity) => {
+                let chain = CertificateDer::pem_slice_iter(identity.certificate.as_bytes());
+                let chain = chain.collect::<Result<Vec<_>, _>>().expect("a certificate");
+                let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("a key");
+                builder.with_client_auth_cert(chain, key).expect("certificate and key fit")
+            }
+        };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        TlsClient { address, config: Arc::new(config) }
+    }
+
+    /// Connects and shakes hands.
+    pub fn connect(&self) -> io::Result<Connection> {
+        let mut socket = TcpStream::connect(self.address)?;
+        socket.set_read_timeout(Some(Duration::from_secs(30)))?;
+        socket.set_write_timeout(Some(Duration::from_secs(30)))?;
+        let name = ServerName::try_from("localhost").expect("a name");
+        let mut connection =
+            ClientConnection::new(Arc::clone(&self.config), name).map_err(io::Error::other)?;
+        while connection.is_handshaking() {
+            connection.complete_io(&mut socket)?;
+        }
+        Ok(Connection { stream: StreamOwned::new(connection, socket) })
+    }
+
+    /// One request on a connection of its own.
+    pub fn get(&self, path: &str) -> Answer {
+        self.get_with(path, "")
+    }
+
+    /// With more header lines, each with its end.
+    pub fn get_with(&self, path: &str, headers: &str) -> Answer {
+        self.send(&format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n{headers}\r\n"))
+    }
+
+    /// With a bearer token.
+    pub fn get_by(&self, path: &str, token: &str) -> Answer {
+        self.get_with(path, &format!("Authorization: Bearer {token}\r\n"))
+    }
+
+    /// These bytes on a connection of their own.
+    pub fn send(&self, text: &str) -> Answer {
+        let mut connection = self.connect().expect("a connection");
+        connection.ask(text).expect("an answer")
+    }
+}
+
+impl Connection {
+    /// The certificate that the server showed, DER.
+    pub fn shown(&self) -> Vec<u8> {
+        let shown = self.stream.conn.peer_certificates().and_then(|all| all.first());
+        shown.map(|one| one.to_vec()).unwrap_or_default()
+    }
+
+    /// Sends a request and reads its answer.
+    pub fn ask(&mut self, text: &str) -> io::Result<Answer> {
+        self.stream.write_all(text.as_bytes())?;
+        self.stream.flush()?;
+        self.answer(text.starts_with("HEAD"))
+    }
+
+    /// Reads one answer.
+    pub fn answer(&mut self, head_only: bool) -> io::Result<Answer> {
+        let mut head = Vec::new();
+        let mut byte = [0];
+        while !head.ends_with(b"\r\n\r\n") {
+            if self.stream.read(&mut byte)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            head.push(byte[0]);
+        }
+        let head = String::from_utf8(head).map_err(io::Error::other)?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let value = |wanted: &str| {
+            let lines = head.lines().filter_map(|line| line.split_once(": "));
+            lines.filter(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value).next()
+        };
+        let mut body = Vec::new();
+        if head_only {
+        } else if let Some(length) = value("content-length") {
+            body.resize(length.parse().map_err(io::Error::other)?, 0);
+            self.stream.read_exact(&mut body)?;
+        } else {
+            // An end without farewell is one, too.
+            let _ = self.stream.read_to_end(&mut body);
+        }
+        Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned(), head })
+    }
+}
