@@ -12,5 +12,6 @@ mod outages;
 mod plane;
 mod recording;
 mod rights;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;

@@ -25,6 +25,7 @@ mod security;
 mod sources;
 mod starts;
 mod stream;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod volumes;
