@@ -165,6 +165,27 @@ pub struct StreamDeps {
     pub cri: RuntimeClient,
 }
 
+#[cfg(test)]
+impl StreamDeps {
+    /// Those of a node without pods and without a runtime.
+    pub(crate) fn none() -> StreamDeps {
+        let (cri, _) = crate::cri::connect(crate::cri::Settings {
+            runtime_endpoint: "unix:///nowhere/cri.sock".to_owned(),
+            image_endpoint: None,
+            request_timeout: crate::cri::DEFAULT_REQUEST_TIMEOUT,
+        })
+        .unwrap();
+        StreamDeps {
+            enabled: true,
+            websockets: true,
+            find_pod: Arc::new(|_, _| None),
+            is_mirror: Arc::new(|_, _| false),
+            runtime_pod: Arc::new(|_| None),
+            cri,
+        }
+    }
+}
+
 /// Where the answers come from. Every closure reads a snapshot or has its own deadline.
 #[derive(Clone)]
 pub struct Deps {

@@ -78,7 +78,7 @@ impl Fixture {
                 Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command)),
                 _ => Ok(()),
             }),
-            streams: upgrade::tests::no_streams(),
+            streams: StreamDeps::none(),
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());

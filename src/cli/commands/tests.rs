@@ -72,6 +72,7 @@ impl Agent {
                 "uid1" if container.command.as_deref() == Some(&["sh".to_owned()]) => Ok(()),
                 _ => Err("the pod does not run".to_owned()),
             }),
+            streams: server::StreamDeps::none(),
         };
         let settings = server::Settings {
             healthz: None,

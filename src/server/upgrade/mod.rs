@@ -19,7 +19,7 @@ mod handshake;
 mod request;
 mod splice;
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;
 mod tunnel;
 
 use std::os::fd::AsFd;

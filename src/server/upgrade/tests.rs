@@ -1,29 +1,9 @@
 //! What requests mean, and both sides of the translation. The rest is in
 //! `tests/integration/streams.rs`.
 
-use std::sync::Arc;
-
 use super::*;
-use crate::cri::{self, Streams};
+use crate::cri::Streams;
 use crate::transport::{spdy, websocket};
-
-/// Streams of a node without pods.
-pub(crate) fn no_streams() -> StreamDeps {
-    let (cri, _) = cri::connect(cri::Settings {
-        runtime_endpoint: "unix:///nowhere/cri.sock".to_owned(),
-        image_endpoint: None,
-        request_timeout: cri::DEFAULT_REQUEST_TIMEOUT,
-    })
-    .unwrap();
-    StreamDeps {
-        enabled: true,
-        websockets: true,
-        find_pod: Arc::new(|_, _| None),
-        is_mirror: Arc::new(|_, _| false),
-        runtime_pod: Arc::new(|_| None),
-        cri,
-    }
-}
 
 fn head(line: &str, more: &str) -> Head {
     let upgrade = "Connection: keep-alive, Upgrade\r\n";
@@ -32,7 +12,7 @@ fn head(line: &str, more: &str) -> Head {
 
 fn read(line: &str, more: &str) -> Result<Wanted, (u16, String)> {
     let refused = |refusal: Refusal| (refusal.status(), refusal.text().to_owned());
-    Wanted::read(&head(line, more), &no_streams()).map_err(refused)
+    Wanted::read(&head(line, more), &StreamDeps::none()).map_err(refused)
 }
 
 const SPDY: &str = "Upgrade: SPDY/3.1";
@@ -64,7 +44,7 @@ fn paths_and_queries_are_understood() {
     ] {
         assert_eq!(read(line, SPDY).map(|_| ()).map_err(|(status, _)| status), Err(status), "{line}");
     }
-    let off = StreamDeps { enabled: false, ..no_streams() };
+    let off = StreamDeps { enabled: false, ..StreamDeps::none() };
     let refusal = Wanted::read(&head("POST /exec/x", SPDY), &off).unwrap_err();
     assert_eq!((refusal.status(), refusal.text()), (405, "Debug endpoints are disabled."));
 }
@@ -84,11 +64,11 @@ fn protocols_decide_who_translates() {
     assert_eq!(forward(SPDY), Ok(Mode::Splice));
     let required = "query parameter \"port\" is required".to_owned();
     assert_eq!(forward(&websocket("v4.channel.k8s.io")), Err((400, required)));
-    let off = StreamDeps { websockets: false, ..no_streams() };
+    let off = StreamDeps { websockets: false, ..StreamDeps::none() };
     let v5 = head("GET /exec/a/b/c?output=1", &websocket("v5.channel.k8s.io"));
     assert_eq!(Wanted::read(&v5, &off).unwrap().mode, Mode::Splice);
     let plain = Head::parse(b"GET /exec/a/b/c?output=1 HTTP/1.1\r\nHost: a", None).unwrap();
-    assert_eq!(Wanted::read(&plain, &no_streams()).unwrap().mode, Mode::Plain);
+    assert_eq!(Wanted::read(&plain, &StreamDeps::none()).unwrap().mode, Mode::Plain);
 }
 
 #[test]
