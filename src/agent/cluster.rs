@@ -13,10 +13,10 @@ use super::wiring::gates;
 use crate::cli::AgentArgs;
 use crate::config::{self, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
+use crate::kube::certificates::serving::Serving;
 use crate::kube::certificates::{
     self, Identity, OpenBootstrap, Purpose, Renewed, Store, Template, bootstrap,
 };
-use crate::kube::certificates::serving::Serving;
 use crate::kube::client::{Client, CredentialSource, Credentials, Issued};
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;

@@ -33,11 +33,7 @@ pub(super) fn certificate(
             key: PathBuf::from(&config.tls_private_key_file),
         }
     } else {
-        Source::SelfSigned {
-            dir: args.cert_dir.clone(),
-            host: node_name.to_owned(),
-            ips: host_ips.to_vec(),
-        }
+        Source::SelfSigned { dir: args.cert_dir.clone(), host: node_name.to_owned(), ips: host_ips.to_vec() }
     };
     let serving = Serving::open(&source, Timestamp::now());
     serving.map(Some).map_err(|error| StartError::Refused(format!("serving certificate: {}", chain(&error))))
@@ -79,5 +75,10 @@ pub(super) fn main_port(
         .map_err(|error| refused(error.to_string()))?;
     let ip: IpAddr = config.address.parse().map_err(|_| refused("address: not an IP address".to_owned()))?;
     let port = u16::try_from(config.port).map_err(|_| refused("port: not a port".to_owned()))?;
-    Ok(MainPort { address: SocketAddr::new(ip, port), tls, auth, debugging: config.enable_debugging_handlers })
+    Ok(MainPort {
+        address: SocketAddr::new(ip, port),
+        tls,
+        auth,
+        debugging: config.enable_debugging_handlers,
+    })
 }

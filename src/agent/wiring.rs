@@ -301,7 +301,8 @@ pub(super) fn start(
         turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
         ephemeral,
     };
-    let server = server::spawn(server_settings(args, config, main_port), facts.server_deps(), supervisor.on_death())?;
+    let server =
+        server::spawn(server_settings(args, config, main_port), facts.server_deps(), supervisor.on_death())?;
     threads.push(server.running);
     runtime.check_resolv_conf();
     events.raise(Regarding::Node, EventType::Normal, reasons::STARTING, "Starting kubelet.");

@@ -312,7 +312,7 @@ fn flags_reach_the_configuration() {
     let loaded = crate::config::load(&args.request).unwrap();
     assert_eq!((loaded.config.max_pods, loaded.config.port), (7, 1));
     let text = warning(&args, &loaded);
-    assert_eq!(text.as_deref(), Some("set, but without effect in this version: port, --lock-file"));
+    assert_eq!(text.as_deref(), Some("set, but without effect in this version: --lock-file"));
     let printed: Value = crate::config::yaml::parse_documents(&loaded.to_yaml()).unwrap().remove(0).value;
     assert_eq!(printed["maxPods"], json!(7));
 }

@@ -95,10 +95,7 @@ mod tests {
         config.cgroup_root = "/pods".to_owned();
         let fields = without_effect(&config, DefaultSet::WithFile);
         assert_eq!(fields, ["cgroupRoot", "evictionHard"]);
-        assert!(
-            warning(&fields)
-                .is_some_and(|text| text.ends_with("cgroupRoot, evictionHard"))
-        );
+        assert!(warning(&fields).is_some_and(|text| text.ends_with("cgroupRoot, evictionHard")));
         assert_eq!(warning(&[]), None);
         assert_eq!(
             json!(preset_text("evictionHard", DefaultSet::WithFile)),

@@ -270,8 +270,10 @@ pub static FIELDS: &[Field] = &[
     )
     .works(),
     text("authorization.mode", "Webhook", "AlwaysAllow or Webhook").works(),
-    time("authorization.webhook.cacheAuthorizedTTL", "5m0s", "how long a yes of the webhook is remembered").works(),
-    time("authorization.webhook.cacheUnauthorizedTTL", "30s", "how long a no of the webhook is remembered").works(),
+    time("authorization.webhook.cacheAuthorizedTTL", "5m0s", "how long a yes of the webhook is remembered")
+        .works(),
+    time("authorization.webhook.cacheUnauthorizedTTL", "30s", "how long a no of the webhook is remembered")
+        .works(),
     int("registryPullQPS", 5, "image pulls per second; 0 means no limit").keeps_zero().works(),
     int("registryBurst", 10, "image pulls that may start at once, while registryPullQPS is not 0").works(),
     text(

@@ -25,6 +25,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const GROWTH: f64 = 1.5;
 const JITTER: f64 = 0.2;
 
+/// DIFFERS: upstream asks as often as it is asked.
 /// Questions at once: callers come in floods, the API server is to be spared them.
 const AT_ONCE: usize = 8;
 

@@ -233,7 +233,12 @@ impl Client {
     }
 
     /// Writes all of it, or fails: the client is gone, too slow, or the server stops.
-    pub(super) fn write_all(&mut self, mut bytes: &[u8], wake: &UnixStream, limit: Duration) -> io::Result<()> {
+    pub(super) fn write_all(
+        &mut self,
+        mut bytes: &[u8],
+        wake: &UnixStream,
+        limit: Duration,
+    ) -> io::Result<()> {
         let deadline = Instant::now() + limit;
         while !(bytes.is_empty() && self.flush()?) {
             match self.write(bytes) {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
+/// DIFFERS: the Go kubelet has no limits here.
 /// All connections; one with an open stream costs two threads, or three.
 const ALL: usize = 384;
 
@@ -19,7 +20,7 @@ const NEWCOMERS_PER_PEER: usize = 32;
 
 /// What a connection is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+enum State {
     /// Nothing it asked for was granted yet.
     New,
     /// It is being served.
@@ -80,7 +81,12 @@ impl Crowd {
 
     /// A place for a new connection, if need be at the cost of another; `None`: everybody
     /// here is being served.
-    pub(super) fn enter(self: &Arc<Self>, ip: IpAddr, socket: &Arc<TcpStream>, now: Instant) -> Option<Place> {
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        ip: IpAddr,
+        socket: &Arc<TcpStream>,
+        now: Instant,
+    ) -> Option<Place> {
         let peer = peer(ip);
         let mut members = self.lock();
         let theirs = |member: &Member| member.peer == peer;
@@ -112,7 +118,8 @@ impl Members {
 
     /// Ends the connection that has been in its state for longest; false if there is none.
     fn evict(&mut self, which: impl Fn(&Member) -> bool) -> bool {
-        let found = self.all.iter().enumerate().filter(|(_, one)| which(one)).min_by_key(|(_, one)| one.since);
+        let found =
+            self.all.iter().enumerate().filter(|(_, one)| which(one)).min_by_key(|(_, one)| one.since);
         let Some(at) = found.map(|(at, _)| at) else { return false };
         let gone = self.all.swap_remove(at);
         if let Some(socket) = gone.socket.upgrade() {
@@ -124,11 +131,23 @@ impl Members {
 }
 
 impl Place {
-    /// Says what the connection is doing from now on.
-    pub(super) fn set(&self, state: State, now: Instant) {
-        let mut members = self.crowd.lock();
-        if let Some(own) = members.all.iter_mut().find(|one| one.id == self.id) {
-            (own.state, own.since) = (state, now);
+    /// The connection is being served from now on.
+    pub(super) fn busy(&self, now: Instant) {
+        self.change(|own| (own.state, own.since) = (State::Busy, now));
+    }
+
+    /// It was answered. A newcomer that was refused stays one, as old as it is.
+    pub(super) fn rest(&self, now: Instant) {
+        self.change(|own| {
+            if own.state == State::Busy {
+                (own.state, own.since) = (State::Idle, now);
+            }
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Member)) {
+        if let Some(own) = self.crowd.lock().all.iter_mut().find(|one| one.id == self.id) {
+            change(own);
         }
     }
 }
@@ -184,7 +203,8 @@ mod tests {
         let mut room = Room::new();
         let slow = room.enter("10.0.0.1", 0).unwrap();
         let let_in = room.enter("10.0.0.1", 1).unwrap();
-        let_in.set(State::Busy, room.at(1));
+        let_in.busy(room.at(1));
+        slow.rest(room.at(1));
         let mut others: Vec<_> = (0..31).map(|n| room.enter("10.0.0.1", 2 + n).unwrap()).collect();
         assert!(room.has(&slow));
         // The same one, mapped.
@@ -221,17 +241,20 @@ mod tests {
         let mut places = Vec::new();
         for n in 0..PER_PEER as u64 {
             let place = room.enter("10.0.0.1", n).unwrap();
-            place.set(if n == 7 { State::Idle } else { State::Busy }, room.at(n));
+            place.busy(room.at(n));
+            if n == 7 {
+                place.rest(room.at(n));
+            }
             places.push(place);
         }
         let last = room.enter("10.0.0.1", 999).unwrap();
         assert!(!room.has(&places[7]) && room.has(&last));
-        last.set(State::Busy, room.at(999));
+        last.busy(room.at(999));
         assert!(room.enter("10.0.0.1", 1000).is_none());
         let others: Vec<_> = (0..ALL - PER_PEER)
             .map(|n| {
                 let place = room.enter(&format!("10.1.0.{}", n % 8), 1001).unwrap();
-                place.set(State::Busy, room.at(1001));
+                place.busy(room.at(1001));
                 place
             })
             .collect();

@@ -58,8 +58,13 @@ pub(super) fn phrase(status: u16) -> &'static str {
 
 /// Refuses and waits a little for the client to read it: closing with unread input would
 /// reset the connection and could take the answer with it.
-pub(super) fn farewell(mut client: Client, gate: &Gate, status: u16, text: &str) {
-    let _ = client.write(refusal(status, text).as_bytes());
+pub(super) fn farewell(client: Client, gate: &Gate, status: u16, text: &str) {
+    leave(client, gate, &refusal(status, text));
+}
+
+/// As [`farewell`], with these words.
+pub(super) fn leave(mut client: Client, gate: &Gate, words: &str) {
+    let _ = client.write(words.as_bytes());
     client.finish_write();
     let (mut bytes, limit) = FAREWELL;
     let deadline = Instant::now() + limit;

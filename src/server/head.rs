@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use super::query::Target;
 
+/// DIFFERS: the Go kubelet takes 1 MiB.
 /// Request line and headers together; `kubectl exec` has its whole command in the target.
 pub(super) const HEAD_BYTES: usize = 48 * 1024;
 
@@ -230,6 +231,7 @@ fn has_good_escapes(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::strategy::Strategy as _;
 
     fn parse(head: &str) -> Result<Head, u16> {
         Head::parse(head.as_bytes(), None).map_err(|refused| refused.0)
@@ -309,6 +311,30 @@ mod tests {
         }
         let many = host(&vec!["A: b"; MAX_HEADERS].join("\r\n"));
         assert_eq!(parse(&many).map(|_| ()), Err(431));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn junk_is_refused_or_harmless(
+            start in "(GET|POST|[ -~]{0,5}) [/a-z%.0-9?#]{0,12} HTTP/1\\.[01]\r\nHost: n",
+            rest in proptest::collection::vec(
+                proptest::prop_oneof![
+                    "\r\n[A-Za-z :\t-]{0,12}: ?[ -~\t]{0,12}".prop_map(String::into_bytes),
+                    proptest::collection::vec(proptest::prelude::any::<u8>(), 0..8),
+                ],
+                0..6,
+            ),
+        ) {
+            let bytes = [start.as_bytes(), &rest.concat()].concat();
+            if let Ok(head) = Head::parse(&bytes, None) {
+                let clean = |byte: &u8| !matches!(byte, b'\r' | b'\n' | 0);
+                for (name, value) in &head.headers {
+                    assert!(!name.is_empty() && name.bytes().all(is_token) && value.iter().all(clean));
+                }
+                assert!(head.raw_target.starts_with('/') && !head.target.path.contains("/../"));
+                assert!(head.all("content-length").count() <= 1 && head.get("transfer-encoding").is_none());
+            }
+        }
     }
 
     #[test]

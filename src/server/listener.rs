@@ -1,7 +1,7 @@
 //! The listeners: bind, accept, cap the number of connections.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, Running};
@@ -25,6 +25,9 @@ const REBIND: Duration = Duration::from_secs(5);
 
 /// A pause after a failed accept (out of descriptors, mostly): long enough not to spin.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Connections that wait to be accepted, as std has it.
+const BACKLOG: i32 = 128;
 
 /// Who is listening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +77,7 @@ pub(super) enum Bound {
 impl Bound {
     /// Binds a TCP port; `retry` turns a taken one into [`Bound::Later`].
     pub(super) fn tcp(what: &'static str, address: SocketAddr, retry: bool) -> Result<Self, ServerError> {
-        match TcpListener::bind(address).and_then(|tcp| tcp.set_nonblocking(true).map(|()| tcp)) {
+        match listen(address).and_then(|tcp| tcp.set_nonblocking(true).map(|()| tcp)) {
             Ok(tcp) => Ok(Bound::Tcp(tcp)),
             Err(why) if retry => {
                 log::warn!("cannot listen on {address} ({what}), trying again every {REBIND:?}: {why}");
@@ -108,6 +111,27 @@ impl Bound {
         unix.set_nonblocking(true).map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
         Ok(Bound::Unix(unix))
     }
+}
+
+/// Binds a TCP port. All addresses are those of both families, as in Go, whether they are
+/// written `0.0.0.0` or `::`, and whatever the machine's default is.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.ip().is_unspecified()
+        && let Ok(both) = listen_on_both(address.port())
+    {
+        return Ok(both);
+    }
+    // Also where the kernel has one family only.
+    TcpListener::bind(address)
+}
+
+fn listen_on_both(port: u16) -> io::Result<TcpListener> {
+    let fd = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_ipv6_v6only(&fd, false)?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    rustix::net::bind(&fd, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    rustix::net::listen(&fd, BACKLOG)?;
+    Ok(TcpListener::from(fd))
 }
 
 /// Binds under a passing name, closes it to others, then moves it to `path`.
@@ -161,7 +185,7 @@ pub(super) fn run(listener: Listener, mut bound: Bound, gate: &Gate, stop: &Stop
                 if stop.wait(REBIND) == Waited::Stopped {
                     break;
                 }
-                if let Ok(tcp) = TcpListener::bind(address)
+                if let Ok(tcp) = listen(address)
                     && tcp.set_nonblocking(true).is_ok()
                 {
                     log::info!("listening on {address} now");
@@ -242,7 +266,7 @@ fn admit(listener: Listener, socket: Socket, gate: &Gate, open: &mut Vec<Running
 
 /// Whether the peer is root, or who this process runs as.
 fn is_trusted(stream: &UnixStream) -> bool {
-    match rustix::net::sockopt::socket_peercred(stream) {
+    match sockopt::socket_peercred(stream) {
         Ok(peer) => peer.uid.is_root() || peer.uid == rustix::process::geteuid(),
         Err(why) => {
             log::warn!("cannot tell who connects to the local socket: {why}");

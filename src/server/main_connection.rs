@@ -8,8 +8,8 @@ use crate::util::threads;
 
 use super::auth::Refusal;
 use super::client::{Client, Ready, Socket};
-use super::crowd::{Place, State};
-use super::exchange::{exchange, farewell, phrase, read_some};
+use super::crowd::Place;
+use super::exchange::{exchange, farewell, leave, phrase, read_some};
 use super::head::{self, HEAD_BYTES, Head, Refused};
 use super::http::Gate;
 use super::listener::Listener;
@@ -58,7 +58,7 @@ pub(super) fn serve(socket: Socket, place: &Place, gate: &Gate, stop: &StopToken
         };
         let Some(kept) = turn(client, head, &certificates, main, place, gate, stop) else { return };
         (client, ahead) = kept;
-        place.set(State::Idle, Instant::now());
+        place.rest(Instant::now());
     }
 }
 
@@ -69,8 +69,7 @@ fn shake_hands(socket: Socket, main: &MainPort, gate: &Gate) -> Option<Client> {
         return None;
     }
     if plain.peek_is_http() {
-        let _ = plain.write(PLAIN_HTTP.as_bytes());
-        plain.finish_write();
+        leave(plain, gate, PLAIN_HTTP);
         return None;
     }
     let mut client = plain.into_tls(main.tls.session().ok()?);
@@ -158,7 +157,7 @@ fn turn(
         Ok(user) => user,
         Err(refusal) => return refuse(client, head, &refusal, length == 0, gate),
     };
-    place.set(State::Busy, Instant::now());
+    place.busy(Instant::now());
     log::debug!("{} {} by {}", head.method, head.target.path, user.name);
     if let Some(refusal) = (!main.debugging).then(|| without_debugging(&head.target.path)).flatten() {
         return refuse(client, head, &refusal, length == 0, gate);
@@ -190,8 +189,7 @@ fn turn(
         "PUT" => Method::Put,
         _ => Method::Other,
     };
-    let form =
-        Form { is_1_1: head.is_1_1, keep: head.keeps_alive(), head_only: method == Method::Head };
+    let form = Form { is_1_1: head.is_1_1, keep: head.keeps_alive(), head_only: method == Method::Head };
     let gzip = head.elements("accept-encoding").any(takes_gzip);
     let accept = head.elements("accept").collect::<Vec<_>>().join(",");
     let Head { target, early, .. } = head;

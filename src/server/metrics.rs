@@ -34,8 +34,7 @@ pub(super) fn count(listener: Listener, method: &str, path: &str) -> Option<Time
 }
 
 /// Methods and paths that become labels: what others ask for must not.
-const METHODS: [&str; 9] =
-    ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE"];
+const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE"];
 const PATHS: [&str; 20] = [
     "attach",
     "checkpoint",

@@ -1,7 +1,7 @@
 //! Room `server`: answers over HTTP, for probes, for tools and for the local commands.
 //!
-//! Owns: the health listener, the read-only listener, the local socket `coracle.sock`, and
-//! one tiny_http server behind them on a private socket.
+//! Owns: the health listener, the read-only listener, the node API's (TLS), the local socket
+//! `coracle.sock`, and one tiny_http server behind them on a private socket.
 //! Threads: `http` (owner of the others), `http/0` (hands requests to their connections),
 //! `lst/<listener>` (accept), per open connection `conn/<n>` (moves bytes) and `strm/<n>`
 //! (makes the answer), capped per listener; tiny_http has five unnamed ones.
@@ -10,8 +10,8 @@
 //! body length alone can make it allocate without bound); a request is taken only from a
 //! connection that a listener announced; every wait ends when the `http` thread stops; a
 //! slow client, a slow answer or a panic concerns one connection.
-//! Absent on purpose: TLS, authentication, exec, attach, port-forward and stats:
-//! they come with the main port; a listener is one file so that TLS fits in.
+//! Absent on purpose: HTTP/2, bodies beyond a few KiB, trust in any header but a token that
+//! the API server vouches for.
 //! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
 
 mod auth;

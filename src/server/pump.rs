@@ -163,7 +163,9 @@ impl Flow {
             .and_then(|(_, value)| value.trim().parse::<u64>().ok());
         let mut out = Vec::with_capacity(read.len() + 64);
         out.extend_from_slice(b"HTTP/1.1");
-        out.extend_from_slice(head.strip_prefix("HTTP/1.0").unwrap_or(" 500 Internal Server Error").as_bytes());
+        out.extend_from_slice(
+            head.strip_prefix("HTTP/1.0").unwrap_or(" 500 Internal Server Error").as_bytes(),
+        );
         let (stage, keeps) = match length {
             _ if form.head_only => (Stage::Nothing, form.keep),
             Some(length) => (Stage::Whole(length), form.keep),
@@ -241,10 +243,12 @@ pub(super) fn pump(
         if flow.ended && flow.is_empty() && !client.owes() {
             break true;
         }
-        let room = ahead.len() < AHEAD_BYTES;
-        if listens && room && client.has_buffered() && !take(&mut client, &mut ahead, &mut listens, handler) {
-            break false;
+        while listens && ahead.len() < AHEAD_BYTES && client.has_buffered() {
+            if !take(&mut client, &mut ahead, &mut listens, handler) {
+                break;
+            }
         }
+        let room = ahead.len() < AHEAD_BYTES;
         let takes = !flow.is_empty() && flow.stage != Stage::Head;
         let mut fds = [
             PollFd::new(&gate.wake, PollFlags::IN),

@@ -82,7 +82,8 @@ impl Fixture {
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());
-        let settings = Settings { healthz: loopback, read_only: loopback, main: None, local_socket: socket.clone() };
+        let settings =
+            Settings { healthz: loopback, read_only: loopback, main: None, local_socket: socket.clone() };
         let started = spawn(settings, deps, OnDeath::Nobody).unwrap();
         Fixture { started: Some(started), _events: running, socket, version, sink, dir }
     }
@@ -135,6 +136,17 @@ fn skip_head(stream: &mut impl Read) {
 }
 
 const HEALTHZ: &str = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+
+#[test]
+fn all_addresses_are_those_of_both_families() {
+    for address in ["0.0.0.0:0", "[::]:0"] {
+        let bound = Bound::tcp("test", address.parse().unwrap(), false).unwrap();
+        let port = bound.address().unwrap().port();
+        // A machine without IPv6 is no reason to fail.
+        let v6 = std::net::UdpSocket::bind("[::1]:0").is_err() || TcpStream::connect(("::1", port)).is_ok();
+        assert!(v6 && TcpStream::connect(("127.0.0.1", port)).is_ok(), "{address}");
+    }
+}
 
 #[test]
 fn each_listener_answers_its_own_paths() {

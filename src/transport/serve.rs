@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::client::danger::HandshakeSignatureValid;
@@ -97,6 +98,7 @@ impl Acceptor {
         provider.cipher_suites = cipher_suites(provider.cipher_suites, &settings.cipher_suites)?;
         provider.kx_groups = groups(provider.kx_groups, &settings.curves)?;
         let provider = Arc::new(provider);
+        // DIFFERS: 1.0 and 1.1 are not spoken at all.
         let all: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13, &rustls::version::TLS12];
         let versions = if settings.min_version == "VersionTLS13" { &all[..1] } else { all };
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -106,7 +108,7 @@ impl Acceptor {
             true => builder.with_client_cert_verifier(Arc::new(KeyHolders(Arc::clone(&provider)))),
             false => builder.with_no_client_auth(),
         };
-        let shown = Shown { current, provider, made: Mutex::default() };
+        let shown = Shown { current, provider, made: Mutex::default(), told: AtomicBool::new(false) };
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         // A resumed session would need its client's certificate kept; whoever asks often
@@ -144,7 +146,8 @@ fn cipher_suites(
     for name in wanted.iter().filter(|name| !kept.iter().any(|suite| means(name, suite.suite()))) {
         log::warn!("tlsCipherSuites: {name} is not supported; there are {}", known.join(", "));
     }
-    if !kept.iter().any(old) && !wanted.iter().any(|name| kept.iter().any(|suite| means(name, suite.suite()))) {
+    if !kept.iter().any(old) && !wanted.iter().any(|name| kept.iter().any(|suite| means(name, suite.suite())))
+    {
         let (what, names) = ("cipher suites", wanted.to_vec());
         return Err(ServeError::Unsupported { what, names, known: known.join(", ") });
     }
@@ -191,6 +194,8 @@ struct Shown {
     current: Box<CurrentCertificate>,
     provider: Arc<CryptoProvider>,
     made: Mutex<Option<(u64, Arc<CertifiedKey>)>>,
+    /// That there is none was told.
+    told: AtomicBool,
 }
 
 impl fmt::Debug for Shown {
@@ -202,7 +207,10 @@ impl fmt::Debug for Shown {
 impl ResolvesServerCert for Shown {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let Some(current) = (self.current)() else {
-            log::warn!("no serving certificate available for the kubelet");
+            // Once: whoever connects must not write the log.
+            if !self.told.swap(true, Ordering::Relaxed) {
+                log::warn!("no serving certificate available for the kubelet");
+            }
             return None;
         };
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);

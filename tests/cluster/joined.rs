@@ -31,6 +31,20 @@ pub fn shared() -> &'static ControlPlane {
     })
 }
 
+/// What lets the API server into the node's API, and whom it vouches for: the configuration
+/// of a node in any cluster.
+pub fn served(plane: &ControlPlane) -> Value {
+    json!({
+        "address": "0.0.0.0",
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": plane.dir().join("pki/ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+    })
+}
+
 /// A node that has joined.
 pub struct Joined<'a> {
     pub plane: &'a ControlPlane,

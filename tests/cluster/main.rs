@@ -7,6 +7,7 @@ mod checks;
 mod golden_api;
 mod joined;
 mod lives;
+mod main_port;
 mod objects;
 mod outages;
 mod plane;

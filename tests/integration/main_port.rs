@@ -30,7 +30,8 @@ fn review(asked: &Value) -> Value {
         let token = asked["spec"]["token"].as_str().unwrap();
         return match token.strip_prefix("good-") {
             Some(name) => {
-                let user = json!({"username": name, "uid": "u1", "groups": ["people"], "extra": {"k": ["v"]}});
+                let user =
+                    json!({"username": name, "uid": "u1", "groups": ["people"], "extra": {"k": ["v"]}});
                 json!({"authenticated": true, "user": user})
             }
             None => json!({"authenticated": false}),
@@ -384,9 +385,7 @@ fn the_serving_certificate_is_the_one_of_the_files() {
     assert_eq!(client.get("/healthz").body, "ok");
     assert!(TlsClient::with_versions(solo.main_port(), None, &[&rustls::version::TLS12]).connect().is_err());
     put(&second);
-    wait_until("the new certificate to be shown", LONG, || {
-        client.connect().unwrap().shown() == der(&second)
-    });
+    wait_until("the new certificate to be shown", LONG, || client.connect().unwrap().shown() == der(&second));
     solo.finish();
 
     // Without files it signs its own, and keeps it.

@@ -71,6 +71,8 @@ fn serve(mut stream: TcpStream, notes: &Mutex<Vec<String>>) {
     let words: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     // The client may be gone at any moment; that is its affair.
     let _ = act(&mut stream, &words);
+    // There is a second handle, so that dropping this one would not be enough.
+    let _ = stream.shutdown(Shutdown::Both);
 }
 
 fn act(stream: &mut TcpStream, words: &[&str]) -> std::io::Result<()> {

@@ -46,8 +46,11 @@ impl Authority {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        for group in groups {
-            params.distinguished_name.push(DnType::OrganizationName, *group);
+        // The library holds one of each kind, so the second is put another way: two at most.
+        let kinds = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
+        assert!(groups.len() <= kinds.len());
+        for (kind, group) in kinds.into_iter().zip(groups) {
+            params.distinguished_name.push(kind, *group);
         }
         params.distinguished_name.push(DnType::CommonName, user);
         params.not_before = date_time_ymd(2000, 1, 1);

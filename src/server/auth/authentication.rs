@@ -56,9 +56,9 @@ impl Authentication {
         clock: Clock,
     ) -> Result<Self, String> {
         let authorities = settings.client_ca_file.as_ref().map(|path| AuthorityFile::open(path, clock));
-        let authorities = authorities
-            .transpose()
-            .map_err(|why| format!("authentication.x509.clientCAFile: unable to load client CA file {why}"))?;
+        let authorities = authorities.transpose().map_err(|why| {
+            format!("authentication.x509.clientCAFile: unable to load client CA file {why}")
+        })?;
         let tokens = match (settings.tokens, reviews) {
             (Some(time), Some(reviews)) => Some(Tokens { reviews, time, cache: Cache::new(TOKENS, clock) }),
             (Some(_), None) => {
@@ -114,6 +114,9 @@ impl Authentication {
 
     fn by_token(&self, head: &mut Head) -> Result<Option<User>, String> {
         let Some(tokens) = &self.tokens else { return Ok(None) };
+        if head.all("authorization").any(|value| std::str::from_utf8(value).is_err()) {
+            return Err("the Authorization header is not text".to_owned());
+        }
         let token = match bearer(head) {
             Some(token) => token,
             None => match of_protocols(head)? {

@@ -152,7 +152,8 @@ fn verb(method: &str) -> &'static str {
 }
 
 fn subresources(path: &str) -> &'static [&'static str] {
-    let below = |start: &str| path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let below =
+        |start: &str| path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     SUBRESOURCES.iter().find(|(start, _)| below(start)).map_or(OTHERS, |(_, tried)| tried)
 }
 

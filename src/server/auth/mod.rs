@@ -13,7 +13,7 @@ mod authorization;
 mod cache;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::head::Head;
@@ -79,7 +79,13 @@ pub struct Settings {
 pub struct Auth {
     authentication: Authentication,
     authorization: Authorization,
+    clock: Clock,
+    /// When a refusal was last told.
+    told: Mutex<Option<Instant>>,
 }
+
+/// Of refusals so many are told: strangers must not write the log.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 /// The answer to a caller who is not let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,7 +113,17 @@ impl Auth {
     ) -> Result<Auth, String> {
         let authentication = Authentication::new(&settings, reviews.clone(), clock)?;
         let authorization = Authorization::new(settings.node, settings.mode, reviews, clock)?;
-        Ok(Auth { authentication, authorization })
+        Ok(Auth { authentication, authorization, clock, told: Mutex::default() })
+    }
+
+    fn may_tell(&self) -> bool {
+        let now = (self.clock)();
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_EVERY);
+        if may {
+            *told = Some(now);
+        }
+        may
     }
 
     /// Lets a request in, or says why not. Its credentials are taken out of the head: nobody
@@ -117,7 +133,8 @@ impl Auth {
         head.remove("authorization");
         let user = outcome.map_err(|nobody| {
             if let Nobody::Because(why) = nobody {
-                log::info!("{} {} is refused: {why}", head.method, head.target.path);
+                let level = if self.may_tell() { log::Level::Info } else { log::Level::Debug };
+                log::log!(level, "a request from {:?} is not authenticated: {why}", head.peer);
             }
             Refusal { status: 401, text: "Unauthorized".to_owned() }
         })?;

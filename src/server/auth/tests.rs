@@ -2,7 +2,7 @@
 //! tested where they can be made, in `tests/integration`.
 
 use std::cell::Cell;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use super::*;
 
@@ -73,7 +73,8 @@ impl Door {
     }
 
     fn ask(&self, request: &str, token: &str) -> Result<User, (u16, String)> {
-        let credentials = if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}") };
+        let credentials =
+            if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}") };
         let text = format!("{request} HTTP/1.1\r\nHost: n\r\nX-Remote-User: admin\r\n{credentials}");
         let mut head = Head::parse(text.trim_end().as_bytes(), None).unwrap();
         let outcome = self.auth.admit(&[], &mut head);
@@ -195,7 +196,10 @@ fn settings_that_need_an_api_server_say_so() {
     let why = |settings| Auth::new(settings, None).err().unwrap_or_default();
     assert!(why(settings()).contains("no client provided, cannot use webhook authentication"));
     let authorization = why(Settings { tokens: None, ..settings() });
-    assert!(authorization.contains("no client provided, cannot use webhook authorization"), "{authorization}");
+    assert!(
+        authorization.contains("no client provided, cannot use webhook authorization"),
+        "{authorization}"
+    );
     assert_eq!(why(Settings { tokens: None, mode: Mode::AlwaysAllow, ..settings() }), "");
     let file = Some(PathBuf::from("/does/not/exist"));
     let why = why(Settings { client_ca_file: file, tokens: None, ..settings() });

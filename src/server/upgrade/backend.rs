@@ -166,8 +166,9 @@ impl Runtime {
         }
         let mut raw = Vec::with_capacity(1024);
         loop {
-            if let Some(reply) = Reply::parse(&raw) {
-                return Ok(reply);
+            let end = raw.windows(4).position(|four| four == b"\r\n\r\n");
+            if let Some(end) = end {
+                return Reply::parse(raw, end + 4).ok_or_else(|| lost("no HTTP answer".to_owned()));
             }
             if raw.len() > HEAD_BYTES || self.read_more(&mut raw, wake, deadline)? == 0 {
                 return Err(lost("no HTTP answer".to_owned()));
@@ -277,12 +278,11 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    fn parse(raw: &[u8]) -> Option<Reply> {
-        let head = raw.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
+    fn parse(raw: Vec<u8>, head: usize) -> Option<Reply> {
         let text = std::str::from_utf8(raw.get(..head)?).ok()?;
         let status = text.strip_prefix("HTTP/1.")?.split(' ').nth(1)?;
         let status = status.trim_end().parse().ok()?;
-        Some(Reply { raw: raw.to_vec(), head, status })
+        Some(Reply { raw, head, status })
     }
 
     /// What came behind the head.
@@ -371,10 +371,12 @@ mod tests {
 
     #[test]
     fn heads_of_answers() {
-        let reply = Reply::parse(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nrest").unwrap();
+        let raw = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nrest".to_vec();
+        let head = raw.len() - 4;
+        let reply = Reply::parse(raw, head).unwrap();
         assert_eq!((reply.status, reply.rest(), reply.header("upgrade")), (101, &b"rest"[..], Some("SPDY/3.1")));
-        for bad in ["", "HTTP/1.1 101 X\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 abc\r\n\r\n"] {
-            assert!(Reply::parse(bad.as_bytes()).is_none(), "{bad}");
+        for bad in ["\r\n\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 abc\r\n\r\n"] {
+            assert!(Reply::parse(bad.into(), bad.len()).is_none(), "{bad}");
         }
     }
 }
