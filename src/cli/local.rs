@@ -449,8 +449,7 @@ impl Options {
                 if ports.is_empty() {
                     return Err("name a port".to_owned());
                 }
-                let addresses =
-                    if self.addresses.is_empty() { LOCALHOST.to_vec() } else { self.addresses };
+                let addresses = if self.addresses.is_empty() { LOCALHOST.to_vec() } else { self.addresses };
                 Ask::PortForward { pod, namespace, addresses, ports }
             }
             "status" => Ask::Status { output },

@@ -113,7 +113,8 @@ fn read_head(client: &mut Client, gate: &Gate) -> Result<(Vec<u8>, Vec<u8>), NoH
         read_some(client, &mut head).ok_or(NoHead::Gone)?;
         if let Some(end) = end_of_head(&head, from) {
             // Of one of the two ends of a head, some bytes are left.
-            let behind = if head.get(end..).is_some_and(|rest| rest.starts_with(b"\r\n\r\n")) { 4 } else { 2 };
+            let behind =
+                if head.get(end..).is_some_and(|rest| rest.starts_with(b"\r\n\r\n")) { 4 } else { 2 };
             let mut early = head.split_off(end);
             early.drain(..behind.min(early.len()));
             return Ok((head, early));

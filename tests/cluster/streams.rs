@@ -144,7 +144,8 @@ fn websockets_end_at_the_node() {
     let joined = everything("wsnode", json!({}));
     if !incumbent() {
         for subresource in ["exec", "attach", "portforward"] {
-            let series = format!("kubelet_websocket_streaming_requests_total{{subresource=\"{subresource}\"}}");
+            let series =
+                format!("kubelet_websocket_streaming_requests_total{{subresource=\"{subresource}\"}}");
             assert!(joined.node.metric(&series) > 0.0, "{subresource}");
         }
     }

@@ -43,8 +43,11 @@ fn text(bytes: &[u8]) -> String {
 fn local_commands_run_things_in_containers() {
     let node = Node::start("streams");
     node.apply("web.json", &pod("web", json!([busybox("main", &format!("{WEB} {FOREVER}"))])));
-    let mut cat = pod("cat", json!([{"name": "main", "image": "localhost/busybox:1", "command": ["cat"],
-        "stdin": true, "stdinOnce": true}]));
+    let mut cat = pod(
+        "cat",
+        json!([{"name": "main", "image": "localhost/busybox:1", "command": ["cat"],
+        "stdin": true, "stdinOnce": true}]),
+    );
     cat["spec"]["restartPolicy"] = json!("Never");
     node.apply("cat.json", &cat);
     node.wait_ready("web");

@@ -374,7 +374,10 @@ mod tests {
         let raw = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nrest".to_vec();
         let head = raw.len() - 4;
         let reply = Reply::parse(raw, head).unwrap();
-        assert_eq!((reply.status, reply.rest(), reply.header("upgrade")), (101, &b"rest"[..], Some("SPDY/3.1")));
+        assert_eq!(
+            (reply.status, reply.rest(), reply.header("upgrade")),
+            (101, &b"rest"[..], Some("SPDY/3.1"))
+        );
         for bad in ["\r\n\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 abc\r\n\r\n"] {
             assert!(Reply::parse(bad.into(), bad.len()).is_none(), "{bad}");
         }

@@ -85,7 +85,8 @@ fn prepare(
             Ok((runtime, Between::Raw, Greeting { client: reply.raw, runtime: Vec::new() }))
         }
         Mode::Channels => {
-            let reply = runtime.ask(&backend::spdy_request(head, &url, &[channels::RUNTIME_PROTOCOL]), wake)?;
+            let reply =
+                runtime.ask(&backend::spdy_request(head, &url, &[channels::RUNTIME_PROTOCOL]), wake)?;
             let mut greeting = Greeting::default();
             handshake::accept(&mut greeting.client, key, Some(channels::CLIENT_PROTOCOL));
             let channels = match reply.switched(&mut runtime, wake) {

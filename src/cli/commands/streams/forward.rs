@@ -84,7 +84,9 @@ fn listen(addresses: &[IpAddr], mut local: u16, remote: u16) -> Result<Vec<Liste
                 local = port;
                 listening.push(Listening { listener, local: port, remote });
             }
-            Err(why) => failed = Some(format!("cannot listen on {}: {why}", SocketAddr::new(*address, local))),
+            Err(why) => {
+                failed = Some(format!("cannot listen on {}: {why}", SocketAddr::new(*address, local)))
+            }
         }
     }
     match failed {

@@ -50,7 +50,8 @@ pub(in super::super) fn run(client: &Client, console: &mut Console<'_>, options:
     let target = target(&pod, &container, options, tty);
     let (stream, said) = client.upgrade(&target, PROTOCOL)?;
     let raw = tty && options.stdin && terminal::is_input();
-    let terminal = if raw { Some(terminal::Raw::new().map_err(client.talk("prepare a terminal for"))?) } else { None };
+    let terminal =
+        if raw { Some(terminal::Raw::new().map_err(client.talk("prepare a terminal for"))?) } else { None };
     if attaches && raw {
         complain("If you don't see a command prompt, try pressing enter.\r");
     }
@@ -68,7 +69,8 @@ pub(in super::super) fn run(client: &Client, console: &mut Console<'_>, options:
 fn has_tty(pod: &Pod, container: &str) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let plain = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    plain.map(|one| (&one.name, one.tty))
+    plain
+        .map(|one| (&one.name, one.tty))
         .chain(spec.ephemeral_containers.iter().flatten().map(|one| (&one.name, one.tty)))
         .any(|(name, tty)| name == container && tty == Some(true))
 }
