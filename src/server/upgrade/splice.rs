@@ -223,6 +223,7 @@ impl<'a> Line<'a> {
                 Ok(0) if limit == Some(LAST_WORDS) => return Err(Go::Break),
                 Ok(0) => {
                     self.scratch = Vec::new();
+                    self.client.rest();
                     self.out.client.shrink_to_fit();
                     self.out.runtime.shrink_to_fit();
                 }
