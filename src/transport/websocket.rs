@@ -59,7 +59,7 @@ pub enum WebSocketError {
 }
 
 /// Reads what a client sends, in pieces of any size.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Reader {
     head: [u8; HEAD_BYTES],
     have: usize,
@@ -71,21 +71,6 @@ pub struct Reader {
     open: bool,
     begun: bool,
     control: Vec<u8>,
-}
-
-impl Default for Reader {
-    fn default() -> Self {
-        Reader {
-            head: [0; HEAD_BYTES],
-            have: 0,
-            in_content: false,
-            left: 0,
-            mask: [0; 4],
-            open: false,
-            begun: false,
-            control: Vec::new(),
-        }
-    }
 }
 
 impl Reader {

@@ -4,12 +4,16 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::thread::scope;
 
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+
 use super::node::http_get;
 
 /// A port-forward that runs. Dropping it kills the program.
 pub struct Forwarded {
     pub port: u16,
     child: Child,
+    /// Ends with the program.
+    _drain: Running,
 }
 
 impl Forwarded {
@@ -30,10 +34,10 @@ impl Forwarded {
             .and_then(|port| port.parse().ok())
             .unwrap_or_else(|| panic!("not where it listens: {line:?}"));
         // What it says of each connection has to go somewhere.
-        let drained = std::thread::Builder::new().name("t/drain".to_owned());
-        #[expect(clippy::disallowed_methods, reason = "it ends with the program whose output it reads")]
-        drop(drained.spawn(move || lines.lines().map_while(Result::ok).for_each(drop)));
-        Forwarded { port, child }
+        let drain = spawn("t/drain", Stack::Small, OnDeath::Nobody, move |_| {
+            lines.lines().map_while(Result::ok).for_each(drop);
+        });
+        Forwarded { port, child, _drain: drain.expect("a thread") }
     }
 
     pub fn get(&self, path: &str) -> (u16, String) {
@@ -43,7 +47,6 @@ impl Forwarded {
     /// Many connections at once, each of which has to bring `expected`.
     pub fn get_parallel(&self, count: usize, path: &str, expected: &str) {
         scope(|scope| {
-            #[expect(clippy::disallowed_methods, reason = "the scope joins them")]
             let all: Vec<_> = (0..count).map(|_| scope.spawn(|| self.get(path))).collect();
             for one in all {
                 let (code, text) = one.join().expect("the client did not panic");

@@ -95,7 +95,7 @@ fn prepare(
                     channels.runtime(reply.rest(), &mut greeting.client, &mut greeting.runtime);
                     channels
                 }
-                Err(refusal) => Channels::failed(&refusal.text(), &mut greeting.client),
+                Err(refusal) => Channels::failed(refusal.text(), &mut greeting.client),
             };
             Ok((runtime, Between::Channels(Box::new(channels)), greeting))
         }

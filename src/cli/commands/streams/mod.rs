@@ -66,7 +66,7 @@ fn is_passing(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-fn wants<'a>(fd: BorrowedFd<'a>, read: bool, write: bool) -> PollFd<'a> {
+fn wants(fd: BorrowedFd<'_>, read: bool, write: bool) -> PollFd<'_> {
     let mut flags = PollFlags::empty();
     flags.set(PollFlags::IN, read);
     flags.set(PollFlags::OUT, write);
