@@ -12,7 +12,9 @@ mod metrics;
 mod node;
 mod report;
 mod shutdown;
+pub mod signals;
 mod stats;
+mod streams;
 mod supervise;
 mod wiring;
 

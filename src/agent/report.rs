@@ -20,7 +20,7 @@ use crate::resources::{Roots, own::OwnUse, stats::Collector};
 use crate::runtime::logs::read::{ReadOptions, read};
 use crate::server::{
     Deps, HealthCheck, ImageRow, LogOptions, LogSource, MemoryReport, NodeReport, PodView, ProblemReport,
-    QueueReport, RuntimeReport, SourceReport, ThreadRow,
+    QueueReport, RuntimeReport, SourceReport, StreamDeps, ThreadRow,
 };
 use crate::status::StatusCache;
 use crate::sync::ephemeral::Counter;
@@ -53,6 +53,7 @@ pub(super) struct Sources {
     pub stats: Collector,
     pub volumes: Arc<Volumes>,
     pub endpoints: super::endpoints::Settings,
+    pub streams: StreamDeps,
 }
 
 impl Sources {
@@ -90,6 +91,7 @@ impl Sources {
                 Arc::new(move |pod, container| counter.want(pod, container))
             },
             endpoints: super::endpoints::endpoints(self),
+            streams: self.streams.clone(),
         }
     }
 

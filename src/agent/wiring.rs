@@ -11,7 +11,7 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, cluster, endpoints, main_port, make_dir, report, shutdown, stats};
+use super::{StartError, cluster, endpoints, main_port, make_dir, report, shutdown, stats, streams};
 use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
@@ -327,6 +327,7 @@ pub(super) fn start(
         started,
         endpoint: config.container_runtime_endpoint.clone(),
         cgroups: cgroups.version.as_str().to_owned(),
+        streams: streams::deps(config, &view, &observe, &cri),
         feature_gates: config.feature_gates.clone(),
         places: configured,
         view,

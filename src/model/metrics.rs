@@ -128,6 +128,9 @@ metrics! { ALL;
         "From the Node object to the first status that is ready.";
     STARTUP: Gauge = "kubelet_node_startup_duration_seconds",
         "From the machine's start to the first status that is ready.";
+    // The node's API.
+    WEBSOCKET_STREAMS: CounterVec<1> = "kubelet_websocket_streaming_requests_total",
+        "Streams of clients whose WebSockets end here.", ["subresource"];
 
     // What changed in the runtime.
     PLEG_RELIST: Histogram = "kubelet_pleg_relist_duration_seconds", "One full list of all pods.", SHORT;

@@ -58,6 +58,7 @@ pub(super) fn serve(socket: Socket, place: &Place, gate: &Gate, stop: &StopToken
         };
         let Some(kept) = turn(client, head, &certificates, main, place, gate, stop) else { return };
         (client, ahead) = kept;
+        client.rest();
         place.rest(Instant::now());
     }
 }

@@ -122,6 +122,7 @@ impl Fixture {
                 _ => Ok(()),
             }),
             endpoints: endpoints(),
+            streams: StreamDeps::none(),
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());

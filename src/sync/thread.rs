@@ -607,6 +607,7 @@ impl Loop {
             sources_ready: self.core.sources_ready(),
             sources: self.sources.clone(),
             shutting_down: self.settings.node.shutting_down,
+            mirrors: self.core.mirrors().iter().map(|(uid, pod)| (uid.clone(), pod.full_name())).collect(),
             ..Snapshot::default()
         };
         for (uid, pod, rejected) in self.core.desired() {

@@ -9,6 +9,7 @@ pub mod logging;
 pub mod mailbox;
 pub mod memory;
 pub mod metrics;
+pub mod sha1;
 pub mod sha256;
 pub mod stop;
 pub mod tail;

@@ -17,6 +17,7 @@ mod resizes;
 mod rights;
 mod shutdowns;
 mod stats;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod takeover;

@@ -27,6 +27,7 @@ mod sources;
 mod starts;
 mod stats;
 mod stream;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod volumes;

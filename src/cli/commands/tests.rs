@@ -88,6 +88,7 @@ impl Agent {
                 _ => Err("the pod does not run".to_owned()),
             }),
             endpoints: server::Endpoints::none(),
+            streams: server::StreamDeps::none(),
         };
         let settings = server::Settings {
             healthz: None,
