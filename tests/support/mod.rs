@@ -2,12 +2,14 @@
 
 #![allow(dead_code, missing_docs, reason = "each test program uses a part")]
 
+pub mod clock;
 pub mod containerd;
 pub mod control_plane;
 pub mod cop;
 pub mod dice;
 pub mod fake_api;
 pub mod fake_cri;
+pub mod front;
 pub mod launch;
 pub mod look;
 pub mod manifest;

@@ -184,7 +184,11 @@ pub fn surplus(pod: &PodRuntime, name: &str, standing: PodStanding, policy: Poli
         .iter()
         .filter(|container| container.name == name && container.state == ContainerState::Exited)
         .collect();
-    dead.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+    // The count first: clocks are set back.
+    dead.sort_by(|a, b| {
+        let [newer, older] = [b, a].map(|one| (one.restart_count, one.created_at));
+        newer.cmp(&older).then_with(|| a.id.cmp(&b.id))
+    });
     dead.into_iter()
         .skip(keep)
         .map(|container| {
@@ -239,7 +243,8 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
                 doomed.extend(cut(unit, share));
             }
             let mut rest: Unit<'a> = units.into_iter().flatten().collect();
-            newest_first(&mut rest);
+            // One clock for containers of different names, whatever it has seen.
+            rest.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
             doomed.extend(cut(&mut rest, most));
         }
     }
@@ -252,11 +257,17 @@ fn is_about_to_start(pod: &ListedPod, container: &ListedContainer) -> bool {
         && !pod
             .containers
             .iter()
-            .any(|other| other.name == container.name && other.created_at > container.created_at)
+            .any(|other| other.name == container.name && age(other) > age(container))
 }
 
+/// What orders the instances of one name; the attempt first: clocks are set back.
+fn age(container: &ListedContainer) -> (u32, Option<Timestamp>) {
+    (container.attempt, container.created_at)
+}
+
+/// Of one name.
 fn newest_first(unit: &mut Unit<'_>) {
-    unit.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+    unit.sort_by(|(_, a), (_, b)| age(b).cmp(&age(a)).then_with(|| a.id.cmp(&b.id)));
 }
 
 fn cut<'a>(unit: &mut Unit<'a>, keep: usize) -> Unit<'a> {
