@@ -19,6 +19,8 @@ use crate::util::backoff::random_unit;
 
 /// A token that is older is replaced, however long it may still live.
 const MAX_AGE_SECONDS: i64 = 24 * 3600;
+/// One that is younger is not, nor one that has lived for less than a tenth of its time.
+const LEAST_AGE: Duration = Duration::from_secs(60);
 /// So that not all tokens of a node are due at once.
 const JITTER_SECONDS: f64 = 10.0;
 /// Wait after a failed renewal while the old token still serves; doubles.
@@ -226,7 +228,7 @@ impl Shared {
 /// a token that has run out, with one that is fast it asks at every sync.
 fn is_due(token: &Token, now: Timestamp, asked: Duration, jitter_seconds: f64) -> bool {
     let life = Duration::from_secs(u64::try_from(token.seconds).unwrap_or(0));
-    if asked < life / 10 {
+    if asked < (life / 10).min(LEAST_AGE) {
         return false;
     }
     if asked > life.mul_f64(0.8) || asked.as_secs() > MAX_AGE_SECONDS.unsigned_abs() {

@@ -11,9 +11,8 @@ use crate::support::wait::{holds_for, wait_until};
 
 /// A container that writes how it ended, which takes it a moment, into the volume `out`.
 fn graceful(name: &str) -> Value {
-    let script = format!(
-        "trap 'sleep 0.5; echo ended > /out/{name}; exit 0' TERM; while :; do sleep 0.1; done"
-    );
+    let script =
+        format!("trap 'sleep 0.5; echo ended > /out/{name}; exit 0' TERM; while :; do sleep 0.1; done");
     let mut container = busybox("main", &script);
     container["volumeMounts"] = json!([{"name": "out", "mountPath": "/out"}]);
     container

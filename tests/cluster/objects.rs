@@ -102,7 +102,8 @@ fn what_is_missing_is_named_and_waited_for() {
 
 /// What the API server says of a token.
 fn review(joined: &Joined<'_>, token: &str) -> Value {
-    let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
+    let body =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
     let path = "/apis/authentication.k8s.io/v1/tokenreviews";
     let answer = joined.plane.try_kubectl(&["create", "--raw", path, "-f", "-"], &body.to_string());
     assert!(answer.status.success(), "{answer:?}");
@@ -131,7 +132,8 @@ fn each_pod_has_a_token_of_its_own() {
         let said = review(&joined, token);
         assert_eq!(said["authenticated"], json!(true), "{said}");
         assert_eq!(said["user"]["username"], "system:serviceaccount:default:default");
-        let extra = |key: &str| said["user"]["extra"][format!("authentication.kubernetes.io/{key}")][0].clone();
+        let extra =
+            |key: &str| said["user"]["extra"][format!("authentication.kubernetes.io/{key}")][0].clone();
         assert_eq!(extra("pod-name"), pod["metadata"]["name"]);
         assert_eq!(extra("pod-uid"), pod["metadata"]["uid"]);
         assert_eq!(extra("node-name"), "token");
@@ -192,6 +194,8 @@ fn a_private_image_is_for_those_with_its_secret() {
     joined.wait_ready("priv-two");
     waiting("priv-none", &["ErrImagePull", "ImagePullBackOff"]);
     waiting("priv-never", &["ErrImageNeverPull"]);
-    holds_for("nothing else runs", std::time::Duration::from_secs(1), || joined.node.running_ids().len() == 2);
+    holds_for("nothing else runs", std::time::Duration::from_secs(1), || {
+        joined.node.running_ids().len() == 2
+    });
     joined.finish(&["priv-one", "priv-none", "priv-never", "priv-two"]);
 }

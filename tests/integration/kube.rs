@@ -265,8 +265,10 @@ fn the_largest_and_the_deepest_answers_fit_on_a_small_stack() {
     object["spec"]["containers"] =
         (0..200).map(|number| json!({"name": format!("c{number}"), "image": "i"})).collect();
     api.put(&format!("{PODS}/deep"), object);
-    let keys: Value =
-        (0..20_000).map(|number| (format!("key-{number}"), json!("x".repeat(40)))).collect::<Map<_, _>>().into();
+    let keys: Value = (0..20_000)
+        .map(|number| (format!("key-{number}"), json!("x".repeat(40))))
+        .collect::<Map<_, _>>()
+        .into();
     api.put("/api/v1/namespaces/ns/configmaps/wide", json!({"data": keys}));
     api.put("/api/v1/namespaces/ns/secrets/long", json!({"data": {"key": "eHh4".repeat(350_000)}}));
     let mut endpoint = api.credentials().endpoint;

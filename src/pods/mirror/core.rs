@@ -90,8 +90,8 @@ impl Core {
             let shown = shown.get(name).map(Vec::as_slice).unwrap_or_default();
             let before = memory.deleted.len();
             memory.deleted.retain(|uid| shown.contains(uid));
-            if memory.deleted.len() < before {
-                // What kept the name may have been this one.
+            if memory.taken && memory.deleted.len() < before {
+                // What had the name was most likely this one.
                 memory.not_before = None;
             }
             if memory.found.as_ref().is_some_and(|(found, _)| shown.contains(&found.uid)) {

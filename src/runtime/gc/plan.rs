@@ -15,6 +15,8 @@ use crate::model::runtime::{
 
 /// No container gets less time to stop than this.
 const MIN_GRACE: Duration = Duration::from_secs(2);
+/// A list may be this much younger than the time that it is judged by.
+const SKEW: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 /// Dead instances of each container that the quick way keeps at least: the last one is
 /// the container's status.
 const MIN_KEPT: usize = 1;
@@ -210,13 +212,16 @@ type Unit<'a> = Vec<(&'a ListedPod, &'a ListedContainer)>;
 fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
     let min_age = jiff::SignedDuration::try_from(inputs.policy.min_age).unwrap_or(jiff::SignedDuration::MAX);
     let newest_to_go = inputs.now.saturating_sub(min_age).unwrap_or(Timestamp::MIN);
+    // What seems to be made later was made before the clock was set back.
+    // DIFFERS: the Go kubelet keeps it until the clock has come as far again.
+    let future = inputs.now.saturating_add(SKEW).unwrap_or(Timestamp::MAX);
     let mut doomed = Vec::new();
     let mut units: Vec<Unit<'a>> = Vec::new();
     for pod in inputs.listed.values() {
         let mut of_pod: BTreeMap<&str, Unit<'a>> = BTreeMap::new();
         let everything = content_goes(inputs, &pod.uid);
         for container in &pod.containers {
-            let old = container.created_at.is_none_or(|created| created <= newest_to_go);
+            let old = container.created_at.is_none_or(|created| created <= newest_to_go || created > future);
             // DIFFERS: the Go kubelet counts a container that is about to be started among
             // the dead ones, and so may remove the one whose end the status has to tell.
             let starting = !everything && is_about_to_start(pod, container);
@@ -254,10 +259,7 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
 /// Whether this is the newest instance of its name, and only created so far.
 fn is_about_to_start(pod: &ListedPod, container: &ListedContainer) -> bool {
     container.state == ContainerState::Created
-        && !pod
-            .containers
-            .iter()
-            .any(|other| other.name == container.name && age(other) > age(container))
+        && !pod.containers.iter().any(|other| other.name == container.name && age(other) > age(container))
 }
 
 /// What orders the instances of one name; the attempt first: clocks are set back.

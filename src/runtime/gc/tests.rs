@@ -127,6 +127,10 @@ fn the_count_says_which_instance_is_the_newest() {
     // The one that is about to start was made long before its forerunners, by the clock.
     pods[0].containers[0].state = ContainerState::Created;
     assert_eq!(Case::new(pods).removals(), ["w1-a-3"]);
+    // Its age cannot be told, and it does not stay for a day for that.
+    let future = vec![pod("w1", &[('r', 0)], &[("a", 'e', 90_002), ("a", 'e', 90_001)])];
+    let minute = Policy { min_age: Duration::from_secs(60), ..Policy::default() };
+    assert_eq!(Case { policy: minute, ..Case::new(future) }.removals(), ["w1-a-90001"]);
     let exited = |id: &str, restart_count, created| ContainerStatus {
         restart_count,
         ..status(id, "a", ContainerState::Exited, created)

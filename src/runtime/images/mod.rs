@@ -301,9 +301,7 @@ impl Images {
         let blocked = {
             let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
             let last = failures.last.get(key).cloned();
-            last.and_then(|(at, text)| {
-                Some((failures.waits.blocked_until(key, at, Timestamp::now())?, text))
-            })
+            last.and_then(|(at, text)| Some((failures.waits.blocked_until(key, at, Timestamp::now())?, text)))
         };
         let Some((until, before)) = blocked else { return Ok(()) };
         let message = format!("Back-off pulling image {requested:?}");
