@@ -67,7 +67,7 @@ pub enum Effect {
     Shown(Pod),
     /// The API server shows it no more.
     NotShown(Pod),
-    /// A refused pod that is being deleted and of which nothing runs: its object may go.
+    /// A refused pod of which nothing runs any more: its end may be told, its object may go.
     Finish(Pod),
     /// An object of a source was left out.
     LeftOut {
@@ -94,6 +94,8 @@ pub struct World<'a> {
     pub still_runs: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status is Failed or Succeeded.
     pub is_over: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether the books on the pod are closed: its last status is stored.
+    pub is_closed: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the readiness gates of the pod, as the API server shows it now, speak against
     /// its last status.
     pub gates_differ: &'a dyn Fn(&Pod) -> bool,
@@ -160,6 +162,12 @@ impl Core {
     /// Every desired pod, and whether it was refused.
     pub fn desired(&self) -> impl Iterator<Item = (&PodUid, &Pod, bool)> {
         self.desired.iter().map(|(uid, desired)| (uid, &desired.pod, desired.rejected))
+    }
+
+    /// The pod of this UID, if it was refused.
+    #[must_use]
+    pub fn refused(&self, uid: &PodUid) -> Option<&Pod> {
+        self.desired.get(uid).filter(|desired| desired.rejected).map(|desired| &desired.pod)
     }
 
     /// The desired pod of this UID with the resources that it was granted, unless it was refused.
@@ -336,8 +344,9 @@ impl Core {
         let refused = self
             .desired
             .values()
-            .filter(|desired| desired.rejected && desired.pod.is_deleting())
+            .filter(|desired| desired.rejected && !(world.is_closed)(desired.pod.uid()))
             .filter(|desired| !listed.get(desired.pod.uid()).is_some_and(ListedPod::is_running))
+            .filter(|desired| !(world.still_runs)(desired.pod.uid()))
             .map(|desired| Effect::Finish(desired.pod.clone()));
         unknown.chain(workerless).chain(refused).collect()
     }
@@ -397,6 +406,7 @@ mod tests {
                     has_worker: &|uid| self.workers.borrow().contains(uid),
                     still_runs: &|_| true,
                     is_over: &|_| false,
+                    is_closed: &|_| false,
                     gates_differ: &|_| false,
                     granted: &Pod::clone,
                     node: &self.node,
@@ -410,8 +420,9 @@ mod tests {
             let effects = {
                 let world = World {
                     has_worker: &|uid| self.workers.borrow().contains(uid),
-                    still_runs: &|_| true,
+                    still_runs: &|uid| listed.get(uid).is_some_and(ListedPod::is_running),
                     is_over: &|_| false,
+                    is_closed: &|_| false,
                     gates_differ: &|_| false,
                     granted: &Pod::clone,
                     node: &self.node,
@@ -523,6 +534,8 @@ mod tests {
         );
         let running = BTreeMap::from([listed("2", SandboxState::Ready)]);
         assert_eq!(bench.clean_up(&running), ["stop 2"]);
+        // Not before that its end is told: a taint may have put it out at a start of the agent.
+        assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 2"]);
         assert_eq!(bench.speak(SourceName::Api, vec![pod("a", "1")]), ["not shown 2", "forget 2"]);
     }
 

@@ -308,6 +308,7 @@ impl Loop {
                 has_worker: &|uid| workers.knows(uid),
                 still_runs: &|_| true,
                 is_over: &|uid| is_over(status, uid),
+                is_closed: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
                 gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
                 granted: &|pod| allocations.granted(pod),
                 node: &self.settings.node,
@@ -403,7 +404,13 @@ impl Loop {
                         }
                     }
                 }
-                Aftermath::Gone => self.deps.status.forget(&uid),
+                Aftermath::Gone => match self.core.refused(&uid) {
+                    // What was left of a refused pod has ended: now its own end can be told.
+                    Some(pod) => {
+                        self.deps.status.finish(pod, Timestamp::now());
+                    }
+                    None => self.deps.status.forget(&uid),
+                },
                 Aftermath::Stays => {}
             }
             self.garbage = true;
@@ -447,6 +454,7 @@ impl Loop {
                 has_worker: &|uid| workers.knows(uid),
                 still_runs: &|uid| observe.still_runs(uid),
                 is_over: &|uid| is_over(status, uid),
+                is_closed: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
                 node: &self.settings.node,

@@ -11,6 +11,25 @@ use jiff::Timestamp;
 struct Entry {
     delay: Duration,
     updated: Timestamp,
+    /// An event of the future, and when it was first asked about.
+    ahead: Option<(Timestamp, Timestamp)>,
+}
+
+impl Entry {
+    /// When the wait after `event` began. After the clock was set back that event seems to be
+    /// yet to come; the wait begins when it is first asked about, not a day later.
+    fn begin(&mut self, event: Timestamp, now: Timestamp) -> Timestamp {
+        if event <= now {
+            return event;
+        }
+        match self.ahead {
+            Some((known, seen)) if known == event && seen <= now => seen,
+            _ => {
+                self.ahead = Some((event, now));
+                now
+            }
+        }
+    }
 }
 
 /// Waits that start at `initial`, double up to `max` and are forgotten when the event
@@ -38,13 +57,17 @@ impl<K: Eq + Hash> KeyedBackoff<K> {
 
     /// When `key` may be tried again, if `event` (a failure or an exit) is what started
     /// the wait and the wait is not over at `now`.
+    ///
+    /// DIFFERS: the Go kubelet waits until a clock that was set back has come as far again.
     #[must_use]
-    pub fn blocked_until(&self, key: &K, event: Timestamp, now: Timestamp) -> Option<Timestamp> {
-        let entry = self.entries.get(key)?;
-        if self.expired(entry, event) {
+    pub fn blocked_until(&mut self, key: &K, event: Timestamp, now: Timestamp) -> Option<Timestamp> {
+        let reset_after = self.reset_after;
+        let entry = self.entries.get_mut(key)?;
+        if since(entry.updated, event) > reset_after {
             return None;
         }
-        let until = event.checked_add(jiff::SignedDuration::try_from(entry.delay).ok()?).ok()?;
+        let begin = entry.begin(event, now);
+        let until = begin.checked_add(jiff::SignedDuration::try_from(entry.delay).ok()?).ok()?;
         (now < until).then_some(until)
     }
 
@@ -56,7 +79,7 @@ impl<K: Eq + Hash> KeyedBackoff<K> {
             Some(entry) if !fresh => (entry.delay * 2).min(max),
             _ => initial,
         };
-        self.entries.insert(key, Entry { delay, updated: now });
+        self.entries.insert(key, Entry { delay, updated: now, ahead: None });
     }
 
     /// Forgets `key`.
@@ -186,6 +209,26 @@ mod tests {
         });
         assert_eq!(waits.collect::<Vec<_>>(), [1, 2, 4, 5, 5]);
         assert_eq!(Failures(u32::MAX).delay(first, most), most);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_prolongs_no_wait() {
+        let mut backoff =
+            KeyedBackoff::new(Duration::from_secs(10), Duration::from_secs(300), Duration::from_secs(600));
+        let day = 86_400;
+        backoff.advance("c", at(day), at(day));
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(day + 3)), Some(at(day + 10)));
+        // A day back: ten seconds from the first question, however often it is put.
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(5)), Some(at(15)));
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(14)), Some(at(15)));
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(15)), None);
+        // And back once more.
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(1)), Some(at(11)));
+        // A start and an end by the new clock go on counting.
+        backoff.advance("c", at(11), at(11));
+        assert_eq!(backoff.blocked_until(&"c", at(12), at(12)), Some(at(32)));
+        // Forward: what waited waits no more.
+        assert_eq!(backoff.blocked_until(&"c", at(12), at(day)), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod certificates;
 mod checks;
+mod drains;
 mod golden_api;
 mod joined;
 mod lives;

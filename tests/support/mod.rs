@@ -2,6 +2,7 @@
 
 #![allow(dead_code, missing_docs, reason = "each test program uses a part")]
 
+pub mod clock;
 pub mod containerd;
 pub mod control_plane;
 pub mod cop;
@@ -10,6 +11,7 @@ pub mod fake_api;
 pub mod fake_cri;
 pub mod fake_streams;
 pub mod forwarded;
+pub mod front;
 pub mod launch;
 pub mod logind;
 pub mod look;

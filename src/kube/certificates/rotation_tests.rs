@@ -352,6 +352,32 @@ fn pauses_double_and_a_long_wait_is_no_busy_loop() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_holds_up_nothing() {
+    let day = 86_400;
+    let turn = |bench: &Bench, rotation: &mut Rotation, second| {
+        rotation.turn(Some(&bench.template), at(second), 0.5);
+        rotation.due(Some(&bench.template), at(second)).duration_since(at(second)).as_secs()
+    };
+    // A pause after a failure.
+    let bench = Bench::new(Answer::Away);
+    let mut rotation = bench.own(None);
+    assert_eq!(turn(&bench, &mut rotation, day), 2);
+    assert!(turn(&bench, &mut rotation, 0) <= 2, "not a day and two seconds");
+    // A request under way.
+    let bench = Bench::new(Answer::Wait);
+    let mut rotation = bench.own(None);
+    turn(&bench, &mut rotation, day);
+    assert!(turn(&bench, &mut rotation, 0) <= 1);
+    bench.signer.set(Answer::Approve, at(0));
+    let mut second = 1;
+    let issued = bench.issued(&mut rotation, &mut second);
+    assert!(second < 20 && issued.facts.not_after == at(1000), "{second} {issued:?}");
+    // The renewal is a matter of the certificate, and not due any earlier.
+    assert_eq!(turn(&bench, &mut rotation, -day), day + 800);
+    assert_eq!(bench.signer.counts().0, 1);
+}
+
+#[test]
 fn an_api_server_that_goes_away_does_not_end_the_wait() {
     let bench = Bench::new(Answer::Wait);
     let mut rotation = bench.own(None);

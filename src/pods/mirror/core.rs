@@ -88,7 +88,12 @@ impl Core {
         let wanted: BTreeSet<FullName> = self.view.wanted.iter().map(Pod::full_name).collect();
         self.names.retain(|name, memory| {
             let shown = shown.get(name).map(Vec::as_slice).unwrap_or_default();
+            let before = memory.deleted.len();
             memory.deleted.retain(|uid| shown.contains(uid));
+            if memory.taken && memory.deleted.len() < before {
+                // What had the name was most likely this one.
+                memory.not_before = None;
+            }
             if memory.found.as_ref().is_some_and(|(found, _)| shown.contains(&found.uid)) {
                 memory.found = None;
             }
@@ -191,7 +196,6 @@ impl Core {
                     memory.found = None;
                 }
                 memory.deleted.insert(uid);
-                memory.failures.end();
                 log::info!("mirror deleted pod={name}");
             }
             (Request::Create(_) | Request::Get { .. }, Answer::Shown(pod)) => {

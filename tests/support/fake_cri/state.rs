@@ -86,6 +86,8 @@ pub struct State {
     pub alarms: Vec<String>,
     made: u64,
     clock: i64,
+    /// How far its time of day is from the test's, in nanoseconds.
+    ahead: i64,
 }
 
 /// The labels by which pods and containers are known.
@@ -109,6 +111,7 @@ impl State {
             alarms: Vec::new(),
             made: 0,
             clock: 0,
+            ahead: 0,
         };
         for name in ["RuntimeReady", "NetworkReady"] {
             state.conditions.insert(name, (true, String::new(), String::new()));
@@ -120,8 +123,19 @@ impl State {
     /// Nanoseconds since 1970, never the same twice.
     fn now(&mut self) -> i64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        self.clock = (now.as_nanos() as i64).max(self.clock + 1);
+        self.clock = (now.as_nanos() as i64).saturating_add(self.ahead).max(self.clock + 1);
         self.clock
+    }
+
+    /// Sets its time of day, so far from the test's.
+    pub fn set_clock(&mut self, ahead: i64) {
+        // What ends by itself does so when it would have.
+        for container in self.containers.values_mut() {
+            if let Some((at, _)) = &mut container.ends {
+                *at = at.saturating_add(ahead - self.ahead);
+            }
+        }
+        (self.ahead, self.clock) = (ahead, 0);
     }
 
     fn id(&mut self) -> String {
