@@ -33,8 +33,8 @@ pub struct Switches {
     pub split_streams: bool,
 }
 
-/// Finds a pod of the configuration by namespace and name, status filled in.
-pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
+/// Finds a pod's object by namespace and name, status filled in.
+pub type FindObject = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
 
 /// Finds the log of an instance by its runtime id.
 pub type FindInstance = dyn Fn(&PodUid, &str) -> Result<LogSource, String> + Send + Sync;
@@ -52,7 +52,7 @@ pub struct Endpoints {
     /// Which there are.
     pub switches: Switches,
     /// Finds a pod.
-    pub pod: Arc<FindPod>,
+    pub pod: Arc<FindObject>,
     /// Finds a log.
     pub instance_log: Arc<FindInstance>,
     /// Runs a command.

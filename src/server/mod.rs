@@ -53,7 +53,7 @@ use std::time::Duration;
 
 pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub use claim::{Claim, claim};
-pub use endpoints::{Checkpoint, Endpoints, FindInstance, FindPod, RunCommand, Switches};
+pub use endpoints::{Checkpoint, Endpoints, FindInstance, FindObject, RunCommand, Switches};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
 pub use select::{Selection, default_container, resolve};

@@ -36,7 +36,7 @@ pub(super) fn answer(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let only = asked.target.get("only_cpu_and_memory") == Some("true");
     let detail = if only { Detail::CpuAndMemory } else { Detail::Whole };
     match (deps.stats.summary)(detail) {
-        Ok(body) => Ok(Reply::Whole(Answer { status: 200, content_type: "application/json", body })),
+        Ok(body) => Ok(Reply::Whole(Answer { status: 200, content_type: "application/json", body, headers: Vec::new() })),
         Err(why) => Err(Answer::text(500, format!("Internal Error: {why}\n"))),
     }
 }

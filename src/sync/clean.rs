@@ -1,6 +1,7 @@
 //! The `clean` thread: removes what no pod needs any more (Go: HandlePodCleanups, container
 //! and image GC, log rotation), memory included. It waits until something is due or a pod has ended.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

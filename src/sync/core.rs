@@ -501,7 +501,7 @@ mod tests {
         let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
         bench.node.allocatable.pods = 0;
         bench.speak(SourceName::File, vec![pod("web", "9")]);
-        assert!(bench.clean_up(&running).is_empty());
+        assert_eq!(bench.clean_up(&running), ["finish 9"]);
     }
 
     #[test]

@@ -430,6 +430,7 @@ impl Loop {
                 has_worker: &|uid| workers.knows(uid),
                 still_runs: &|_| true,
                 is_over: &|uid| is_over(status, uid),
+                is_closed: &|_| false,
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
                 node: &self.settings.node,
