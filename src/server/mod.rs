@@ -85,8 +85,6 @@ pub struct MainPort {
     pub tls: Acceptor,
     /// Knows who may ask for what.
     pub auth: Auth,
-    /// `enableDebuggingHandlers`.
-    pub debugging: bool,
 }
 
 /// Where to listen.
