@@ -157,6 +157,9 @@ pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
 /// What the runtime was last seen to have of a pod.
 pub type RuntimePod = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
 
+/// Tells whether a UID is that of a pod's mirror.
+pub type IsMirror = dyn Fn(&PodUid, &Pod) -> bool + Send + Sync;
+
 /// What exec, attach and port-forward need.
 #[derive(Clone)]
 pub struct StreamDeps {
@@ -167,7 +170,7 @@ pub struct StreamDeps {
     /// Finds a pod.
     pub find_pod: Arc<FindPod>,
     /// Whether this is the UID of the pod's mirror.
-    pub is_mirror: Arc<dyn Fn(&PodUid, &Pod) -> bool + Send + Sync>,
+    pub is_mirror: Arc<IsMirror>,
     /// Looks at a pod's containers.
     pub runtime_pod: Arc<RuntimePod>,
     /// Is asked for URLs.

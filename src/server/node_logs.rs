@@ -66,7 +66,7 @@ fn serve(root: &Path, path: &str) -> Result<Reply, Answer> {
     if !slash {
         return Err(elsewhere(format!("{}/", encode(last))));
     }
-    match open(root, &format!("{inner}/index.html").trim_start_matches('/')) {
+    match open(root, format!("{inner}/index.html").trim_start_matches('/')) {
         Ok((page, metadata)) if metadata.is_file() => file(page, &metadata, "index.html"),
         _ => list(&found).map(Reply::Whole),
     }

@@ -177,6 +177,7 @@ mod tests {
                 has_worker: &|_| true,
                 still_runs: &|_| true,
                 is_over: &|uid| self.over.borrow().contains(uid),
+                is_closed: &|_| false,
                 gates_differ: &|_| false,
                 granted: &before,
                 node: &self.node,

@@ -128,6 +128,9 @@ fn a_follower_hears_at_once_and_leaves_nothing_behind() {
         child.kill().expect("it runs");
         child.wait().expect("it ends");
         wait_until("the stream to end", LIMIT, || threads() < open);
+    } else {
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
     }
     joined.finish(&["slow"]);
 }

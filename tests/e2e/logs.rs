@@ -14,7 +14,7 @@ use crate::support::wait::wait_until;
 const COUNT: &str = "n=0; while [ ! -e /out/enough ]; do n=$((n+1)); echo line $n; [ $((n % 200)) -ne 0 ] || sleep 0.05; done; echo last $n";
 
 /// `coracle logs -f` in the background; its output line by line.
-fn follow(node: &Node, pod: &str) -> (Child, impl Iterator<Item = String>) {
+fn follow(node: &Node, pod: &str) -> (Child, impl Iterator<Item = String> + use<>) {
     let mut command = node.command_line(&["logs", pod, "-f"]);
     let mut child = command.stdout(Stdio::piped()).spawn().expect("coracle logs starts");
     let output = BufReader::new(child.stdout.take().expect("its output is piped"));
@@ -40,24 +40,26 @@ fn following_goes_over_rotations_and_ends_with_the_instance() {
         })
     };
     // Read meanwhile, so that the follower is where the file ends.
-    let reader = std::thread::spawn(move || {
-        let first = lines.next().expect("a first line");
-        let mut last: u64 = number(&first);
-        for line in lines {
-            if line.starts_with("last ") {
-                assert_eq!(number(&line), last);
-                return last;
+    let lines = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            let first = lines.next().expect("a first line");
+            let mut last: u64 = number(&first);
+            for line in lines {
+                if line.starts_with("last ") {
+                    assert_eq!(number(&line), last);
+                    return last;
+                }
+                let this = number(&line);
+                // Nothing is lost, nothing comes twice.
+                assert_eq!(this, last + 1, "{line}");
+                last = this;
             }
-            let this = number(&line);
-            // Nothing is lost, nothing comes twice.
-            assert_eq!(this, last + 1, "{line}");
-            last = this;
-        }
-        panic!("the follower ended after line {last}");
+            panic!("the follower ended after line {last}");
+        });
+        wait_until("two rotations", LONG, rotated);
+        node.touch("enough");
+        reader.join().expect("every line came once")
     });
-    wait_until("two rotations", LONG, rotated);
-    node.touch("enough");
-    let lines = reader.join().expect("every line came once");
     assert!(lines > 1000, "{lines}");
     // The instance has ended, and so does whoever follows it.
     wait_until("the follower to end", LONG, || child.try_wait().is_ok_and(|status| status.is_some()));

@@ -7,7 +7,7 @@ use super::super::listener::Listener;
 use super::super::query::Target;
 use super::super::routes;
 use super::super::tests::endpoints;
-use super::super::{Endpoints, LogOptions, NodeReport, PodView};
+use super::super::{Endpoints, LogOptions, NodeReport, PodView, StatsDeps, StreamDeps};
 use super::*;
 use crate::model::event::EventSink;
 use crate::runtime::logs::read::{ReadOptions, read};
@@ -69,8 +69,10 @@ impl Served {
             }),
             events,
             metrics: Arc::new(|_, _| {}),
+            stats: StatsDeps::none(),
             add_ephemeral: Arc::new(|_, _| Ok(())),
             endpoints,
+            streams: StreamDeps::none(),
         };
         Served { deps, _events: running }
     }

@@ -267,11 +267,8 @@ impl<'a> Line<'a> {
         let mut filled = self.client.read(&mut self.scratch)?;
         let mut last = filled;
         while last >= RECORD && filled < CHUNK {
-            last = match self.client.read(self.scratch.get_mut(filled..).unwrap_or_default()) {
-                // An end or an error comes again at the next read.
-                Ok(count) => count,
-                Err(_) => 0,
-            };
+            // An end or an error comes again at the next read.
+            last = self.client.read(self.scratch.get_mut(filled..).unwrap_or_default()).unwrap_or_default();
             filled += last;
         }
         Ok(filled)
