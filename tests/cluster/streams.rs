@@ -3,11 +3,13 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::joined::{Joined, pod, shared, text};
+use crate::support::cop::cpu_time;
 use crate::support::forwarded::Forwarded;
 use crate::support::launch::incumbent;
 use crate::support::node::{FOREVER, busybox};
@@ -104,33 +106,37 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
 
 /// A file there and back again.
 fn copies(joined: &Joined<'_>, web: &str) {
+    // The disk of the tests is memory: one test at a time, and at most two copies.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mib = copy_mib();
-    let dir = joined.node.shared();
-    let (there, back) = (dir.join("there"), dir.join("back"));
+    let file = joined.node.shared().join("file");
     let made = Command::new("dd")
         .args(["if=/dev/urandom", "bs=1M", "iflag=fullblock", &format!("count={mib}")])
-        .arg(format!("of={}", there.display()))
+        .arg(format!("of={}", file.display()))
         .stderr(Stdio::null())
         .status();
     assert!(made.is_ok_and(|status| status.success()));
-    let target = format!("{web}:/data/file");
-    let (begun, used) = (Instant::now(), crate::support::cop::cpu_time(joined.node.pid()));
-    joined.plane.kubectl(&["cp", &there.display().to_string(), &target]);
+    let sum = checksum(&file);
+    let (here, target) = (file.display().to_string(), format!("{web}:/data/file"));
+    let (begun, used) = (Instant::now(), cpu_time(joined.node.pid()));
+    joined.plane.kubectl(&["cp", &here, &target]);
+    let there = begun.elapsed();
+    fs::remove_file(&file).expect("the file was made");
     let middle = Instant::now();
-    joined.plane.kubectl(&["cp", &target, &back.display().to_string()]);
-    let cpu = crate::support::cop::cpu_time(joined.node.pid()).saturating_sub(used);
+    joined.plane.kubectl(&["cp", &target, &here]);
+    let back = middle.elapsed();
     println!(
         "copied {mib} MiB there in {:.1} s and back in {:.1} s, with {:.2} s of the agent's processor time",
-        (middle - begun).as_secs_f64(),
-        middle.elapsed().as_secs_f64(),
-        cpu.as_secs_f64()
+        there.as_secs_f64(),
+        back.as_secs_f64(),
+        cpu_time(joined.node.pid()).saturating_sub(used).as_secs_f64()
     );
-    let inside = joined.plane.kubectl(&["exec", web, "--", "sh", "-c", "md5sum < /data/file"]);
-    let sums = (checksum(&there), inside, checksum(&back));
-    assert!(sums.0 == sums.1 && sums.1 == sums.2 && sums.0.len() > 32, "{sums:?}");
-    for file in [there, back] {
-        fs::remove_file(file).expect("the copy was made");
-    }
+    let inside =
+        joined.plane.kubectl(&["exec", web, "--", "sh", "-c", "md5sum < /data/file && rm /data/file"]);
+    let again = checksum(&file);
+    assert!(sum == inside && inside == again && sum.len() > 32, "{sum} {inside} {again}");
+    fs::remove_file(&file).expect("the copy was made");
 }
 
 fn finish(joined: Joined<'static>, name: &str) {
