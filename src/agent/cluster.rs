@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use jiff::Timestamp;
 
-use super::StartError;
 use super::wiring::gates;
+use super::{StartError, shutdown};
 use crate::cli::AgentArgs;
 use crate::config::{self, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
@@ -34,6 +34,7 @@ use crate::resources::system::SystemFacts;
 use crate::server::KUBERNETES_VERSION;
 use crate::sources::{self, bound};
 use crate::status::{Activity, StatusCache, publish};
+use crate::sync::shutdown::Flag;
 use crate::sync::view::{Entry, View};
 use crate::transport::api::Breaker;
 use crate::util::mailbox::{Inbox, Post};
@@ -65,6 +66,7 @@ pub(super) struct Parts<'a> {
     pub(super) log: &'a EventLog,
     pub(super) status: StatusCache,
     pub(super) view: View,
+    pub(super) shutting_down: Flag,
     pub(super) sources: &'a sources::Deps,
     /// What `sync` tells of the pods that the API server shows.
     pub(super) api_pods: Inbox<PodUid, publish::ApiPod>,
@@ -126,6 +128,7 @@ impl Cluster {
         let limits = event_sink::limits(config.event_record_qps, config.event_burst);
         threads
             .push(event_sink::spawn(parts.log, &client, limits, on_death()).map_err(thread("events-api"))?);
+        let shutting_down = parts.shutting_down;
         let host = node::Host {
             machine: parts.machine.clone(),
             system: SystemFacts::read(&Roots::default(), Path::new("/")),
@@ -137,7 +140,12 @@ impl Cluster {
             observe: parts.observe.clone(),
             images: parts.images,
             cri: parts.cri,
-            told: node::Told::default(),
+            told: node::Told {
+                problems: Some(Arc::new(move || {
+                    shutting_down.is_on().then(|| shutdown::NOT_READY.to_owned()).into_iter().collect()
+                })),
+                ..node::Told::default()
+            },
             listed: node::Listed::default(),
             certificates: names,
         };

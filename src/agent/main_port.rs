@@ -75,10 +75,5 @@ pub(super) fn main_port(
         .map_err(|error| refused(error.to_string()))?;
     let ip: IpAddr = config.address.parse().map_err(|_| refused("address: not an IP address".to_owned()))?;
     let port = u16::try_from(config.port).map_err(|_| refused("port: not a port".to_owned()))?;
-    Ok(MainPort {
-        address: SocketAddr::new(ip, port),
-        tls,
-        auth,
-        debugging: config.enable_debugging_handlers,
-    })
+    Ok(MainPort { address: SocketAddr::new(ip, port), tls, auth })
 }

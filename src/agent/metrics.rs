@@ -203,6 +203,15 @@ fn pods(sources: &Sources, page: &mut Page) {
             .series(&[("static", "")], counts[0] as f64)
             .series(&[("static", "true")], counts[1] as f64);
     }
+    let resizes = sources.allocations.counts();
+    let mut family =
+        page.family("kubelet_pod_pending_resizes", "Pods that wait for other resources.", Type::Gauge);
+    for (reason, count) in [("deferred", resizes.deferred), ("infeasible", resizes.infeasible)] {
+        family.series(&[("reason", reason)], count as f64);
+    }
+    drop(family);
+    let help = "Pods that are being given other resources.";
+    page.gauge("kubelet_pod_in_progress_resizes", help, resizes.in_progress as f64);
     let ephemeral: usize = snapshot
         .pods
         .values()

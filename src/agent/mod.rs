@@ -6,11 +6,15 @@
 //! decisions here.
 
 mod cluster;
+mod endpoints;
 mod main_port;
 mod metrics;
 mod node;
 mod report;
+mod shutdown;
+pub mod signals;
 mod stats;
+mod streams;
 mod supervise;
 mod wiring;
 

@@ -14,12 +14,13 @@ use crate::model::ids::{ImageRef, PodUid};
 use crate::model::pod::SourceName;
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
+use crate::pods::allocation::Allocations;
 use crate::probes::Probes;
 use crate::resources::{Roots, own::OwnUse, stats::Collector};
 use crate::runtime::logs::read::{ReadOptions, read};
 use crate::server::{
     Deps, HealthCheck, ImageRow, LogOptions, LogSource, MemoryReport, NodeReport, PodView, ProblemReport,
-    QueueReport, RuntimeReport, SourceReport, ThreadRow,
+    QueueReport, RuntimeReport, SourceReport, StreamDeps, ThreadRow,
 };
 use crate::status::StatusCache;
 use crate::sync::ephemeral::Counter;
@@ -39,6 +40,7 @@ pub(super) struct Sources {
     pub places: BTreeMap<SourceName, String>,
     pub view: View,
     pub status: StatusCache,
+    pub allocations: Allocations,
     pub observe: Observe,
     pub probes: Probes,
     pub cri: RuntimeClient,
@@ -50,6 +52,8 @@ pub(super) struct Sources {
     pub ephemeral: Counter,
     pub stats: Collector,
     pub volumes: Arc<Volumes>,
+    pub endpoints: super::endpoints::Settings,
+    pub streams: StreamDeps,
 }
 
 impl Sources {
@@ -73,6 +77,7 @@ impl Sources {
                     follow: options.follow,
                     tail_lines: options.tail,
                     since: options.since,
+                    stream: options.stream,
                     timestamps: options.timestamps,
                     limit_bytes: options.limit_bytes,
                 };
@@ -85,6 +90,8 @@ impl Sources {
                 let counter = self.ephemeral.clone();
                 Arc::new(move |pod, container| counter.want(pod, container))
             },
+            endpoints: super::endpoints::endpoints(self),
+            streams: self.streams.clone(),
         }
     }
 

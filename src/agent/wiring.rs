@@ -11,7 +11,7 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, cluster, main_port, make_dir, report, stats};
+use super::{StartError, cluster, endpoints, main_port, make_dir, report, shutdown, stats, streams};
 use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
@@ -24,7 +24,9 @@ use crate::model::quantity::Amount;
 use crate::model::reasons;
 use crate::model::restart::RuleGates;
 use crate::pods::admission::{Allocatable, NodeView};
+use crate::pods::allocation::Allocations;
 use crate::pods::mirror;
+use crate::pods::plan::resize::Rules;
 use crate::pods::workers::Workers;
 use crate::probes::Probes;
 use crate::resources::cgroups::Cgroups;
@@ -38,6 +40,7 @@ use crate::runtime::{MachineNumbers, Runtime, Verification};
 use crate::sources::{FileSettings, HttpSettings};
 use crate::status::{NodeAddresses, StatusCache, publish};
 use crate::sync::view::View;
+use crate::util::cpu_list;
 use crate::util::mailbox::{mailbox, newest};
 use crate::util::threads::Running;
 use crate::{cri, kube, node, observe, pods, probes, runtime, server, sources, sync, volumes};
@@ -122,6 +125,13 @@ pub(super) fn start(
         request_timeout: config.runtime_request_timeout.to_std(),
     })?;
     let status = StatusCache::new();
+    let allocations = match &cluster {
+        Some(_) => {
+            Allocations::load(&args.root_dir).map_err(|error| StartError::Refused(error.to_string()))?
+        }
+        // Without an API server nothing is ever resized.
+        None => Allocations::default(),
+    };
     let observe = observe::new(cri.clone());
     let reservations = reservations(args, config);
     let allocatable = allocatable(config, &machine, &args.root_dir, &reservations);
@@ -158,6 +168,9 @@ pub(super) fn start(
     let (clean_bell, clean_wait) = bounded(1);
     let (ephemeral, wishes) = sync::ephemeral::counter();
     let view = View::default();
+    let watch = shutdown::watch(args, config)?;
+    let (shutdown_post, shutdown_link) = sync::shutdown::link(watch.as_ref().map(|(_, wake)| wake.clone()));
+    let shutting_down = sync::shutdown::Flag::default();
     let turn = Arc::new(Mutex::new(Instant::now()));
 
     let mut threads = Vec::new();
@@ -182,19 +195,15 @@ pub(super) fn start(
     let source_settings = source_settings(args, config, &node_name);
     let configured = configured(&source_settings, cluster.as_ref().map(|cluster| &cluster.client));
     let workers = Workers::new(
-        pods::Settings {
-            sync_frequency: config.sync_frequency.to_std(),
-            // Without an API server there is no Node object whose addresses a status could
-            // repeat: the Go kubelet leaves them out, and so the IPs of hostNetwork pods.
-            node: NodeAddresses { host_ips: if cluster.is_some() { host_ips.clone() } else { Vec::new() } },
-            host_ips: host_ips.clone(),
-        },
+        pods::Settings { sync_frequency: config.sync_frequency.to_std(), host_ips: host_ips.clone() },
         pods::Deps {
             runtime: runtime.clone(),
             observe: observe.clone(),
             probes: probes.clone(),
             volumes: Arc::clone(&volumes),
             status: status.clone(),
+            allocations: allocations.clone(),
+            node_addresses: node_addresses(cluster.as_ref().map(|cluster| &cluster.node), &host_ips),
             events: events.clone(),
             api: pod_api.clone(),
             clean: clean_bell.clone(),
@@ -207,11 +216,16 @@ pub(super) fn start(
                 sources: configured.keys().copied().collect::<BTreeSet<_>>(),
                 node: node_view(args, config, &node_name, allocatable),
                 restart_rules: restart_rules(config),
+                resize_rules: Rules {
+                    static_cpu: config.cpu_manager_policy == "static",
+                    static_memory: config.memory_manager_policy == "Static",
+                },
             },
             sync::Deps {
                 workers,
                 observe: observe.clone(),
                 status: status.clone(),
+                allocations: allocations.clone(),
                 events: events.clone(),
                 view: view.clone(),
                 clean: clean_bell,
@@ -226,12 +240,26 @@ pub(super) fn start(
                 api_pods: cluster.is_some().then_some(api_pods),
                 mirrors: cluster.is_some().then_some(mirrors),
                 from_objects,
+                shutdown: shutdown_link,
                 turn: Arc::clone(&turn),
             },
             supervisor.on_death(),
         )
         .map_err(thread("sync"))?,
     );
+    if let Some((settings, wake)) = watch {
+        let deps = sync::shutdown::Deps {
+            view: view.clone(),
+            status: status.clone(),
+            events: events.clone(),
+            orders: shutdown_post,
+            flag: shutting_down.clone(),
+            node: cluster.as_ref().map(|cluster| cluster.health.clone()),
+            publishes: cluster.is_some(),
+        };
+        let running = sync::shutdown::spawn(settings, deps, &wake, supervisor.on_death());
+        threads.push(running.map_err(thread("shutdown"))?);
+    }
     threads.push(
         sync::clean::spawn(
             sync::clean::Deps {
@@ -244,6 +272,7 @@ pub(super) fn start(
                 chains: config.make_iptables_util_chains.then(Chains::find),
                 volumes: Arc::clone(&volumes),
                 runtime: runtime.clone(),
+                allocations: allocations.clone(),
                 bell: clean_wait,
             },
             supervisor.on_death(),
@@ -273,6 +302,7 @@ pub(super) fn start(
             log: &log,
             status: status.clone(),
             view: view.clone(),
+            shutting_down,
             sources: &sources_deps,
             api_pods: api_pods_inbox,
             mirrors: mirrors_inbox,
@@ -297,10 +327,12 @@ pub(super) fn start(
         started,
         endpoint: config.container_runtime_endpoint.clone(),
         cgroups: cgroups.version.as_str().to_owned(),
+        streams: streams::deps(config, &view, &observe, &cri),
         feature_gates: config.feature_gates.clone(),
         places: configured,
         view,
         status,
+        allocations,
         observe,
         probes: probes.clone(),
         cri,
@@ -312,6 +344,7 @@ pub(super) fn start(
         ephemeral,
         stats,
         volumes,
+        endpoints: endpoints::Settings::new(args, config),
     };
     let server =
         server::spawn(server_settings(args, config, main_port), facts.server_deps(), supervisor.on_death())?;
@@ -327,6 +360,23 @@ pub(super) fn start(
 
 /// What the event on a machine with cgroup v1 says, as upstream.
 const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. Please migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
+
+/// What statuses say of the node's addresses: those that the Node object has, which a cloud's
+/// controller may have written, and until it has any the node's own.
+///
+/// Without an API server there is no Node object that a status could repeat: the Go kubelet
+/// leaves them out, and so the IPs of hostNetwork pods.
+fn node_addresses(
+    watch: Option<&node::NodeWatch>,
+    own: &[IpAddr],
+) -> Arc<dyn Fn() -> NodeAddresses + Send + Sync> {
+    let known = watch.map(|watch| (watch.clone(), own.to_vec()));
+    Arc::new(move || {
+        let Some((watch, own)) = &known else { return NodeAddresses::default() };
+        let shown = watch.object().map(|node| node::host_ips(&node)).unwrap_or_default();
+        NodeAddresses { host_ips: if shown.is_empty() { own.clone() } else { shown } }
+    })
+}
 
 /// The feature gates as they are with the configuration's changes.
 pub(super) fn gates(config: &KubeletConfiguration) -> Gates {
@@ -355,7 +405,7 @@ fn check_machine(
 
 /// What pods may not use.
 fn reservations(args: &AgentArgs, config: &KubeletConfiguration) -> node::Reservations {
-    let reserved = config::validate::cpu_count(&config.reserved_system_cpus);
+    let reserved = cpu_list::count(&config.reserved_system_cpus);
     let none = BTreeMap::new();
     let thresholds = if args.allocatable_ignores_eviction { &none } else { &config.eviction_hard };
     node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, thresholds)

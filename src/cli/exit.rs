@@ -2,24 +2,25 @@
 
 /// How the process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Exit {
     /// It did what was asked.
-    Success = 0,
+    Success,
     /// It failed while running.
-    Failure = 1,
+    Failure,
     /// The command line is wrong.
-    Usage = 2,
+    Usage,
     /// The configuration is wrong.
-    Configuration = 3,
+    Configuration,
     /// No agent answers on the local socket.
-    NotReachable = 4,
+    NotReachable,
     /// The pod, container or log asked for is not there.
-    NotFound = 5,
+    NotFound,
     /// `coracle check` found something that keeps pods from running.
-    CheckFailed = 6,
+    CheckFailed,
     /// Another agent holds the lock file.
-    Locked = 7,
+    Locked,
+    /// What the command said that `coracle exec` ran.
+    Command(u8),
 }
 
 /// Every code with its meaning, for `--help` and the documents.
@@ -38,7 +39,17 @@ impl Exit {
     /// The number the shell sees.
     #[must_use]
     pub fn code(self) -> u8 {
-        self as u8
+        match self {
+            Exit::Success => 0,
+            Exit::Failure => 1,
+            Exit::Usage => 2,
+            Exit::Configuration => 3,
+            Exit::NotReachable => 4,
+            Exit::NotFound => 5,
+            Exit::CheckFailed => 6,
+            Exit::Locked => 7,
+            Exit::Command(code) => code,
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The commands that ask a running agent: their options and their parsing.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use lexopt::Arg;
@@ -94,6 +95,32 @@ pub enum Ask {
         /// What comes after `--`.
         command: Vec<String>,
     },
+    /// `coracle exec POD -- COMMAND`, or `coracle attach POD` without one.
+    Exec {
+        /// The pod: a name, namespace/name or UID.
+        pod: String,
+        /// `-n`.
+        namespace: Option<String>,
+        /// `-c`.
+        container: Option<String>,
+        /// `-i`.
+        stdin: bool,
+        /// `-t`.
+        tty: bool,
+        /// What comes after the pod.
+        command: Vec<String>,
+    },
+    /// `coracle port-forward POD PORT...`.
+    PortForward {
+        /// The pod: a name, namespace/name or UID.
+        pod: String,
+        /// `-n`.
+        namespace: Option<String>,
+        /// `--address`.
+        addresses: Vec<IpAddr>,
+        /// Here, where 0 is any, and in the pod.
+        ports: Vec<(u16, u16)>,
+    },
     /// `coracle status`.
     Status {
         /// `-o`.
@@ -147,6 +174,21 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "debug POD --image IMAGE [-n NAMESPACE] [--target CONTAINER] [-c NAME] [-- COMMAND...]",
         "run an ephemeral container in a pod; --target shares that container's processes",
     ),
+    (
+        "exec",
+        "exec POD [-n NAMESPACE] [-c CONTAINER] [-i] [-t] -- COMMAND...",
+        "run a command in a container; -i passes the input on, -t gives it a terminal",
+    ),
+    (
+        "attach",
+        "attach POD [-n NAMESPACE] [-c CONTAINER] [-i] [-t]",
+        "be connected with a container's first process",
+    ),
+    (
+        "port-forward",
+        "port-forward POD [-n NAMESPACE] [--address ADDRESS,...] [LOCAL:]REMOTE...",
+        "listen here for connections to a pod's ports",
+    ),
     ("status", "status [-o json|yaml]", "node, runtime, sources, threads, memory, problems"),
     ("events", "events [POD] [-n NAMESPACE] [-o json|yaml] [-w]", "recent events"),
     (
@@ -174,7 +216,12 @@ struct Options {
     timestamps: bool,
     image: Option<String>,
     target: Option<String>,
+    stdin: bool,
+    tty: bool,
+    addresses: Vec<IpAddr>,
     words: Vec<String>,
+    /// Whether the option that is being read is one letter behind one dash.
+    is_letter: bool,
 }
 
 /// Options by command; `root-dir` and `help` go with all of them.
@@ -183,6 +230,9 @@ const TAKES: &[(&str, &[&str])] = &[
     ("describe", &["namespace"]),
     ("logs", &["namespace", "container", "follow", "previous", "tail", "since", "timestamps"]),
     ("debug", &["namespace", "image", "target", "container"]),
+    ("exec", &["namespace", "container", "stdin", "tty"]),
+    ("attach", &["namespace", "container", "stdin", "tty"]),
+    ("port-forward", &["namespace", "address"]),
     ("status", &["output"]),
     ("events", &["output", "watch", "namespace", "all-namespaces"]),
     ("top", &["once", "namespace", "all-namespaces", "output"]),
@@ -190,6 +240,20 @@ const TAKES: &[(&str, &[&str])] = &[
     ("check", &["output"]),
     ("version", &[]),
 ];
+
+/// `localhost`, and what is listened at without an `--address`.
+const LOCALHOST: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+/// `REMOTE`, `LOCAL:REMOTE` or `:REMOTE`, which is any port here.
+fn port_pair(text: &str) -> Result<(u16, u16), String> {
+    let (local, remote) = text.split_once(':').unwrap_or((text, text));
+    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+    let local = if local.is_empty() { Some(0) } else { port(local) };
+    match (local, port(remote)) {
+        (Some(local), Some(remote)) => Ok((local, remote)),
+        _ => Err(format!("{text:?} is not of the form [LOCAL:]REMOTE")),
+    }
+}
 
 /// Reads the rest of the line after the command's name.
 ///
@@ -205,6 +269,7 @@ pub fn parse_local(
     let takes = TAKES.iter().find(|(command, _)| *command == name).map_or(&[][..], |(_, takes)| takes);
     let mut help = false;
     loop {
+        options.is_letter = false;
         let (shown, option) = match parser.next() {
             Ok(None) => break,
             Ok(Some(Arg::Value(word))) => {
@@ -212,6 +277,7 @@ pub fn parse_local(
                 continue;
             }
             Ok(Some(Arg::Short(letter))) => {
+                options.is_letter = true;
                 (format!("-{letter}"), short(letter).unwrap_or_default().to_owned())
             }
             Ok(Some(Arg::Long(long))) => (format!("--{long}"), long.to_owned()),
@@ -260,6 +326,8 @@ fn short(letter: char) -> Option<&'static str> {
         'c' => "container",
         'f' => "follow",
         'p' => "previous",
+        'i' => "stdin",
+        't' => "tty",
         'h' => "help",
         _ => return None,
     })
@@ -274,8 +342,12 @@ fn value(parser: &mut lexopt::Parser) -> Result<String, String> {
     }
 }
 
-/// A bool that may stand alone, or be `=true` or `=false`.
-fn switch(parser: &mut lexopt::Parser) -> Result<bool, String> {
+/// A bool that may stand alone, or be `=true` or `=false`. Behind one dash it stands alone:
+/// what follows is the next letter.
+fn switch(parser: &mut lexopt::Parser, is_letter: bool) -> Result<bool, String> {
+    if is_letter {
+        return Ok(true);
+    }
     match parser.optional_value() {
         None => Ok(true),
         Some(text) if text == "true" => Ok(true),
@@ -297,19 +369,31 @@ impl Options {
                     other => return Err(format!("{other:?} must be one of table, wide, json, yaml")),
                 };
             }
-            "watch" => self.watch = switch(parser)?,
-            "follow" => self.follow = switch(parser)?,
-            "once" => self.once = switch(parser)?,
-            "previous" => self.previous = switch(parser)?,
-            "timestamps" => self.timestamps = switch(parser)?,
+            "watch" => self.watch = switch(parser, self.is_letter)?,
+            "follow" => self.follow = switch(parser, self.is_letter)?,
+            "previous" => self.previous = switch(parser, self.is_letter)?,
+            "timestamps" => self.timestamps = switch(parser, self.is_letter)?,
+            "once" => self.once = switch(parser, self.is_letter)?,
             "namespace" => self.namespace = Some(value(parser)?),
             // What happens anyway; fingers that know kubectl type it.
             "all-namespaces" => {
-                if switch(parser)? {
+                if switch(parser, self.is_letter)? {
                     self.namespace = None;
                 }
             }
             "container" => self.container = Some(value(parser)?),
+            "stdin" => self.stdin = switch(parser, self.is_letter)?,
+            "tty" => self.tty = switch(parser, self.is_letter)?,
+            "address" => {
+                for text in value(parser)?.split(',') {
+                    match text.trim() {
+                        "localhost" => self.addresses.extend(LOCALHOST),
+                        text => self
+                            .addresses
+                            .push(text.parse().map_err(|_| format!("{text:?} is not an IP address"))?),
+                    }
+                }
+            }
             "image" => self.image = Some(value(parser)?),
             "target" => self.target = Some(value(parser)?),
             "tail" => {
@@ -334,9 +418,9 @@ impl Options {
 
     fn ask(self, name: &str) -> Result<Ask, String> {
         let most = match name {
-            "describe" | "logs" | "events" => 1,
+            "describe" | "logs" | "events" | "attach" => 1,
             // The pod, and a command of any length.
-            "debug" => usize::MAX,
+            "debug" | "exec" | "port-forward" => usize::MAX,
             _ => 0,
         };
         if let Some(extra) = self.words.get(most) {
@@ -367,6 +451,24 @@ impl Options {
                 name: self.container,
                 command: words.collect(),
             },
+            "exec" | "attach" => {
+                let pod = needed(pod)?;
+                let command: Vec<String> = words.collect();
+                if name == "exec" && command.is_empty() {
+                    return Err("name a command after --".to_owned());
+                }
+                let (container, stdin, tty) = (self.container, self.stdin, self.tty);
+                Ask::Exec { pod, namespace, container, stdin, tty, command }
+            }
+            "port-forward" => {
+                let pod = needed(pod)?;
+                let ports = words.map(|word| port_pair(&word)).collect::<Result<Vec<_>, _>>()?;
+                if ports.is_empty() {
+                    return Err("name a port".to_owned());
+                }
+                let addresses = if self.addresses.is_empty() { LOCALHOST.to_vec() } else { self.addresses };
+                Ask::PortForward { pod, namespace, addresses, ports }
+            }
             "status" => Ask::Status { output },
             "events" => Ask::Events { pod, namespace, output, watch },
             "top" => Ask::Top { once: self.once, namespace, output },

@@ -80,6 +80,8 @@ pub struct AgentArgs {
     pub maximum_dead_containers: i32,
     /// Flags that were given but have no effect yet and set no field.
     pub without_effect: Vec<&'static str>,
+    /// Every flag that was given, as its last text.
+    pub given: BTreeMap<&'static str, String>,
 }
 
 impl Default for AgentArgs {
@@ -104,6 +106,7 @@ impl Default for AgentArgs {
             maximum_dead_containers_per_container: 1,
             maximum_dead_containers: -1,
             without_effect: Vec::new(),
+            given: BTreeMap::new(),
         }
     }
 }
@@ -211,6 +214,10 @@ impl Line {
             return;
         };
         self.given.push(flag.name);
+        // Those say what to do instead of running.
+        if !matches!(flag.name, "check-config" | "print-config") {
+            self.args.given.insert(flag.name, text.clone());
+        }
         if let Effect::Refused(reason) = flag.effect()
             && parse_bool(&text) != Some(false)
         {

@@ -261,6 +261,37 @@ fn local_commands() {
                 command: ["ls", "-l", "--image", "x"].map(str::to_owned).to_vec(),
             }),
         ),
+        (
+            "exec -it web -c one -- ls -l -- x",
+            default(Ask::Exec {
+                pod: "web".into(),
+                namespace: None,
+                container: Some("one".into()),
+                stdin: true,
+                tty: true,
+                command: ["ls", "-l", "--", "x"].map(str::to_owned).to_vec(),
+            }),
+        ),
+        (
+            "attach web -n ns --stdin=true --tty=false",
+            default(Ask::Exec {
+                pod: "web".into(),
+                namespace: Some("ns".into()),
+                container: None,
+                stdin: true,
+                tty: false,
+                command: Vec::new(),
+            }),
+        ),
+        (
+            "port-forward web 80 8080:81 :82 --address 192.0.2.1,::1",
+            default(Ask::PortForward {
+                pod: "web".into(),
+                namespace: None,
+                addresses: vec!["192.0.2.1".parse().unwrap(), "::1".parse().unwrap()],
+                ports: vec![(80, 80), (8080, 81), (0, 82)],
+            }),
+        ),
         ("status -o json", default(Ask::Status { output: Output::Json })),
         ("events", default(Ask::Events { pod: None, namespace: None, output: Output::Table, watch: false })),
         (
@@ -293,6 +324,13 @@ fn local_commands() {
         ("logs web --tail x", "logs: --tail: \"x\" is not a number of lines"),
         ("logs web --since -1s", "logs: --since: -1s must be greater than zero"),
         ("logs web -c", "logs: -c: needs a value"),
+        ("exec web", "exec: name a command after --"),
+        ("attach web ls", "attach: unexpected argument \"ls\""),
+        ("attach web -i=x", "attach: unexpected argument for option '-i': \"x\""),
+        ("port-forward web", "port-forward: name a port"),
+        ("port-forward web 80:x", "port-forward: \"80:x\" is not of the form [LOCAL:]REMOTE"),
+        ("port-forward web 0", "port-forward: \"0\" is not of the form [LOCAL:]REMOTE"),
+        ("port-forward web 80 --address here", "port-forward: --address: \"here\" is not an IP address"),
         ("status -w", "status: -w: unknown option"),
     ] {
         assert_eq!(problems(text), [expected], "{text}");

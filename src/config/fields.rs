@@ -438,16 +438,18 @@ pub static FIELDS: &[Field] = &[
         "buffer of split info lines",
     )
     .ignored(),
-    flag("enableSystemLogHandler", true, "serve /logs of this machine"),
-    flag("enableSystemLogQuery", false, "answer queries for service logs"),
-    time("shutdownGracePeriod", "0s", "how long a machine shutdown is held back; 0 turns it off"),
-    time("shutdownGracePeriodCriticalPods", "0s", "the part of shutdownGracePeriod kept for critical pods"),
+    flag("enableSystemLogHandler", true, "serve /logs of this machine").works(),
+    flag("enableSystemLogQuery", false, "answer queries for service logs").works(),
+    time("shutdownGracePeriod", "0s", "how long a machine shutdown is held back; 0 turns it off").works(),
+    time("shutdownGracePeriodCriticalPods", "0s", "the part of shutdownGracePeriod kept for critical pods")
+        .works(),
     Field::of(
         "shutdownGracePeriodByPodPriority",
         Kind::Items(SHUTDOWN_BY_PRIORITY),
         Preset::Empty,
         "shutdown grace by pod priority, instead of the two above",
-    ),
+    )
+    .works(),
     time(
         "crashLoopBackOff.maxContainerRestartPeriod",
         "5m0s",
@@ -456,8 +458,13 @@ pub static FIELDS: &[Field] = &[
     .keeps_zero()
     .works(),
     Field::of("reservedMemory", Kind::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node"),
-    flag("enableProfilingHandler", true, "serve /debug/pprof"),
-    flag("enableDebugFlagsHandler", true, "serve /debug/flags/v"),
+    flag(
+        "enableProfilingHandler",
+        true,
+        "answer below /debug/pprof, where there are no profiles: 404 instead of 405",
+    )
+    .works(),
+    flag("enableDebugFlagsHandler", true, "serve /debug/flags/v").works(),
     flag("seccompDefault", false, "RuntimeDefault instead of Unconfined as the default seccomp profile")
         .works(),
     Field::of(

@@ -15,8 +15,8 @@ use super::kubelet::KubeletConfiguration;
 use super::validate::validate;
 use super::yaml::{self, Document};
 
-const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
-const KIND: &str = "KubeletConfiguration";
+pub(super) const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+pub(super) const KIND: &str = "KubeletConfiguration";
 
 /// Directories below the drop-in directory; deeper ones are refused.
 const MAX_DIRECTORY_DEPTH: usize = 16;

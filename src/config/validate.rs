@@ -9,6 +9,7 @@ use super::gates::Gates;
 use super::kubelet::KubeletConfiguration;
 use super::sysctls;
 use crate::model::quantity::Amount;
+use crate::util::cpu_list;
 
 /// A broken rule: the field's path and what is wrong.
 pub type Broken = (String, String);
@@ -622,22 +623,7 @@ fn threshold(text: &str) -> Result<(), String> {
 
 /// `0-3,8` and the like.
 fn is_cpu_list(text: &str) -> bool {
-    cpu_count(text).is_some()
-}
-
-/// How many CPUs a list such as `0-1,4` names; `None` if it is no list.
-#[must_use]
-pub fn cpu_count(text: &str) -> Option<u32> {
-    let mut cpus = std::collections::BTreeSet::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse::<u16>().ok()?, last.parse::<u16>().ok()?);
-        if first > last {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    u32::try_from(cpus.len()).ok()
+    cpu_list::count(text).is_some()
 }
 
 /// A label or taint key: an optional DNS prefix and a name of at most 63 characters.

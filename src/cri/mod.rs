@@ -6,17 +6,20 @@
 //! Threads: none; a call blocks its caller, and a stop token breaks it off.
 //! Invariants: the clients never retry and keep no state of the pods; a runtime that is away
 //! is an error of each call, not of [`connect`].
-//! Absent on purpose: exec, attach and port-forward streams.
+//! Absent on purpose: the bytes of exec, attach and port-forward; only where to dial is asked.
 
+mod checkpoint;
 mod convert;
 mod errors;
 mod image_client;
 mod inspect;
 mod runtime_client;
 mod stats;
+mod streaming;
 
 use std::time::Duration;
 
+pub use checkpoint::Logging;
 pub use errors::{Class, CriError};
 pub use image_client::ImageClient;
 pub use inspect::{list_pods, pod_runtime};
@@ -24,6 +27,7 @@ pub use runtime_client::{
     CgroupDriver, ContainerEvent, ContainerEvents, ExecOutput, Handler, RuntimeClient, RuntimeFeatures,
     RuntimeStatus, RuntimeVersion,
 };
+pub use streaming::Streams;
 
 use crate::transport::grpc::Channel;
 

@@ -528,6 +528,23 @@ impl RuntimeClient {
         self.caller.call(&methods::UPDATE_CONTAINER_RESOURCES, id.as_str(), &request).map(drop)
     }
 
+    /// The bytes of memory that the container uses, caches of files included. `None`: the
+    /// runtime does not say.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn memory_used(&self, id: &ContainerId) -> Result<Option<u64>, CriError> {
+        let request = runtime::ContainerStatsRequest { container_id: id.to_string(), ..Default::default() };
+        match self.caller.call(&methods::CONTAINER_STATS, id.as_str(), &request) {
+            Ok(answer) => {
+                let memory = answer.stats.into_option().and_then(|stats| stats.memory.into_option());
+                Ok(memory.and_then(|memory| memory.usage_bytes.into_option()).map(|bytes| bytes.value))
+            }
+            Err(error) if error.class() == Class::Unsupported => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Makes the runtime open the log file anew, after a rotation.
     ///
     /// # Errors

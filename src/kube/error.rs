@@ -36,6 +36,7 @@ enum Cause {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
+    kind: Option<String>,
     reason: Option<String>,
     message: Option<String>,
     code: Option<u16>,
@@ -62,7 +63,8 @@ impl ApiError {
         let reason = status.as_ref().and_then(|status| status.reason.clone());
         let reason = reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| {
             // A proxy in between may know nothing of the path: the object may well be there.
-            let nobody = code == 404 && status.is_none();
+            let kind = status.as_ref().and_then(|status| status.kind.as_deref());
+            let nobody = code == 404 && kind != Some("Status");
             if nobody { "Unknown" } else { reason_of(code) }.to_owned()
         });
         let told = status.as_ref().and_then(|status| status.message.clone());
@@ -226,6 +228,11 @@ impl ApiError {
         matches!(self.cause, Cause::Transport { .. })
     }
 
+    /// There are no credentials to ask with, or not yet.
+    pub(super) fn is_unauthenticated(&self) -> bool {
+        matches!(self.cause, Cause::Credentials(_))
+    }
+
     /// Nobody listens where the server should be.
     pub(super) fn is_refused(&self) -> bool {
         matches!(&self.cause, Cause::Transport { error: DialError::Connect { words, .. }, .. }
@@ -285,6 +292,12 @@ mod tests {
         let error = answered(502, "<html>bad gateway</html>\n");
         assert_eq!(error.to_string(), "the server answered 502: <html>bad gateway</html>");
         assert_eq!(error.reason(), "InternalError");
+        // A proxy that knows no such path knows nothing of the object: nothing is given up for it.
+        for body in ["404 page not found\n", "", "<html>", "[]", "null", r#"{"error":"no route"}"#] {
+            let error = answered(404, body);
+            assert!(!error.is_not_found() && error.status() == Some(404), "{body:?}");
+        }
+        assert!(answered(404, r#"{"kind":"Status","code":404}"#).is_not_found(), "a Status without a reason");
         assert_eq!(answered(401, "").to_string(), "the server answered 401 (Unauthorized)");
         assert!(answered(401, "").is_unauthorized() && answered(410, "[]").is_gone());
         let error = answered(429, r#"{"details":{"retryAfterSeconds":3}}"#);

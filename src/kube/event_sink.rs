@@ -61,6 +61,10 @@ trait EventApi {
     fn create(&self, namespace: &str, event: &api::Event) -> Fate;
     /// PATCH, a strategic merge.
     fn patch(&self, namespace: &str, name: &str, change: &Value) -> Fate;
+    /// Counts the changes of credentials.
+    fn era(&self) -> u64;
+    /// Waits, but not longer than the credentials of `era` last: with others it may work at once.
+    fn pause(&self, era: u64, limit: Duration, stop: &StopToken) -> Waited;
 }
 
 /// Numbers of the delivery.
@@ -197,6 +201,16 @@ impl EventApi for Client {
         let target = Target::event(namespace, name);
         fate(Client::patch::<IgnoredAny>(self, &target, Patch::StrategicMerge, change))
     }
+
+    fn era(&self) -> u64 {
+        self.generation()
+    }
+
+    fn pause(&self, era: u64, limit: Duration, _: &StopToken) -> Waited {
+        // Who stops the thread trips the client's breaker.
+        let renewed = self.generation() != era;
+        Client::pause(self, if renewed { Duration::ZERO } else { limit })
+    }
 }
 
 /// What an answer means for an event. Where the server said when to come back, the client did.
@@ -204,12 +218,13 @@ fn fate(answer: Result<IgnoredAny, ApiError>) -> Fate {
     let Err(error) = answer else { return Fate::Done };
     match error.status() {
         _ if error.is_already_exists() => Fate::Exists,
-        Some(404) => Fate::Missing,
+        _ if error.is_not_found() => Fate::Missing,
         // DIFFERS: upstream drops the event. These say nothing about it: the node's
         // certificate is being renewed, or there is no API server behind what answers.
-        Some(401 | 502..=504) => Fate::Away,
+        Some(401 | 404 | 502..=504) => Fate::Away,
         Some(_) => Fate::Refused(error.to_string()),
-        None if error.is_transport() || error.is_stopping() => Fate::Away,
+        // Before the first certificate nothing is sent at all, for as long as its approval takes.
+        None if error.is_transport() || error.is_stopping() || error.is_unauthenticated() => Fate::Away,
         None => Fate::Odd(error.to_string()),
     }
 }
@@ -233,6 +248,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
                 recv(bell) -> _ => continue,
             }
         };
+        let era = client.era();
         let fate = deliver(client, &entry);
         if stop.is_stopped() {
             return;
@@ -250,7 +266,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
             }
         }
         if let Some(pause) = pause
-            && stop.wait(pause) == Waited::Stopped
+            && client.pause(era, pause, stop) == Waited::Stopped
         {
             return;
         }

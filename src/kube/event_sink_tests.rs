@@ -67,6 +67,12 @@ impl EventApi for FakeApi {
         let object = name.split('.').next().unwrap();
         self.answer(format!("PATCH {namespace}/{object} {}", change["count"]))
     }
+    fn era(&self) -> u64 {
+        0
+    }
+    fn pause(&self, _: u64, limit: Duration, stop: &StopToken) -> Waited {
+        stop.wait(limit)
+    }
 }
 
 /// A recorded request's body with its placeholders; where it has one, anything of that kind fits.
@@ -187,6 +193,7 @@ fn answers_are_told_apart() {
     check(409, "AlreadyExists", Fate::Exists);
     check(409, "Conflict", Fate::Refused("words".into()));
     check(404, "NotFound", Fate::Missing);
+    check(404, "Unknown", Fate::Away);
     check(403, "Forbidden", Fate::Refused("words".into()));
     check(422, "Invalid", Fate::Refused("words".into()));
     check(429, "TooManyRequests", Fate::Refused("words".into()));
@@ -194,6 +201,9 @@ fn answers_are_told_apart() {
     check(401, "Unauthorized", Fate::Away);
     check(503, "ServiceUnavailable", Fate::Away);
     assert_eq!(fate(Err(ApiError::for_test_transport())), Fate::Away);
+    // A first certificate may take an hour to be approved.
+    let early = ApiError::credentials("create events".to_owned(), "not issued yet".to_owned());
+    assert_eq!(fate(Err(early)), Fate::Away);
     assert_eq!(fate(Ok(IgnoredAny)), Fate::Done);
 }
 

@@ -14,8 +14,6 @@ use crate::transport::api::{Breaker, Endpoint, Identity, Roots};
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
 /// Certificate files are.
 const IDENTITY_PERIOD: Duration = Duration::from_secs(300);
-/// Where a pod finds what it may show.
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Why a kubeconfig does not lead to a server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,11 +63,6 @@ pub enum KubeconfigError {
         /// Why.
         error: String,
     },
-    /// Not in a pod.
-    #[error(
-        "unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined"
-    )]
-    NotInCluster,
 }
 
 /// What `config`, which was read from `file`, says of the current context. Relative paths
@@ -122,27 +115,6 @@ pub fn credentials(config: &Kubeconfig, file: &Path) -> Result<Credentials, Kube
         credentials.token = Some(Arc::new(Files { token, identity }));
     }
     Ok(credentials)
-}
-
-/// The credentials of a pod's service account.
-///
-/// # Errors
-/// When this process is in no pod.
-pub fn in_cluster() -> Result<Credentials, KubeconfigError> {
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let host = variable("KUBERNETES_SERVICE_HOST");
-    let port = variable("KUBERNETES_SERVICE_PORT").and_then(|port| port.parse().ok());
-    let (Some(host), Some(port)) = (host, port) else { return Err(KubeconfigError::NotInCluster) };
-    service_account(host, port, Path::new(SERVICE_ACCOUNT))
-}
-
-fn service_account(host: String, port: u16, directory: &Path) -> Result<Credentials, KubeconfigError> {
-    let pem = read("certificate-authority", &directory.join("ca.crt"))?;
-    let token = TokenFile::new(directory.join("token"));
-    let endpoint =
-        Endpoint { https: true, host, port, roots: Roots::Pem(pem), server_name: None, identity: None };
-    let files = Files { token: Some(Token::File(token)), identity: None };
-    Ok(Credentials { endpoint, base_path: String::new(), token: Some(Arc::new(files)) })
 }
 
 fn find<'a, T>(

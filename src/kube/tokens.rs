@@ -19,6 +19,8 @@ use crate::util::backoff::random_unit;
 
 /// A token that is older is replaced, however long it may still live.
 const MAX_AGE_SECONDS: i64 = 24 * 3600;
+/// One that is younger is not, nor one that has lived for less than a tenth of its time.
+const LEAST_AGE: Duration = Duration::from_secs(60);
 /// So that not all tokens of a node are due at once.
 const JITTER_SECONDS: f64 = 10.0;
 /// Wait after a failed renewal while the old token still serves; doubles.
@@ -103,6 +105,8 @@ struct Key {
 
 struct Entry {
     token: Arc<Token>,
+    /// When it was asked for, by a clock that nobody sets.
+    asked: Instant,
     /// When a failed renewal may be tried again, and the wait after that.
     retry: Option<(Instant, Duration)>,
 }
@@ -157,12 +161,14 @@ impl Tokens {
         let old = {
             let table = self.shared.table();
             let entry = table.get(pod.uid()).and_then(|tokens| tokens.get(&key));
-            let waits = entry.and_then(|entry| entry.retry).is_some_and(|(at, _)| instant < at);
             let old = entry.map(|entry| Arc::clone(&entry.token));
-            if let Some(old) = &old
-                && (!is_due(old, now, random_unit() * JITTER_SECONDS) || (waits && now < old.expires))
-            {
-                return Ok(Arc::clone(old));
+            if let Some(entry) = entry {
+                let waits = entry.retry.is_some_and(|(at, _)| instant < at);
+                let age = instant.saturating_duration_since(entry.asked);
+                let due = is_due(&entry.token, now, age, random_unit() * JITTER_SECONDS);
+                if !due || (waits && now < entry.token.expires) {
+                    return Ok(Arc::clone(&entry.token));
+                }
             }
             old
         };
@@ -174,7 +180,7 @@ impl Tokens {
                     expires: answer.status.expiration_timestamp,
                     seconds: answer.spec.expiration_seconds.or(seconds).unwrap_or(3600),
                 });
-                let entry = Entry { token: Arc::clone(&token), retry: None };
+                let entry = Entry { token: Arc::clone(&token), asked: instant, retry: None };
                 self.shared.table().entry(pod.uid().clone()).or_default().insert(key, entry);
                 Ok(token)
             }
@@ -216,8 +222,18 @@ impl Shared {
     }
 }
 
-/// Whether a new token should be asked for.
-fn is_due(token: &Token, now: Timestamp, jitter_seconds: f64) -> bool {
+/// Whether a new token should be asked for. `asked` is its age by a clock that nobody sets.
+///
+/// DIFFERS: the Go kubelet knows the time of day only: with a clock that was set back it keeps
+/// a token that has run out, with one that is fast it asks at every sync.
+fn is_due(token: &Token, now: Timestamp, asked: Duration, jitter_seconds: f64) -> bool {
+    let life = Duration::from_secs(u64::try_from(token.seconds).unwrap_or(0));
+    if asked < (life / 10).min(LEAST_AGE) {
+        return false;
+    }
+    if asked > life.mul_f64(0.8) || asked.as_secs() > MAX_AGE_SECONDS.unsigned_abs() {
+        return true;
+    }
     let seconds = |count: i64| SignedDuration::from_secs(count);
     let jitter = SignedDuration::from_millis((jitter_seconds * 1000.0) as i64);
     let left = token.expires.duration_since(now);
@@ -320,8 +336,31 @@ mod tests {
             (365 * day, day + 1, 0.0, true),
         ] {
             let token = Token { text: "x".into(), expires: at(1_000_000 + seconds), seconds };
-            assert_eq!(is_due(&token, at(1_000_000 + age), jitter), due, "{seconds} {age}");
+            let asked = Duration::from_secs(age.unsigned_abs());
+            assert_eq!(is_due(&token, at(1_000_000 + age), asked, jitter), due, "{seconds} {age}");
         }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_neither_keeps_a_token_nor_asks_all_the_time() {
+        let start = Instant::now();
+        let day = 24 * 3600;
+        let count = Arc::new(AtomicI64::new(1));
+        let tokens = Tokens::new(Box::new(Server(Arc::clone(&count), day)));
+        // The time of day, and what has really passed.
+        let get = |wall: i64, passed: u64| {
+            let now = (at(wall), start + Duration::from_secs(passed));
+            tokens.get_at(&pod("1"), "", Some(600), now).map(|token| token.text.clone()).unwrap()
+        };
+        assert_eq!(get(day, 0), "t1");
+        // Set back by a day: after 80 percent of its life it is replaced all the same.
+        assert_eq!(get(479, 479), "t1");
+        assert_eq!(get(481, 481), "t2");
+        // A day fast: each token seems to have run out. It is replaced, but not at each look.
+        let asked: Vec<String> = (482..1082).map(|passed| get(2 * day, passed)).collect();
+        assert_eq!(asked.first().map(String::as_str), Some("t2"));
+        assert!(count.load(Ordering::SeqCst) <= 14, "{count:?}");
+        assert_eq!(asked.last().map(String::as_str), Some("t12"));
     }
 
     #[test]

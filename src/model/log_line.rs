@@ -1,5 +1,6 @@
 //! Lines of a container log as CRI runtimes write them:
-//! `2026-01-02T03:04:05.123456789Z stdout F text`. Pure; reading files is elsewhere.
+//! `2026-01-02T03:04:05.123456789Z stdout F text`, and as Docker writes them (JSON).
+//! Pure; reading files is elsewhere.
 
 use jiff::Timestamp;
 
@@ -63,7 +64,7 @@ pub fn parse(line: &[u8]) -> Result<LogLine<'_>, NotALogLine> {
     if time_text.len() > 40 {
         return Err(NotALogLine::Time);
     }
-    let at = time_text.parse().map_err(|_| NotALogLine::Time)?;
+    let at = instant(time_text).ok_or(NotALogLine::Time)?;
     let (stream, rest) = word(rest).ok_or(NotALogLine::Stream)?;
     let stream = match stream {
         b"stdout" => Stream::Stdout,
@@ -79,17 +80,118 @@ pub fn parse(line: &[u8]) -> Result<LogLine<'_>, NotALogLine> {
     Ok(LogLine { at, time_text, stream, partial, message })
 }
 
-/// The line's time with all nine digits of the fraction, which runtimes shorten: for
-/// `--timestamps`, where the columns should line up.
-#[must_use]
-pub fn full_time(time_text: &str) -> String {
-    let seconds_end = time_text.char_indices().skip(19).map(|(at, _)| at).next().unwrap_or(time_text.len());
+/// The first word of a line. The form that runtimes write costs a few nanoseconds here; any
+/// other RFC 3339 time is left to the library.
+fn instant(text: &str) -> Option<Timestamp> {
+    usual(text.as_bytes()).or_else(|| text.parse().ok())
+}
+
+/// `YYYY-MM-DDTHH:MM:SS`, up to nine digits of a fraction, `Z` or `+HH:MM`.
+fn usual(text: &[u8]) -> Option<Timestamp> {
+    let (seconds, rest) = text.split_first_chunk::<19>()?;
+    let [y, e, a, r, b'-', m, o, b'-', d, day, b'T', h, hour, b':', i, minute, b':', s, second] = *seconds
+    else {
+        return None;
+    };
+    let year = two(y, e)? * 100 + two(a, r)?;
+    let (month, day) = (two(m, o)?, two(d, day)?);
+    let (hour, minute, second) = (two(h, hour)?, two(i, minute)?, two(s, second)?);
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = match month {
+        2 if leap => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => return None,
+    };
+    if !(1..=days).contains(&day) || hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+    let (nanosecond, zone) = match rest.split_first() {
+        Some((b'.', rest)) => {
+            let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            if !(1..=9).contains(&digits) {
+                return None;
+            }
+            let (digits, zone) = rest.split_at_checked(digits)?;
+            let number = digits.iter().fold(0, |number: i32, digit| number * 10 + i32::from(digit - b'0'));
+            let scale = 10_i32.pow(9 - u32::try_from(digits.len()).ok()?);
+            (number * scale, zone)
+        }
+        _ => (0, rest),
+    };
+    let offset = match *zone {
+        [b'Z'] => 0,
+        [sign @ (b'+' | b'-'), h, hour, b':', m, minute] => {
+            let (hours, minutes) = (two(h, hour)?, two(m, minute)?);
+            if hours > 23 || minutes > 59 {
+                return None;
+            }
+            (hours * 3600 + minutes * 60) * if sign == b'+' { 1 } else { -1 }
+        }
+        _ => return None,
+    };
+    // Days since 1970, by years that begin in March, so that a leap day comes last.
+    let (years, months) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let since_march = (153 * months + 2) / 5 + day - 1;
+    let days =
+        years * 365 + years.div_euclid(4) - years.div_euclid(100) + years.div_euclid(400) + since_march
+            - 719_468;
+    let second = days * 86_400 + hour * 3600 + minute * 60 + second - offset;
+    Timestamp::new(second, nanosecond).ok()
+}
+
+/// Two decimal digits.
+fn two(tens: u8, ones: u8) -> Option<i64> {
+    (tens.is_ascii_digit() && ones.is_ascii_digit())
+        .then(|| i64::from(tens - b'0') * 10 + i64::from(ones - b'0'))
+}
+
+/// Appends the line's time with all nine digits of the fraction, which runtimes shorten: for
+/// `--timestamps`, where the columns should line up. UTC is written `Z`.
+pub fn push_full_time(out: &mut Vec<u8>, time_text: &str) {
+    let seconds_end = time_text.char_indices().nth(19).map_or(time_text.len(), |(at, _)| at);
     let (seconds, rest) = time_text.split_at(seconds_end);
     let (fraction, zone) = match rest.strip_prefix('.') {
         Some(digits) => digits.split_at(digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())),
         None => ("", rest),
     };
-    format!("{seconds}.{fraction:0<9}{zone}")
+    out.extend_from_slice(seconds.as_bytes());
+    out.push(b'.');
+    out.extend_from_slice(fraction.as_bytes());
+    out.extend(std::iter::repeat_n(b'0', 9_usize.saturating_sub(fraction.len())));
+    let zone = if matches!(zone, "+00:00" | "-00:00") { "Z" } else { zone };
+    out.extend_from_slice(zone.as_bytes());
+}
+
+/// One line of a log file as Docker writes it, one JSON object per line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DockerLine {
+    /// When Docker read it from the container.
+    pub at: Timestamp,
+    /// The time as written.
+    pub time_text: String,
+    /// Where it came from.
+    pub stream: Stream,
+    /// The text, with the newline if the container wrote one.
+    pub text: String,
+}
+
+/// Reads one line of Docker's; `None` when it is none.
+#[must_use]
+pub fn parse_docker(line: &[u8]) -> Option<DockerLine> {
+    let mut value: serde_json::Value = serde_json::from_slice(line).ok()?;
+    let mut text = |key: &str| match value.get_mut(key).map(serde_json::Value::take) {
+        Some(serde_json::Value::String(text)) => Some(text),
+        _ => None,
+    };
+    let stream = match text("stream")?.as_str() {
+        "stdout" => Stream::Stdout,
+        "stderr" => Stream::Stderr,
+        _ => return None,
+    };
+    let time_text = text("time")?;
+    Some(DockerLine { at: instant(&time_text)?, time_text, stream, text: text("log").unwrap_or_default() })
 }
 
 /// The end of the container's text, at most [`TERMINATION_BYTES`], from the last lines of
@@ -159,9 +261,67 @@ mod tests {
             ("2016-10-06T00:17:09.669Z", "2016-10-06T00:17:09.669000000Z"),
             ("2016-10-06T00:17:09Z", "2016-10-06T00:17:09.000000000Z"),
             ("2016-10-06T00:17:09.5+02:00", "2016-10-06T00:17:09.500000000+02:00"),
+            ("2016-10-06T00:17:09.123456789+00:00", "2016-10-06T00:17:09.123456789Z"),
             ("x", "x.000000000"),
         ] {
             assert_eq!(full_time(text), full);
+        }
+    }
+
+    fn full_time(text: &str) -> String {
+        let mut out = Vec::new();
+        push_full_time(&mut out, text);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_short_way_reads_times_as_the_library_does() {
+        for text in [
+            "2024-02-29T23:59:59.999999999Z",
+            "2000-02-29T00:00:00Z",
+            "1969-12-31T23:59:59.5Z",
+            "0000-01-01T00:00:00Z",
+            "2026-03-01T00:00:00.000000001-11:30",
+            "2026-12-31T12:00:00.12+02:00",
+        ] {
+            assert_eq!(usual(text.as_bytes()), text.parse().ok(), "{text}");
+        }
+        for text in [
+            "2023-02-29T00:00:00Z",
+            "1900-02-29T00:00:00Z",
+            "2023-13-01T00:00:00Z",
+            "2023-04-31T00:00:00Z",
+            "2023-00-01T00:00:00Z",
+            "2023-01-01T24:00:00Z",
+            "2023-01-01T00:00:00.Z",
+            "2023-01-01T00:00:00.1234567890Z",
+            "2023-01-01T00:00:00",
+            "2023-01-01T00:00:00+25:00",
+            "2023-01-01 00:00:00Z",
+            "",
+        ] {
+            assert_eq!(usual(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn reads_lines_of_docker() {
+        let line =
+            br#"{"log":"a\u0001\n","stream":"stderr","time":"2016-10-20T18:39:20.57606443Z","attrs":{}}"#;
+        let parsed = parse_docker(line).unwrap();
+        assert_eq!((parsed.stream, parsed.text.as_str()), (Stream::Stderr, "a\u{1}\n"));
+        assert_eq!(parsed.at.subsec_nanosecond(), 576_064_430);
+        let none = br#"{"stream":"stdout","time":"2016-10-20T18:39:20Z"}"#;
+        assert_eq!(parse_docker(none).unwrap().text, "");
+        for bad in [
+            &b"{"[..],
+            b"[]",
+            b"null",
+            br#"{"log":"x","stream":"stdout"}"#,
+            br#"{"log":"x","stream":"stdin","time":"2016-10-20T18:39:20Z"}"#,
+            br#"{"log":"x","stream":"stdout","time":"today"}"#,
+        ] {
+            assert_eq!(parse_docker(bad), None, "{}", String::from_utf8_lossy(bad));
         }
     }
 
@@ -195,6 +355,7 @@ mod tests {
             let parsed = parse(&line).unwrap();
             prop_assert_eq!((parsed.at, parsed.stream, parsed.partial, parsed.message), (at, stream, partial, &message[..]));
             prop_assert_eq!(full_time(parsed.time_text).parse::<Timestamp>().unwrap(), at);
+            prop_assert_eq!(usual(at.to_string().as_bytes()), Some(at));
         }
 
         #[test]
@@ -202,6 +363,7 @@ mod tests {
             let _ = parse(&bytes);
             let _ = termination_text(&bytes, true);
             let _ = full_time(&text);
+            let _ = parse_docker(&bytes);
         }
     }
 }

@@ -39,6 +39,11 @@ const CALL: &[f64] = &[
 const TELL: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 /// Seconds of requests to the API server.
 const REQUEST: &[f64] = &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+/// Milliseconds of resizes.
+const RESIZE: &[f64] = &[
+    10.0, 50.0, 100.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 30000.0, 60000.0, 120_000.0,
+    300_000.0, 600_000.0,
+];
 /// Seconds of setting volumes up.
 const VOLUME: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 /// Containers of a pod.
@@ -85,6 +90,16 @@ metrics! { ALL;
         "Pods that were refused, by reason.", ["reason"];
     PREEMPTIONS: CounterVec<1> = "kubelet_preemptions",
         "Pods that had to go for a critical one, by the resource that was short.", ["preemption_signal"];
+    REQUESTED_RESIZES: CounterVec<3> = "kubelet_container_requested_resizes_total",
+        "Changes of what containers ask for, by what became of which number.",
+        ["resource", "requirement", "operation"];
+    RESIZE_DURATION: HistogramVec<1> = "kubelet_pod_resize_duration_milliseconds",
+        "Telling the runtime of the new resources of a pod's containers.", RESIZE, ["success"];
+    INFEASIBLE_RESIZES: CounterVec<1> = "kubelet_pod_infeasible_resizes_total",
+        "Resizes that this node can never carry out.", ["reason_detail"];
+    DEFERRED_RESIZES_ACCEPTED: CounterVec<1> = "kubelet_pod_deferred_accepted_resizes_total",
+        "Resizes that were granted after they had had to wait, by what made them be looked at again.",
+        ["retry_trigger"];
     STARTED_USER_NAMESPACED_PODS: Counter = "kubelet_started_user_namespaced_pods_total",
         "Sandboxes with a user namespace that were asked for.";
     STARTED_USER_NAMESPACED_PODS_ERRORS: Counter = "kubelet_started_user_namespaced_pods_errors_total",
@@ -113,6 +128,9 @@ metrics! { ALL;
         "From the Node object to the first status that is ready.";
     STARTUP: Gauge = "kubelet_node_startup_duration_seconds",
         "From the machine's start to the first status that is ready.";
+    // The node's API.
+    WEBSOCKET_STREAMS: CounterVec<1> = "kubelet_websocket_streaming_requests_total",
+        "Streams of clients whose WebSockets end here.", ["subresource"];
 
     // What changed in the runtime.
     PLEG_RELIST: Histogram = "kubelet_pleg_relist_duration_seconds", "One full list of all pods.", SHORT;
@@ -140,6 +158,12 @@ metrics! { ALL;
         "Making a sandbox, its network included.", SHORT, ["runtime_handler"];
     RUN_POD_SANDBOX_ERRORS: CounterVec<1> = "kubelet_run_podsandbox_errors_total",
         "Sandboxes that the runtime failed to make.", ["runtime_handler"];
+
+    // A shutdown of the machine.
+    SHUTDOWN_START: Gauge = "kubelet_graceful_shutdown_start_time_seconds",
+        "When the last graceful shutdown of the node began, in Unix time.";
+    SHUTDOWN_END: Gauge = "kubelet_graceful_shutdown_end_time_seconds",
+        "When the pods had had their time in the last graceful shutdown of the node, in Unix time.";
 
     // Requests to our own port.
     HTTP_REQUESTS: CounterVec<4> = "kubelet_http_requests_total", "Requests to the agent.",

@@ -311,7 +311,13 @@ pub fn container_hash(name: &str, image: &str) -> u32 {
         let _ = write!(dump, "{space}{byte}");
     }
     dump.push(']');
-    dump.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    fnv32(&dump)
+}
+
+/// FNV-1a, 32 bits.
+#[must_use]
+pub fn fnv32(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 fn qos_of(spec: &PodSpec) -> QosClass {

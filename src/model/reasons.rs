@@ -62,6 +62,11 @@ reasons! {
     FAILED_VALIDATION = "FailedValidation";
     NETWORK_NOT_READY = "NetworkNotReady";
     EXCEEDED_GRACE_PERIOD = "ExceededGracePeriod";
+    RESIZE_STARTED = "ResizeStarted";
+    RESIZE_COMPLETED = "ResizeCompleted";
+    RESIZE_DEFERRED = "ResizeDeferred";
+    RESIZE_INFEASIBLE = "ResizeInfeasible";
+    RESIZE_ERROR = "ResizeError";
     DEADLINE_EXCEEDED = "DeadlineExceeded";
     FAILED_POST_START_HOOK = "FailedPostStartHook";
     FAILED_PRE_STOP_HOOK = "FailedPreStopHook";
@@ -89,6 +94,7 @@ reasons! {
     NODE_SCHEDULABLE = "NodeSchedulable";
     NODE_NOT_SCHEDULABLE = "NodeNotSchedulable";
     REBOOTED = "Rebooted";
+    SHUTDOWN = "Shutdown";
     /// Ours: a pod field that has no effect in this version.
     UNSUPPORTED_FIELD = "UnsupportedField";
     /// Ours: a manifest that does not parse; the last good version keeps running.

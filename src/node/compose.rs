@@ -47,7 +47,7 @@ const OWN_LABELS: &[&str] = &[
 const PLATFORM_LABELS: &[&str] = &["kubernetes.io/os", "kubernetes.io/arch"];
 
 /// Features that a scheduler may ask for and that are there, each behind its gate.
-const FEATURES: &[&str] = &["RestartAllContainersOnContainerExits"];
+const FEATURES: &[&str] = &["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
 
 /// The features that the node declares.
 // DIFFERS: the Go kubelet declares whatever its gates allow; here only what works.

@@ -9,7 +9,7 @@ use super::api::{Kind, LeaseApi, NodeError};
 use super::watch::NodeWatch;
 use crate::model::coordination::{Lease, LeaseSpec};
 use crate::model::meta::{MicroTime, ObjectMeta, OwnerReference};
-use crate::util::backoff::random_unit;
+use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
@@ -40,12 +40,12 @@ pub(super) struct Keeper {
     seconds: i32,
     api: Box<dyn LeaseApi + Send>,
     lease: Option<Lease>,
-    failures: u32,
+    failures: Failures,
 }
 
 impl Keeper {
     pub(super) fn new(name: String, seconds: i32, api: Box<dyn LeaseApi + Send>) -> Self {
-        Keeper { name, seconds, api, lease: None, failures: 0 }
+        Keeper { name, seconds, api, lease: None, failures: Failures::default() }
     }
 
     /// Body of the thread.
@@ -83,17 +83,14 @@ impl Keeper {
         let outcome = self.renew(owner, now);
         match &outcome {
             Outcome::Renewed => {
-                if self.failures > 0 {
+                if self.failures.end() {
                     log::info!("the lease of node {} is renewed again", self.name);
                 }
-                self.failures = 0;
             }
             Outcome::NoNode => {}
             Outcome::Failed(error) if error.kind == Kind::Stopping => {}
             Outcome::Failed(error) => {
-                self.failures = self.failures.saturating_add(1);
-                // Once, then at doubling intervals.
-                if self.failures.is_power_of_two() {
+                if self.failures.count() {
                     log::warn!("{error} ({} times)", self.failures);
                 }
             }
@@ -109,10 +106,7 @@ impl Keeper {
                 Some(duration.mul_f64(RENEW_PART * (1.0 + JITTER * unit)).max(FIRST_WAIT))
             }
             Outcome::NoNode => None,
-            Outcome::Failed(_) => {
-                let exponent = self.failures.saturating_sub(1).min(16);
-                Some(FIRST_WAIT.saturating_mul(1 << exponent).min(LONGEST_WAIT))
-            }
+            Outcome::Failed(_) => Some(self.failures.delay(FIRST_WAIT, LONGEST_WAIT)),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::model::api::{Node, NodeAddress};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::reasons;
 use crate::resources::{Roots, stats};
-use crate::util::backoff::random_unit;
+use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
@@ -47,7 +47,7 @@ pub(super) struct Reporter {
     no_addresses: Option<String>,
     pod_cidrs: String,
     unschedulable: bool,
-    failures: u32,
+    failures: Failures,
     startup: Startup,
 }
 
@@ -76,7 +76,7 @@ impl Reporter {
             no_addresses: None,
             pod_cidrs: String::new(),
             unschedulable: false,
-            failures: 0,
+            failures: Failures::default(),
             startup: Startup::new(stats::booted(&Roots::default()), Timestamp::now()),
         }
     }
@@ -327,7 +327,7 @@ impl Reporter {
     }
 
     fn succeeded(&mut self) {
-        if std::mem::take(&mut self.failures) > 0 {
+        if self.failures.end() {
             log::info!("the status of node {} is told again", self.settings.name);
         }
     }
@@ -336,9 +336,7 @@ impl Reporter {
         if error.kind == Kind::Stopping {
             return;
         }
-        self.failures = self.failures.saturating_add(1);
-        // Once, then at doubling intervals.
-        if self.failures.is_power_of_two() {
+        if self.failures.count() {
             log::warn!("{error} ({} times)", self.failures);
         }
     }

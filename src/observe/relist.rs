@@ -11,6 +11,7 @@ use crate::cri::CriError;
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::util::backoff::Failures;
 use crate::util::mailbox::Post;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -28,8 +29,16 @@ pub(super) fn spawn(
     threads::spawn("observe", Stack::Large, on_death, move |stop| {
         let observe = Observe { cri: observe.cri.with_stop(stop.clone()), ..observe };
         let pace = Pace::new(Instant::now());
-        Watcher { observe, news, runtime_is_back, pace, failures: 0, last_list: None, usable: None }
-            .run(&stop);
+        Watcher {
+            observe,
+            news,
+            runtime_is_back,
+            pace,
+            failures: Failures::default(),
+            last_list: None,
+            usable: None,
+        }
+        .run(&stop);
     })
 }
 
@@ -39,7 +48,7 @@ struct Watcher {
     /// Rung when the runtime answers again: the stream need not wait any longer.
     runtime_is_back: Sender<()>,
     pace: Pace,
-    failures: u32,
+    failures: Failures,
     last_list: Option<Instant>,
     usable: Option<(bool, bool)>,
 }
@@ -168,7 +177,7 @@ impl Watcher {
         let now = Instant::now();
         match result {
             Ok(missed) => {
-                if std::mem::take(&mut self.failures) > 0 {
+                if self.failures.end() {
                     // A full bell already rings.
                     let _ = self.runtime_is_back.try_send(());
                 }
@@ -180,9 +189,7 @@ impl Watcher {
                 }
             }
             Err(error) => {
-                self.failures = self.failures.saturating_add(1);
-                // Once, then at doubling intervals.
-                if self.failures.is_power_of_two() {
+                if self.failures.count() {
                     log::warn!("cannot list pods ({} times): {error}", self.failures);
                 }
                 self.pace.list_failed(now);

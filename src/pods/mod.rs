@@ -6,9 +6,11 @@
 //! Out: statuses, events, and the news that a worker ended.
 //! Invariants: at most one thread per UID; two static pods of one full name never run
 //! together; a pod never goes back from terminating to running.
+//! [`allocation::Allocations`] is shared with `sync`: what pods were granted of CPU and memory.
 //! Absent on purpose: predicates over half a dozen flags; there is one phase.
 
 pub mod admission;
+pub mod allocation;
 pub mod lifecycle;
 pub mod mirror;
 pub mod plan;

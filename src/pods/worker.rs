@@ -2,6 +2,7 @@
 //! SyncTerminatingPod, SyncTerminatedPod).
 
 mod kills;
+mod resize;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, select_biased};
 use jiff::Timestamp;
 
+use super::allocation::Allocations;
 use super::lifecycle::{Lifecycle, Phase, Update};
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
@@ -24,7 +26,7 @@ use crate::observe::Observe;
 use crate::probes::{Kind as ProbeKind, Probes};
 use crate::runtime::{Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
-use crate::util::backoff::{jitter, random_unit};
+use crate::util::backoff::{Failures, jitter, random_unit};
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
 use crate::util::{memory, threads, timers};
@@ -44,8 +46,6 @@ const STEPS_AT_ONCE: u32 = 10;
 pub struct Settings {
     /// Pause between two syncs of a healthy pod, before jitter (`syncFrequency`).
     pub sync_frequency: Duration,
-    /// What statuses say of the node's addresses.
-    pub node: NodeAddresses,
     /// The node's addresses, for environment variables and hosts files.
     pub host_ips: Vec<std::net::IpAddr>,
 }
@@ -63,6 +63,10 @@ pub struct Deps {
     pub volumes: Arc<Volumes>,
     /// Keeps statuses.
     pub status: StatusCache,
+    /// Keeps what pods were granted, and what the runtime was told of it.
+    pub allocations: Allocations,
+    /// What statuses say of the node's addresses.
+    pub node_addresses: Arc<dyn Fn() -> NodeAddresses + Send + Sync>,
     /// Tells users.
     pub events: EventSink,
     /// What pods get from the API server; `None` without one.
@@ -141,7 +145,7 @@ pub(super) struct Worker {
     reasons: HashMap<String, StartReason>,
     volumes_ready: bool,
     first_sync: bool,
-    failures: u32,
+    failures: Failures,
     clock: StartClock,
 }
 
@@ -156,7 +160,7 @@ impl Worker {
             reasons: HashMap::new(),
             volumes_ready: false,
             first_sync: true,
-            failures: 0,
+            failures: Failures::default(),
         }
     }
 
@@ -273,15 +277,13 @@ impl Worker {
     }
 
     fn succeeded(&mut self) {
-        if self.failures > 0 {
-            self.failures = 0;
+        if self.failures.end() {
             self.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = None;
         }
     }
 
     fn failed(&mut self, failed: &Failed) {
-        self.failures = self.failures.saturating_add(1);
-        if self.failures.is_power_of_two() {
+        if self.failures.count() {
             log::log!(
                 failed.level,
                 "{} ({} times) pod={} uid={}",
@@ -313,7 +315,11 @@ impl Worker {
         }
         let runtime = view.pod;
         self.deps.probes.sync(self.pod(), &runtime, false);
+        if self.first_sync {
+            self.adopt(&runtime);
+        }
         let (plan, held) = self.plan(&runtime);
+        self.tell_resize(&plan);
         if self.store_status(&runtime, Finality::Open) {
             self.life.completed();
             return Ok(Next::Now);
@@ -370,6 +376,7 @@ impl Worker {
         }
         self.deps.probes.sync(self.pod(), &seen, false);
         let (after, held) = self.plan(&seen);
+        self.tell_resize(&after);
         if self.store_status(&seen, Finality::Open) {
             self.life.completed();
             return Ok(Next::Now);
@@ -395,13 +402,16 @@ impl Worker {
     }
 
     fn plan_with(&self, runtime: &PodRuntime, reset_held: bool) -> Plan {
-        plan::compute(&plan::Inputs {
+        let mut plan = plan::compute(&plan::Inputs {
             pod: self.pod(),
             runtime,
             liveness: &|id| self.deps.probes.verdict(ProbeKind::Liveness, id),
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
             reset_held,
-        })
+        });
+        let given = |name: &str| self.deps.allocations.given(self.pod().uid(), name);
+        plan::resize::add(self.pod(), runtime, &given, &mut plan);
+        plan
     }
 
     /// Carries out a plan. Starts are independent of each other; the earliest retry counts.
@@ -433,7 +443,8 @@ impl Worker {
         if plan.create_sandbox {
             self.remove_init_records(runtime, cancel);
         }
-        self.resize(&plan.resize, cancel)?;
+        self.note_starts(plan);
+        let resized = self.resize(&plan.resize, cancel);
         let (sandbox, ips, attempt) = if plan.create_sandbox {
             let made = self
                 .deps
@@ -444,7 +455,7 @@ impl Worker {
             self.deps.status.set_sandbox_ready(self.pod(), Timestamp::now());
             (made.id, made.ips, plan.attempt)
         } else {
-            let Some(id) = plan.sandbox_id.clone() else { return Ok(()) };
+            let Some(id) = plan.sandbox_id.clone() else { return resized };
             (id, runtime.ips.clone(), plan.attempt)
         };
         let pod = self.pod().clone();
@@ -452,7 +463,7 @@ impl Worker {
         let ephemeral = plan.start_ephemeral.iter().filter_map(|index| ephemeral.get(*index));
         let init = plan.start_init.iter().filter_map(|index| pod.init_containers().get(*index));
         let regular = plan.start.iter().filter_map(|index| pod.containers().get(*index));
-        let mut first: Option<Failed> = None;
+        let mut first: Option<Failed> = resized.err();
         for container in ephemeral.chain(init).chain(regular) {
             if cancel.is_stopped() {
                 return Ok(());
@@ -511,6 +522,8 @@ impl Worker {
         let failures = |name: &str| self.reasons.get(name).cloned();
         let now = Timestamp::now();
         let (runtime_name, _) = self.deps.observe.runtime_version();
+        let resizes = self.deps.allocations.conditions(pod.uid());
+        let node = (self.deps.node_addresses)();
         let mut composed = status::compose(&status::Inputs {
             old: old.as_deref(),
             failures: &failures,
@@ -519,11 +532,14 @@ impl Worker {
             runtime_name: &runtime_name,
             readiness: &|id| self.deps.probes.verdict(ProbeKind::Readiness, id),
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
+            resizes: &resizes,
+            memory_request: &|name| self.deps.allocations.given(pod.uid(), name)?.memory.request,
             // Also for a pod that is over and gets no new one.
             sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
-            ..status::Inputs::new(&pod, runtime, &self.settings.node, now)
+            ..status::Inputs::new(&pod, runtime, &node, now)
         });
         if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase {
+            // DIFFERS: upstream calls a pod Succeeded, without a reason, whose containers all end well.
             composed.phase = Some("Failed".to_owned());
             composed.reason = Some(failure.reason.to_owned());
             composed.message = Some(failure.message.clone());

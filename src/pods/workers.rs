@@ -216,6 +216,22 @@ impl Workers {
         Aftermath::Stays
     }
 
+    /// Takes back that a pod was to end: it starts anew, at once or when its end is over.
+    /// Returns whether it has ended, so that its next worker may be made now.
+    pub fn revive(&mut self, uid: &PodUid) -> bool {
+        match self.records.get_mut(uid) {
+            Some(record) if record.finished => {
+                self.purge(uid);
+                true
+            }
+            Some(record) => {
+                record.again |= record.killed;
+                false
+            }
+            None => true,
+        }
+    }
+
     /// Stops a pod that only the runtime knows.
     pub fn stop_unknown(&mut self, pod: &ListedPod) {
         if self.knows(&pod.uid) {

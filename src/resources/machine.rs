@@ -1,6 +1,7 @@
 //! What the machine has: memory, processors, huge pages, swap, kernel.
 
 use super::{ResourceError, Roots, list, read};
+use crate::util::cpu_list;
 
 /// Huge pages of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,7 +67,7 @@ impl Machine {
         let memory_bytes = memory_field(&read(&meminfo)?, "MemTotal")
             .ok_or(ResourceError::Content { path: meminfo, what: "MemTotal" })?;
         let online = roots.sys.join("devices/system/cpu/online");
-        let cpus = count_list(&read(&online)?)
+        let cpus = cpu_list::count(read(&online)?.trim())
             .filter(|count| *count > 0)
             .ok_or(ResourceError::Content { path: online, what: "list of processors" })?;
         Ok(Machine {
@@ -127,18 +128,6 @@ pub(super) fn memory_field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
-}
-
-/// How many numbers a list such as `0-3,8` names; `None`: it is no such list.
-#[must_use]
-pub fn count_list(text: &str) -> Option<u32> {
-    let mut count = 0_u32;
-    for part in text.trim().split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
-    }
-    Some(count)
 }
 
 #[cfg(test)]
@@ -203,17 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_and_versions() {
-        for (text, count) in [
-            ("0", Some(1)),
-            ("0-7\n", Some(8)),
-            ("", None),
-            ("a", None),
-            ("5-2", None),
-            ("0-4294967295", None),
-        ] {
-            assert_eq!(count_list(text), count, "{text:?}");
-        }
+    fn versions() {
         for (release, version) in [("6.1.0-18-amd64", (6, 1)), ("5.10", (5, 10)), ("", (0, 0))] {
             assert_eq!(kernel_version(release), version);
         }
@@ -222,7 +201,6 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text: String) {
-            let _ = count_list(&text);
             let _ = memory_field(&text, "MemTotal");
             let _ = kernel_version(&text);
         }

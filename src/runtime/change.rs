@@ -4,6 +4,7 @@ use crate::cri::CriError;
 use crate::model::api::Container;
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
+use crate::transport::generated::runtime::LinuxContainerResources;
 use crate::util::stop::StopToken;
 
 use super::{Runtime, numbers};
@@ -20,20 +21,45 @@ impl Runtime {
         }
     }
 
-    /// Gives a running container the resources that `container` grants, without a restart.
-    ///
-    /// DIFFERS: CPU and memory in one call; upstream makes one for each.
+    /// The bytes of memory that a container uses, if the runtime tells.
     ///
     /// # Errors
-    /// When the runtime did not apply them.
+    /// When the runtime did not answer.
+    pub fn memory_used(&self, id: &ContainerId, stop: &StopToken) -> Result<Option<i64>, CriError> {
+        let used = self.shared.cri.with_stop(stop.clone()).memory_used(id)?;
+        Ok(used.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)))
+    }
+
+    /// Gives a running container the memory, or else the CPU, that `container` grants, without
+    /// a restart.
+    ///
+    /// # Errors
+    /// When the runtime did not apply it.
     pub fn resize_container(
         &self,
         pod: &Pod,
         container: &Container,
         id: &ContainerId,
+        memory: bool,
         stop: &StopToken,
     ) -> Result<(), CriError> {
-        let resources = numbers::container_resources(pod, container, &self.shared.settings);
+        let all = numbers::container_resources(pod, container, &self.shared.settings);
+        // What is zero stays as it is.
+        let resources = if memory {
+            LinuxContainerResources {
+                memory_limit_in_bytes: all.memory_limit_in_bytes,
+                memory_swap_limit_in_bytes: all.memory_swap_limit_in_bytes,
+                ..LinuxContainerResources::default()
+            }
+        } else {
+            LinuxContainerResources {
+                cpu_shares: all.cpu_shares,
+                // Without a limit the runtime has to be told so.
+                cpu_quota: if all.cpu_period > 0 && all.cpu_quota == 0 { -1 } else { all.cpu_quota },
+                cpu_period: all.cpu_period,
+                ..LinuxContainerResources::default()
+            }
+        };
         self.shared.cri.with_stop(stop.clone()).update_container_resources(id, resources)
     }
 }

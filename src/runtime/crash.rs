@@ -81,7 +81,7 @@ impl Runtime {
     ) -> Option<StartFailure> {
         let finished = last_end(container, runtime)?;
         let key = key(pod, container);
-        let waits = self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner);
         let until = waits.blocked_until(&key, finished, now)?;
         Some(StartFailure {
             reason: reasons::CRASH_LOOP_BACK_OFF,

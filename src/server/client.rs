@@ -187,6 +187,13 @@ impl Client {
         self.tls.as_mut().is_some_and(|session| session.has_buffered())
     }
 
+    /// Gives back what is needed only while bytes come.
+    pub(super) fn rest(&mut self) {
+        if let Some(session) = &mut self.tls {
+            session.rest();
+        }
+    }
+
     /// What to poll for, given what the caller wants to do.
     pub(super) fn flags(&self, read: bool, write: bool) -> PollFlags {
         let mut flags = PollFlags::empty();

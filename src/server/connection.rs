@@ -15,7 +15,7 @@ use super::http::Gate;
 use super::listener::Listener;
 use super::query::Target;
 use super::routes::{Asked, Method};
-use super::{main_connection, metrics};
+use super::{head, main_connection, metrics, upgrade};
 
 /// A head must have arrived by then.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
@@ -98,7 +98,8 @@ fn vet(head: &str, listener: Listener) -> Result<Head, NoHead> {
     Ok(Head { method, target: target.to_owned() })
 }
 
-fn read_head(client: &mut Client, listener: Listener, gate: &Gate) -> Result<Head, NoHead> {
+/// The lines of a head, and what came behind it.
+fn read_head(client: &mut Client, gate: &Gate) -> Result<(Vec<u8>, Vec<u8>), NoHead> {
     let deadline = Instant::now() + HEAD_LIMIT;
     let mut head: Vec<u8> = Vec::with_capacity(1024);
     loop {
@@ -111,10 +112,12 @@ fn read_head(client: &mut Client, listener: Listener, gate: &Gate) -> Result<Hea
         let from = head.len().saturating_sub(3);
         read_some(client, &mut head).ok_or(NoHead::Gone)?;
         if let Some(end) = end_of_head(&head, from) {
-            head.truncate(end);
-            let text =
-                std::str::from_utf8(&head).map_err(|_| NoHead::Refused(400, "the head is not text\n"))?;
-            return vet(text, listener);
+            // Of one of the two ends of a head, some bytes are left.
+            let behind =
+                if head.get(end..).is_some_and(|rest| rest.starts_with(b"\r\n\r\n")) { 4 } else { 2 };
+            let mut early = head.split_off(end);
+            early.drain(..behind.min(early.len()));
+            return Ok((head, early));
         }
         if head.len() > HEAD_BYTES {
             return Err(NoHead::Refused(431, "the request's head is too large\n"));
@@ -135,7 +138,20 @@ fn end_of_head(bytes: &[u8], from: usize) -> Option<usize> {
 }
 
 fn serve(listener: Listener, mut client: Client, gate: &Gate, stop: &StopToken) {
-    let head = match read_head(&mut client, listener, gate) {
+    let (lines, early) = match read_head(&mut client, gate) {
+        Ok(head) => head,
+        Err(NoHead::Gone) => return,
+        Err(NoHead::Refused(status, text)) => return farewell(client, gate, status, text),
+    };
+    if listener == Listener::Local && upgrade::is_for_us(&lines) {
+        match head::Head::parse(&lines, None) {
+            Ok(head) => upgrade::serve(client, head::Head { early, ..head }, gate, stop),
+            Err(head::Refused(status, text)) => farewell(client, gate, status, text),
+        }
+        return;
+    }
+    let vetted = std::str::from_utf8(&lines).map_err(|_| NoHead::Refused(400, "the head is not text\n"));
+    let head = match vetted.and_then(|text| vet(text, listener)) {
         Ok(head) => head,
         Err(NoHead::Gone) => return,
         Err(NoHead::Refused(status, text)) => return farewell(client, gate, status, text),

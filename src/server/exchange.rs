@@ -182,7 +182,10 @@ impl Drop for Slot<'_> {
 
 fn respond(request: tiny_http::Request, answer: Answer) {
     let mut response = tiny_http::Response::from_data(answer.body).with_status_code(answer.status);
-    for (name, value) in [("Server", "coracle"), ("Content-Type", answer.content_type)] {
+    let headers = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
+    for (name, value) in
+        [("Server", "coracle"), ("Content-Type", answer.content_type)].into_iter().chain(headers)
+    {
         if let Ok(header) = tiny_http::Header::from_bytes(name, value) {
             response.add_header(header);
         }

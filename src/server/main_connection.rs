@@ -58,6 +58,7 @@ pub(super) fn serve(socket: Socket, place: &Place, gate: &Gate, stop: &StopToken
         };
         let Some(kept) = turn(client, head, &certificates, main, place, gate, stop) else { return };
         (client, ahead) = kept;
+        client.rest();
         place.rest(Instant::now());
     }
 }
@@ -159,9 +160,6 @@ fn turn(
     };
     place.busy(Instant::now());
     log::debug!("{} {} by {}", head.method, head.target.path, user.name);
-    if let Some(refusal) = (!main.debugging).then(|| without_debugging(&head.target.path)).flatten() {
-        return refuse(client, head, &refusal, length == 0, gate);
-    }
     if matches!(main_port::first_element(&head.target.path), "exec" | "attach" | "portForward") {
         if length > 0 {
             farewell(client, gate, 400, "no request body here\n");
@@ -198,18 +196,6 @@ fn turn(
     let mut ahead = early;
     ahead.extend(sent);
     Some((client, ahead))
-}
-
-/// The answer to what is only there with `enableDebuggingHandlers`.
-fn without_debugging(path: &str) -> Option<Refusal> {
-    let refusal = |status, text: &str| Some(Refusal { status, text: text.to_owned() });
-    let disabled = || refusal(405, "Debug endpoints are disabled.\n");
-    match main_port::first_element(path) {
-        "run" | "exec" | "attach" | "portForward" | "containerLogs" | "runningpods" | "logs" => disabled(),
-        "debug" if path.starts_with("/debug/pprof") => disabled(),
-        "debug" | "configz" | "checkpoint" | "statusz" | "flagz" => refusal(404, "404 page not found\n"),
-        _ => None,
-    }
 }
 
 /// Whether an element of `Accept-Encoding` is gzip, and not at a quality of zero.
@@ -267,20 +253,6 @@ fn refuse(mut client: Client, head: Head, refusal: &Refusal, no_body: bool, gate
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn without_debugging_handlers_little_is_left() {
-        let status = |path| without_debugging(path).map(|refusal| refusal.status);
-        for path in ["/exec/a/b/c", "/run/a/b/c", "/logs/", "/runningpods/", "/debug/pprof/heap"] {
-            assert_eq!(status(path), Some(405), "{path}");
-        }
-        for path in ["/configz", "/checkpoint/a/b/c", "/debug/flags/v", "/statusz", "/flagz"] {
-            assert_eq!(status(path), Some(404), "{path}");
-        }
-        for path in ["/pods", "/healthz", "/metrics", "/stats/summary", "/"] {
-            assert_eq!(status(path), None, "{path}");
-        }
-    }
 
     #[test]
     fn gzip_is_taken_unless_it_is_ruled_out() {

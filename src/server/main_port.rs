@@ -2,23 +2,46 @@
 
 use std::sync::Arc;
 
-use super::routes::{Answer, Asked, Method, Reply};
-use super::{Deps, HealthCheck, health, metrics, stats, views};
+use super::routes::{Answer, Asked, Method, Reply, debugging_disabled};
+use super::{Deps, HealthCheck, container_logs, health, metrics, node_logs, run, stats, views, zpages};
 
 /// Answers a request that was let in. What becomes a stream of bytes both ways (exec, attach,
 /// port-forward) never comes here.
 pub(super) fn route(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let path = asked.target.path.as_str();
+    let first = first_element(path);
     let reads = matches!(asked.method, Method::Get | Method::Head);
-    let answer = match first_element(path) {
-        "healthz" => health::answer(&checks(deps), &asked.target),
-        "metrics" if reads => metrics::answer(path, deps).unwrap_or_else(Answer::not_found),
+    match first {
+        "healthz" => return whole(health::answer(&checks(deps), &asked.target)),
+        "metrics" if reads => return whole(metrics::answer(path, deps).unwrap_or_else(Answer::not_found)),
         "stats" => return stats::answer(asked, deps),
-        "pods" if reads => Answer::written(views::pod_list(&*deps.pods)),
-        "runningpods" if reads => Answer::json(&views::running_list(&(deps.running)())),
-        "metrics" | "pods" | "runningpods" => Answer::text(405, "Method Not Allowed\n"),
-        _ => Answer::not_found(),
-    };
+        "pods" if reads => return whole(Answer::written(views::pod_list(&*deps.pods))),
+        "metrics" | "pods" => return Err(Answer::not_allowed("GET")),
+        _ => {}
+    }
+    let switches = deps.endpoints.switches;
+    if !switches.debugging {
+        // The others are not there at all, then.
+        let refusal =
+            if first == "runningpods" { debugging_disabled("/run/") } else { debugging_disabled(path) };
+        return Err(refusal.unwrap_or_else(Answer::not_found));
+    }
+    match first {
+        "runningpods" if reads => whole(Answer::json(&views::running_list(&(deps.running)()))),
+        "runningpods" => Err(Answer::not_allowed("GET")),
+        "containerLogs" => container_logs::answer(asked, deps),
+        "logs" => node_logs::answer(asked, deps),
+        "run" => run::answer(asked, deps),
+        "checkpoint" if switches.checkpoint => run::checkpoint(asked, deps),
+        "configz" => whole(zpages::configz(deps)),
+        "flagz" if switches.flagz => zpages::flagz(asked, deps).map(Reply::Whole),
+        "statusz" if switches.statusz => zpages::statusz(asked, deps).map(Reply::Whole),
+        "debug" => whole(zpages::debug(asked, deps)),
+        _ => Err(Answer::not_found()),
+    }
+}
+
+fn whole(answer: Answer) -> Result<Reply, Answer> {
     Ok(Reply::Whole(answer))
 }
 
@@ -35,3 +58,6 @@ fn checks(deps: &Deps) -> Vec<HealthCheck> {
 pub(super) fn first_element(path: &str) -> &str {
     path.trim_start_matches('/').split('/').next().unwrap_or_default()
 }
+
+#[cfg(test)]
+pub(super) mod tests;

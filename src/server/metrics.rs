@@ -103,7 +103,7 @@ pub(super) fn answer(path: &str, deps: &Deps) -> Option<Answer> {
         "/slis" => checks(deps, &mut page),
         _ => return None,
     }
-    Some(Answer { status: 200, content_type: CONTENT_TYPE, body: page.into_text().into_bytes() })
+    Some(Answer { content_type: CONTENT_TYPE, ..Answer::text(200, page.into_text()) })
 }
 
 /// One series per health check.

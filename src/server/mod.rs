@@ -18,8 +18,10 @@ mod auth;
 mod claim;
 mod client;
 mod connection;
+mod container_logs;
 mod crowd;
 mod debug;
+mod endpoints;
 mod exchange;
 mod head;
 mod health;
@@ -28,9 +30,12 @@ mod listener;
 mod main_connection;
 mod main_port;
 mod metrics;
+mod node_logs;
+mod node_query;
 mod pump;
 mod query;
 mod routes;
+mod run;
 mod select;
 mod stats;
 mod streams;
@@ -38,6 +43,7 @@ mod streams;
 mod tests;
 mod upgrade;
 mod views;
+mod zpages;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -47,19 +53,22 @@ use std::time::Duration;
 
 pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub use claim::{Claim, claim};
+pub use endpoints::{Checkpoint, Endpoints, FindInstance, FindObject, RunCommand, Switches};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
-pub use select::{Selection, resolve};
+pub use select::{Selection, default_container, resolve};
 pub use stats::{Detail, StatsDeps};
 pub use views::{
     DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
     PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
 };
 
+use crate::cri::RuntimeClient;
 use crate::kube::events::EventLog;
 use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
-use crate::model::runtime::ListedPod;
+use crate::model::pod::Pod;
+use crate::model::runtime::{ListedPod, PodRuntime};
 use crate::transport::serve::Acceptor;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
@@ -76,8 +85,6 @@ pub struct MainPort {
     pub tls: Acceptor,
     /// Knows who may ask for what.
     pub auth: Auth,
-    /// `enableDebuggingHandlers`.
-    pub debugging: bool,
 }
 
 /// Where to listen.
@@ -119,6 +126,8 @@ pub struct LogOptions {
     pub tail: Option<u64>,
     /// Only lines at or after this time.
     pub since: Option<jiff::Timestamp>,
+    /// Only what came out of one of the container's outputs.
+    pub stream: Option<crate::model::log_line::Stream>,
     /// Put the time before each line.
     pub timestamps: bool,
     /// Stop after so many bytes.
@@ -141,6 +150,53 @@ pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
 
 /// Shows every pod, one after the other.
 pub type EachPod = dyn Fn(&mut dyn FnMut(PodView)) + Send + Sync;
+
+/// Finds a pod of the configuration by namespace and name.
+pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
+
+/// What the runtime was last seen to have of a pod.
+pub type RuntimePod = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
+
+/// Tells whether a UID is that of a pod's mirror.
+pub type IsMirror = dyn Fn(&PodUid, &Pod) -> bool + Send + Sync;
+
+/// What exec, attach and port-forward need.
+#[derive(Clone)]
+pub struct StreamDeps {
+    /// `enableDebuggingHandlers`.
+    pub enabled: bool,
+    /// Whether WebSocket v5 and tunnels end here (gate ExtendWebSocketsToKubelet).
+    pub websockets: bool,
+    /// Finds a pod.
+    pub find_pod: Arc<FindPod>,
+    /// Whether this is the UID of the pod's mirror.
+    pub is_mirror: Arc<IsMirror>,
+    /// Looks at a pod's containers.
+    pub runtime_pod: Arc<RuntimePod>,
+    /// Is asked for URLs.
+    pub cri: RuntimeClient,
+}
+
+#[cfg(test)]
+impl StreamDeps {
+    /// Those of a node without pods and without a runtime.
+    pub(crate) fn none() -> StreamDeps {
+        let (cri, _) = crate::cri::connect(crate::cri::Settings {
+            runtime_endpoint: "unix:///nowhere/cri.sock".to_owned(),
+            image_endpoint: None,
+            request_timeout: crate::cri::DEFAULT_REQUEST_TIMEOUT,
+        })
+        .unwrap();
+        StreamDeps {
+            enabled: true,
+            websockets: true,
+            find_pod: Arc::new(|_, _| None),
+            is_mirror: Arc::new(|_, _| false),
+            runtime_pod: Arc::new(|_| None),
+            cri,
+        }
+    }
+}
 
 /// Where the answers come from. Every closure reads a snapshot or has its own deadline.
 #[derive(Clone)]
@@ -170,6 +226,10 @@ pub struct Deps {
     pub stats: StatsDeps,
     /// Takes what `coracle debug` wants.
     pub add_ephemeral: Arc<AddEphemeral>,
+    /// What the main port's plain answers ask for.
+    pub endpoints: Endpoints,
+    /// What streams need.
+    pub streams: StreamDeps,
 }
 
 /// Why the server could not start.

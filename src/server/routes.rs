@@ -20,16 +20,27 @@ use super::{Deps, LogOptions, PodView, debug, health, main_port, metrics, stats}
 pub(super) struct Answer {
     pub status: u16,
     pub content_type: &'static str,
+    /// Further ones.
+    pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
 }
 
 impl Answer {
     pub(super) fn text(status: u16, body: impl Into<String>) -> Self {
-        Answer { status, content_type: "text/plain; charset=utf-8", body: body.into().into_bytes() }
+        let body = body.into().into_bytes();
+        Answer { status, content_type: "text/plain; charset=utf-8", headers: Vec::new(), body }
     }
 
     pub(super) fn not_found() -> Self {
         Answer::text(404, "404 page not found\n")
+    }
+
+    /// The path takes other methods only.
+    pub(super) fn not_allowed(methods: &str) -> Self {
+        Answer {
+            headers: vec![("Allow", methods.to_owned())],
+            ..Answer::text(405, "405: Method Not Allowed")
+        }
     }
 
     pub(super) fn json(value: &impl Serialize) -> Self {
@@ -38,7 +49,7 @@ impl Answer {
 
     pub(super) fn written(json: serde_json::Result<Vec<u8>>) -> Self {
         match json {
-            Ok(body) => Answer { status: 200, content_type: "application/json", body },
+            Ok(body) => Answer { body, content_type: "application/json", ..Answer::text(200, "") },
             Err(why) => Answer::text(500, format!("cannot write the answer as JSON: {why}\n")),
         }
     }
@@ -100,9 +111,15 @@ pub(super) enum Reply {
     Stream(Stream),
 }
 
-/// Paths that the main port will answer and this one never does.
+/// Paths that only the main port answers, and that one only with `enableDebuggingHandlers`.
 const DEBUG_PATHS: [&str; 7] =
-    ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/logs/", "/debug/"];
+    ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/logs/", "/debug/pprof/"];
+
+/// The refusal of a path that is there for debugging only.
+pub(super) fn debugging_disabled(path: &str) -> Option<Answer> {
+    let debugs = DEBUG_PATHS.iter().any(|debug| path.starts_with(debug));
+    debugs.then(|| Answer::text(405, "Debug endpoints are disabled.\n"))
+}
 
 /// Answers a vetted request.
 pub(super) fn route(listener: Listener, asked: &Asked, deps: &Deps) -> Reply {
@@ -132,10 +149,7 @@ fn read_only(path: &str, deps: &Deps) -> Answer {
         "/pods" | "/pods/" => Answer::written(views::pod_list(&*deps.pods)),
         // DIFFERS: the Go kubelet answers 405 here, as for all debug paths of this port.
         "/runningpods" | "/runningpods/" => Answer::json(&views::running_list(&(deps.running)())),
-        _ if DEBUG_PATHS.iter().any(|debug| path.starts_with(debug)) => {
-            Answer::text(405, "Debug endpoints are disabled.\n")
-        }
-        _ => Answer::not_found(),
+        _ => debugging_disabled(path).unwrap_or_else(Answer::not_found),
     }
 }
 
@@ -203,6 +217,7 @@ fn logs(target: &Target, deps: &Deps) -> Result<Stream, Answer> {
         follow: target.flag("follow")?,
         tail: target.parsed("tail")?,
         since: target.parsed::<Timestamp>("since")?,
+        stream: None,
         timestamps: target.flag("timestamps")?,
         limit_bytes: target.parsed("limitBytes")?,
     };

@@ -66,7 +66,8 @@ pub(super) fn container_names(pod: &Pod) -> Vec<&str> {
 }
 
 /// The container to take when none is named.
-pub(super) fn default_container(pod: &Pod) -> Option<&str> {
+#[must_use]
+pub fn default_container(pod: &Pod) -> Option<&str> {
     let names = container_names(pod);
     let annotated = pod.metadata.annotations.as_ref().and_then(|all| all.get(DEFAULT_CONTAINER));
     match annotated {

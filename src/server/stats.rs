@@ -24,6 +24,14 @@ pub struct StatsDeps {
     pub summary: Arc<Summarize>,
 }
 
+#[cfg(test)]
+impl StatsDeps {
+    /// Those of a node where nothing is measured.
+    pub(crate) fn none() -> StatsDeps {
+        StatsDeps { summary: Arc::new(|_| Err("nothing is measured".into())) }
+    }
+}
+
 /// Answers a path below `/stats`.
 pub(super) fn answer(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     if asked.target.path.trim_end_matches('/') != "/stats/summary" {
@@ -36,7 +44,12 @@ pub(super) fn answer(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let only = asked.target.get("only_cpu_and_memory") == Some("true");
     let detail = if only { Detail::CpuAndMemory } else { Detail::Whole };
     match (deps.stats.summary)(detail) {
-        Ok(body) => Ok(Reply::Whole(Answer { status: 200, content_type: "application/json", body })),
+        Ok(body) => Ok(Reply::Whole(Answer {
+            status: 200,
+            content_type: "application/json",
+            body,
+            headers: Vec::new(),
+        })),
         Err(why) => Err(Answer::text(500, format!("Internal Error: {why}\n"))),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::util::stop::{StopToken, Waited};
 
-use super::routes::{WATCH_SLICE, sorted_pods};
+use super::routes::{Answer, WATCH_SLICE, sorted_pods};
 use super::{Deps, LogOptions, LogSource, PodChange, PodView};
 
 /// Changes that come close together are sent together.
@@ -18,7 +18,9 @@ const QUIET: Duration = Duration::from_secs(600);
 
 /// An answer that goes on.
 pub(super) enum Stream {
-    /// A container's log.
+    /// Writes its own answer, head and all.
+    Own(Box<Own>),
+    /// A container's log, for `coracle logs`.
     Logs { source: LogSource, options: LogOptions, container: String, of: usize },
     /// Changes of pods.
     Pods,
@@ -26,10 +28,14 @@ pub(super) enum Stream {
     Events { since: u64 },
 }
 
+/// See [`Stream::Own`].
+pub(super) type Own = dyn FnOnce(&mut dyn Write, &Deps, &StopToken) -> io::Result<()> + Send;
+
 impl Stream {
     /// Writes the whole response, head first. An error means that the client is gone.
     pub(super) fn run(self, out: &mut dyn Write, deps: &Deps, stop: &StopToken) -> io::Result<()> {
         match self {
+            Stream::Own(write) => write(out, deps, stop),
             Stream::Logs { source, options, container, of } => {
                 let extra =
                     format!("Coracle-Container: {}\r\nCoracle-Containers: {of}\r\n", tame(&container));
@@ -69,9 +75,22 @@ fn tame(text: &str) -> String {
     text.chars().filter(|c| c.is_ascii_graphic()).collect()
 }
 
-fn head(out: &mut dyn Write, content_type: &str, extra: &str) -> io::Result<()> {
+pub(super) fn head(out: &mut dyn Write, content_type: &str, extra: &str) -> io::Result<()> {
     write!(out, "HTTP/1.0 200 OK\r\nServer: coracle\r\nContent-Type: {content_type}\r\n{extra}\r\n")?;
     out.flush()
+}
+
+/// Writes a whole answer that took its time.
+pub(super) fn whole(out: &mut dyn Write, answer: &Answer) -> io::Result<()> {
+    let phrase = if answer.status == 200 { "OK" } else { "Internal Server Error" };
+    write!(
+        out,
+        "HTTP/1.0 {} {phrase}\r\nServer: coracle\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n",
+        answer.status,
+        answer.content_type,
+        answer.body.len()
+    )?;
+    out.write_all(&answer.body)
 }
 
 /// Sends the head with the first byte, so that an early error still has its own status.

@@ -29,6 +29,43 @@ fn view(name: &str, uid: &str) -> PodView {
     PodView { pod: serde_json::from_value(pod).unwrap(), phase: "Syncing".into(), ..PodView::default() }
 }
 
+/// Everything on; one pod, and actions that tell what they were asked.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints {
+        switches: Switches {
+            debugging: true,
+            system_logs: true,
+            system_log_query: false,
+            debug_flags: true,
+            profiling: true,
+            checkpoint: true,
+            flagz: true,
+            statusz: true,
+            split_streams: false,
+        },
+        pod: Arc::new(|namespace, name| {
+            (namespace == "default" && name == "web").then(|| view("web", "uid1").pod)
+        }),
+        instance_log: Arc::new(|uid, id| {
+            Ok(LogSource { path: format!("/logs/{uid}/{id}").into(), running: Arc::new(|| true) })
+        }),
+        run: Arc::new(|uid, container, command, _| match command.first().map(String::as_str) {
+            Some("fail") => Err("command 'fail' exited with 1: ".to_owned()),
+            _ => Ok(format!("{uid} {container} {command:?}").into_bytes()),
+        }),
+        checkpoint: Arc::new(|pod, container, seconds, _| match seconds {
+            13 => Err("not offered".to_owned()),
+            _ => Ok(format!("/ck/{:?}-{container}-{seconds}.tar", pod.metadata.name).into()),
+        }),
+        configz: Arc::new(|| serde_json::json!({"maxPods": 110})),
+        flags: Arc::new(|| {
+            vec![("config".to_owned(), "/etc/x".to_owned()), ("v".to_owned(), "2".to_owned())]
+        }),
+        log_dir: PathBuf::from("/no/such/directory"),
+        started: jiff::Timestamp::UNIX_EPOCH,
+    }
+}
+
 impl Fixture {
     fn new() -> Self {
         Self::with(|_| {})
@@ -84,6 +121,8 @@ impl Fixture {
                 Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command)),
                 _ => Ok(()),
             }),
+            endpoints: endpoints(),
+            streams: StreamDeps::none(),
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());

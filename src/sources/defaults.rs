@@ -42,7 +42,11 @@ pub(super) fn set_defaults(pod: &mut Pod) {
     for container in spec.ephemeral_containers.iter_mut().flatten() {
         set_ephemeral(container);
     }
-    set_requests(&mut spec.resources);
+    let limited =
+        |resources: &ResourceRequirements| resources.limits.as_ref().is_some_and(|all| !all.is_empty());
+    if spec.resources.as_ref().is_some_and(limited) {
+        set_requests(&mut spec.resources);
+    }
 }
 
 fn blank(field: &Option<String>) -> bool {
@@ -145,9 +149,6 @@ fn set_requests(resources: &mut Option<ResourceRequirements>) {
     let requests: &mut BTreeMap<String, Quantity> = resources.requests.get_or_insert_default();
     for (name, limit) in limits {
         requests.entry(name.clone()).or_insert_with(|| limit.clone());
-    }
-    if requests.is_empty() {
-        resources.requests = None;
     }
 }
 

@@ -1,6 +1,8 @@
 //! Who a static pod is: UID, name, namespace, node and marks (Go: pkg/kubelet/config/common.go).
 
-use super::Flaw;
+use std::fmt;
+
+use super::{Flaw, fingerprint};
 use crate::model::api::{self, PodStatus, Toleration};
 use crate::model::pod::CONFIG_HASH;
 
@@ -13,18 +15,20 @@ pub(super) enum Origin {
     Http(String),
 }
 
-/// Hashes what identifies a pod; call it with the object as the manifest has it.
+/// Hashes what identifies a pod, `given` with its defaults. The result is the Go kubelet's, so
+/// that either agent goes on with the static pods that the other has started.
 ///
-/// DIFFERS: upstream hashes the defaulted object in a form that changes with every release,
-/// which restarts all static pods on an upgrade. Here the manifest's own fields count, so
-/// that a new default of a later version is no new pod.
-pub(super) fn uid(pod: &api::Pod, node_name: &str, origin: &Origin) -> String {
-    if let Some(given) = pod.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) {
-        return given.to_owned();
+/// DIFFERS: where its text cannot be known (`fingerprint`), what the manifest itself says counts.
+pub(super) fn uid(written: &api::Pod, given: &api::Pod, node_name: &str, origin: &Origin) -> String {
+    if let Some(fixed) = written.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) {
+        return fixed.to_owned();
     }
     let mut hash = Fnv128::default();
-    // An object of maps with string keys always serializes, and always in the same order.
-    hash.add(&serde_json::to_vec(pod).unwrap_or_default());
+    if fingerprint::write(given, &mut hash).is_err() {
+        hash = Fnv128::default();
+        // An object of maps with string keys always serializes, and always in the same order.
+        hash.add(&serde_json::to_vec(written).unwrap_or_default());
+    }
     match origin {
         Origin::File(path) => {
             hash.add(format!("host:{node_name}").as_bytes());
@@ -108,6 +112,13 @@ impl Fnv128 {
     }
 }
 
+impl fmt::Write for Fnv128 {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.add(text.as_bytes());
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +134,11 @@ mod tests {
         assert_eq!(hash.hex(), "6c62272e07bb014262b821756295c58d");
         hash.add(b"a");
         assert_eq!(hash.hex(), "d228cb696f1a8caf78912b704e4a8964");
+    }
+
+    /// As a manifest without need of defaults has it.
+    fn uid(pod: &api::Pod, node_name: &str, origin: &Origin) -> String {
+        super::uid(pod, pod, node_name, origin)
     }
 
     #[test]

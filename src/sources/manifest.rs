@@ -46,9 +46,10 @@ pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
 }
 
 fn static_pod(decoded: &Decoded, node_name: &str, origin: &Origin) -> Result<Pod, Vec<Flaw>> {
-    let mut pod = decoded.pod.clone()?;
-    let uid = identity::uid(&pod, node_name, origin);
+    let written = decoded.pod.as_ref().map_err(Clone::clone)?;
+    let mut pod = written.clone();
     defaults::set_defaults(&mut pod);
+    let uid = identity::uid(written, &pod, node_name, origin);
     identity::identify(&mut pod, uid, node_name, origin).map_err(|flaw| vec![flaw])?;
     let mut flaws = validate::validate(&pod);
     flaws.extend(references::forbidden(&pod));

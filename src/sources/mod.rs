@@ -12,6 +12,7 @@
 //! pod away, over a restart neither: only a deletion does. Nothing is posted unless pods or
 //! problems changed. The disk is written after the post, and only what changed.
 //! Every document goes one way: decode, default, identify, validate, refuse references.
+//! A static pod has the UID that the Go kubelet gives it (`fingerprint`).
 //! Absent on purpose: the API source (room `kube` feeds the merge), events of the merge
 //! (`sync` raises them).
 
@@ -20,6 +21,7 @@ mod decode;
 mod defaults;
 mod ephemeral;
 mod file;
+mod fingerprint;
 mod http;
 mod identity;
 mod manifest;

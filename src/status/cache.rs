@@ -51,6 +51,8 @@ struct Inner {
     version: u64,
     bells: Vec<(u64, Sender<()>)>,
     next_bell: u64,
+    /// Up to this version the API server knows all there is to know.
+    told: u64,
 }
 
 /// A handle on the cache; clones share it. The lock is held only for map operations.
@@ -174,6 +176,18 @@ impl StatusCache {
         }
         let newer = inner.entries.iter().filter(|(_, entry)| entry.version > version);
         newer.map(|(uid, entry)| (uid.clone(), entry.version)).collect()
+    }
+
+    /// The API server knows every status up to `version`.
+    pub(super) fn set_told(&self, version: u64) {
+        self.lock().told = version;
+    }
+
+    /// Whether the API server knows every status.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        let inner = self.lock();
+        inner.entries.values().all(|entry| entry.version <= inner.told)
     }
 
     /// Grows with every change of any pod's status.

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::model::api::{ContainerStatus, HostIP, PodIP, PodStatus};
+use crate::model::api::{ContainerStatus, HostIP, PodCondition, PodIP, PodStatus};
 use crate::model::ids::ContainerId;
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
+use crate::model::quantity::Amount;
 use crate::model::reasons;
 use crate::model::runtime::{PodRuntime, SandboxState};
 use crate::model::verdict::Verdict;
@@ -59,6 +60,10 @@ pub struct Inputs<'a> {
     pub readiness: &'a dyn Fn(&ContainerId) -> Verdict,
     /// Startup of a container instance.
     pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
+    /// The conditions that tell of a resize.
+    pub resizes: &'a [PodCondition],
+    /// The memory request that a container, by name, runs with: no runtime tells of it.
+    pub memory_request: &'a dyn Fn(&str) -> Option<Amount>,
 }
 
 impl<'a> Inputs<'a> {
@@ -78,6 +83,8 @@ impl<'a> Inputs<'a> {
             sandbox_needed: false,
             readiness: &|_| Verdict::NoProbe,
             startup: &|_| Verdict::NoProbe,
+            resizes: &[],
+            memory_request: &|_| None,
         }
     }
 

@@ -38,6 +38,13 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
         .filter(|condition| !OWNED_CONDITIONS.contains(&condition.type_.as_str()))
         .cloned()
         .collect();
+    conditions.extend(
+        inputs
+            .resizes
+            .iter()
+            .cloned()
+            .map(|resize| PodCondition { last_transition_time: Some(Time(inputs.now)), ..resize }),
+    );
     // Shared with the controllers: what eviction wrote stays until the API server has it.
     if let Some(disrupted) = find(inputs.old.and_then(|old| old.conditions.as_deref()), DISRUPTION_TARGET) {
         conditions.retain(|condition| condition.type_ != disrupted.type_);

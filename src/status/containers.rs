@@ -155,7 +155,7 @@ fn known(
         image_id: instance.image_id.to_string(),
         restart_count,
         state: Some(state),
-        resources: Some(resources::of_container(spec, instance)),
+        resources: Some(resources::of_container(spec, instance, (inputs.memory_request)(&spec.name))),
         allocated_resources: resources::allocated(spec),
         user: instance.user.as_ref().map(|user| ContainerUser {
             linux: Some(LinuxContainerUser {

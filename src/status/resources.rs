@@ -91,8 +91,13 @@ pub(super) fn allocated(spec: &Container) -> Option<Quantities> {
     canonical_map(Some(&merged))
 }
 
-/// What a container has: the allocation, corrected by what the runtime says it applied.
-pub(super) fn of_container(spec: &Container, instance: &Instance) -> ResourceRequirements {
+/// What a container has: the allocation, corrected by what the runtime says it applied, and
+/// by the memory request that it runs with.
+pub(super) fn of_container(
+    spec: &Container,
+    instance: &Instance,
+    memory_request: Option<Amount>,
+) -> ResourceRequirements {
     let own = spec.resources.as_ref();
     let mut limits = canonical_map(own.and_then(|resources| resources.limits.as_ref()));
     let mut requests = allocated(spec);
@@ -107,6 +112,7 @@ pub(super) fn of_container(spec: &Container, instance: &Instance) -> ResourceReq
             let shares = applied.cpu_shares.filter(|shares| *shares >= MIN_SHARES);
             let millicores = shares.map(|shares| shares.saturating_mul(1000).saturating_add(1023) / 1024);
             correct(requests, "cpu", millicores.map(Amount::from_milli), MIN_SHARES);
+            correct(requests, "memory", memory_request, 0);
         }
     }
     ResourceRequirements { claims: own.and_then(|resources| resources.claims.clone()), limits, requests }
@@ -207,7 +213,7 @@ mod unit {
         let spec: Container = serde_json::from_value(json!({"name": "c", "resources": resources})).unwrap();
         let mut instance = super::super::tests::instance("c", ContainerState::Running);
         instance.resources = Some(applied);
-        assert_eq!(serde_json::to_value(of_container(&spec, &instance)).unwrap(), expected);
+        assert_eq!(serde_json::to_value(of_container(&spec, &instance, None)).unwrap(), expected);
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondit
 
 /// Whether all containers are being removed: one of them asks for it and has not to wait
 /// (then it shows a failure), or the work has begun already.
+///
+/// DIFFERS: never in a pod that is being deleted, in which nothing starts again.
 pub(super) fn under_way(inputs: &Inputs) -> bool {
     let asks = |container: &Container| {
         restart::restarts_all(container, inputs.runtime.newest(&container.name))

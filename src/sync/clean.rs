@@ -14,11 +14,13 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
+use crate::pods::allocation::Allocations;
 use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
 use crate::runtime::images::gc::ImageCollector;
 use crate::runtime::logs::rotate::Rotator;
+use crate::util::backoff::Failures;
 use crate::util::memory;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -65,6 +67,8 @@ pub struct Deps {
     pub volumes: Arc<Volumes>,
     /// Forgets old back-off entries.
     pub runtime: Runtime,
+    /// Keeps what pods were granted, also of those that have gone.
+    pub allocations: Allocations,
     /// Rung when a pod has ended or a container has died.
     pub bell: Receiver<()>,
 }
@@ -76,17 +80,17 @@ pub struct Deps {
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("clean", Stack::Large, on_death, move |stop| {
         let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
-        Cleaner { deps, failures: 0 }.run(&stop);
+        Cleaner { deps, failures: Failures::default() }.run(&stop);
     })
 }
 
 struct Cleaner {
     deps: Deps,
-    failures: u32,
+    failures: Failures,
 }
 
 impl Cleaner {
-    fn run(mut self, stop: &StopToken) {
+    fn run(&mut self, stop: &StopToken) {
         let mut due = Deadlines::default();
         let now = Instant::now();
         due.set(Job::Garbage, now + FIRST_GARBAGE);
@@ -143,19 +147,21 @@ impl Cleaner {
 
     fn garbage(&mut self, stop: &StopToken) {
         self.deps.runtime.collect_backoff_garbage();
+        if let Err(error) = self.deps.allocations.store() {
+            log::warn!("{error}");
+        }
         let snapshot = self.deps.view.get();
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
             Err(_) if stop.is_stopped() => return,
             Err(error) => {
-                self.failures = self.failures.saturating_add(1);
-                if self.failures.is_power_of_two() {
+                if self.failures.count() {
                     log::warn!("cannot clean up: {error}");
                 }
                 return;
             }
         };
-        self.failures = 0;
+        self.failures.end();
         // A pod may come or go at any moment of this. Each question is answered from the
         // newest snapshot: what was listed, or found as a directory, belongs to a pod that
         // was published before its worker started. What was known before the list and is

@@ -10,7 +10,9 @@ use crate::model::pod::{Pod, SourceName};
 use crate::model::restart::RuleGates;
 use crate::model::runtime::ListedPod;
 use crate::pods::admission::{self, Admission, NodeView};
+use crate::pods::allocation::{Pending, PodResources};
 use crate::pods::lifecycle::Kill;
+use crate::pods::plan::resize::Rules;
 use crate::sources::merge::{Merge, Op, Update};
 
 /// What the thread has to do, in order.
@@ -38,13 +40,34 @@ pub enum Effect {
     },
     /// Stop a pod that only the runtime knows.
     StopUnknown(ListedPod),
+    /// The pod gets the resources that it asks for now.
+    Resize {
+        /// The pod.
+        pod: Pod,
+        /// What made it be looked at.
+        trigger: &'static str,
+    },
+    /// It does not get them.
+    ResizePending {
+        /// The pod, with what it asks for.
+        pod: Pod,
+        /// For how long.
+        reason: Pending,
+        /// For people.
+        message: String,
+        /// Whose refusal it is: a reason of admission, or the word in the metric of those that
+        /// are never granted.
+        detail: Cow<'static, str>,
+    },
+    /// It does not want them any more.
+    ResizeReverted(Pod),
     /// Forget the status of a pod that is gone.
     Forget(PodUid),
     /// This is how the API server shows a pod, or the mirror of a static one, now.
     Shown(Pod),
     /// The API server shows it no more.
     NotShown(Pod),
-    /// A refused pod that is being deleted and of which nothing runs: its object may go.
+    /// A refused pod of which nothing runs any more: its end may be told, its object may go.
     Finish(Pod),
     /// An object of a source was left out.
     LeftOut {
@@ -55,9 +78,12 @@ pub enum Effect {
     },
 }
 
-struct Desired {
-    pod: Pod,
-    rejected: bool,
+pub(super) struct Desired {
+    /// As its source has it.
+    pub(super) pod: Pod,
+    /// The same with the resources that it was granted: so it is to run.
+    pub(super) granted: Pod,
+    pub(super) rejected: bool,
 }
 
 /// What the core may ask about the rest of the world.
@@ -68,9 +94,13 @@ pub struct World<'a> {
     pub still_runs: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status is Failed or Succeeded.
     pub is_over: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether the books on the pod are closed: its last status is stored.
+    pub is_closed: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the readiness gates of the pod, as the API server shows it now, speak against
     /// its last status.
     pub gates_differ: &'a dyn Fn(&Pod) -> bool,
+    /// The pod with the resources that it was granted in an earlier life of the agent.
+    pub granted: &'a dyn Fn(&Pod) -> Pod,
     /// The node, for admission.
     pub node: &'a NodeView,
 }
@@ -81,7 +111,10 @@ pub struct Core {
     seen: BTreeSet<SourceName>,
     merge: Merge,
     restart_rules: RuleGates,
-    desired: BTreeMap<PodUid, Desired>,
+    pub(super) resize_rules: Rules,
+    pub(super) desired: BTreeMap<PodUid, Desired>,
+    /// Those that want other resources than they have, in the order in which they began to.
+    pub(super) waiting: Vec<PodUid>,
     /// What the API server shows of static pods: objects for others to see, not to run.
     mirrors: BTreeMap<PodUid, Pod>,
 }
@@ -95,7 +128,9 @@ impl Core {
             seen: BTreeSet::new(),
             merge: Merge::default(),
             restart_rules: RuleGates::default(),
+            resize_rules: Rules::default(),
             desired: BTreeMap::new(),
+            waiting: Vec::new(),
             mirrors: BTreeMap::new(),
         }
     }
@@ -104,6 +139,12 @@ impl Core {
     #[must_use]
     pub fn with_restart_rules(self, restart_rules: RuleGates) -> Self {
         Core { restart_rules, ..self }
+    }
+
+    /// Resizes that the node's configuration rules out are not carried out.
+    #[must_use]
+    pub fn with_resize_rules(self, resize_rules: Rules) -> Self {
+        Core { resize_rules, ..self }
     }
 
     /// Whether every configured source has spoken.
@@ -123,10 +164,16 @@ impl Core {
         self.desired.iter().map(|(uid, desired)| (uid, &desired.pod, desired.rejected))
     }
 
-    /// The desired pod of this UID, unless it was refused.
+    /// The pod of this UID, if it was refused.
+    #[must_use]
+    pub fn refused(&self, uid: &PodUid) -> Option<&Pod> {
+        self.desired.get(uid).filter(|desired| desired.rejected).map(|desired| &desired.pod)
+    }
+
+    /// The desired pod of this UID with the resources that it was granted, unless it was refused.
     #[must_use]
     pub fn admitted(&self, uid: &PodUid) -> Option<&Pod> {
-        self.desired.get(uid).filter(|desired| !desired.rejected).map(|desired| &desired.pod)
+        self.desired.get(uid).filter(|desired| !desired.rejected).map(|desired| &desired.granted)
     }
 
     /// The mirrors of static pods that the API server shows.
@@ -161,7 +208,11 @@ impl Core {
         for update in updates {
             self.route(update, world, &mut effects);
         }
+        let ready = self.sources_ready();
         self.seen.insert(source);
+        if !ready {
+            effects.extend(self.retry_resizes("pods_added", world));
+        }
         effects
     }
 
@@ -190,58 +241,71 @@ impl Core {
                 let mut pods = update.pods;
                 // Static pods have no creation time and come first.
                 pods.sort_by_key(|pod| pod.object().metadata.creation_timestamp.as_ref().map(|t| t.0));
+                let waiting = self.waiting.len();
                 for pod in pods {
                     self.add(pod, world, effects);
                 }
+                if self.waiting.len() > waiting {
+                    effects.extend(self.retry_resizes("pods_added", world));
+                }
             }
             Op::Update | Op::Delete => {
+                let uids: Vec<PodUid> = update.pods.iter().map(|pod| pod.uid().clone()).collect();
+                let mut resized = false;
                 for pod in update.pods {
-                    let rejected = self.desired.get(pod.uid()).is_some_and(|desired| desired.rejected);
-                    self.desired.insert(pod.uid().clone(), Desired { pod: pod.clone(), rejected });
-                    if !rejected {
-                        effects.push(Effect::Update(pod));
-                    }
+                    resized |= self.replace(pod);
                 }
+                // First, so that the new version finds its conditions.
+                if resized {
+                    effects.extend(self.retry_resizes("pod_updated", world));
+                }
+                effects.extend(uids.iter().filter_map(|uid| self.admitted(uid)).cloned().map(Effect::Update));
             }
             Op::Remove => {
                 for pod in update.pods {
                     self.desired.remove(pod.uid());
+                    self.waiting.retain(|waiting| waiting != pod.uid());
                     effects.push(if (world.has_worker)(pod.uid()) {
                         Effect::Kill(pod.uid().clone(), Kill::default())
                     } else {
                         Effect::Forget(pod.uid().clone())
                     });
                 }
+                effects.extend(self.retry_resizes("pods_removed", world));
             }
             Op::Reconcile => {
                 for pod in update.pods {
                     let Some(desired) = self.desired.get_mut(pod.uid()) else { continue };
+                    desired.granted = PodResources::of(&desired.granted).applied_to(&pod);
                     desired.pod = pod.clone();
                     // Conditions that others set decide over readiness; and somebody else
                     // may have declared the pod over.
                     let gated = (world.gates_differ)(&pod);
                     let ended = pod.is_over() && !(world.is_over)(pod.uid());
                     if !desired.rejected && (gated || ended) {
-                        effects.push(Effect::Update(pod));
+                        effects.push(Effect::Update(desired.granted.clone()));
                     }
                 }
             }
         }
     }
 
+    /// The pods that take room here, with the resources that they were granted.
+    pub(super) fn active(&self, world: &World<'_>) -> Vec<Pod> {
+        let takes_room =
+            |one: &&Desired| !one.rejected && !one.pod.is_over() && !(world.is_over)(one.pod.uid());
+        self.desired.values().filter(takes_room).map(|one| one.granted.clone()).collect()
+    }
+
     fn add(&mut self, pod: Pod, world: &World<'_>, effects: &mut Vec<Effect>) {
         let uid = pod.uid().clone();
-        let active: Vec<Pod> = self
-            .desired
-            .values()
-            .filter(|other| !other.rejected && !other.pod.is_over() && !(world.is_over)(other.pod.uid()))
-            .map(|other| other.pod.clone())
-            .collect();
+        let granted = (world.granted)(&pod);
+        let active = self.active(world);
         let verdict =
-            if pod.is_over() { Admission::Admit } else { admission::admit(&pod, &active, world.node) };
+            if pod.is_over() { Admission::Admit } else { admission::admit(&granted, &active, world.node) };
         let mut rejected = false;
         match verdict {
-            Admission::Admit => effects.push(Effect::Update(pod.clone())),
+            Admission::Admit => effects.push(Effect::Update(granted.clone())),
             Admission::Reject { reason, message } => {
                 rejected = true;
                 effects.push(Effect::Reject { pod: pod.clone(), reason, message });
@@ -252,10 +316,13 @@ impl Core {
                     chosen
                         .map(|victim| Effect::Preempt { victim: victim.clone(), resource: resource.clone() }),
                 );
-                effects.push(Effect::Update(pod.clone()));
+                effects.push(Effect::Update(granted.clone()));
             }
         }
-        self.desired.insert(uid, Desired { pod, rejected });
+        if !rejected && granted != pod {
+            self.waiting.push(uid.clone());
+        }
+        self.desired.insert(uid, Desired { pod, granted, rejected });
     }
 
     /// Compares with what runs: stops pods that nobody wants, gives wanted pods a worker.
@@ -271,20 +338,22 @@ impl Core {
         let workerless = self
             .desired
             .values()
-            .filter(|desired| ready && !desired.rejected && !(world.has_worker)(desired.pod.uid()))
-            .map(|desired| Effect::Update(desired.pod.clone()));
+            .filter(|desired| ready && !world.node.shutting_down && !desired.rejected)
+            .filter(|desired| !(world.has_worker)(desired.pod.uid()))
+            .map(|desired| Effect::Update(desired.granted.clone()));
         let refused = self
             .desired
             .values()
-            .filter(|desired| desired.rejected && desired.pod.is_deleting())
+            .filter(|desired| desired.rejected && !(world.is_closed)(desired.pod.uid()))
             .filter(|desired| !listed.get(desired.pod.uid()).is_some_and(ListedPod::is_running))
+            .filter(|desired| !(world.still_runs)(desired.pod.uid()))
             .map(|desired| Effect::Finish(desired.pod.clone()));
         unknown.chain(workerless).chain(refused).collect()
     }
 
     /// Whether the source of `old`, which runs, now has another static pod under its name.
     fn is_replaced(&self, old: &ListedPod) -> bool {
-        self.desired.values().any(|Desired { pod, rejected }| {
+        self.desired.values().any(|Desired { pod, rejected, .. }| {
             !rejected
                 && pod.is_static()
                 && old.source == Some(pod.source())
@@ -337,7 +406,9 @@ mod tests {
                     has_worker: &|uid| self.workers.borrow().contains(uid),
                     still_runs: &|_| true,
                     is_over: &|_| false,
+                    is_closed: &|_| false,
                     gates_differ: &|_| false,
+                    granted: &Pod::clone,
                     node: &self.node,
                 };
                 self.core.source_spoke(source, pods, Timestamp::now(), &world)
@@ -349,9 +420,11 @@ mod tests {
             let effects = {
                 let world = World {
                     has_worker: &|uid| self.workers.borrow().contains(uid),
-                    still_runs: &|_| true,
+                    still_runs: &|uid| listed.get(uid).is_some_and(ListedPod::is_running),
                     is_over: &|_| false,
+                    is_closed: &|_| false,
                     gates_differ: &|_| false,
+                    granted: &Pod::clone,
                     node: &self.node,
                 };
                 self.core.clean_up(listed, &world)
@@ -376,6 +449,11 @@ mod tests {
                     Effect::NotShown(pod) => format!("not shown {}", pod.uid()),
                     Effect::Finish(pod) => format!("finish {}", pod.uid()),
                     Effect::LeftOut { pod, .. } => format!("left out {}", pod.uid()),
+                    Effect::Resize { pod, trigger } => format!("resize {} {trigger}", pod.uid()),
+                    Effect::ResizePending { pod, reason, .. } => {
+                        format!("{} {}", reason.as_str(), pod.uid())
+                    }
+                    Effect::ResizeReverted(pod) => format!("reverted {}", pod.uid()),
                 })
                 .collect()
         }
@@ -423,7 +501,7 @@ mod tests {
         let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
         bench.node.allocatable.pods = 0;
         bench.speak(SourceName::File, vec![pod("web", "9")]);
-        assert!(bench.clean_up(&running).is_empty());
+        assert_eq!(bench.clean_up(&running), ["finish 9"]);
     }
 
     #[test]
@@ -456,6 +534,8 @@ mod tests {
         );
         let running = BTreeMap::from([listed("2", SandboxState::Ready)]);
         assert_eq!(bench.clean_up(&running), ["stop 2"]);
+        // Not before that its end is told: a taint may have put it out at a start of the agent.
+        assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 2"]);
         assert_eq!(bench.speak(SourceName::Api, vec![pod("a", "1")]), ["not shown 2", "forget 2"]);
     }
 

@@ -1,7 +1,7 @@
 //! Routes what the sources want and what the runtime shows to the pod workers (Go: syncLoop).
 //!
 //! Owns: the desired pods ([`core::Core`], pure) and the [`crate::pods::workers::Workers`].
-//! Thread: `sync`. In: the mailboxes of `sources`, `observe` and of the workers that ended.
+//! Thread: `sync` (and `clean`, `shutdown` beside it). In: the mailboxes of `sources`, `observe` and of the workers that ended.
 //! Out: worker mailboxes, statuses of rejected pods, a snapshot of all pods.
 //! Invariants: a turn does no I/O and asks nobody; a turn over 100 ms is logged.
 //! Absent on purpose: a pause while the runtime is unhealthy. That is a state which the
@@ -10,6 +10,8 @@
 pub mod clean;
 pub mod core;
 pub mod ephemeral;
+mod resize;
+pub mod shutdown;
 mod thread;
 pub mod view;
 

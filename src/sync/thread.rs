@@ -1,5 +1,6 @@
 //! The `sync` thread: waits in one place, lets the core decide, carries the effects out.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use jiff::Timestamp;
 
 use super::core::{Core, Effect, World};
 use super::ephemeral::{Granted, Wish, Wishes};
+use super::shutdown::Link;
 use super::view::{Entry, Snapshot, SourceState, View};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid};
@@ -20,8 +22,11 @@ use crate::model::verdict::Verdict;
 use crate::node::{self, NodeWatch};
 use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
+use crate::pods::allocation::{Allocations, Pending, summary};
 use crate::pods::lifecycle::{Failure, Kill};
 use crate::pods::mirror;
+use crate::pods::plan::resize::Rules;
+use crate::pods::plan::shutdown;
 use crate::pods::workers::{Aftermath, Ended, Workers};
 use crate::probes::{Kind, Probes};
 use crate::sources::{SourceSet, unsupported_fields};
@@ -35,6 +40,8 @@ use crate::util::timers;
 /// Upper bound between two comparisons of the desired with the running pods, should an
 /// event have been missed.
 const CLEAN_UP_PERIOD: Duration = Duration::from_secs(10);
+/// Pods that wait for more resources are asked again after this at the latest.
+const RESIZE_PERIOD: Duration = Duration::from_secs(180);
 /// A longer turn is logged: everything else waits meanwhile.
 const LONG_TURN: Duration = Duration::from_millis(100);
 /// How long all workers together may take to stop with the agent.
@@ -49,6 +56,8 @@ pub struct Settings {
     pub node: NodeView,
     /// Which restart rules count.
     pub restart_rules: RuleGates,
+    /// Which resizes are ruled out.
+    pub resize_rules: Rules,
 }
 
 /// What the room works with.
@@ -59,6 +68,8 @@ pub struct Deps {
     pub observe: Observe,
     /// Keeps statuses.
     pub status: StatusCache,
+    /// Keeps what pods were granted.
+    pub allocations: Allocations,
     /// Tells users.
     pub events: EventSink,
     /// Where the snapshot goes.
@@ -87,6 +98,8 @@ pub struct Deps {
     pub mirrors: Option<mirror::Views>,
     /// Pods of which an object has changed that they name.
     pub from_objects: Inbox<PodUid, ()>,
+    /// What a shutdown of the machine asks for.
+    pub shutdown: Link,
     /// Told after each turn, for the health check.
     pub turn: Arc<std::sync::Mutex<Instant>>,
 }
@@ -97,7 +110,9 @@ pub struct Deps {
 /// When the thread cannot be started.
 pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("sync", Stack::Large, on_death, move |stop| {
-        let core = Core::new(settings.sources.clone()).with_restart_rules(settings.restart_rules);
+        let core = Core::new(settings.sources.clone())
+            .with_restart_rules(settings.restart_rules)
+            .with_resize_rules(settings.resize_rules);
         let sources = settings.sources.iter().map(|name| (*name, SourceState::default())).collect();
         Loop {
             core,
@@ -108,6 +123,7 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
             garbage: false,
             ephemeral: Granted::default(),
             held: None,
+            resize_due: None,
         }
         .run(&stop);
     })
@@ -126,6 +142,8 @@ struct Loop {
     /// The API server's pods, which wait for the first look at our Node object: admission
     /// goes by its labels and taints.
     held: Option<SourceSet>,
+    /// When those that wait for resources are asked again.
+    resize_due: Option<Instant>,
 }
 
 impl Loop {
@@ -136,8 +154,8 @@ impl Loop {
         self.publish();
         loop {
             let mut timer = clean_up_due;
-            if let Some(retry) = self.deps.workers.next_retry() {
-                timer = timer.min(retry);
+            for other in [self.deps.workers.next_retry(), self.resize_due].into_iter().flatten() {
+                timer = timer.min(other);
             }
             let mut wish = None;
             let what = {
@@ -145,6 +163,7 @@ impl Loop {
                 select_biased! {
                     recv(stop.signal()) -> _ => break,
                     recv(self.deps.from_workers.bell()) -> _ => "worker ended",
+                    recv(self.deps.shutdown.orders.bell()) -> _ => "shutdown",
                     recv(node_changed) -> _ => "node",
                     recv(self.deps.from_sources.bell()) -> _ => "source",
                     recv(self.deps.from_observe.bell()) -> _ => "runtime change",
@@ -160,6 +179,7 @@ impl Loop {
             let start = Instant::now();
             match what {
                 "worker ended" => self.workers_ended(),
+                "shutdown" => self.shutdown_ordered(),
                 "node" => self.node_changed(),
                 "source" => self.sources_spoke(),
                 "runtime change" => self.runtime_changed(),
@@ -172,6 +192,9 @@ impl Loop {
                 "wish" => wish.into_iter().for_each(|wish| self.wished(wish)),
                 _ => {
                     self.deps.workers.retry(start);
+                    if self.resize_due.is_some_and(|due| start >= due) {
+                        self.retry_resizes("periodic_retry");
+                    }
                     if start >= clean_up_due {
                         clean_up_due = start + CLEAN_UP_PERIOD;
                         self.clean_up();
@@ -181,6 +204,8 @@ impl Loop {
             if std::mem::take(&mut self.garbage) {
                 self.ring_cleaner();
             }
+            let waiting = self.core.is_anyone_waiting();
+            self.resize_due = waiting.then(|| self.resize_due.unwrap_or_else(|| start + RESIZE_PERIOD));
             let took = start.elapsed();
             if took > LONG_TURN {
                 log::warn!("a turn of the sync loop took {took:?}: {what}");
@@ -199,6 +224,51 @@ impl Loop {
             self.source_spoke(source, set);
         }
         self.publish();
+    }
+
+    /// The machine is about to shut down, or no longer is.
+    fn shutdown_ordered(&mut self) {
+        for (_, orders) in self.deps.shutdown.orders.take() {
+            if let Some(on) = orders.shutting_down {
+                self.settings.node.shutting_down = on;
+                if !on {
+                    self.revive();
+                }
+            }
+            for (uid, grace) in orders.kills {
+                // One that has just ended by itself keeps its status.
+                if !self.deps.workers.knows(&uid) || self.deps.workers.is_finished(&uid) {
+                    continue;
+                }
+                let failure = Failure { reason: shutdown::REASON, message: shutdown::MESSAGE.to_owned() };
+                self.kill(&uid, Kill { grace_override: Some(grace), failure: Some(failure) });
+            }
+        }
+        self.publish();
+    }
+
+    /// The machine goes on: what nobody else would start again is.
+    ///
+    /// DIFFERS: the Go kubelet's static pods stay failed until it is restarted, and with them
+    /// a control plane that consists of them.
+    fn revive(&mut self) {
+        let stopped: Vec<PodUid> = self
+            .core
+            .desired()
+            .filter(|(uid, pod, rejected)| pod.is_static() && !rejected && self.was_stopped(uid))
+            .map(|(uid, ..)| uid.clone())
+            .collect();
+        for uid in stopped {
+            if self.deps.workers.revive(&uid) {
+                self.deps.status.forget(&uid);
+            }
+        }
+        self.clean_up();
+    }
+
+    /// Whether a shutdown was its end.
+    fn was_stopped(&self, uid: &PodUid) -> bool {
+        self.deps.status.get(uid).is_some_and(|status| status.reason.as_deref() == Some(shutdown::REASON))
     }
 
     /// Our Node object is another one, or was looked at for the first time.
@@ -233,11 +303,14 @@ impl Loop {
         let effects = {
             let workers = &self.deps.workers;
             let status = &self.deps.status;
+            let allocations = &self.deps.allocations;
             let world = World {
                 has_worker: &|uid| workers.knows(uid),
                 still_runs: &|_| true,
                 is_over: &|uid| is_over(status, uid),
+                is_closed: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
                 gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
+                granted: &|pod| allocations.granted(pod),
                 node: &self.settings.node,
             };
             self.core.source_spoke(source, pods, Timestamp::now(), &world)
@@ -325,15 +398,47 @@ impl Loop {
                         metrics::RESTARTED_PODS.inc([if pod.is_static() { "true" } else { "" }]);
                         self.ephemeral.retain(|other| *other != uid);
                         self.deps.status.forget(&uid);
-                        self.deps.workers.update(&pod);
+                        // Should the machine go on, the pod does, too.
+                        if !self.settings.node.shutting_down {
+                            self.deps.workers.update(&pod);
+                        }
                     }
                 }
-                Aftermath::Gone => self.deps.status.forget(&uid),
+                Aftermath::Gone => match self.core.refused(&uid) {
+                    // What was left of a refused pod has ended: now its own end can be told.
+                    Some(pod) => {
+                        self.deps.status.finish(pod, Timestamp::now());
+                    }
+                    None => self.deps.status.forget(&uid),
+                },
                 Aftermath::Stays => {}
             }
             self.garbage = true;
         }
+        self.retry_resizes("pod_terminated");
         self.publish();
+    }
+
+    /// Something may have made room for those that want more.
+    fn retry_resizes(&mut self, trigger: &'static str) {
+        if !self.core.is_anyone_waiting() {
+            return;
+        }
+        let effects = {
+            let (workers, status) = (&self.deps.workers, &self.deps.status);
+            let world = World {
+                has_worker: &|uid| workers.knows(uid),
+                still_runs: &|_| true,
+                is_over: &|uid| is_over(status, uid),
+                is_closed: &|_| false,
+                gates_differ: &|_| false,
+                granted: &Pod::clone,
+                node: &self.settings.node,
+            };
+            self.core.retry_resizes(trigger, &world)
+        };
+        self.resize_due = None;
+        self.carry_out(effects);
     }
 
     /// Only with a fresh list: a pod that was started since would look unknown in an old one.
@@ -350,7 +455,9 @@ impl Loop {
                 has_worker: &|uid| workers.knows(uid),
                 still_runs: &|uid| observe.still_runs(uid),
                 is_over: &|uid| is_over(status, uid),
+                is_closed: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
                 gates_differ: &|_| false,
+                granted: &Pod::clone,
                 node: &self.settings.node,
             };
             self.core.clean_up(&listed, &world)
@@ -367,8 +474,21 @@ impl Loop {
                 Effect::Update(pod) => {
                     if !self.deps.workers.knows(pod.uid()) {
                         self.warn_of_unsupported(&pod);
+                        self.deps.allocations.restore(&pod);
+                        if self.core.has_what_it_wants(pod.uid()) {
+                            self.deps.allocations.settle(pod.uid());
+                        }
                     }
-                    self.deps.workers.update(&self.ephemeral.complete(&pod));
+                    self.feed(&pod);
+                }
+                Effect::Resize { pod, trigger } => self.resize(&pod, trigger),
+                Effect::ResizePending { pod, reason, message, detail } => {
+                    self.resize_pending(&pod, reason, &message, detail);
+                }
+                Effect::ResizeReverted(pod) => {
+                    if self.deps.allocations.settle(pod.uid()).is_some() {
+                        self.deps.workers.look_again(pod.uid());
+                    }
                 }
                 Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
                 Effect::Kill(uid, kill) => self.kill(&uid, kill),
@@ -390,6 +510,44 @@ impl Loop {
                 }
             }
         }
+    }
+
+    /// Creates the pod's worker or hands it the new version. `pod` has what it was granted.
+    fn feed(&mut self, pod: &Pod) {
+        self.deps.allocations.grant(pod);
+        self.deps.workers.update(&self.ephemeral.complete(pod));
+    }
+
+    /// The pod gets what it wants; its worker sees to the rest.
+    fn resize(&mut self, pod: &Pod, trigger: &'static str) {
+        let allocations = &self.deps.allocations;
+        if allocations.settle(pod.uid()) == Some(Pending::Deferred) {
+            metrics::DEFERRED_RESIZES_ACCEPTED.inc([trigger]);
+        }
+        allocations.begin(pod);
+        let generation = pod.object().metadata.generation.unwrap_or(0);
+        self.deps.events.normal(pod, reasons::RESIZE_STARTED, summary("started", pod, generation, ""));
+        log::info!("resize is granted: {trigger} pod={} uid={}", pod.full_name(), pod.uid());
+        self.feed(pod);
+    }
+
+    /// The pod keeps what it has.
+    fn resize_pending(&mut self, pod: &Pod, reason: Pending, message: &str, detail: Cow<'static, str>) {
+        let head = match reason {
+            // Upstream's event names the refusal, its condition does not.
+            Pending::Deferred => detail,
+            Pending::Infeasible => {
+                metrics::INFEASIBLE_RESIZES.inc([detail]);
+                reason.as_str().into()
+            }
+        };
+        if !self.deps.allocations.pend(pod, reason, message) {
+            return;
+        }
+        let generation = pod.object().metadata.generation.unwrap_or(0);
+        let text = summary(&head, pod, generation, message);
+        self.deps.events.warning(pod, reason.event(), text);
+        self.deps.workers.look_again(pod.uid());
     }
 
     /// The API server shows a pod, or shows it no more.
@@ -449,10 +607,16 @@ impl Loop {
 
     fn publish(&mut self) {
         self.ephemeral.retain(|uid| self.core.wants(uid));
+        if self.core.sources_ready() {
+            let (core, workers) = (&self.core, &self.deps.workers);
+            self.deps.allocations.retain(|uid| core.wants(uid) || workers.knows(uid));
+        }
         let workers = self.deps.workers.reports();
         let mut snapshot = Snapshot {
             sources_ready: self.core.sources_ready(),
             sources: self.sources.clone(),
+            shutting_down: self.settings.node.shutting_down,
+            mirrors: self.core.mirrors().iter().map(|(uid, pod)| (uid.clone(), pod.full_name())).collect(),
             ..Snapshot::default()
         };
         for (uid, pod, rejected) in self.core.desired() {
@@ -475,6 +639,9 @@ impl Loop {
             });
         }
         self.deps.view.set(snapshot);
+        if let Some(wake) = self.deps.shutdown.wake.as_ref().filter(|_| self.settings.node.shutting_down) {
+            wake.ring();
+        }
         self.tell_mirrors();
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::model::ids::PodUid;
+use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::{Pod, SourceName};
 use crate::pods::workers::WorkerHandle;
 use crate::sources::SourceProblem;
@@ -37,10 +37,14 @@ pub struct SourceState {
 pub struct Snapshot {
     /// By UID.
     pub pods: BTreeMap<PodUid, Entry>,
+    /// The mirrors of static pods that the API server shows, and whose they are by name.
+    pub mirrors: BTreeMap<PodUid, FullName>,
     /// Every configured source.
     pub sources: BTreeMap<SourceName, SourceState>,
     /// Whether every source has spoken: only then may anything unknown be removed.
     pub sources_ready: bool,
+    /// New pods are refused: the machine shuts down.
+    pub shutting_down: bool,
 }
 
 /// The place where the newest snapshot is found.

@@ -1,6 +1,6 @@
 //! Wire protocols: gRPC over Unix sockets, HTTP to a URL, kept connections to the API server,
-//! one-shot calls into pods (Go: google.golang.org/grpc, cri-client's connection code, net/http,
-//! pkg/probe).
+//! one-shot calls into pods, frames of streams (Go: google.golang.org/grpc, cri-client's connection
+//! code, net/http, pkg/probe, moby/spdystream, x/net/websocket).
 //!
 //! Owns: the gRPC library and its one completion-queue thread `grpc-0`, the messages that
 //! `build.rs` makes of `proto/`, and the mapping of status codes to [`grpc::Kind`].
@@ -11,6 +11,7 @@
 
 mod affinity;
 pub mod api;
+pub mod dbus;
 pub mod dial;
 pub mod endpoint;
 pub mod generated;
@@ -18,3 +19,5 @@ pub mod grpc;
 pub mod health;
 pub mod http;
 pub mod serve;
+pub mod spdy;
+pub mod websocket;

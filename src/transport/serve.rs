@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
+use rustls::crypto::{CryptoProvider, SupportedKxGroup};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -94,7 +94,7 @@ impl Acceptor {
     /// # Errors
     /// When nothing of what the settings allow is supported.
     pub fn new(settings: &Settings, current: Box<CurrentCertificate>) -> Result<Acceptor, ServeError> {
-        let mut provider = ring::default_provider();
+        let mut provider = rustls::crypto::ring::default_provider();
         provider.cipher_suites = cipher_suites(provider.cipher_suites, &settings.cipher_suites)?;
         provider.kx_groups = groups(provider.kx_groups, &settings.curves)?;
         let provider = Arc::new(provider);
@@ -124,7 +124,7 @@ impl Acceptor {
     /// When the library refuses its own configuration.
     pub fn session(&self) -> io::Result<Session> {
         ServerConnection::new(Arc::clone(&self.config))
-            .map(|connection| Session { connection })
+            .map(|connection| Session { connection, incoming: Vec::new(), from: 0, to: 0 })
             .map_err(io::Error::other)
     }
 }
@@ -308,7 +308,7 @@ impl Authorities {
         if added == 0 {
             return Err(wrong(&"no usable certificate"));
         }
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
             .map_err(|error| wrong(&error))?;
@@ -348,7 +348,15 @@ impl<T: Read + Write> Stream for T {}
 #[derive(Debug)]
 pub struct Session {
     connection: ServerConnection,
+    /// What came and was not given to the session yet, `from..to`: it takes 4 KiB at a time,
+    /// and a system call for each would be many.
+    incoming: Vec<u8>,
+    from: usize,
+    to: usize,
 }
+
+/// Read at once: two records.
+const INCOMING: usize = 32 * 1024;
 
 impl Session {
     /// Goes on with the handshake as far as the socket lets it; true once it is done.
@@ -384,11 +392,26 @@ impl Session {
                 Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
                 outcome => return outcome,
             }
-            match self.connection.read_tls(&mut &mut *socket) {
-                Ok(_) => self.process(socket)?,
-                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-                Err(why) => return Err(why),
+            if self.from == self.to {
+                self.incoming.resize(INCOMING, 0);
+                (self.from, self.to) = (0, 0);
+                match socket.read(&mut self.incoming) {
+                    Ok(count) => self.to = count,
+                    Err(why) if why.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(why) => return Err(why),
+                }
             }
+            // At the socket's end there is nothing, which is how the session hears of it.
+            let mut fresh = self.incoming.get(self.from..self.to).unwrap_or_default();
+            self.from += self.connection.read_tls(&mut fresh)?;
+            self.process(socket)?;
+        }
+    }
+
+    /// Gives back what a session needs only while bytes come.
+    pub fn rest(&mut self) {
+        if self.from == self.to {
+            self.incoming = Vec::new();
         }
     }
 
@@ -430,7 +453,8 @@ impl Session {
 
     /// Whether bytes are there that need no socket.
     pub fn has_buffered(&mut self) -> bool {
-        self.connection.process_new_packets().is_ok_and(|state| state.plaintext_bytes_to_read() > 0)
+        self.from < self.to
+            || self.connection.process_new_packets().is_ok_and(|state| state.plaintext_bytes_to_read() > 0)
     }
 
     /// Says farewell; [`Session::flush`] sends it.

@@ -11,6 +11,25 @@ use jiff::Timestamp;
 struct Entry {
     delay: Duration,
     updated: Timestamp,
+    /// An event of the future, and when it was first asked about.
+    ahead: Option<(Timestamp, Timestamp)>,
+}
+
+impl Entry {
+    /// When the wait after `event` began. After the clock was set back that event seems to be
+    /// yet to come; the wait begins when it is first asked about, not a day later.
+    fn begin(&mut self, event: Timestamp, now: Timestamp) -> Timestamp {
+        if event <= now {
+            return event;
+        }
+        match self.ahead {
+            Some((known, seen)) if known == event && seen <= now => seen,
+            _ => {
+                self.ahead = Some((event, now));
+                now
+            }
+        }
+    }
 }
 
 /// Waits that start at `initial`, double up to `max` and are forgotten when the event
@@ -38,13 +57,17 @@ impl<K: Eq + Hash> KeyedBackoff<K> {
 
     /// When `key` may be tried again, if `event` (a failure or an exit) is what started
     /// the wait and the wait is not over at `now`.
+    ///
+    /// DIFFERS: the Go kubelet waits until a clock that was set back has come as far again.
     #[must_use]
-    pub fn blocked_until(&self, key: &K, event: Timestamp, now: Timestamp) -> Option<Timestamp> {
-        let entry = self.entries.get(key)?;
-        if self.expired(entry, event) {
+    pub fn blocked_until(&mut self, key: &K, event: Timestamp, now: Timestamp) -> Option<Timestamp> {
+        let reset_after = self.reset_after;
+        let entry = self.entries.get_mut(key)?;
+        if since(entry.updated, event) > reset_after {
             return None;
         }
-        let until = event.checked_add(jiff::SignedDuration::try_from(entry.delay).ok()?).ok()?;
+        let begin = entry.begin(event, now);
+        let until = begin.checked_add(jiff::SignedDuration::try_from(entry.delay).ok()?).ok()?;
         (now < until).then_some(until)
     }
 
@@ -56,7 +79,7 @@ impl<K: Eq + Hash> KeyedBackoff<K> {
             Some(entry) if !fresh => (entry.delay * 2).min(max),
             _ => initial,
         };
-        self.entries.insert(key, Entry { delay, updated: now });
+        self.entries.insert(key, Entry { delay, updated: now, ahead: None });
     }
 
     /// Forgets `key`.
@@ -77,6 +100,43 @@ impl<K: Eq + Hash> KeyedBackoff<K> {
 
 fn since(earlier: Timestamp, later: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or(Duration::ZERO)
+}
+
+/// Failures of one thing in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Failures(u32);
+
+impl Failures {
+    /// Counts one more. `true`: it is to be told, as the 1st, 2nd, 4th and so on are, because
+    /// an outage must not fill the log.
+    #[must_use]
+    pub fn count(&mut self) -> bool {
+        self.0 = self.0.saturating_add(1);
+        self.0.is_power_of_two()
+    }
+
+    /// How many there were.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// It has worked. `true`: it did not before.
+    pub fn end(&mut self) -> bool {
+        std::mem::take(&mut self.0) > 0
+    }
+
+    /// The wait before the next try: `first`, then twice as long each time up to `most`.
+    #[must_use]
+    pub fn delay(self, first: Duration, most: Duration) -> Duration {
+        first.saturating_mul(1 << self.0.saturating_sub(1).min(16)).min(most)
+    }
+}
+
+impl std::fmt::Display for Failures {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(out)
+    }
 }
 
 /// `base` plus up to half of it, so that many pods do not come due at one moment.
@@ -133,6 +193,42 @@ mod tests {
         assert_eq!(backoff.delay(&"c"), Duration::from_secs(10));
         backoff.collect_garbage(at(now + 1300));
         assert_eq!(backoff.delay(&"c"), Duration::ZERO);
+    }
+
+    #[test]
+    fn failures_are_told_and_waited_for_ever_more_rarely() {
+        let mut failures = Failures::default();
+        assert!(!failures.end());
+        let told: Vec<u32> = (1..10).filter(|_| failures.count()).collect();
+        assert_eq!(told, [1, 2, 4, 8]);
+        assert!(failures.end() && failures == Failures::default());
+        let (first, most) = (Duration::from_secs(1), Duration::from_secs(5));
+        let waits = (0..5).map(|_| {
+            let _ = failures.count();
+            failures.delay(first, most).as_secs()
+        });
+        assert_eq!(waits.collect::<Vec<_>>(), [1, 2, 4, 5, 5]);
+        assert_eq!(Failures(u32::MAX).delay(first, most), most);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_prolongs_no_wait() {
+        let mut backoff =
+            KeyedBackoff::new(Duration::from_secs(10), Duration::from_secs(300), Duration::from_secs(600));
+        let day = 86_400;
+        backoff.advance("c", at(day), at(day));
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(day + 3)), Some(at(day + 10)));
+        // A day back: ten seconds from the first question, however often it is put.
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(5)), Some(at(15)));
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(14)), Some(at(15)));
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(15)), None);
+        // And back once more.
+        assert_eq!(backoff.blocked_until(&"c", at(day), at(1)), Some(at(11)));
+        // A start and an end by the new clock go on counting.
+        backoff.advance("c", at(11), at(11));
+        assert_eq!(backoff.blocked_until(&"c", at(12), at(12)), Some(at(32)));
+        // Forward: what waited waits no more.
+        assert_eq!(backoff.blocked_until(&"c", at(12), at(day)), None);
     }
 
     #[test]

@@ -121,6 +121,89 @@ pub fn run(
     result
 }
 
+/// Runs `command` without input, and hands over what it says, on either output, as it comes.
+///
+/// # Errors
+/// See [`ChildError`]; an error of `each` ends the program, too.
+pub fn stream(
+    command: &mut Command,
+    limit: Duration,
+    stop: &StopToken,
+    each: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+) -> Result<ExitStatus, ChildError> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let start = |error| ChildError::Start { program: program.clone(), error };
+    let (mut said, both) = std::io::pipe().map_err(start)?;
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(both.try_clone().map_err(start)?)
+        .stderr(both)
+        .process_group(0)
+        .spawn();
+    // The command keeps our ends of the pipe open, and with them the pipe.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = child.map_err(start)?;
+    let _waiting = threads::waiting("helper program");
+    let result = hear(&mut child, &program, &mut said, limit, stop, each);
+    if result.is_err() {
+        end(&mut child);
+    }
+    result
+}
+
+fn hear(
+    child: &mut Child,
+    program: &str,
+    said: &mut std::io::PipeReader,
+    limit: Duration,
+    stop: &StopToken,
+    each: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+) -> Result<ExitStatus, ChildError> {
+    let failed = |error| ChildError::Io { program: program.to_owned(), error };
+    rustix::io::ioctl_fionbio(&*said, true).map_err(|errno| failed(errno.into()))?;
+    let deadline = Instant::now() + limit;
+    let mut chunk = vec![0; 8 * CHUNK];
+    loop {
+        // Asked before the last read, so that what it said at its end is not missed.
+        let status = child.try_wait().map_err(failed)?;
+        let mut open = true;
+        loop {
+            match said.read(&mut chunk) {
+                Ok(0) => {
+                    open = false;
+                    break;
+                }
+                Ok(count) => each(chunk.get(..count).unwrap_or_default()).map_err(failed)?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(error)),
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        if let Some(status) = status {
+            return Ok(status);
+        }
+        if stop.is_stopped() {
+            return Err(ChildError::Stopped { program: program.to_owned() });
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ChildError::Overdue { program: program.to_owned(), limit });
+        }
+        if open {
+            let wait = Timespec::try_from(left.min(SLICE)).ok();
+            match poll(&mut [PollFd::new(&*said, PollFlags::IN)], wait.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(failed(errno.into())),
+            }
+        } else if stop.wait(left.min(BLIND_SLICE)) == Waited::Stopped {
+            return Err(ChildError::Stopped { program: program.to_owned() });
+        }
+    }
+}
+
 struct Reader<P> {
     pipe: Option<P>,
     bytes: Vec<u8>,
@@ -276,6 +359,27 @@ mod tests {
         // Nobody has to read.
         let output = run(&mut sh("exec true"), &much, LONG, &never).unwrap();
         assert!(output.status.success());
+    }
+
+    #[test]
+    fn hands_over_what_is_said() {
+        let never = StopToken::never();
+        let mut heard = Vec::new();
+        let mut keep = |bytes: &[u8]| {
+            heard.extend_from_slice(bytes);
+            Ok(())
+        };
+        let long = Duration::from_secs(60);
+        let status = stream(&mut sh("echo a; echo b >&2; exit 3"), long, &never, &mut keep).unwrap();
+        assert_eq!((status.code(), heard.as_slice()), (Some(3), &b"a\nb\n"[..]));
+        let short = Duration::from_millis(150);
+        let error = stream(&mut sh("while :; do echo x; done"), short, &never, &mut |_| Ok(())).unwrap_err();
+        assert!(matches!(error, ChildError::Overdue { .. }), "{error}");
+        let mut refuse = |_: &[u8]| Err(ErrorKind::BrokenPipe.into());
+        let error = stream(&mut sh("echo a; sleep 600"), long, &never, &mut refuse).unwrap_err();
+        assert!(matches!(error, ChildError::Io { .. }), "{error}");
+        let missing = stream(&mut Command::new("/no/such/program"), long, &never, &mut |_| Ok(()));
+        assert!(missing.unwrap_err().is_missing());
     }
 
     #[test]

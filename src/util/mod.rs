@@ -1,15 +1,18 @@
 //! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`,
-//! `mailbox`, `timers`), waits (`backoff`), files, memory, log lines and `metrics`.
+//! `mailbox`, `timers`, `wake`), waits (`backoff`), files, memory, log lines and `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
 pub mod child;
+pub mod cpu_list;
 pub mod logging;
 pub mod mailbox;
 pub mod memory;
 pub mod metrics;
+pub mod sha1;
 pub mod sha256;
 pub mod stop;
 pub mod tail;
 pub mod threads;
 pub mod timers;
+pub mod wake;

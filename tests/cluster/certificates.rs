@@ -3,13 +3,15 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use crate::joined::{Joined, LIMIT, directory, pod, text};
-use crate::support::control_plane::{CONTROLLERS, Choice, ControlPlane};
+use crate::support::control_plane::{API_SERVER, CONTROLLERS, Choice, ControlPlane};
+use crate::support::launch::differs_on_the_incumbent;
 use crate::support::node::{FOREVER, Node, busybox, simple};
-use crate::support::wait::wait_until;
+use crate::support::wait::{pause, wait_until};
 
 /// Nobody else reads what has a key, or points at one.
 fn assert_private(dir: &Path) {
@@ -80,4 +82,99 @@ fn a_node_joins_by_token_and_renews_its_certificate() {
     assert!(signed(&plane, "boot") <= before + 2, "a good certificate is not thrown away");
     joined.node.remove("web.json");
     joined.finish(&["boot-api", "boot-late"]);
+}
+
+/// Attempts of the agent that ask the API server so far, those without a good answer included.
+fn attempts(joined: &Joined<'_>) -> f64 {
+    let page = joined.node.read_only("/metrics").1;
+    let lines = page.lines().filter(|line| line.starts_with("rest_client_requests_total"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// Certificates run out while nobody could renew them. Pods go on; the node that may ask with
+/// a bootstrap token comes back by itself, the other one with a new kubeconfig.
+#[test]
+fn certificates_that_have_run_out() {
+    if differs_on_the_incumbent("run out", "it ends five minutes later, and asks at its next start") {
+        return;
+    }
+    let choice = Choice { scheduler: false, ..Choice::default() };
+    let plane = ControlPlane::start_with(&directory("late-cp"), &choice);
+    plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
+    let born = Instant::now();
+    let life = Duration::from_secs(60);
+    let node = |name: &'static str, rotates: bool| {
+        let kubeconfig = plane.node_kubeconfig_with(name, "ttl=60s").display().to_string();
+        let (bootstrap, pki) = (plane.bootstrap_kubeconfig(), Node::base(name).join("pki"));
+        let (bootstrap, pki) = (bootstrap.display().to_string(), pki.display().to_string());
+        let mut flags = vec!["--kubeconfig", &kubeconfig, "--cert-dir", &pki];
+        if rotates {
+            flags.extend(["--bootstrap-kubeconfig", &bootstrap]);
+        }
+        Joined::prepare_with(&plane, name, json!({"rotateCertificates": rotates}), &flags)
+    };
+    let (mut asks, mut waits) = (node("asks", true), node("waits", false));
+    for joined in [&mut asks, &mut waits] {
+        joined.node.start_agent();
+    }
+    for joined in [&asks, &waits] {
+        joined.wait_node_ready();
+        joined.node.apply("web.json", &simple("web"));
+        joined.bind(&pod(&format!("{}-api", joined.name), json!([busybox("main", FOREVER)])));
+    }
+    for joined in [&asks, &waits] {
+        joined.wait_ready(&format!("web-{}", joined.name));
+        joined.wait_ready(&format!("{}-api", joined.name));
+    }
+    let running = [&asks, &waits].map(|joined| joined.node.running_ids());
+    assert!(born.elapsed() < life / 2, "too slow a machine for this: {:?}", born.elapsed());
+    // Nothing can be renewed while it would be time for it.
+    plane.stop(API_SERVER);
+    pause((life + Duration::from_secs(5)).saturating_sub(born.elapsed()));
+    plane.resume(API_SERVER);
+
+    // Its old certificate opens nothing any more: the bootstrap token does.
+    asks.wait_node_ready();
+    asks.bind(&pod("asks-late", json!([busybox("main", FOREVER)])));
+    asks.wait_ready("asks-late");
+    assert_eq!(signed(&plane, "asks"), 1);
+    let pki = Node::base("asks").join("pki/kubelet-client-current.pem");
+    let issued = fs::read(&pki).expect("the new certificate is kept");
+
+    // Who has nothing to ask with is refused, and not ever more often.
+    waits.bind(&pod("waits-late", json!([busybox("main", FOREVER)])));
+    waits.node.apply("two.json", &simple("two"));
+    waits.node.wait_ready("two");
+    let (sent, begun) = (attempts(&waits), Instant::now());
+    pause(Duration::from_secs(8));
+    let rate = (attempts(&waits) - sent) / begun.elapsed().as_secs_f64();
+    assert!(rate > 0.0 && rate <= 10.0, "{rate:.1} requests/s");
+    let late = plane.get(&["pod", "waits-late"]).unwrap_or_default();
+    assert_eq!(late["status"]["containerStatuses"], json!(null), "nobody has told it of the pod");
+    for (joined, before) in [&asks, &waits].into_iter().zip(&running) {
+        let now = joined.node.running_ids();
+        assert!(before.iter().all(|id| now.contains(id)), "{}: pods go on", joined.name);
+    }
+
+    // At the next start what was issued is used, though the kubeconfig's own has run out.
+    asks.node.stop_agent();
+    asks.node.start_agent();
+    asks.bind(&pod("asks-later", json!([busybox("main", FOREVER)])));
+    asks.wait_ready("asks-later");
+    assert_eq!(signed(&plane, "asks"), 1, "a good certificate is not thrown away");
+    assert_eq!(fs::read(&pki).expect("it is still there"), issued);
+    waits.node.stop_agent();
+    plane.node_kubeconfig("waits");
+    waits.node.start_agent();
+    waits.wait_ready("waits-late");
+    waits.wait_ready("two-waits");
+    for (joined, before) in [&asks, &waits].into_iter().zip(&running) {
+        let now = joined.node.running_ids();
+        assert!(before.iter().all(|id| now.contains(id)), "{}: pods go on", joined.name);
+    }
+    asks.node.remove("web.json");
+    asks.finish(&["asks-api", "asks-late", "asks-later"]);
+    waits.node.remove("web.json");
+    waits.node.remove("two.json");
+    waits.finish(&["waits-api", "waits-late"]);
 }

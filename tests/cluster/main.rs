@@ -4,15 +4,21 @@
 
 mod certificates;
 mod checks;
+mod drains;
 mod golden_api;
 mod joined;
 mod lives;
+mod logs;
 mod main_port;
 mod objects;
 mod outages;
 mod plane;
 mod recording;
+mod resizes;
 mod rights;
+mod shutdowns;
 mod stats;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
+mod takeover;

@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, pod, text};
+use crate::joined::{Joined, LIMIT, directory, pod, text};
 use crate::support::node::{FOREVER, busybox};
-use crate::support::wait::wait_until;
+use crate::support::registry::{Registry, base64};
+use crate::support::wait::{holds_for, wait_until};
 
 fn id_of(pod: &Value, container: &str) -> String {
     let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
@@ -97,4 +98,104 @@ fn what_is_missing_is_named_and_waited_for() {
     joined.wait_ready("miss-volume");
     joined.wait_ready("miss-env");
     joined.finish(&["miss-volume", "miss-env"]);
+}
+
+/// What the API server says of a token.
+fn review(joined: &Joined<'_>, token: &str) -> Value {
+    let body =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
+    let path = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let answer = joined.plane.try_kubectl(&["create", "--raw", path, "-f", "-"], &body.to_string());
+    assert!(answer.status.success(), "{answer:?}");
+    serde_json::from_slice::<Value>(&answer.stdout).expect("a TokenReview")["status"].clone()
+}
+
+/// The token in the file is good, it is that of its pod alone, and ends with it.
+#[test]
+fn each_pod_has_a_token_of_its_own() {
+    let joined = Joined::start("token");
+    let token = |name: &str| {
+        let mut main = busybox("main", FOREVER);
+        main["volumeMounts"] = json!([{"name": "token", "mountPath": "/t"}]);
+        let mut pod = pod(name, json!([main]));
+        pod["spec"]["volumes"] = json!([{"name": "token", "projected": {"sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}}]}}]);
+        joined.bind(&pod);
+    };
+    token("token-one");
+    token("token-two");
+    let pods = ["token-one", "token-two"].map(|name| joined.wait_ready(name));
+    let tokens: Vec<String> =
+        pods.iter().map(|pod| joined.node.exec(&id_of(pod, "main"), &["cat", "/t/token"])).collect();
+    assert_ne!(tokens[0], tokens[1]);
+    for (pod, token) in pods.iter().zip(&tokens) {
+        let said = review(&joined, token);
+        assert_eq!(said["authenticated"], json!(true), "{said}");
+        assert_eq!(said["user"]["username"], "system:serviceaccount:default:default");
+        let extra =
+            |key: &str| said["user"]["extra"][format!("authentication.kubernetes.io/{key}")][0].clone();
+        assert_eq!(extra("pod-name"), pod["metadata"]["name"]);
+        assert_eq!(extra("pod-uid"), pod["metadata"]["uid"]);
+        assert_eq!(extra("node-name"), "token");
+    }
+    // Asked for as long as the pod wants it, and no more often than there are tokens: one for
+    // the account of each pod beside the one that it names.
+    let asked: Vec<Value> = joined
+        .plane
+        .requests()
+        .into_iter()
+        .filter(|one| text(one, "/user/username") == "system:node:token")
+        .filter(|one| text(one, "/objectRef/subresource") == "token")
+        .filter(|one| text(one, "/stage") == "ResponseComplete")
+        .map(|one| one["requestObject"]["spec"]["expirationSeconds"].clone())
+        .collect();
+    assert_eq!(asked.iter().filter(|seconds| **seconds == json!(600)).count(), 2, "{asked:?}");
+    assert_eq!(asked.len(), 4, "{asked:?}");
+
+    joined.plane.kubectl(&["delete", "pod", "token-one", "--grace-period=1"]);
+    wait_until("the token of a pod that has gone to be refused", LIMIT, || {
+        review(&joined, &tokens[0])["authenticated"] != json!(true)
+    });
+    assert_eq!(review(&joined, &tokens[1])["authenticated"], json!(true));
+    joined.finish(&["token-two"]);
+}
+
+/// An image that one pod's secret opened is on the node, and still not for everybody.
+#[test]
+fn a_private_image_is_for_those_with_its_secret() {
+    let joined = Joined::start("priv");
+    let registry = Registry::with_password(&directory("priv-images"), "user", "door");
+    let auths = json!({"auths": {registry.host(): {"auth": base64(b"user:door")}}});
+    joined.plane.apply(&json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "priv-pull", "namespace": "default"},
+        "type": "kubernetes.io/dockerconfigjson", "stringData": {".dockerconfigjson": auths.to_string()},
+    }));
+    let image = registry.image("priv");
+    let with = |name: &str, policy: &str, secret: bool| {
+        let mut main = busybox("main", FOREVER);
+        main["image"] = json!(image);
+        main["imagePullPolicy"] = json!(policy);
+        let mut pod = pod(name, json!([main]));
+        if secret {
+            pod["spec"]["imagePullSecrets"] = json!([{"name": "priv-pull"}]);
+        }
+        joined.bind(&pod);
+    };
+    with("priv-one", "IfNotPresent", true);
+    joined.wait_ready("priv-one");
+    with("priv-none", "IfNotPresent", false);
+    with("priv-never", "Never", false);
+    with("priv-two", "IfNotPresent", true);
+    let waiting = |name: &str, reasons: &[&str]| {
+        joined.wait_pod(name, "refused its image", |pod| {
+            reasons.contains(&text(pod, "/status/containerStatuses/0/state/waiting/reason"))
+        });
+    };
+    joined.wait_ready("priv-two");
+    waiting("priv-none", &["ErrImagePull", "ImagePullBackOff"]);
+    waiting("priv-never", &["ErrImageNeverPull"]);
+    holds_for("nothing else runs", std::time::Duration::from_secs(1), || {
+        joined.node.running_ids().len() == 2
+    });
+    joined.finish(&["priv-one", "priv-none", "priv-never", "priv-two"]);
 }

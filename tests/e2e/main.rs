@@ -10,6 +10,7 @@ mod events;
 mod hooks;
 mod images;
 mod init;
+mod logs;
 mod manifests;
 mod many;
 mod metrics;
@@ -26,6 +27,7 @@ mod sources;
 mod starts;
 mod stats;
 mod stream;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod volumes;

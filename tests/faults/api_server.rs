@@ -1,9 +1,9 @@
 //! The API server misbehaves: no status is lost, no container starts again or twice, nothing
 //! spins, and when it is well again it shows what is.
 //!
-//! Not here, for want of a way: jumps of the clock, which all processes share (the cores are
-//! tested with clocks of their own), and packets that vanish on the way (the options of the
-//! sockets are tested where they are set; a server that says nothing is here).
+//! Not here, for want of a way: packets that vanish (the options of the sockets are tested where
+//! they are set, and with an address that vanishes; a server that says nothing is here). What
+//! has to do with time is in `clock.rs` and `certificates.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,12 +20,12 @@ use crate::support::wait::{pause, wait_until};
 use crate::{BOTH, side_by_side, tell, two};
 
 /// Requests of one agent in a second, on average over a fault in which pods start and stop.
-const MAX_RATE: f64 = 25.0;
+pub(crate) const MAX_RATE: f64 = 25.0;
 
 /// Requests of one agent in a second when all is well again and nothing happens.
 const MAX_IDLE_RATE: f64 = 10.0;
 
-struct Case {
+pub(crate) struct Case {
     name: &'static str,
     lasts: u64,
     strike: fn(&FakeApi),
@@ -40,7 +40,7 @@ impl fmt::Debug for Case {
     }
 }
 
-const fn case(name: &'static str, lasts: u64, strike: fn(&FakeApi)) -> Case {
+pub(crate) const fn case(name: &'static str, lasts: u64, strike: fn(&FakeApi)) -> Case {
     Case { name, lasts, strike, heal: |_| {}, tick: |_| {} }
 }
 
@@ -87,6 +87,11 @@ const CASES: &[Case] = &[
     case("500", 10, |api| all(api, What::Status(500, "InternalError", None))),
     case("503", 10, |api| all(api, What::Status(503, "ServiceUnavailable", Some(0)))),
     case("401", 5, |api| all(api, What::Status(401, "Unauthorized", None))),
+    // A proxy without anything behind it.
+    case("404 without a word of Kubernetes", 10, |api| {
+        let answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 19\r\n\r\n404 page not found\n";
+        all(api, What::Raw(answer.as_bytes().to_vec()));
+    }),
     case("cuts every connection", 10, |api| all(api, What::Cut)),
     case("watches are gone", 10, |api| every(api, "GET", "watch=true", What::Status(410, "Gone", None))),
     case("watches expire", 10, |api| {
@@ -154,7 +159,7 @@ const CASES: &[Case] = &[
     }),
 ];
 
-fn config() -> Value {
+pub(crate) fn config() -> Value {
     json!({"nodeStatusUpdateFrequency": "2s", "nodeLeaseDurationSeconds": 8})
 }
 
@@ -178,7 +183,7 @@ fn ids(pod: &Pod) -> BTreeMap<String, Vec<String>> {
     .collect()
 }
 
-fn wait_told(solo: &Solo, case: &Case, name: &str) {
+pub(crate) fn wait_told(solo: &Solo, case: &Case, name: &str) {
     let begun = Instant::now();
     while !is_told(solo, name) {
         solo.assert_no_twins();
@@ -195,20 +200,24 @@ fn wait_told(solo: &Solo, case: &Case, name: &str) {
 }
 
 /// Attempts of the running agent so far, those without an answer included.
-fn attempts(solo: &Solo) -> f64 {
+pub(crate) fn attempts(solo: &Solo) -> f64 {
     let page = solo.read_only("/metrics").1;
     let lines = page.lines().filter(|line| line.starts_with("rest_client_requests_total"));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 /// What ran when the fault began.
-struct Before {
+pub(crate) struct Before {
     web: BTreeMap<String, Vec<String>>,
     fixed: BTreeMap<String, Vec<String>>,
 }
 
 fn begin(case: &Case) -> (Solo, Before) {
-    let solo = Solo::join(config());
+    begin_on(Solo::join(config()), case)
+}
+
+/// The pods that are there when the fault begins.
+pub(crate) fn begin_on(solo: Solo, case: &Case) -> (Solo, Before) {
     solo.bind(&two("web"));
     solo.bind(&simple("leaves"));
     solo.bind(&simple("hurt"));
@@ -222,7 +231,7 @@ fn begin(case: &Case) -> (Solo, Before) {
 
 /// What happens meanwhile: a container dies, a user deletes a pod, pods come. An agent that
 /// has not seen its pods yet leaves them as they are.
-fn meanwhile(solo: &Solo, has_seen: bool) {
+pub(crate) fn meanwhile(solo: &Solo, has_seen: bool) {
     let victim = solo.running("hurt")["main"][0].clone();
     assert!(solo.fake.kill_container(&victim, 3));
     solo.api().delete_pod(&Solo::pod_path("leaves"));
@@ -236,7 +245,7 @@ fn meanwhile(solo: &Solo, has_seen: bool) {
     solo.assert_answers();
 }
 
-fn settle(solo: Solo, case: &Case, before: &Before, deaths: i32) {
+pub(crate) fn settle(solo: Solo, case: &Case, before: &Before, deaths: i32) {
     for name in ["web", "hurt", "late", "fixed", "fixed-late"] {
         wait_told(&solo, case, name);
     }
@@ -386,5 +395,73 @@ fn created_again() {
     assert!(after.iter().all(|(name, ids)| before[name] != *ids), "{before:?}, {after:?}");
     wait_until("the first one's containers to end", LONG, || solo.running("web") == after);
     assert_eq!(restarts(&solo.shown("web").unwrap(), "one"), 0);
+    solo.finish();
+}
+
+/// Who may make pods may write any mark. One that calls itself the mirror of a static pod under
+/// another name is nobody's: it is not run, and the static pod is told of by its own.
+#[test]
+fn a_pod_that_calls_itself_a_mirror() {
+    let solo = Solo::join(config());
+    solo.apply(&simple("fixed"));
+    wait_told(&solo, &CASES[0], "fixed");
+    let running = solo.running("fixed");
+    let uid = solo.pod("fixed").and_then(|pod| pod.metadata.uid).unwrap();
+    let mut forged = simple("forged");
+    forged["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": uid,
+        "kubernetes.io/config.hash": uid, "kubernetes.io/config.source": "file"});
+    // A finalizer keeps it, so that what it would be told as can be seen.
+    forged["metadata"]["finalizers"] = json!(["example.org/held"]);
+    solo.bind(&forged);
+    pause(Duration::from_secs(3));
+    let patched = |name: &str| {
+        let path = format!("{}/status", Solo::pod_path(name));
+        solo.api().asked().iter().filter(|asked| asked.method == "PATCH" && asked.path() == path).count()
+    };
+    assert_eq!(patched("forged"), 0, "it has no status of ours");
+    assert!(solo.running("forged").is_empty());
+    // The real mirror goes on being told of.
+    let before = patched("fixed");
+    let victim = running["main"][0].clone();
+    assert!(solo.fake.kill_container(&victim, 3));
+    wait_until("the restart to be told", LONG, || {
+        solo.shown("fixed").is_some_and(|pod| restarts(&pod, "main") == 1)
+    });
+    assert!(patched("fixed") > before);
+    wait_told(&solo, &CASES[0], "fixed");
+    solo.api().remove(&Solo::pod_path("forged"));
+    solo.finish();
+}
+
+/// What the pod reads is good at every moment, though each token lives for seconds only.
+#[test]
+fn a_token_is_renewed_before_it_runs_out() {
+    let mut config = config();
+    config["syncFrequency"] = json!("1s");
+    let solo = Solo::join(config);
+    solo.api().token_seconds(Some(20));
+    let mut pod = simple("web");
+    pod["spec"]["serviceAccountName"] = json!("default");
+    let token = json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 600}});
+    pod["spec"]["volumes"] = json!([{"name": "v", "projected": {"sources": [token]}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    solo.bind(&pod);
+    wait_told(&solo, &CASES[0], "web");
+    let uid = solo.shown("web").and_then(|pod| pod.metadata.uid).unwrap();
+    let file = solo.root().join("pods").join(uid).join("volumes/kubernetes.io~projected/v/token");
+    let mut seen = std::collections::BTreeSet::new();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(40) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let end: i64 = text.rsplit('-').next().unwrap().parse().unwrap();
+        assert!(jiff::Timestamp::now().as_second() < end, "{text} has run out");
+        seen.insert(text);
+        pause(Duration::from_millis(100));
+    }
+    // A fifth of its life is left, or up to ten seconds more; never at every look.
+    assert!((3..=21).contains(&seen.len()), "{seen:?}");
+    let asked = solo.api().asked().iter().filter(|asked| asked.path().ends_with("/token")).count();
+    assert!(asked <= seen.len() + 1, "{asked} requests, {seen:?}");
+    assert!(seen.iter().all(|token| !solo.log().contains(token)));
     solo.finish();
 }

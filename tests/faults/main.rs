@@ -7,6 +7,8 @@
 mod support;
 
 mod api_server;
+mod certificates;
+mod clock;
 mod crashes;
 mod images;
 mod methods;

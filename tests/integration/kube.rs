@@ -1,17 +1,26 @@
 //! The client and the reflector against an API server with faults.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use coracle::kube::client::{Client, Credentials, DeleteOptions, Patch, StaticToken};
+use coracle::kube::client::{
+    Client, CredentialSource, Credentials, DeleteOptions, Issued, Patch, StaticToken,
+};
 use coracle::kube::secret::Secret;
 use coracle::kube::target::Target;
 use coracle::kube::watch::{Change, Watched, spawn_reflector};
+use coracle::kube::{event_sink, events};
 use coracle::model::api::Pod;
+use coracle::model::event::{Event, EventSink, EventType, Regarding};
+use coracle::transport::api::{Breaker, Identity, Roots};
 use coracle::util::threads::{OnDeath, Running, Stack, Stopped, spawn};
 use crossbeam_channel::{Receiver, bounded};
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret as SecretObject};
+use serde_json::{Map, Value, json};
 
 use crate::support::fake_api::{FakeApi, Fault, What};
+use crate::support::front::Front;
 
 const SOON: Duration = Duration::from_secs(20);
 const PODS: &str = "/api/v1/namespaces/ns/pods";
@@ -176,6 +185,112 @@ fn tokens_are_sent_and_not_shown() {
     let asked = api.asked();
     assert_eq!(asked[0].header("authorization"), "Bearer sesame");
     assert_eq!(asked[0].path(), "/api/v1/namespaces/x/api/v1/nodes/n1");
+}
+
+/// A plugin that gives out certificates, or nothing while `certificates` is false.
+#[derive(Debug, Default)]
+struct Plugin {
+    asked: AtomicUsize,
+    certificates: bool,
+}
+
+impl CredentialSource for Plugin {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+        let number = self.asked.fetch_add(1, Ordering::SeqCst);
+        if !self.certificates {
+            return Err("not yet".to_owned());
+        }
+        // Every second request gets another one.
+        let certificate = vec![(number / 2) as u8];
+        Ok(Issued { token: None, identity: Some(Identity { certificate, key: Vec::new() }) })
+    }
+
+    fn refused(&self, _: &Issued) -> bool {
+        false
+    }
+}
+
+fn with_plugin(api: &FakeApi, certificates: bool) -> (Client, Arc<Plugin>) {
+    let plugin = Arc::new(Plugin { certificates, ..Plugin::default() });
+    let token: Arc<dyn CredentialSource> = Arc::<Plugin>::clone(&plugin);
+    (Client::new(Credentials { token: Some(token), ..api.credentials() }, None).unwrap(), plugin)
+}
+
+#[test]
+fn a_plugin_is_asked_again_after_its_certificate_was_taken() {
+    let api = FakeApi::start();
+    api.put("/api/v1/nodes/n1", json!({}));
+    let (client, plugin) = with_plugin(&api, true);
+    for count in 1..=6 {
+        client.get::<Value>(&Target::node("n1")).unwrap();
+        assert_eq!(plugin.asked.load(Ordering::SeqCst), count);
+    }
+}
+
+#[test]
+fn events_are_sent_once_there_are_credentials() {
+    let api = FakeApi::start();
+    let (client, plugin) = with_plugin(&api, false);
+    let (sink, inbox) = EventSink::new();
+    let (_recorder, log) = events::spawn("n1", inbox, OnDeath::Nobody).unwrap();
+    drop(sink);
+    let _delivery = event_sink::spawn(&log, &client, (50.0, 100), OnDeath::Nobody).unwrap();
+    log.record(Event {
+        at: jiff::Timestamp::now(),
+        regarding: Regarding::Node,
+        kind: EventType::Normal,
+        reason: "Starting",
+        message: "Starting kubelet.".to_owned(),
+    });
+    let begun = Instant::now();
+    while plugin.asked.load(Ordering::SeqCst) == 0 {
+        assert!(begun.elapsed() < SOON);
+        std::thread::yield_now();
+    }
+    let begun = Instant::now();
+    client.set_identity(Identity { certificate: Vec::new(), key: Vec::new() }).unwrap();
+    api.wait_for(1, |asked| asked.method == "POST" && asked.path().ends_with("/events"));
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+/// Workers of pods have the small stack, and read objects of any size there.
+#[test]
+fn the_largest_and_the_deepest_answers_fit_on_a_small_stack() {
+    let api = FakeApi::start();
+    let front = Front::before(api.port);
+    // As deep as the decoder lets an answer be.
+    let deep = (0..118).fold(json!({}), |inner, _| json!({"f:x": inner}));
+    let mut object = pod("n1");
+    object["metadata"] = json!({"managedFields": [{"manager": "m", "fieldsV1": deep}]});
+    object["spec"]["containers"] =
+        (0..200).map(|number| json!({"name": format!("c{number}"), "image": "i"})).collect();
+    api.put(&format!("{PODS}/deep"), object);
+    let keys: Value = (0..20_000)
+        .map(|number| (format!("key-{number}"), json!("x".repeat(40))))
+        .collect::<Map<_, _>>()
+        .into();
+    api.put("/api/v1/namespaces/ns/configmaps/wide", json!({"data": keys}));
+    api.put("/api/v1/namespaces/ns/secrets/long", json!({"data": {"key": "eHh4".repeat(350_000)}}));
+    let mut endpoint = api.credentials().endpoint;
+    (endpoint.https, endpoint.port) = (true, front.port());
+    endpoint.roots = Roots::Pem(front.authority().into_bytes());
+    let client = Client::new(Credentials { endpoint, ..api.credentials() }, None).unwrap();
+    let (tell, told) = bounded(1);
+    let _small = spawn("t/small", Stack::Small, OnDeath::Nobody, move |_| {
+        let pod: Pod = client.get(&Target::pod("ns", "deep")).unwrap();
+        let map: ConfigMap = client.get(&Target::config_map("ns", "wide")).unwrap();
+        let secret: SecretObject = client.get(&Target::secret("ns", "long")).unwrap();
+        let list: Value = client.get(&Target::pods()).unwrap();
+        let sizes = (
+            pod.spec.map_or(0, |spec| spec.containers.len()),
+            map.data.map_or(0, |data| data.len()),
+            secret.data.map_or(0, |data| data["key"].0.len()),
+            list["items"].as_array().map_or(0, Vec::len),
+        );
+        let _ = tell.send(sizes);
+    })
+    .unwrap();
+    assert_eq!(told.recv_timeout(SOON), Ok((200, 20_000, 3 * 350_000, 1)));
 }
 
 #[test]

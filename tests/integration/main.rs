@@ -12,5 +12,6 @@ mod hooks;
 mod kube;
 mod main_port;
 mod runtime;
+mod streams;
 mod told;
 mod volumes;

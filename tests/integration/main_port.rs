@@ -7,10 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use coracle::kube::reviews::Reviewer;
+use coracle::util::threads::{OnDeath, Stack, spawn};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 
+use crate::support::fake_api::{FakeApi, Fault, What};
 use crate::support::node::NODE;
 use crate::support::solo::{LONG, Solo};
 use crate::support::tls_client::{Authority, Connection, Identity, TlsClient};
@@ -428,4 +431,47 @@ fn without_an_api_server_reviews_are_a_start_error() {
         assert_eq!(output.status.code(), Some(3), "{said}");
         assert!(said.contains(words), "{said}");
     }
+}
+
+#[test]
+fn reviews_are_asked_again_but_never_in_floods() {
+    let api = FakeApi::start();
+    api.review(review);
+    let reviewer = Reviewer::new(&api.client());
+    let strike = |times, what| {
+        api.fault(Fault { method: "POST", path: "tokenreviews".into(), times, what });
+    };
+    strike(2, What::Status(500, "InternalError", None));
+    assert_eq!(reviewer.token("good-a").unwrap().unwrap().name, "a");
+    assert_eq!(api.requests(), 3);
+    strike(1, What::Cut);
+    assert_eq!(reviewer.token("bad").unwrap(), None);
+    strike(1, What::Status(403, "Forbidden", None));
+    let error = reviewer.token("good-a").unwrap_err().to_string();
+    assert!(error.starts_with("cannot review a token: "), "{error}");
+    assert!(!error.contains("good-a"), "{error}");
+
+    // A hundred strangers, and an API server that says nothing.
+    let before = api.requests();
+    api.freeze();
+    let (tell, told) = crossbeam_channel::unbounded();
+    let askers: Vec<_> = (0..100)
+        .map(|n| {
+            let (reviewer, tell) = (reviewer.clone(), tell.clone());
+            spawn("asker", Stack::Small, OnDeath::Nobody, move |_| {
+                let _ = tell.send(reviewer.token(&format!("good-{n}")).is_ok());
+            })
+            .unwrap()
+        })
+        .collect();
+    for _ in 0..28 {
+        assert!(!told.recv_timeout(LONG).unwrap(), "more than can wait are refused at once");
+    }
+    wait_until("the first to ask", LONG, || api.requests() - before == 8);
+    api.thaw();
+    for _ in 0..72 {
+        assert!(told.recv_timeout(LONG).unwrap());
+    }
+    drop(askers);
+    assert_eq!(api.requests() - before, 72);
 }

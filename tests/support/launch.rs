@@ -34,7 +34,12 @@ pub fn differs_on_the_incumbent(test: &str, reason: &str) -> bool {
 
 /// The agent under test.
 pub fn binary() -> PathBuf {
-    if incumbent() {
+    binary_of(incumbent())
+}
+
+/// The Go kubelet or coracle.
+pub fn binary_of(incumbent: bool) -> PathBuf {
+    if incumbent {
         let bin = std::env::var_os("CONTROLPLANE_BIN").expect("CONTROLPLANE_BIN: run through tests/run");
         return PathBuf::from(bin).join("kubelet");
     }

@@ -2,16 +2,22 @@
 
 #![allow(dead_code, missing_docs, reason = "each test program uses a part")]
 
+pub mod clock;
 pub mod containerd;
 pub mod control_plane;
 pub mod cop;
 pub mod dice;
 pub mod fake_api;
 pub mod fake_cri;
+pub mod fake_streams;
+pub mod forwarded;
+pub mod front;
 pub mod launch;
+pub mod logind;
 pub mod look;
 pub mod manifest;
 pub mod node;
+pub mod pty;
 pub mod registry;
 pub mod solo;
 pub mod tls_client;

@@ -343,7 +343,7 @@ fn the_alerts_ask_for_what_there_is() {
             problem("an open template".to_owned());
         }
         let wait = field("for");
-        if !wait.is_empty() && !wait.strip_suffix('m').is_some_and(|number| number.parse::<u32>().is_ok()) {
+        if !wait.is_empty() && wait.strip_suffix('m').is_none_or(|number| number.parse::<u32>().is_err()) {
             problem(format!("for: {wait}"));
         }
         for why in check(field("expr"), &works) {

@@ -47,6 +47,9 @@ pub struct Node {
     port: u16,
     healthz: u16,
     flags: Vec<String>,
+    /// Whether the next start is the Go kubelet's.
+    incumbent: bool,
+    env: Vec<(&'static str, String)>,
     runtime: OnceLock<RuntimeClient>,
     agent: Option<Child>,
     starts: u32,
@@ -94,6 +97,8 @@ impl Node {
             port: free_port(),
             healthz: free_port(),
             flags: Vec::new(),
+            incumbent: launch::incumbent(),
+            env: Vec::new(),
             runtime: OnceLock::new(),
             agent: None,
             starts: 0,
@@ -106,6 +111,21 @@ impl Node {
     /// Flags for the agent's next starts, beside those that every node has.
     pub fn set_flags(&mut self, flags: &[String]) {
         self.flags = flags.to_vec();
+    }
+
+    /// Gives the node to the Go kubelet, or to coracle, from the next start on.
+    pub fn give_to_incumbent(&mut self, incumbent: bool) {
+        self.incumbent = incumbent;
+    }
+
+    /// A variable in the environment of the agent's next starts.
+    pub fn set_env(&mut self, name: &'static str, value: String) {
+        self.env.push((name, value));
+    }
+
+    /// What the running agent, or the last one, has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join(format!("agent-{}.log", self.starts))).unwrap_or_default()
     }
 
     /// Writes the configuration for the next start: what every node has, and `extra` over it.
@@ -163,13 +183,14 @@ impl Node {
     pub fn launch_agent(&mut self) {
         assert!(self.agent.is_none(), "the agent runs already");
         self.starts += 1;
-        let mut command = launch::command(&launch::binary(), &self.dir, &self.node_name);
+        let mut command = launch::command(&launch::binary_of(self.incumbent), &self.dir, &self.node_name);
         let log = self.dir.join(format!("agent-{}.log", self.starts));
-        if launch::incumbent() && !self.flags.iter().any(|flag| flag == "--cert-dir") {
+        if self.incumbent && !self.flags.iter().any(|flag| flag == "--cert-dir") {
             // It has a serving certificate in any case; the default place is the machine's.
             command.arg("--cert-dir").arg(self.dir.join("pki"));
         }
-        self.agent = Some(launch::spawn(command.args(&self.flags), &log));
+        command.args(&self.flags).envs(self.env.iter().cloned());
+        self.agent = Some(launch::spawn(&mut command, &log));
     }
 
     /// Waits until `/healthz` answers 200.
@@ -353,14 +374,19 @@ impl Node {
 
     /// A local command of the binary, against this node.
     pub fn command(&self, args: &[&str]) -> Output {
-        Command::new(super::solo::binary())
+        self.command_line(args).output().expect("the command runs")
+    }
+
+    /// The same, yet to be started.
+    pub fn command_line(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(super::solo::binary());
+        command
             // First: after `--` it would be a word of somebody else's command.
             .arg("--root-dir")
             .arg(self.root())
             .args(args)
-            .stdin(Stdio::null())
-            .output()
-            .expect("the command runs")
+            .stdin(Stdio::null());
+        command
     }
 
     /// Standard output of a local command that has to succeed.

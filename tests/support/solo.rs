@@ -14,6 +14,7 @@ use coracle::model::api::Pod;
 use coracle::transport::generated::runtime as rt;
 use serde_json::{Value, json};
 
+use super::clock::Clock;
 use super::containerd::kill;
 use super::cop::{self, Holding};
 use super::fake_api::FakeApi;
@@ -54,6 +55,7 @@ pub struct Solo {
     api: Option<FakeApi>,
     dir: tempfile::TempDir,
     flags: Vec<String>,
+    clock: Option<Clock>,
     read_only: u16,
     healthz: u16,
     main: u16,
@@ -84,6 +86,7 @@ impl Solo {
             api: None,
             dir,
             flags: Vec::new(),
+            clock: None,
             read_only: free_port(),
             healthz: free_port(),
             main: free_port(),
@@ -97,31 +100,64 @@ impl Solo {
 
     /// A started agent that belongs to a cluster and has told that it is ready.
     pub fn join(config: Value) -> Solo {
-        Solo::prepare(config).joined(|_| {})
+        Solo::prepare(config).start_joined()
     }
 
     /// Makes a prepared one belong to a cluster, whose API server `furnish` gets ready.
     pub fn joined(mut self, furnish: impl FnOnce(&FakeApi)) -> Solo {
         let api = FakeApi::start();
         furnish(&api);
+        let cluster = json!({"server": api.url()});
+        self.belong_to(api, cluster);
+        self.start_joined()
+    }
+
+    /// Starts the agent of a node that belongs to a cluster, and waits until it has told that it
+    /// is ready.
+    pub fn start_joined(mut self) -> Solo {
+        if self.api.is_none() {
+            let api = FakeApi::start();
+            let cluster = json!({"server": api.url()});
+            self.belong_to(api, cluster);
+        }
+        self.start_agent();
+        wait_until("the node to be ready at the API server", LONG, || self.node_is_ready());
+        self.first = self.holding();
+        self
+    }
+
+    /// Makes the node one of this cluster, which a kubeconfig says how to reach.
+    pub fn belong_to(&mut self, api: FakeApi, cluster: Value) {
         // A collection of a real server never has version 0, which means "any" to it.
         api.age();
         let kubeconfig = json!({
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": api.url()}}],
+            "clusters": [{"name": "c", "cluster": cluster}],
             "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         });
-        let file = self.path("kubeconfig");
+        let (file, certificates) = (self.path("kubeconfig"), self.path("pki"));
         fs::write(&file, kubeconfig.to_string()).expect("the kubeconfig is written");
-        self.set_flags(&["--kubeconfig", &file.to_string_lossy()]);
+        self.set_flags(&[
+            "--kubeconfig",
+            &file.to_string_lossy(),
+            "--cert-dir",
+            &certificates.to_string_lossy(),
+        ]);
         self.api = Some(api);
-        self.start_agent();
-        wait_until("the node to be ready at the API server", LONG, || self.node_is_ready());
-        self.first = self.holding();
-        self
+    }
+
+    /// Gives the agent's next starts a time of day of their own.
+    pub fn own_clock(&mut self) {
+        self.clock = Some(Clock::new(self.dir.path()));
+    }
+
+    /// Sets the clock of agent and runtime so many seconds ahead of everybody else's.
+    pub fn set_clock(&self, ahead: i64) {
+        self.fake.set_clock(ahead);
+        self.clock.as_ref().expect("the agent has a clock of its own").set(ahead);
     }
 
     /// The API server of [`Solo::join`].
@@ -219,6 +255,7 @@ impl Solo {
     pub fn agent_command(&self) -> Command {
         let mut command = launch::command(&binary(), self.dir.path(), NODE);
         command.args(&self.flags);
+        command.envs(self.clock.iter().flat_map(Clock::environment));
         command
     }
 

@@ -57,7 +57,7 @@ impl Client {
         &self.socket
     }
 
-    fn talk(&self, what: &'static str) -> impl FnOnce(io::Error) -> CommandError {
+    pub(super) fn talk(&self, what: &'static str) -> impl FnOnce(io::Error) -> CommandError {
         let path = self.socket.clone();
         move |source| CommandError::Talk { what, path, source }
     }
@@ -68,6 +68,36 @@ impl Client {
     }
 
     fn ask(&self, method: &str, target: &str, patience: Patience) -> Result<Reply, CommandError> {
+        self.send(&format!("{method} {target} HTTP/1.0\r\n\r\n"), target, 200, patience)
+    }
+
+    /// Asks for a connection that goes on in SPDY: the connection, and what it said already.
+    pub(super) fn upgrade(
+        &self,
+        target: &str,
+        protocol: &str,
+    ) -> Result<(UnixStream, Vec<u8>), CommandError> {
+        let request = format!(
+            "POST {target} HTTP/1.1\r\nHost: coracle\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+             X-Stream-Protocol-Version: {protocol}\r\n\r\n"
+        );
+        let body = self.send(&request, target, 101, Patience::Endless)?.body;
+        let said = body.buffer().to_vec();
+        let stream = body.into_inner();
+        stream
+            .set_write_timeout(None)
+            .and_then(|()| stream.set_nonblocking(true))
+            .map_err(self.talk("talk to"))?;
+        Ok((stream, said))
+    }
+
+    fn send(
+        &self,
+        request: &str,
+        target: &str,
+        wanted: u16,
+        patience: Patience,
+    ) -> Result<Reply, CommandError> {
         let path = || self.socket.clone();
         let mut stream = connect_local(&self.socket).map_err(|why| match why.kind() {
             io::ErrorKind::NotFound => CommandError::NoSocket(path()),
@@ -78,7 +108,7 @@ impl Client {
         stream
             .set_write_timeout(Some(SEND_LIMIT))
             .and_then(|()| stream.set_read_timeout(Some(ANSWER_LIMIT)))
-            .and_then(|()| stream.write_all(format!("{method} {target} HTTP/1.0\r\n\r\n").as_bytes()))
+            .and_then(|()| stream.write_all(request.as_bytes()))
             .map_err(self.talk("ask"))?;
         let mut body = BufReader::new(stream);
         let bad = |why: &str| CommandError::Answer { target: target.to_owned(), why: why.to_owned() };
@@ -100,7 +130,7 @@ impl Client {
                 return Err(bad("too many headers"));
             }
         }
-        if status != 200 {
+        if status != wanted {
             let mut text = Vec::new();
             // What arrived of the reason is better than none.
             let _ = body.take(64 * 1024).read_to_end(&mut text);

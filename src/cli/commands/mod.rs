@@ -16,6 +16,7 @@ mod logs;
 mod pod_status;
 mod pods;
 mod status;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod top;
@@ -134,6 +135,15 @@ fn dispatch(ask: Ask, client: &Client, console: &mut Console<'_>) -> Outcome {
         Ask::Debug { pod, namespace, image, target, name, command } => {
             let pod = pod_argument(pod, namespace.as_deref());
             debug::run(client, console, &debug::Options { pod, image, target, name, command })
+        }
+        Ask::Exec { pod, namespace, container, stdin, tty, command } => {
+            let pod = pod_argument(pod, namespace.as_deref());
+            let options = streams::Options { pod, container, stdin, tty, command };
+            streams::session::run(client, console, &options)
+        }
+        Ask::PortForward { pod, namespace, addresses, ports } => {
+            let pod = pod_argument(pod, namespace.as_deref());
+            streams::forward::run(client, console, &pod, &addresses, &ports)
         }
         Ask::Status { output } => status::run(client, console, output),
         Ask::Events { pod, namespace, output, watch } => {

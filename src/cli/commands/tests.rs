@@ -87,6 +87,8 @@ impl Agent {
                 "uid1" if container.command.as_deref() == Some(&["sh".to_owned()]) => Ok(()),
                 _ => Err("the pod does not run".to_owned()),
             }),
+            endpoints: server::Endpoints::none(),
+            streams: server::StreamDeps::none(),
         };
         let settings = server::Settings {
             healthz: None,

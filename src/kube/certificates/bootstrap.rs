@@ -3,18 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
-use super::csr::{Purpose, Template};
-use super::rotation::{self, OpenSigner, Outcome, Rotation};
-use super::signer::{OpenBootstrap, opener};
+use super::csr::Template;
 use super::store::{self, Identity, Store, facts_of_pem};
 use super::{Error, chain};
 use crate::model::kubeconfig::Kubeconfig;
-use crate::transport::api::Breaker;
-use crate::util::backoff::random_unit;
-use crate::util::stop::{StopToken, Waited};
-use crate::util::threads;
 
 /// The cluster that a kubeconfig names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -132,63 +126,11 @@ pub fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identi
     }
 }
 
-/// Gets the first certificate: asks, waits until somebody approves, and stores it. An API
-/// server that is away is waited for. `breaker` ends it.
-///
-/// # Errors
-/// When the request is denied, fails or is not decided on within an hour, when files cannot
-/// be written, and on stop.
-pub fn first_certificate(
-    store: Store,
-    node_name: &str,
-    open: OpenBootstrap,
-    breaker: &Breaker,
-) -> Result<Identity, Error> {
-    wait_for_first(store, node_name, opener(open, breaker), breaker.token())
-}
-
-fn wait_for_first(
-    store: Store,
-    node_name: &str,
-    open: OpenSigner,
-    stop: &StopToken,
-) -> Result<Identity, Error> {
-    let template = Template::client(node_name);
-    if let Some(identity) = good(&store, &template, Timestamp::now()) {
-        return Ok(identity);
-    }
-    let mut rotation = Rotation::new(store, None, None, Some(open), 0.0);
-    loop {
-        let now = Timestamp::now();
-        let outcome = rotation.turn(Some(&template), now, random_unit());
-        if stop.is_stopped() {
-            return Err(Error::Stopped(Purpose::Client));
-        }
-        rotation::tell(Purpose::Client, &outcome, rotation.failures());
-        match outcome {
-            Outcome::Issued(identity, None) => return Ok(*identity),
-            // The kubeconfig would point at nothing.
-            Outcome::Issued(_, Some(error)) => return Err(error),
-            Outcome::Failed(error) if is_final(&error) => return Err(error),
-            _ => {}
-        }
-        let pause = rotation.due(Some(&template), now).duration_since(Timestamp::now());
-        let _waiting = threads::waiting("the first client certificate");
-        if stop.wait(pause.max(SignedDuration::ZERO).unsigned_abs()) == Waited::Stopped {
-            return Err(Error::Stopped(Purpose::Client));
-        }
-    }
-}
-
-/// Whether to try again is for the operator to say.
-fn is_final(error: &Error) -> bool {
-    !matches!(error, Error::Api { .. } | Error::Gone { .. })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::certificates::rotation::tests::FakeSigner;
+    use crate::kube::certificates::Purpose;
+    use jiff::SignedDuration;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -267,33 +209,6 @@ users:
             config[missing] = serde_json::Value::Null;
             assert_eq!(Cluster::of_kubeconfig(&read(&config), Path::new("/b")), None, "{missing}");
         }
-    }
-
-    #[test]
-    fn the_first_certificate_is_waited_for_and_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = || Store::new(dir.path(), Purpose::Client);
-        let signer = FakeSigner::approving();
-        let first = wait_for_first(store(), "node1", signer.opener(), &StopToken::never()).unwrap();
-        assert_eq!(first.facts.common_name, "system:node:node1");
-        // It is there at the next start; another node's name makes it useless.
-        let away: OpenSigner = Box::new(|| Err(Error::Bootstrap("no file".into())));
-        assert_eq!(wait_for_first(store(), "node1", away, &StopToken::never()).unwrap(), first);
-        let away: OpenSigner = Box::new(|| Err(Error::Bootstrap("no file".into())));
-        let error = wait_for_first(store(), "node2", away, &StopToken::never()).unwrap_err();
-        assert_eq!(error.to_string(), "cannot use the bootstrap credentials: no file");
-    }
-
-    #[test]
-    fn a_denial_is_an_error_and_a_stop_ends_the_wait() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = || Store::new(dir.path(), Purpose::Client);
-        let error = wait_for_first(store(), "node1", FakeSigner::denying().opener(), &StopToken::never());
-        assert!(matches!(error, Err(Error::Denied { .. })), "{error:?}");
-        let (source, token) = crate::util::stop::pair();
-        drop(source);
-        let error = wait_for_first(store(), "node1", FakeSigner::denying().opener(), &token);
-        assert!(matches!(error, Err(Error::Stopped(Purpose::Client))), "{error:?}");
     }
 
     #[test]

@@ -147,9 +147,6 @@ pub enum Error {
     /// The bootstrap credentials cannot be used.
     #[error("cannot use the bootstrap credentials: {0}")]
     Bootstrap(String),
-    /// The agent stops.
-    #[error("stopped while waiting for a {0}")]
-    Stopped(Purpose),
 }
 
 /// An error with its causes, for a log line.

@@ -89,6 +89,8 @@ pub(super) struct Rotation {
     paused: Timestamp,
     failures: u32,
     pending: Option<Pending>,
+    /// The time of the last turn.
+    seen: Timestamp,
 }
 
 impl Rotation {
@@ -111,6 +113,7 @@ impl Rotation {
             paused: Timestamp::MIN,
             failures: 0,
             pending: None,
+            seen: Timestamp::MIN,
         }
     }
 
@@ -130,6 +133,7 @@ impl Rotation {
 
     /// Does what is due at `now`.
     pub(super) fn turn(&mut self, template: Option<&Template>, now: Timestamp, unit: f64) -> Outcome {
+        self.follow_clock(now);
         if self.due(template, now) > now {
             return Outcome::Quiet;
         }
@@ -149,6 +153,19 @@ impl Rotation {
             self.paused = later(now, pause);
             Outcome::Failed(error)
         })
+    }
+
+    /// A clock that was set back takes the waits along; the life of a certificate stays.
+    fn follow_clock(&mut self, now: Timestamp) {
+        let back = self.seen.duration_since(now);
+        if back.is_positive() && self.seen != Timestamp::MIN {
+            let earlier = |at: Timestamp| at.checked_sub(back).unwrap_or(now);
+            self.paused = earlier(self.paused);
+            if let Some(pending) = &mut self.pending {
+                (pending.due, pending.until) = (earlier(pending.due), earlier(pending.until));
+            }
+        }
+        self.seen = now;
     }
 
     /// The end of the current certificate.

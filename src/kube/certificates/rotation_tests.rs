@@ -42,10 +42,6 @@ impl FakeSigner {
         FakeSigner::answering(Answer::Approve, Timestamp::now())
     }
 
-    pub(in super::super) fn denying() -> FakeSigner {
-        FakeSigner::answering(Answer::Deny, Timestamp::now())
-    }
-
     fn answering(answer: Answer, now: Timestamp) -> FakeSigner {
         FakeSigner {
             inner: Arc::new(Mutex::new(Inner {
@@ -278,6 +274,15 @@ fn a_node_bootstraps_and_keeps_the_name_over_restarts() {
 }
 
 #[test]
+fn a_denial_is_an_error() {
+    let bench = Bench::new(Answer::Deny);
+    let (mut rotation, mut second) = (bench.bootstrapping(), 0);
+    assert!(matches!(bench.next(&mut rotation, &mut second), Outcome::Requested { .. }));
+    let denied = bench.next(&mut rotation, &mut second);
+    assert!(matches!(denied, Outcome::Failed(Error::Denied { .. })), "{denied:?}");
+}
+
+#[test]
 fn renewal_is_due_between_70_and_90_percent_of_the_life() {
     let bench = Bench::new(Answer::Approve);
     let mut second = 0;
@@ -344,6 +349,32 @@ fn pauses_double_and_a_long_wait_is_no_busy_loop() {
     assert!(bench.failure(&mut rotation, &mut second).contains("within 60 min"));
     assert!((3600..3620).contains(&second), "{second}");
     assert!((230..260).contains(&bench.signer.counts().1), "{:?}", bench.signer.counts());
+}
+
+#[test]
+fn a_clock_that_is_set_back_holds_up_nothing() {
+    let day = 86_400;
+    let turn = |bench: &Bench, rotation: &mut Rotation, second| {
+        rotation.turn(Some(&bench.template), at(second), 0.5);
+        rotation.due(Some(&bench.template), at(second)).duration_since(at(second)).as_secs()
+    };
+    // A pause after a failure.
+    let bench = Bench::new(Answer::Away);
+    let mut rotation = bench.own(None);
+    assert_eq!(turn(&bench, &mut rotation, day), 2);
+    assert!(turn(&bench, &mut rotation, 0) <= 2, "not a day and two seconds");
+    // A request under way.
+    let bench = Bench::new(Answer::Wait);
+    let mut rotation = bench.own(None);
+    turn(&bench, &mut rotation, day);
+    assert!(turn(&bench, &mut rotation, 0) <= 1);
+    bench.signer.set(Answer::Approve, at(0));
+    let mut second = 1;
+    let issued = bench.issued(&mut rotation, &mut second);
+    assert!(second < 20 && issued.facts.not_after == at(1000), "{second} {issued:?}");
+    // The renewal is a matter of the certificate, and not due any earlier.
+    assert_eq!(turn(&bench, &mut rotation, -day), day + 800);
+    assert_eq!(bench.signer.counts().0, 1);
 }
 
 #[test]

@@ -46,8 +46,7 @@ pub struct Renewed {
     pub current: Option<Identity>,
     /// For when the own credentials have expired, or there are none yet.
     pub bootstrap: Option<OpenBootstrap>,
-    /// The kubeconfig to write once there is a good certificate: for a node that has none and
-    /// does not wait for [`bootstrap::first_certificate`].
+    /// The kubeconfig to write once there is a good certificate, for a node that has none.
     pub kubeconfig: Option<(PathBuf, Cluster)>,
 }
 

@@ -213,16 +213,3 @@ fn what_does_not_do() {
     assert_eq!(read(&other).unwrap_err(), "context \"there\" does not exist");
     assert_eq!(read(&Kubeconfig::default()).unwrap_err(), KubeconfigError::Empty.to_string());
 }
-
-#[test]
-fn in_a_pod() {
-    let dir = tempfile::tempdir().unwrap();
-    let read = || service_account("10.96.0.1".to_owned(), 443, dir.path());
-    assert!(read().unwrap_err().to_string().starts_with("unable to read certificate-authority"));
-    std::fs::write(dir.path().join("ca.crt"), "pem").unwrap();
-    std::fs::write(dir.path().join("token"), "t").unwrap();
-    let credentials = read().unwrap();
-    assert!(credentials.endpoint.https && credentials.endpoint.port == 443);
-    let issued = credentials.token.unwrap().current(Instant::now(), &Breaker::default()).unwrap();
-    assert_eq!(issued.token.unwrap().reveal(), "t");
-}

@@ -13,7 +13,7 @@ use super::{Change, Watched};
 use crate::kube::client::{Client, MAX_BODY_BYTES, PAGE, Unreadable};
 use crate::kube::error::ApiError;
 use crate::transport::api::{DialError, Lines, Use};
-use crate::util::backoff::random_unit;
+use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::Waited;
 
 /// A server ends a watch after a random time between this and twice this.
@@ -44,7 +44,7 @@ pub(super) struct Reflector<'a, S> {
     /// The first list came in pages although any state of a cache would have done.
     paged: bool,
     /// Since the last success.
-    failures: u32,
+    failures: Failures,
 }
 
 /// A watch that is open.
@@ -74,13 +74,20 @@ enum End {
 impl<'a, S> Reflector<'a, S> {
     pub(super) fn new(client: &'a Client, watched: &'a Watched, sink: &'a mut S) -> Self {
         let version = String::new();
-        Reflector { client, watched, sink, version, version_unavailable: false, paged: false, failures: 0 }
+        Reflector {
+            client,
+            watched,
+            sink,
+            version,
+            version_unavailable: false,
+            paged: false,
+            failures: Failures::default(),
+        }
     }
 
-    /// Counts a failure. An outage must not fill the log: the 1st, 2nd, 4th and so on is told.
+    /// Counts a failure.
     pub(super) fn note(&mut self, error: &ApiError) {
-        self.failures = self.failures.saturating_add(1);
-        if self.failures.is_power_of_two() {
+        if self.failures.count() {
             log::warn!("watch of {}, failure {}: {error}", self.watched.target, self.failures);
         }
     }
@@ -327,7 +334,7 @@ impl<'a, S> Reflector<'a, S> {
                         return self.went_back(&version);
                     }
                     self.version = version;
-                    self.failures = 0;
+                    self.failures.end();
                     continue;
                 }
                 Event::Set(object) => (object, false),
@@ -419,7 +426,7 @@ impl<'a, S> Reflector<'a, S> {
     where
         S: FnMut(Change<T>),
     {
-        self.failures = 0;
+        self.failures.end();
         (self.sink)(change);
     }
 

@@ -56,9 +56,36 @@ fn reject(reason: &'static str, message: impl Into<String>) -> Admission {
     Admission::Reject { reason: Cow::Borrowed(reason), message: message.into() }
 }
 
+/// Whether a pod is new here, or runs and wants other resources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Add,
+    Resize,
+}
+
 /// Decides about `pod`, given the other active pods. `pod` itself among them is ignored.
 #[must_use]
 pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
+    decide(pod, others, node, Operation::Add)
+}
+
+/// Whether `pod`, which runs with less, may have what it asks for now. Otherwise why not.
+///
+/// DIFFERS: nobody is preempted for it, however critical it is.
+///
+/// # Errors
+/// The first refusal.
+pub fn admit_resize(pod: &Pod, others: &[Pod], node: &NodeView) -> Result<(), Refusal> {
+    match decide(pod, others, node, Operation::Resize) {
+        Admission::Reject { reason, message } => Err((reason, message)),
+        Admission::Admit | Admission::Preempt { .. } => Ok(()),
+    }
+}
+
+/// Reason and message.
+pub type Refusal = (Cow<'static, str>, String);
+
+fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> Admission {
     let others: Vec<&Pod> = others.iter().filter(|other| other.uid() != pod.uid()).collect();
     let mut outcome = Admission::Admit;
     // DIFFERS: all handlers have spoken before anyone is preempted. Upstream preempts in the
@@ -66,7 +93,7 @@ pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
     let handlers: [&dyn Fn() -> Admission; 6] = [
         &|| pressure(pod, node),
         &|| sysctl::admit(pod, node),
-        &|| predicates(pod, &others, node),
+        &|| predicates(pod, &others, node, operation),
         &|| apparmor::admit(pod, node),
         &|| features::admit(pod, node),
         &|| shutdown(node),
@@ -113,7 +140,7 @@ fn pressure(pod: &Pod, node: &NodeView) -> Admission {
 }
 
 /// Everything the scheduler would have asked, for pods that it never saw.
-fn predicates(pod: &Pod, others: &[&Pod], node: &NodeView) -> Admission {
+fn predicates(pod: &Pod, others: &[&Pod], node: &NodeView, operation: Operation) -> Admission {
     let labels = pod.object().metadata.labels.as_ref();
     if labels.and_then(|labels| labels.get("kubernetes.io/os")).is_some_and(|os| *os != node.os) {
         return reject(
@@ -142,16 +169,18 @@ fn predicates(pod: &Pod, others: &[&Pod], node: &NodeView) -> Admission {
         (None, Some(refused)) => refused,
         // Room can be made for a critical pod, another place cannot.
         (Some(_), Some(refused)) if pod.is_critical() => refused,
-        (Some(first), None) if pod.is_critical() => match preempt::victims(pod, others, &short) {
-            Ok(victims) => Admission::Preempt { victims, resource: first.resource.clone() },
-            Err(missing) => reject(
-                reasons::UNEXPECTED_ADMISSION_ERROR,
-                format!(
-                    "Unexpected error while attempting to recover from admission failure: preemption: \
+        (Some(first), None) if pod.is_critical() && operation == Operation::Add => {
+            match preempt::victims(pod, others, &short) {
+                Ok(victims) => Admission::Preempt { victims, resource: first.resource.clone() },
+                Err(missing) => reject(
+                    reasons::UNEXPECTED_ADMISSION_ERROR,
+                    format!(
+                        "Unexpected error while attempting to recover from admission failure: preemption: \
                      error finding a set of pods to preempt: {missing}"
+                    ),
                 ),
-            ),
-        },
+            }
+        }
         (Some(first), _) => Admission::Reject { reason: first.reason(), message: first.to_string() },
     }
 }

@@ -9,7 +9,7 @@ use crate::model::api;
 use crate::model::ids::{FullName, PodUid};
 use crate::model::meta::OwnerReference;
 use crate::model::pod::{CONFIG_HASH, CONFIG_MIRROR, Pod};
-use crate::util::backoff::{jitter, random_unit};
+use crate::util::backoff::{Failures, jitter, random_unit};
 
 /// First wait after a failure; doubles.
 const RETRY: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ struct Memory {
     deleted: BTreeSet<PodUid>,
     /// The name is taken by something unknown.
     taken: bool,
-    failures: u32,
+    failures: Failures,
     not_before: Option<Instant>,
 }
 
@@ -88,7 +88,12 @@ impl Core {
         let wanted: BTreeSet<FullName> = self.view.wanted.iter().map(Pod::full_name).collect();
         self.names.retain(|name, memory| {
             let shown = shown.get(name).map(Vec::as_slice).unwrap_or_default();
+            let before = memory.deleted.len();
             memory.deleted.retain(|uid| shown.contains(uid));
+            if memory.taken && memory.deleted.len() < before {
+                // What had the name was most likely this one.
+                memory.not_before = None;
+            }
             if memory.found.as_ref().is_some_and(|(found, _)| shown.contains(&found.uid)) {
                 memory.found = None;
             }
@@ -191,7 +196,6 @@ impl Core {
                     memory.found = None;
                 }
                 memory.deleted.insert(uid);
-                memory.failures = 0;
                 log::info!("mirror deleted pod={name}");
             }
             (Request::Create(_) | Request::Get { .. }, Answer::Shown(pod)) => {
@@ -211,7 +215,7 @@ impl Core {
                 if changed {
                     return self.failed(name, Some("the API server has changed its hash"), now);
                 }
-                memory.failures = 0;
+                memory.failures.end();
                 memory.not_before = None;
             }
             (Request::Get { .. }, Answer::Gone) => memory.taken = false,
@@ -224,17 +228,15 @@ impl Core {
     /// Waits before the next try, ever longer.
     fn failed(&mut self, name: &FullName, why: Option<&str>, now: Instant) {
         let memory = self.names.entry(name.clone()).or_default();
-        memory.failures = memory.failures.saturating_add(1);
-        if let Some(why) = why
-            && memory.failures.is_power_of_two()
+        if memory.failures.count()
+            && let Some(why) = why
         {
             log::warn!(
                 "cannot keep the mirror of a static pod ({} times): {why} pod={name}",
                 memory.failures
             );
         }
-        let wait = RETRY.saturating_mul(1 << memory.failures.saturating_sub(1).min(10)).min(RETRY_MAX);
-        let until = now + jitter(wait, random_unit());
+        let until = now + jitter(memory.failures.delay(RETRY, RETRY_MAX), random_unit());
         memory.not_before = Some(until);
         earlier(&mut self.due, until);
     }

@@ -30,6 +30,10 @@ struct Server {
     pods: BTreeMap<String, Value>,
     made: u32,
     fails: bool,
+    /// Deleted pods stay, marked: somebody's finalizer.
+    holds: bool,
+    /// Somebody's webhook changes the annotation.
+    changes: bool,
     log: Vec<String>,
 }
 
@@ -45,6 +49,9 @@ impl Server {
                 } else {
                     self.made += 1;
                     body["metadata"]["uid"] = json!(format!("m{}", self.made));
+                    if self.changes {
+                        body["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("other");
+                    }
                     self.pods.insert(name.clone(), body);
                     Answer::Shown(Box::new(self.mirror(&name).object().clone()))
                 };
@@ -58,8 +65,12 @@ impl Server {
                 (format!("get {name}"), answer)
             }
             Request::Delete { name, uid, .. } => {
-                if self.pods.get(name).is_some_and(|pod| pod["metadata"]["uid"] == **uid) {
-                    self.pods.remove(name);
+                match self.pods.get_mut(name).filter(|pod| pod["metadata"]["uid"] == **uid) {
+                    Some(pod) if self.holds => {
+                        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                    }
+                    Some(_) => drop(self.pods.remove(name)),
+                    None => {}
                 }
                 (format!("delete {name} {uid}"), Answer::Gone)
             }
@@ -221,6 +232,47 @@ fn a_name_that_is_taken() {
     assert_eq!(bench.run(), NOTHING);
     assert_eq!(bench.after(2), ["create st", "get st"]);
     assert_eq!(bench.after(1), NOTHING);
+}
+
+/// Requests in ten minutes, with the watch up to date all the time.
+fn ten_minutes(bench: &mut Bench, wanted: &[Pod]) -> usize {
+    (0..600)
+        .map(|_| {
+            bench.now += Duration::from_secs(1);
+            bench.see(wanted, &[]).len()
+        })
+        .sum()
+}
+
+#[test]
+fn a_finalizer_on_a_mirror_is_no_hot_loop() {
+    let mut bench = Bench::new();
+    let (old, new) = (pod("st", "h1"), pod("st", "h2"));
+    bench.see(std::slice::from_ref(&old), &[]);
+    bench.server.holds = true;
+    let wanted = std::slice::from_ref(&new);
+    assert_eq!(bench.see(wanted, &[]), ["delete st m1", "create st", "get st"]);
+    let asked = ten_minutes(&mut bench, wanted);
+    assert!(asked <= 20, "{asked} requests");
+    // Let go: the new one is there at once, however long the pause has become.
+    bench.server.holds = false;
+    bench.server.pods.clear();
+    assert_eq!(bench.see(wanted, &[]), ["get st", "create st"]);
+    assert_eq!(ten_minutes(&mut bench, wanted), 0);
+}
+
+#[test]
+fn a_mirror_that_somebody_changes_is_no_hot_loop() {
+    let mut bench = Bench::new();
+    bench.server.changes = true;
+    let wanted = [pod("st", "h1")];
+    assert_eq!(bench.see(&wanted, &[]), ["create st"]);
+    let asked = ten_minutes(&mut bench, &wanted);
+    assert!(asked <= 40, "{asked} requests");
+    bench.server.changes = false;
+    assert!(ten_minutes(&mut bench, &wanted) <= 2);
+    assert_eq!(bench.server.pods["st"]["metadata"]["annotations"]["kubernetes.io/config.mirror"], "h1");
+    assert_eq!(ten_minutes(&mut bench, &wanted), 0);
 }
 
 #[test]

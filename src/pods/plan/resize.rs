@@ -1,19 +1,19 @@
 //! Resources that change while a container runs (Go: pkg/kubelet/allocation and
-//! computePodResizeAction in pkg/kubelet/kuberuntime). Pure; what was given to an instance
-//! and what a pod was granted are kept by whoever asks.
+//! computePodResizeAction in pkg/kubelet/kuberuntime). Pure; what a container was given and
+//! what a pod was granted are kept by whoever asks.
 //!
-//! Not reached by any source yet: a changed manifest of a static pod makes another pod, and
-//! a static pod is never resized, upstream neither.
+//! A changed manifest of a static pod makes another pod: such a pod is never resized.
 
 use std::cmp::Ordering;
 
-use crate::model::api::Container;
+use crate::model::api::{Container, ResourceRequirements};
 use crate::model::ids::ContainerId;
-use crate::model::pod::{Pod, QosClass, is_sidecar, limit};
-use crate::model::quantity::Amount;
+use crate::model::pod::{Pod, QosClass, is_sidecar};
+use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Amounts, Overhead, pod_requests};
 use crate::model::runtime::{ContainerState, PodRuntime};
 
+use super::super::admission::Refusal;
 use super::{KillContainer, KillReason, Plan};
 
 /// The resources that can change. Memory comes first wherever both do.
@@ -61,9 +61,18 @@ impl Given {
     /// What the specification grants.
     #[must_use]
     pub fn of(container: &Container) -> Given {
-        let share = |resource: Resource| Share {
-            request: crate::model::pod::request(container, resource.name()),
-            limit: limit(container, resource.name()),
+        container.resources.as_ref().map(Given::of_resources).unwrap_or_default()
+    }
+
+    /// What requests and limits grant.
+    #[must_use]
+    pub fn of_resources(resources: &ResourceRequirements) -> Given {
+        let share = |resource: Resource| {
+            let of = |map: &Option<std::collections::BTreeMap<String, crate::model::Quantity>>| {
+                map.as_ref()?.get(resource.name()).map(amount)
+            };
+            let limit = of(&resources.limits);
+            Share { request: of(&resources.requests).or(limit), limit }
         };
         Given { memory: share(Resource::Memory), cpu: share(Resource::Cpu) }
     }
@@ -90,9 +99,9 @@ pub struct Resize {
 }
 
 /// Completes `plan` by what has to be done so that running containers have what their
-/// specification grants. `given` says what an instance was given last; an instance of which
-/// nobody knows that is left alone.
-pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&ContainerId) -> Option<Given>, plan: &mut Plan) {
+/// specification grants. `given` says what a container was given last; one of which nobody
+/// knows that is left alone.
+pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>, plan: &mut Plan) {
     if pod.is_static() || plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
         return;
     }
@@ -105,7 +114,7 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&ContainerId) -> Opti
         if status.state != ContainerState::Running || stopping {
             continue;
         }
-        let Some(has) = given(&status.id) else { continue };
+        let Some(has) = given(&container.name) else { continue };
         let wants = Given::of(container);
         let changed: Vec<Resource> = Resource::ALL
             .into_iter()
@@ -136,6 +145,12 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&ContainerId) -> Opti
     plan.resize = changes.into_iter().map(|(_, _, change)| change).collect();
 }
 
+/// Whether the limit gets lower. No limit is more than any.
+#[must_use]
+pub fn lowers_limit(has: Share, wants: Share) -> bool {
+    wants.limit.is_some_and(|wants| has.limit.is_none_or(|has| wants < has))
+}
+
 /// Whether the limit grows, or else the request. No limit is more than any.
 fn grows(has: Share, wants: Share) -> bool {
     match (has.limit, wants.limit) {
@@ -162,29 +177,82 @@ pub enum Decision {
     Unchanged,
     /// The pod gets what it wants: condition `PodResizeInProgress`, event `ResizeStarted`.
     Granted,
-    /// Not now: condition `PodResizePending` with this reason, asked again later.
-    Deferred(String),
-    /// Never on this node: condition `PodResizePending` with this reason.
-    Infeasible(String),
+    /// Not now: condition `PodResizePending`, asked again later.
+    Deferred(Refusal),
+    /// Never on this node: condition `PodResizePending`.
+    Infeasible {
+        /// For people.
+        message: String,
+        /// For the metric.
+        detail: &'static str,
+    },
+}
+
+/// What this node's configuration rules out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rules {
+    /// `cpuManagerPolicy: static`: Guaranteed pods have CPUs of their own.
+    pub static_cpu: bool,
+    /// `memoryManagerPolicy: Static`: Guaranteed pods have memory of their own.
+    pub static_memory: bool,
+}
+
+impl Rules {
+    fn forbid(self, granted: &Pod, desired: &Pod) -> Option<Decision> {
+        if desired.qos() != QosClass::Guaranteed {
+            return None;
+        }
+        let changes = |resource: Resource| {
+            granted.all_containers().any(|container| {
+                let wanted = desired.all_containers().find(|other| other.name == container.name);
+                wanted.is_some_and(|wanted| {
+                    Given::of(wanted).share(resource) != Given::of(container).share(resource)
+                })
+            })
+        };
+        let (manager, policy, detail) = if self.static_cpu && changes(Resource::Cpu) {
+            ("CPU", "static", "guaranteed_pod_cpu_manager_static_policy")
+        } else if self.static_memory && changes(Resource::Memory) {
+            ("Memory", "Static", "guaranteed_pod_memory_manager_static_policy")
+        } else {
+            return None;
+        };
+        let message = format!(
+            "Resize is infeasible for Guaranteed Pods alongside {manager} Manager policy \"{policy}\""
+        );
+        Some(Decision::Infeasible { message, detail })
+    }
+}
+
+/// Whether two versions of a pod ask for different amounts of what can be resized.
+#[must_use]
+pub fn differs(one: &Pod, other: &Pod) -> bool {
+    let whole = |pod: &Pod| pod.spec().resources.as_ref().map(Given::of_resources);
+    whole(one) != whole(other)
+        || one.all_containers().any(|container| {
+            let also = other.all_containers().find(|other| other.name == container.name);
+            also.is_some_and(|also| Given::of(also) != Given::of(container))
+        })
 }
 
 /// Judges the wish of `desired` for other resources than `granted`, the version that the
 /// pod was admitted with. `fits` asks admission whether the node has room for it.
 #[must_use]
-pub fn decide(granted: &Pod, desired: &Pod, fits: &dyn Fn(&Pod) -> Result<(), String>) -> Decision {
-    let differs = granted.all_containers().any(|container| {
-        let wanted = desired.all_containers().find(|other| other.name == container.name);
-        wanted.is_some_and(|wanted| Given::of(wanted) != Given::of(container))
-    });
-    if !differs {
+pub fn decide(
+    granted: &Pod,
+    desired: &Pod,
+    rules: Rules,
+    fits: &dyn Fn(&Pod) -> Result<(), Refusal>,
+) -> Decision {
+    if !differs(granted, desired) {
         return Decision::Unchanged;
     }
-    if desired.is_static() {
-        return Decision::Infeasible("In-place resize of static-pods is not supported".to_owned());
+    if let Some(forbidden) = rules.forbid(granted, desired) {
+        return forbidden;
     }
     match fits(desired) {
         Ok(()) => Decision::Granted,
-        Err(message) => Decision::Deferred(message),
+        Err(refusal) => Decision::Deferred(refusal),
     }
 }
 
@@ -240,8 +308,7 @@ mod tests {
     fn plan_of(spec: Value, instances: &str, had: &[(&str, &str)]) -> String {
         let (pod, runtime) = (pod(spec), ready(instances));
         let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
-        let given =
-            |id: &ContainerId| had.iter().find(|(of, _)| *of == id.as_str()).map(|(_, text)| given(text));
+        let given = |name: &str| had.iter().find(|(of, _)| *of == name).map(|(_, text)| given(text));
         add(&pod, &runtime, &given, &mut plan);
         short(&plan)
     }
@@ -305,36 +372,63 @@ mod tests {
         assert_eq!(plan_of(spec("Never"), "i=Running", &had), "resize=[i:Cpu]");
     }
 
-    fn with(text: &str, priority: i32, source: &str) -> Pod {
-        let object = json!({"metadata": {"annotations": {"kubernetes.io/config.source": source}},
-            "spec": {"priority": priority, "containers": [{"name": "c", "resources": resources(text)}]}});
+    fn with(text: &str, priority: i32) -> Pod {
+        let object = json!({"spec": {
+            "priority": priority, "containers": [{"name": "c", "resources": resources(text)}]}});
         Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
     }
 
     #[test]
     fn decisions() {
-        let (old, new) = (with("1Mi/1Mi 1/1", 0, "api"), with("1Mi/1Mi 2/2", 0, "api"));
-        let full = |_: &Pod| Err("Node didn't have enough capacity".to_owned());
-        assert_eq!(decide(&old, &old, &full), Decision::Unchanged);
-        assert_eq!(decide(&old, &new, &|_| Ok(())), Decision::Granted);
-        assert_eq!(
-            decide(&old, &new, &full),
-            Decision::Deferred("Node didn't have enough capacity".to_owned())
-        );
-        assert_eq!(
-            decide(&with("1Mi/1Mi 1/1", 0, "file"), &with("1Mi/1Mi 2/2", 0, "file"), &|_| Ok(())),
-            Decision::Infeasible("In-place resize of static-pods is not supported".to_owned())
-        );
+        let (old, new) = (with("1Mi/1Mi 1/1", 0), with("1Mi/1Mi 2/2", 0));
+        let why = || ("OutOfcpu".into(), "Node didn't have enough capacity".to_owned());
+        let full = |_: &Pod| Err(why());
+        let room = |_: &Pod| Ok(());
+        let any = Rules::default();
+        assert_eq!(decide(&old, &old, any, &full), Decision::Unchanged);
+        assert_eq!(decide(&old, &with("1024Ki/1Mi 1000m/1", 0), any, &full), Decision::Unchanged);
+        assert_eq!(decide(&old, &new, any, &room), Decision::Granted);
+        assert_eq!(decide(&old, &new, any, &full), Decision::Deferred(why()));
+    }
+
+    #[test]
+    fn guaranteed_pods_beside_static_managers() {
+        let judge = |from: &str, to: &str, static_cpu, static_memory| {
+            let rules = Rules { static_cpu, static_memory };
+            match decide(&with(from, 0), &with(to, 0), rules, &|_| Ok(())) {
+                Decision::Infeasible { message, detail } => format!("{detail}: {message}"),
+                other => format!("{other:?}"),
+            }
+        };
+        let cpu = "guaranteed_pod_cpu_manager_static_policy: Resize is infeasible for Guaranteed Pods \
+                   alongside CPU Manager policy \"static\"";
+        let memory = "guaranteed_pod_memory_manager_static_policy: Resize is infeasible for Guaranteed Pods \
+                      alongside Memory Manager policy \"Static\"";
+        assert_eq!(judge("1Mi/1Mi 1/1", "1Mi/1Mi 2/2", true, true), cpu);
+        assert_eq!(judge("1Mi/1Mi 1/1", "2Mi/2Mi 2/2", false, true), memory);
+        assert_eq!(judge("1Mi/1Mi 1/1", "1Mi/1Mi 2/2", false, true), "Granted");
+        assert_eq!(judge("1Mi/1Mi 1/1", "2Mi/2Mi 1/1", true, false), "Granted");
+        assert_eq!(judge("1Mi/1Mi 1/2", "2Mi/2Mi 1/3", true, true), "Granted");
+    }
+
+    #[test]
+    fn limits_that_get_lower() {
+        for (has, wants, expected) in
+            [("1/2", "1/1", true), ("1/-", "1/1", true), ("1/1", "1/2", false), ("1/1", "1/-", false)]
+        {
+            let share = |text: &str| given(&format!("{text} -/-")).memory;
+            assert_eq!(lowers_limit(share(has), share(wants)), expected, "{has} -> {wants}");
+        }
     }
 
     #[test]
     fn who_waits_for_resources_is_asked_in_order() {
-        let small = with("1Mi/1Mi 1/1", 0, "api");
+        let small = with("1Mi/1Mi 1/1", 0);
         let mut waiting = [
-            ("burstable", small.clone(), with("1Mi/2Mi 2/2", 0, "api")),
-            ("guaranteed", small.clone(), with("2Mi/2Mi 2/2", 0, "api")),
-            ("important", small.clone(), with("1Mi/2Mi 2/2", 9, "api")),
-            ("less", with("1Mi/1Mi 3/3", 0, "api"), with("1Mi/1Mi 2/2", 0, "api")),
+            ("burstable", small.clone(), with("1Mi/2Mi 2/2", 0)),
+            ("guaranteed", small.clone(), with("2Mi/2Mi 2/2", 0)),
+            ("important", small.clone(), with("1Mi/2Mi 2/2", 9)),
+            ("less", with("1Mi/1Mi 3/3", 0), with("1Mi/1Mi 2/2", 0)),
         ];
         waiting.sort_by(|a, b| retry_order((&a.1, &a.2), (&b.1, &b.2)));
         let names: Vec<_> = waiting.iter().map(|(name, ..)| *name).collect();

@@ -1,5 +1,5 @@
 //! The order in which the pods of a node that shuts down are stopped (pure; Go:
-//! pkg/kubelet/nodeshutdown). Prepared; nothing listens for shutdowns yet.
+//! pkg/kubelet/nodeshutdown). `sync::shutdown` carries it out.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Stopping, removing and changing single containers of a pod that goes on.
+//! Stopping and removing single containers of a pod that goes on.
 
 use jiff::Timestamp;
 
@@ -113,21 +113,6 @@ impl Worker {
                 log::debug!("cannot remove init container {}: {error}", record.name);
             }
         }
-    }
-
-    /// Gives running containers other resources.
-    pub(super) fn resize(&self, resizes: &[plan::Resize], cancel: &StopToken) -> Result<(), Failed> {
-        let mut done = Vec::new();
-        for resize in resizes {
-            let container = self.pod().all_containers().find(|container| container.name == resize.name);
-            // One call changes all resources.
-            let Some(container) = container.filter(|_| !done.contains(&&resize.id)) else { continue };
-            self.deps.runtime.resize_container(self.pod(), container, &resize.id, cancel).map_err(
-                |error| Failed::later(format!("cannot resize container {}: {error}", resize.name)),
-            )?;
-            done.push(&resize.id);
-        }
-        Ok(())
     }
 }
 

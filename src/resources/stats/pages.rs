@@ -193,7 +193,10 @@ fn is_limited(numbers: &Numbers) -> bool {
     numbers.details.as_ref().is_some_and(|details| details.quota.is_some())
 }
 
-const TRAFFIC: [(&str, &str, fn(&Interface) -> u64); 8] = [
+/// Takes one number out of an interface's.
+type Counted = fn(&Interface) -> u64;
+
+const TRAFFIC: [(&str, &str, Counted); 8] = [
     ("container_network_receive_bytes_total", "Bytes received.", |i| i.received.bytes),
     ("container_network_receive_packets_total", "Packets received.", |i| i.received.packets),
     ("container_network_receive_packets_dropped_total", "Packets dropped on receipt.", |i| {

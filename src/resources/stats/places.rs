@@ -39,9 +39,8 @@ impl Places {
         self.found.retain(|id, _| wanted.contains(id.as_str()));
         self.missing.retain(|id| wanted.contains(id.as_str()));
         let recently = self.walked.is_some_and(|walked| now.duration_since(walked) < PATIENCE);
-        let new = wanted
-            .iter()
-            .any(|id| !self.found.contains_key(*id) && !(recently && self.missing.contains(*id)));
+        let new =
+            wanted.iter().any(|id| !(self.found.contains_key(*id) || recently && self.missing.contains(*id)));
         if !new {
             return;
         }

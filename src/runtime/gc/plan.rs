@@ -15,6 +15,8 @@ use crate::model::runtime::{
 
 /// No container gets less time to stop than this.
 const MIN_GRACE: Duration = Duration::from_secs(2);
+/// A list may be this much younger than the time that it is judged by.
+const SKEW: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 /// Dead instances of each container that the quick way keeps at least: the last one is
 /// the container's status.
 const MIN_KEPT: usize = 1;
@@ -184,7 +186,11 @@ pub fn surplus(pod: &PodRuntime, name: &str, standing: PodStanding, policy: Poli
         .iter()
         .filter(|container| container.name == name && container.state == ContainerState::Exited)
         .collect();
-    dead.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+    // The count first: clocks are set back.
+    dead.sort_by(|a, b| {
+        let [newer, older] = [b, a].map(|one| (one.restart_count, one.created_at));
+        newer.cmp(&older).then_with(|| a.id.cmp(&b.id))
+    });
     dead.into_iter()
         .skip(keep)
         .map(|container| {
@@ -206,13 +212,16 @@ type Unit<'a> = Vec<(&'a ListedPod, &'a ListedContainer)>;
 fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
     let min_age = jiff::SignedDuration::try_from(inputs.policy.min_age).unwrap_or(jiff::SignedDuration::MAX);
     let newest_to_go = inputs.now.saturating_sub(min_age).unwrap_or(Timestamp::MIN);
+    // What seems to be made later was made before the clock was set back.
+    // DIFFERS: the Go kubelet keeps it until the clock has come as far again.
+    let future = inputs.now.saturating_add(SKEW).unwrap_or(Timestamp::MAX);
     let mut doomed = Vec::new();
     let mut units: Vec<Unit<'a>> = Vec::new();
     for pod in inputs.listed.values() {
         let mut of_pod: BTreeMap<&str, Unit<'a>> = BTreeMap::new();
         let everything = content_goes(inputs, &pod.uid);
         for container in &pod.containers {
-            let old = container.created_at.is_none_or(|created| created <= newest_to_go);
+            let old = container.created_at.is_none_or(|created| created <= newest_to_go || created > future);
             // DIFFERS: the Go kubelet counts a container that is about to be started among
             // the dead ones, and so may remove the one whose end the status has to tell.
             let starting = !everything && is_about_to_start(pod, container);
@@ -239,7 +248,8 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
                 doomed.extend(cut(unit, share));
             }
             let mut rest: Unit<'a> = units.into_iter().flatten().collect();
-            newest_first(&mut rest);
+            // One clock for containers of different names, whatever it has seen.
+            rest.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
             doomed.extend(cut(&mut rest, most));
         }
     }
@@ -249,14 +259,17 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
 /// Whether this is the newest instance of its name, and only created so far.
 fn is_about_to_start(pod: &ListedPod, container: &ListedContainer) -> bool {
     container.state == ContainerState::Created
-        && !pod
-            .containers
-            .iter()
-            .any(|other| other.name == container.name && other.created_at > container.created_at)
+        && !pod.containers.iter().any(|other| other.name == container.name && age(other) > age(container))
 }
 
+/// What orders the instances of one name; the attempt first: clocks are set back.
+fn age(container: &ListedContainer) -> (u32, Option<Timestamp>) {
+    (container.attempt, container.created_at)
+}
+
+/// Of one name.
 fn newest_first(unit: &mut Unit<'_>) {
-    unit.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+    unit.sort_by(|(_, a), (_, b)| age(b).cmp(&age(a)).then_with(|| a.id.cmp(&b.id)));
 }
 
 fn cut<'a>(unit: &mut Unit<'a>, keep: usize) -> Unit<'a> {

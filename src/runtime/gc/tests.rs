@@ -116,6 +116,31 @@ fn keeps_the_newest_dead_instance_of_each_container() {
     assert!(Case { policy: old, ..Case::new(case.pods) }.removals().is_empty());
 }
 
+/// After the clock was set back what is newer was made "before" what is older.
+#[test]
+fn the_count_says_which_instance_is_the_newest() {
+    let mut pods = vec![pod("w1", &[('r', 0)], &[("a", 'e', 1), ("a", 'e', 2), ("a", 'e', 3)])];
+    for (container, attempt) in pods[0].containers.iter_mut().zip([3, 2, 1]) {
+        container.attempt = attempt;
+    }
+    assert_eq!(Case::new(pods.clone()).removals(), ["w1-a-2", "w1-a-3"]);
+    // The one that is about to start was made long before its forerunners, by the clock.
+    pods[0].containers[0].state = ContainerState::Created;
+    assert_eq!(Case::new(pods).removals(), ["w1-a-3"]);
+    // Its age cannot be told, and it does not stay for a day for that.
+    let future = vec![pod("w1", &[('r', 0)], &[("a", 'e', 90_002), ("a", 'e', 90_001)])];
+    let minute = Policy { min_age: Duration::from_secs(60), ..Policy::default() };
+    assert_eq!(Case { policy: minute, ..Case::new(future) }.removals(), ["w1-a-90001"]);
+    let exited = |id: &str, restart_count, created| ContainerStatus {
+        restart_count,
+        ..status(id, "a", ContainerState::Exited, created)
+    };
+    let runtime =
+        PodRuntime { containers: vec![exited("new", 1, 5), exited("old", 0, 9)], ..PodRuntime::default() };
+    let removed = surplus(&runtime, "a", PodStanding::Wanted, Policy::default());
+    assert_eq!(removed.into_iter().map(shown).collect::<Vec<_>>(), ["old"]);
+}
+
 #[test]
 fn a_container_about_to_start_is_not_counted() {
     let pods = |uid| vec![pod(uid, &[('r', 0)], &[("a", 'c', 3), ("a", 'e', 2), ("a", 'e', 1)])];

@@ -124,6 +124,8 @@ impl Ledger {
     /// too, and image volumes refer to: ids, tags or digests.
     pub fn detect(&mut self, images: &[SeenImage], in_use: &BTreeSet<ImageRef>, now: Timestamp) {
         let mut before = std::mem::take(&mut self.records);
+        // Nothing happened later than now: a clock that was set back starts the ages anew.
+        self.started = self.started.min(now);
         for image in images {
             let used = in_use.contains(&image.id)
                 || image.names.iter().any(|name| in_use.contains(&ImageRef::from(name.as_str())));
@@ -131,8 +133,12 @@ impl Ledger {
             self.records.insert(
                 image.id.clone(),
                 Record {
-                    first_seen: old.as_ref().map_or(now, |record| record.first_seen),
-                    last_used: if used { Some(now) } else { old.and_then(|record| record.last_used) },
+                    first_seen: old.as_ref().map_or(now, |record| record.first_seen.min(now)),
+                    last_used: if used {
+                        Some(now)
+                    } else {
+                        old.and_then(|record| record.last_used).map(|used| used.min(now))
+                    },
                     in_use: used,
                     pinned: image.pinned,
                     size_bytes: image.size_bytes,
@@ -507,6 +513,19 @@ mod tests {
         let off = Policy { high_percent: 100, ..Policy::default() };
         assert!(off.is_off());
         assert_eq!(DiskUse { capacity_bytes: 10, available_bytes: 0 }.bytes_to_free(&off), None);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_starts_the_ages_anew() {
+        let day = 86_400;
+        let mut ledger = Ledger::new(at(day));
+        ledger.detect(&[image("a"), image("b")], &used(&["a"]), at(day));
+        ledger.detect(&[image("a"), image("b")], &used(&[]), at(0));
+        assert!(ledger.candidates(&Policy::default(), at(119)).is_empty());
+        assert_eq!(ids(&ledger.candidates(&Policy::default(), at(120))), ["b", "a"]);
+        let policy = Policy { max_age: Some(Duration::from_secs(1000)), ..Policy::default() };
+        assert!(ledger.expired(&policy, at(1000)).is_empty());
+        assert_eq!(ids(&ledger.expired(&policy, at(1001))), ["b", "a"]);
     }
 
     #[test]

@@ -299,11 +299,9 @@ impl Images {
 
     fn check_backoff(&self, wanted: Wanted<'_>, requested: &str, key: &String) -> Result<(), ImageFailure> {
         let blocked = {
-            let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-            failures.last.get(key).and_then(|(at, text)| {
-                let until = failures.waits.blocked_until(key, *at, Timestamp::now())?;
-                Some((until, text.clone()))
-            })
+            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = failures.last.get(key).cloned();
+            last.and_then(|(at, text)| Some((failures.waits.blocked_until(key, at, Timestamp::now())?, text)))
         };
         let Some((until, before)) = blocked else { return Ok(()) };
         let message = format!("Back-off pulling image {requested:?}");

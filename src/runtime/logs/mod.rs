@@ -1,8 +1,12 @@
 //! Container logs on the node's disk: reading them for people, and keeping them small.
 //! The runtime writes them; the lines' form is in `model::log_line`.
 
+pub mod gzip;
+mod print;
 pub mod read;
 pub mod rotate;
+mod source;
+mod watch;
 
 use std::io;
 use std::path::PathBuf;
@@ -27,6 +31,10 @@ pub enum LogError {
         #[source]
         source: io::Error,
     },
+    /// The first line is in no form that runtimes write. It is not repeated: a link in the
+    /// place of a log would show a line of any file.
+    #[error("failed to get parse function: unsupported log format")]
+    Format,
     /// The reader of the log went away.
     #[error("cannot pass the log on")]
     Output {

@@ -1,47 +1,41 @@
 //! Reading one container's log: the end of it, from a time on, as it grows.
-//! Memory is bounded by one line; a file is never loaded.
+//! Memory is bounded by one line and one block of output; a file is never loaded.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::LogError;
-use crate::model::log_line;
+use super::print::{Printed, Printer};
+use super::source::{Rotation, Source};
+use super::watch::Watch;
+use crate::model::log_line::Stream;
 use crate::util::stop::{StopToken, Waited};
-use crate::util::tail;
-
-/// Longer lines are passed on in pieces of this size. Runtimes cut at 16 KiB by default.
-const MAX_LINE_BYTES: usize = 256 * 1024;
-/// The first wait at the end of a file that is followed. Polling is enough here: someone
-/// looks at the output, and a wake-up costs one `fstat` while they do.
-const FIRST_WAIT: Duration = Duration::from_millis(250);
-/// The wait after some quiet.
-const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// What part of a log, and how it is shown.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReadOptions {
     /// Go on when the end is reached, until the container has ended.
     pub follow: bool,
-    /// Only the last lines.
+    /// Only the last lines of the file, before anything else is looked at.
     pub tail_lines: Option<u64>,
     /// Only lines written at this time or later.
     pub since: Option<Timestamp>,
-    /// Put the time before each line.
+    /// Only what came out of one of the container's outputs.
+    pub stream: Option<Stream>,
+    /// Put the time before each line of the container.
     pub timestamps: bool,
     /// Stop after so many bytes of output.
     pub limit_bytes: Option<u64>,
 }
 
-/// Writes the chosen part of the log at `path` to `out`. With `follow` it goes on over
-/// rotations until `still_running` says no and everything written so far is out.
+/// Writes the chosen part of the log at `path` to `out`, and flushes at each end of what is
+/// written so far. With `follow` it goes on over rotations until `still_running` says no and
+/// everything written so far is out.
 ///
 /// # Errors
-/// When the file is missing or cannot be read, or `out` takes no more.
+/// When the file is missing, cannot be read or is no log, or `out` takes no more.
 pub fn read(
     path: &Path,
     options: &ReadOptions,
@@ -49,204 +43,74 @@ pub fn read(
     still_running: &dyn Fn() -> bool,
     stop: &StopToken,
 ) -> Result<(), LogError> {
-    let mut file = File::open(path).map_err(LogError::io("open", path))?;
+    // Docker's logs are behind links; what is watched is the directory of the file itself.
+    let path = &std::fs::canonicalize(path).map_err(LogError::io("open", path))?;
+    let mut source = Source::open(path).map_err(LogError::io("open", path))?;
     if let Some(lines) = options.tail_lines {
-        let end = file.seek(SeekFrom::End(0)).map_err(LogError::io("read", path))?;
-        let start = tail::start_of_last_lines(&mut file, end, lines).map_err(LogError::io("read", path))?;
-        file.seek(SeekFrom::Start(start)).map_err(LogError::io("read", path))?;
+        source.seek_tail(lines).map_err(LogError::io("read", path))?;
     }
-    let mut printer = Printer { out, options, left: options.limit_bytes, rest: Rest::None };
-    let mut source = Source::new(file).map_err(LogError::io("read", path))?;
-    let mut wait = FIRST_WAIT;
+    let mut printer = Printer::new(out, options);
+    if printer.is_over() {
+        return printer.flush();
+    }
+    let mut watch = None;
     // Set once the container has ended: one more pass then finds its last lines.
     let mut ended = false;
     loop {
         let mut any = false;
-        while let Some(line) = source.next_line().map_err(LogError::io("read", path))? {
+        while let Some(line) = source.next_line() {
             any = true;
-            if printer.print(line)? == Printed::LimitReached {
+            if printer.print(line)? == Printed::Over {
                 return printer.flush();
             }
-            if stop.is_stopped() {
-                return Err(LogError::Stopping);
-            }
+        }
+        if any && stop.is_stopped() {
+            printer.flush()?;
+            return Err(LogError::Stopping);
+        }
+        if source.fill().map_err(LogError::io("read", path))? > 0 {
+            continue;
         }
         if !options.follow || ended {
             // A last line without its newline: a crash of the node can leave one.
-            if !source.pending.is_empty() {
-                printer.print(&std::mem::take(&mut source.pending))?;
+            if !source.unfinished().is_empty() {
+                printer.print(source.unfinished())?;
             }
             return printer.flush();
         }
         printer.flush()?;
-        match source.rotated(path) {
-            Ok(Rotation::None) => {}
+        let Some(watch) = &mut watch else {
+            // What is written before the watch begins is seen in one more pass.
+            watch = Some(Watch::new(path));
+            continue;
+        };
+        match source.rotated(path).map_err(LogError::io("read", path))? {
+            Rotation::None => {}
+            Rotation::Draining => continue,
             // All that was in the old file is out: the runtime writes to the new one only.
-            Ok(Rotation::Replaced(new)) => {
-                source = Source::new(new).map_err(LogError::io("read", path))?;
+            Rotation::Replaced(new) => {
+                source = new;
                 continue;
             }
-            Ok(Rotation::Draining) => continue,
-            Err(source) => return Err(LogError::io("read", path)(source)),
         }
         if !still_running() {
             ended = true;
             continue;
         }
-        wait = if any { FIRST_WAIT } else { (wait * 2).min(LAST_WAIT) };
-        if stop.wait(wait) == Waited::Stopped {
+        source.rest();
+        printer.rest();
+        if watch.wait(stop) == Waited::Stopped {
             return Err(LogError::Stopping);
         }
-    }
-}
-
-/// What is at the path now, compared with what is being read.
-enum Rotation {
-    /// The same file, or nothing yet: the new one is about to come.
-    None,
-    /// Another file, seen for the first time: the old one may have got lines meanwhile.
-    Draining,
-    /// Another file, and the old one has been read to its end since it was seen.
-    Replaced(File),
-}
-
-/// The open file, and a line of it that has no end yet.
-struct Source {
-    file: BufReader<File>,
-    inode: (u64, u64),
-    pending: Vec<u8>,
-    line: Vec<u8>,
-    replaced: bool,
-}
-
-impl Source {
-    fn new(file: File) -> std::io::Result<Self> {
-        let metadata = file.metadata()?;
-        Ok(Source {
-            inode: (metadata.dev(), metadata.ino()),
-            file: BufReader::with_capacity(32 * 1024, file),
-            pending: Vec::new(),
-            line: Vec::new(),
-            replaced: false,
-        })
-    }
-
-    /// The next whole line with its newline, or a piece of a very long one; `None` at the
-    /// end of what is written so far.
-    fn next_line(&mut self) -> std::io::Result<Option<&[u8]>> {
-        loop {
-            let buffer = self.file.fill_buf()?;
-            if buffer.is_empty() {
-                return Ok(None);
-            }
-            let newline = buffer.iter().position(|byte| *byte == b'\n');
-            let taken = newline.map_or(buffer.len(), |at| at + 1);
-            self.pending.extend_from_slice(buffer.get(..taken).unwrap_or_default());
-            self.file.consume(taken);
-            if newline.is_some() || self.pending.len() >= MAX_LINE_BYTES {
-                self.line = std::mem::take(&mut self.pending);
-                return Ok(Some(&self.line));
-            }
-        }
-    }
-
-    fn rotated(&mut self, path: &Path) -> std::io::Result<Rotation> {
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Rotation::None),
-            Err(error) => return Err(error),
-        };
-        let metadata = file.metadata()?;
-        if (metadata.dev(), metadata.ino()) != self.inode {
-            if !std::mem::replace(&mut self.replaced, true) {
-                return Ok(Rotation::Draining);
-            }
-            return Ok(Rotation::Replaced(file));
-        }
-        self.replaced = false;
-        // Someone emptied the file in place: what is new begins at its start.
-        if metadata.len() < self.file.stream_position()? {
-            return Ok(Rotation::Replaced(file));
-        }
-        Ok(Rotation::None)
-    }
-}
-
-#[derive(PartialEq, Eq)]
-enum Printed {
-    Done,
-    LimitReached,
-}
-
-/// Of what the next piece is the rest, after a line longer than a piece.
-#[derive(Clone, Copy)]
-enum Rest {
-    None,
-    Printed,
-    Skipped,
-}
-
-struct Printer<'a> {
-    out: &'a mut dyn Write,
-    options: &'a ReadOptions,
-    left: Option<u64>,
-    rest: Rest,
-}
-
-impl Printer<'_> {
-    /// Lines that are not log lines are skipped, as upstream does.
-    fn print(&mut self, line: &[u8]) -> Result<Printed, LogError> {
-        let ends = line.ends_with(b"\n");
-        let goes_on = !ends && line.len() >= MAX_LINE_BYTES;
-        let before = self.rest;
-        if ends {
-            self.rest = Rest::None;
-        }
-        match before {
-            Rest::None => {}
-            Rest::Printed => return self.write(line),
-            Rest::Skipped => return Ok(Printed::Done),
-        }
-        let parsed = log_line::parse(line)
-            .ok()
-            .filter(|parsed| self.options.since.is_none_or(|since| parsed.at >= since));
-        if goes_on {
-            self.rest = if parsed.is_some() { Rest::Printed } else { Rest::Skipped };
-        }
-        let Some(parsed) = parsed else { return Ok(Printed::Done) };
-        if self.options.timestamps {
-            let time = log_line::full_time(parsed.time_text);
-            if self.write(time.as_bytes())? == Printed::LimitReached
-                || self.write(b" ")? == Printed::LimitReached
-            {
-                return Ok(Printed::LimitReached);
-            }
-        }
-        let printed = self.write(parsed.message)?;
-        if printed == Printed::Done && !parsed.partial && ends {
-            return self.write(b"\n");
-        }
-        Ok(printed)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<Printed, LogError> {
-        let mut part = bytes;
-        if let Some(left) = &mut self.left {
-            part = bytes.get(..usize::try_from(*left).unwrap_or(usize::MAX)).unwrap_or(bytes);
-            *left -= part.len() as u64;
-        }
-        self.out.write_all(part).map_err(|source| LogError::Output { source })?;
-        Ok(if self.left == Some(0) { Printed::LimitReached } else { Printed::Done })
-    }
-
-    fn flush(&mut self) -> Result<(), LogError> {
-        self.out.flush().map_err(|source| LogError::Output { source })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::log_line;
+    use crate::runtime::logs::source::MAX_LINE_BYTES;
+    use proptest::prelude::*;
     use std::cell::Cell;
 
     fn log(lines: &[&str]) -> String {
@@ -272,7 +136,7 @@ mod tests {
         let none = ReadOptions::default();
         check(&all, &none, "a\nbc\nd\n");
         check("", &none, "");
-        check(&format!("rubbish\n{all}\n\n"), &none, "a\nbc\nd\n");
+        check(&format!("{all}rubbish\n\n{{}}\n{all}"), &none, "a\nbc\nd\na\nbc\nd\n");
         check(all.trim_end(), &none, "a\nbc\nd");
         check(&all, &ReadOptions { tail_lines: Some(2), ..none.clone() }, "c\nd\n");
         check(&all, &ReadOptions { tail_lines: Some(0), ..none.clone() }, "");
@@ -288,6 +152,187 @@ mod tests {
         );
     }
 
+    fn limited(content: &str, options: &ReadOptions, limit: u64, expected: &str) {
+        check(content, &ReadOptions { limit_bytes: Some(limit), ..options.clone() }, expected);
+    }
+
+    #[test]
+    fn tails_count_lines_of_the_file() {
+        let none = ReadOptions::default();
+        let tail = |lines| ReadOptions { tail_lines: Some(lines), ..ReadOptions::default() };
+        let all = log(&["F a", "P b", "F c", "F d"]);
+        check(&all, &tail(1), "d\n");
+        check(&all, &tail(3), "bc\nd\n");
+        // A line that is being written is no line yet, and not the last of those asked for.
+        let unfinished = format!("{all}2026-01-01T00:00:09Z stdout F la");
+        check(&unfinished, &none, "a\nbc\nd\nla");
+        check(&unfinished, &tail(1), "d\n");
+        check(&unfinished, &tail(0), "");
+        check(&unfinished, &tail(9), "a\nbc\nd\nla");
+        check("2026-01-01T00:00:09Z stdout F la", &tail(1), "la");
+        let since = Some("2026-01-01T00:00:03.5Z".parse().unwrap());
+        check(&all, &ReadOptions { since, ..tail(2) }, "d\n");
+        check(&all, &ReadOptions { since, ..tail(1) }, "d\n");
+    }
+
+    #[test]
+    fn a_time_stands_before_each_line_of_the_container() {
+        let times = ReadOptions { timestamps: true, ..ReadOptions::default() };
+        let all = log(&["P a", "P b", "F c", "P ", "F d", "F "]);
+        let time = |n: usize| format!("2026-01-01T00:00:0{n}.500000000Z ");
+        // As upstream, an empty part ends nothing and yet the next gets its time.
+        let expected = format!("{}abc\n{}{}d\n{}\n", time(0), time(3), time(4), time(5));
+        check(&all, &times, &expected);
+        for length in 0..expected.len() {
+            limited(&all, &times, length as u64, &expected[..length]);
+        }
+        // What is left of a line whose beginning is too old gets none.
+        let since = Some("2026-01-01T00:00:01.5Z".parse().unwrap());
+        check(&log(&["P a", "F b", "F c"]), &ReadOptions { since, ..times }, &format!("b\n{}c\n", time(2)));
+    }
+
+    #[test]
+    fn lines_of_docker_are_read_too() {
+        let line = |n: u32, stream: &str, text: &str| {
+            format!("{{\"log\":\"{text}\",\"stream\":\"{stream}\",\"time\":\"2026-01-01T00:00:0{n}Z\"}}\n")
+        };
+        let all = [
+            line(1, "stdout", "a\\n"),
+            line(2, "stderr", "b"),
+            line(3, "stderr", "c\\n"),
+            "rubbish\n".into(),
+        ]
+        .concat();
+        let none = ReadOptions::default();
+        check(&all, &none, "a\nbc\n");
+        check(&all, &ReadOptions { stream: Some(Stream::Stdout), ..none.clone() }, "a\n");
+        check(&all, &ReadOptions { tail_lines: Some(2), ..none.clone() }, "c\n");
+        check(
+            &all,
+            &ReadOptions { timestamps: true, ..none.clone() },
+            "2026-01-01T00:00:01.000000000Z a\n2026-01-01T00:00:02.000000000Z bc\n",
+        );
+        // The first line says which; the other form is rubbish then.
+        check(&format!("{}{all}", log(&["F cri"])), &none, "cri\n");
+    }
+
+    #[test]
+    fn what_is_no_log_is_refused_without_showing_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        for content in ["root:x:0:0\n", "\n", "{}\n", "x"] {
+            std::fs::write(&path, content).unwrap();
+            let result =
+                read(&path, &ReadOptions::default(), &mut Vec::new(), &|| false, &StopToken::never());
+            assert_eq!(
+                result.unwrap_err().to_string(),
+                "failed to get parse function: unsupported log format"
+            );
+        }
+    }
+
+    /// What a reader should show, without regard to time and memory.
+    fn plainly(content: &[u8], options: &ReadOptions) -> Option<Vec<u8>> {
+        let mut lines: Vec<&[u8]> = content.split_inclusive(|byte| *byte == b'\n').collect();
+        let mut most = usize::MAX;
+        if let Some(tail) = options.tail_lines {
+            most = tail as usize;
+            let whole = lines.iter().filter(|line| line.ends_with(b"\n")).count();
+            lines.drain(..whole.saturating_sub(most));
+        }
+        let (mut out, mut fresh, mut docker) = (Vec::new(), true, None);
+        for line in lines {
+            if most == 0 {
+                break;
+            }
+            let cri = log_line::parse(line).ok().map(|parsed| {
+                let newline = !parsed.partial && line.ends_with(b"\n");
+                let text = [parsed.message, if newline { b"\n" } else { b"" }].concat();
+                (parsed.at, parsed.time_text.to_owned(), parsed.stream, text)
+            });
+            let json = log_line::parse_docker(line)
+                .map(|parsed| (parsed.at, parsed.time_text, parsed.stream, parsed.text.into_bytes()));
+            if docker.is_none() && cri.is_none() && json.is_none() {
+                return None;
+            }
+            let docker = *docker.get_or_insert(cri.is_none());
+            let Some((at, time, stream, text)) = (if docker { json } else { cri }) else { continue };
+            most -= 1;
+            if options.since.is_none_or(|since| at >= since)
+                && options.stream.is_none_or(|only| only == stream)
+            {
+                if options.timestamps && fresh {
+                    log_line::push_full_time(&mut out, &time);
+                    out.push(b' ');
+                }
+                out.extend_from_slice(&text);
+            }
+            fresh = text.is_empty() || text.ends_with(b"\n");
+        }
+        out.truncate(options.limit_bytes.map_or(usize::MAX, |limit| limit as usize));
+        Some(out)
+    }
+
+    fn lines() -> impl Strategy<Value = Vec<u8>> {
+        let time = (0_u32..6).prop_map(|n| format!("2026-01-01T00:00:0{n}.25Z"));
+        let stream = prop_oneof![Just("stdout"), Just("stderr")];
+        let message = prop_oneof![
+            4 => proptest::collection::vec(any::<u8>().prop_filter("newline", |b| *b != b'\n'), 0..20),
+            1 => (1_usize..40_000).prop_map(|size| vec![b'x'; size]),
+        ];
+        let cri = (time.clone(), stream.clone(), prop_oneof![Just("F"), Just("P"), Just("P:t")], message)
+            .prop_map(|(time, stream, tag, message)| {
+                [format!("{time} {stream} {tag} ").as_bytes(), &message, b"\n"].concat()
+            });
+        let docker = (time, stream, "[a-z]{0,9}(\\\\n)?").prop_map(|(time, stream, text)| {
+            format!("{{\"log\":\"{text}\",\"stream\":\"{stream}\",\"time\":\"{time}\"}}\n").into_bytes()
+        });
+        prop_oneof![6 => cri, 2 => docker, 1 => proptest::collection::vec(any::<u8>(), 0..50)]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn the_reader_shows_what_a_plain_one_would(
+            content in proptest::collection::vec(lines(), 0..12).prop_map(|lines| lines.concat()),
+            cut in 0_usize..30,
+            tail_lines in proptest::option::of(0_u64..8),
+            since in proptest::option::of(0_i64..6),
+            stream in proptest::option::of(prop_oneof![Just(Stream::Stdout), Just(Stream::Stderr)]),
+            timestamps: bool,
+            limit_bytes in proptest::option::of(1_u64..200),
+            follow: bool,
+        ) {
+            let content = &content[..content.len().saturating_sub(cut)];
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("0.log");
+            std::fs::write(&path, content).unwrap();
+            let since = since.map(|second| Timestamp::new(1_767_225_600 + second, 250_000_000).unwrap());
+            // The end of a tail that is followed is open.
+            let follow = follow && tail_lines.is_none();
+            let options = ReadOptions { follow, tail_lines, since, stream, timestamps, limit_bytes };
+            let mut out = Vec::new();
+            let result = read(&path, &options, &mut out, &|| false, &StopToken::never());
+            match plainly(content, &options) {
+                Some(expected) => {
+                    prop_assert!(result.is_ok(), "{:?}", result);
+                    prop_assert_eq!(String::from_utf8_lossy(&out), String::from_utf8_lossy(&expected));
+                }
+                None => prop_assert!(matches!(result, Err(LogError::Format))),
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_the_reader_panic(content in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("0.log");
+            std::fs::write(&path, content).unwrap();
+            let options = ReadOptions { timestamps: true, ..ReadOptions::default() };
+            let _ = read(&path, &options, &mut Vec::new(), &|| false, &StopToken::never());
+        }
+    }
+
     #[test]
     fn long_lines_pass_in_pieces() {
         let text = "x".repeat(3 * MAX_LINE_BYTES);
@@ -295,6 +340,24 @@ mod tests {
         check(&content, &ReadOptions::default(), &format!("{text}\nend\n"));
         let since = Some("2026-01-01T00:00:01Z".parse().unwrap());
         check(&content, &ReadOptions { since, ..ReadOptions::default() }, "end\n");
+        let content = log(&[&format!("P {text}"), "F end"]);
+        check(
+            &content,
+            &ReadOptions { timestamps: true, ..ReadOptions::default() },
+            &format!("2026-01-01T00:00:00.500000000Z {text}end\n"),
+        );
+        // All of the last line that is asked for.
+        let content = log(&["F a", &format!("F {text}"), "F end"]);
+        check(
+            &content,
+            &ReadOptions { tail_lines: Some(2), ..ReadOptions::default() },
+            &format!("{text}\nend\n"),
+        );
+        check(
+            &log(&["F a", &format!("F {text}")]),
+            &ReadOptions { tail_lines: Some(1), ..ReadOptions::default() },
+            &format!("{text}\n"),
+        );
     }
 
     #[test]

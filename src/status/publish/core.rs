@@ -16,7 +16,7 @@ use crate::model::api::{self, PodStatus};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::pod::{CONFIG_MIRROR, Pod};
-use crate::util::backoff::{jitter, random_unit};
+use crate::util::backoff::{Failures, jitter, random_unit};
 use crate::util::timers::Deadlines;
 
 /// A foreign edit of what is ours is undone so long after our last patch at the soonest: two
@@ -49,7 +49,7 @@ pub(super) struct Core {
     seen: u64,
     due: Deadlines<PodUid>,
     /// No answer came last time: nobody is asked before.
-    away: Option<(u32, Instant)>,
+    away: Option<(Failures, Instant)>,
 }
 
 /// One pod at the API server.
@@ -75,7 +75,7 @@ struct Record {
     stage: Stage,
     /// How often its end could not be told.
     withheld: u32,
-    failures: u32,
+    failures: Failures,
     /// The failures are the server's: another status would fare no better.
     server_fault: bool,
 }
@@ -263,7 +263,7 @@ impl Core {
                         (false, false) => record.sent.saturating_sub(1),
                     };
                     record.stage = if went_back { Stage::Known } else { Stage::Taken };
-                    record.failures = 0;
+                    record.failures.end();
                 } else {
                     record.stage = Stage::Known;
                 }
@@ -281,13 +281,13 @@ impl Core {
             // It will not be shown any more. If it is, somebody else has answered.
             Answer::Gone => {
                 record.stage = Stage::Stale;
-                record.failures = record.failures.saturating_add(1);
+                let _ = record.failures.count();
                 pause(record.failures, REFUSED, REFUSED_MAX)
             }
             Answer::Conflict(why) => {
                 record.stage = Stage::Stale;
                 let wait = record.failed(&why, REFUSED, REFUSED_MAX);
-                if record.failures == 1 { Duration::ZERO } else { wait }
+                if record.failures.number() == 1 { Duration::ZERO } else { wait }
             }
             Answer::Refused(why) => record.failed(&why, REFUSED, REFUSED_MAX),
             Answer::Busy(why, after) => {
@@ -296,8 +296,8 @@ impl Core {
                 after.unwrap_or_default().max(wait)
             }
             Answer::Away(why) => {
-                let failures = self.away.map_or(0, |(failures, _)| failures).saturating_add(1);
-                if failures.is_power_of_two() {
+                let mut failures = self.away.map(|(failures, _)| failures).unwrap_or_default();
+                if failures.count() {
                     log::warn!("cannot tell the API server about pods ({failures} times): {why}");
                 }
                 self.away = Some((failures, now + pause(failures, RETRY, RETRY_MAX)));
@@ -332,7 +332,7 @@ impl Record {
             residue: None,
             stage: Stage::Known,
             withheld: 0,
-            failures: 0,
+            failures: Failures::default(),
             server_fault: false,
         }
     }
@@ -350,7 +350,7 @@ impl Record {
     fn settle(&mut self, version: u64, now: Instant) {
         self.told = version;
         self.withheld = 0;
-        self.failures = 0;
+        self.failures.end();
         self.server_fault = false;
         if let Some(since) = self.since.take() {
             metrics::POD_STATUS_SYNC.took(now.saturating_duration_since(since));
@@ -359,8 +359,7 @@ impl Record {
 
     /// Counts a failure, tells of it at doubling counts, and says how long to wait.
     fn failed(&mut self, why: &str, first: Duration, most: Duration) -> Duration {
-        self.failures = self.failures.saturating_add(1);
-        if self.failures.is_power_of_two() {
+        if self.failures.count() {
             let (name, uid) = (self.pod.full_name(), &self.local);
             log::warn!(
                 "cannot tell the API server about a pod ({} times): {why} pod={name} uid={uid}",
@@ -376,9 +375,8 @@ fn shown_phase(pod: &Pod) -> Option<&str> {
 }
 
 /// The wait after so many failures in a row.
-fn pause(failures: u32, first: Duration, most: Duration) -> Duration {
-    let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(16));
-    jitter(doubled.min(most), random_unit())
+fn pause(failures: Failures, first: Duration, most: Duration) -> Duration {
+    jitter(failures.delay(first, most), random_unit())
 }
 
 /// Which of two versions of an object is the newer. Versions that are no numbers have no

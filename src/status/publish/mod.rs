@@ -88,6 +88,9 @@ impl Publisher {
                 self.take_news();
                 self.tell(&uid);
             }
+            if self.core.next_due().is_none() {
+                self.deps.status.set_told(self.core.seen());
+            }
             let _waiting = threads::waiting("a status to tell");
             select_biased! {
                 recv(stop.signal()) -> _ => return,

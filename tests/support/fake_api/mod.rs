@@ -201,6 +201,11 @@ impl FakeApi {
         self.shared.lock().store.page = objects;
     }
 
+    /// How long tokens live from now on, whatever is asked for.
+    pub fn token_seconds(&self, seconds: Option<i64>) {
+        self.shared.lock().store.token_seconds = seconds;
+    }
+
     /// Deletes a pod as a user does, gracefully.
     pub fn delete_pod(&self, path: &str) {
         let path = Path::parse(path).unwrap();

@@ -99,6 +99,9 @@ pub struct Store {
     pub stutters: bool,
     /// The longest page of a list, whatever is asked for.
     pub page: Option<usize>,
+    /// How long tokens live, whatever is asked for.
+    pub token_seconds: Option<i64>,
+    tokens: u64,
 }
 
 /// How far a watch has come.
@@ -195,7 +198,7 @@ impl Store {
                 Some(object) => (200, object.clone()),
                 None => not_found(&path),
             },
-            "POST" if path.subresource == "token" => (201, token(&path, &asked.body)),
+            "POST" if path.subresource == "token" => (201, self.token(&path, &asked.body)),
             "POST" => self.create(&path, asked.body.clone()),
             "PUT" => self.update(&path, &asked.body, |_, new| new.clone()),
             "PATCH" => self.update(&path, &asked.body, |old, patch| {
@@ -316,6 +319,19 @@ impl Store {
         (200, self.remove(path).unwrap_or_default())
     }
 
+    /// `token-of-ACCOUNT-NUMBER-END`, the end in seconds since 1970.
+    fn token(&mut self, path: &Path, body: &Value) -> Value {
+        self.tokens += 1;
+        let mut spec = body["spec"].clone();
+        let seconds = self.token_seconds.or(spec["expirationSeconds"].as_i64()).unwrap_or(3600);
+        spec["expirationSeconds"] = json!(seconds);
+        let end = Timestamp::now().as_second() + seconds;
+        let token = format!("token-of-{}-{}-{end}", path.name, self.tokens);
+        json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {"name": path.name}, "spec": spec,
+            "status": {"token": token, "expirationTimestamp": Timestamp::from_second(end).unwrap()}})
+    }
+
     /// The first lines of a watch.
     pub fn open_watch(&self, path: &Path, asked: &Asked) -> Result<(Vec<String>, At), Answer> {
         let wanted = asked.parameter("resourceVersion");
@@ -406,13 +422,6 @@ fn matches(asked: &Asked, object: &Value) -> bool {
     };
     let label = |name: &str| object["metadata"]["labels"][name].as_str().unwrap_or_default().to_owned();
     all(asked.parameter("fieldSelector"), &field) && all(asked.parameter("labelSelector"), &label)
-}
-
-fn token(path: &Path, body: &Value) -> Value {
-    let seconds = body["spec"]["expirationSeconds"].as_i64().unwrap_or(3600);
-    let expires = Timestamp::from_second(Timestamp::now().as_second() + seconds).unwrap().to_string();
-    json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {"name": path.name},
-        "spec": body["spec"], "status": {"token": format!("token-of-{}", path.name), "expirationTimestamp": expires}})
 }
 
 /// A patch; lists that have a merge key are merged by it, others are replaced.

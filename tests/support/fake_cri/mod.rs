@@ -312,6 +312,11 @@ impl FakeCri {
         self.with_state(|state| state.kill_sandbox(id))
     }
 
+    /// Sets the runtime's time of day, so many seconds from that of the test.
+    pub fn set_clock(&self, ahead: i64) {
+        self.with_state(|state| state.set_clock(ahead.saturating_mul(1_000_000_000)));
+    }
+
     /// Sets a condition of `Status`: `RuntimeReady` or `NetworkReady`.
     pub fn set_condition(&self, name: &'static str, status: bool, reason: &str, message: &str) {
         let condition = (status, reason.to_owned(), message.to_owned());

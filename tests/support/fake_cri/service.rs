@@ -284,6 +284,9 @@ impl stubs::RuntimeService for Service {
         exec_sync "ExecSync" (ExecSyncRequest) -> ExecSyncResponse;
         list_pod_sandbox_stats "ListPodSandboxStats" (ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;
         list_container_stats "ListContainerStats" (ListContainerStatsRequest) -> ListContainerStatsResponse;
+        exec "Exec" (ExecRequest) -> ExecResponse;
+        attach "Attach" (AttachRequest) -> AttachResponse;
+        port_forward "PortForward" (PortForwardRequest) -> PortForwardResponse;
     }
 }
 

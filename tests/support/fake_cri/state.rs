@@ -77,6 +77,8 @@ pub struct State {
     pub groups_policy: bool,
     pub cgroup_driver: rt::CgroupDriver,
     pub exec: ExecRule,
+    /// Where streams are served, `http://127.0.0.1:1234`; the command follows as a path.
+    pub streams: String,
     pub writes_logs: bool,
     /// What happened since the subscribers were last told.
     pub news: Vec<rt::ContainerEventResponse>,
@@ -84,6 +86,8 @@ pub struct State {
     pub alarms: Vec<String>,
     made: u64,
     clock: i64,
+    /// How far its time of day is from the test's, in nanoseconds.
+    ahead: i64,
 }
 
 /// The labels by which pods and containers are known.
@@ -101,11 +105,13 @@ impl State {
             groups_policy: true,
             cgroup_driver: rt::CgroupDriver::CGROUPFS,
             exec: Arc::new(|_, _| (0, Vec::new(), Vec::new())),
+            streams: String::new(),
             writes_logs: false,
             news: Vec::new(),
             alarms: Vec::new(),
             made: 0,
             clock: 0,
+            ahead: 0,
         };
         for name in ["RuntimeReady", "NetworkReady"] {
             state.conditions.insert(name, (true, String::new(), String::new()));
@@ -117,8 +123,19 @@ impl State {
     /// Nanoseconds since 1970, never the same twice.
     fn now(&mut self) -> i64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        self.clock = (now.as_nanos() as i64).max(self.clock + 1);
+        self.clock = (now.as_nanos() as i64).saturating_add(self.ahead).max(self.clock + 1);
         self.clock
+    }
+
+    /// Sets its time of day, so far from the test's.
+    pub fn set_clock(&mut self, ahead: i64) {
+        // What ends by itself does so when it would have.
+        for container in self.containers.values_mut() {
+            if let Some((at, _)) = &mut container.ends {
+                *at = at.saturating_add(ahead - self.ahead);
+            }
+        }
+        (self.ahead, self.clock) = (ahead, 0);
     }
 
     fn id(&mut self) -> String {
@@ -624,6 +641,27 @@ impl State {
         }
         let (exit_code, stdout, stderr) = rule(&container.config.metadata.name, &request.cmd);
         Ok(rt::ExecSyncResponse { stdout, stderr, exit_code, ..Default::default() })
+    }
+
+    pub fn exec(&mut self, request: rt::ExecRequest) -> Answer<rt::ExecResponse> {
+        let base = self.streams.clone();
+        if !self.container(&request.container_id)?.is_running() {
+            return fail(Code::UNKNOWN, "failed to exec in container: container is not running");
+        }
+        Ok(rt::ExecResponse { url: format!("{base}/{}", request.cmd.join("/")), ..Default::default() })
+    }
+
+    pub fn attach(&mut self, request: rt::AttachRequest) -> Answer<rt::AttachResponse> {
+        let base = self.streams.clone();
+        self.container(&request.container_id)?;
+        Ok(rt::AttachResponse { url: format!("{base}/echo"), ..Default::default() })
+    }
+
+    pub fn port_forward(&mut self, request: rt::PortForwardRequest) -> Answer<rt::PortForwardResponse> {
+        if !self.sandboxes.contains_key(&request.pod_sandbox_id) {
+            return fail(Code::NOT_FOUND, "sandbox not found");
+        }
+        Ok(rt::PortForwardResponse { url: format!("{}/echo", self.streams), ..Default::default() })
     }
 
     fn container(&mut self, id: &str) -> Answer<&mut Container> {

@@ -1,0 +1,350 @@
+//! `coracle exec` and `coracle attach`.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use rustix::event::{PollFlags, poll};
+use serde_json::Value;
+
+use crate::agent::signals;
+use crate::cli::Exit;
+use crate::cli::table::visible;
+use crate::model::api::Pod;
+use crate::transport::spdy::{self, Event};
+
+use super::super::client::{Client, encode};
+use super::super::console::Console;
+use super::super::{CommandError, Outcome, complain};
+use super::{Options, came, container, find, is_passing, place, terminal, wants};
+
+const PROTOCOL: &str = "v4.channel.k8s.io";
+
+/// Read at once, and about as much may wait for the agent.
+const CHUNK: usize = 64 * 1024;
+
+/// The streams, in the order in which they are opened.
+const ERROR: u32 = 1;
+const STDOUT: u32 = 3;
+const STDERR: u32 = 5;
+const STDIN: u32 = 7;
+const RESIZE: u32 = 9;
+
+pub(in super::super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
+    let pod = find(client, &options.pod)?;
+    let container = container(&pod, options.container.as_deref())?;
+    let attaches = options.command.is_empty();
+    let mut tty = options.tty;
+    if tty && options.stdin && !terminal::is_input() {
+        complain("Unable to use a TTY - input is not a terminal or the right kind of file");
+        tty = false;
+    }
+    if attaches {
+        let allocated = has_tty(&pod, &container);
+        if tty && !allocated {
+            complain(&format!("Unable to use a TTY - container {container} did not allocate one"));
+        }
+        // Its process has had one from the start, or never gets one.
+        tty = allocated;
+    }
+    let target = target(&pod, &container, options, tty);
+    let (stream, said) = client.upgrade(&target, PROTOCOL)?;
+    let raw = tty && options.stdin && terminal::is_input();
+    let terminal =
+        if raw { Some(terminal::Raw::new().map_err(client.talk("prepare a terminal for"))?) } else { None };
+    if attaches && raw {
+        complain("If you don't see a command prompt, try pressing enter.\r");
+    }
+    let mut session = Session::open(stream, options.stdin, tty);
+    let outcome = session.start(&said, console).and_then(|()| session.run(console));
+    drop(terminal);
+    match outcome {
+        Ok(Ended::Asked) => Ok(Exit::Failure),
+        Ok(Ended::Over) => Ok(session.exit()),
+        Err(Failure::Output(why)) => Err(CommandError::Output(why)),
+        Err(Failure::Agent(why)) => Err(client.talk("talk to")(why)),
+    }
+}
+
+fn has_tty(pod: &Pod, container: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let plain = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    plain
+        .map(|one| (&one.name, one.tty))
+        .chain(spec.ephemeral_containers.iter().flatten().map(|one| (&one.name, one.tty)))
+        .any(|(name, tty)| name == container && tty == Some(true))
+}
+
+fn target(pod: &Pod, container: &str, options: &Options, tty: bool) -> String {
+    let verb = if options.command.is_empty() { "attach" } else { "exec" };
+    let mut target = format!("/{verb}/{}/{}?output=1", place(pod), encode(container));
+    for (flag, name) in [(options.stdin, "input"), (!tty, "error"), (tty, "tty")] {
+        if flag {
+            target.push_str(&format!("&{name}=1"));
+        }
+    }
+    for word in &options.command {
+        target.push_str(&format!("&command={}", encode(word)));
+    }
+    target
+}
+
+/// Why a session broke.
+enum Failure {
+    Output(io::Error),
+    Agent(io::Error),
+}
+
+/// How it ended otherwise.
+enum Ended {
+    /// The streams are over.
+    Over,
+    /// By a signal.
+    Asked,
+}
+
+struct Session {
+    stream: UnixStream,
+    reader: spdy::Reader,
+    /// What waits for the agent.
+    out: Vec<u8>,
+    /// Streams that the runtime has taken, and those of its own that are still open.
+    taken: Vec<u32>,
+    open: Vec<u32>,
+    stdin: bool,
+    tty: bool,
+    status: Vec<u8>,
+    lost: bool,
+}
+
+impl Session {
+    fn open(stream: UnixStream, stdin: bool, tty: bool) -> Session {
+        let mut out = Vec::new();
+        let mut writer = spdy::Writer::default();
+        let mut open = Vec::new();
+        for (stream, name, wanted) in [
+            (ERROR, "error", true),
+            (STDOUT, "stdout", true),
+            (STDERR, "stderr", !tty),
+            (STDIN, "stdin", stdin),
+            (RESIZE, "resize", tty),
+        ] {
+            if wanted {
+                writer.open(&mut out, stream, &[("streamtype", name)]);
+                if stream <= STDERR {
+                    open.push(stream);
+                }
+            }
+        }
+        Session {
+            stream,
+            reader: spdy::Reader::default(),
+            out,
+            taken: Vec::new(),
+            open,
+            stdin,
+            tty,
+            status: Vec::new(),
+            lost: false,
+        }
+    }
+
+    /// What came with the answer's head.
+    fn start(&mut self, said: &[u8], console: &mut Console<'_>) -> Result<(), Failure> {
+        self.take(said, console)
+    }
+
+    fn run(&mut self, console: &mut Console<'_>) -> Result<Ended, Failure> {
+        let mut window = signals::window_changes().map_err(Failure::Agent)?;
+        let mut endings = signals::endings().map_err(Failure::Agent)?;
+        let stdin = io::stdin();
+        let mut chunk = vec![0; CHUNK];
+        while !self.open.is_empty() {
+            let reads = self.stdin && self.taken.contains(&STDIN) && self.out.len() < CHUNK;
+            let input = if reads { PollFlags::IN } else { PollFlags::empty() };
+            let mut fds = [
+                wants(self.stream.as_fd(), true, !self.out.is_empty()),
+                wants(window.as_fd(), self.tty, false),
+                wants(endings.as_fd(), true, false),
+                rustix::event::PollFd::new(&stdin, input),
+            ];
+            // A terminal that is gone would wake a poll that does not ask for it.
+            let used = if reads { 4 } else { 3 };
+            match poll(fds.split_at_mut(used).0, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(why) => return Err(Failure::Agent(why.into())),
+            }
+            let [agent, resized, asked, typed] = fds.map(|fd| fd.revents());
+            if !asked.is_empty() && came(&mut endings) {
+                return Ok(Ended::Asked);
+            }
+            if !resized.is_empty() && came(&mut window) {
+                self.tell_size();
+            }
+            if reads && !typed.is_empty() {
+                self.read_input(&stdin, &mut chunk)?;
+            }
+            self.write()?;
+            if agent.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+                match (&self.stream).read(&mut chunk) {
+                    Ok(0) => self.end(),
+                    Ok(count) => self.take(chunk.get(..count).unwrap_or_default(), console)?,
+                    Err(why) if is_passing(&why) => {}
+                    Err(why) => return Err(Failure::Agent(why)),
+                }
+                self.write()?;
+            }
+        }
+        Ok(Ended::Over)
+    }
+
+    fn read_input(&mut self, stdin: &io::Stdin, chunk: &mut [u8]) -> Result<(), Failure> {
+        match rustix::io::read(stdin, &mut *chunk) {
+            Ok(0) => {
+                self.stdin = false;
+                spdy::end(&mut self.out, STDIN);
+            }
+            Ok(count) => spdy::data(&mut self.out, STDIN, chunk.get(..count).unwrap_or_default()),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            // A terminal that is gone has no more input.
+            Err(_) => {
+                self.stdin = false;
+                spdy::end(&mut self.out, STDIN);
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_size(&mut self) {
+        if let Some(size) = terminal::size().filter(|_| self.taken.contains(&RESIZE)) {
+            spdy::data(&mut self.out, RESIZE, size.as_bytes());
+        }
+    }
+
+    fn write(&mut self) -> Result<(), Failure> {
+        let mut sent = 0;
+        while let Some(rest) = self.out.get(sent..).filter(|rest| !rest.is_empty()) {
+            match (&self.stream).write(rest) {
+                Ok(count) => sent += count,
+                Err(why) if is_passing(&why) => break,
+                // What it still says counts.
+                Err(why) if why.kind() == io::ErrorKind::BrokenPipe => sent = self.out.len(),
+                Err(why) => return Err(Failure::Agent(why)),
+            }
+        }
+        self.out.drain(..sent);
+        Ok(())
+    }
+
+    fn take(&mut self, mut bytes: &[u8], console: &mut Console<'_>) -> Result<(), Failure> {
+        loop {
+            match self.reader.next(&mut bytes) {
+                Ok(None) => return console.out.flush().map_err(Failure::Output),
+                Ok(Some(event)) => self.event(event, console)?,
+                Err(why) => return Err(Failure::Agent(io::Error::new(io::ErrorKind::InvalidData, why))),
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
+        match event {
+            Event::Taken(stream) => {
+                self.taken.push(stream);
+                if stream == RESIZE {
+                    self.tell_size();
+                }
+            }
+            Event::Data(STDOUT, bytes) => console.out.write_all(bytes).map_err(Failure::Output)?,
+            Event::Data(STDERR, bytes) => io::stderr().write_all(bytes).map_err(Failure::Output)?,
+            Event::Data(ERROR, bytes) => self.status.extend_from_slice(bytes),
+            Event::Data(..) => {}
+            Event::Ended(stream) | Event::Reset(stream) => self.open.retain(|open| *open != stream),
+            Event::Opened(stream) => spdy::refuse(&mut self.out, stream),
+            Event::Ping(number) => spdy::pong(&mut self.out, number),
+            Event::GoAway => self.end(),
+        }
+        Ok(())
+    }
+
+    /// Nothing more comes.
+    fn end(&mut self) {
+        self.lost |= self.open.contains(&ERROR);
+        self.open.clear();
+    }
+
+    /// What the runtime says of the end.
+    fn exit(&self) -> Exit {
+        let status: Value = serde_json::from_slice(&self.status).unwrap_or_default();
+        let text = |pointer: &str| status.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        if text("/status") == "Success" {
+            return Exit::Success;
+        }
+        let causes = status.pointer("/details/causes").and_then(Value::as_array);
+        let code = causes
+            .into_iter()
+            .flatten()
+            .filter(|_| text("/reason") == "NonZeroExitCode")
+            .filter(|cause| cause.get("reason").and_then(Value::as_str) == Some("ExitCode"))
+            .find_map(|cause| cause.get("message")?.as_str()?.parse::<u8>().ok());
+        if let Some(code) = code {
+            complain(&format!("command terminated with exit code {code}"));
+            return Exit::Command(code);
+        }
+        match text("/message") {
+            "" if self.lost => complain("the connection with the container was lost"),
+            "" => return Exit::Success,
+            message => complain(&visible(message)),
+        }
+        Exit::Failure
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> Pod {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"namespace": "ns", "name": "p", "uid": "u"},
+            "spec": {"containers": [{"name": "a"}, {"name": "b", "tty": true}]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn options_become_a_request() {
+        let mut options = Options { pod: "p".into(), stdin: true, ..Options::default() };
+        assert_eq!(target(&pod(), "b", &options, true), "/attach/ns/p/u/b?output=1&input=1&tty=1");
+        options.command = vec!["sh".into(), "-c".into(), "a & b".into()];
+        options.stdin = false;
+        assert_eq!(
+            target(&pod(), "a", &options, false),
+            "/exec/ns/p/u/a?output=1&error=1&command=sh&command=-c&command=a%20%26%20b"
+        );
+        assert!(has_tty(&pod(), "b") && !has_tty(&pod(), "a") && !has_tty(&pod(), "c"));
+    }
+
+    #[test]
+    fn statuses_become_exit_codes() {
+        let code = |status: &str, lost: bool| {
+            let (stream, _other) = UnixStream::pair().unwrap();
+            let mut session = Session::open(stream, false, false);
+            session.status = status.as_bytes().to_vec();
+            session.lost = lost;
+            session.exit().code()
+        };
+        let exit = |code: &str| {
+            format!(
+                r#"{{"status":"Failure","reason":"NonZeroExitCode","message":"m",
+                "details":{{"causes":[{{"reason":"ExitCode","message":"{code}"}}]}}}}"#
+            )
+        };
+        assert_eq!(code(r#"{"metadata":{},"status":"Success"}"#, false), 0);
+        assert_eq!(code("", false), 0);
+        assert_eq!(code("", true), 1);
+        assert_eq!(code(&exit("42"), false), 42);
+        assert_eq!(code(&exit("x"), false), 1);
+        assert_eq!(code(r#"{"status":"Failure","reason":"InternalError","message":"m"}"#, false), 1);
+        assert_eq!(code("nonsense", true), 1);
+    }
+}

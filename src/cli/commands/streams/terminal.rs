@@ -1,0 +1,40 @@
+//! The terminal that a command is typed at.
+
+use std::io::{self, Stdin};
+
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+
+/// A terminal that passes on every key; dropping it makes it what it was.
+pub(super) struct Raw {
+    stdin: Stdin,
+    before: Termios,
+}
+
+impl Raw {
+    pub(super) fn new() -> io::Result<Raw> {
+        let stdin = io::stdin();
+        let before = tcgetattr(&stdin)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(&stdin, OptionalActions::Now, &raw)?;
+        Ok(Raw { stdin, before })
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // Without it nobody is left to see the difference.
+        let _ = tcsetattr(&self.stdin, OptionalActions::Now, &self.before);
+    }
+}
+
+/// Whether somebody types.
+pub(super) fn is_input() -> bool {
+    isatty(io::stdin())
+}
+
+/// Its size, as the runtime reads it.
+pub(super) fn size() -> Option<String> {
+    let size = tcgetwinsize(io::stdout()).or_else(|_| tcgetwinsize(io::stdin())).ok()?;
+    (size.ws_col > 0).then(|| format!("{{\"Width\":{},\"Height\":{}}}\n", size.ws_col, size.ws_row))
+}

@@ -1,0 +1,57 @@
+//! What the node API asks of one container: where its log is, whether it runs, a checkpoint
+//! (gate `ContainerCheckpoint`).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{CriError, RuntimeClient};
+use crate::model::ids::ContainerId;
+use crate::transport::generated::{methods, runtime};
+use crate::util::stop::StopToken;
+
+/// A container as its log's reader sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logging {
+    /// The file that the runtime writes to.
+    pub log_path: PathBuf,
+    /// Whether more can come.
+    pub running: bool,
+}
+
+impl RuntimeClient {
+    /// Where a container's log is, and whether it runs.
+    ///
+    /// # Errors
+    /// When the call fails or no status comes back.
+    pub fn logging(&self, id: &ContainerId) -> Result<Logging, CriError> {
+        let status = self.container_status(id)?;
+        let running = status.state.enum_value() == Ok(runtime::ContainerState::CONTAINER_RUNNING);
+        Ok(Logging { log_path: PathBuf::from(status.log_path), running })
+    }
+
+    /// Has the runtime write a checkpoint of a running container to `location`. Without a
+    /// time in seconds an ordinary call's is taken.
+    ///
+    /// # Errors
+    /// When the call fails; many runtimes do not offer it.
+    pub fn checkpoint_container(
+        &self,
+        id: &ContainerId,
+        location: &Path,
+        seconds: i64,
+        stop: &StopToken,
+    ) -> Result<(), CriError> {
+        let request = runtime::CheckpointContainerRequest {
+            container_id: id.to_string(),
+            location: location.to_string_lossy().into_owned(),
+            timeout: seconds,
+            ..Default::default()
+        };
+        let limit = match u64::try_from(seconds) {
+            Ok(0) | Err(_) => self.caller.request_timeout,
+            Ok(seconds) => Duration::from_secs(seconds),
+        };
+        let method = &methods::CHECKPOINT_CONTAINER;
+        self.caller.call_for(method, id.as_str(), &request, Some(limit), stop).map(drop)
+    }
+}

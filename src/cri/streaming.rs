@@ -1,0 +1,82 @@
+//! Verbs that answer with a place to dial: the runtime serves the streams itself.
+
+use super::{CriError, RuntimeClient};
+use crate::model::ids::{ContainerId, SandboxId};
+use crate::transport::generated::{methods, runtime};
+
+/// Which streams a process has with its user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Streams {
+    /// From the user.
+    pub stdin: bool,
+    /// To the user.
+    pub stdout: bool,
+    /// To the user, apart from the output.
+    pub stderr: bool,
+    /// A terminal, which has one output only.
+    pub tty: bool,
+}
+
+impl RuntimeClient {
+    /// The URL at which `command` can be run in the container, once.
+    ///
+    /// # Errors
+    /// When the call fails or no URL comes back.
+    pub fn exec_url(
+        &self,
+        id: &ContainerId,
+        command: Vec<String>,
+        streams: Streams,
+    ) -> Result<String, CriError> {
+        let request = runtime::ExecRequest {
+            container_id: id.to_string(),
+            cmd: command,
+            tty: streams.tty,
+            stdin: streams.stdin,
+            stdout: streams.stdout,
+            stderr: streams.stderr,
+            ..Default::default()
+        };
+        let answer = self.caller.call(&methods::EXEC, id.as_str(), &request)?;
+        self.url(methods::EXEC.name, id.as_str(), answer.url)
+    }
+
+    /// The URL at which the container's first process can be attached to, once.
+    ///
+    /// # Errors
+    /// When the call fails or no URL comes back.
+    pub fn attach_url(&self, id: &ContainerId, streams: Streams) -> Result<String, CriError> {
+        let request = runtime::AttachRequest {
+            container_id: id.to_string(),
+            stdin: streams.stdin,
+            tty: streams.tty,
+            stdout: streams.stdout,
+            stderr: streams.stderr,
+            ..Default::default()
+        };
+        let answer = self.caller.call(&methods::ATTACH, id.as_str(), &request)?;
+        self.url(methods::ATTACH.name, id.as_str(), answer.url)
+    }
+
+    /// The URL at which ports of the sandbox can be reached, once. Only some protocols name
+    /// their ports beforehand.
+    ///
+    /// # Errors
+    /// When the call fails or no URL comes back.
+    pub fn port_forward_url(&self, id: &SandboxId, ports: &[u16]) -> Result<String, CriError> {
+        let request = runtime::PortForwardRequest {
+            pod_sandbox_id: id.to_string(),
+            port: ports.iter().map(|port| i32::from(*port)).collect(),
+            ..Default::default()
+        };
+        let answer = self.caller.call(&methods::PORT_FORWARD, id.as_str(), &request)?;
+        self.url(methods::PORT_FORWARD.name, id.as_str(), answer.url)
+    }
+
+    fn url(&self, method: &'static str, object: &str, url: String) -> Result<String, CriError> {
+        if url.is_empty() {
+            return Err(self.caller.incomplete(method, object, "url"));
+        }
+        Ok(url)
+    }
+}

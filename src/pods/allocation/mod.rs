@@ -1,0 +1,260 @@
+//! What each pod was granted of CPU and memory, what the runtime was told of it, and how a
+//! resize stands (Go: pkg/kubelet/allocation, and the resize conditions of pkg/kubelet/status).
+//!
+//! Owns: [`Allocations`], shared by `sync`, which grants, and the workers, which carry out.
+//! The files `allocated_pods_state` and `actuated_pods_state` in the root directory have the
+//! layout of the Go kubelet, so that either may take over from the other.
+//! Threads: none. `sync` never writes; the workers do before they start or change anything,
+//! and `clean` when a pod has gone. Whoever waits for a writer finds his own change written.
+//! Invariants: what was granted is on disk before a container has it; a static pod, or one
+//! without any resources, has no entry, for it is never resized (its class of service, which a
+//! resize cannot change, is BestEffort).
+//! Absent on purpose: the resources of pods themselves as trees; each is kept as the text
+//! that goes to the file.
+
+mod checkpoint;
+mod resizing;
+mod resources;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::plan::resize::{Given, Resource};
+use crate::model::api::{Container, PodCondition};
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+
+pub use checkpoint::CheckpointError;
+pub use resizing::{Counts, Pending, summary};
+pub use resources::PodResources;
+
+use resizing::Resizing;
+
+/// File of what was granted.
+const ALLOCATED: &str = "allocated_pods_state";
+/// File of what the runtime was told last.
+const ACTUATED: &str = "actuated_pods_state";
+
+/// One state file's content: the entry of each pod as JSON.
+#[derive(Debug, Default)]
+struct Table {
+    entries: BTreeMap<PodUid, Box<str>>,
+    /// Grows with each change.
+    version: u64,
+}
+
+impl Table {
+    fn set(&mut self, uid: &PodUid, text: String) {
+        if self.entries.get(uid).is_none_or(|old| **old != *text) {
+            self.entries.insert(uid.clone(), text.into_boxed_str());
+            self.version += 1;
+        }
+    }
+
+    fn retain(&mut self, keep: impl Fn(&PodUid) -> bool) {
+        let before = self.entries.len();
+        self.entries.retain(|uid, _| keep(uid));
+        self.version += u64::from(self.entries.len() != before);
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    allocated: Table,
+    actuated: Table,
+    resizing: HashMap<PodUid, Resizing>,
+}
+
+/// Where the files are and which versions of the tables they have.
+#[derive(Debug, Default)]
+struct Disk {
+    dir: Option<PathBuf>,
+    allocated: u64,
+    actuated: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Locked before `state`, and while files are written.
+    disk: Mutex<Disk>,
+}
+
+/// A handle; clones share what is behind it.
+#[derive(Debug, Clone, Default)]
+pub struct Allocations(Arc<Shared>);
+
+impl Allocations {
+    /// What the files in `dir` say; they are written there from now on.
+    ///
+    /// # Errors
+    /// When a file is there and cannot be understood: what pods were granted is not guessed.
+    pub fn load(dir: &Path) -> Result<Allocations, CheckpointError> {
+        let table = |name: &str| -> Result<Table, CheckpointError> {
+            Ok(Table { entries: checkpoint::read(&dir.join(name))?, version: 0 })
+        };
+        let state =
+            State { allocated: table(ALLOCATED)?, actuated: table(ACTUATED)?, resizing: HashMap::new() };
+        let disk = Disk { dir: Some(dir.to_owned()), ..Disk::default() };
+        Ok(Allocations(Arc::new(Shared { state: Mutex::new(state), disk: Mutex::new(disk) })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pod with what it was granted in the place of what it asks for.
+    #[must_use]
+    pub fn granted(&self, pod: &Pod) -> Pod {
+        match self.lock().allocated.entries.get(pod.uid()).and_then(|text| PodResources::parse(text)) {
+            Some(granted) if !pod.is_static() => granted.applied_to(pod),
+            _ => pod.clone(),
+        }
+    }
+
+    /// Notes that the pod was granted what it asks for.
+    pub fn grant(&self, pod: &Pod) {
+        if counts(pod) {
+            self.lock().allocated.set(pod.uid(), PodResources::of(pod).to_text());
+        }
+    }
+
+    /// What the runtime was told last of a container.
+    #[must_use]
+    pub fn given(&self, uid: &PodUid, container: &str) -> Option<Given> {
+        let state = self.lock();
+        let resources = PodResources::parse(state.actuated.entries.get(uid)?)?;
+        resources.container(container).map(Given::of_resources)
+    }
+
+    /// Notes that the runtime is told all that `container` grants, at its start.
+    pub fn gave_all(&self, pod: &Pod, container: &Container) {
+        self.change(pod, |resources| resources.set(container));
+    }
+
+    /// Notes that the runtime was told of one resource of `container`.
+    pub fn gave(&self, pod: &Pod, container: &Container, resource: Resource) {
+        self.change(pod, |resources| resources.set_one(container, resource));
+    }
+
+    fn change(&self, pod: &Pod, by: impl FnOnce(&mut PodResources)) {
+        if !counts(pod) {
+            return;
+        }
+        let mut state = self.lock();
+        let known = state.actuated.entries.get(pod.uid()).and_then(|text| PodResources::parse(text));
+        let mut resources = known.unwrap_or_default();
+        by(&mut resources);
+        state.actuated.set(pod.uid(), resources.to_text());
+    }
+
+    /// Forgets the pods that are not to be kept.
+    pub fn retain(&self, keep: impl Fn(&PodUid) -> bool) {
+        let mut state = self.lock();
+        state.allocated.retain(&keep);
+        state.actuated.retain(&keep);
+        state.resizing.retain(|uid, _| keep(uid));
+    }
+
+    /// Writes the files whose content has changed.
+    ///
+    /// # Errors
+    /// When a file cannot be written; the next call tries again.
+    pub fn store(&self) -> Result<(), CheckpointError> {
+        let mut disk = self.0.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(dir) = disk.dir.clone() else { return Ok(()) };
+        let changed = |table: &Table, written: u64| {
+            (table.version != written).then(|| (table.version, checkpoint::render(&table.entries)))
+        };
+        let (allocated, actuated) = {
+            let state = self.lock();
+            (changed(&state.allocated, disk.allocated), changed(&state.actuated, disk.actuated))
+        };
+        if let Some((version, text)) = allocated {
+            checkpoint::write(&dir.join(ALLOCATED), &text)?;
+            disk.allocated = version;
+        }
+        if let Some((version, text)) = actuated {
+            checkpoint::write(&dir.join(ACTUATED), &text)?;
+            disk.actuated = version;
+        }
+        Ok(())
+    }
+
+    /// Takes up how the pod's resize stood when the API server was told last.
+    pub fn restore(&self, pod: &Pod) {
+        let restored = Resizing::of_status(pod);
+        if !restored.is_idle() {
+            self.lock().resizing.insert(pod.uid().clone(), restored);
+        }
+    }
+
+    /// Notes that the pod has to wait for what it wants. `true`: that is news.
+    pub fn pend(&self, pod: &Pod, reason: Pending, message: &str) -> bool {
+        self.lock().resizing.entry(pod.uid().clone()).or_default().pend(pod, reason, message)
+    }
+
+    /// Notes that the pod waits for nothing any more. Tells what it waited for.
+    pub fn settle(&self, uid: &PodUid) -> Option<Pending> {
+        self.resizing(uid, Resizing::settle)
+    }
+
+    /// Notes that a resize was granted and is to be carried out.
+    pub fn begin(&self, pod: &Pod) {
+        self.lock().resizing.entry(pod.uid().clone()).or_default().begin(pod);
+    }
+
+    /// Notes that a resize is still to be carried out; an error of it stays.
+    pub fn go_on(&self, pod: &Pod) {
+        self.lock().resizing.entry(pod.uid().clone()).or_default().go_on(pod);
+    }
+
+    /// Notes that a resize could not be carried out. `true`: that is news.
+    pub fn fail(&self, pod: &Pod, message: &str) -> bool {
+        self.lock().resizing.entry(pod.uid().clone()).or_default().fail(pod, message)
+    }
+
+    /// Notes that the containers have what this version of the pod was granted. Tells the
+    /// generation of the resize that has ended by it.
+    pub fn complete(&self, pod: &Pod) -> Option<i64> {
+        self.resizing(pod.uid(), |resizing| resizing.complete(pod))
+    }
+
+    fn resizing<T>(&self, uid: &PodUid, change: impl FnOnce(&mut Resizing) -> Option<T>) -> Option<T> {
+        let mut state = self.lock();
+        let resizing = state.resizing.get_mut(uid)?;
+        let outcome = change(resizing);
+        if resizing.is_idle() {
+            state.resizing.remove(uid);
+        }
+        outcome
+    }
+
+    /// The conditions that tell of a resize, in the order in which a status has them.
+    #[must_use]
+    pub fn conditions(&self, uid: &PodUid) -> Vec<PodCondition> {
+        self.lock().resizing.get(uid).map(Resizing::conditions).unwrap_or_default()
+    }
+
+    /// How many pods wait, and how many are being resized.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let state = self.lock();
+        state.resizing.values().fold(Counts::default(), Counts::with)
+    }
+}
+
+/// Whether a pod has anything that can be resized at all.
+///
+/// DIFFERS: upstream keeps an entry for every pod.
+fn counts(pod: &Pod) -> bool {
+    let any = |resources: &Option<crate::model::api::ResourceRequirements>| {
+        resources.as_ref().is_some_and(|own| own.requests.is_some() || own.limits.is_some())
+    };
+    !pod.is_static()
+        && (any(&pod.spec().resources) || pod.all_containers().any(|container| any(&container.resources)))
+}
+
+#[cfg(test)]
+mod tests;

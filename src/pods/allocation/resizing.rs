@@ -1,0 +1,206 @@
+//! How a pod's resize stands, and how that is told.
+
+use jiff::Timestamp;
+
+use super::resources;
+use crate::model::api::{Container, PodCondition};
+use crate::model::meta::Time;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+
+const PENDING: &str = "PodResizePending";
+const IN_PROGRESS: &str = "PodResizeInProgress";
+
+/// Why a pod does not get what it wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pending {
+    /// Not now.
+    Deferred,
+    /// Never on this node.
+    Infeasible,
+}
+
+impl Pending {
+    /// The reason of the condition.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Pending::Deferred => "Deferred",
+            Pending::Infeasible => "Infeasible",
+        }
+    }
+
+    /// The reason of the event.
+    #[must_use]
+    pub fn event(self) -> &'static str {
+        match self {
+            Pending::Deferred => reasons::RESIZE_DEFERRED,
+            Pending::Infeasible => reasons::RESIZE_INFEASIBLE,
+        }
+    }
+}
+
+/// A condition of which only its being there, its reason and its message matter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Note {
+    reason: Option<String>,
+    message: Option<String>,
+    generation: Option<i64>,
+    /// When this was found out.
+    at: Option<Time>,
+}
+
+impl Note {
+    fn of(pod: &Pod, reason: &str, message: &str) -> Note {
+        let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let at = Some(Time(Timestamp::now()));
+        Note { reason: text(reason), message: text(message), generation: generation(pod), at }
+    }
+
+    /// Whether both say the same, whenever that was.
+    fn repeats(&self, other: Option<&Note>) -> bool {
+        other.is_some_and(|other| Note { at: other.at.clone(), ..self.clone() } == *other)
+    }
+
+    fn of_status(pod: &Pod, kind: &str) -> Option<Note> {
+        let conditions = pod.object().status.as_ref()?.conditions.as_ref()?;
+        let found = conditions.iter().find(|one| one.type_ == kind && one.status == "True")?;
+        Some(Note {
+            reason: found.reason.clone(),
+            message: found.message.clone(),
+            generation: found.observed_generation,
+            at: found.last_probe_time.clone(),
+        })
+    }
+
+    fn condition(&self, kind: &str) -> PodCondition {
+        PodCondition {
+            type_: kind.to_owned(),
+            status: "True".to_owned(),
+            reason: self.reason.clone(),
+            message: self.message.clone(),
+            observed_generation: self.generation,
+            last_transition_time: None,
+            last_probe_time: self.at.clone(),
+        }
+    }
+}
+
+fn generation(pod: &Pod) -> Option<i64> {
+    pod.object().metadata.generation.filter(|generation| *generation > 0)
+}
+
+/// One pod's resize.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Resizing {
+    pending: Option<Note>,
+    in_progress: Option<Note>,
+}
+
+impl Resizing {
+    /// As the API server was told last.
+    pub(super) fn of_status(pod: &Pod) -> Resizing {
+        Resizing { pending: Note::of_status(pod, PENDING), in_progress: Note::of_status(pod, IN_PROGRESS) }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        *self == Resizing::default()
+    }
+
+    pub(super) fn pend(&mut self, pod: &Pod, reason: Pending, message: &str) -> bool {
+        let note = Note::of(pod, reason.as_str(), message);
+        let news = !note.repeats(self.pending.as_ref());
+        if news {
+            self.pending = Some(note);
+        }
+        news
+    }
+
+    pub(super) fn settle(&mut self) -> Option<Pending> {
+        let reason = self.pending.take()?.reason;
+        let infeasible = reason.as_deref() == Some(Pending::Infeasible.as_str());
+        Some(if infeasible { Pending::Infeasible } else { Pending::Deferred })
+    }
+
+    pub(super) fn begin(&mut self, pod: &Pod) {
+        self.in_progress = Some(Note::of(pod, "", ""));
+    }
+
+    pub(super) fn go_on(&mut self, pod: &Pod) {
+        if self.in_progress.is_none() {
+            self.begin(pod);
+        }
+    }
+
+    pub(super) fn fail(&mut self, pod: &Pod, message: &str) -> bool {
+        let note = Note::of(pod, reasons::ERROR, message);
+        let news = !note.repeats(self.in_progress.as_ref());
+        if news {
+            self.in_progress = Some(note);
+        }
+        news
+    }
+
+    pub(super) fn complete(&mut self, pod: &Pod) -> Option<i64> {
+        let of = self.in_progress.as_ref()?.generation;
+        // A newer one was granted meanwhile; the worker will hear of it.
+        if of > generation(pod) {
+            return None;
+        }
+        self.in_progress = None;
+        Some(of.unwrap_or(0))
+    }
+
+    pub(super) fn conditions(&self) -> Vec<PodCondition> {
+        let both = [(&self.pending, PENDING), (&self.in_progress, IN_PROGRESS)];
+        both.into_iter().filter_map(|(note, kind)| note.as_ref().map(|note| note.condition(kind))).collect()
+    }
+}
+
+/// Pods by how their resize stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Waiting for room.
+    pub deferred: u64,
+    /// Waiting in vain.
+    pub infeasible: u64,
+    /// Being carried out.
+    pub in_progress: u64,
+}
+
+impl Counts {
+    pub(super) fn with(mut self, one: &Resizing) -> Counts {
+        let infeasible = Some(Pending::Infeasible.as_str());
+        match &one.pending {
+            Some(note) if note.reason.as_deref() == infeasible => self.infeasible += 1,
+            Some(_) => self.deferred += 1,
+            None => {}
+        }
+        self.in_progress += u64::from(one.in_progress.is_some());
+        self
+    }
+}
+
+/// What an event says of a resize: a head and, as JSON, what the containers are to have.
+#[must_use]
+pub fn summary(head: &str, pod: &Pod, generation: i64, error: &str) -> String {
+    let list = |containers: &[Container]| {
+        let one = |container: &Container| {
+            let own = resources::value(container.resources.as_ref());
+            // In this order, which a map would not keep.
+            format!("{{\"name\":{},\"resources\":{own}}}", serde_json::Value::from(container.name.as_str()))
+        };
+        containers.iter().map(one).collect::<Vec<_>>().join(",")
+    };
+    let mut parts = Vec::new();
+    for (name, containers) in [("initContainers", pod.init_containers()), ("containers", pod.containers())] {
+        if !containers.is_empty() {
+            parts.push(format!("\"{name}\":[{}]", list(containers)));
+        }
+    }
+    parts.push(format!("\"generation\":{generation}"));
+    if !error.is_empty() {
+        parts.push(format!("\"error\":{}", serde_json::Value::from(error)));
+    }
+    format!("Pod resize {head}: {{{}}}", parts.join(","))
+}

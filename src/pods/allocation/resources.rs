@@ -1,0 +1,149 @@
+//! The resources of a pod and its containers, apart from the rest of it.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use crate::model::Quantity;
+use crate::model::api::{Container, ResourceRequirements};
+use crate::model::pod::Pod;
+use crate::model::quantity::amount;
+use crate::model::typed;
+use crate::pods::plan::resize::Resource;
+
+type Quantities = BTreeMap<String, Quantity>;
+
+const CONTAINERS: &str = "ContainerResources";
+const POD: &str = "PodLevelResources";
+
+/// What a pod and each of its containers has, by the containers' names.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PodResources {
+    containers: BTreeMap<String, ResourceRequirements>,
+    pod: Option<ResourceRequirements>,
+}
+
+impl PodResources {
+    /// What the specification says.
+    #[must_use]
+    pub fn of(pod: &Pod) -> PodResources {
+        PodResources {
+            containers: pod
+                .all_containers()
+                .map(|container| (container.name.clone(), plain(container.resources.as_ref())))
+                .collect(),
+            pod: pod.spec().resources.as_ref().map(|own| plain(Some(own))),
+        }
+    }
+
+    /// Reads an entry of a state file.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<PodResources> {
+        let entry: Value = serde_json::from_str(text).ok()?;
+        let read = |value: &Value| typed::decode::<ResourceRequirements>(value).ok();
+        let containers = entry.get(CONTAINERS).and_then(Value::as_object).into_iter().flatten();
+        Some(PodResources {
+            containers: containers
+                .map(|(name, value)| Some((name.clone(), read(value)?)))
+                .collect::<Option<_>>()?,
+            pod: entry.get(POD).and_then(read),
+        })
+    }
+
+    /// Writes an entry of a state file.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let containers: Map<String, Value> =
+            self.containers.iter().map(|(name, own)| (name.clone(), value(Some(own)))).collect();
+        let mut entry = Map::from_iter([(CONTAINERS.to_owned(), Value::Object(containers))]);
+        if let Some(own) = &self.pod {
+            entry.insert(POD.to_owned(), value(Some(own)));
+        }
+        Value::Object(entry).to_string()
+    }
+
+    /// What one container has.
+    #[must_use]
+    pub fn container(&self, name: &str) -> Option<&ResourceRequirements> {
+        self.containers.get(name)
+    }
+
+    /// Takes over all that a container's specification says.
+    pub fn set(&mut self, container: &Container) {
+        self.containers.insert(container.name.clone(), plain(container.resources.as_ref()));
+    }
+
+    /// Takes over what a container's specification says of one resource.
+    pub fn set_one(&mut self, container: &Container, resource: Resource) {
+        let from = plain(container.resources.as_ref());
+        let to = self.containers.entry(container.name.clone()).or_default();
+        for (to, from) in [(&mut to.requests, from.requests), (&mut to.limits, from.limits)] {
+            let name = resource.name();
+            match from.and_then(|mut from| from.remove(name)) {
+                Some(amount) => drop(to.get_or_insert_default().insert(name.to_owned(), amount)),
+                None => drop(to.as_mut().map(|to| to.remove(name))),
+            }
+        }
+    }
+
+    /// The pod with these resources. A container that is not among them keeps its own.
+    #[must_use]
+    pub fn applied_to(&self, pod: &Pod) -> Pod {
+        let differs = |container: &Container| {
+            self.container(&container.name).is_some_and(|own| !same(container.resources.as_ref(), Some(own)))
+        };
+        if !pod.all_containers().any(differs) && same(pod.spec().resources.as_ref(), self.pod.as_ref()) {
+            return pod.clone();
+        }
+        let mut object = pod.clone().into_object();
+        if let Some(spec) = &mut object.spec {
+            if !same(spec.resources.as_ref(), self.pod.as_ref()) {
+                replace(&mut spec.resources, self.pod.as_ref());
+            }
+            for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+                if differs(container) {
+                    let own = self.containers.get(&container.name);
+                    replace(&mut container.resources, own);
+                }
+            }
+        }
+        Pod::from(object)
+    }
+}
+
+/// Requests and limits only.
+fn plain(resources: Option<&ResourceRequirements>) -> ResourceRequirements {
+    let resources = resources.cloned().unwrap_or_default();
+    ResourceRequirements { claims: None, ..resources }
+}
+
+fn replace(place: &mut Option<ResourceRequirements>, by: Option<&ResourceRequirements>) {
+    let claims = place.take().and_then(|old| old.claims);
+    let by = plain(by);
+    *place = Some(ResourceRequirements { claims, ..by });
+}
+
+/// Whether both have the same amounts, however they are written.
+fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> bool {
+    let amounts = |of: &dyn Fn(&ResourceRequirements) -> Option<Quantities>,
+                   resources: Option<&ResourceRequirements>| {
+        let map = resources.and_then(of).unwrap_or_default();
+        map.into_iter().map(|(name, value)| (name, amount(&value))).collect::<BTreeMap<_, _>>()
+    };
+    let requests = |resources: &ResourceRequirements| resources.requests.clone();
+    let limits = |resources: &ResourceRequirements| resources.limits.clone();
+    amounts(&requests, a) == amounts(&requests, b) && amounts(&limits, a) == amounts(&limits, b)
+}
+
+/// As JSON, requests and limits only.
+pub(super) fn value(resources: Option<&ResourceRequirements>) -> Value {
+    let map = |quantities: &Option<Quantities>| {
+        let pairs = quantities.iter().flatten();
+        let map: Map<String, Value> =
+            pairs.map(|(name, value)| (name.clone(), Value::from(value.0.as_str()))).collect();
+        (!map.is_empty()).then_some(Value::Object(map))
+    };
+    let limits = resources.and_then(|own| map(&own.limits)).map(|map| ("limits".to_owned(), map));
+    let requests = resources.and_then(|own| map(&own.requests)).map(|map| ("requests".to_owned(), map));
+    Value::Object(limits.into_iter().chain(requests).collect())
+}

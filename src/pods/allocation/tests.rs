@@ -1,0 +1,155 @@
+use super::*;
+use serde_json::{Value, json};
+
+fn pod(uid: &str, generation: i64, cpu: &str, memory: &str) -> Pod {
+    let resources = json!({
+        "requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}});
+    object(json!({
+        "metadata": {"uid": uid, "name": "web", "generation": generation},
+        "spec": {"containers": [{"name": "c", "resources": resources}]},
+    }))
+}
+
+fn object(value: Value) -> Pod {
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+}
+
+fn cpu(pod: &Pod) -> String {
+    let own = pod.containers()[0].resources.as_ref().unwrap();
+    own.limits.as_ref().unwrap()["cpu"].0.clone()
+}
+
+#[test]
+fn what_was_granted_outlives_the_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Allocations::load(dir.path()).unwrap();
+    first.grant(&pod("u", 1, "1", "64Mi"));
+    first.gave_all(&pod("u", 1, "1", "64Mi"), &pod("u", 1, "1", "64Mi").containers()[0]);
+    first.store().unwrap();
+
+    let second = Allocations::load(dir.path()).unwrap();
+    let wanted = pod("u", 2, "2", "64Mi");
+    let granted = second.granted(&wanted);
+    assert_eq!(cpu(&granted), "1");
+    assert_eq!(granted.object().metadata.generation, Some(2));
+    assert_eq!(second.given(wanted.uid(), "c"), Some(Given::of(&granted.containers()[0])));
+    assert_eq!(second.given(wanted.uid(), "other"), None);
+    // The same amounts, written otherwise, are the same pod.
+    let same = pod("u", 3, "1000m", "65536Ki");
+    assert_eq!(cpu(&second.granted(&same)), "1000m");
+
+    second.gave(&wanted, &wanted.containers()[0], Resource::Memory);
+    assert_ne!(second.given(wanted.uid(), "c"), Some(Given::of(&wanted.containers()[0])));
+    second.gave(&wanted, &wanted.containers()[0], Resource::Cpu);
+    assert_eq!(second.given(wanted.uid(), "c"), Some(Given::of(&wanted.containers()[0])));
+    second.retain(|_| false);
+    second.store().unwrap();
+    assert_eq!(cpu(&Allocations::load(dir.path()).unwrap().granted(&wanted)), "2");
+}
+
+/// Written by the Go kubelet for a pod with one container.
+#[test]
+fn a_file_of_the_go_kubelet_is_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = r#"{"entries":{"u":{"ContainerResources":{"c":{"limits":{"cpu":"1","memory":"64Mi"},"requests":{"cpu":"1","memory":"64Mi"}}}}}}"#;
+    let entries = BTreeMap::from([(
+        PodUid::from("u"),
+        PodResources::of(&pod("u", 1, "1", "64Mi")).to_text().into_boxed_str(),
+    )]);
+    let text = checkpoint::render(&entries);
+    let file: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(file["data"], data);
+    std::fs::write(dir.path().join(ALLOCATED), text).unwrap();
+    assert_eq!(cpu(&Allocations::load(dir.path()).unwrap().granted(&pod("u", 2, "2", "64Mi"))), "1");
+}
+
+#[test]
+fn nothing_is_written_for_pods_that_are_never_resized() {
+    let dir = tempfile::tempdir().unwrap();
+    let allocations = Allocations::load(dir.path()).unwrap();
+    let bare = object(json!({"metadata": {"uid": "b"}, "spec": {"containers": [{"name": "c"}]}}));
+    let mut of_file = pod("f", 1, "1", "1Mi").into_object();
+    of_file.metadata.annotations =
+        Some(BTreeMap::from([(crate::model::pod::CONFIG_SOURCE.to_owned(), "file".to_owned())]));
+    for pod in [bare, Pod::from(of_file)] {
+        allocations.grant(&pod);
+        allocations.gave_all(&pod, &pod.containers()[0]);
+    }
+    allocations.store().unwrap();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+fn conditions(allocations: &Allocations, uid: &str) -> String {
+    let one = |condition: PodCondition| {
+        let text = |text: Option<String>| text.unwrap_or_default();
+        let generation = condition.observed_generation.unwrap_or(0);
+        format!("{}@{generation} {}: {}", condition.type_, text(condition.reason), text(condition.message))
+    };
+    let list = allocations.conditions(&uid.into());
+    list.into_iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn conditions_follow_the_resize() {
+    let allocations = Allocations::default();
+    let second = pod("u", 2, "2", "1Mi");
+    assert!(allocations.pend(&second, Pending::Deferred, "full"));
+    assert!(!allocations.pend(&second, Pending::Deferred, "full"), "nothing new");
+    assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
+    assert_eq!(allocations.counts(), Counts { deferred: 1, ..Counts::default() });
+    assert_eq!(allocations.settle(second.uid()), Some(Pending::Deferred));
+    allocations.begin(&second);
+    assert_eq!(conditions(&allocations, "u"), "PodResizeInProgress@2 : ");
+    assert!(allocations.fail(&second, "no"));
+    assert!(!allocations.fail(&second, "no"));
+    allocations.go_on(&second);
+    assert_eq!(conditions(&allocations, "u"), "PodResizeInProgress@2 Error: no");
+    assert_eq!(allocations.counts(), Counts { in_progress: 1, ..Counts::default() });
+
+    // A worker that has not heard of the next resize does not end it.
+    let third = pod("u", 3, "3", "1Mi");
+    allocations.begin(&third);
+    assert!(allocations.pend(&third, Pending::Infeasible, "never"));
+    assert_eq!(allocations.complete(&second), None);
+    assert_eq!(
+        conditions(&allocations, "u"),
+        "PodResizePending@3 Infeasible: never; PodResizeInProgress@3 : "
+    );
+    assert_eq!(allocations.complete(&third), Some(3));
+    assert_eq!(allocations.complete(&third), None);
+    assert_eq!(allocations.settle(third.uid()), Some(Pending::Infeasible));
+    assert_eq!((conditions(&allocations, "u"), allocations.counts()), (String::new(), Counts::default()));
+}
+
+#[test]
+fn conditions_outlive_the_agent_at_the_api_server() {
+    let mut shown = pod("u", 2, "2", "1Mi").into_object();
+    shown.status = serde_json::from_value(json!({"conditions": [
+        {"type": "Ready", "status": "True"},
+        {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "full",
+            "observedGeneration": 2}]}))
+    .unwrap();
+    let shown = Pod::from(shown);
+    let allocations = Allocations::default();
+    allocations.restore(&shown);
+    assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
+    assert!(!allocations.pend(&shown, Pending::Deferred, "full"), "it was told before");
+    allocations.retain(|_| false);
+    assert_eq!(conditions(&allocations, "u"), "");
+}
+
+#[test]
+fn events_say_what_containers_are_to_have() {
+    let pod = object(json!({"metadata": {"uid": "u"}, "spec": {
+        "initContainers": [{"name": "i"}],
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}}]}}));
+    assert_eq!(
+        summary("started", &pod, 2, ""),
+        r#"Pod resize started: {"initContainers":[{"name":"i","resources":{}}],"containers":[{"name":"c","resources":{"limits":{"cpu":"2"},"requests":{"cpu":"1"}}}],"generation":2}"#
+    );
+    let plain = object(json!({"spec": {"containers": [{"name": "c"}]}}));
+    assert_eq!(
+        summary("error", &plain, 3, "no \"c\""),
+        r#"Pod resize error: {"containers":[{"name":"c","resources":{}}],"generation":3,"error":"no \"c\""}"#
+    );
+}

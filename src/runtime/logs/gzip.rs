@@ -1,0 +1,54 @@
+//! The door to compression for answers over HTTP.
+
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+/// Compresses what is written to it. Fast rather than small: it is done while somebody waits.
+pub struct Gzip<W: Write> {
+    encoder: GzEncoder<W>,
+}
+
+impl<W: Write> Gzip<W> {
+    /// Around `out`.
+    pub fn new(out: W) -> Self {
+        Gzip { encoder: GzEncoder::new(out, Compression::fast()) }
+    }
+
+    /// Writes the end; without it the stream is cut off.
+    ///
+    /// # Errors
+    /// When `out` takes no more.
+    pub fn finish(self) -> io::Result<W> {
+        self.encoder.finish()
+    }
+}
+
+impl<W: Write> Write for Gzip<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.encoder.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.encoder.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn comes_back_as_it_went_in() {
+        let text = "a line of a log\n".repeat(1000);
+        let mut gzip = Gzip::new(Vec::new());
+        gzip.write_all(text.as_bytes()).unwrap();
+        let packed = gzip.finish().unwrap();
+        assert!(packed.len() < text.len() / 10);
+        let mut back = String::new();
+        flate2::read::GzDecoder::new(packed.as_slice()).read_to_string(&mut back).unwrap();
+        assert_eq!(back, text);
+    }
+}

@@ -1,0 +1,228 @@
+//! The main port's answers without a port, and what the tests of each answer share.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::super::listener::Listener;
+use super::super::query::Target;
+use super::super::routes;
+use super::super::tests::endpoints;
+use super::super::{Endpoints, LogOptions, NodeReport, PodView, StatsDeps, StreamDeps};
+use super::*;
+use crate::model::event::EventSink;
+use crate::runtime::logs::read::{ReadOptions, read};
+use crate::util::stop::StopToken;
+use crate::util::threads::{OnDeath, Running};
+
+/// Everything behind the answers.
+pub(in super::super) struct Served {
+    pub deps: Deps,
+    _events: Running,
+}
+
+/// A response as a client sees it.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) struct Seen {
+    pub status: u16,
+    pub headers: BTreeMap<String, String>,
+    pub body: Vec<u8>,
+}
+
+impl Seen {
+    pub(in super::super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub(in super::super) fn brief(&self) -> (u16, String) {
+        (self.status, self.text())
+    }
+
+    pub(in super::super) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", String::as_str)
+    }
+}
+
+impl Served {
+    pub(in super::super) fn new(change: impl FnOnce(&mut Endpoints)) -> Self {
+        let (_, inbox) = EventSink::new();
+        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+        let mut endpoints = endpoints();
+        change(&mut endpoints);
+        let deps = Deps {
+            pods: Arc::new(|each| each(PodView::default())),
+            wait_pods: Arc::new(|seen, _| seen),
+            running: Arc::new(Vec::new),
+            images: Arc::new(|| Ok(Vec::new())),
+            status: Arc::new(NodeReport::default),
+            checks: Vec::new(),
+            log_path: Arc::new(|_, _, _| Err("not here".into())),
+            read_log: Arc::new(|path, options: &LogOptions, out, running, stop| {
+                let options = ReadOptions {
+                    follow: options.follow,
+                    tail_lines: options.tail,
+                    since: options.since,
+                    stream: options.stream,
+                    timestamps: options.timestamps,
+                    limit_bytes: options.limit_bytes,
+                };
+                read(path, &options, out, running, stop).map_err(|why| why.to_string())
+            }),
+            events,
+            metrics: Arc::new(|_, _| {}),
+            stats: StatsDeps::none(),
+            add_ephemeral: Arc::new(|_, _| Ok(())),
+            endpoints,
+            streams: StreamDeps::none(),
+        };
+        Served { deps, _events: running }
+    }
+
+    pub(in super::super) fn ask(&self, asked: &Asked) -> Seen {
+        match routes::route(Listener::Main, asked, &self.deps) {
+            Reply::Whole(answer) => {
+                let headers = answer.headers.into_iter().map(|(name, value)| (name.to_owned(), value));
+                let own = ("Content-Type".to_owned(), answer.content_type.to_owned());
+                Seen { status: answer.status, headers: headers.chain([own]).collect(), body: answer.body }
+            }
+            Reply::Stream(stream) => {
+                let mut raw = Vec::new();
+                stream.run(&mut raw, &self.deps, &StopToken::never()).unwrap();
+                let end = raw.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
+                let head = String::from_utf8(raw[..end].to_vec()).unwrap();
+                let mut lines = head.lines();
+                let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+                let headers = lines
+                    .map(|line| line.split_once(": ").unwrap())
+                    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                    .collect();
+                Seen { status, headers, body: raw[end + 4..].to_vec() }
+            }
+        }
+    }
+
+    pub(in super::super) fn get(&self, target: &str) -> Seen {
+        self.ask(&asked(Method::Get, target))
+    }
+
+    pub(in super::super) fn post(&self, target: &str) -> Seen {
+        self.ask(&asked(Method::Post, target))
+    }
+}
+
+pub(in super::super) fn asked(method: Method, target: &str) -> Asked {
+    Asked { method, target: Target::parse(target), ..Asked::default() }
+}
+
+#[test]
+fn each_path_has_its_methods() {
+    let served = Served::new(|_| {});
+    let pods = served.get("/pods");
+    assert_eq!((pods.status, pods.header("Content-Type")), (200, "application/json"));
+    for (method, path, status) in [
+        (Method::Get, "/healthz", 200),
+        (Method::Get, "/pods/", 200),
+        (Method::Post, "/pods", 405),
+        (Method::Get, "/runningpods/", 200),
+        (Method::Post, "/runningpods/", 405),
+        (Method::Get, "/metrics", 200),
+        (Method::Get, "/metrics/nothing", 404),
+        (Method::Get, "/run/default/web/a", 405),
+        (Method::Post, "/containerLogs/default/web/a", 405),
+        (Method::Head, "/containerLogs/default/web/a", 405),
+        (Method::Post, "/logs/", 405),
+        (Method::Get, "/logs", 404),
+        (Method::Get, "/checkpoint/default/web/a", 405),
+        (Method::Post, "/configz", 200),
+        (Method::Get, "/configz", 200),
+        (Method::Get, "/debug/pprof/", 404),
+        (Method::Get, "/debug/pprof/heap", 404),
+        (Method::Post, "/debug/pprof/heap", 405),
+        (Method::Get, "/debug/flags", 404),
+        (Method::Get, "/debug", 404),
+        (Method::Get, "/exec/default/web/a", 404),
+        (Method::Get, "/", 404),
+        (Method::Get, "/v1/pods", 404),
+    ] {
+        let seen = served.ask(&asked(method, path));
+        assert_eq!(seen.status, status, "{method:?} {path}: {}", seen.text());
+        if status == 405 {
+            assert!(!seen.header("Allow").is_empty(), "{path}");
+        }
+    }
+}
+
+#[test]
+fn debugging_can_be_switched_off() {
+    let served = Served::new(|endpoints| endpoints.switches.debugging = false);
+    for path in [
+        "/run/default/web/a",
+        "/exec/default/web/a",
+        "/attach/default/web/a",
+        "/portForward/default/web",
+        "/containerLogs/default/web/a",
+        "/logs/",
+        "/runningpods/",
+        "/debug/pprof/",
+    ] {
+        assert_eq!(served.get(path).brief(), (405, "Debug endpoints are disabled.\n".to_owned()), "{path}");
+    }
+    for path in ["/configz", "/checkpoint/default/web/a", "/debug/flags/v", "/flagz", "/statusz"] {
+        assert_eq!(served.get(path).status, 404, "{path}");
+    }
+    for path in ["/healthz", "/pods", "/metrics"] {
+        assert_eq!(served.get(path).status, 200, "{path}");
+    }
+}
+
+#[test]
+fn single_endpoints_can_be_switched_off() {
+    let served = Served::new(|endpoints| {
+        endpoints.switches.system_logs = false;
+        endpoints.switches.debug_flags = false;
+        endpoints.switches.profiling = false;
+        endpoints.switches.checkpoint = false;
+        endpoints.switches.flagz = false;
+        endpoints.switches.statusz = false;
+    });
+    for (path, status, text) in [
+        ("/logs/", 405, "logs endpoint is disabled.\n"),
+        ("/logs/syslog", 405, "logs endpoint is disabled.\n"),
+        ("/debug/flags/v", 405, "flags endpoint is disabled.\n"),
+        ("/debug/pprof/heap", 405, "profiling endpoint is disabled.\n"),
+        ("/flagz", 404, "404 page not found\n"),
+        ("/statusz", 404, "404 page not found\n"),
+    ] {
+        assert_eq!(served.get(path).brief(), (status, text.to_owned()), "{path}");
+    }
+    assert_eq!(served.post("/checkpoint/default/web/a").status, 404);
+}
+
+#[test]
+fn commands_run_and_checkpoints_are_made() {
+    let served = Served::new(|_| {});
+    let run = served.post("/run/default/web/a?cmd=echo+a++b");
+    assert_eq!(run.brief(), (200, r#"uid1 a ["echo", "a", "", "b"]"#.to_owned()));
+    assert_eq!(run.header("Content-Type"), "application/json");
+    assert_eq!(run.header("Content-Length"), run.body.len().to_string());
+    assert_eq!(served.post("/run/default/web/any-uid/a?cmd=x").text(), r#"uid1 a ["x"]"#);
+    assert_eq!(
+        served.post("/run/default/web/a?cmd=fail").brief(),
+        (500, "command 'fail' exited with 1: ".to_owned())
+    );
+    assert_eq!(served.post("/run/default/nobody/a?cmd=x").brief(), (404, "pod does not exist".to_owned()));
+    assert_eq!(served.post("/run/default/web").status, 404);
+
+    for (target, status, text) in [
+        ("/checkpoint/default/web/a", 200, r#"{"items":["/ck/Some(\"web\")-a-0.tar"]}"#),
+        ("/checkpoint/default/web/a?timeout=1&timeout=7", 200, r#"{"items":["/ck/Some(\"web\")-a-7.tar"]}"#),
+        ("/checkpoint/default/web/a?timeout=x", 404, "cannot parse value of timeout parameter"),
+        ("/checkpoint/default/web/a?timeout=13", 500, "checkpointing of default/web/a failed (not offered)"),
+        ("/checkpoint/default/web/none", 404, "container none does not exist"),
+        ("/checkpoint/default/nobody/a", 404, "pod does not exist"),
+    ] {
+        let seen = served.post(target);
+        assert_eq!(seen.status, status, "{target}");
+        let path = seen.text().replace("\\\"", "\"");
+        assert_eq!(path, text.replace("\\\"", "\""), "{target}");
+    }
+}

@@ -1,0 +1,385 @@
+//! The runtime's end of a stream: dial, ask, read the head of the answer.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::server::client::{Ready, is_passing, timespec};
+use crate::server::head::Head;
+use crate::util::threads;
+
+use super::answer::{ANSWER_LIMIT, Refusal};
+
+/// The runtime is on this machine.
+const DIAL_LIMIT: Duration = Duration::from_secs(10);
+/// It answers before it runs anything.
+const HEAD_LIMIT: Duration = Duration::from_secs(30);
+/// More is no head.
+const HEAD_BYTES: usize = 64 * 1024;
+/// The most of an error's text.
+const BODY_BYTES: usize = 256 * 1024;
+/// Between two signs of life of a silent peer, and so many missed ones end it; Go's values.
+const KEEPALIVE: (Duration, u32) = (Duration::from_secs(15), 9);
+
+/// Prefix of the word by which a WebSocket client gives its token: the runtime has no use for it.
+const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// Headers of the client that end here. A body is not passed on, the token is none of the
+/// runtime's business, and the others are said anew.
+// DIFFERS: the Go kubelet sends the client's token on to the runtime.
+const OURS: [&str; 8] = [
+    "Host",
+    "Content-Length",
+    "Transfer-Encoding",
+    "Expect",
+    "Authorization",
+    "Proxy-Authorization",
+    "X-Forwarded-For",
+    "Sec-WebSocket-Protocol",
+];
+
+/// A URL of the runtime.
+#[derive(Debug, PartialEq, Eq)]
+struct Url<'a> {
+    authority: &'a str,
+    address: SocketAddr,
+    target: &'a str,
+}
+
+impl<'a> Url<'a> {
+    fn parse(url: &'a str) -> Result<Self, Refusal> {
+        // Not the URL itself, which opens the stream to whoever knows it.
+        let bad = |why: &str| Refusal::closing(500, format!("the runtime's streaming URL {why}\n"));
+        let rest = url.strip_prefix("http://").ok_or_else(|| bad("is not http://"))?;
+        let at = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (authority, target) = rest.split_at(at);
+        let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "80"));
+        let port = port.parse::<u16>().map_err(|_| bad("has no port"))?;
+        let address = match host.trim_start_matches('[').trim_end_matches(']') {
+            "localhost" | "" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            host => host.parse().map_err(|_| bad("names a host, and not an address"))?,
+        };
+        if !target.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(bad("is malformed"));
+        }
+        Ok(Url { authority, address: SocketAddr::new(address, port), target })
+    }
+
+    /// A request line and the host.
+    fn begin(&self, method: &str) -> Vec<u8> {
+        let slash = if self.target.starts_with('/') { "" } else { "/" };
+        format!("{method} {slash}{} HTTP/1.1\r\nHost: {}\r\n", self.target, self.authority).into_bytes()
+    }
+}
+
+/// The client's own request, for the runtime.
+pub(super) fn forwarded(head: &Head, url: &str) -> Vec<u8> {
+    let mut out = begin(url, &head.method);
+    for (name, value) in &head.headers {
+        let ours = OURS.iter().any(|ours| name.eq_ignore_ascii_case(ours));
+        if !ours {
+            header(&mut out, name, value);
+        }
+    }
+    let protocols: Vec<&str> =
+        head.elements("Sec-WebSocket-Protocol").filter(|word| !word.starts_with(BEARER_PROTOCOL)).collect();
+    if !protocols.is_empty() {
+        header(&mut out, "Sec-WebSocket-Protocol", protocols.join(", ").as_bytes());
+    }
+    finish(out, head)
+}
+
+/// A request of ours for SPDY with one of these protocols in it.
+pub(super) fn spdy_request(head: &Head, url: &str, protocols: &[&str]) -> Vec<u8> {
+    let mut out = begin(url, "POST");
+    header(&mut out, "Connection", b"Upgrade");
+    header(&mut out, "Upgrade", b"SPDY/3.1");
+    header(&mut out, "Content-Length", b"0");
+    for protocol in protocols {
+        header(&mut out, "X-Stream-Protocol-Version", protocol.as_bytes());
+    }
+    finish(out, head)
+}
+
+fn begin(url: &str, method: &str) -> Vec<u8> {
+    // It was parsed before it was dialed.
+    Url::parse(url).map_or_else(|_| Vec::new(), |url| url.begin(method))
+}
+
+fn finish(mut out: Vec<u8>, head: &Head) -> Vec<u8> {
+    let mut hops: Vec<String> = head.elements("X-Forwarded-For").map(str::to_owned).collect();
+    hops.extend(head.peer.map(|peer| peer.ip().to_string()));
+    if !hops.is_empty() {
+        header(&mut out, "X-Forwarded-For", hops.join(", ").as_bytes());
+    }
+    out.extend_from_slice(b"\r\n");
+    out
+}
+
+fn header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Small pieces go out at once, and a dead peer is noticed.
+pub(super) fn tune(socket: BorrowedFd<'_>) {
+    let (pause, missed) = KEEPALIVE;
+    // A Unix socket needs none of this and refuses some of it.
+    let _ = sockopt::set_tcp_nodelay(socket, true)
+        .and_then(|()| sockopt::set_socket_keepalive(socket, true))
+        .and_then(|()| sockopt::set_tcp_keepidle(socket, pause))
+        .and_then(|()| sockopt::set_tcp_keepintvl(socket, pause))
+        .and_then(|()| sockopt::set_tcp_keepcnt(socket, missed));
+}
+
+/// A connection to the runtime.
+pub(super) struct Runtime(TcpStream);
+
+impl Runtime {
+    /// Connects.
+    pub(super) fn dial(url: &str, wake: &UnixStream) -> Result<Runtime, Refusal> {
+        let address = Url::parse(url)?.address;
+        connect(address, wake).map_err(|why| {
+            Refusal::closing(500, format!("error dialing backend: dial tcp {address}: connect: {why}\n"))
+        })
+    }
+
+    /// Sends a request and reads the head of the answer.
+    pub(super) fn ask(&mut self, request: &[u8], wake: &UnixStream) -> Result<Reply, Refusal> {
+        let lost = |why: String| Refusal::closing(500, format!("the runtime's streaming server: {why}\n"));
+        let deadline = Instant::now() + HEAD_LIMIT;
+        let mut rest = request;
+        while !rest.is_empty() {
+            match self.write(rest) {
+                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+                Err(why) if is_passing(&why) => self.wait(PollFlags::OUT, wake, deadline)?,
+                Err(why) => return Err(lost(why.to_string())),
+            }
+        }
+        let mut raw = Vec::with_capacity(1024);
+        loop {
+            let end = raw.windows(4).position(|four| four == b"\r\n\r\n");
+            if let Some(end) = end {
+                return Reply::parse(raw, end + 4).ok_or_else(|| lost("no HTTP answer".to_owned()));
+            }
+            if raw.len() > HEAD_BYTES || self.read_more(&mut raw, wake, deadline)? == 0 {
+                return Err(lost("no HTTP answer".to_owned()));
+            }
+        }
+    }
+
+    fn read_more(
+        &mut self,
+        into: &mut Vec<u8>,
+        wake: &UnixStream,
+        deadline: Instant,
+    ) -> Result<usize, Refusal> {
+        let mut chunk = [0; 4096];
+        loop {
+            match self.read(&mut chunk) {
+                Ok(count) => {
+                    into.extend_from_slice(chunk.get(..count).unwrap_or_default());
+                    return Ok(count);
+                }
+                Err(why) if is_passing(&why) => self.wait(PollFlags::IN, wake, deadline)?,
+                Err(_) => return Ok(0),
+            }
+        }
+    }
+
+    fn wait(&self, flags: PollFlags, wake: &UnixStream, deadline: Instant) -> Result<(), Refusal> {
+        match wait(self.0.as_fd(), flags, wake, deadline) {
+            Ready::Yes => Ok(()),
+            Ready::Late => Err(Refusal::closing(500, "the runtime's streaming server: i/o timeout\n")),
+            Ready::Stopped => Err(Refusal::closing(500, "the server stops\n")),
+        }
+    }
+}
+
+fn connect(address: SocketAddr, wake: &UnixStream) -> io::Result<Runtime> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&fd, &address) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS | Errno::INTR) => {
+            match wait(fd.as_fd(), PollFlags::OUT, wake, Instant::now() + DIAL_LIMIT) {
+                Ready::Yes => {}
+                Ready::Late => return Err(io::ErrorKind::TimedOut.into()),
+                Ready::Stopped => return Err(io::ErrorKind::ConnectionAborted.into()),
+            }
+            sockopt::socket_error(&fd).and_then(|outcome| outcome)?;
+        }
+        Err(why) => return Err(why.into()),
+    }
+    tune(fd.as_fd());
+    Ok(Runtime(TcpStream::from(fd)))
+}
+
+impl AsFd for Runtime {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Runtime {
+    /// `WouldBlock`: nothing is there; 0: its direction is over.
+    pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+
+    /// Takes what fits, else `WouldBlock`.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    /// The client has said its last.
+    pub(super) fn finish_write(&mut self) {
+        // A peer that is gone already needs no farewell.
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
+}
+
+/// Waits for a socket.
+fn wait(fd: BorrowedFd<'_>, flags: PollFlags, wake: &UnixStream, deadline: Instant) -> Ready {
+    let _waiting = threads::waiting("the runtime's streams");
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::from_borrowed_fd(fd, flags), PollFd::new(wake, PollFlags::IN)];
+        let outcome = poll(&mut fds, timespec(Some(left)).as_ref());
+        let [socket, wake] = fds.map(|fd| fd.revents());
+        if !wake.is_empty() {
+            return Ready::Stopped;
+        }
+        if outcome.is_ok() && !socket.is_empty() {
+            return Ready::Yes;
+        }
+        if left.is_zero() {
+            return Ready::Late;
+        }
+    }
+}
+
+/// The head of the runtime's answer, and what came with it.
+#[derive(Debug)]
+pub(super) struct Reply {
+    /// All that was read.
+    pub raw: Vec<u8>,
+    head: usize,
+    status: u16,
+}
+
+impl Reply {
+    fn parse(raw: Vec<u8>, head: usize) -> Option<Reply> {
+        let text = std::str::from_utf8(raw.get(..head)?).ok()?;
+        let status = text.strip_prefix("HTTP/1.")?.split(' ').nth(1)?;
+        let status = status.trim_end().parse().ok()?;
+        Some(Reply { raw, head, status })
+    }
+
+    /// What came behind the head.
+    pub(super) fn rest(&self) -> &[u8] {
+        self.raw.get(self.head..).unwrap_or_default()
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        let head = std::str::from_utf8(self.raw.get(..self.head)?).ok()?;
+        let lines = head.split("\r\n").skip(1).filter_map(|line| line.split_once(':'));
+        lines.into_iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    }
+
+    /// The answer, if the runtime has agreed to the upgrade; else its reasons, whole.
+    pub(super) fn switched(mut self, runtime: &mut Runtime, wake: &UnixStream) -> Result<Reply, Refusal> {
+        if self.status == 101 {
+            return Ok(self);
+        }
+        if self.status < 400 {
+            let text = format!("invalid upgrade response: status code {}\n", self.status);
+            return Err(Refusal::closing(500, text));
+        }
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        let length = self.header("Content-Length").and_then(|length| length.parse::<usize>().ok());
+        let chunked = self.header("Transfer-Encoding").is_some();
+        loop {
+            let whole = match length {
+                _ if chunked => self.rest().ends_with(b"0\r\n\r\n"),
+                Some(length) => self.rest().len() >= length,
+                None => false,
+            };
+            // What arrived of the reasons is better than nothing.
+            if whole
+                || self.rest().len() > BODY_BYTES
+                || runtime.read_more(&mut self.raw, wake, deadline).unwrap_or(0) == 0
+            {
+                break;
+            }
+        }
+        let text = String::from_utf8_lossy(self.rest()).trim().to_owned();
+        Err(Refusal::passed_on(self.raw, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_of_runtimes() {
+        for (url, expected) in [
+            ("http://127.0.0.1:10010/exec/abc", Ok(("127.0.0.1:10010", "/exec/abc"))),
+            ("http://[::1]:80/attach/x?y=z", Ok(("[::1]:80", "/attach/x?y=z"))),
+            ("http://localhost/cri/exec/abc", Ok(("127.0.0.1:80", "/cri/exec/abc"))),
+            ("http://127.0.0.1:10010", Ok(("127.0.0.1:10010", ""))),
+            ("https://127.0.0.1:10010/exec/abc", Err(500)),
+            ("http://example.org:10010/exec/abc", Err(500)),
+            ("http://127.0.0.1:x/exec/abc", Err(500)),
+            ("http://127.0.0.1:1/a b\r\nX: y", Err(500)),
+            ("", Err(500)),
+        ] {
+            let parsed = Url::parse(url)
+                .map(|url| (url.address.to_string(), url.target.to_owned()))
+                .map_err(|refusal| refusal.status());
+            let expected = expected.map(|(address, target)| (address.to_owned(), target.to_owned()));
+            assert_eq!(parsed, expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_clients_request_goes_on_without_its_secrets() {
+        let lines = "POST /exec/a/b/c HTTP/1.1\r\nHost: node:10250\r\nConnection: Upgrade\r\nupgrade: websocket\r\n\
+            authorization: Bearer sesame\r\nContent-Length: 0\r\nX-Forwarded-For: 192.0.2.1\r\n\
+            Sec-WebSocket-Protocol: v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2U";
+        let head = Head::parse(lines.as_bytes(), Some("192.0.2.2:5".parse().unwrap())).unwrap();
+        let text = String::from_utf8(forwarded(&head, "http://127.0.0.1:1/exec/t")).unwrap();
+        assert_eq!(
+            text,
+            "POST /exec/t HTTP/1.1\r\nHost: 127.0.0.1:1\r\nConnection: Upgrade\r\nupgrade: websocket\r\n\
+             Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nX-Forwarded-For: 192.0.2.1, 192.0.2.2\r\n\r\n"
+        );
+        let text = String::from_utf8(spdy_request(&head, "http://127.0.0.1:1", &["p", "q"])).unwrap();
+        assert!(text.starts_with("POST / HTTP/1.1\r\n") && !text.contains("sesame"), "{text}");
+        assert!(text.contains("X-Stream-Protocol-Version: p\r\nX-Stream-Protocol-Version: q\r\n"), "{text}");
+    }
+
+    #[test]
+    fn heads_of_answers() {
+        let raw = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nrest".to_vec();
+        let head = raw.len() - 4;
+        let reply = Reply::parse(raw, head).unwrap();
+        assert_eq!(
+            (reply.status, reply.rest(), reply.header("upgrade")),
+            (101, &b"rest"[..], Some("SPDY/3.1"))
+        );
+        for bad in ["\r\n\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 abc\r\n\r\n"] {
+            assert!(Reply::parse(bad.into(), bad.len()).is_none(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What a request wants (pure).
+
+use crate::cri::Streams;
+use crate::server::StreamDeps;
+use crate::server::head::Head;
+
+use super::answer::Refusal;
+use super::{channels, tunnel};
+
+/// Which of the three it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Exec,
+    Attach,
+    PortForward,
+}
+
+impl Verb {
+    /// Its name in metrics.
+    pub(super) fn subresource(self) -> &'static str {
+        match self {
+            Verb::Exec => "exec",
+            Verb::Attach => "attach",
+            Verb::PortForward => "portforward",
+        }
+    }
+}
+
+/// How bytes get from the client to the runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Not at all: the client asks for no upgrade.
+    Plain,
+    /// As they are.
+    Splice,
+    /// WebSocket v5 to SPDY v4.
+    Channels,
+    /// SPDY in WebSocket messages, with one of these protocols in it.
+    Tunnel(Vec<String>),
+}
+
+/// A request that was understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub verb: Verb,
+    pub namespace: String,
+    pub pod: String,
+    /// Empty unless the path has one.
+    pub uid: String,
+    /// Empty for port-forward.
+    pub container: String,
+    pub streams: Streams,
+    pub command: Vec<String>,
+    pub ports: Vec<u16>,
+    pub mode: Mode,
+}
+
+impl Wanted {
+    pub(super) fn read(head: &Head, deps: &StreamDeps) -> Result<Wanted, Refusal> {
+        if !deps.enabled {
+            return Err(Refusal::closing(405, "Debug endpoints are disabled.\n"));
+        }
+        let mut wanted = path(&head.target.path)?;
+        if !matches!(head.method.as_str(), "GET" | "POST") {
+            return Err(Refusal::closing(405, "405: Method Not Allowed"));
+        }
+        wanted.mode = mode(head, wanted.verb, deps.websockets);
+        match wanted.verb {
+            Verb::PortForward => {
+                let names_ports = head.is_websocket() && !matches!(wanted.mode, Mode::Tunnel(_));
+                wanted.ports = if names_ports { ports(head)? } else { Vec::new() };
+            }
+            Verb::Exec | Verb::Attach => {
+                wanted.streams = streams(head)?;
+                wanted.command = head.target.all("command").map(str::to_owned).collect();
+            }
+        }
+        Ok(wanted)
+    }
+}
+
+fn path(path: &str) -> Result<Wanted, Refusal> {
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    let verb = match parts.first() {
+        Some(&"exec") => Verb::Exec,
+        Some(&"attach") => Verb::Attach,
+        _ => Verb::PortForward,
+    };
+    let (namespace, pod, uid, container) = match (verb, parts.get(1..).unwrap_or_default()) {
+        (Verb::PortForward, &[namespace, pod]) => (namespace, pod, "", ""),
+        (Verb::PortForward, &[namespace, pod, uid]) => (namespace, pod, uid, ""),
+        (Verb::Exec | Verb::Attach, &[namespace, pod, container]) => (namespace, pod, "", container),
+        (Verb::Exec | Verb::Attach, &[namespace, pod, uid, container]) => (namespace, pod, uid, container),
+        _ => return Err(Refusal::closing(404, "404: Page Not Found")),
+    };
+    Ok(Wanted {
+        verb,
+        namespace: namespace.to_owned(),
+        pod: pod.to_owned(),
+        uid: uid.to_owned(),
+        container: container.to_owned(),
+        streams: Streams::default(),
+        command: Vec::new(),
+        ports: Vec::new(),
+        mode: Mode::Plain,
+    })
+}
+
+fn streams(head: &Head) -> Result<Streams, Refusal> {
+    let is_on = |key: &str| head.target.get(key) == Some("1");
+    let (tty, stdin, stdout) = (is_on("tty"), is_on("input"), is_on("output"));
+    // A terminal has one output.
+    let stderr = is_on("error") && !tty;
+    if !(stdin || stdout || stderr) {
+        return Err(Refusal::closing(400, "you must specify at least 1 of stdin, stdout, stderr"));
+    }
+    Ok(Streams { stdin, stdout, stderr, tty })
+}
+
+fn ports(head: &Head) -> Result<Vec<u16>, Refusal> {
+    let refused = |text: String| Refusal::closing(400, text);
+    let mut ports = Vec::new();
+    let mut any = false;
+    for text in head.target.all("port").flat_map(|value| value.split(',')) {
+        any = true;
+        if text.is_empty() {
+            return Err(refused("query parameter \"port\" cannot be empty".to_owned()));
+        }
+        let why = match text.parse::<u64>() {
+            Ok(number) => match u16::try_from(number) {
+                Ok(0) => return Err(refused(format!("port {text:?} must be > 0"))),
+                Ok(port) => {
+                    ports.push(port);
+                    continue;
+                }
+                Err(_) => "value out of range",
+            },
+            Err(_) => "invalid syntax",
+        };
+        return Err(refused(format!(
+            "unable to parse {text:?} as a port: strconv.ParseUint: parsing {text:?}: {why}"
+        )));
+    }
+    if !any {
+        return Err(refused("query parameter \"port\" is required".to_owned()));
+    }
+    Ok(ports)
+}
+
+fn mode(head: &Head, verb: Verb, websockets: bool) -> Mode {
+    if !head.lists("Connection", "upgrade") {
+        return Mode::Plain;
+    }
+    if !websockets || !head.is_websocket() {
+        return Mode::Splice;
+    }
+    let offered = || head.elements("Sec-WebSocket-Protocol");
+    match verb {
+        Verb::PortForward => {
+            let hidden: Vec<String> = offered()
+                .filter_map(|offer| offer.strip_prefix(tunnel::PREFIX))
+                .filter(|protocol| protocol.ends_with(".k8s.io"))
+                .map(str::to_owned)
+                .collect();
+            if hidden.is_empty() { Mode::Splice } else { Mode::Tunnel(hidden) }
+        }
+        Verb::Exec | Verb::Attach if offered().any(|offer| offer == channels::CLIENT_PROTOCOL) => {
+            Mode::Channels
+        }
+        Verb::Exec | Verb::Attach => Mode::Splice,
+    }
+}

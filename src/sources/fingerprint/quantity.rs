@@ -1,0 +1,208 @@
+//! How Go holds a quantity: a number and a power of ten where 18 digits are enough for both,
+//! else a decimal without bound; and the text that it was read from, if that is the canonical one
+//! (Go: apimachinery pkg/api/resource, gopkg.in/inf.v0).
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::{NoFingerprint, Written};
+
+/// Powers of ten that the Go types do not go below: nano, and milli for what pods are given.
+const NANO: i32 = -9;
+const MILLI: i32 = -3;
+
+/// A quantity as Go holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Held {
+    value: i64,
+    scale: i32,
+    /// Digits and how many of them are decimals.
+    decimal: Option<(i128, i32)>,
+    text: String,
+    format: &'static str,
+}
+
+/// Writes a quantity; `rounded` up to thousandths, as resources of containers are.
+pub(super) fn write(value: Option<&Value>, rounded: bool, out: &mut dyn Write) -> Written {
+    let mut held = match value {
+        None => Held::default(),
+        Some(Value::String(text)) => read(text.trim())?,
+        Some(Value::Number(number)) => read(&number.to_string())?,
+        Some(_) => return Err(NoFingerprint),
+    };
+    if rounded {
+        round(&mut held)?;
+    }
+    let Held { value, scale, decimal, text, format } = held;
+    write!(out, "{{i:(resource.int64Amount){{value:(int64){value} scale:(resource.Scale){scale}}} ")?;
+    out.write_str("d:(resource.infDecAmount){Dec:(*inf.Dec)")?;
+    match decimal {
+        None => out.write_str("<nil>")?,
+        Some((digits, decimals)) => {
+            let words = words(digits.unsigned_abs());
+            write!(out, "{{unscaled:(big.Int){{neg:(bool){} abs:(big.nat)[{words}]}} ", digits < 0)?;
+            write!(out, "scale:(inf.Scale){decimals}}}")?;
+        }
+    }
+    Ok(write!(out, "}} s:(string){text} Format:(resource.Format){format}}}")?)
+}
+
+/// Words of 64 bits, the lowest first.
+fn words(mut number: u128) -> String {
+    let mut words = Vec::new();
+    while number > 0 {
+        words.push((number & u128::from(u64::MAX)).to_string());
+        number >>= 64;
+    }
+    words.join(" ")
+}
+
+fn read(text: &str) -> Result<Held, NoFingerprint> {
+    if text == "0" {
+        return Ok(Held { text: text.to_owned(), format: "DecimalSI", ..Held::default() });
+    }
+    let (negative, unsigned) = match text.strip_prefix(['-', '+']) {
+        Some(rest) => (text.starts_with('-'), rest),
+        None => (false, text),
+    };
+    let body = unsigned.trim_start_matches('0');
+    let end = body.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(body.len());
+    let (whole, rest) = body.split_at(end);
+    let whole = if whole.is_empty() { "0" } else { whole };
+    let (fraction, suffix) = match rest.strip_prefix('.') {
+        None => ("", rest),
+        Some(rest) => {
+            rest.split_at(rest.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len()))
+        }
+    };
+    let (base, exponent, format) = unit(suffix)?;
+    let digits = format!("{whole}{fraction}");
+    let (count, decimals) = (length(&digits)?, length(fraction)?);
+    let precision = match base {
+        10 => 18 - count,
+        _ if decimals == 0 => 15 - count - exponent * 3 / 10 - 1,
+        _ => -1,
+    };
+    let scale = if base == 10 { exponent } else { 0 } - decimals;
+    if precision >= 0 && scale >= NANO {
+        let value: i64 = digits.parse().map_err(|_| NoFingerprint)?;
+        let factor =
+            if base == 10 { 1 } else { 1_i64.checked_shl(exponent.unsigned_abs()).ok_or(NoFingerprint)? };
+        let result = value.checked_mul(factor).ok_or(NoFingerprint)?;
+        let canonical = if base == 10 {
+            scale % 3 == 0 && !digits.ends_with("000") && !digits.starts_with('0')
+        } else {
+            value & 7 != 0
+        };
+        let text = if canonical { text.to_owned() } else { String::new() };
+        let value = if negative { -result } else { result };
+        return Ok(Held { value, scale, text, format, decimal: None });
+    }
+    if base == 10 {
+        // Beyond 18 digits or below nano: nobody writes that.
+        return Err(NoFingerprint);
+    }
+    binary(&digits, decimals, exponent, negative)
+}
+
+/// A number with a binary suffix that is large, or no whole number.
+fn binary(digits: &str, decimals: i32, exponent: i32, negative: bool) -> Result<Held, NoFingerprint> {
+    let digits: i128 = digits.parse().map_err(|_| NoFingerprint)?;
+    let digits = digits.checked_mul(1_i128 << exponent).filter(|digits| *digits > 0).ok_or(NoFingerprint)?;
+    let digits = rescaled(digits, decimals, -NANO)?;
+    let one = 10_i128.pow(NANO.unsigned_abs());
+    if digits > one * i128::from(i64::MAX) {
+        return Err(NoFingerprint);
+    }
+    let format = if digits < one { "DecimalSI" } else { "BinarySI" };
+    let digits = if negative { -digits } else { digits };
+    Ok(Held { decimal: Some((digits, -NANO)), format, ..Held::default() })
+}
+
+fn round(held: &mut Held) -> Written {
+    if let Some((digits, decimals)) = held.decimal {
+        held.text.clear();
+        held.decimal = Some((rescaled(digits, decimals, -MILLI)?, -MILLI));
+    } else if held.scale < MILLI {
+        held.text.clear();
+        let digits = rescaled(held.value.into(), -held.scale, -MILLI)?;
+        held.value = i64::try_from(digits).map_err(|_| NoFingerprint)?;
+        held.scale = MILLI;
+    }
+    Ok(())
+}
+
+/// The same number with `to` decimals, rounded away from zero.
+fn rescaled(digits: i128, from: i32, to: i32) -> Result<i128, NoFingerprint> {
+    let power = 10_i128.checked_pow((to - from).unsigned_abs()).ok_or(NoFingerprint)?;
+    if to >= from {
+        return digits.checked_mul(power).ok_or(NoFingerprint);
+    }
+    let rest = if digits % power == 0 { 0 } else { digits.signum() };
+    Ok(digits / power + rest)
+}
+
+fn length(text: &str) -> Result<i32, NoFingerprint> {
+    i32::try_from(text.len()).map_err(|_| NoFingerprint)
+}
+
+/// A suffix's base, exponent, and what Go calls its family.
+fn unit(suffix: &str) -> Result<(i32, i32, &'static str), NoFingerprint> {
+    let decimal = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
+    let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    if let Some((_, exponent)) = decimal.iter().zip((-9..).step_by(3)).find(|(one, _)| **one == suffix) {
+        return Ok((10, exponent, "DecimalSI"));
+    }
+    if let Some((_, exponent)) = binary.iter().zip((10..).step_by(10)).find(|(one, _)| **one == suffix) {
+        return Ok((2, exponent, "BinarySI"));
+    }
+    let exponent = suffix.strip_prefix(['e', 'E']).and_then(|digits| digits.parse().ok());
+    let exponent = exponent.filter(|exponent| (-100..=100).contains(exponent)).ok_or(NoFingerprint)?;
+    Ok((10, exponent, "DecimalExponent"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(text: &str, rounded: bool) -> Result<Held, NoFingerprint> {
+        let mut held = read(text)?;
+        if rounded {
+            round(&mut held)?;
+        }
+        Ok(held)
+    }
+
+    #[test]
+    fn small_ones_keep_their_text_where_it_is_canonical() {
+        for (text, value, scale, kept) in [
+            ("100m", 100, -3, true),
+            ("1000m", 1000, -3, false),
+            ("0.5", 5, -1, false),
+            ("2", 2, 0, true),
+            ("1e3", 1, 3, true),
+            ("100Mi", 100 << 20, 0, true),
+            ("64Mi", 64 << 20, 0, false),
+            ("-3", -3, 0, true),
+        ] {
+            let held = held(text, true).unwrap();
+            assert_eq!((held.value, held.scale, held.text == text), (value, scale, kept), "{text}");
+        }
+        assert_eq!(
+            held("1u", true).unwrap(),
+            Held { value: 1, scale: -3, format: "DecimalSI", ..Held::default() }
+        );
+        assert_eq!(held("1u", false).unwrap().scale, -6);
+    }
+
+    #[test]
+    fn large_ones_are_decimals() {
+        assert_eq!(held("1.5Gi", true).unwrap().decimal, Some((1_610_612_736_000, 3)));
+        assert_eq!(held("0.5Gi", false).unwrap().decimal, Some((536_870_912_000_000_000, 9)));
+        assert_eq!(words(1 << 64), "0 1");
+        for text in ["1234567890123456789", "1.5n", "0.0Gi", "99999Pi", "x"] {
+            assert_eq!(held(text, false), Err(NoFingerprint), "{text}");
+        }
+    }
+}

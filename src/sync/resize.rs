@@ -1,0 +1,304 @@
+//! Pods that want other resources than they have: who gets them, and when (pure but for a
+//! count).
+
+use crate::model::api::Container;
+use crate::model::ids::PodUid;
+use crate::model::metrics;
+use crate::model::pod::Pod;
+use crate::model::quantity::{Amount, amount};
+use crate::pods::admission;
+use crate::pods::allocation::{Pending, PodResources};
+use crate::pods::plan::resize::{Decision, Resource, decide, differs, retry_order};
+
+use super::core::{Core, Desired, Effect, World};
+
+impl Core {
+    /// Whether any pod waits for resources: what comes free is for it.
+    #[must_use]
+    pub fn is_anyone_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether the pod was granted what it asks for.
+    #[must_use]
+    pub fn has_what_it_wants(&self, uid: &PodUid) -> bool {
+        self.desired.get(uid).is_none_or(|one| !differs(&one.granted, &one.pod))
+    }
+
+    /// Takes in a new version of a pod, which keeps what it was granted. `true`: it wants
+    /// other resources than before, or nothing else than it has once more.
+    pub(super) fn replace(&mut self, pod: Pod) -> bool {
+        let uid = pod.uid().clone();
+        let Some(old) = self.desired.get(&uid) else {
+            self.desired.insert(uid, Desired { granted: pod.clone(), pod, rejected: false });
+            return false;
+        };
+        let rejected = old.rejected;
+        let asked = differs(&old.pod, &pod) && !rejected && !pod.is_static();
+        if asked {
+            count_requested(&old.pod, &pod);
+        }
+        let granted =
+            if pod.is_static() { pod.clone() } else { PodResources::of(&old.granted).applied_to(&pod) };
+        self.desired.insert(uid.clone(), Desired { pod, granted, rejected });
+        if asked && !self.waiting.contains(&uid) {
+            self.waiting.push(uid);
+        }
+        asked
+    }
+
+    /// Asks for each pod that waits whether it may have what it wants by now. `trigger` is
+    /// what may have made room.
+    pub fn retry_resizes(&mut self, trigger: &'static str, world: &World<'_>) -> Vec<Effect> {
+        if self.waiting.is_empty() || !self.sources_ready() {
+            return Vec::new();
+        }
+        let mut waiting: Vec<(PodUid, Pod, Pod)> = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .filter_map(|uid| {
+                let one = self.desired.get(&uid)?;
+                let lives = !one.rejected && !one.pod.is_deleting() && !(world.is_over)(&uid);
+                (lives && !one.pod.is_over()).then(|| (uid, one.granted.clone(), one.pod.clone()))
+            })
+            .collect();
+        self.waiting = waiting.iter().map(|(uid, ..)| uid.clone()).collect();
+        waiting.sort_by(|(_, granted, desired), (_, other_granted, other)| {
+            retry_order((granted, desired), (other_granted, other))
+        });
+        let mut effects = Vec::new();
+        for (uid, granted, desired) in waiting {
+            let others = self.active(world);
+            let fits = |pod: &Pod| admission::admit_resize(pod, &others, world.node);
+            let pending = |reason, message, detail| Effect::ResizePending {
+                pod: desired.clone(),
+                reason,
+                message,
+                detail,
+            };
+            let effect = match decide(&granted, &desired, self.resize_rules, &fits) {
+                Decision::Unchanged => Effect::ResizeReverted(desired),
+                Decision::Granted => {
+                    if let Some(one) = self.desired.get_mut(&uid) {
+                        one.granted = desired.clone();
+                    }
+                    Effect::Resize { pod: desired, trigger }
+                }
+                Decision::Deferred((reason, message)) => {
+                    effects.push(pending(Pending::Deferred, message, reason));
+                    continue;
+                }
+                Decision::Infeasible { message, detail } => {
+                    pending(Pending::Infeasible, message, detail.into())
+                }
+            };
+            self.waiting.retain(|other| *other != uid);
+            effects.push(effect);
+        }
+        effects
+    }
+}
+
+/// Counts what the containers of a pod ask for otherwise than before.
+fn count_requested(before: &Pod, now: &Pod) {
+    for container in now.all_containers() {
+        let Some(old) = before.all_containers().find(|old| old.name == container.name) else { continue };
+        for resource in Resource::ALL {
+            for requirement in ["requests", "limits"] {
+                let of = |container| number(container, requirement, resource.name());
+                let operation = match (of(old), of(container)) {
+                    (old, new) if old == new => continue,
+                    (None, Some(_)) => "add",
+                    (Some(_), None) => "remove",
+                    (old, new) if old < new => "increase",
+                    _ => "decrease",
+                };
+                metrics::REQUESTED_RESIZES.inc([resource.name(), requirement, operation]);
+            }
+        }
+    }
+}
+
+fn number(container: &Container, requirement: &str, resource: &str) -> Option<Amount> {
+    let own = container.resources.as_ref()?;
+    let map = if requirement == "limits" { &own.limits } else { &own.requests };
+    map.as_ref()?.get(resource).map(amount)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::node::NodeView;
+    use crate::model::pod::SourceName;
+    use crate::pods::plan::resize::Rules;
+    use jiff::Timestamp;
+    use serde_json::json;
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    fn pod(uid: &str, cpu: &str, generation: i64) -> Pod {
+        let resources =
+            json!({"requests": {"cpu": cpu, "memory": "1Mi"}, "limits": {"cpu": cpu, "memory": "1Mi"}});
+        let object = json!({
+            "metadata": {"name": uid, "namespace": "default", "uid": uid, "generation": generation},
+            "spec": {"containers": [{"name": "c", "image": "i", "resources": resources}]},
+        });
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
+    }
+
+    fn cpu_of(pod: &Pod) -> String {
+        let limits = pod.containers()[0].resources.as_ref().unwrap().limits.as_ref().unwrap();
+        limits["cpu"].0.clone()
+    }
+
+    /// A node with four CPUs and the pods of the API server.
+    struct Bench {
+        core: Core,
+        node: NodeView,
+        /// What was granted in an earlier life: every pod one CPU.
+        remembers: bool,
+        over: RefCell<BTreeSet<PodUid>>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let mut node = NodeView::default();
+            (node.allocatable.pods, node.allocatable.cpu_milli) = (10, 4000);
+            node.allocatable.memory_bytes = 1 << 30;
+            let core = Core::new(BTreeSet::from([SourceName::Api]));
+            Bench { core, node, remembers: false, over: RefCell::default() }
+        }
+
+        fn with<T>(&mut self, act: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
+            let before = |wanted: &Pod| {
+                let old = pod(wanted.uid().as_str(), "1", 1);
+                if self.remembers { PodResources::of(&old).applied_to(wanted) } else { wanted.clone() }
+            };
+            let world = World {
+                has_worker: &|_| true,
+                still_runs: &|_| true,
+                is_over: &|uid| self.over.borrow().contains(uid),
+                is_closed: &|_| false,
+                gates_differ: &|_| false,
+                granted: &before,
+                node: &self.node,
+            };
+            act(&mut self.core, &world)
+        }
+
+        /// What came of it but for what the server shows: `update a=1` with the CPU of the pod.
+        fn speak(&mut self, pods: Vec<Pod>) -> Vec<String> {
+            let effects =
+                self.with(|core, world| core.source_spoke(SourceName::Api, pods, Timestamp::now(), world));
+            words(&effects)
+        }
+
+        fn retry(&mut self, trigger: &'static str) -> Vec<String> {
+            let effects = self.with(|core, world| core.retry_resizes(trigger, world));
+            words(&effects)
+        }
+    }
+
+    fn words(effects: &[Effect]) -> Vec<String> {
+        let word = |effect: &Effect| {
+            Some(match effect {
+                Effect::Update(pod) => format!("update {}={}", pod.uid(), cpu_of(pod)),
+                Effect::Resize { pod, trigger } => format!("{trigger} {}={}", pod.uid(), cpu_of(pod)),
+                Effect::ResizePending { pod, reason, message, .. } => {
+                    format!("{} {}: {message}", reason.as_str(), pod.uid())
+                }
+                Effect::ResizeReverted(pod) => format!("reverted {}", pod.uid()),
+                Effect::Shown(_) | Effect::NotShown(_) => return None,
+                other => format!("{other:?}"),
+            })
+        };
+        effects.iter().filter_map(word).collect()
+    }
+
+    const FULL: &str = "Node didn't have enough resource: cpu, requested: 3000, used: 2000, capacity: 4000";
+
+    #[test]
+    fn what_fits_is_granted_and_the_rest_waits_for_room() {
+        let mut bench = Bench::new();
+        bench.speak(vec![pod("a", "1", 1), pod("b", "2", 1)]);
+        assert_eq!(bench.speak(vec![pod("a", "2", 2), pod("b", "2", 1)]), ["pod_updated a=2", "update a=2"]);
+        // Three more do not fit beside two: the pod goes on with what it has.
+        assert_eq!(
+            bench.speak(vec![pod("a", "3", 3), pod("b", "2", 1)]),
+            [format!("Deferred a: {FULL}").as_str(), "update a=2"]
+        );
+        assert_eq!(bench.retry("periodic_retry"), [format!("Deferred a: {FULL}")]);
+        // A new pod is judged by what others were granted.
+        assert!(bench.core.is_anyone_waiting());
+        assert_eq!(cpu_of(bench.core.admitted(&"a".into()).unwrap()), "2");
+        // What the other gives back is taken in the same turn, whoever asked first.
+        assert_eq!(
+            bench.speak(vec![pod("a", "3", 3), pod("b", "1", 2)]),
+            ["pod_updated b=1", "pod_updated a=3", "update b=1"]
+        );
+        assert!(!bench.core.is_anyone_waiting());
+    }
+
+    #[test]
+    fn room_comes_from_pods_that_end_or_go() {
+        for gone in [true, false] {
+            let mut bench = Bench::new();
+            bench.speak(vec![pod("a", "2", 1), pod("b", "2", 1)]);
+            let waits = bench.speak(vec![pod("a", "3", 2), pod("b", "2", 1)]);
+            assert_eq!(waits, [format!("Deferred a: {FULL}").as_str(), "update a=2"]);
+            if gone {
+                let effects = bench.speak(vec![pod("a", "3", 2)]);
+                assert_eq!(effects.last().unwrap(), "pods_removed a=3");
+            } else {
+                bench.over.borrow_mut().insert("b".into());
+                assert_eq!(bench.retry("pod_terminated"), ["pod_terminated a=3"]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_wish_that_is_taken_back_is_settled() {
+        let mut bench = Bench::new();
+        bench.speak(vec![pod("a", "2", 1), pod("b", "2", 1)]);
+        bench.speak(vec![pod("a", "3", 2), pod("b", "2", 1)]);
+        assert_eq!(bench.speak(vec![pod("a", "2", 3), pod("b", "2", 1)]), ["reverted a", "update a=2"]);
+        assert!(!bench.core.is_anyone_waiting());
+    }
+
+    #[test]
+    fn what_can_never_be_is_asked_once() {
+        let mut bench = Bench::new();
+        bench.core.resize_rules = Rules { static_cpu: true, static_memory: false };
+        bench.speak(vec![pod("a", "1", 1)]);
+        let effects = bench.speak(vec![pod("a", "2", 2)]);
+        assert!(effects[0].starts_with("Infeasible a: Resize is infeasible"), "{effects:?}");
+        assert!(!bench.core.is_anyone_waiting());
+        assert_eq!(bench.speak(vec![pod("a", "1", 3)]), ["reverted a", "update a=1"]);
+    }
+
+    #[test]
+    fn after_a_restart_pods_are_admitted_with_what_they_had() {
+        let mut bench = Bench::new();
+        bench.remembers = true;
+        // Together they want eight.
+        assert_eq!(
+            bench.speak(vec![pod("a", "3", 2), pod("b", "3", 2), pod("c", "2", 2)]),
+            [
+                "update a=1",
+                "update b=1",
+                "update c=1",
+                "Deferred a: Node didn't have enough resource: cpu, requested: 3000, used: 2000, capacity: 4000",
+                "Deferred b: Node didn't have enough resource: cpu, requested: 3000, used: 2000, capacity: 4000",
+                "pods_added c=2",
+            ]
+        );
+    }
+
+    #[test]
+    fn wishes_are_counted_by_what_they_change() {
+        let before = metrics::REQUESTED_RESIZES.get(["cpu", "limits", "increase"]);
+        let mut bench = Bench::new();
+        bench.speak(vec![pod("a", "1", 1)]);
+        bench.speak(vec![pod("a", "2", 2)]);
+        assert!(metrics::REQUESTED_RESIZES.get(["cpu", "limits", "increase"]) > before);
+    }
+}

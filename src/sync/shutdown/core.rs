@@ -1,0 +1,154 @@
+//! The course of one shutdown (pure): told, group after group, statuses, done.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::pods::plan::shutdown::{Group, Step, groups};
+
+/// `sync` answers within a turn. If it does not, the pods that were known before count.
+const TOLD_LIMIT: Duration = Duration::from_secs(2);
+/// How long statuses may take to reach the API server, out of the time that is left.
+const WRITTEN_LIMIT: Duration = Duration::from_secs(2);
+/// How often to look whether they have.
+const WRITTEN_STEP: Duration = Duration::from_millis(50);
+
+/// What can be asked of the node.
+pub(super) trait World {
+    /// Whether `sync` refuses new pods already.
+    fn is_told(&self) -> bool;
+    /// The pods that are to be stopped.
+    fn pods(&self) -> Vec<Pod>;
+    /// Whether nothing is left of a pod, its volumes included.
+    fn has_ended(&self, uid: &PodUid) -> bool;
+    /// Whether the API server knows every status.
+    fn is_written(&self) -> bool;
+}
+
+/// What the thread has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Tell everyone that the node shuts down.
+    Begin,
+    /// Stop these pods, each with a grace in seconds.
+    Kill(Vec<(PodUid, i64)>),
+    /// These have not ended in the time of their group.
+    Overdue(Vec<PodUid>),
+    /// Let the machine go.
+    Release,
+    /// There will be no shutdown after all; the lock is needed again.
+    Undo,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// No shutdown.
+    Watching,
+    /// `sync` has been told, but has not answered.
+    Telling { until: Instant },
+    /// A group is being stopped.
+    Stopping { left: VecDeque<Group>, now: Vec<PodUid>, until: Instant },
+    /// All had their time; the statuses are on their way.
+    Writing { look: Instant, until: Instant },
+    /// The lock is released.
+    Over,
+}
+
+/// The state of the shutdown.
+pub(super) struct Core {
+    steps: Vec<Step>,
+    stage: Stage,
+    begun: Instant,
+}
+
+impl Core {
+    pub(super) fn new(steps: Vec<Step>, now: Instant) -> Self {
+        Core { steps, stage: Stage::Watching, begun: now }
+    }
+
+    /// The time of all groups together: for so long the machine has to wait.
+    pub(super) fn total(&self) -> Duration {
+        total(&self.steps)
+    }
+
+    /// The machine is about to shut down, or no longer is.
+    pub(super) fn prepare(&mut self, on: bool, now: Instant) -> Option<Action> {
+        match (&self.stage, on) {
+            (Stage::Watching, true) => {
+                self.begun = now;
+                self.stage = Stage::Telling { until: now + TOLD_LIMIT };
+                Some(Action::Begin)
+            }
+            (Stage::Watching, false) | (_, true) => None,
+            // DIFFERS: the Go kubelet hears of it when it has stopped every pod.
+            (_, false) => {
+                self.stage = Stage::Watching;
+                Some(Action::Undo)
+            }
+        }
+    }
+
+    /// Whether the machine has been let go.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over)
+    }
+
+    /// When [`Core::turn`] has something to do even if nothing happens.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Watching | Stage::Over => None,
+            Stage::Telling { until } | Stage::Stopping { until, .. } => Some(*until),
+            Stage::Writing { look, until } => Some(*look.min(until)),
+        }
+    }
+
+    /// Goes as far as it can.
+    pub(super) fn turn(&mut self, world: &dyn World, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        loop {
+            match &mut self.stage {
+                Stage::Watching | Stage::Over => return actions,
+                Stage::Telling { until } => {
+                    if !world.is_told() && now < *until {
+                        return actions;
+                    }
+                    let pods = world.pods();
+                    let left = groups(&self.steps, &pods).into();
+                    self.stage = Stage::Stopping { left, now: Vec::new(), until: now };
+                }
+                Stage::Stopping { left, now: stopping, until } => {
+                    stopping.retain(|uid| !world.has_ended(uid));
+                    if !stopping.is_empty() {
+                        if now < *until {
+                            return actions;
+                        }
+                        actions.push(Action::Overdue(std::mem::take(stopping)));
+                    }
+                    if let Some(group) = left.pop_front() {
+                        *until = now + group.period;
+                        *stopping = group.pods.iter().map(|(uid, _)| uid.clone()).collect();
+                        actions.push(Action::Kill(group.pods));
+                        // The order was not even given yet.
+                        return actions;
+                    }
+                    // DIFFERS: the Go kubelet lets the machine go at once.
+                    let end = self.begun + total(&self.steps);
+                    self.stage = Stage::Writing { look: now, until: end.min(now + WRITTEN_LIMIT) };
+                }
+                Stage::Writing { look, until } => {
+                    if now < *until && !world.is_written() {
+                        *look = now + WRITTEN_STEP;
+                        return actions;
+                    }
+                    self.stage = Stage::Over;
+                    actions.push(Action::Release);
+                }
+            }
+        }
+    }
+}
+
+fn total(steps: &[Step]) -> Duration {
+    steps.iter().fold(Duration::ZERO, |all, step| all.saturating_add(step.period))
+}

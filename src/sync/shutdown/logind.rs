@@ -1,0 +1,249 @@
+//! What logind is asked and what it tells, over D-Bus.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::transport::dbus::wire::{Kind, Message, Value};
+use crate::transport::dbus::{Bus, Call, DbusError, Incoming};
+use crate::util::atomic_file;
+use crate::util::stop::{StopToken, Waited};
+use crate::util::wake::Wake;
+
+const BUS: &str = "org.freedesktop.DBus";
+const LOGIND: &str = "org.freedesktop.login1";
+const LOGIND_PATH: &str = "/org/freedesktop/login1";
+const MANAGER: &str = "org.freedesktop.login1.Manager";
+/// The name is the Go kubelet's: one that takes the node over finds its own file.
+const CONF_FILE: &str = "99-kubelet.conf";
+/// Waits for logind to read its configuration again, each twice the one before.
+const RELOAD_STEP: Duration = Duration::from_millis(100);
+const RELOAD_STEPS: u32 = 5;
+
+/// Why shutdowns cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LogindError {
+    #[error(transparent)]
+    Dbus(#[from] DbusError),
+    #[error("cannot write {path}: {source}")]
+    Conf { path: String, source: std::io::Error },
+    #[error(
+        "logind holds a shutdown back for {allowed:?} at most (InhibitDelayMaxSec), less than the {needed:?} \
+         that are configured, and asking it for more did not help"
+    )]
+    TooShort { allowed: Duration, needed: Duration },
+}
+
+impl LogindError {
+    pub(super) fn is_stopping(&self) -> bool {
+        matches!(self, LogindError::Dbus(DbusError::Stopped))
+    }
+}
+
+/// What was heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// The machine is about to shut down, or no longer is.
+    Prepare(bool),
+    /// There is another logind: it knows nothing of us.
+    Another,
+    /// Nothing: the bell rang, the time is up, or it was not for us.
+    Nothing,
+}
+
+/// logind as it is set up for us.
+#[derive(Debug)]
+pub(super) struct Ready {
+    /// The machine waits as long as this is open.
+    pub(super) lock: OwnedFd,
+    /// It is about to shut down already.
+    pub(super) preparing: bool,
+}
+
+/// A connection to logind.
+pub(super) struct Logind {
+    bus: Bus,
+    stop: StopToken,
+    /// The name on the bus of the process that is logind: whoever else sends its signals has
+    /// made them up.
+    owner: String,
+}
+
+impl Logind {
+    /// Connects and asks for the signals.
+    pub(super) fn connect(address: &str, wake: &Wake, stop: &StopToken) -> Result<Self, LogindError> {
+        let mut bus = Bus::open(address, wake, stop)?;
+        for rule in [
+            format!("type='signal',sender='{LOGIND}',interface='{MANAGER}',member='PrepareForShutdown'"),
+            format!("type='signal',sender='{BUS}',member='NameOwnerChanged',arg0='{LOGIND}'"),
+        ] {
+            bus.call(of_bus("AddMatch"), vec![Value::Text(rule)])?;
+        }
+        Ok(Logind { bus, stop: stop.clone(), owner: String::new() })
+    }
+
+    /// Makes logind wait for `needed` and takes the lock.
+    pub(super) fn set_up(&mut self, needed: Duration, conf_dir: &Path) -> Result<Ready, LogindError> {
+        // The first question starts a logind that does not run.
+        let allowed = self.allowed()?;
+        if allowed < needed {
+            self.raise(allowed, needed, conf_dir)?;
+        }
+        let lock = self.lock()?;
+        let name = Value::Text(LOGIND.to_owned());
+        let answer = self.bus.call(of_bus("GetNameOwner"), vec![name])?;
+        self.owner = answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned();
+        // Last: what is begun later is signaled.
+        let preparing = self.property("PreparingForShutdown")? == Value::Bool(true);
+        Ok(Ready { lock, preparing })
+    }
+
+    /// Takes the lock.
+    pub(super) fn lock(&mut self) -> Result<OwnedFd, LogindError> {
+        let text = |text: &str| Value::Text(text.to_owned());
+        let why = "Kubelet needs time to handle node shutdown";
+        let call = Call { destination: LOGIND, path: LOGIND_PATH, interface: MANAGER, member: "Inhibit" };
+        let args = vec![text("shutdown"), text("kubelet"), text(why), text("delay")];
+        let Incoming { message, fds } = self.bus.call(call, args)?;
+        let index = match message.args.first() {
+            Some(Value::Fd(index)) => usize::try_from(*index).ok(),
+            _ => None,
+        };
+        let lock = index.and_then(|index| fds.into_iter().nth(index));
+        Ok(lock.ok_or(DbusError::Answer("Inhibit"))?)
+    }
+
+    /// Waits for news.
+    pub(super) fn wait(&mut self, until: Option<Instant>) -> Result<Heard, LogindError> {
+        let Some(incoming) = self.bus.next(until)? else { return Ok(Heard::Nothing) };
+        let heard = heard(&incoming.message, &self.owner);
+        if let Heard::Another = heard {
+            self.owner = incoming.message.text(2).unwrap_or_default().to_owned();
+        }
+        Ok(heard)
+    }
+
+    /// How long logind holds a shutdown back.
+    fn allowed(&mut self) -> Result<Duration, LogindError> {
+        match self.property("InhibitDelayMaxUSec")? {
+            Value::Long(microseconds) => Ok(Duration::from_micros(microseconds)),
+            _ => Err(DbusError::Answer("InhibitDelayMaxUSec").into()),
+        }
+    }
+
+    fn property(&mut self, name: &'static str) -> Result<Value, LogindError> {
+        let interface = "org.freedesktop.DBus.Properties";
+        let call = Call { destination: LOGIND, path: LOGIND_PATH, interface, member: "Get" };
+        let args = vec![Value::Text(MANAGER.to_owned()), Value::Text(name.to_owned())];
+        match self.bus.call(call, args)?.message.args.pop() {
+            Some(Value::Variant(value)) => Ok(*value),
+            _ => Err(DbusError::Answer(name).into()),
+        }
+    }
+
+    /// Configures logind to wait longer.
+    fn raise(&mut self, before: Duration, needed: Duration, conf_dir: &Path) -> Result<(), LogindError> {
+        let path = conf_dir.join(CONF_FILE);
+        let seconds = needed.as_secs() + u64::from(needed.subsec_nanos() > 0);
+        let text = format!(
+            "# Written by coracle for its shutdownGracePeriod.\n[Login]\nInhibitDelayMaxSec={seconds}\n"
+        );
+        std::fs::create_dir_all(conf_dir)
+            .and_then(|()| atomic_file::write(&path, text.as_bytes(), 0o644))
+            .map_err(|source| LogindError::Conf { path: path.display().to_string(), source })?;
+        log::info!(
+            "logind held shutdowns back for {before:?} at most; {} makes it {seconds} s",
+            path.display()
+        );
+        let systemd = Call {
+            destination: "org.freedesktop.systemd1",
+            path: "/org/freedesktop/systemd1",
+            interface: "org.freedesktop.systemd1.Manager",
+            member: "KillUnit",
+        };
+        let hang_up = rustix::process::Signal::HUP.as_raw();
+        let text = |text: &str| Value::Text(text.to_owned());
+        self.bus.call(systemd, vec![text("systemd-logind.service"), text("all"), Value::Int(hang_up)])?;
+        let mut allowed = before;
+        for step in 0..RELOAD_STEPS {
+            if self.stop.wait(RELOAD_STEP * 2_u32.pow(step)) == Waited::Stopped {
+                return Err(DbusError::Stopped.into());
+            }
+            allowed = self.allowed()?;
+            if allowed >= needed {
+                return Ok(());
+            }
+        }
+        Err(LogindError::TooShort { allowed, needed })
+    }
+}
+
+fn of_bus(member: &'static str) -> Call {
+    Call { destination: BUS, path: "/org/freedesktop/DBus", interface: BUS, member }
+}
+
+/// What a message means if it is a signal for us.
+///
+/// DIFFERS: the Go kubelet believes everyone who sends it the signal, and any user of the
+/// machine may: a message to one connection passes by the rules that were asked for.
+fn heard(message: &Message, owner: &str) -> Heard {
+    if message.kind != Kind::Signal {
+        return Heard::Nothing;
+    }
+    match (message.interface.as_str(), message.member.as_str(), message.args.as_slice()) {
+        (MANAGER, "PrepareForShutdown", [Value::Bool(on)])
+            if !owner.is_empty() && message.sender == owner && message.path == LOGIND_PATH =>
+        {
+            Heard::Prepare(*on)
+        }
+        (BUS, "NameOwnerChanged", [Value::Text(name), _, Value::Text(new)])
+            if message.sender == BUS && name == LOGIND && !new.is_empty() && new != owner =>
+        {
+            Heard::Another
+        }
+        _ => Heard::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_logind_speaks_for_logind() {
+        let prepare = |sender: &str, path: &str, on: Value| Message {
+            sender: sender.to_owned(),
+            path: path.to_owned(),
+            interface: MANAGER.to_owned(),
+            member: "PrepareForShutdown".to_owned(),
+            args: vec![on],
+            ..Message::new(Kind::Signal)
+        };
+        let (on, off) = (Value::Bool(true), Value::Bool(false));
+        for (message, expected) in [
+            (prepare(":1.3", LOGIND_PATH, on.clone()), Heard::Prepare(true)),
+            (prepare(":1.3", LOGIND_PATH, off), Heard::Prepare(false)),
+            (prepare(":1.9", LOGIND_PATH, on.clone()), Heard::Nothing),
+            (prepare("", LOGIND_PATH, on.clone()), Heard::Nothing),
+            (prepare(":1.3", "/", on.clone()), Heard::Nothing),
+            (prepare(":1.3", LOGIND_PATH, Value::Uint(1)), Heard::Nothing),
+            (Message { kind: Kind::Return, ..prepare(":1.3", LOGIND_PATH, on.clone()) }, Heard::Nothing),
+        ] {
+            assert_eq!(heard(&message, ":1.3"), expected, "{message:?}");
+        }
+        assert_eq!(heard(&prepare("", LOGIND_PATH, on), ""), Heard::Nothing);
+        let owner = |sender: &str, new: &str| {
+            let args = [LOGIND, ":1.3", new].map(|text| Value::Text(text.to_owned())).to_vec();
+            let (interface, member) = (BUS.to_owned(), "NameOwnerChanged".to_owned());
+            Message { sender: sender.to_owned(), interface, member, args, ..Message::new(Kind::Signal) }
+        };
+        for (message, expected) in [
+            (owner(BUS, ":1.7"), Heard::Another),
+            (owner(BUS, ":1.3"), Heard::Nothing),
+            (owner(BUS, ""), Heard::Nothing),
+            (owner(":1.9", ":1.9"), Heard::Nothing),
+        ] {
+            assert_eq!(heard(&message, ":1.3"), expected, "{message:?}");
+        }
+    }
+}

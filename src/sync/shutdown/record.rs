@@ -1,0 +1,105 @@
+//! When the last shutdown began and ended: two metrics, and a file that keeps them over a
+//! restart of the machine. The file is the Go kubelet's.
+
+use std::path::PathBuf;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::model::metrics;
+use crate::util::atomic_file;
+
+/// Go's way to write that there is no time.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+/// The times of the last shutdown.
+pub(super) struct Record {
+    /// `None`: nothing is kept.
+    file: Option<PathBuf>,
+    begun: Option<Timestamp>,
+}
+
+impl Record {
+    /// Shows the times of the last shutdown.
+    pub(super) fn load(file: Option<PathBuf>) -> Self {
+        let record = Record { file, begun: None };
+        let Some(path) = &record.file else { return record };
+        match std::fs::read(path) {
+            Ok(bytes) => match times(&bytes) {
+                Some((begun, ended)) => show(begun, ended),
+                None => log::warn!("{}: not the times of a shutdown", path.display()),
+            },
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => log::warn!("cannot read {}: {error}", path.display()),
+        }
+        record
+    }
+
+    /// A shutdown begins.
+    pub(super) fn begin(&mut self, now: Timestamp) {
+        self.begun = Some(now);
+        self.store(None);
+    }
+
+    /// The pods have had their time.
+    pub(super) fn end(&self, now: Timestamp) {
+        self.store(Some(now));
+    }
+
+    fn store(&self, ended: Option<Timestamp>) {
+        let (Some(path), Some(begun)) = (&self.file, self.begun) else { return };
+        show(Some(begun), ended);
+        let ended = ended.map_or_else(|| NEVER.to_owned(), |at| at.to_string());
+        let text = json!({"startTime": begun.to_string(), "endTime": ended}).to_string();
+        if let Err(error) = atomic_file::write(path, text.as_bytes(), 0o644) {
+            log::warn!("cannot write {}: {error}", path.display());
+        }
+    }
+}
+
+fn show(begun: Option<Timestamp>, ended: Option<Timestamp>) {
+    let seconds = |at: Option<Timestamp>| at.map_or(0.0, |at| at.as_second() as f64);
+    metrics::SHUTDOWN_START.set(seconds(begun));
+    metrics::SHUTDOWN_END.set(seconds(ended));
+}
+
+fn times(bytes: &[u8]) -> Option<(Option<Timestamp>, Option<Timestamp>)> {
+    let value: Value = serde_json::from_slice(bytes).ok()?;
+    let time = |key: &str| {
+        let text = value.get(key)?.as_str()?;
+        if text == NEVER { Some(None) } else { text.parse().ok().map(Some) }
+    };
+    Some((time("startTime")?, time("endTime")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_outlive_the_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("graceful_node_shutdown_state");
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let shown = || (metrics::SHUTDOWN_START.get(), metrics::SHUTDOWN_END.get());
+        let mut record = Record::load(Some(file.clone()));
+        record.begin(at(1_000));
+        assert_eq!(shown(), (Some(1000.0), Some(0.0)));
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(text, r#"{"endTime":"0001-01-01T00:00:00Z","startTime":"1970-01-01T00:16:40Z"}"#);
+        record.end(at(1_030));
+        show(None, None);
+        Record::load(Some(file.clone()));
+        assert_eq!(shown(), (Some(1000.0), Some(1030.0)));
+        // As Go writes it.
+        std::fs::write(
+            &file,
+            r#"{"startTime":"2026-01-02T03:04:05.123456789+01:00","endTime":"0001-01-01T00:00:00Z"}"#,
+        )
+        .unwrap();
+        assert_eq!(times(&std::fs::read(&file).unwrap()).unwrap().0.unwrap().as_second(), 1_767_319_445);
+        for odd in ["", "{}", r#"{"startTime":1,"endTime":2}"#, r#"{"startTime":"x","endTime":"y"}"#] {
+            assert_eq!(times(odd.as_bytes()), None, "{odd}");
+        }
+    }
+}

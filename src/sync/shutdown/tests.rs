@@ -1,0 +1,171 @@
+//! The course of shutdowns, with a clock and a node of the test's own.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::Orders;
+use super::core::{Action, Core, World};
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::pods::plan::shutdown::two_steps;
+
+#[derive(Default)]
+struct Fake {
+    told: Cell<bool>,
+    written: Cell<bool>,
+    pods: RefCell<Vec<Pod>>,
+    ended: RefCell<BTreeSet<PodUid>>,
+}
+
+impl World for Fake {
+    fn is_told(&self) -> bool {
+        self.told.get()
+    }
+
+    fn pods(&self) -> Vec<Pod> {
+        self.pods.borrow().clone()
+    }
+
+    fn has_ended(&self, uid: &PodUid) -> bool {
+        self.ended.borrow().contains(uid)
+    }
+
+    fn is_written(&self) -> bool {
+        self.written.get()
+    }
+}
+
+fn pod(uid: &str, priority: i32, grace: i64) -> Pod {
+    let object = json!({"metadata": {"uid": uid}, "spec": {"containers": [],
+        "priority": priority, "terminationGracePeriodSeconds": grace}});
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
+}
+
+/// A node with three pods, of which `n` and `m` are ordinary; 20 s for these, 10 s for `c`.
+struct Bench {
+    core: Core,
+    fake: Fake,
+    start: Instant,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let start = Instant::now();
+        let fake = Fake::default();
+        fake.pods.replace(vec![pod("n", 0, 30), pod("m", 0, 5), pod("c", 2_000_000_000, 30)]);
+        let steps = two_steps(Duration::from_secs(30), Duration::from_secs(10));
+        Bench { core: Core::new(steps, start), fake, start }
+    }
+
+    fn at(&self, seconds: f64) -> Instant {
+        self.start + Duration::from_secs_f64(seconds)
+    }
+
+    fn prepare(&mut self, on: bool, seconds: f64) -> Option<Action> {
+        self.core.prepare(on, self.at(seconds))
+    }
+
+    fn turn(&mut self, seconds: f64) -> Vec<Action> {
+        self.core.turn(&self.fake, self.at(seconds))
+    }
+
+    fn end(&self, uid: &str) {
+        self.fake.ended.borrow_mut().insert(uid.into());
+    }
+
+    fn due(&self) -> Option<f64> {
+        self.core.due().map(|due| (due - self.start).as_secs_f64())
+    }
+}
+
+fn kill(pods: &[(&str, i64)]) -> Action {
+    Action::Kill(pods.iter().map(|(uid, grace)| ((*uid).into(), *grace)).collect())
+}
+
+#[test]
+fn group_after_group_and_then_the_lock() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.core.total(), Duration::from_secs(30));
+    assert_eq!((bench.turn(0.0), bench.due()), (vec![], None));
+    assert_eq!(bench.prepare(true, 1.0), Some(Action::Begin));
+    // The signal comes once more: nothing begins anew.
+    assert_eq!(bench.prepare(true, 1.0), None);
+    assert_eq!((bench.turn(1.0), bench.due()), (vec![], Some(3.0)));
+    bench.fake.told.set(true);
+    assert_eq!(bench.turn(1.1), [kill(&[("n", 20), ("m", 5)])]);
+    assert_eq!(bench.due(), Some(21.1));
+    bench.end("m");
+    assert_eq!(bench.turn(2.0), []);
+    // The next group does not wait for time that nobody needs.
+    bench.end("n");
+    assert_eq!((bench.turn(3.0), bench.due()), (vec![kill(&[("c", 10)])], Some(13.0)));
+    assert_eq!(bench.turn(3.1), []);
+    bench.end("c");
+    assert_eq!((bench.turn(5.0), bench.due()), (vec![], Some(5.05)));
+    assert!(!bench.core.is_over());
+    bench.fake.written.set(true);
+    assert_eq!((bench.turn(5.05), bench.due()), (vec![Action::Release], None));
+    assert!(bench.core.is_over());
+    assert_eq!(bench.turn(6.0), []);
+}
+
+#[test]
+fn nobody_is_waited_for_longer_than_agreed() {
+    let mut bench = Bench::new();
+    bench.prepare(true, 0.0);
+    // `sync` hangs: what was known before counts.
+    assert_eq!(bench.turn(1.9), []);
+    assert_eq!(bench.turn(2.0), [kill(&[("n", 20), ("m", 5)])]);
+    bench.end("n");
+    assert_eq!(bench.turn(21.9), []);
+    assert_eq!(bench.turn(22.0), [Action::Overdue(vec!["m".into()]), kill(&[("c", 10)])]);
+    // No time is left for the API server, which was not heard of.
+    assert_eq!(bench.turn(32.0), [Action::Overdue(vec!["c".into()]), Action::Release]);
+}
+
+#[test]
+fn statuses_get_the_time_that_is_left() {
+    let mut bench = Bench::new();
+    bench.fake.told.set(true);
+    bench.fake.pods.replace(Vec::new());
+    bench.prepare(true, 0.0);
+    assert_eq!(bench.turn(0.0), []);
+    assert_eq!(bench.turn(1.99), []);
+    assert_eq!(bench.turn(2.0), [Action::Release]);
+}
+
+#[test]
+fn a_cancelled_shutdown_kills_nobody_else() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.prepare(false, 0.0), None);
+    bench.fake.told.set(true);
+    bench.prepare(true, 0.0);
+    assert_eq!(bench.turn(0.0).len(), 1);
+    assert_eq!(bench.prepare(false, 1.0), Some(Action::Undo));
+    bench.end("n");
+    bench.end("m");
+    assert_eq!((bench.turn(2.0), bench.due()), (vec![], None));
+    // The next one is a shutdown like the first.
+    assert_eq!(bench.prepare(true, 3.0), Some(Action::Begin));
+    bench.fake.pods.replace(vec![pod("c", 2_000_000_000, 3)]);
+    assert_eq!(bench.turn(3.0), [kill(&[("c", 3)])]);
+    bench.end("c");
+    bench.fake.written.set(true);
+    assert_eq!(bench.turn(4.0), [Action::Release]);
+    assert_eq!(bench.prepare(false, 5.0), Some(Action::Undo));
+}
+
+#[test]
+fn orders_that_wait_are_of_one_shutdown() {
+    let kills = |uid: &str| Orders { kills: [(uid.into(), 5)].into(), ..Orders::default() };
+    let state = |on| Orders { shutting_down: Some(on), ..Orders::default() };
+    let mut orders = state(true);
+    orders.merge(kills("a"));
+    orders.merge(kills("b"));
+    assert_eq!((orders.shutting_down, orders.kills.len()), (Some(true), 2));
+    orders.merge(state(false));
+    assert_eq!(orders, state(false));
+}

@@ -1,0 +1,358 @@
+//! A connection to a bus: greeting, calls, and whatever comes in between.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+
+use super::address::connect;
+use super::wire::{self, Kind, Message, Value};
+use crate::util::stop::StopToken;
+use crate::util::threads;
+use crate::util::wake::Wake;
+
+/// How long a call or the greeting may take; a service may have to be started first.
+const LIMIT: Duration = Duration::from_secs(10);
+/// A longer message is none that we wait for.
+const MAX_MESSAGE: usize = 64 * 1024;
+/// Messages that may wait while a call is under way; more are from somebody who means harm.
+const MAX_QUEUED: usize = 256;
+/// File descriptors that may have come without their message yet.
+const MAX_FDS: usize = 64;
+/// File descriptors in one piece of the stream; the bus allows fewer in a message.
+const FDS_AT_ONCE: usize = 32;
+/// A line of the greeting.
+const MAX_LINE: usize = 1024;
+
+/// What can go wrong with a bus.
+#[derive(Debug, thiserror::Error)]
+pub enum DbusError {
+    /// An address that we cannot use.
+    #[error("D-Bus address {0}: neither a path nor an abstract name of a Unix socket")]
+    Address(String),
+    /// Nobody there.
+    #[error("cannot connect to D-Bus at {address}: {source}")]
+    Connect {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The bus does not want us, or lacks something.
+    #[error("D-Bus refused the connection: {0}")]
+    Refused(String),
+    /// The connection broke.
+    #[error("the connection to D-Bus was lost: {0}")]
+    Lost(#[from] io::Error),
+    /// No answer in time.
+    #[error("no answer to {0} from D-Bus within {LIMIT:?}")]
+    TimedOut(&'static str),
+    /// An answer that is an error.
+    #[error("{member}: {name}: {message}")]
+    Remote {
+        /// What was asked.
+        member: &'static str,
+        /// The error's name.
+        name: String,
+        /// For people.
+        message: String,
+    },
+    /// An answer that is not of the expected form.
+    #[error("{0}: the answer is not of the expected form")]
+    Answer(&'static str),
+    /// The owner asked to stop.
+    #[error("stopping")]
+    Stopped,
+}
+
+/// A message with its file descriptors.
+#[derive(Debug)]
+pub struct Incoming {
+    /// The message.
+    pub message: Message,
+    /// What came with it.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// A method to call.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// Whose.
+    pub destination: &'static str,
+    /// Of which object.
+    pub path: &'static str,
+    /// Of which interface.
+    pub interface: &'static str,
+    /// Its name.
+    pub member: &'static str,
+}
+
+/// A connection to a bus that has greeted us.
+pub struct Bus {
+    socket: OwnedFd,
+    wake: Wake,
+    stop: StopToken,
+    serial: u32,
+    /// Bytes that have come and are no message yet.
+    bytes: Vec<u8>,
+    /// That many of what comes next belong to a message that is not kept.
+    skip: usize,
+    /// How many bytes were taken out of the stream, so that `bytes` begin there.
+    taken: u64,
+    /// File descriptors, each with the place in the stream of the last byte that came with it:
+    /// the kernel ends a piece with the bytes that were sent with them.
+    fds: VecDeque<(u64, OwnedFd)>,
+    queued: VecDeque<Incoming>,
+}
+
+impl Bus {
+    /// Connects to the first address of a list that answers. The bell ends a wait; once `stop`
+    /// is given too, every one.
+    ///
+    /// # Errors
+    /// Why the last address did not do.
+    pub fn open(addresses: &str, wake: &Wake, stop: &StopToken) -> Result<Self, DbusError> {
+        let mut last = DbusError::Address(addresses.to_owned());
+        for address in addresses.split(';').filter(|address| !address.is_empty()) {
+            match connect(address) {
+                Ok(socket) => {
+                    let mut bus = Bus {
+                        socket,
+                        wake: wake.clone(),
+                        stop: stop.clone(),
+                        serial: 0,
+                        bytes: Vec::new(),
+                        skip: 0,
+                        taken: 0,
+                        fds: VecDeque::new(),
+                        queued: VecDeque::new(),
+                    };
+                    bus.greet()?;
+                    return Ok(bus);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Calls a method and waits for the answer. What else comes meanwhile is kept for
+    /// [`Bus::next`].
+    ///
+    /// # Errors
+    /// [`DbusError::Remote`] if the answer is an error; others if there is none.
+    pub fn call(&mut self, call: Call, args: Vec<Value>) -> Result<Incoming, DbusError> {
+        let serial = self.next_serial();
+        let message = Message {
+            serial,
+            path: call.path.to_owned(),
+            interface: call.interface.to_owned(),
+            member: call.member.to_owned(),
+            destination: call.destination.to_owned(),
+            args,
+            ..Message::new(Kind::Call)
+        };
+        let deadline = Instant::now() + LIMIT;
+        let _waiting = threads::waiting("an answer from D-Bus");
+        self.send(&message.encode(), deadline, call.member)?;
+        loop {
+            let Some(mut incoming) = self.receive(Some(deadline), false)? else {
+                return Err(DbusError::TimedOut(call.member));
+            };
+            let answer = &mut incoming.message;
+            match answer.kind {
+                Kind::Return if answer.reply_to == Some(serial) => return Ok(incoming),
+                Kind::Error if answer.reply_to == Some(serial) => {
+                    return Err(DbusError::Remote {
+                        member: call.member,
+                        name: std::mem::take(&mut answer.error),
+                        message: answer.text(0).unwrap_or_default().to_owned(),
+                    });
+                }
+                _ if self.queued.len() < MAX_QUEUED => self.queued.push_back(incoming),
+                _ => return Err(io::Error::other("too many messages that nobody asked for").into()),
+            }
+        }
+    }
+
+    /// Waits for a message; `None`: the bell rang, or `until` has come.
+    ///
+    /// # Errors
+    /// When the connection is lost or the owner asked to stop.
+    pub fn next(&mut self, until: Option<Instant>) -> Result<Option<Incoming>, DbusError> {
+        if let Some(queued) = self.queued.pop_front() {
+            return Ok(Some(queued));
+        }
+        self.receive(until, true)
+    }
+
+    fn next_serial(&mut self) -> u32 {
+        self.serial = self.serial.wrapping_add(1).max(1);
+        self.serial
+    }
+
+    /// SASL, then `Hello`.
+    fn greet(&mut self) -> Result<(), DbusError> {
+        let deadline = Instant::now() + LIMIT;
+        let uid: String = rustix::process::geteuid()
+            .as_raw()
+            .to_string()
+            .bytes()
+            .map(|digit| format!("{digit:02x}"))
+            .collect();
+        self.send(format!("\0AUTH EXTERNAL {uid}\r\n").as_bytes(), deadline, "AUTH")?;
+        for (expected, then) in [("OK", "NEGOTIATE_UNIX_FD\r\n"), ("AGREE_UNIX_FD", "BEGIN\r\n")] {
+            let line = self.line(deadline)?;
+            if line.split(' ').next() != Some(expected) {
+                return Err(DbusError::Refused(line));
+            }
+            self.send(then.as_bytes(), deadline, "AUTH")?;
+        }
+        let bus = "org.freedesktop.DBus";
+        let hello = Call { destination: bus, path: "/org/freedesktop/DBus", interface: bus, member: "Hello" };
+        self.call(hello, Vec::new()).map(drop)
+    }
+
+    /// A line of the greeting.
+    fn line(&mut self, deadline: Instant) -> Result<String, DbusError> {
+        loop {
+            if let Some(end) = self.bytes.windows(2).position(|two| two == b"\r\n") {
+                let line = String::from_utf8_lossy(self.bytes.get(..end).unwrap_or_default()).into_owned();
+                self.take(end + 2);
+                return Ok(line);
+            }
+            if self.bytes.len() > MAX_LINE {
+                return Err(DbusError::Refused("it does not speak D-Bus".to_owned()));
+            }
+            if !self.fill(Some(deadline), false)? {
+                return Err(DbusError::TimedOut("AUTH"));
+            }
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8], deadline: Instant, what: &'static str) -> Result<(), DbusError> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            match rustix::net::send(&self.socket, rest, SendFlags::NOSIGNAL) {
+                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+                Err(Errno::AGAIN) => {
+                    if !self.ready(PollFlags::OUT, Some(deadline), false)? {
+                        return Err(DbusError::TimedOut(what));
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(DbusError::Lost(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message; `None` when the time is up, or the bell rang where that counts.
+    fn receive(&mut self, until: Option<Instant>, bell: bool) -> Result<Option<Incoming>, DbusError> {
+        loop {
+            if let Some(incoming) = self.cut_out()? {
+                return Ok(Some(incoming));
+            }
+            if !self.fill(until, bell)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Takes one message out of the bytes that have come.
+    fn cut_out(&mut self) -> Result<Option<Incoming>, DbusError> {
+        loop {
+            let dropped = self.skip.min(self.bytes.len());
+            self.take(dropped);
+            self.skip -= dropped;
+            let Some(head) = self.bytes.get(..wire::HEAD) else { return Ok(None) };
+            let length = wire::length(head).ok_or_else(|| io::Error::other("it sent no message"))?;
+            if length > MAX_MESSAGE {
+                log::debug!("skipping a D-Bus message of {length} bytes");
+                self.skip = length;
+                continue;
+            }
+            if self.bytes.len() < length {
+                return Ok(None);
+            }
+            let message = Message::decode(&self.bytes);
+            let fds = self.take(length);
+            match message {
+                Some(message) => return Ok(Some(Incoming { message, fds })),
+                None => log::debug!("skipping a D-Bus message that makes no sense"),
+            }
+        }
+    }
+
+    /// Takes bytes out of the stream, and the file descriptors that came with them.
+    fn take(&mut self, count: usize) -> Vec<OwnedFd> {
+        self.bytes.drain(..count.min(self.bytes.len()));
+        self.taken = self.taken.saturating_add(count as u64);
+        let own = self.fds.iter().take_while(|(last, _)| *last < self.taken).count();
+        self.fds.drain(..own).map(|(_, fd)| fd).collect()
+    }
+
+    /// Reads what is there, waiting for it. `false`: nothing came in time, or the bell rang
+    /// where that counts.
+    fn fill(&mut self, until: Option<Instant>, bell: bool) -> Result<bool, DbusError> {
+        let mut buffer = [0_u8; 4096];
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_ONCE))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let received = rustix::net::recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(&mut buffer)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            );
+            match received {
+                Ok(received) => {
+                    let last = self.taken + (self.bytes.len() + received.bytes).saturating_sub(1) as u64;
+                    for message in control.drain() {
+                        if let RecvAncillaryMessage::ScmRights(fds) = message {
+                            self.fds.extend(fds.map(|fd| (last, fd)));
+                        }
+                    }
+                    if received.bytes == 0 {
+                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                    }
+                    if self.fds.len() > MAX_FDS {
+                        return Err(io::Error::other("too many file descriptors").into());
+                    }
+                    self.bytes.extend(buffer.iter().take(received.bytes));
+                    return Ok(true);
+                }
+                Err(Errno::AGAIN) => {
+                    if !self.ready(PollFlags::IN, until, bell)? {
+                        return Ok(false);
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(DbusError::Lost(error.into())),
+            }
+        }
+    }
+
+    /// Waits for the socket. `false`: the time is up, or the bell rang where that counts.
+    fn ready(&self, flags: PollFlags, until: Option<Instant>, bell: bool) -> Result<bool, DbusError> {
+        loop {
+            let ready = self.wake.wait(Some((self.socket.as_fd(), flags)), until)?;
+            if self.stop.is_stopped() {
+                return Err(DbusError::Stopped);
+            }
+            if ready {
+                return Ok(true);
+            }
+            if bell || until.is_some_and(|until| until <= Instant::now()) {
+                return Ok(false);
+            }
+            // Somebody rang in the middle of a call: whoever waits next looks around anyway.
+            self.wake.silence();
+        }
+    }
+}

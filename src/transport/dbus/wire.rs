@@ -1,0 +1,366 @@
+//! D-Bus messages as bytes (pure). Only what the few messages need that we exchange: basic
+//! types and variants of them. Both byte orders are read, little endian is written.
+//! Invariants: no input panics; a message of which a part is not understood costs that part
+//! or that message, never the connection, as long as its length is known.
+
+/// What a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Asks for a method.
+    Call,
+    /// Answers with values.
+    Return,
+    /// Answers with an error.
+    Error,
+    /// Told to whoever listens.
+    Signal,
+}
+
+/// An argument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// `b`.
+    Bool(bool),
+    /// `i`.
+    Int(i32),
+    /// `u`.
+    Uint(u32),
+    /// `t`.
+    Long(u64),
+    /// `s`.
+    Text(String),
+    /// `o`.
+    Path(String),
+    /// `g`.
+    Signature(String),
+    /// `h`: a place among the file descriptors of the message.
+    Fd(u32),
+    /// `v`.
+    Variant(Box<Value>),
+}
+
+/// One message. Names that are not there are empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// What it is.
+    pub kind: Kind,
+    /// Its sender's number for it.
+    pub serial: u32,
+    /// The number of the call that it answers.
+    pub reply_to: Option<u32>,
+    /// The object.
+    pub path: String,
+    /// The interface.
+    pub interface: String,
+    /// The method or signal.
+    pub member: String,
+    /// The name of an error.
+    pub error: String,
+    /// Who shall get it.
+    pub destination: String,
+    /// Who sent it; the bus vouches for it.
+    pub sender: String,
+    /// How many file descriptors come with it.
+    pub fds: u32,
+    /// The arguments, up to the first of a type that is not known here.
+    pub args: Vec<Value>,
+}
+
+/// Length of the part that tells the length of the rest.
+pub const HEAD: usize = 16;
+/// No valid message is longer.
+const LONGEST: usize = 1 << 27;
+/// Variants within variants that are looked into.
+const DEPTH: u8 = 4;
+
+const PATH: u8 = 1;
+const INTERFACE: u8 = 2;
+const MEMBER: u8 = 3;
+const ERROR: u8 = 4;
+const REPLY_TO: u8 = 5;
+const DESTINATION: u8 = 6;
+const SENDER: u8 = 7;
+const SIGNATURE: u8 = 8;
+const FDS: u8 = 9;
+
+impl Message {
+    /// An empty one.
+    #[must_use]
+    pub fn new(kind: Kind) -> Self {
+        Message {
+            kind,
+            serial: 0,
+            reply_to: None,
+            path: String::new(),
+            interface: String::new(),
+            member: String::new(),
+            error: String::new(),
+            destination: String::new(),
+            sender: String::new(),
+            fds: 0,
+            args: Vec::new(),
+        }
+    }
+
+    /// The first argument, where it is a text.
+    #[must_use]
+    pub fn text(&self, index: usize) -> Option<&str> {
+        match self.args.get(index) {
+            Some(Value::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        let mut signature = String::new();
+        for arg in &self.args {
+            signature.push(arg.code());
+            body.value(arg);
+        }
+        let kind = match self.kind {
+            Kind::Call => 1,
+            Kind::Return => 2,
+            Kind::Error => 3,
+            Kind::Signal => 4,
+        };
+        let mut out = Writer(vec![b'l', kind, 0, 1]);
+        out.uint(body.0.len());
+        out.0.extend(self.serial.to_le_bytes());
+        let mut fields = Writer::default();
+        let text = |text: &String| Value::Text(text.clone());
+        let all = [
+            (PATH, &self.path, Value::Path(self.path.clone())),
+            (INTERFACE, &self.interface, text(&self.interface)),
+            (MEMBER, &self.member, text(&self.member)),
+            (ERROR, &self.error, text(&self.error)),
+            (DESTINATION, &self.destination, text(&self.destination)),
+            (SENDER, &self.sender, text(&self.sender)),
+            (SIGNATURE, &signature, Value::Signature(signature.clone())),
+        ];
+        for (code, _, value) in all.into_iter().filter(|(_, text, _)| !text.is_empty()) {
+            fields.field(code, &value);
+        }
+        if let Some(serial) = self.reply_to {
+            fields.field(REPLY_TO, &Value::Uint(serial));
+        }
+        if self.fds > 0 {
+            fields.field(FDS, &Value::Uint(self.fds));
+        }
+        // The fields begin at a multiple of eight, so that they can be written apart.
+        out.uint(fields.0.len());
+        out.0.extend(fields.0);
+        out.align(8);
+        out.0.extend(body.0);
+        out.0
+    }
+
+    /// Reads a whole message. `None`: it makes no sense.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Message> {
+        let length = length(bytes)?;
+        let mut reader = Reader { bytes: bytes.get(..length)?, at: 0, big: is_big(bytes)? };
+        let [_, kind, _, _] = reader.array::<4>()?;
+        let kind = match kind {
+            1 => Kind::Call,
+            2 => Kind::Return,
+            3 => Kind::Error,
+            4 => Kind::Signal,
+            _ => return None,
+        };
+        let mut message = Message::new(kind);
+        let _body = reader.uint()?;
+        message.serial = reader.uint()?;
+        let end = usize::try_from(reader.uint()?).ok()?.checked_add(reader.at)?;
+        let mut signature = String::new();
+        while reader.at < end {
+            reader.align(8)?;
+            let [code] = reader.array::<1>()?;
+            match (code, reader.variant(0)?) {
+                (PATH, Value::Path(path)) => message.path = path,
+                (INTERFACE, Value::Text(text)) => message.interface = text,
+                (MEMBER, Value::Text(text)) => message.member = text,
+                (ERROR, Value::Text(text)) => message.error = text,
+                (DESTINATION, Value::Text(text)) => message.destination = text,
+                (SENDER, Value::Text(text)) => message.sender = text,
+                (SIGNATURE, Value::Signature(text)) => signature = text,
+                (REPLY_TO, Value::Uint(serial)) => message.reply_to = Some(serial),
+                (FDS, Value::Uint(fds)) => message.fds = fds,
+                _ => {}
+            }
+        }
+        reader.align(8)?;
+        for code in signature.chars() {
+            let Some(value) = reader.value(code, 0) else { break };
+            message.args.push(value);
+        }
+        Some(message)
+    }
+}
+
+fn is_big(bytes: &[u8]) -> Option<bool> {
+    match bytes.first()? {
+        b'l' => Some(false),
+        b'B' => Some(true),
+        _ => None,
+    }
+}
+
+/// How long the message is that begins so, with its first [`HEAD`] bytes. `None`: this is
+/// no message.
+#[must_use]
+pub fn length(head: &[u8]) -> Option<usize> {
+    let mut reader = Reader { bytes: head.get(..HEAD)?, at: 0, big: is_big(head)? };
+    let [_, _, _, version] = reader.array::<4>()?;
+    let body = usize::try_from(reader.uint()?).ok()?;
+    let _serial = reader.uint()?;
+    let fields = usize::try_from(reader.uint()?).ok()?;
+    let all = HEAD.checked_add(fields)?.checked_next_multiple_of(8)?.checked_add(body)?;
+    (version == 1 && all <= LONGEST).then_some(all)
+}
+
+impl Value {
+    fn code(&self) -> char {
+        match self {
+            Value::Bool(_) => 'b',
+            Value::Int(_) => 'i',
+            Value::Uint(_) => 'u',
+            Value::Long(_) => 't',
+            Value::Text(_) => 's',
+            Value::Path(_) => 'o',
+            Value::Signature(_) => 'g',
+            Value::Fd(_) => 'h',
+            Value::Variant(_) => 'v',
+        }
+    }
+}
+
+#[derive(Default)]
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn align(&mut self, to: usize) {
+        self.0.resize(self.0.len().next_multiple_of(to), 0);
+    }
+
+    fn uint(&mut self, value: usize) {
+        self.align(4);
+        self.0.extend(u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes());
+    }
+
+    fn field(&mut self, code: u8, value: &Value) {
+        self.align(8);
+        self.0.push(code);
+        self.variant(value);
+    }
+
+    fn signature(&mut self, text: &str) {
+        self.0.push(u8::try_from(text.len()).unwrap_or(u8::MAX));
+        self.0.extend(text.as_bytes());
+        self.0.push(0);
+    }
+
+    fn variant(&mut self, value: &Value) {
+        self.signature(value.code().encode_utf8(&mut [0; 4]));
+        self.value(value);
+    }
+
+    fn value(&mut self, value: &Value) {
+        match value {
+            Value::Bool(on) => self.uint(usize::from(*on)),
+            Value::Uint(number) | Value::Fd(number) => {
+                self.align(4);
+                self.0.extend(number.to_le_bytes());
+            }
+            Value::Int(number) => {
+                self.align(4);
+                self.0.extend(number.to_le_bytes());
+            }
+            Value::Long(number) => {
+                self.align(8);
+                self.0.extend(number.to_le_bytes());
+            }
+            Value::Text(text) | Value::Path(text) => {
+                self.uint(text.len());
+                self.0.extend(text.as_bytes());
+                self.0.push(0);
+            }
+            Value::Signature(text) => self.signature(text),
+            Value::Variant(inner) => self.variant(inner),
+        }
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    big: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn align(&mut self, to: usize) -> Option<()> {
+        self.at = self.at.checked_next_multiple_of(to)?;
+        Some(())
+    }
+
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let end = self.at.checked_add(count)?;
+        let taken = self.bytes.get(self.at..end)?;
+        self.at = end;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    fn uint(&mut self) -> Option<u32> {
+        self.align(4)?;
+        let bytes = self.array()?;
+        Some(if self.big { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
+    }
+
+    /// `count` bytes of text and a zero.
+    fn text(&mut self, count: usize) -> Option<String> {
+        let text = std::str::from_utf8(self.take(count)?).ok()?.to_owned();
+        (self.array::<1>()? == [0]).then_some(text)
+    }
+
+    fn signature(&mut self) -> Option<String> {
+        let [count] = self.array::<1>()?;
+        self.text(usize::from(count))
+    }
+
+    fn variant(&mut self, depth: u8) -> Option<Value> {
+        let signature = self.signature()?;
+        let mut codes = signature.chars();
+        match (codes.next(), codes.next()) {
+            (Some(code), None) => self.value(code, depth),
+            _ => None,
+        }
+    }
+
+    fn value(&mut self, code: char, depth: u8) -> Option<Value> {
+        Some(match code {
+            'b' => Value::Bool(self.uint()? != 0),
+            'u' => Value::Uint(self.uint()?),
+            'i' => Value::Int(self.uint()?.cast_signed()),
+            'h' => Value::Fd(self.uint()?),
+            't' => {
+                self.align(8)?;
+                let bytes = self.array()?;
+                Value::Long(if self.big { u64::from_be_bytes(bytes) } else { u64::from_le_bytes(bytes) })
+            }
+            's' | 'o' => {
+                let count = usize::try_from(self.uint()?).ok()?;
+                let text = self.text(count)?;
+                if code == 's' { Value::Text(text) } else { Value::Path(text) }
+            }
+            'g' => Value::Signature(self.signature()?),
+            'v' if depth < DEPTH => Value::Variant(Box::new(self.variant(depth + 1)?)),
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,107 @@
+//! Messages written and read, by us and by others; and bytes that are no messages.
+
+use super::wire::*;
+use proptest::prelude::*;
+
+fn sample() -> Message {
+    Message {
+        serial: 7,
+        path: "/org/freedesktop/login1".to_owned(),
+        interface: "org.freedesktop.login1.Manager".to_owned(),
+        member: "Inhibit".to_owned(),
+        destination: "org.freedesktop.login1".to_owned(),
+        sender: ":1.5".to_owned(),
+        reply_to: Some(3),
+        fds: 1,
+        args: vec![
+            Value::Bool(true),
+            Value::Text("shutdown".to_owned()),
+            Value::Long(u64::MAX - 1),
+            Value::Fd(0),
+            Value::Int(-1),
+            Value::Variant(Box::new(Value::Variant(Box::new(Value::Long(5))))),
+            Value::Path("/".to_owned()),
+            Value::Signature("as".to_owned()),
+            Value::Uint(9),
+        ],
+        ..Message::new(Kind::Call)
+    }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    for message in
+        [sample(), Message::new(Kind::Signal), Message { reply_to: Some(1), ..Message::new(Kind::Return) }]
+    {
+        let bytes = message.encode();
+        assert_eq!(length(&bytes), Some(bytes.len()));
+        assert_eq!(Message::decode(&bytes), Some(message));
+    }
+}
+
+/// The call that every client begins with, byte for byte as the reference library sends it.
+#[test]
+fn the_bytes_are_those_of_others() {
+    let hello = Message {
+        serial: 1,
+        path: "/org/freedesktop/DBus".to_owned(),
+        interface: "org.freedesktop.DBus".to_owned(),
+        member: "Hello".to_owned(),
+        destination: "org.freedesktop.DBus".to_owned(),
+        ..Message::new(Kind::Call)
+    };
+    let expected = b"l\x01\x00\x01\x00\x00\x00\x00\x01\x00\x00\x00\x6d\x00\x00\x00\
+        \x01\x01o\x00\x15\x00\x00\x00/org/freedesktop/DBus\x00\x00\x00\
+        \x02\x01s\x00\x14\x00\x00\x00org.freedesktop.DBus\x00\x00\x00\x00\
+        \x03\x01s\x00\x05\x00\x00\x00Hello\x00\x00\x00\
+        \x06\x01s\x00\x14\x00\x00\x00org.freedesktop.DBus\x00\x00\x00\x00";
+    assert_eq!(hello.encode(), expected.as_slice());
+}
+
+#[test]
+fn the_other_byte_order() {
+    let bytes = b"B\x04\x00\x01\x00\x00\x00\x04\x00\x00\x00\x05\x00\x00\x00\x0f\
+        \x08\x01g\x00\x01b\x00\x00\x07\x01s\x00\x00\x00\x00\x01\
+        :\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01";
+    // The lengths: fields up to the sender's zero.
+    let mut bytes = bytes.to_vec();
+    bytes[15] = 18;
+    let message = Message::decode(&bytes).unwrap();
+    assert_eq!((message.serial, message.sender.as_str(), message.kind), (5, ":", Kind::Signal));
+    assert_eq!(message.args, [Value::Bool(true)]);
+}
+
+#[test]
+fn arguments_end_where_they_are_not_understood() {
+    let mut message = sample();
+    message.args = vec![Value::Uint(1), Value::Text("x".to_owned())];
+    let mut bytes = message.encode();
+    let at = bytes.windows(3).position(|three| three == b"us\0").unwrap();
+    bytes[at + 1] = b'a';
+    assert_eq!(Message::decode(&bytes).unwrap().args, [Value::Uint(1)]);
+}
+
+#[test]
+fn no_message() {
+    assert_eq!(length(b"x\x01\x00\x01aaaaaaaaaaaa"), None);
+    assert_eq!(length(b"l\x01\x00\x02\0\0\0\0\0\0\0\0\0\0\0\0"), None);
+    assert_eq!(length(b"l\x01\x00\x01\xff\xff\xff\xff\0\0\0\0\xff\xff\xff\xff"), None);
+    assert_eq!(length(b"l\x01"), None);
+    assert_eq!(Message::decode(&[]), None);
+}
+
+proptest! {
+    #[test]
+    fn odd_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = Message::decode(&bytes);
+    }
+
+    #[test]
+    fn broken_messages_never_panic(at in 0_usize..400, to in any::<u8>(), cut in 0_usize..400) {
+        let mut bytes = sample().encode();
+        let place = at % bytes.len();
+        bytes[place] = to;
+        bytes.truncate(cut.max(1));
+        let _ = Message::decode(&bytes);
+    }
+}

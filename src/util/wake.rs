@@ -1,0 +1,83 @@
+//! An eventfd that ends somebody's `poll`: for threads that wait on a file descriptor and so
+//! cannot wait on a channel.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+/// A bell for `poll`; clones are one bell.
+#[derive(Debug, Clone)]
+pub struct Wake(Arc<OwnedFd>);
+
+impl Wake {
+    /// A silent bell.
+    ///
+    /// # Errors
+    /// At a limit of open files.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Wake(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Rings until [`Wake::silence`]. Never blocks.
+    pub fn ring(&self) {
+        // A counter at its top rings as well.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Has heard it.
+    pub fn silence(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
+    }
+
+    /// Waits for the bell, and for `other` where it is given, until `until`: whether `other`
+    /// has something. The bell goes on ringing.
+    ///
+    /// # Errors
+    /// What `poll` says but for an interruption.
+    pub fn wait(
+        &self,
+        other: Option<(BorrowedFd<'_>, PollFlags)>,
+        until: Option<Instant>,
+    ) -> std::io::Result<bool> {
+        let (fd, flags) = other.unwrap_or((self.0.as_fd(), PollFlags::IN));
+        let mut fds = [PollFd::new(&*self.0, PollFlags::IN), PollFd::from_borrowed_fd(fd, flags)];
+        loop {
+            let limit = until.map(|until| {
+                let left = until.saturating_duration_since(Instant::now());
+                Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 })
+            });
+            match poll(&mut fds, limit.as_ref()) {
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) => return Ok(other.is_some() && fds.get(1).is_some_and(|fd| !fd.revents().is_empty())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    #[test]
+    fn ends_a_wait_until_it_is_silenced() {
+        let wake = Wake::new().unwrap();
+        let (mut here, there) = UnixStream::pair().unwrap();
+        let soon = || Some(Instant::now() + Duration::from_millis(1));
+        let other = || Some((there.as_fd(), PollFlags::IN));
+        assert!(!wake.wait(other(), soon()).unwrap());
+        wake.ring();
+        wake.ring();
+        assert!(!wake.wait(other(), None).unwrap());
+        assert!(!wake.wait(None, None).unwrap());
+        wake.silence();
+        here.write_all(b"x").unwrap();
+        assert!(wake.wait(other(), None).unwrap());
+    }
+}

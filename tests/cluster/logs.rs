@@ -1,0 +1,189 @@
+//! `kubectl logs` and the other plain answers of the node API, through the API server.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::joined::{Joined, LIMIT, pod, shared, text};
+use crate::support::launch::incumbent;
+use crate::support::node::{FOREVER, busybox};
+use crate::support::wait::wait_until;
+
+/// A node whose port the API server reaches.
+fn reachable(name: &str, config: Value) -> Joined<'static> {
+    let mut all = json!({"address": "0.0.0.0"});
+    if let (Some(all), Value::Object(config)) = (all.as_object_mut(), config) {
+        all.extend(config);
+    }
+    Joined::prepare(shared(), name, all).start_and_wait()
+}
+
+/// Words that kubectl has to fail with.
+fn refused(joined: &Joined<'_>, args: &[&str], words: &str) {
+    let output = joined.plane.try_kubectl(args, "");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains(words), "{args:?}: {errors}");
+}
+
+#[test]
+fn kubectl_logs_with_every_flag() {
+    let joined = reachable("kubelogs", json!({}));
+    let a = format!("for n in 1 2 3 4 5; do echo a$n; sleep 1.2; done; touch /d/done; {FOREVER}");
+    let b = format!("echo b1 >&2; {FOREVER}");
+    // Its first life ends at once, its second goes on.
+    let c = format!("if [ -e /d/c ]; then echo second; {FOREVER}; fi; touch /d/c; echo first; exit 1");
+    // Ends once somebody has heard it.
+    let d = "n=0; while [ $n -lt 20 ]; do n=$((n+1)); echo d$n; sleep 0.1; done";
+    let mut talk = pod("talk", json!([busybox("a", &a), busybox("b", &b), busybox("c", &c)]));
+    talk["spec"]["initContainers"] = json!([busybox("i", "echo init")]);
+    talk["spec"]["volumes"] = json!([{"name": "d", "emptyDir": {}}]);
+    for at in 0..3 {
+        talk["spec"]["containers"][at]["volumeMounts"] = json!([{"name": "d", "mountPath": "/d"}]);
+    }
+    joined.bind(&talk);
+    let mut short = pod("short", json!([busybox("main", d)]));
+    short["spec"]["restartPolicy"] = json!("Never");
+    joined.wait_ready("talk");
+    let logs = |args: &[&str]| joined.plane.kubectl(&[&["logs", "talk"], args].concat());
+    wait_until("all lines", LIMIT, || logs(&["-c", "a"]).ends_with("a5\n"));
+
+    assert_eq!(logs(&["-c", "a"]), "a1\na2\na3\na4\na5\n");
+    // The first container, without a choice.
+    assert_eq!(logs(&["--tail=1"]), "a5\n");
+    assert_eq!(logs(&["--tail=2"]), "a4\na5\n");
+    assert_eq!(logs(&["--tail=0"]), "");
+    assert_eq!(logs(&["--tail=-1"]), "a1\na2\na3\na4\na5\n");
+    assert_eq!(logs(&["--limit-bytes=4"]), "a1\na");
+    assert_eq!(logs(&["--since=1h"]), "a1\na2\na3\na4\na5\n");
+    let timed = logs(&["--timestamps"]);
+    let times: Vec<&str> = timed.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(times.len() == 5 && times.iter().all(|time| time.len() >= 30), "{timed}");
+    // The parameter is in whole seconds.
+    let since = format!("--since-time={}", times[2]);
+    let from: Vec<&str> = ["a3\n", "a4\n", "a5\n"].into();
+    assert!(logs(&[&since]).ends_with(&from.concat()) && !logs(&[&since]).contains("a1"), "{since}");
+    wait_until("a quiet time", LIMIT, || logs(&["--since=2s"]).is_empty());
+    assert_eq!(logs(&["-c", "b"]), "b1\n");
+    assert_eq!(logs(&["-c", "i"]), "init\n");
+
+    // Two lives.
+    wait_until("the second life", LIMIT, || logs(&["-c", "c"]) == "second\n");
+    assert_eq!(logs(&["-c", "c", "-p"]), "first\n");
+    refused(
+        &joined,
+        &["logs", "talk", "-c", "a", "-p"],
+        "previous terminated container \"a\" in pod \"talk\" not found",
+    );
+
+    let all = logs(&["--all-containers", "--prefix"]);
+    for line in ["[pod/talk/a] a1\n", "[pod/talk/b] b1\n", "[pod/talk/c] second\n", "[pod/talk/i] init\n"] {
+        assert!(all.contains(line), "{line}: {all}");
+    }
+
+    // Following ends with the container, and everything came.
+    joined.bind(&short);
+    wait_until("its first words", LIMIT, || {
+        let output = joined.plane.try_kubectl(&["logs", "short"], "");
+        output.status.success() && output.stdout.starts_with(b"d1\n")
+    });
+    let wanted: String = (1..=20).map(|n| format!("d{n}\n")).collect();
+    assert_eq!(joined.plane.kubectl(&["logs", "-f", "short"]), wanted);
+    assert_eq!(joined.plane.kubectl(&["logs", "-f", "short", "--tail=2"]), "d19\nd20\n");
+
+    // One that waits says why.
+    let mut waits = pod("waits", json!([busybox("main", FOREVER)]));
+    waits["spec"]["containers"][0]["image"] = json!("registry.invalid/none:1");
+    waits["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    joined.bind(&waits);
+    joined.wait_pod("waits", "waiting", |pod| {
+        text(pod, "/status/containerStatuses/0/state/waiting/reason").ends_with("mage")
+            || text(pod, "/status/containerStatuses/0/state/waiting/reason").contains("Image")
+    });
+    refused(&joined, &["logs", "waits"], "container \"main\" in pod \"waits\" is waiting to start: ");
+    joined.finish(&["talk", "short", "waits"]);
+}
+
+#[test]
+fn a_follower_hears_at_once_and_leaves_nothing_behind() {
+    let joined = reachable("follow", json!({}));
+    joined.bind(&pod("slow", json!([busybox("main", &format!("echo one; sleep 5; echo two; {FOREVER}"))])));
+    joined.wait_ready("slow");
+    let mut child = Command::new(joined.plane.bin().join("kubectl"))
+        .arg("--kubeconfig")
+        .arg(joined.plane.admin_kubeconfig())
+        .args(["logs", "-f", "slow"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("kubectl runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("its output is piped")).lines();
+    assert_eq!(lines.next().expect("a line").expect("text"), "one");
+    assert_eq!(lines.next().expect("a line").expect("text"), "two");
+    if !incumbent() {
+        let threads = || {
+            let report = joined.node.says(&["status", "-o", "json"]);
+            report.matches("\"strm/").count() + report.matches("\"conn/").count()
+        };
+        let open = threads();
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        wait_until("the stream to end", LIMIT, || threads() < open);
+    } else {
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+    }
+    joined.finish(&["slow"]);
+}
+
+#[test]
+fn the_node_proxy_reaches_the_plain_answers() {
+    let joined = reachable("plain", json!({"enableSystemLogQuery": true}));
+    joined.bind(&pod("web", json!([busybox("main", FOREVER)])));
+    joined.wait_ready("web");
+    let path = |rest: &str| format!("/api/v1/nodes/plain/proxy/{rest}");
+    let get = |rest: &str| joined.plane.kubectl(&["get", "--raw", &path(rest)]);
+    let json = |rest: &str| -> Value { serde_json::from_str(&get(rest)).expect("JSON") };
+
+    let config = json("configz");
+    assert_eq!(config["kubeletconfig"]["enableSystemLogQuery"], true);
+    assert_eq!(config["kubeletconfig"]["apiVersion"], "kubelet.config.k8s.io/v1beta1");
+    let pods = json("pods");
+    assert_eq!(text(&pods, "/items/0/metadata/name"), "web");
+    assert_eq!(text(&pods, "/items/0/status/phase"), "Running");
+    let running = json("runningpods/");
+    assert_eq!(text(&running, "/items/0/spec/containers/0/name"), "main");
+    assert!(get("statusz").contains("kubelet statusz"));
+    assert!(get("flagz").contains("kubelet flags"));
+    assert!(get("logs/").contains("containers/</a>"), "{}", get("logs/"));
+    assert!(get("logs/?query=none").contains("log not found for none"));
+    refused(&joined, &["get", "--raw", &path("logs/?query=a%21b")], "unsupported characters");
+    refused(
+        &joined,
+        &["get", "--raw", &path("logs/none")],
+        "the server could not find the requested resource",
+    );
+    for (query, words) in [("limitBytes=0", "Invalid request."), ("tailLines=x", "Unable to decode query.")] {
+        refused(&joined, &["get", "--raw", &path(&format!("containerLogs/default/web/main?{query}"))], words);
+    }
+    refused(
+        &joined,
+        &["get", "--raw", &path("containerLogs/default/none/main")],
+        "pod \"none\" does not exist",
+    );
+
+    let raw = |verb: &str, rest: &str, body: &str| {
+        joined.plane.try_kubectl(&[verb, "--raw", &path(rest), "-f", "-"], body)
+    };
+    let ran = raw("create", "run/default/web/main?cmd=echo%20hello", "");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "hello\n", "{}", String::from_utf8_lossy(&ran.stderr));
+    let failed = raw("create", "run/default/web/main?cmd=false", "");
+    assert!(String::from_utf8_lossy(&failed.stderr).contains("exited with 1"), "{failed:?}");
+    let set = raw("replace", "debug/flags/v", "4");
+    assert_eq!(
+        String::from_utf8_lossy(&set.stdout),
+        "successfully set klog.logging.verbosity to 4\n",
+        "{}",
+        String::from_utf8_lossy(&set.stderr)
+    );
+    joined.finish(&["web"]);
+}

@@ -1,0 +1,279 @@
+//! `kubectl patch pod --subresource resize`: more and less of CPU and memory for pods that run.
+
+use serde_json::{Value, json};
+
+use crate::joined::{Joined, LIMIT, condition, pod, reason, text};
+use crate::support::launch::differs_on_the_incumbent;
+use crate::support::node::{FOREVER, busybox};
+use crate::support::wait::{holds_for, pause};
+
+const PANICS: &str = "it panics when it carries out a resize without cgroups of pods";
+
+/// A pod whose requests are its limits.
+fn sized(name: &str, script: &str, cpu: &str, memory: &str) -> Value {
+    let mut main = busybox("main", script);
+    main["resources"] = resources(cpu, memory);
+    pod(name, json!([main]))
+}
+
+fn resources(cpu: &str, memory: &str) -> Value {
+    let both = json!({"cpu": cpu, "memory": memory});
+    json!({"requests": both, "limits": both})
+}
+
+fn resize(joined: &Joined<'_>, name: &str, cpu: &str, memory: &str) {
+    let patch = json!({"spec": {"containers": [{"name": "main", "resources": resources(cpu, memory)}]}});
+    joined.plane.kubectl(&["patch", "pod", name, "--subresource", "resize", "--patch", &patch.to_string()]);
+}
+
+fn main_of(pod: &Value) -> &Value {
+    &pod["status"]["containerStatuses"][0]
+}
+
+/// Whether the resize is over and the container has this.
+fn has(pod: &Value, cpu: &str, memory: &str) -> bool {
+    let generation = &pod["metadata"]["generation"];
+    main_of(pod)["resources"] == resources(cpu, memory)
+        && main_of(pod)["allocatedResources"] == resources(cpu, memory)["requests"]
+        && condition(pod, "PodResizePending").is_empty()
+        && condition(pod, "PodResizeInProgress").is_empty()
+        && pod["status"]["observedGeneration"] == *generation
+}
+
+fn wait_has(joined: &Joined<'_>, name: &str, cpu: &str, memory: &str) -> Value {
+    joined.wait_pod(name, &format!("resized to {cpu} and {memory}"), |pod| has(pod, cpu, memory))
+}
+
+/// The messages of the events with a reason, in no order.
+fn told(joined: &Joined<'_>, name: &str, reason: &str) -> Vec<String> {
+    let events = joined.events(name).into_iter();
+    events.filter(|(one, _)| one == reason).map(|(_, message)| message).collect()
+}
+
+fn wait_told(joined: &Joined<'_>, name: &str, reason: &str, words: &str) {
+    let begun = std::time::Instant::now();
+    while !told(joined, name, reason).iter().any(|message| message.contains(words)) {
+        let all = joined.events(name);
+        assert!(begun.elapsed() < LIMIT, "waited in vain for {reason} about {words}; there are {all:?}");
+        pause(std::time::Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn more_and_less_without_a_restart() {
+    if differs_on_the_incumbent("more_and_less_without_a_restart", PANICS) {
+        return;
+    }
+    let joined = Joined::start("resized");
+    joined.bind(&sized("resized-web", FOREVER, "100m", "64Mi"));
+    let first = joined.wait_ready("resized-web");
+    assert_eq!(main_of(&first)["resources"], resources("100m", "64Mi"));
+    let running = joined.node.running_ids();
+    for (generation, (cpu, memory)) in
+        (2..).zip([("200m", "64Mi"), ("200m", "128Mi"), ("100m", "64Mi"), ("150m", "96Mi")])
+    {
+        resize(&joined, "resized-web", cpu, memory);
+        let now = wait_has(&joined, "resized-web", cpu, memory);
+        assert_eq!(main_of(&now)["restartCount"], json!(0));
+        assert_eq!(now["metadata"]["generation"], json!(generation));
+        let all = resources(cpu, memory);
+        let summary = format!(
+            "{{\"containers\":[{{\"name\":\"main\",\"resources\":{{\"limits\":{},\"requests\":{}}}}}],\
+             \"generation\":{generation}}}",
+            all["limits"], all["requests"]
+        );
+        wait_told(&joined, "resized-web", "ResizeStarted", &format!("Pod resize started: {summary}"));
+        wait_told(&joined, "resized-web", "ResizeCompleted", &format!("Pod resize completed: {summary}"));
+    }
+    assert_eq!(joined.node.running_ids(), running, "nothing was restarted");
+    let metric = |series: &str| joined.node.metric(series);
+    let requested = "kubelet_container_requested_resizes_total";
+    assert!(
+        metric(&format!("{requested}{{resource=\"memory\",requirement=\"limits\",operation=\"decrease\"}}"))
+            > 0.0
+    );
+    assert!(metric("kubelet_pod_resize_duration_milliseconds_count{success=\"true\"}") >= 4.0);
+    assert!(metric("kubelet_pod_in_progress_resizes").abs() < f64::EPSILON);
+    joined.finish(&["resized-web"]);
+}
+
+#[test]
+fn a_policy_of_restarts_is_kept_for_its_resource_alone() {
+    if differs_on_the_incumbent("a_policy_of_restarts", PANICS) {
+        return;
+    }
+    let joined = Joined::start("policy");
+    let mut web = sized("policy-web", FOREVER, "100m", "64Mi");
+    web["spec"]["containers"][0]["resizePolicy"] = json!([
+        {"resourceName": "cpu", "restartPolicy": "NotRequired"},
+        {"resourceName": "memory", "restartPolicy": "RestartContainer"},
+    ]);
+    joined.bind(&web);
+    joined.wait_ready("policy-web");
+    let running = joined.node.running_ids();
+    resize(&joined, "policy-web", "200m", "64Mi");
+    wait_has(&joined, "policy-web", "200m", "64Mi");
+    assert_eq!(joined.node.running_ids(), running, "more CPU needs no restart");
+    resize(&joined, "policy-web", "200m", "128Mi");
+    let now = joined.wait_pod("policy-web", "restarted", |pod| {
+        main_of(pod)["restartCount"] == json!(1) && has(pod, "200m", "128Mi")
+    });
+    assert_ne!(joined.node.running_ids(), running);
+    assert!(!text(main_of(&now), "/lastState/terminated/containerID").is_empty());
+    wait_told(&joined, "policy-web", "Killing", "Container main resize requires restart");
+    joined.finish(&["policy-web"]);
+}
+
+/// CPUs that the node has for pods, in thousandths.
+fn allocatable(joined: &Joined<'_>) -> i64 {
+    let node = joined.object().expect("it is registered");
+    let cpu = text(&node, "/status/allocatable/cpu");
+    match cpu.strip_suffix('m') {
+        Some(milli) => milli.parse().expect("a number"),
+        None => cpu.parse::<i64>().expect("a number") * 1000,
+    }
+}
+
+#[test]
+fn who_does_not_fit_waits_for_room_over_a_restart_of_the_agent() {
+    let mut joined = Joined::start("waits");
+    let all = allocatable(&joined);
+    joined.bind(&sized("waits-big", FOREVER, &format!("{}m", all - 500), "64Mi"));
+    joined.bind(&sized("waits-web", FOREVER, "200m", "64Mi"));
+    joined.wait_ready("waits-big");
+    joined.wait_ready("waits-web");
+    resize(&joined, "waits-web", "700m", "64Mi");
+    let message = format!(
+        "Node didn't have enough resource: cpu, requested: 700, used: {}, capacity: {all}",
+        all - 500
+    );
+    let deferred = |pod: &Value| {
+        reason(pod, "PodResizePending") == "Deferred"
+            && main_of(pod)["resources"] == resources("200m", "64Mi")
+            && main_of(pod)["allocatedResources"]["cpu"] == json!("200m")
+    };
+    let waiting = joined.wait_pod("waits-web", "deferred", deferred);
+    let conditions = waiting["status"]["conditions"].as_array().expect("conditions");
+    let pending = conditions.iter().find(|one| one["type"] == "PodResizePending").expect("it is there");
+    assert_eq!(
+        (text(pending, "/message"), &pending["observedGeneration"]),
+        (message.as_str(), &json!(2)),
+        "{pending}"
+    );
+    wait_told(
+        &joined,
+        "waits-web",
+        "ResizeDeferred",
+        "Pod resize OutOfcpu: {\"containers\":[{\"name\":\"main\"",
+    );
+    wait_told(&joined, "waits-web", "ResizeDeferred", &message);
+
+    if differs_on_the_incumbent("who_does_not_fit", PANICS) {
+        return joined.finish(&["waits-web", "waits-big"]);
+    }
+    // What was granted outlives the agent: the pod is admitted with it, and waits on.
+    let running = joined.node.running_ids();
+    joined.node.kill_agent();
+    joined.node.start_agent();
+    joined.wait_node_ready();
+    let same = || joined.node.running_ids() == running;
+    holds_for("the same containers run on", std::time::Duration::from_secs(5), same);
+    joined.wait_pod("waits-web", "still deferred", deferred);
+    assert!(joined.node.metric("kubelet_pod_pending_resizes{reason=\"deferred\"}") >= 1.0);
+
+    joined.plane.kubectl(&["delete", "pod", "waits-big", "--grace-period=1", "--wait=false"]);
+    let now = wait_has(&joined, "waits-web", "700m", "64Mi");
+    assert_eq!(main_of(&now)["restartCount"], json!(0));
+    let series = "kubelet_pod_deferred_accepted_resizes_total";
+    let accepted = |trigger: &str| joined.node.metric(&format!("{series}{{retry_trigger=\"{trigger}\"}}"));
+    assert!(accepted("pod_terminated") + accepted("pods_removed") > 0.0);
+    wait_told(&joined, "waits-web", "ResizeCompleted", "\"generation\":2}");
+
+    // A resize while nobody looks is carried out at the start.
+    joined.node.stop_agent();
+    resize(&joined, "waits-web", "300m", "128Mi");
+    joined.node.start_agent();
+    let now = wait_has(&joined, "waits-web", "300m", "128Mi");
+    assert_eq!(main_of(&now)["restartCount"], json!(0));
+    joined.finish(&["waits-web", "waits-big"]);
+}
+
+#[test]
+fn cpus_of_their_own_are_not_resized() {
+    let plane = crate::joined::shared();
+    let config = json!({"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "500m"}});
+    let joined = Joined::prepare(plane, "owncpu", config).start_and_wait();
+    joined.bind(&sized("owncpu-web", FOREVER, "100m", "64Mi"));
+    joined.wait_ready("owncpu-web");
+    let running = joined.node.running_ids();
+    resize(&joined, "owncpu-web", "200m", "64Mi");
+    let infeasible =
+        joined.wait_pod("owncpu-web", "refused", |pod| reason(pod, "PodResizePending") == "Infeasible");
+    assert_eq!(main_of(&infeasible)["resources"], resources("100m", "64Mi"));
+    let words = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \\\"static\\\"";
+    wait_told(&joined, "owncpu-web", "ResizeInfeasible", words);
+    if differs_on_the_incumbent("cpus_of_their_own", PANICS) {
+        return joined.finish(&["owncpu-web"]);
+    }
+    // Taken back, it is forgotten; memory is another matter.
+    resize(&joined, "owncpu-web", "100m", "96Mi");
+    let now = wait_has(&joined, "owncpu-web", "100m", "96Mi");
+    assert_eq!(main_of(&now)["restartCount"], json!(0));
+    assert_eq!(joined.node.running_ids(), running);
+    joined.finish(&["owncpu-web"]);
+}
+
+#[test]
+fn memory_in_use_is_not_taken_away() {
+    if differs_on_the_incumbent("memory_in_use", PANICS) {
+        return;
+    }
+    let joined = Joined::start("inuse");
+    let script =
+        format!("dd if=/dev/zero of=/dev/shm/used bs=1M count=60 2>/dev/null; touch /tmp/done; {FOREVER}");
+    let mut web = sized("inuse-web", &script, "100m", "128Mi");
+    web["spec"]["containers"][0]["readinessProbe"] =
+        json!({"exec": {"command": ["cat", "/tmp/done"]}, "periodSeconds": 1});
+    joined.bind(&web);
+    joined.wait_ready("inuse-web");
+    let running = joined.node.running_ids();
+    resize(&joined, "inuse-web", "100m", "32Mi");
+    let refused =
+        joined.wait_pod("inuse-web", "refused", |pod| reason(pod, "PodResizeInProgress") == "Error");
+    assert_eq!(main_of(&refused)["allocatedResources"]["memory"], json!("32Mi"));
+    assert_eq!(main_of(&refused)["resources"]["limits"]["memory"], json!("128Mi"));
+    let words = "attempting to set container \\\"main\\\" memory limit (33554432) below current usage (";
+    wait_told(&joined, "inuse-web", "ResizeError", "Pod resize error: {");
+    wait_told(&joined, "inuse-web", "ResizeError", words);
+    wait_told(&joined, "inuse-web", "ResizeError", "cannot decrease memory limits: ");
+    resize(&joined, "inuse-web", "100m", "96Mi");
+    let now = wait_has(&joined, "inuse-web", "100m", "96Mi");
+    assert_eq!(main_of(&now)["restartCount"], json!(0));
+    assert_eq!(joined.node.running_ids(), running, "nothing was killed");
+    joined.finish(&["inuse-web"]);
+}
+
+/// The state files are those of the Go kubelet; one that cannot be read is not overwritten.
+#[test]
+fn a_broken_state_file_stops_the_start() {
+    let mut joined = Joined::start("broken");
+    joined.bind(&sized("broken-web", FOREVER, "100m", "64Mi"));
+    joined.wait_ready("broken-web");
+    let file = joined.node.root().join("allocated_pods_state");
+    joined.node.kill_agent();
+    let good = std::fs::read_to_string(&file).expect("it is written");
+    assert!(good.starts_with("{\"data\":\"{\\\"entries\\\":{\\\""), "{good}");
+    let uid =
+        text(&joined.plane.get(&["pod", "broken-web"]).expect("it is there"), "/metadata/uid").to_owned();
+    assert!(good.contains(&uid), "{good}");
+    std::fs::write(&file, good.replace("100m", "101m")).expect("it can be written");
+    joined.node.launch_agent();
+    let (status, log) = joined.node.wait_ended();
+    assert!(!status.success());
+    let words = "please drain this node and delete pod resource information checkpoint file";
+    assert!(log.contains(words), "{log}");
+    std::fs::write(&file, good).expect("it can be written");
+    joined.node.start_agent();
+    joined.wait_node_ready();
+    joined.finish(&["broken-web"]);
+}

@@ -1,0 +1,200 @@
+//! The machine shuts down: logind is told to wait, and pods end in order, each with its time.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use coracle::transport::dbus::wire::Value as DbusValue;
+use serde_json::{Value, json};
+
+use crate::joined::{Joined, LIMIT, condition, directory, pod, reason, shared, text};
+use crate::support::launch::{differs_on_the_incumbent, incumbent};
+use crate::support::logind::{CONF, Machine};
+use crate::support::manifest::{FOREVER, busybox, simple};
+use crate::support::wait::{holds_for, wait_until};
+
+const BUS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
+const TERMINATED: &str = "Pod was terminated in response to imminent node shutdown.";
+const WATCHED: &str = "shutdowns of the machine wait for the pods";
+
+fn ready_message(node: &Value) -> String {
+    let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    all.iter()
+        .find(|one| one["type"] == "Ready")
+        .map_or(String::new(), |one| text(one, "/message").to_owned())
+}
+
+fn priority(mut pod: Value, class: &str) -> Value {
+    pod["spec"]["priorityClassName"] = json!(class);
+    pod
+}
+
+#[test]
+fn pods_end_in_order_before_the_machine() {
+    let name = "bye";
+    let mut machine = Machine::new(&directory(name).join("dbus"), Duration::from_secs(5));
+    machine.start();
+    let periods = json!({"shutdownGracePeriod": "80s", "shutdownGracePeriodCriticalPods": "20s"});
+    let mut joined = Joined::prepare(shared(), name, periods);
+    joined.node.set_env(BUS, machine.address());
+    let joined = joined.start_and_wait();
+    wait_until("the lock to be taken", LIMIT, || machine.locks() == 1);
+    // logind let a shutdown wait for 5 s; it was told better.
+    assert_eq!(machine.reloads(), 1);
+    let conf = fs::read_to_string(CONF).expect("it is there");
+    assert!(conf.contains("[Login]\nInhibitDelayMaxSec=80\n"), "{conf}");
+    let words = ["shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay"];
+    assert_eq!(machine.asked().1, words.map(|word| DbusValue::Text(word.to_owned())));
+
+    // They end with an error: the Go kubelet tells of no shutdown where none does.
+    // An ordinary pod that ends when the test lets it, and a critical one that ends at once.
+    let go = joined.node.shared().join("go");
+    let mut slow = busybox(
+        "main",
+        "trap 'until [ -e /shared/go ]; do sleep 0.1; done; exit 3' TERM; while :; do sleep 1000 & wait $!; done",
+    );
+    slow["volumeMounts"] = json!([{"name": "shared", "mountPath": "/shared"}]);
+    let mut ordinary = pod("bye-ordinary", json!([slow]));
+    ordinary["spec"]["volumes"] = json!([{"name": "shared", "hostPath": {"path": joined.node.shared()}}]);
+    ordinary["spec"]["terminationGracePeriodSeconds"] = json!(300);
+    let at_once = "trap 'exit 3' TERM; while :; do sleep 1000 & wait $!; done";
+    let critical = pod("bye-critical", json!([busybox("main", at_once)]));
+    joined.bind(&ordinary);
+    joined.bind(&priority(critical, "system-cluster-critical"));
+    joined.wait_ready("bye-ordinary");
+    joined.wait_ready("bye-critical");
+
+    machine.prepare(true);
+    let node =
+        joined.plane.wait(&["node", name], "not ready", LIMIT, |node| condition(node, "Ready") == "False");
+    assert_eq!(
+        (reason(&node, "Ready"), ready_message(&node).as_str()),
+        ("KubeletNotReady", "node is shutting down")
+    );
+    joined.bind(&pod("bye-late", json!([busybox("main", FOREVER)])));
+    let late = joined.wait_pod("bye-late", "refused", |pod| pod["status"]["phase"] == "Failed");
+    assert_eq!(text(&late, "/status/reason"), "NodeShutdown");
+    let message = text(&late, "/status/message");
+    assert!(message.ends_with("Pod was rejected as the node is shutting down."), "{message}");
+    // The second group waits for the first, and the machine for both.
+    let running = || joined.node.running_of_all();
+    let both = running();
+    assert!(both.contains_key("bye-ordinary") && both.contains_key("bye-critical"), "{both:?}");
+    assert_eq!(machine.locks(), 1);
+    fs::write(&go, "").expect("it can be written");
+    wait_until("the lock to be released", LIMIT, || {
+        let locks = machine.locks();
+        let running = running();
+        let (ordinary, critical) =
+            (running.contains_key("bye-ordinary"), running.contains_key("bye-critical"));
+        assert!(critical || !ordinary, "the critical pod ended first");
+        assert!(locks == 1 || !critical, "the machine was let go too early");
+        locks == 0
+    });
+    // By then the API server knows; from the Go kubelet it hears later.
+    for name in ["bye-ordinary", "bye-critical"] {
+        let pod = joined.wait_pod(name, "failed", |pod| {
+            let failed = pod["status"]["phase"] == "Failed";
+            assert!(failed || incumbent(), "{name} is not told: {}", pod["status"]);
+            failed
+        });
+        assert_eq!((text(&pod, "/status/reason"), text(&pod, "/status/message")), ("Terminated", TERMINATED));
+        assert_eq!(
+            (condition(&pod, "DisruptionTarget"), reason(&pod, "DisruptionTarget")),
+            ("True", "TerminationByKubelet")
+        );
+    }
+    let start = joined.node.metric("kubelet_graceful_shutdown_start_time_seconds");
+    let end = joined.node.metric("kubelet_graceful_shutdown_end_time_seconds");
+    assert!(start > 1e9 && end >= start, "{start} {end}");
+    let kept = fs::read_to_string(joined.node.root().join("graceful_node_shutdown_state"));
+    assert!(kept.is_ok_and(|text| text.contains("startTime") && text.contains("endTime")));
+
+    machine.prepare(false);
+    joined.wait_node_ready();
+    wait_until("the lock to be taken again", LIMIT, || machine.locks() == 1);
+    joined.bind(&pod("bye-next", json!([busybox("main", FOREVER)])));
+    joined.wait_ready("bye-next");
+    let told: BTreeMap<String, String> = joined
+        .events(name)
+        .into_iter()
+        .filter(|(reason, _)| reason == "Shutdown")
+        .map(|(a, b)| (b, a))
+        .collect();
+    for words in
+        ["Shutdown manager detected shutdown event", "Shutdown manager detected shutdown cancellation"]
+    {
+        assert!(told.contains_key(words), "{told:?}");
+    }
+    joined.finish(&["bye-ordinary", "bye-critical", "bye-late", "bye-next"]);
+}
+
+#[test]
+fn a_bus_that_comes_and_goes() {
+    if differs_on_the_incumbent(
+        "a_bus_that_comes_and_goes",
+        "it wants the bus at its start, and believes everyone",
+    ) {
+        return;
+    }
+    let name = "bus";
+    let mut machine = Machine::new(&directory(name).join("dbus"), Duration::from_secs(3600));
+    let by_priority = json!({"shutdownGracePeriodByPodPriority": [
+        {"priority": 0, "shutdownGracePeriodSeconds": 20},
+        {"priority": 1000, "shutdownGracePeriodSeconds": 20},
+    ]});
+    let mut joined = Joined::prepare(shared(), name, by_priority);
+    joined.node.set_env(BUS, machine.address());
+    joined.node.apply("st.json", &simple("st"));
+    // Without a bus the node is a node, and says once what it cannot do.
+    let joined = joined.start_and_wait();
+    joined.node.wait_ready("st");
+    let warned = || joined.node.log().matches("cannot be watched").count();
+    wait_until("the warning", LIMIT, || warned() == 1);
+    holds_for("one warning", Duration::from_secs(3), || warned() == 1);
+    machine.start();
+    wait_until("the lock to be taken", LIMIT, || machine.locks() == 1);
+    wait_until("the good news", LIMIT, || joined.node.log().contains(WATCHED));
+    assert_eq!((machine.reloads(), machine.asked().0), (0, 1));
+
+    // Any user of the machine can send this.
+    machine.forge();
+    holds_for("the node goes on", Duration::from_secs(2), || {
+        machine.locks() == 1 && !joined.node.log().contains("the machine shuts down")
+    });
+    // Another logind has another lock; the old one goes when the new one is there.
+    machine.start_logind();
+    wait_until("the lock of the new logind", LIMIT, || machine.asked().0 == 2 && machine.locks() == 1);
+    // A lock outlives the bus, and a bus that is back is found soon.
+    machine.stop();
+    holds_for("the lock is held without a bus", Duration::from_secs(2), || machine.locks() == 1);
+    machine.start();
+    wait_until("the lock by the new bus", LIMIT, || machine.asked().0 == 3 && machine.locks() == 1);
+
+    // What was signaled while nobody listened is heard of all the same.
+    machine.stop();
+    machine.set_preparing(true);
+    machine.start();
+    wait_until("the lock to be released", LIMIT, || machine.locks() == 0);
+    assert!(joined.node.running("st").is_empty());
+    let stopped = joined.node.pod("st").and_then(|pod| pod.status).unwrap_or_default();
+    assert_eq!((stopped.phase.as_deref(), stopped.message.as_deref()), (Some("Failed"), Some(TERMINATED)));
+    // The shutdown does not come: all is as before, the static pod too.
+    machine.prepare(false);
+    wait_until("the lock to be taken again", LIMIT, || machine.locks() == 1);
+    joined.wait_node_ready();
+    joined.node.wait_ready("st");
+    let mirror = joined.node.full_name("st");
+    joined.wait_ready(&mirror);
+    // The end of the agent alone stops nothing, and holds no shutdown up.
+    let Joined { mut node, .. } = joined;
+    let before = node.running("st");
+    node.stop_agent();
+    assert_eq!(machine.locks(), 0);
+    assert_eq!(node.running("st"), before);
+    node.start_agent();
+    wait_until("the lock to be taken after a restart", LIMIT, || machine.locks() == 1);
+    assert_eq!(node.running("st"), before);
+    node.finish();
+    shared().kubectl(&["delete", "node", name, "--ignore-not-found"]);
+}

@@ -1,0 +1,166 @@
+//! kubectl exec, attach, cp and port-forward, through a real API server.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::joined::{Joined, pod, shared, text};
+use crate::support::cop::cpu_time;
+use crate::support::forwarded::Forwarded;
+use crate::support::launch::incumbent;
+use crate::support::node::{FOREVER, busybox};
+use crate::support::pty::Pty;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What `kubectl cp` copies, in MiB. `STREAMS_COPY_MIB` takes less for a quick run.
+const COPY_MIB: u64 = 1024;
+
+/// Connections at once through one `kubectl port-forward`.
+const CONNECTIONS: usize = 100;
+
+/// Serves one page and runs until it is stopped.
+const WEB: &str = "mkdir -p /tmp/www; echo hello > /tmp/www/index.html; httpd -p 8080 -h /tmp/www;";
+
+fn copy_mib() -> u64 {
+    std::env::var("STREAMS_COPY_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(COPY_MIB)
+}
+
+fn kubectl(joined: &Joined<'_>, args: &[&str]) -> Command {
+    let mut command = Command::new(joined.plane.bin().join("kubectl"));
+    command.arg("--kubeconfig").arg(joined.plane.admin_kubeconfig()).args(args);
+    command.env("HOME", joined.plane.dir()).env("KUBECTL_KUBERC", "false");
+    command
+}
+
+/// A node that the API server reaches, with a web server and something to attach to.
+fn start(name: &str, gates: Value) -> Joined<'static> {
+    let config = json!({"address": "0.0.0.0", "featureGates": gates});
+    let joined = Joined::prepare(shared(), name, config).start_and_wait();
+    let mut web = pod(&format!("{name}-web"), json!([busybox("main", &format!("{WEB} {FOREVER}"))]));
+    web["spec"]["volumes"] = json!([{"name": "data", "emptyDir": {}}]);
+    web["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    joined.bind(&web);
+    let mut cat = pod(
+        &format!("{name}-cat"),
+        json!([{"name": "main", "image": "localhost/busybox:1", "command": ["cat"], "stdin": true, "stdinOnce": true}]),
+    );
+    cat["spec"]["restartPolicy"] = json!("Never");
+    joined.bind(&cat);
+    joined.wait_ready(&format!("{name}-web"));
+    joined
+}
+
+fn checksum(path: &Path) -> String {
+    let output = Command::new("md5sum").stdin(File::open(path).expect("the file is there")).output();
+    String::from_utf8_lossy(&output.expect("md5sum runs").stdout).into_owned()
+}
+
+fn everything(name: &str, gates: Value) -> Joined<'static> {
+    let joined = start(name, gates);
+    let (web, cat) = (format!("{name}-web"), format!("{name}-cat"));
+    let before = joined.node.holding().expect("the agent runs");
+    let run = |args: &[&str], input: &str| joined.plane.try_kubectl(args, input);
+
+    let output = run(&["exec", &web, "--", "sh", "-c", "echo out; echo err >&2; exit 7"], "");
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "out\n");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("err\n"), "{output:?}");
+    let output = run(&["exec", "-i", &web, "-c", "main", "--", "wc", "-c"], &"x".repeat(1_000_000));
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1000000", "{output:?}");
+    let output = run(&["exec", &web, "-c", "other", "--", "true"], "");
+    assert!(!output.status.success(), "{output:?}");
+    let output = run(&["exec", &web, "--", "/no/such/program"], "");
+    assert!(!output.status.success() && !output.stderr.is_empty(), "{output:?}");
+
+    let mut pty = Pty::spawn(&kubectl(&joined, &["exec", "-it", &web, "--", "sh"]), 100, 40);
+    pty.types("while [ \"$(stty size)\" != '40 100' ]; do sleep 0.1; done; echo sized-$((1+1))\n");
+    pty.wait_for("sized-2", LIMIT);
+    pty.resize(120, 50);
+    pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
+    pty.wait_for("resized-2", LIMIT);
+    pty.types("exit 5\n");
+    assert_eq!(pty.wait_ended(LIMIT).code(), Some(5));
+
+    joined.wait_pod(&cat, "running", |pod| text(pod, "/status/phase") == "Running");
+    let output = run(&["attach", "-i", &cat], "to and fro\n");
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("to and fro"), "{output:?}");
+
+    copies(&joined, &web);
+
+    let forwarded = Forwarded::start(&mut kubectl(&joined, &["port-forward", &web, ":8080"]));
+    assert_eq!(forwarded.get("/index.html"), (200, "hello\n".to_owned()));
+    forwarded.get_parallel(CONNECTIONS, "/index.html", "hello\n");
+    drop(forwarded);
+
+    if !incumbent() {
+        crate::support::cop::assert_back_to(before, joined.node.pid(), u64::MAX);
+    }
+    joined
+}
+
+/// A file there and back again.
+fn copies(joined: &Joined<'_>, web: &str) {
+    // The disk of the tests is memory: one test at a time, and at most two copies.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mib = copy_mib();
+    let file = joined.node.shared().join("file");
+    let made = Command::new("dd")
+        .args(["if=/dev/urandom", "bs=1M", "iflag=fullblock", &format!("count={mib}")])
+        .arg(format!("of={}", file.display()))
+        .stderr(Stdio::null())
+        .status();
+    assert!(made.is_ok_and(|status| status.success()));
+    let sum = checksum(&file);
+    let (here, target) = (file.display().to_string(), format!("{web}:/data/file"));
+    let (begun, used) = (Instant::now(), cpu_time(joined.node.pid()));
+    joined.plane.kubectl(&["cp", &here, &target]);
+    let there = begun.elapsed();
+    fs::remove_file(&file).expect("the file was made");
+    let middle = Instant::now();
+    joined.plane.kubectl(&["cp", &target, &here]);
+    let back = middle.elapsed();
+    println!(
+        "copied {mib} MiB there in {:.1} s and back in {:.1} s, with {:.2} s of the agent's processor time",
+        there.as_secs_f64(),
+        back.as_secs_f64(),
+        cpu_time(joined.node.pid()).saturating_sub(used).as_secs_f64()
+    );
+    let inside =
+        joined.plane.kubectl(&["exec", web, "--", "sh", "-c", "md5sum < /data/file && rm /data/file"]);
+    let again = checksum(&file);
+    assert!(sum == inside && inside == again && sum.len() > 32, "{sum} {inside} {again}");
+    fs::remove_file(&file).expect("the copy was made");
+}
+
+fn finish(joined: Joined<'static>, name: &str) {
+    let (web, cat) = (format!("{name}-web"), format!("{name}-cat"));
+    joined.finish(&[&web, &cat]);
+}
+
+/// A node that declares the feature gets the clients' WebSockets as they are.
+#[test]
+fn websockets_end_at_the_node() {
+    let joined = everything("wsnode", json!({}));
+    if !incumbent() {
+        for subresource in ["exec", "attach", "portforward"] {
+            let series =
+                format!("kubelet_websocket_streaming_requests_total{{subresource=\"{subresource}\"}}");
+            assert!(joined.node.metric(&series) > 0.0, "{subresource}");
+        }
+    }
+    finish(joined, "wsnode");
+}
+
+/// To others the API server speaks SPDY, and the node does not read it.
+#[test]
+fn spdy_passes_through_the_node() {
+    let joined = everything("spdynode", json!({"ExtendWebSocketsToKubelet": false}));
+    finish(joined, "spdynode");
+}

@@ -1,0 +1,102 @@
+//! The local commands that are streams: exec, attach, port-forward.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::forwarded::Forwarded;
+use crate::support::node::{FOREVER, LONG, Node, busybox, pod};
+use crate::support::pty::Pty;
+use crate::support::solo;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Serves one page and runs until it is stopped.
+const WEB: &str = "mkdir -p /tmp/www; echo hello > /tmp/www/index.html; httpd -p 8080 -h /tmp/www;";
+
+fn command(node: &Node, args: &[&str]) -> Command {
+    let mut command = Command::new(solo::binary());
+    command.arg("--root-dir").arg(node.root()).args(args);
+    command
+}
+
+fn with_input(mut command: Command, input: &[u8]) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut pipe = child.stdin.take().expect("its input is piped");
+    pipe.write_all(input).expect("the command takes its input");
+    drop(pipe);
+    child.wait_with_output().expect("the command ends")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn local_commands_run_things_in_containers() {
+    let node = Node::start("streams");
+    node.apply("web.json", &pod("web", json!([busybox("main", &format!("{WEB} {FOREVER}"))])));
+    let mut cat = pod(
+        "cat",
+        json!([{"name": "main", "image": "localhost/busybox:1", "command": ["cat"],
+        "stdin": true, "stdinOnce": true}]),
+    );
+    cat["spec"]["restartPolicy"] = json!("Never");
+    node.apply("cat.json", &cat);
+    node.wait_ready("web");
+    let before = node.holding().expect("the agent runs");
+
+    let output = node.command(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert_eq!(text(&output.stdout), "out\n");
+    assert!(text(&output.stderr).starts_with("err\n"), "{output:?}");
+    assert_eq!(node.says(&["exec", "web", "-c", "main", "--", "echo", "-n", "a b"]), "a b");
+    let output = node.command(&["exec", "web", "--", "/no/such/program"]);
+    assert!(!output.status.success() && !output.stderr.is_empty(), "{output:?}");
+    assert_eq!(node.command(&["exec", "nobody", "--", "true"]).status.code(), Some(5));
+    // The input's end is the end of what reads it.
+    let megabytes = vec![b'x'; 3 << 20];
+    let output = with_input(command(&node, &["exec", "-i", "web", "--", "md5sum"]), &megabytes);
+    let expected = with_input(Command::new("md5sum"), &megabytes);
+    assert_eq!(text(&output.stdout), text(&expected.stdout), "{output:?}");
+    let output = with_input(command(&node, &["exec", "-i", "web", "--", "cat"]), &megabytes);
+    assert!(output.stdout == megabytes, "{} bytes came back", output.stdout.len());
+
+    let mut pty = Pty::spawn(&command(&node, &["exec", "-it", "web", "--", "sh"]), 100, 40);
+    pty.types("stty size; echo done-$((1+1))\n");
+    pty.wait_for("40 100", LIMIT);
+    pty.wait_for("done-2", LIMIT);
+    pty.resize(120, 50);
+    // Its news travels beside what is typed.
+    pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
+    pty.wait_for("resized-2", LIMIT);
+    pty.types("exit 5\n");
+    assert_eq!(pty.wait_ended(LIMIT).code(), Some(5));
+
+    node.wait_pod("cat", "running", LONG, |pod| {
+        pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+    });
+    let output = with_input(command(&node, &["attach", "-i", "cat"]), b"to and fro\n");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stdout), "to and fro\n");
+
+    let forwarded = Forwarded::start(&mut command(&node, &["port-forward", "web", ":8080"]));
+    assert_eq!(forwarded.get("/index.html"), (200, "hello\n".to_owned()));
+    forwarded.get_parallel(100, "/index.html", "hello\n");
+    assert_eq!(forwarded.get("/nothing").0, 404);
+    drop(forwarded);
+
+    crate::support::cop::assert_back_to(before, node.pid(), u64::MAX);
+    node.remove("web.json");
+    node.remove("cat.json");
+    node.wait_gone("web");
+    node.wait_gone("cat");
+    node.finish();
+}
