@@ -454,7 +454,7 @@ fn reviews_are_asked_again_but_never_in_floods() {
     // A hundred strangers, and an API server that says nothing.
     let before = api.requests();
     api.freeze();
-    let (tell, told) = crossbeam_channel::unbounded();
+    let (tell, told) = crossbeam_channel::bounded(100);
     let askers: Vec<_> = (0..100)
         .map(|n| {
             let (reviewer, tell) = (reviewer.clone(), tell.clone());
