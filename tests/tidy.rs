@@ -49,16 +49,24 @@ const DOORS: &[(&str, &str)] = &[
     ("tiny_http", "server"),
     ("serde_saphyr", "config"),
     ("lexopt", "cli"),
-    ("inotify", "sources"),
     ("flate2", "runtime"),
     ("signal_hook", "agent"),
     ("env_logger", "util"),
     ("ring", "util"),
 ];
 
-/// Crates for everyone: data, logging, channels, API types, time, system calls.
-const SHARED: &[&str] =
-    &["serde", "serde_json", "log", "crossbeam_channel", "jiff", "thiserror", "k8s_openapi", "rustix"];
+/// Crates for everyone: data, logging, channels, API types, time, system calls (inotify is some).
+const SHARED: &[&str] = &[
+    "serde",
+    "serde_json",
+    "log",
+    "crossbeam_channel",
+    "inotify",
+    "jiff",
+    "thiserror",
+    "k8s_openapi",
+    "rustix",
+];
 
 fn root() -> PathBuf {
     PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"))
