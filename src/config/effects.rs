@@ -1,6 +1,8 @@
 //! Which settings were changed although nothing acts on them yet. The operator reads of them once,
 //! at start; the standing itself is in the table of fields.
 
+use serde::Deserialize as _;
+use serde::de::Error as _;
 use serde_json::{Map, Value};
 
 use super::defaults::{DefaultSet, fill, fill_hard_eviction, get, preset};
@@ -35,7 +37,16 @@ pub fn default_configuration(defaults: DefaultSet) -> KubeletConfiguration {
     }
     fill(&mut value, defaults);
     // INVARIANT: the table's defaults fit the types; `the_table_and_the_types_agree` holds them to it.
-    serde_json::from_value(value).unwrap_or_default()
+    typed(value).unwrap_or_default()
+}
+
+/// The configuration in a document whose values have been checked. Told that it is a map, the
+/// decoder needs no second half for lists: fifty kilobytes of the binary.
+pub(super) fn typed(value: Value) -> Result<KubeletConfiguration, serde_json::Error> {
+    match value {
+        Value::Object(fields) => KubeletConfiguration::deserialize(fields),
+        _ => Err(serde_json::Error::custom("not a map")),
+    }
 }
 
 /// A field's default in a set, as the documents print it.

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::check::check_layer;
 use super::defaults::{DefaultSet, fill, fill_hard_eviction, get, merge_patch, set, strip_nulls};
-use super::effects::without_effect;
+use super::effects::{typed, without_effect};
 use super::gates::Gates;
 use super::kubelet::KubeletConfiguration;
 use super::validate::validate;
@@ -152,7 +152,7 @@ fn load_with(
         }
     }
     // The check gave every value its type; only a broken flag table could still fail here.
-    let config: KubeletConfiguration = match serde_json::from_value(value) {
+    let config: KubeletConfiguration = match typed(value) {
         Ok(config) => config,
         Err(error) => {
             layers.fail(String::new(), "", error.to_string());
