@@ -29,10 +29,12 @@ pub enum Stack {
 
 impl Stack {
     fn bytes(self) -> usize {
-        match self {
+        let bytes = match self {
             Stack::Small => 256 * 1024,
             Stack::Large => 1024 * 1024,
-        }
+        };
+        // Code that is not optimized keeps every intermediate value in its frame.
+        if cfg!(debug_assertions) { bytes * 2 } else { bytes }
     }
 }
 
