@@ -162,13 +162,16 @@ fn the_node_proxy_reaches_the_plain_answers() {
         &["get", "--raw", &path("logs/none")],
         "the server could not find the requested resource",
     );
-    for (query, words) in [("limitBytes=0", "Invalid request."), ("tailLines=x", "Unable to decode query.")] {
+    // kubectl shows the code alone of what is not a Status.
+    for (query, words) in
+        [("limitBytes=0", "the server rejected our request"), ("tailLines=x", "(BadRequest)")]
+    {
         refused(&joined, &["get", "--raw", &path(&format!("containerLogs/default/web/main?{query}"))], words);
     }
     refused(
         &joined,
         &["get", "--raw", &path("containerLogs/default/none/main")],
-        "pod \"none\" does not exist",
+        "the server could not find the requested resource",
     );
 
     let raw = |verb: &str, rest: &str, body: &str| {

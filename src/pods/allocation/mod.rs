@@ -6,9 +6,10 @@
 //! layout of the Go kubelet, so that either may take over from the other.
 //! Threads: none. `sync` never writes; the workers do before they start or change anything,
 //! and `clean` when a pod has gone. Whoever waits for a writer finds his own change written.
-//! Invariants: what was granted is on disk before a container has it; a static pod, or one
-//! without any resources, has no entry, for it is never resized (its class of service, which a
-//! resize cannot change, is BestEffort).
+//! Invariants: what was granted is on disk before a container has it; a pod without any
+//! resources has no entry, for it is never resized (its class of service, which a resize cannot
+//! change, is BestEffort). A static pod is never resized either; what its containers were given
+//! is kept all the same, as a Go kubelet that gets the node back looks for it there.
 //! Absent on purpose: the resources of pods themselves as trees; each is kept as the text
 //! that goes to the file.
 
@@ -139,7 +140,7 @@ impl Allocations {
     }
 
     fn change(&self, pod: &Pod, by: impl FnOnce(&mut PodResources)) {
-        if !counts(pod) {
+        if !has_resources(pod) {
             return;
         }
         let mut state = self.lock();
@@ -249,11 +250,15 @@ impl Allocations {
 ///
 /// DIFFERS: upstream keeps an entry for every pod.
 fn counts(pod: &Pod) -> bool {
+    !pod.is_static() && has_resources(pod)
+}
+
+/// Whether any of a pod's containers, or the pod itself, names resources.
+fn has_resources(pod: &Pod) -> bool {
     let any = |resources: &Option<crate::model::api::ResourceRequirements>| {
         resources.as_ref().is_some_and(|own| own.requests.is_some() || own.limits.is_some())
     };
-    !pod.is_static()
-        && (any(&pod.spec().resources) || pod.all_containers().any(|container| any(&container.resources)))
+    any(&pod.spec().resources) || pod.all_containers().any(|container| any(&container.resources))
 }
 
 #[cfg(test)]
