@@ -164,7 +164,7 @@ fn the_node_proxy_reaches_the_plain_answers() {
     );
     // kubectl shows the code alone of what is not a Status.
     for (query, words) in
-        [("limitBytes=0", "the server rejected our request"), ("tailLines=x", "(BadRequest)")]
+        [("limitBytes=0", "Invalid request."), ("tailLines=x", "(BadRequest)")]
     {
         refused(&joined, &["get", "--raw", &path(&format!("containerLogs/default/web/main?{query}"))], words);
     }
