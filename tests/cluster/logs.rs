@@ -163,9 +163,7 @@ fn the_node_proxy_reaches_the_plain_answers() {
         "the server could not find the requested resource",
     );
     // kubectl shows the code alone of what is not a Status.
-    for (query, words) in
-        [("limitBytes=0", "Invalid request."), ("tailLines=x", "(BadRequest)")]
-    {
+    for (query, words) in [("limitBytes=0", "Invalid request."), ("tailLines=x", "(BadRequest)")] {
         refused(&joined, &["get", "--raw", &path(&format!("containerLogs/default/web/main?{query}"))], words);
     }
     refused(
