@@ -3,8 +3,8 @@
 //! Owns: one [`Collector`] with the last samples, which rates are made from.
 //! Threads: none. Whoever asks collects, on its own thread; others who ask meanwhile wait
 //! for that one and share what it found. Nothing happens while nobody asks.
-//! Sources: cgroup files where a container's cgroup is found ([`places`]), else the runtime
-//! ([`told`]); `/proc`, statfs, and walks through volumes, at most once per period.
+//! Sources: cgroup files where a container's cgroup is found (`places`), else the runtime
+//! (`told`); `/proc`, statfs, and walks through volumes, at most once per period.
 //! Invariants: a lock is held for look-ups only; a number that cannot be told is absent; a
 //! container that has ended is not shown; what is remembered is bounded by what runs now.
 //! Absent on purpose: a history, accelerators, metrics that users define.

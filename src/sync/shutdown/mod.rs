@@ -1,6 +1,6 @@
 //! Gives pods their time when the machine shuts down (Go: pkg/kubelet/nodeshutdown).
 //!
-//! Owns: the delay lock of logind, and the course of a shutdown ([`core::Core`], pure).
+//! Owns: the delay lock of logind, and the course of a shutdown (`core`, pure).
 //! Thread: `shutdown`, only where the configuration asks for it; it waits on D-Bus and on the
 //! [`Wake`] bell, which `sync` rings while a shutdown is under way.
 //! Out: [`Orders`] to `sync`, which refuses new pods and stops those that run; the word to
