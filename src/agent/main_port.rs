@@ -11,7 +11,7 @@ use crate::cli::AgentArgs;
 use crate::config::KubeletConfiguration;
 use crate::kube::certificates::serving::{Serving, Source};
 use crate::kube::client::Client;
-use crate::kube::reviews::Reviewer;
+use crate::kube::reviews::{Attributes, Reviewer, User};
 use crate::server::{Auth, AuthSettings, MainPort, Mode, Reviews};
 use crate::transport::serve::{Acceptor, Settings};
 
@@ -69,11 +69,36 @@ pub(super) fn main_port(
         curves: config.tls_curve_preferences.iter().filter_map(|one| u16::try_from(*one).ok()).collect(),
         ask_for_certificates: settings.client_ca_file.is_some(),
     };
-    let reviews = client.map(|client| -> Arc<dyn Reviews> { Arc::new(Reviewer::new(client)) });
+    let reviews = client.map(|client| -> Arc<dyn Reviews> {
+        Arc::new(Apart { tokens: Reviewer::new(client), accesses: Reviewer::new(client) })
+    });
     let auth = Auth::new(settings, reviews).map_err(refused)?;
     let tls = Acceptor::new(&tls, Box::new(move || serving.current()))
         .map_err(|error| refused(error.to_string()))?;
     let ip: IpAddr = config.address.parse().map_err(|_| refused("address: not an IP address".to_owned()))?;
     let port = u16::try_from(config.port).map_err(|_| refused("port: not a port".to_owned()))?;
+    if authentication.anonymous.enabled && config.authorization.mode == "AlwaysAllow" {
+        log::warn!(
+            "the node API on port {port} lets anybody run commands in containers: set \
+             authentication.anonymous.enabled: false, or authorization.mode: Webhook"
+        );
+    }
     Ok(MainPort { address: SocketAddr::new(ip, port), tls, auth })
+}
+
+/// Anybody may come with a token, and whoever is known asks for rights: turns and rate of the
+/// two are apart, so that strangers keep nobody from what he may do.
+struct Apart {
+    tokens: Reviewer,
+    accesses: Reviewer,
+}
+
+impl Reviews for Apart {
+    fn token(&self, token: &str) -> Result<Option<User>, String> {
+        Reviews::token(&self.tokens, token)
+    }
+
+    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String> {
+        Reviews::access(&self.accesses, user, attributes)
+    }
 }

@@ -218,6 +218,10 @@ impl Client {
 
     /// Waits until the client can be read from or written to; `wake` is the server's end.
     pub(super) fn wait(&mut self, read: bool, write: bool, wake: &UnixStream, deadline: Instant) -> Ready {
+        // Also of a client that sends without end what means nothing.
+        if Instant::now() >= deadline {
+            return Ready::Late;
+        }
         if read && self.has_buffered() {
             return Ready::Yes;
         }

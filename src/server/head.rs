@@ -189,7 +189,9 @@ fn request_line(line: &[u8]) -> Result<(String, String, bool), Refused> {
         return Err(wrong);
     }
     let clean = target.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
-    if !target.starts_with('/') || !clean {
+    // To some readers of paths a second slash is nothing, to others it begins another path.
+    let doubled = ["//", "/%2f", "/%2F"].iter().any(|start| target.starts_with(start));
+    if !target.starts_with('/') || doubled || !clean {
         return Err(bad("malformed target\n"));
     }
     Ok((method.to_owned(), target.to_owned(), is_1_1))
@@ -276,6 +278,8 @@ mod tests {
             ("GET /metrics/../exec/a/b/c HTTP/1.0", 400),
             ("GET /metrics%2F%2e%2e/exec HTTP/1.0", 400),
             ("GET /metrics/./x HTTP/1.0", 400),
+            ("GET //flagz HTTP/1.0", 400),
+            ("GET /%2Fflagz HTTP/1.0", 400),
             ("GET /a%00b HTTP/1.0", 400),
             ("GET /a%0d%0ab HTTP/1.0", 400),
             ("GET / HTTP/1.0\nHost: a", 400),

@@ -247,9 +247,10 @@ fn admit(listener: Listener, socket: Socket, gate: &Gate, open: &mut Vec<Running
     let place = match &socket {
         Socket::Tcp(stream) if listener == Listener::Main => {
             let peer = socket.peer().map(|peer| peer.ip());
-            let place = peer.and_then(|ip| gate.crowd.enter(ip, stream, Instant::now()));
+            // Whoever enters may cost another one its place: not for nothing.
+            let place = peer.filter(|_| !full).and_then(|ip| gate.crowd.enter(ip, stream, Instant::now()));
             // In TLS nothing can be said yet.
-            let Some(place) = place.filter(|_| !full) else {
+            let Some(place) = place else {
                 log::debug!("a connection from {peer:?} finds no room");
                 return;
             };

@@ -104,6 +104,9 @@ impl Query {
             [file] if self.has_options() => {
                 problems.push(invalid("query", &json(&[file]), "cannot specify file with options"));
             }
+            [file] if file.split('/').any(|part| part == "..") => {
+                problems.push(invalid("query", &json(&[file]), "no such file or directory"));
+            }
             [file] => {
                 if let Err(why) = node_logs::open(root, file.trim_start_matches('/')) {
                     problems.push(invalid("query", &json(&[file]), &words(&why)));

@@ -8,6 +8,7 @@
 //!
 //! With glibc the count comes from sysfs, and this changes nothing.
 
+use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -40,11 +41,22 @@ fn restore(all: &CpuSet) {
     if let Err(why) = sched_setaffinity(None, all) {
         log::warn!("cannot get the processors back: {why}");
     }
-    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    for thread in threads {
-        let id = thread.file_name().to_str().and_then(|id| id.parse().ok()).and_then(Pid::from_raw);
-        // One that has ended meanwhile needs none.
-        let _ = id.map(|id| sched_setaffinity(Some(id), all));
+    let mut done = BTreeSet::new();
+    // Until there is none that was not there before: one that had not got them yet may have
+    // started another.
+    loop {
+        let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+        let fresh: Vec<i32> = threads
+            .filter_map(|thread| thread.file_name().to_str().and_then(|id| id.parse().ok()))
+            .filter(|id| done.insert(*id))
+            .collect();
+        if fresh.is_empty() {
+            return;
+        }
+        for id in fresh.into_iter().filter_map(Pid::from_raw) {
+            // One that has ended meanwhile needs none.
+            let _ = sched_setaffinity(Some(id), all);
+        }
     }
 }
 

@@ -357,6 +357,8 @@ pub struct Session {
 
 /// Read at once: two records.
 const INCOMING: usize = 32 * 1024;
+/// So many records in a row may bring nothing; after that the caller is asked whether to go on.
+const EMPTY_RECORDS: usize = 64;
 
 impl Session {
     /// Goes on with the handshake as far as the socket lets it; true once it is done.
@@ -387,7 +389,7 @@ impl Session {
     /// # Errors
     /// `WouldBlock` when nothing is there, and those of the socket and of the session.
     pub fn read(&mut self, socket: &mut dyn Stream, into: &mut [u8]) -> io::Result<usize> {
-        loop {
+        for _ in 0..EMPTY_RECORDS {
             match self.connection.reader().read(into) {
                 Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
                 outcome => return outcome,
@@ -406,6 +408,8 @@ impl Session {
             self.from += self.connection.read_tls(&mut fresh)?;
             self.process(socket)?;
         }
+        // The caller looks at its deadline before it comes again.
+        Err(io::ErrorKind::WouldBlock.into())
     }
 
     /// Gives back what a session needs only while bytes come.

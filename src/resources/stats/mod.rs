@@ -83,8 +83,10 @@ impl Wanted {
     /// For `/metrics/cadvisor`.
     pub const CADVISOR: Wanted = Wanted { depth: Depth::Full, details: true, rates: false };
 
+    /// Whether the answer to `other` answers this, too. One with more depth does not: what it
+    /// has beyond the question would be shown.
     fn is_met_by(self, other: Wanted) -> bool {
-        self.depth <= other.depth && self.details <= other.details && self.rates <= other.rates
+        self.depth == other.depth && self.details <= other.details && self.rates <= other.rates
     }
 }
 

@@ -398,9 +398,12 @@ fn processors_and_memory_alone_ask_the_runtime_nothing() {
 fn who_asks_within_a_second_shares_a_collection() {
     let machine = with_cgroups(Fake::default());
     let first = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
-    let again = machine.collector.snapshot(Wanted::RESOURCE).unwrap();
+    let again = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
     assert!(Arc::ptr_eq(&first, &again));
     assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1);
+    // What has more would show it to those who asked for less.
+    let brief = machine.collector.snapshot(Wanted::BRIEF).unwrap();
+    assert!(!Arc::ptr_eq(&first, &brief) && json(&brief)["node"].get("fs").is_none());
     let more = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
     assert!(!Arc::ptr_eq(&first, &more));
 

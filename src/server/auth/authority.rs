@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::Clock;
 use crate::transport::serve::Authorities;
@@ -28,8 +29,9 @@ struct Inner {
     authorities: Authorities,
 }
 
-/// What tells that a file is another one.
-type Stamp = (SystemTime, u64);
+/// What tells that a file is another one, or has another content: device, inode, the time of
+/// its last change (which nobody can set), and length.
+type Stamp = (u64, u64, i64, i64, u64);
 
 impl AuthorityFile {
     pub(super) fn open(path: &Path, clock: Clock) -> Result<Self, String> {
@@ -63,7 +65,7 @@ impl AuthorityFile {
 
 fn stamp(path: &Path) -> Option<Stamp> {
     let metadata = fs::metadata(path).ok()?;
-    Some((metadata.modified().ok()?, metadata.len()))
+    Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec(), metadata.len()))
 }
 
 fn read(path: &Path) -> Result<Authorities, String> {

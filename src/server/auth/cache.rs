@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,11 +19,16 @@ pub(super) type Key = [u8; 32];
 /// of their own; this only bounds what must not happen.
 const WAIT: Duration = Duration::from_secs(30);
 
+/// Each holds a thread while it waits for the answer to somebody else's equal question.
+const MAX_WAITING: usize = 128;
+
 /// Answers by question.
 pub(super) struct Cache<V> {
     capacity: usize,
     clock: Clock,
     state: Mutex<State<V>>,
+    /// How many wait for a question of somebody else.
+    waiting: AtomicUsize,
 }
 
 struct State<V> {
@@ -61,7 +67,7 @@ impl<V> Drop for Ending<'_, V> {
 impl<V: Clone> Cache<V> {
     pub(super) fn new(capacity: usize, clock: Clock) -> Self {
         let state = State { entries: HashMap::new(), asking: HashMap::new(), uses: 0 };
-        Cache { capacity, clock, state: Mutex::new(state) }
+        Cache { capacity, clock, state: Mutex::new(state), waiting: AtomicUsize::new(0) }
     }
 
     /// The answer that is remembered, or what `ask` says: with how long to remember it.
@@ -78,7 +84,12 @@ impl<V: Clone> Cache<V> {
             if let Some(asking) = state.asking.get(&key) {
                 let asking = Arc::clone(asking);
                 drop(state);
-                return asking.wait();
+                let outcome = match self.waiting.fetch_add(1, Ordering::Relaxed) {
+                    MAX_WAITING.. => Err("too many reviews at once".to_owned()),
+                    _ => asking.wait(),
+                };
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                return outcome;
             }
             let (sender, done) = bounded(0);
             let asking = Arc::new(Asking { answer: OnceLock::new(), done });

@@ -111,6 +111,8 @@ pub(super) struct Line<'a> {
     out: Greeting,
     /// Whether more may be read from the client.
     client_open: bool,
+    /// It was seen to go while nothing was wanted of it.
+    client_gone: bool,
     /// Whether the runtime was told that the client has said its last.
     told: bool,
     scratch: Vec<u8>,
@@ -134,6 +136,7 @@ impl<'a> Line<'a> {
             wake,
             out: Greeting::default(),
             client_open: true,
+            client_gone: false,
             told: false,
             scratch: Vec::new(),
         }
@@ -194,7 +197,12 @@ impl<'a> Line<'a> {
             return Ok((true, from_runtime));
         }
         loop {
-            let client_flags = self.client.flags(from_client, !self.out.client.is_empty());
+            let mut client_flags = self.client.flags(from_client, !self.out.client.is_empty());
+            // That a client goes is to be heard of even while the runtime takes nothing from it.
+            let watches = client_flags.is_empty() && self.client_open && !self.client_gone;
+            if watches {
+                client_flags = PollFlags::RDHUP;
+            }
             let mut runtime_flags = PollFlags::empty();
             runtime_flags.set(PollFlags::IN, from_runtime);
             runtime_flags.set(PollFlags::OUT, !self.out.runtime.is_empty());
@@ -206,7 +214,7 @@ impl<'a> Line<'a> {
             let swapped = client_flags.is_empty();
             let mut fds = if swapped { [wake, runtime, client] } else { [wake, client, runtime] };
             let used = 1 + usize::from(!client_flags.is_empty()) + usize::from(!runtime_flags.is_empty());
-            let limit = if !self.client_open {
+            let limit = if !self.client_open || self.client_gone {
                 Some(LAST_WORDS)
             } else if self.scratch.capacity() > 0 {
                 Some(REST)
@@ -226,6 +234,12 @@ impl<'a> Line<'a> {
                     self.client.rest();
                     self.out.client.shrink_to_fit();
                     self.out.runtime.shrink_to_fit();
+                }
+                Ok(_) if watches => {
+                    self.client_gone |= client;
+                    if runtime {
+                        return Ok((false, true));
+                    }
                 }
                 Ok(_) => return Ok((client, runtime)),
             }

@@ -215,7 +215,9 @@ struct Seen<'a>(&'a Deps);
 
 impl World for Seen<'_> {
     fn is_told(&self) -> bool {
-        self.0.view.get().shutting_down
+        let view = self.0.view.get();
+        // Before every source has spoken nobody knows which pods there are to wait for.
+        view.shutting_down && view.sources_ready
     }
 
     fn pods(&self) -> Vec<Pod> {
