@@ -47,10 +47,10 @@ pub(super) fn phrase(status: u16) -> &'static str {
         404 => "Not Found",
         405 => "Method Not Allowed\r\nAllow: GET",
         408 => "Request Timeout",
-        411 => "Length Required",
         413 => "Content Too Large",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
+        501 => "Not Implemented",
         505 => "HTTP Version Not Supported",
         _ => "Service Unavailable",
     }

@@ -85,11 +85,12 @@ impl Head {
             return Err(bad("more than one Authorization header\n"));
         }
         let lengths = count("content-length");
-        if count("transfer-encoding") > 0 {
-            return Err(match lengths {
-                0 => Refused(411, "a body needs a Content-Length\n"),
-                _ => bad("both Content-Length and Transfer-Encoding\n"),
-            });
+        match count("transfer-encoding") {
+            0 => {}
+            _ if lengths > 0 => return Err(bad("both Content-Length and Transfer-Encoding\n")),
+            // Nothing in front of us may read it as something else.
+            1 if self.is_1_1 && self.is_chunked() => {}
+            _ => return Err(Refused(501, "unsupported transfer encoding\n")),
         }
         if lengths > 1 {
             return Err(bad("more than one Content-Length\n"));
@@ -124,7 +125,13 @@ impl Head {
             .map(str::trim)
     }
 
-    /// How long the body is that follows.
+    /// Whether the body that follows tells its length piece by piece, as that of a request that
+    /// the API server passes on does.
+    pub(super) fn is_chunked(&self) -> bool {
+        self.all("transfer-encoding").any(|value| value.eq_ignore_ascii_case(b"chunked"))
+    }
+
+    /// How long the body is that follows; zero when it is chunked.
     pub(super) fn body_bytes(&self) -> Result<u64, Refused> {
         let Some(value) = self.all("content-length").next() else { return Ok(0) };
         // No sign, no list, nothing that another reader takes for another number.
@@ -306,8 +313,9 @@ mod tests {
             ("Content-Length:", 400),
             ("Content-Length: 99999999999999999999", 400),
             ("Content-Length: 1\r\nTransfer-Encoding: chunked", 400),
-            ("Transfer-Encoding: chunked", 411),
-            ("transfer-encoding: identity", 411),
+            ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", 501),
+            ("Transfer-Encoding: gzip, chunked", 501),
+            ("transfer-encoding: identity", 501),
             ("Authorization: Bearer a\r\nauthorization: Bearer b", 400),
         ] {
             let head = host(line);

@@ -150,18 +150,20 @@ fn turn(
     let _timed = metrics::count(Listener::Main, &head.method, &head.target.path);
     // Checked with the rest of the head.
     let length = head.body_bytes().unwrap_or(u64::MAX);
+    let chunked = head.is_chunked();
+    let no_body = length == 0 && !chunked;
     let admitted = {
         let _waiting = threads::waiting("a review");
         main.auth.admit(certificates, &mut head)
     };
     let user = match admitted {
         Ok(user) => user,
-        Err(refusal) => return refuse(client, head, &refusal, length == 0, gate),
+        Err(refusal) => return refuse(client, head, &refusal, no_body, gate),
     };
     place.busy(Instant::now());
     log::debug!("{} {} by {}", head.method, head.target.path, user.name);
     if matches!(main_port::first_element(&head.target.path), "exec" | "attach" | "portForward") {
-        if length > 0 {
+        if !no_body {
             farewell(client, gate, 400, "no request body here\n");
             return None;
         }
@@ -172,7 +174,11 @@ fn turn(
         farewell(client, gate, 413, "the request's body is too large\n");
         return None;
     }
-    let body = match read_body(&mut client, &mut head, length, gate) {
+    let body = match chunked {
+        true => read_chunks(&mut client, &mut head, gate),
+        false => read_body(&mut client, &mut head, length, gate),
+    };
+    let body = match body {
         Ok(body) => body,
         Err(NoHead::Gone) => return None,
         Err(NoHead::Refused(Refused(status, text))) => {
@@ -210,20 +216,83 @@ fn read_body(client: &mut Client, head: &mut Head, length: u64, gate: &Gate) -> 
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     let mut body = std::mem::take(&mut head.early);
     let deadline = Instant::now() + HEAD_LIMIT;
-    if body.len() < length && head.lists("expect", "100-continue") {
-        let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
-        client.write_all(go_on, &gate.wake, ANSWER_LIMIT).map_err(|_| NoHead::Gone)?;
+    if body.len() < length {
+        go_on(client, head, gate)?;
     }
     while body.len() < length {
-        match client.wait(true, false, &gate.wake, deadline) {
-            Ready::Yes => {}
-            Ready::Late => return Err(NoHead::Refused(Refused(408, "the request took too long\n"))),
-            Ready::Stopped => return Err(NoHead::Gone),
-        }
-        read_some(client, &mut body).ok_or(NoHead::Gone)?;
+        read_more(client, &mut body, deadline, gate)?;
     }
     head.early = body.split_off(length);
     Ok(body)
+}
+
+/// As [`read_body`], of one that comes in chunks.
+fn read_chunks(client: &mut Client, head: &mut Head, gate: &Gate) -> Result<Vec<u8>, NoHead> {
+    let mut raw = std::mem::take(&mut head.early);
+    let deadline = Instant::now() + HEAD_LIMIT;
+    go_on(client, head, gate)?;
+    loop {
+        if let Some((body, used)) = chunks(&raw).map_err(NoHead::Refused)? {
+            head.early = raw.split_off(used);
+            return Ok(body);
+        }
+        if raw.len() > RAW_BYTES {
+            return Err(NoHead::Refused(LARGE));
+        }
+        read_more(client, &mut raw, deadline, gate)?;
+    }
+}
+
+/// Tells a client that waits for it to send its body.
+fn go_on(client: &mut Client, head: &Head, gate: &Gate) -> Result<(), NoHead> {
+    if !head.lists("expect", "100-continue") {
+        return Ok(());
+    }
+    let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
+    client.write_all(go_on, &gate.wake, ANSWER_LIMIT).map_err(|_| NoHead::Gone)
+}
+
+fn read_more(client: &mut Client, into: &mut Vec<u8>, deadline: Instant, gate: &Gate) -> Result<(), NoHead> {
+    match client.wait(true, false, &gate.wake, deadline) {
+        Ready::Yes => read_some(client, into).ok_or(NoHead::Gone).map(|_| ()),
+        Ready::Late => Err(NoHead::Refused(Refused(408, "the request took too long\n"))),
+        Ready::Stopped => Err(NoHead::Gone),
+    }
+}
+
+/// A body in chunks with what is round them.
+const RAW_BYTES: usize = 4 * BODY_BYTES as usize;
+
+const LARGE: Refused = Refused(413, "the request's body is too large\n");
+
+/// The body, and how many bytes it took; `None` while some are missing. Neither extensions nor
+/// trailers are taken: none of our callers sends any.
+fn chunks(raw: &[u8]) -> Result<Option<(Vec<u8>, usize)>, Refused> {
+    let wrong = || Refused(400, "malformed chunk\n");
+    let mut body = Vec::new();
+    let mut rest = raw;
+    loop {
+        let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else {
+            return if rest.len() > 9 { Err(wrong()) } else { Ok(None) };
+        };
+        let (digits, after) = rest.split_at(end);
+        let hex = (1..=8).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit);
+        let size = std::str::from_utf8(digits).ok().filter(|_| hex);
+        let size = size.and_then(|text| usize::from_str_radix(text, 16).ok()).ok_or_else(wrong)?;
+        if size + body.len() > BODY_BYTES as usize {
+            return Err(LARGE);
+        }
+        let after = after.get(2..).unwrap_or_default();
+        let Some(ending) = after.get(size..size + 2) else { return Ok(None) };
+        if ending != b"\r\n" {
+            return Err(wrong());
+        }
+        body.extend_from_slice(after.get(..size).unwrap_or_default());
+        rest = after.get(size + 2..).unwrap_or_default();
+        if size == 0 {
+            return Ok(Some((body, raw.len() - rest.len())));
+        }
+    }
 }
 
 /// Answers a caller who is not let in. Who sent no body may try again on this connection.
@@ -253,6 +322,33 @@ fn refuse(mut client: Client, head: Head, refusal: &Refusal, no_body: bool, gate
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chunks_become_a_body() {
+        let whole = |raw: &str| chunks(raw.as_bytes()).map(|done| done.map(|(body, used)| (body, used)));
+        assert_eq!(whole("0\r\n\r\nGET"), Ok(Some((Vec::new(), 5))));
+        assert_eq!(whole("1\r\n4\r\n0\r\n\r\n"), Ok(Some((b"4".to_vec(), 11))));
+        assert_eq!(
+            whole("A\r\n0123456789\r\n2\r\nab\r\n0\r\n\r\n"),
+            Ok(Some((b"0123456789ab".to_vec(), 27)))
+        );
+        for part in ["", "1", "1\r", "1\r\n4", "1\r\n4\r\n", "1\r\n4\r\n0\r\n", "1\r\n4\r\n0\r\n\r"] {
+            assert_eq!(whole(part), Ok(None), "{part:?}");
+        }
+        for (raw, status) in [
+            ("x\r\n", 400),
+            ("\r\n", 400),
+            ("+1\r\n4\r\n", 400),
+            ("1;a=b\r\n4\r\n", 400),
+            ("1\r\n44\r\n", 400),
+            ("0\r\nA: b\r\n\r\n", 400),
+            ("0123456789", 400),
+            ("ffffffff\r\n", 413),
+            ("2001\r\n", 413),
+        ] {
+            assert_eq!(whole(raw).map_err(|refused| refused.0), Err(status), "{raw:?}");
+        }
+    }
 
     #[test]
     fn gzip_is_taken_unless_it_is_ruled_out() {

@@ -176,7 +176,10 @@ fn what_could_be_read_in_two_ways_is_refused() {
     for (text, status) in [
         (head("Content-Length: 0\r\nContent-Length: 44\r\n") + hidden, 400),
         (head("Content-Length: 44\r\nTransfer-Encoding: chunked\r\n") + hidden, 400),
-        (head("Transfer-Encoding: chunked\r\n") + "0\r\n\r\n" + hidden, 411),
+        (head("Transfer-Encoding: chunked\r\n") + "0\r\n" + hidden, 400),
+        (head("Transfer-Encoding: chunked\r\n") + "2;x=y\r\nab\r\n0\r\n\r\n" + hidden, 400),
+        (head("Transfer-Encoding: chunked\r\n") + "ffffffff\r\n" + hidden, 413),
+        (head("Transfer-Encoding: gzip\r\n") + hidden, 501),
         (head("Transfer-Encoding : chunked\r\n") + hidden, 400),
         (head("Content-Length: 0,0\r\n") + hidden, 400),
         (head("X: a\r\n folded\r\n"), 400),
@@ -199,6 +202,10 @@ fn what_could_be_read_in_two_ways_is_refused() {
     // A body that is taken is not taken for a request.
     let mut connection = admin.connect().unwrap();
     let text = head(&format!("Content-Length: {}\r\n", hidden.len())) + hidden;
+    assert_eq!(connection.ask(&text).unwrap().status, 405);
+    assert_eq!(connection.ask("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().body, "ok");
+    let size = hidden.len();
+    let text = head("Transfer-Encoding: chunked\r\n") + &format!("{size:x}\r\n{hidden}\r\n0\r\n\r\n");
     assert_eq!(connection.ask(&text).unwrap().status, 405);
     assert_eq!(connection.ask("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().body, "ok");
     // Whoever speaks in the clear is told so.
