@@ -190,6 +190,13 @@ impl StatusCache {
         inner.entries.values().all(|entry| entry.version <= inner.told)
     }
 
+    /// Whether the API server knows the status of this pod, or there is none.
+    #[must_use]
+    pub fn is_told_of(&self, uid: &PodUid) -> bool {
+        let inner = self.lock();
+        inner.entries.get(uid).is_none_or(|entry| entry.version <= inner.told)
+    }
+
     /// Grows with every change of any pod's status.
     #[must_use]
     pub fn version(&self) -> u64 {

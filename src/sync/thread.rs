@@ -13,7 +13,7 @@ use super::ephemeral::{Granted, Wish, Wishes};
 use super::shutdown::Link;
 use super::view::{Entry, Snapshot, SourceState, View};
 use crate::model::event::EventSink;
-use crate::model::ids::{ContainerId, PodUid};
+use crate::model::ids::{ContainerId, FullName, PodUid};
 use crate::model::metrics;
 use crate::model::pod::{CONFIG_MIRROR, Pod, SourceName};
 use crate::model::reasons;
@@ -42,6 +42,10 @@ use crate::util::timers;
 const CLEAN_UP_PERIOD: Duration = Duration::from_secs(10);
 /// Pods that wait for more resources are asked again after this at the latest.
 const RESIZE_PERIOD: Duration = Duration::from_secs(180);
+/// How soon it is looked again whether the end of a static pod was told.
+const DEPARTED_PERIOD: Duration = Duration::from_millis(50);
+/// After that the mirror goes all the same: the API server may be away.
+const DEPARTED_LIMIT: Duration = Duration::from_secs(2);
 /// A longer turn is logged: everything else waits meanwhile.
 const LONG_TURN: Duration = Duration::from_millis(100);
 /// How long all workers together may take to stop with the agent.
@@ -124,6 +128,7 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
             ephemeral: Granted::default(),
             held: None,
             resize_due: None,
+            departed: Vec::new(),
         }
         .run(&stop);
     })
@@ -144,6 +149,8 @@ struct Loop {
     held: Option<SourceSet>,
     /// When those that wait for resources are asked again.
     resize_due: Option<Instant>,
+    /// Static pods that have ended and are not wanted, until their mirrors tell so.
+    departed: Vec<Departed>,
 }
 
 impl Loop {
@@ -156,6 +163,9 @@ impl Loop {
             let mut timer = clean_up_due;
             for other in [self.deps.workers.next_retry(), self.resize_due].into_iter().flatten() {
                 timer = timer.min(other);
+            }
+            if !self.departed.is_empty() {
+                timer = timer.min(Instant::now() + DEPARTED_PERIOD);
             }
             let mut wish = None;
             let what = {
@@ -201,6 +211,7 @@ impl Loop {
                     }
                 }
             }
+            self.forget_departed();
             if std::mem::take(&mut self.garbage) {
                 self.ring_cleaner();
             }
@@ -392,6 +403,7 @@ impl Loop {
     fn workers_ended(&mut self) {
         for (uid, how) in self.deps.from_workers.take() {
             let wanted = self.core.admitted(&uid).cloned();
+            let pod = self.deps.workers.pod(&uid).cloned();
             match self.deps.workers.ended(&uid, &how, wanted.is_some()) {
                 Aftermath::StartAnew => {
                     if let Some(pod) = wanted {
@@ -406,10 +418,10 @@ impl Loop {
                 }
                 Aftermath::Gone => match self.core.refused(&uid) {
                     // What was left of a refused pod has ended: now its own end can be told.
-                    Some(pod) => {
-                        self.deps.status.finish(pod, Timestamp::now());
+                    Some(refused) => {
+                        self.deps.status.finish(refused, Timestamp::now());
                     }
-                    None => self.deps.status.forget(&uid),
+                    None => self.depart(uid, pod),
                 },
                 Aftermath::Stays => {}
             }
@@ -646,6 +658,33 @@ impl Loop {
     }
 
     /// Which static pods there are, and what the API server shows of them.
+    /// A pod is over and nobody wants it. The end of a static one is told by its mirror first.
+    fn depart(&mut self, uid: PodUid, pod: Option<Pod>) {
+        let pod = pod.filter(|pod| pod.is_static() && self.deps.mirrors.is_some());
+        match pod.filter(|_| !self.deps.status.is_told_of(&uid)) {
+            Some(pod) => {
+                let until = Instant::now() + DEPARTED_LIMIT;
+                self.departed.push(Departed { uid, name: pod.full_name(), until });
+            }
+            None => self.deps.status.forget(&uid),
+        }
+    }
+
+    fn forget_departed(&mut self) {
+        let (before, now) = (self.departed.len(), Instant::now());
+        let status = &self.deps.status;
+        self.departed.retain(|departed| {
+            let stays = now < departed.until && !status.is_told_of(&departed.uid);
+            if !stays {
+                status.forget(&departed.uid);
+            }
+            stays
+        });
+        if self.departed.len() < before {
+            self.tell_mirrors();
+        }
+    }
+
     fn tell_mirrors(&self) {
         metrics::MIRROR_PODS.set(self.core.mirrors().len() as f64);
         let Some(mirrors) = &self.deps.mirrors else { return };
@@ -664,12 +703,20 @@ impl Loop {
                     .filter(|pod| pod.is_static())
                     .map(Pod::full_name)
                     .chain(refused.map(|(_, pod, _)| pod.full_name()))
+                    .chain(self.departed.iter().map(|departed| departed.name.clone()))
                     .collect(),
                 mirrors: shown.then(|| self.core.mirrors().values().cloned().collect()),
                 sources_ready: self.core.sources_ready(),
             },
         );
     }
+}
+
+/// A static pod whose end is still to be told.
+struct Departed {
+    uid: PodUid,
+    name: FullName,
+    until: Instant,
 }
 
 fn is_over(status: &StatusCache, uid: &PodUid) -> bool {
