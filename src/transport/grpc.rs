@@ -13,7 +13,6 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use futures_util::stream::Stream as _;
 
-use super::affinity::on_one_processor;
 use super::endpoint::{self, EndpointError};
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -157,13 +156,13 @@ fn environment() -> Arc<grpcio::Environment> {
     static SHARED: Mutex<Weak<grpcio::Environment>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     shared.upgrade().unwrap_or_else(|| {
-        let fresh = Arc::new(on_one_processor(|| {
+        let fresh = Arc::new(
             grpcio::EnvBuilder::new()
                 .cq_count(1)
                 .name_prefix("grpc")
                 .after_start(|| threads::adopt_library("grpc-0", "answers of the runtime"))
-                .build()
-        }));
+                .build(),
+        );
         *shared = Arc::downgrade(&fresh);
         fresh
     })

@@ -9,7 +9,6 @@
 //! Absent on purpose: TLS for gRPC (runtimes listen on local sockets) and retries (callers
 //! are level-triggered and come back by themselves).
 
-mod affinity;
 pub mod api;
 pub mod dbus;
 pub mod dial;
