@@ -53,6 +53,7 @@ const DOORS: &[(&str, &str)] = &[
     ("signal_hook", "agent"),
     ("env_logger", "util"),
     ("ring", "util"),
+    ("base64", "util"),
 ];
 
 /// Crates for everyone: data, logging, channels, API types, time, system calls (inotify is some).

@@ -12,7 +12,7 @@ use crate::kube::events::EventLog;
 use crate::model::event::EventSink;
 use crate::model::ids::{ImageRef, PodUid};
 use crate::model::pod::SourceName;
-use crate::model::runtime::ContainerState;
+use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::observe::Observe;
 use crate::pods::allocation::Allocations;
 use crate::probes::Probes;
@@ -241,12 +241,11 @@ impl Sources {
 
     fn find_log(&self, uid: &PodUid, container: &str, previous: bool) -> Result<LogSource, String> {
         let pod = self.observe.cached(uid).ok_or_else(|| "the runtime does not know this pod".to_owned())?;
-        let mut instances = pod.containers.iter().filter(|instance| instance.name == container);
+        let instances: Vec<_> = pod.containers.iter().filter(|instance| instance.name == container).collect();
         let instance = if previous {
-            let last = self.last_ended(uid, container);
-            instances.find(|instance| last.as_deref() == Some(instance.id.as_str()))
+            self.last_ended(uid, container).and_then(|last| previous_of(&instances, &last))
         } else {
-            instances.next()
+            instances.first().copied()
         };
         let instance = instance.ok_or_else(|| {
             let which = if previous { "previous " } else { "" };
@@ -314,5 +313,36 @@ impl Sources {
                 }),
             },
         ]
+    }
+}
+
+/// The instance with this id, the last one that the status knows to have ended. Where it is
+/// gone already the status is behind: another has ended since, the newest that has is meant.
+fn previous_of<'a>(instances: &[&'a ContainerStatus], last: &str) -> Option<&'a ContainerStatus> {
+    let known = instances.iter().find(|instance| instance.id.as_str() == last);
+    known.or_else(|| instances.iter().find(|instance| instance.state == ContainerState::Exited)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_previous_instance_is_the_one_that_is_left() {
+        let blank = |id: &str, state| ContainerStatus::blank(id, "main", state);
+        let (running, third, second) = (
+            blank("c4", ContainerState::Running),
+            blank("c3", ContainerState::Exited),
+            blank("c2", ContainerState::Exited),
+        );
+        let fourth = blank("c4", ContainerState::Exited);
+        let found = |instances: &[&ContainerStatus], last| {
+            previous_of(instances, last).map(|instance| instance.id.to_string())
+        };
+        assert_eq!(found(&[&running, &third], "c3").as_deref(), Some("c3"));
+        // The record of the one that the status names was removed a moment ago.
+        assert_eq!(found(&[&fourth], "c3").as_deref(), Some("c4"));
+        assert_eq!(found(&[&running, &second], "c3").as_deref(), Some("c2"));
+        assert_eq!(found(&[&running], "c3"), None);
     }
 }

@@ -17,7 +17,7 @@ use super::identity::{Fnv128, Origin};
 use super::manifest::{self, Manifest};
 use super::merge;
 use super::store::Store;
-use super::watch::{Bell, Touched, Watch, Woken};
+use super::watch::{Touched, Watch, Woken};
 use super::{Deps, Error, FileSettings, Flaw, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary};
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{FullName, PodUid};
@@ -25,6 +25,7 @@ use crate::model::pod::{Pod, SourceName};
 use crate::model::reasons;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::wake::Wake;
 
 /// Bounds of the time between full lists: zero would spin, a century would overflow.
 const CHECK_MIN: Duration = Duration::from_secs(1);
@@ -39,7 +40,7 @@ pub(super) fn spawn(
     store: Store,
     deps: &Deps,
 ) -> std::io::Result<Running> {
-    let bell = Bell::new()?;
+    let bell = Wake::new()?;
     let ring = bell.clone();
     // A relative path would mean another place after a change of directory.
     let root = std::path::absolute(&settings.path).unwrap_or_else(|_| settings.path.clone());

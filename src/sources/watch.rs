@@ -6,17 +6,17 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::util::threads;
+use crate::util::wake::Wake;
 
 /// Quiet time after a change before it is looked at: an editor's write, rename and clean-up
 /// are one change. A file that went may be about to come back.
@@ -30,23 +30,6 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 const HOLD: Duration = Duration::from_secs(2);
 /// But not for longer than this in all.
 const HOLD_LIMIT: Duration = Duration::from_secs(10);
-
-/// The write end of the stop signal.
-#[derive(Clone)]
-pub(super) struct Bell(Arc<OwnedFd>);
-
-impl Bell {
-    /// Makes a bell.
-    pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Bell(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
-    }
-
-    /// Ends the wait of whoever polls it, for ever.
-    pub(super) fn ring(&self) {
-        // The counter cannot overflow: it is rung once.
-        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
-    }
-}
 
 /// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +67,7 @@ pub(super) struct Touched {
 /// The watch over one path.
 pub(super) struct Watch {
     root: PathBuf,
-    bell: Bell,
+    bell: Wake,
     inotify: Option<Inotify>,
     watched: HashMap<WatchDescriptor, Interest>,
     writing: HashMap<OsString, Writing>,
@@ -114,7 +97,7 @@ fn place_mask() -> WatchMask {
 
 impl Watch {
     /// A watch over `root`, an absolute path.
-    pub(super) fn new(root: &Path, bell: Bell) -> Self {
+    pub(super) fn new(root: &Path, bell: Wake) -> Self {
         let inotify = Inotify::init()
             .inspect_err(|error| {
                 log::warn!("no inotify for {}, only the periodic list: {error}", root.display());
@@ -256,8 +239,7 @@ impl Watch {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),
             };
-            let bell: BorrowedFd<'_> = self.bell.0.as_fd();
-            let mut fds = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+            let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
             if let Some(inotify) = &self.inotify {
                 fds.push(PollFd::from_borrowed_fd(inotify.as_fd(), PollFlags::IN));
             }
@@ -426,7 +408,7 @@ mod tests {
             (EventMask::DELETE, "pod~"),
         ];
         let at = Instant::now();
-        let mut watch = Watch::new(Path::new("/nowhere"), Bell::new().unwrap());
+        let mut watch = Watch::new(Path::new("/nowhere"), Wake::new().unwrap());
         let waits = editor.map(|(mask, name)| {
             unsettle(&mut watch.unsettled, mask, Some(OsStr::new(name)));
             watch.settled_at(at) - at
@@ -443,7 +425,7 @@ mod tests {
 
     #[test]
     fn holds_end_by_themselves() {
-        let mut watch = Watch::new(Path::new("/nowhere"), Bell::new().unwrap());
+        let mut watch = Watch::new(Path::new("/nowhere"), Wake::new().unwrap());
         let start = Instant::now();
         let writing = |first, last, written| Writing { first, last, written };
         watch.writing.insert("made".into(), writing(start, start, false));
@@ -459,7 +441,7 @@ mod tests {
 
     #[test]
     fn the_bell_ends_a_wait() {
-        let bell = Bell::new().unwrap();
+        let bell = Wake::new().unwrap();
         let mut watch = Watch::new(Path::new("/nowhere"), bell.clone());
         let now = Instant::now();
         assert_eq!(watch.wait(now), Woken::Look);

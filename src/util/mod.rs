@@ -3,6 +3,7 @@
 
 pub mod atomic_file;
 pub mod backoff;
+pub mod base64;
 pub mod child;
 pub mod cpu_list;
 pub mod logging;

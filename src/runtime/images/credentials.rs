@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::name::split_domain;
 use super::records::PullSecret;
+use crate::util::base64;
 
 /// The files are read again after this time.
 const FRESH: Duration = Duration::from_secs(300);
@@ -189,27 +190,7 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
 
 /// Base64, with or without padding; `None` for anything else or for what is no text.
 fn decode(text: &str) -> Option<String> {
-    let text = text.trim_end_matches('=');
-    if text.is_empty() || text.len() % 4 == 1 {
-        return None;
-    }
-    let (mut bits, mut count, mut bytes) = (0_u32, 0_u32, Vec::with_capacity(text.len()));
-    for b in text.bytes() {
-        let value = match b {
-            b'A'..=b'Z' => b - b'A',
-            b'a'..=b'z' => b - b'a' + 26,
-            b'0'..=b'9' => b - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = (bits << 6 | u32::from(value)) & 0xff_ffff;
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count & 0xff) as u8);
-        }
-    }
+    let bytes = base64::decode(text).filter(|bytes| !bytes.is_empty())?;
     String::from_utf8(bytes).ok()
 }
 

@@ -10,7 +10,7 @@ use super::{Clock, Reviews, Settings};
 use crate::kube::certificates::Facts;
 use crate::kube::reviews::User;
 use crate::server::head::Head;
-use crate::util::sha256;
+use crate::util::{base64, sha256};
 
 /// Tokens whose owners are remembered.
 const TOKENS: usize = 2048;
@@ -19,7 +19,7 @@ const TOKENS: usize = 2048;
 const TOKEN_BYTES: usize = 16 * 1024;
 
 /// How a token comes in a WebSocket's protocols, where browsers can set no header.
-const PROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+pub(in crate::server) const PROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 const PROTOCOLS: &str = "Sec-WebSocket-Protocol";
 
 const ANONYMOUS: &str = "system:anonymous";
@@ -160,7 +160,7 @@ fn of_protocols(head: &mut Head) -> Result<Option<String>, String> {
                 return Err("multiple base64.bearer.authorization tokens specified".to_owned());
             }
             Some(encoded) => {
-                let text = decode(encoded).and_then(|bytes| String::from_utf8(bytes).ok());
+                let text = base64::decode_url(encoded).and_then(|bytes| String::from_utf8(bytes).ok());
                 token = Some(text.ok_or("invalid base64.bearer.authorization token encoding")?);
             }
             None => others.push(protocol.to_owned()),
@@ -173,30 +173,6 @@ fn of_protocols(head: &mut Head) -> Result<Option<String>, String> {
     head.remove(PROTOCOLS);
     head.headers.push((PROTOCOLS.to_owned(), others.join(",").into_bytes()));
     Ok(Some(token))
-}
-
-/// Base64 for URLs, without padding.
-fn decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
-    let (mut bits, mut count) = (0_u32, 0);
-    for letter in text.bytes() {
-        let six = match letter {
-            b'A'..=b'Z' => letter - b'A',
-            b'a'..=b'z' => letter - b'a' + 26,
-            b'0'..=b'9' => letter - b'0' + 52,
-            b'-' => 62,
-            b'_' => 63,
-            _ => return None,
-        };
-        bits = (bits << 6) | u32::from(six);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes.push(u8::try_from((bits >> count) & 0xff).ok()?);
-        }
-    }
-    // One letter alone holds no byte.
-    (count < 6).then_some(bytes)
 }
 
 /// Whoever was recognized belongs to this group, unless it says otherwise itself.
@@ -243,15 +219,5 @@ mod tests {
         assert!(websocket(&format!("a, {PROTOCOL_TOKEN}YW=j")).0.is_err());
         let mut plain = head(&format!("{PROTOCOLS}: {with}"));
         assert_eq!(of_protocols(&mut plain), Ok(None));
-    }
-
-    #[test]
-    fn base64_of_urls() {
-        let decoded = |text: &str| decode(text).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        assert_eq!(decoded("").as_deref(), Some(""));
-        assert_eq!(decoded("YQ").as_deref(), Some("a"));
-        assert_eq!(decoded("YWI").as_deref(), Some("ab"));
-        assert_eq!(decode("-_-_"), Some(vec![0xfb, 0xff, 0xbf]));
-        assert_eq!((decode("Y"), decode("YQ=="), decode("+/")), (None, None, None));
     }
 }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::head::Head;
 use crate::kube::reviews::{Attributes, Reviewer, User};
+pub(super) use authentication::PROTOCOL_TOKEN;
 use authentication::{Authentication, Nobody};
 use authorization::{Authorization, Denied};
 

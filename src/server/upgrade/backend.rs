@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use crate::server::auth::PROTOCOL_TOKEN;
 use crate::server::client::{Ready, is_passing, timespec};
 use crate::server::head::Head;
 use crate::util::threads;
@@ -26,9 +27,6 @@ const HEAD_BYTES: usize = 64 * 1024;
 const BODY_BYTES: usize = 256 * 1024;
 /// Between two signs of life of a silent peer, and so many missed ones end it; Go's values.
 const KEEPALIVE: (Duration, u32) = (Duration::from_secs(15), 9);
-
-/// Prefix of the word by which a WebSocket client gives its token: the runtime has no use for it.
-const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// Headers of the client that end here. A body is not passed on, the token is none of the
 /// runtime's business, and the others are said anew.
@@ -88,7 +86,7 @@ pub(super) fn forwarded(head: &Head, url: &str) -> Vec<u8> {
         }
     }
     let protocols: Vec<&str> =
-        head.elements("Sec-WebSocket-Protocol").filter(|word| !word.starts_with(BEARER_PROTOCOL)).collect();
+        head.elements("Sec-WebSocket-Protocol").filter(|word| !word.starts_with(PROTOCOL_TOKEN)).collect();
     if !protocols.is_empty() {
         header(&mut out, "Sec-WebSocket-Protocol", protocols.join(", ").as_bytes());
     }

@@ -37,7 +37,7 @@ impl Desk {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let files = Files::new(directory.path(), "n", nowhere());
-        let watch = Watch::new(directory.path(), Bell::new().unwrap());
+        let watch = Watch::new(directory.path(), Wake::new().unwrap());
         Desk { directory, files, watch, clock: 0 }
     }
 
@@ -296,7 +296,7 @@ impl Restarts {
         let root = self.desk.files.root.clone();
         let store = Store::new(Some(self.state.path()), SourceName::File, "n");
         self.desk.files = Files::new(&root, "n", store);
-        self.desk.watch = Watch::new(&root, Bell::new().unwrap());
+        self.desk.watch = Watch::new(&root, Wake::new().unwrap());
     }
 
     /// One turn of the thread.
