@@ -254,7 +254,7 @@ build_controlplane() { # <source> <directory of what takes long> <directory of a
         go_build "$1" "$2" "$flags" ./controlplane ./kubectl ./kubelet || return
         touch "$2/.done"
     fi
-    go_build "$1" "$3" "$flags" ./cluster || return
+    go_build "$1" "$3" "$flags" ./cluster ./caller || return
     ln -sf "$2"/{controlplane,kubectl,kubelet} "$3/"
     touch "$3/.done"
 }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::process;
 use crate::rounds::GRACE;
 use crate::runtime::{LONG, Runtime};
+use crate::support::control_plane::ControlPlane;
 use crate::support::launch;
 use crate::support::node::{FOREVER, http_get};
 use crate::support::wait::{pause, wait_for, wait_until};
@@ -22,7 +23,7 @@ const NODE: &str = "bench";
 /// The network namespace is ours alone.
 const HEALTHZ: u16 = 21_001;
 const READ_ONLY: u16 = 21_002;
-const SECURE: u16 = 21_003;
+pub const SECURE: u16 = 21_003;
 
 /// The binary with its directories; it runs between `start` and `stop`.
 pub struct Agent {
@@ -36,16 +37,46 @@ pub struct Agent {
 
 impl Agent {
     pub fn new(binary: &Path, dir: PathBuf, runtime: &Runtime) -> Agent {
-        Agent::with(binary, dir, runtime, NODE, Vec::new())
+        Agent::with(binary, dir, runtime, NODE, Vec::new(), json!({}))
     }
 
     /// One that joins a cluster under this name.
     pub fn joining(binary: &Path, dir: PathBuf, runtime: &Runtime, node: &str, kubeconfig: &Path) -> Agent {
         let flags = vec!["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
-        Agent::with(binary, dir, runtime, node, flags)
+        Agent::with(binary, dir, runtime, node, flags, json!({}))
     }
 
-    fn with(binary: &Path, dir: PathBuf, runtime: &Runtime, node: &str, flags: Vec<String>) -> Agent {
+    /// One that also lets in whom the API server vouches for, and keeps logs of this size whole.
+    pub fn serving(
+        binary: &Path,
+        dir: PathBuf,
+        runtime: &Runtime,
+        node: &str,
+        plane: &ControlPlane,
+        log_size: &str,
+    ) -> Agent {
+        let kubeconfig = plane.node_kubeconfig(node);
+        let flags = vec!["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
+        let extra = json!({
+            "authentication": {
+                "anonymous": {"enabled": false},
+                "webhook": {"enabled": true},
+                "x509": {"clientCAFile": plane.dir().join("pki/ca.crt")},
+            },
+            "authorization": {"mode": "Webhook"},
+            "containerLogMaxSize": log_size,
+        });
+        Agent::with(binary, dir, runtime, node, flags, extra)
+    }
+
+    fn with(
+        binary: &Path,
+        dir: PathBuf,
+        runtime: &Runtime,
+        node: &str,
+        flags: Vec<String>,
+        extra: Value,
+    ) -> Agent {
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
         let none = json!({"imagefs.available": "0%", "memory.available": "0%", "nodefs.available": "0%",
             "nodefs.inodesFree": "0%"});
@@ -58,7 +89,7 @@ impl Agent {
             // The default one is the machine's, as that of the certificates.
             "volumePluginDir": dir.join("volume-plugins"),
         });
-        launch::write_config(&dir, &runtime.containerd.endpoint(), ours);
+        launch::write_config(&dir, &runtime.containerd.endpoint(), launch::over(ours, extra));
         let mut flags = flags;
         flags.extend(["--cert-dir".to_owned(), dir.join("pki").display().to_string()]);
         Agent { binary: binary.to_owned(), dir, node: node.to_owned(), flags, child: None, starts: 0 }
@@ -155,6 +186,11 @@ impl Agent {
                 && all.iter().all(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
         };
         self.pods().unwrap_or_default().iter().filter(|pod| runs(pod)).count()
+    }
+
+    /// Where the logs of its pods are.
+    pub fn logs(&self) -> PathBuf {
+        self.dir.join("logs")
     }
 
     /// Waits until `/pods` shows no pod.

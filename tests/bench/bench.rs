@@ -8,6 +8,7 @@ mod support;
 mod agent;
 mod bare;
 mod book;
+mod node_api;
 mod process;
 mod registered;
 mod rounds;
@@ -31,6 +32,7 @@ struct Wishes {
     quick: bool,
     full: bool,
     registered: bool,
+    api: bool,
 }
 
 fn wishes(args: impl Iterator<Item = String>) -> Result<Wishes, String> {
@@ -44,6 +46,7 @@ fn wishes(args: impl Iterator<Item = String>) -> Result<Wishes, String> {
             "--quick" => wishes.quick = true,
             "--full" => wishes.full = true,
             "--registered" => wishes.registered = true,
+            "--api" => wishes.api = true,
             // What cargo adds for every benchmark program.
             "--bench" => {}
             other => return Err(format!("unknown argument {other}")),
@@ -80,15 +83,22 @@ fn main() -> ExitCode {
         runtime.clear();
     };
     eprintln!("==> load average {}", std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim());
-    if wishes.registered {
+    if wishes.registered || wishes.api {
         let plane =
             ControlPlane::start_with(&base.join("plane"), &Choice { scheduler: false, ..Choice::default() });
         let subjects = [(book::CORACLE, Some(Path::new(&binary))), (book::OTHER, wishes.against.as_deref())];
         for (subject, binary) in subjects {
             let Some(binary) = binary else { continue };
-            attempt(&format!("{subject}, registered"), &mut |book| {
-                registered::measure(book, subject, binary, &runtime, &plane, base, &plan);
-            });
+            if wishes.registered {
+                attempt(&format!("{subject}, registered"), &mut |book| {
+                    registered::measure(book, subject, binary, &runtime, &plane, base, &plan);
+                });
+            }
+            if wishes.api {
+                attempt(&format!("{subject}, its node API"), &mut |book| {
+                    node_api::measure(book, subject, binary, &runtime, &plane, base, wishes.quick);
+                });
+            }
         }
         book.print();
         return if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };

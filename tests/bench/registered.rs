@@ -245,25 +245,25 @@ fn count_of(kinds: &BTreeMap<String, usize>) -> f64 {
     f64::from(u32::try_from(kinds.values().sum::<usize>()).unwrap_or(u32::MAX))
 }
 
-fn administrator(plane: &ControlPlane) -> Client {
+pub fn administrator(plane: &ControlPlane) -> Client {
     let path = plane.admin_kubeconfig();
     let file = config::kubeconfig::load(&path).expect("the administrator's kubeconfig");
     let credentials = kubeconfig::credentials(&file, &path).expect("its credentials");
     Client::new(credentials, None).expect("a client")
 }
 
-fn is_ready(pod: &Pod) -> bool {
+pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
-fn node_is_ready(node: &Node) -> bool {
+pub fn node_is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
 /// A pod as `kubectl apply` makes it: with the token that every pod gets.
-fn manifest(name: &str, node: &str, host_network: bool) -> Value {
+pub fn manifest(name: &str, node: &str, host_network: bool) -> Value {
     let mut pod = agent::manifest(name);
     pod["spec"]["nodeName"] = json!(node);
     pod["spec"]["hostNetwork"] = json!(host_network);
