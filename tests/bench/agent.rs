@@ -22,7 +22,7 @@ use crate::support::wait::{pause, wait_for, wait_until};
 const NODE: &str = "bench";
 /// The network namespace is ours alone.
 const HEALTHZ: u16 = 21_001;
-const READ_ONLY: u16 = 21_002;
+pub const READ_ONLY: u16 = 21_002;
 pub const SECURE: u16 = 21_003;
 
 /// The binary with its directories; it runs between `start` and `stop`.

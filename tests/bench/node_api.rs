@@ -1,6 +1,7 @@
 //! What the node API of an agent does for its callers, and what that costs: exec, logs,
 //! port-forward, metrics and statistics with a hundred pods, streams that are open and silent.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -12,13 +13,13 @@ use coracle::kube::target::{Group, Target};
 use coracle::model::api::{Node, Pod};
 use serde_json::{Value, json};
 
-use crate::agent::{Agent, SECURE};
+use crate::agent::{Agent, READ_ONLY, SECURE};
 use crate::book::Book;
 use crate::process::{cpu_seconds, memory};
 use crate::registered::{administrator, is_ready, manifest, node_is_ready};
 use crate::runtime::{LONG, Runtime};
 use crate::support::control_plane::ControlPlane;
-use crate::support::node::FOREVER;
+use crate::support::node::{FOREVER, http_get};
 use crate::support::wait::{pause, wait_for, wait_until};
 
 /// What one log, and one forwarded file, holds.
@@ -285,6 +286,7 @@ impl<'a> Served<'a> {
                 book.put(self.subject, &format!("{what}: uncompressed"), "KiB", call.mib * 1024.0);
             }
         }
+        book.note(self.subject, "the runtime's answers: calls, mean ms", &json!(runtime_operations()));
         let after = memory(self.agent.pid());
         book.put(self.subject, &format!("resident after all, {} pods", CROWD + 1), "MiB", after.resident);
         for number in 0..CROWD {
@@ -299,6 +301,22 @@ impl<'a> Served<'a> {
             });
         }
     }
+}
+
+/// How often the runtime was asked for numbers, and how long it took.
+fn runtime_operations() -> BTreeMap<String, (f64, f64)> {
+    let (_, page) = http_get(READ_ONLY, "/metrics").expect("the read-only port answers");
+    let value = |name: &str, operation: &str| {
+        let series =
+            format!("kubelet_runtime_operations_duration_seconds_{name}{{operation_type=\"{operation}\"}} ");
+        page.lines().find_map(|line| line.strip_prefix(&series)?.parse::<f64>().ok())
+    };
+    let asked = ["list_container_stats", "list_podsandbox_stats", "image_fs_info", "list_containers"];
+    let found = asked.into_iter().filter_map(|name| {
+        let (count, sum) = (value("count", name)?, value("sum", name)?);
+        Some((name.to_owned(), (count, sum * 1e3 / count)))
+    });
+    found.collect()
 }
 
 fn amount(count: usize) -> f64 {

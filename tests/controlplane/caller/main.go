@@ -10,6 +10,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -227,6 +228,18 @@ func (c *caller) hold(target string, command []string) error {
 	return nil
 }
 
+func fetch(connection net.Conn, path string) (int64, error) {
+	fmt.Fprintf(connection, "GET %s HTTP/1.0\r\n\r\n", path)
+	answer, err := http.ReadResponse(bufio.NewReaderSize(connection, 64*1024), nil)
+	if err != nil {
+		return 0, err
+	}
+	if answer.StatusCode != http.StatusOK || answer.ContentLength < 0 {
+		return 0, fmt.Errorf("%s: %s, length %d", path, answer.Status, answer.ContentLength)
+	}
+	return io.Copy(io.Discard, answer.Body)
+}
+
 // Opens one forwarding, and fetches through it again and again.
 func (c *caller) forward(target, port string) error {
 	address, err := url.Parse(c.config.Host + "/portForward/" + target)
@@ -263,13 +276,13 @@ func (c *caller) forward(target, port string) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(connection, "GET %s HTTP/1.0\r\n\r\n", c.path)
-		count, err := io.Copy(io.Discard, connection)
+		count, err := fetch(connection, c.path)
+		// Whoever ends it takes a while, which is none of the bytes.
+		tell(begun, count)
 		connection.Close()
 		if err != nil {
 			return err
 		}
-		tell(begun, count)
 	}
 	return nil
 }
