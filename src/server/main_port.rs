@@ -13,7 +13,7 @@ pub(super) fn route(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let reads = matches!(asked.method, Method::Get | Method::Head);
     match first {
         "healthz" => return whole(health::answer(&checks(deps), &asked.target)),
-        "metrics" if reads => return whole(metrics::answer(path, deps).unwrap_or_else(Answer::not_found)),
+        "metrics" if reads => return whole(metrics::answer(asked, deps).unwrap_or_else(Answer::not_found)),
         "stats" => return stats::answer(asked, deps),
         "pods" if reads => return whole(Answer::written(views::pod_list(&*deps.pods))),
         "metrics" | "pods" => return Err(Answer::not_allowed("GET")),

@@ -10,6 +10,7 @@ use super::sample::{ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Snapshot
 use super::told::{self, Answers, Disks, Need, Part};
 use super::{Depth, Settings, Shared, StatsError, VolumeAt, Wanted, Work, cgroup, places, proc, space};
 use crate::model::ids::PodUid;
+use crate::model::metrics;
 use crate::model::runtime::{ContainerState, ListedPod, ListedSandbox, SandboxState};
 
 /// All walks through volumes and logs of one collection. What is not done by then is not
@@ -96,7 +97,13 @@ impl Shared {
         numbers
     }
 
-    fn pod(&self, work: &mut Work, once: &mut Once<'_>, running: &Running<'_>, wanted: Wanted) -> Option<PodUse> {
+    fn pod(
+        &self,
+        work: &mut Work,
+        once: &mut Once<'_>,
+        running: &Running<'_>,
+        wanted: Wanted,
+    ) -> Option<PodUse> {
         let Running { pod, sandbox } = running;
         let full = wanted.depth == Depth::Full;
         let seen = wanted.details.then(|| (self.pod)(&pod.uid)).flatten();
@@ -308,11 +315,13 @@ pub(super) fn logs_dir(settings: &Settings, pod: &ListedPod) -> Option<PathBuf> 
 
 /// How full a volume is.
 pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse> {
+    let begun = Instant::now();
     let mut space = space::file_system(&volume.path)?;
     if volume.walk {
         let content = space::content(&volume.path, until)?;
         (space.used, space.inodes_used) = (Some(content.bytes), Some(content.inodes));
     }
+    metrics::VOLUME_STATS.took([if volume.walk { "du" } else { "statfs" }], begun.elapsed());
     Some(VolumeUse {
         name: volume.name.clone(),
         claim: volume.claim.clone(),

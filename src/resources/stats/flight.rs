@@ -22,11 +22,14 @@ struct State<T> {
     /// Calls that have ended.
     landings: u64,
     last: Option<(Instant, Result<Weak<T>, CriError>)>,
+    waiting: usize,
+    /// The last answer, until all who waited for it have taken it.
+    kept: Option<Arc<T>>,
 }
 
 impl<T> Default for Flight<T> {
     fn default() -> Self {
-        let state = Mutex::new(State { under_way: false, landings: 0, last: None });
+        let state = Mutex::new(State { under_way: false, landings: 0, last: None, waiting: 0, kept: None });
         Flight { state, landed: Condvar::new() }
     }
 }
@@ -55,34 +58,45 @@ impl<T> Flight<T> {
                 return Err(late(method));
             }
             let _waiting = crate::util::threads::waiting("another call for statistics");
+            state.waiting += 1;
             state = self.landed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-            if state.landings != number
-                && let Some((_, outcome)) = &state.last
-            {
-                match outcome {
-                    Ok(answer) => {
-                        if let Some(answer) = answer.upgrade() {
-                            return Ok(answer);
-                        }
+            state.waiting -= 1;
+            let outcome = state.last.as_ref().filter(|_| state.landings != number);
+            let outcome = outcome.map(|(_, outcome)| outcome.as_ref().map(Weak::upgrade));
+            match outcome {
+                Some(Err(error)) => return Err(error.clone()),
+                Some(Ok(Some(answer))) => {
+                    if state.waiting == 0 {
+                        state.kept = None;
                     }
-                    Err(error) => return Err(error.clone()),
+                    return Ok(answer);
                 }
+                // It panicked, or the wait was broken off.
+                Some(Ok(None)) | None => {}
             }
         }
         state.under_way = true;
         drop(state);
         let mut landing = Landing { flight: self, outcome: None };
         let answer = call(until.saturating_duration_since(Instant::now())).map(Arc::new);
-        landing.outcome = Some(answer.as_ref().map(Arc::downgrade).map_err(Clone::clone));
+        landing.outcome = Some(answer.clone());
         drop(landing);
         answer
+    }
+}
+
+#[cfg(test)]
+impl<T> Flight<T> {
+    /// How many wait for somebody else's call.
+    pub(super) fn waiting(&self) -> usize {
+        self.lock().waiting
     }
 }
 
 /// Ends a call, also when it panics.
 struct Landing<'a, T> {
     flight: &'a Flight<T>,
-    outcome: Option<Result<Weak<T>, CriError>>,
+    outcome: Option<Result<Arc<T>, CriError>>,
 }
 
 impl<T> Drop for Landing<'_, T> {
@@ -90,7 +104,11 @@ impl<T> Drop for Landing<'_, T> {
         let mut state = self.flight.lock();
         state.under_way = false;
         state.landings += 1;
-        state.last = self.outcome.take().map(|outcome| (Instant::now(), outcome));
+        let outcome = self.outcome.take();
+        state.kept =
+            outcome.as_ref().filter(|_| state.waiting > 0).and_then(|one| one.as_ref().ok()).cloned();
+        let weak = outcome.map(|outcome| outcome.map(|answer| Arc::downgrade(&answer)));
+        state.last = weak.map(|outcome| (Instant::now(), outcome));
         drop(state);
         self.flight.landed.notify_all();
     }
@@ -141,9 +159,13 @@ mod tests {
                 .unwrap()
             })
             .collect();
+        while flight.waiting() < 3 {
+            std::thread::yield_now();
+        }
         land.send(()).unwrap();
         let all: Vec<Arc<usize>> = answered.iter().take(4).collect();
         assert!(all.iter().all(|one| **one == 0), "{all:?}");
+        assert!(flight.lock().kept.is_none());
         // As long as somebody uses it.
         assert_eq!(flight.ask("X", soon(), |_| Ok(7)), Ok(Arc::new(0)));
         drop(all);

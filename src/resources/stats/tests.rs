@@ -449,6 +449,9 @@ fn a_runtime_that_hangs_keeps_only_those_waiting_who_need_it() {
     let _first = ask();
     begun.recv().unwrap();
     let _second = ask();
+    while machine.collector.shared.line.waiting() == 0 {
+        std::thread::yield_now();
+    }
     // What is read from files is told meanwhile, as often as it is asked for.
     for wanted in [Wanted::RESOURCE, Wanted::BRIEF, Wanted::RESOURCE] {
         let snapshot = machine.collector.snapshot(wanted).unwrap();
@@ -612,6 +615,9 @@ fn volumes_are_walked_once_a_period() {
         *at -= Duration::from_secs(60);
     }
     assert!(used("walked").0 >= before + 100_000);
+    for source in ["du", "statfs"] {
+        assert!(crate::model::metrics::VOLUME_STATS.count([source]) >= 2, "{source}");
+    }
 }
 
 #[test]

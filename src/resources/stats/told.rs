@@ -138,6 +138,12 @@ impl Line {
         Answers { told: told.and_then(Result::ok), images, incomplete }
     }
 
+    /// How many wait for a call by container.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.containers.waiting()
+    }
+
     fn told(&self, part: Part, until: Instant) -> Result<Arc<Told>, CriError> {
         if part == Part::All && !self.pods_refused.load(Ordering::Relaxed) {
             let answer = self.pods.ask(methods::LIST_POD_SANDBOX_STATS.name, until, |left| {
