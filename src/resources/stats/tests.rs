@@ -400,6 +400,13 @@ fn processors_and_memory_alone_ask_the_runtime_nothing() {
     assert_eq!(pod["cpu"]["usageCoreNanoSeconds"], 4_000_000_000_u64);
     // The counters of the files did not move between the two samples of a first question.
     assert_eq!(pod["cpu"]["usageNanoCores"], 0);
+
+    // Nor is there one for who asks right after somebody who took the first sample.
+    let machine = with_cgroups(Fake::default());
+    machine.collector.snapshot(Wanted::RESOURCE).unwrap();
+    let summary = json(&machine.collector.snapshot(Wanted::BRIEF).unwrap());
+    assert_eq!(summary["pods"][0]["cpu"]["usageNanoCores"], 0);
+    assert_eq!(summary["node"]["cpu"]["usageNanoCores"], 0);
 }
 
 #[test]
