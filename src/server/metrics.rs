@@ -31,7 +31,11 @@ pub(super) fn count(listener: Listener, method: &str, path: &str) -> Option<Time
         Listener::Healthz | Listener::Local => return None,
     };
     let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("other");
-    let path = first_elements(path);
+    let path = match first_elements(path) {
+        // The Go kubelet has nothing of these on its other port.
+        "checkpoint" | "configz" | "debug" | "flagz" | "statusz" if listener != Listener::Main => "other",
+        path => path,
+    };
     let long_running = if LONG_RUNNING.contains(&path) { "true" } else { "false" };
     let labels = [method, path, server_type, long_running];
     HTTP_REQUESTS.inc(labels);
@@ -41,7 +45,7 @@ pub(super) fn count(listener: Listener, method: &str, path: &str) -> Option<Time
 
 /// Methods and paths that become labels: what others ask for must not.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE"];
-const PATHS: [&str; 20] = [
+const PATHS: [&str; 19] = [
     "attach",
     "checkpoint",
     "configz",
@@ -55,7 +59,6 @@ const PATHS: [&str; 20] = [
     "metrics/cadvisor",
     "metrics/probes",
     "metrics/resource",
-    "metrics/slis",
     "pods",
     "portForward",
     "run",
@@ -117,7 +120,12 @@ pub(super) fn answer(asked: &Asked, deps: &Deps) -> Option<Answer> {
         "/slis" => checks(deps, &mut page),
         _ => return None,
     }
-    let answer = Answer { content_type: content_type(&asked.accept), ..Answer::text(200, page.into_text()) };
+    let started = deps.endpoints.started.as_second().to_string();
+    let answer = Answer {
+        content_type: content_type(&asked.accept),
+        headers: vec![("Process-Start-Time-Unix", started)],
+        ..Answer::text(200, page.into_text())
+    };
     Some(if asked.gzip { packed(answer) } else { answer })
 }
 
@@ -150,10 +158,13 @@ fn content_type(accept: &str) -> &'static str {
 }
 
 /// Compressed, if that works.
-fn packed(answer: Answer) -> Answer {
+fn packed(mut answer: Answer) -> Answer {
     let mut gzip = Gzip::new(Vec::with_capacity(answer.body.len() / 8));
     match gzip.write_all(&answer.body).and_then(|()| gzip.finish()) {
-        Ok(body) => Answer { body, headers: vec![("Content-Encoding", "gzip".to_owned())], ..answer },
+        Ok(body) => {
+            answer.headers.push(("Content-Encoding", "gzip".to_owned()));
+            Answer { body, ..answer }
+        }
         Err(_) => answer,
     }
 }
@@ -163,7 +174,7 @@ fn checks(deps: &Deps, page: &mut Page) {
     count_check("ping", true);
     let mut family = page.family("kubernetes_healthcheck", "Whether a health check passes.", Type::Gauge);
     family.series(&[("name", "ping"), ("type", "healthz")], 1.0);
-    for check in deps.checks.iter().filter(|check| check.name != "ping") {
+    for check in [health::log()].iter().chain(&deps.checks).filter(|check| check.name != "ping") {
         let passes = health::run(check).is_ok();
         family.series(&[("name", check.name), ("type", "healthz")], if passes { 1.0 } else { 0.0 });
     }
@@ -214,6 +225,7 @@ mod tests {
             ("/metrics/probes", "metrics/probes"),
             ("/metrics/resource", "metrics/resource"),
             ("/metrics/other", "other"),
+            ("/metrics/slis", "other"),
             ("/metrics/cadvisor", "metrics/cadvisor"),
             ("/containerLogs/a/b/c", "containerLogs"),
             ("/stats/summary", "stats"),
@@ -225,6 +237,8 @@ mod tests {
         assert!(count(Listener::Local, "GET", "/pods").is_none());
         for (listener, method, path, labels) in [
             (Listener::ReadOnly, "GET", "/pods", ["GET", "pods", "readonly", "false"]),
+            (Listener::ReadOnly, "GET", "/debug/pprof/heap", ["GET", "other", "readonly", "false"]),
+            (Listener::Main, "GET", "/debug/pprof/heap", ["GET", "debug", "readwrite", "true"]),
             (Listener::Main, "BREW", "/exec/a/b/c", ["other", "exec", "readwrite", "true"]),
         ] {
             let timed = count(listener, method, path);

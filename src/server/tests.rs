@@ -249,6 +249,7 @@ fn metrics_are_served_as_text() {
         lines,
         [
             "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1",
+            "kubernetes_healthcheck{name=\"log\",type=\"healthz\"} 1",
             "kubernetes_healthcheck{name=\"runtime\",type=\"healthz\"} 0",
             "kubernetes_healthcheck{name=\"sources\",type=\"healthz\"} 1",
         ]
@@ -280,6 +281,7 @@ fn metrics_are_packed_for_those_who_unpack_and_nothing_else_is() {
     assert!(head.contains("\r\nContent-Encoding: gzip\r\n"), "{head}");
     let kind = "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
     assert!(head.contains(kind), "{head}");
+    assert!(head.contains("\r\nProcess-Start-Time-Unix: "), "{head}");
     assert_eq!(gunzip(&body), plain);
     for (path, accepts) in [
         ("/metrics", ""),
