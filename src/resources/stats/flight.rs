@@ -143,7 +143,7 @@ mod tests {
     fn those_who_come_meanwhile_get_the_same_answer_and_later_ones_another() {
         let flight: Arc<Flight<usize>> = Arc::default();
         let calls = Arc::new(AtomicUsize::new(0));
-        let (answers, answered) = crossbeam_channel::unbounded();
+        let (answers, answered) = crossbeam_channel::bounded(4);
         let (land, landing) = crossbeam_channel::bounded::<()>(1);
         let _asking: Vec<_> = (0..4)
             .map(|_| {
