@@ -300,6 +300,9 @@ fn process(sources: &Sources, page: &mut Page) {
     if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
         page.gauge("process_max_fds", "The most file descriptors that may be open.", limit as f64);
     }
+    // Without a limit the largest number that there is, as other clients write it.
+    let most = rustix::process::getrlimit(rustix::process::Resource::As).current.unwrap_or(u64::MAX);
+    page.gauge("process_virtual_memory_max_bytes", "The most virtual memory.", most as f64);
     if let Some(bytes) = virtual_memory() {
         page.gauge("process_virtual_memory_bytes", "Virtual memory.", bytes as f64);
     }

@@ -128,10 +128,18 @@ pub(super) fn resource(collector: &Collector, page: &mut Page) {
 
 /// `/metrics/cadvisor`.
 pub(super) fn cadvisor(collector: &Collector, page: &mut Page) {
-    match collector.snapshot(Wanted::CADVISOR) {
-        Ok(snapshot) => stats::cadvisor(&snapshot, collector.roots(), page),
-        Err(error) => log::warn!("no numbers for /metrics/cadvisor: {error}"),
-    }
+    let failed = match collector.snapshot(Wanted::CADVISOR) {
+        Ok(snapshot) => {
+            stats::cadvisor(&snapshot, collector.roots(), page);
+            snapshot.incomplete
+        }
+        Err(error) => {
+            log::warn!("no numbers for /metrics/cadvisor: {error}");
+            true
+        }
+    };
+    let help = "Whether something could not be found out.";
+    page.gauge("container_scrape_error", help, if failed { 1.0 } else { 0.0 });
 }
 
 /// What of `/metrics` is measured at the scrape: logs, and volumes of claims.

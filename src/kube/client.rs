@@ -287,6 +287,7 @@ impl Client {
         let call = Call { method: "DELETE", verb: "delete", target, query: &[], body, kind: Use::Call };
         let mut response = self.send(&call)?;
         drain(&mut response.body);
+        self.took(call.method, &response.body);
         Ok(())
     }
 
@@ -388,11 +389,17 @@ impl Client {
 
     fn object<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, ApiError> {
         let mut response = self.send(call)?;
-        let value =
-            parse(&mut response.body).map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
+        let value = parse(&mut response.body);
+        self.took(call.method, &response.body);
+        let value = value.map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
         typed::decode(&value).map_err(|error| {
             ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}"))
         })
+    }
+
+    /// Notes how long an answer was that has been read.
+    pub(super) fn took(&self, method: &'static str, body: &Body) {
+        metrics::CLIENT_RESPONSE_SIZE.observe([method.into(), self.session().host()], body.bytes() as f64);
     }
 
     /// Why the body of an answer came to nothing.
@@ -471,6 +478,7 @@ impl Client {
             }
             let mut body = Vec::new();
             let _ = response.body.by_ref().take(MAX_ERROR_BYTES).read_to_end(&mut body);
+            self.took(call.method, &response.body);
             return Err(ApiError::from_answer(call.attempt(), status, &body, after));
         }
     }
@@ -517,6 +525,8 @@ impl Client {
         headers.extend(bearer.as_ref().map(|bearer| ("Authorization", bearer.as_str())));
         let path = format!("{}{}{}", session.credentials.base_path, call.target.path(), query(call.query));
         let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
+        let size = body.map_or(0, |(_, bytes)| bytes.len());
+        metrics::CLIENT_REQUEST_SIZE.observe([call.method.into(), session.host()], size as f64);
         let request =
             Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
         let begin = Instant::now();

@@ -39,6 +39,33 @@ const CALL: &[f64] = &[
 const TELL: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 /// Seconds of requests to the API server.
 const REQUEST: &[f64] = &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+/// Bytes of requests to the API server and of its answers.
+const SIZE: &[f64] = &[
+    64.0,
+    256.0,
+    512.0,
+    1024.0,
+    4096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    4_194_304.0,
+    16_777_216.0,
+];
+/// Seconds that a certificate was in use.
+const AGE: &[f64] = &[
+    60.0,
+    3600.0,
+    14_400.0,
+    86_400.0,
+    604_800.0,
+    2_592_000.0,
+    7_776_000.0,
+    15_552_000.0,
+    31_104_000.0,
+    124_416_000.0,
+];
 /// Milliseconds of resizes.
 const RESIZE: &[f64] = &[
     10.0, 50.0, 100.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 30000.0, 60000.0, 120_000.0,
@@ -82,6 +109,8 @@ metrics! { ALL;
         "Containers that were to be started.", ["container_type"];
     STARTED_CONTAINERS_ERRORS: CounterVec<2> = "kubelet_started_containers_errors_total",
         "Containers that could not be started, by reason.", ["container_type", "code"];
+    TERMINATED_CONTAINERS: CounterVec<3> = "kubelet_terminated_containers_total",
+        "Containers that have ended, by how.", ["container_type", "exit_code", "reason"];
     RESTARTED_PODS: CounterVec<1> = "kubelet_restarted_pods_total",
         "Pods that came back under the same UID after they were removed.", ["static"];
     ORPHANED_RUNTIME_PODS: Counter = "kubelet_orphaned_runtime_pods_total",
@@ -116,6 +145,8 @@ metrics! { ALL;
         "Directories of pods that nobody knows which could not be removed in the last round.";
     STORAGE_OPERATIONS: HistogramVec<4> = "storage_operation_duration_seconds",
         "Setting volumes up, by plugin.", VOLUME, ["volume_plugin", "operation_name", "status", "migrated"];
+    VOLUME_STATS: HistogramVec<1> = "kubelet_volume_metric_collection_duration_seconds",
+        "Finding out how full a volume is.", SHORT, ["metric_source"];
 
     // The node's start.
     STARTUP_BEFORE: Gauge = "kubelet_node_startup_pre_kubelet_duration_seconds",
@@ -182,12 +213,18 @@ metrics! { ALL;
         "Waits of requests to the API server for their turn.", REQUEST, ["verb", "host"];
     CLIENT_RETRIES: CounterVec<3> = "rest_client_request_retries_total",
         "Requests that the API server wanted to be asked again.", ["code", "verb", "host"];
+    CLIENT_REQUEST_SIZE: HistogramVec<2> = "rest_client_request_size_bytes",
+        "Bodies of requests to the API server.", SIZE, ["verb", "host"];
+    CLIENT_RESPONSE_SIZE: HistogramVec<2> = "rest_client_response_size_bytes",
+        "Bodies of the API server's answers, watches left out.", SIZE, ["verb", "host"];
 
     // Certificates.
     CLIENT_CERTIFICATE_ERRORS: Counter = "kubelet_certificate_manager_client_expiration_renew_errors",
         "Attempts at a new client certificate that failed.";
     SERVING_CERTIFICATE_ERRORS: Counter = "kubelet_server_expiration_renew_errors",
         "Attempts at a new serving certificate that failed.";
+    SERVING_CERTIFICATE_AGE: Histogram = "kubelet_certificate_manager_server_rotation_seconds",
+        "How old a serving certificate was when another one took its place.", AGE;
 
     // Images.
     IMAGE_PULL: HistogramVec<1> = "kubelet_image_pull_duration_seconds",
@@ -196,6 +233,12 @@ metrics! { ALL;
         "Images that were removed because they were not used.", ["reason"];
     ENSURE_IMAGE_REQUESTS: CounterVec<3> = "kubelet_image_manager_ensure_image_requests_total",
         "Containers whose image was looked for.", ["present_locally", "pull_policy", "pull_required"];
+    MUST_PULL_CHECKS: CounterVec<1> = "kubelet_imagemanager_image_mustpull_checks_total",
+        "Looks at whether a pod may have an image that is on the node, by what came out.", ["result"];
+    PULL_INTENTS: Gauge = "kubelet_imagemanager_ondisk_pullintents",
+        "Notes of pulls that have begun and not ended.";
+    PULLED_RECORDS: Gauge = "kubelet_imagemanager_ondisk_pulledrecords",
+        "Records of images that were pulled.";
     IMAGE_VOLUMES_REQUESTED: Counter = "kubelet_image_volume_requested_total", "Image volumes that were wanted.";
     IMAGE_VOLUMES_MOUNTED: Counter = "kubelet_image_volume_mounted_succeed_total",
         "Image volumes that were mounted.";

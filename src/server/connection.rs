@@ -1,6 +1,7 @@
 //! One connection in the clear: read and vet the head, have it answered.
 //!
-//! One request per connection and no bodies: method and target are all that counts.
+//! One request per connection and no bodies: method, target and the form of the answer are
+//! all that counts.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use super::crowd::Place;
 use super::exchange::{exchange, farewell, read_some, refusal};
 use super::http::Gate;
 use super::listener::Listener;
-use super::query::Target;
+use super::query::{Target, takes_gzip};
 use super::routes::{Asked, Method};
 use super::{head, main_connection, metrics, upgrade};
 
@@ -61,6 +62,10 @@ enum NoHead {
 struct Head {
     method: Method,
     target: String,
+    /// The `Accept` header.
+    accept: String,
+    /// Whether the client takes gzip.
+    gzip: bool,
 }
 
 /// Vets a complete head.
@@ -85,6 +90,7 @@ fn vet(head: &str, listener: Listener) -> Result<Head, NoHead> {
     if !target.starts_with('/') || !target.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(NoHead::Refused(400, "malformed target\n"));
     }
+    let (mut accept, mut gzip) = (String::new(), false);
     for line in lines.filter(|line| !line.is_empty()) {
         let Some((name, value)) = line.split_once(':') else {
             return Err(NoHead::Refused(400, "malformed header\n"));
@@ -94,8 +100,13 @@ fn vet(head: &str, listener: Listener) -> Result<Head, NoHead> {
         if body {
             return Err(NoHead::Refused(413, "no request bodies here\n"));
         }
+        if name.eq_ignore_ascii_case("accept") {
+            accept = value.trim().to_owned();
+        } else if name.eq_ignore_ascii_case("accept-encoding") {
+            gzip |= value.split(',').any(takes_gzip);
+        }
     }
-    Ok(Head { method, target: target.to_owned() })
+    Ok(Head { method, target: target.to_owned(), accept, gzip })
 }
 
 /// The lines of a head, and what came behind it.
@@ -156,7 +167,8 @@ fn serve(listener: Listener, mut client: Client, gate: &Gate, stop: &StopToken) 
         Err(NoHead::Gone) => return,
         Err(NoHead::Refused(status, text)) => return farewell(client, gate, status, text),
     };
-    let asked = Asked { method: head.method, target: Target::parse(&head.target), ..Asked::default() };
+    let Head { method, target, accept, gzip } = head;
+    let asked = Asked { method, target: Target::parse(&target), accept, gzip, ..Asked::default() };
     let _timed = metrics::count(listener, asked.method.as_str(), &asked.target.path);
     exchange(client, listener, asked, None, gate, stop);
 }
@@ -177,6 +189,8 @@ mod tests {
         };
         check("GET /pods HTTP/1.1\r\nHost: x\r\nContent-Length: 0", Ok((Method::Get, "/pods")));
         check("HEAD /a?b=c HTTP/1.0", Ok((Method::Head, "/a?b=c")));
+        let form = vet("GET / HTTP/1.1\r\naccept:  a/b\r\nAccept-Encoding: br,gzip", Listener::ReadOnly);
+        assert_eq!(form.map(|head| (head.accept, head.gzip)), Ok(("a/b".to_owned(), true)));
         check("POST / HTTP/1.1", Err(405));
         check("GET http://x/ HTTP/1.1", Err(400));
         check("GET / HTTP/2.0", Err(505));

@@ -1,7 +1,5 @@
 //! What the node API answers, once the caller is known and allowed.
 
-use std::sync::Arc;
-
 use super::routes::{Answer, Asked, Method, Reply, debugging_disabled};
 use super::{Deps, HealthCheck, container_logs, health, metrics, node_logs, run, stats, views, zpages};
 
@@ -13,7 +11,7 @@ pub(super) fn route(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let reads = matches!(asked.method, Method::Get | Method::Head);
     match first {
         "healthz" => return whole(health::answer(&checks(deps), &asked.target)),
-        "metrics" if reads => return whole(metrics::answer(path, deps).unwrap_or_else(Answer::not_found)),
+        "metrics" if reads => return whole(metrics::answer(asked, deps).unwrap_or_else(Answer::not_found)),
         "stats" => return stats::answer(asked, deps),
         "pods" if reads => return whole(Answer::written(views::pod_list(&*deps.pods))),
         "metrics" | "pods" => return Err(Answer::not_allowed("GET")),
@@ -48,10 +46,8 @@ fn whole(answer: Answer) -> Result<Reply, Answer> {
 /// Those that the Go kubelet has here. A runtime in trouble is told by the node's status; to
 /// fail for it would have the agent restarted, which helps nobody.
 fn checks(deps: &Deps) -> Vec<HealthCheck> {
-    // What is logged is written at once, there is no flush that could hang.
-    let log = HealthCheck { name: "log", probe: Arc::new(|| Ok(())) };
     let own = deps.checks.iter().filter(|check| check.name == "syncloop").cloned();
-    std::iter::once(log).chain(own).collect()
+    std::iter::once(health::log()).chain(own).collect()
 }
 
 /// What stands between the first two slashes of a path.

@@ -1,12 +1,14 @@
 //! `/metrics` and its siblings: the text comes from whoever knows the numbers.
 
+use std::io::Write;
 use std::time::Instant;
 
-use super::Deps;
 use super::listener::Listener;
-use super::routes::Answer;
+use super::routes::{Answer, Asked};
+use super::{Deps, health};
 use crate::model::metrics::{HTTP_DURATION, HTTP_INFLIGHT, HTTP_REQUESTS};
-use crate::util::metrics::{CONTENT_TYPE, Page, Type};
+use crate::runtime::logs::gzip::Gzip;
+use crate::util::metrics::{CounterVec, Metric as _, Page, Type};
 
 /// What of the metrics is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +31,11 @@ pub(super) fn count(listener: Listener, method: &str, path: &str) -> Option<Time
         Listener::Healthz | Listener::Local => return None,
     };
     let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("other");
-    let path = first_elements(path);
+    let path = match first_elements(path) {
+        // The Go kubelet has nothing of these on its other port.
+        "checkpoint" | "configz" | "debug" | "flagz" | "statusz" if listener != Listener::Main => "other",
+        path => path,
+    };
     let long_running = if LONG_RUNNING.contains(&path) { "true" } else { "false" };
     let labels = [method, path, server_type, long_running];
     HTTP_REQUESTS.inc(labels);
@@ -39,7 +45,7 @@ pub(super) fn count(listener: Listener, method: &str, path: &str) -> Option<Time
 
 /// Methods and paths that become labels: what others ask for must not.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE"];
-const PATHS: [&str; 20] = [
+const PATHS: [&str; 19] = [
     "attach",
     "checkpoint",
     "configz",
@@ -53,7 +59,6 @@ const PATHS: [&str; 20] = [
     "metrics/cadvisor",
     "metrics/probes",
     "metrics/resource",
-    "metrics/slis",
     "pods",
     "portForward",
     "run",
@@ -92,10 +97,22 @@ fn first_elements(path: &str) -> &'static str {
     PATHS.into_iter().find(known).unwrap_or("other")
 }
 
+/// How often each health check was made, by what came out. On its own page only.
+static CHECKS: CounterVec<3> = CounterVec::new(
+    "kubernetes_healthchecks_total",
+    "Health checks that were made.",
+    ["name", "type", "status"],
+);
+
+/// Counts a health check.
+pub(super) fn count_check(name: &'static str, passes: bool) {
+    CHECKS.inc([name, "healthz", if passes { "success" } else { "error" }]);
+}
+
 /// Answers a path below `/metrics`; `None` for a page that there is not.
-pub(super) fn answer(path: &str, deps: &Deps) -> Option<Answer> {
+pub(super) fn answer(asked: &Asked, deps: &Deps) -> Option<Answer> {
     let mut page = Page::new();
-    match path.strip_prefix("/metrics")?.trim_end_matches('/') {
+    match asked.target.path.strip_prefix("/metrics")?.trim_end_matches('/') {
         "" => (deps.metrics)(MetricsPage::Own, &mut page),
         "/probes" => (deps.metrics)(MetricsPage::Probes, &mut page),
         "/resource" => (deps.metrics)(MetricsPage::Resource, &mut page),
@@ -103,22 +120,100 @@ pub(super) fn answer(path: &str, deps: &Deps) -> Option<Answer> {
         "/slis" => checks(deps, &mut page),
         _ => return None,
     }
-    Some(Answer { content_type: CONTENT_TYPE, ..Answer::text(200, page.into_text()) })
+    let started = deps.endpoints.started.as_second().to_string();
+    let answer = Answer {
+        content_type: content_type(&asked.accept),
+        headers: vec![("Process-Start-Time-Unix", started)],
+        ..Answer::text(200, page.into_text())
+    };
+    Some(if asked.gzip { packed(answer) } else { answer })
 }
 
-/// One series per health check.
+/// The one format that there is, with the escaping that the client wants: no name here needs
+/// any, so each of them is right.
+///
+/// DIFFERS: who asks for the binary format first gets it from the Go kubelet.
+fn content_type(accept: &str) -> &'static str {
+    const UNDERSCORES: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
+    const KNOWN: [(&str, &str); 4] = [
+        ("underscores", UNDERSCORES),
+        ("allow-utf-8", "text/plain; version=0.0.4; charset=utf-8; escaping=allow-utf-8"),
+        ("dots", "text/plain; version=0.0.4; charset=utf-8; escaping=dots"),
+        ("values", "text/plain; version=0.0.4; charset=utf-8; escaping=values"),
+    ];
+    let mut chosen = UNDERSCORES;
+    for form in accept.split(',') {
+        let mut parts = form.split(';').map(str::trim);
+        let media = parts.next().unwrap_or_default();
+        let value =
+            |name| parts.clone().filter_map(|part| part.split_once('=')).find(|(key, _)| *key == name);
+        let escaping =
+            value("escaping").and_then(|(_, value)| KNOWN.iter().find(|(known, _)| *known == value));
+        chosen = escaping.map_or(chosen, |(_, whole)| whole);
+        if media == "text/plain" && value("version").is_none_or(|(_, version)| version == "0.0.4") {
+            break;
+        }
+    }
+    chosen
+}
+
+/// Compressed, if that works.
+fn packed(mut answer: Answer) -> Answer {
+    let mut gzip = Gzip::new(Vec::with_capacity(answer.body.len() / 8));
+    match gzip.write_all(&answer.body).and_then(|()| gzip.finish()) {
+        Ok(body) => {
+            answer.headers.push(("Content-Encoding", "gzip".to_owned()));
+            Answer { body, ..answer }
+        }
+        Err(_) => answer,
+    }
+}
+
+/// One series per health check, each of which is made for it.
 fn checks(deps: &Deps, page: &mut Page) {
+    count_check("ping", true);
     let mut family = page.family("kubernetes_healthcheck", "Whether a health check passes.", Type::Gauge);
     family.series(&[("name", "ping"), ("type", "healthz")], 1.0);
-    for check in deps.checks.iter().filter(|check| check.name != "ping") {
-        let passes = (check.probe)().is_ok();
+    for check in [health::log()].iter().chain(&deps.checks).filter(|check| check.name != "ping") {
+        let passes = health::run(check).is_ok();
         family.series(&[("name", check.name), ("type", "healthz")], if passes { 1.0 } else { 0.0 });
     }
+    drop(family);
+    CHECKS.write(page);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_format_is_the_one_with_the_escaping_that_is_wanted() {
+        for (accept, escaping) in [
+            ("", "underscores"),
+            ("*/*", "underscores"),
+            ("text/plain", "underscores"),
+            ("application/openmetrics-text;version=1.0.0", "underscores"),
+            // Prometheus 3, and one that wants the binary format first.
+            (
+                "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
+                 application/openmetrics-text;version=0.0.1;q=0.5,\
+                 text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+                "allow-utf-8",
+            ),
+            (
+                "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.7,\
+                 text/plain;version=0.0.4;escaping=values;q=0.3",
+                "values",
+            ),
+            ("text/plain;version=0.0.4,text/html;escaping=dots", "underscores"),
+            ("text/html; escaping=dots , text/plain", "dots"),
+            ("text/plain;escaping=none", "underscores"),
+            (";;=,,escaping", "underscores"),
+        ] {
+            let expected = format!("text/plain; version=0.0.4; charset=utf-8; escaping={escaping}");
+            assert_eq!(content_type(accept), expected, "{accept}");
+        }
+    }
 
     #[test]
     fn only_known_paths_become_labels() {
@@ -130,6 +225,7 @@ mod tests {
             ("/metrics/probes", "metrics/probes"),
             ("/metrics/resource", "metrics/resource"),
             ("/metrics/other", "other"),
+            ("/metrics/slis", "other"),
             ("/metrics/cadvisor", "metrics/cadvisor"),
             ("/containerLogs/a/b/c", "containerLogs"),
             ("/stats/summary", "stats"),
@@ -141,6 +237,8 @@ mod tests {
         assert!(count(Listener::Local, "GET", "/pods").is_none());
         for (listener, method, path, labels) in [
             (Listener::ReadOnly, "GET", "/pods", ["GET", "pods", "readonly", "false"]),
+            (Listener::ReadOnly, "GET", "/debug/pprof/heap", ["GET", "other", "readonly", "false"]),
+            (Listener::Main, "GET", "/debug/pprof/heap", ["GET", "debug", "readwrite", "true"]),
             (Listener::Main, "BREW", "/exec/a/b/c", ["other", "exec", "readwrite", "true"]),
         ] {
             let timed = count(listener, method, path);

@@ -83,6 +83,13 @@ fn decode(text: &str, plus_is_space: bool) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
+/// Whether an element of `Accept-Encoding` is gzip, and not at a quality of zero.
+pub(super) fn takes_gzip(element: &str) -> bool {
+    let (name, quality) = element.split_once(';').unwrap_or((element, ""));
+    let zero = quality.trim().strip_prefix("q=").is_some_and(|q| q.parse::<f32>() == Ok(0.0));
+    name.trim().eq_ignore_ascii_case("gzip") && !zero
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,5 +108,19 @@ mod tests {
         assert_eq!(target.get("x"), Some("%zz%4"));
         assert_eq!(target.all("follow").collect::<Vec<_>>(), ["", "no"]);
         assert_eq!(Target::parse("/%ff").path, "/\u{fffd}");
+    }
+
+    #[test]
+    fn gzip_is_taken_unless_it_is_ruled_out() {
+        for (element, taken) in [
+            ("gzip", true),
+            ("GZIP;q=0.5", true),
+            ("gzip; q=0", false),
+            ("gzip;q=0.0", false),
+            ("identity", false),
+            ("", false),
+        ] {
+            assert_eq!(takes_gzip(element), taken, "{element}");
+        }
     }
 }

@@ -134,7 +134,7 @@ pub(super) fn route(listener: Listener, asked: &Asked, deps: &Deps) -> Reply {
         _ if is_health && !changes => health::answer(&deps.checks, target),
         Listener::Healthz => Answer::not_found(),
         _ if path == "/metrics" || path.starts_with("/metrics/") => {
-            metrics::answer(path, deps).unwrap_or_else(Answer::not_found)
+            metrics::answer(asked, deps).unwrap_or_else(Answer::not_found)
         }
         _ if path.starts_with("/stats/") => return stats::answer(asked, deps).unwrap_or_else(Reply::Whole),
         Listener::ReadOnly | Listener::Main => read_only(path, deps),

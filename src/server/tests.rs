@@ -244,17 +244,67 @@ fn metrics_are_served_as_text() {
     assert_eq!(fixture.local("/metrics"), (200, expected.into()));
     assert!(fixture.read_only("/metrics/probes").1.contains("Probes"));
     let slis = fixture.read_only("/metrics/slis").1;
-    let lines: Vec<&str> = slis.lines().filter(|line| !line.starts_with('#')).collect();
+    let lines: Vec<&str> = slis.lines().filter(|line| line.starts_with("kubernetes_healthcheck{")).collect();
     assert_eq!(
         lines,
         [
             "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1",
+            "kubernetes_healthcheck{name=\"log\",type=\"healthz\"} 1",
             "kubernetes_healthcheck{name=\"runtime\",type=\"healthz\"} 0",
             "kubernetes_healthcheck{name=\"sources\",type=\"healthz\"} 1",
         ]
     );
+    // Asking here is a check, and so is asking for one by name.
+    let failed = |page: &str| -> u64 {
+        let series = "kubernetes_healthchecks_total{name=\"runtime\",type=\"healthz\",status=\"error\"} ";
+        page.lines().find_map(|line| line.strip_prefix(series)).unwrap().parse().unwrap()
+    };
+    assert_eq!(fixture.health("GET /healthz/runtime HTTP/1.1\r\n\r\n").0, 500);
+    assert!(failed(&fixture.read_only("/metrics/slis").1) >= failed(&slis) + 2);
     assert_eq!(fixture.read_only("/metrics/other").0, 404);
     assert_eq!(fixture.health("GET /metrics HTTP/1.1\r\n\r\n").0, 404);
+}
+
+#[test]
+fn metrics_are_packed_for_those_who_unpack_and_nothing_else_is() {
+    let fixture = Fixture::new();
+    let plain = fixture.read_only("/metrics").1;
+    let ask = |path: &str, accepts: &str| {
+        let mut stream = TcpStream::connect(fixture.started().read_only.unwrap()).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n{accepts}\r\n").unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        let end = all.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
+        (String::from_utf8(all[..end].to_vec()).unwrap(), all.split_off(end + 4))
+    };
+    let (head, body) = ask("/metrics", "Accept-Encoding: deflate, gzip;q=1.0\r\nAccept: text/plain\r\n");
+    assert!(head.contains("\r\nContent-Encoding: gzip\r\n"), "{head}");
+    let kind = "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
+    assert!(head.contains(kind), "{head}");
+    assert!(head.contains("\r\nProcess-Start-Time-Unix: "), "{head}");
+    assert_eq!(gunzip(&body), plain);
+    for (path, accepts) in [
+        ("/metrics", ""),
+        ("/metrics", "Accept-Encoding: gzip;q=0\r\n"),
+        ("/pods", "Accept-Encoding: gzip\r\n"),
+        ("/stats/summary", "Accept-Encoding: gzip\r\n"),
+        ("/healthz", "Accept-Encoding: gzip\r\n"),
+    ] {
+        let (head, body) = ask(path, accepts);
+        assert!(!head.contains("Content-Encoding"), "{path}: {head}");
+        assert!(std::str::from_utf8(&body).is_ok());
+    }
+}
+
+/// What the program of that name makes of it.
+fn gunzip(packed: &[u8]) -> String {
+    use std::process::{Command, Stdio};
+    let mut child =
+        Command::new("gzip").arg("-dc").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(packed).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]

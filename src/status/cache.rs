@@ -14,7 +14,7 @@ use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
 use super::containers::{LOST_WHEN_TERMINATED, vanished};
-use super::{conditions, is_terminal, transitions};
+use super::{conditions, ended, is_terminal, transitions};
 
 /// One pod's place in the cache.
 #[derive(Debug, Clone)]
@@ -295,8 +295,15 @@ impl StatusCache {
             let finished = force == Force::Final || present.is_some_and(|entry| entry.finished);
             inner.version += 1;
             let version = inner.version;
-            inner.entries.insert(pod.uid().clone(), Entry { status: Arc::new(status), version, finished });
+            let status = Arc::new(status);
+            let place = Entry { status: Arc::clone(&status), version, finished };
+            inner.entries.insert(pod.uid().clone(), place);
             ring(&mut inner);
+            drop(inner);
+            // What had ended before the first look ended under another agent.
+            if let Some(entry) = &entry {
+                ended::count(&entry.status, &status);
+            }
             return Stored { changed: true, version };
         }
     }

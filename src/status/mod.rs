@@ -16,6 +16,7 @@ mod cache;
 mod compose;
 mod conditions;
 mod containers;
+mod ended;
 mod merge;
 mod phase;
 pub mod publish;

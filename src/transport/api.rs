@@ -271,6 +271,7 @@ impl Connections {
             connection: Some(connection),
             framing: head.framing,
             close: head.close,
+            taken: 0,
             home: self.clone(),
             breaker: breaker.clone(),
         };
@@ -330,11 +331,19 @@ pub struct Body {
     connection: Option<Connection>,
     framing: Framing,
     close: bool,
+    /// Bytes that were read of it.
+    taken: u64,
     home: Connections,
     breaker: Breaker,
 }
 
 impl Body {
+    /// How many bytes were read so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.taken
+    }
+
     /// Until when the rest must be there; at first the request's deadline.
     pub fn set_deadline(&mut self, deadline: Instant) {
         if let Some(connection) = &mut self.connection {
@@ -389,6 +398,7 @@ impl BufRead for Body {
     }
 
     fn consume(&mut self, count: usize) {
+        self.taken = self.taken.saturating_add(count as u64);
         if let Some(connection) = &mut self.connection {
             self.framing.consume(&mut connection.reader, count);
         }

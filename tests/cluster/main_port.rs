@@ -75,23 +75,37 @@ fn the_api_server_and_its_users_are_let_in_as_they_may() {
     let forged = "X-Remote-User: admin\r\nX-Remote-Group: system:masters\r\nImpersonate-User: admin\r\n";
     assert_eq!(said(client.get_with("/pods", forged)), forbidden("system:anonymous", "pods proxy"));
     assert_eq!(said(client.get_by("/metrics", "nonsense")), (401, "Unauthorized".to_owned()));
-    for account in ["door-scraper", "door-nobody"] {
+    for account in ["door-scraper", "door-nobody", "door-looker", "door-reader"] {
         plane.kubectl(&["create", "serviceaccount", account]);
     }
-    plane.kubectl(&["create", "clusterrole", "door-metrics", "--verb=get", "--resource=nodes/metrics"]);
-    plane.kubectl(&[
-        "create",
-        "clusterrolebinding",
-        "door-metrics",
-        "--clusterrole=door-metrics",
-        "--serviceaccount=default:door-scraper",
-    ]);
+    const ROLES: [(&str, &str, &str); 3] = [
+        ("door-metrics", "metrics", "door-scraper"),
+        ("door-pods", "pods", "door-looker"),
+        ("door-log", "log", "door-reader"),
+    ];
+    for (role, subresource, account) in ROLES {
+        let resource = format!("--resource=nodes/{subresource}");
+        plane.kubectl(&["create", "clusterrole", role, "--verb=get", &resource]);
+        let (of, to) = (format!("--clusterrole={role}"), format!("--serviceaccount=default:{account}"));
+        plane.kubectl(&["create", "clusterrolebinding", role, &of, &to]);
+    }
     let token = |account: &str| plane.kubectl(&["create", "token", account]).trim().to_owned();
     let (scraper, nobody) = (token("door-scraper"), token("door-nobody"));
     let user = |account: &str| format!("system:serviceaccount:default:{account}");
     // The answer to who may what is some moments old.
     wait_until("the right to be known", LIMIT, || client.get_by("/metrics", &scraper).status == 200);
-    assert_eq!(client.get_by("/metrics/probes", &scraper).status, 200);
+    for page in ["cadvisor", "resource", "probes", "slis"] {
+        assert_eq!(client.get_by(&format!("/metrics/{page}"), &scraper).status, 200, "{page}");
+    }
+    // Reading the head alone is another verb, which nobody has.
+    let head = format!("HEAD /metrics HTTP/1.1\r\nHost: n\r\nAuthorization: Bearer {scraper}\r\n\r\n");
+    assert_eq!(client.send(&head).status, 403);
+    let (looker, reader) = (token("door-looker"), token("door-reader"));
+    wait_until("the right to look at pods", LIMIT, || client.get_by("/pods", &looker).status == 200);
+    assert_eq!(client.get_by("/runningpods/", &looker).status, 200);
+    wait_until("the right to read logs", LIMIT, || client.get_by("/logs/", &reader).status == 200);
+    assert_eq!(said(client.get_by("/logs/", &looker)), forbidden(&user("door-looker"), "log"));
+    assert_eq!(said(client.get_by("/pods", &reader)), forbidden(&user("door-reader"), "pods proxy"));
     assert_eq!(said(client.get_by("/pods", &scraper)), forbidden(&user("door-scraper"), "pods proxy"));
     assert_eq!(said(client.get_by("/metrics", &nobody)), forbidden(&user("door-nobody"), "metrics"));
 
@@ -102,14 +116,13 @@ fn the_api_server_and_its_users_are_let_in_as_they_may() {
     let admin = identity(&plane.admin_kubeconfig());
     assert_eq!(said(TlsClient::new(port, Some(&admin)).get("/healthz")), (200, "ok".to_owned()));
 
-    for (kind, name) in [
-        ("serviceaccount", "door-scraper"),
-        ("serviceaccount", "door-nobody"),
-        ("clusterrolebinding", "door-metrics"),
-        ("clusterrole", "door-metrics"),
-        ("csr", name.as_str()),
-    ] {
-        plane.kubectl(&["delete", kind, name]);
+    for (role, _, account) in ROLES {
+        for (kind, name) in [("serviceaccount", account), ("clusterrolebinding", role), ("clusterrole", role)]
+        {
+            plane.kubectl(&["delete", kind, name]);
+        }
     }
+    plane.kubectl(&["delete", "serviceaccount", "door-nobody"]);
+    plane.kubectl(&["delete", "csr", &name]);
     joined.finish(&[]);
 }

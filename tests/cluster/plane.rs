@@ -96,6 +96,25 @@ fn nodes_have_the_rights_of_nodes() {
     refused(&own, &["get", "secrets", "-A"], "", "can only read namespaced object of this type");
     refused(&plane.bootstrap_kubeconfig(), &["get", "nodes"], "", "cannot list resource \"nodes\"");
 
+    // Only what is its own: what of it is bound, named by its pods, or said of its node.
+    const NO: &str = "(Forbidden)";
+    refused(&own, &["get", "pods", "-A"], "", NO);
+    let mine = plane.kubectl_as(&own, &["get", "pods", "-A", "--field-selector=spec.nodeName=n1"], "");
+    assert!(mine.status.success(), "{}", String::from_utf8_lossy(&mine.stderr));
+    refused(&own, &["get", "secret", "nobodys"], "", "no relationship found between node 'n1'");
+    let mirror = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "mirror-n1", "annotations": {"kubernetes.io/config.mirror": "1"}},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}]},
+    });
+    refused(&own, &create, &mirror.to_string(), NO);
+    for patch in [
+        json!({"metadata": {"labels": {"node-role.kubernetes.io/worker": ""}}}),
+        json!({"spec": {"taints": [{"key": "example.org/t", "effect": "NoSchedule"}]}}),
+    ] {
+        refused(&own, &["patch", "node", "n1", "-p", &patch.to_string()], "", NO);
+    }
+
     let asked = plane.requests();
     let created =
         asked.iter().find(|one| text(one, "/verb") == "create" && text(one, "/objectRef/name") == "n1");

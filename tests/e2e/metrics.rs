@@ -60,6 +60,14 @@ fn pods_and_calls_are_counted() {
     assert!(value(&node, "kubelet_pod_start_duration_seconds_count") >= 2.0);
     assert!(value(&node, "process_resident_memory_bytes") > 1_000_000.0);
 
+    // An end is counted once, by how it was.
+    const ENDS: &str =
+        "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"7\",reason=\"Error\"}";
+    let mut ends = pod("ends", json!([busybox("main", "exit 7")]));
+    ends["spec"]["restartPolicy"] = json!("Never");
+    node.apply("ends.json", &ends);
+    wait_until("the end to be counted", LONG, || value(&node, ENDS) == 1.0);
+
     // The relist: lately, and counted.
     let now = unix_now();
     let seen = value(&node, "kubelet_pleg_last_seen_seconds");
@@ -77,6 +85,9 @@ fn pods_and_calls_are_counted() {
     wait_until("health", LONG, || node.health("/healthz").0 == 200);
     let pod = node.wait_ready("two");
     assert_eq!(restarts(&pod, "a") + restarts(&pod, "b"), 0);
+    assert_eq!(sum(&node, "kubelet_terminated_containers_total"), 1.0);
+    assert!(sum(&node, "kubelet_imagemanager_image_mustpull_checks_total") >= 3.0);
+    assert_eq!(value(&node, "kubelet_imagemanager_ondisk_pullintents"), 0.0);
 
     // One series per health check.
     let slis = samples(&node, "/metrics/slis");
@@ -89,6 +100,9 @@ fn pods_and_calls_are_counted() {
     for name in named {
         let series = format!("kubernetes_healthcheck{{name=\"{name}\",type=\"healthz\"}}");
         assert_eq!(slis.get(&series), Some(&1.0), "{series} in {slis:#?}");
+        let total =
+            format!("kubernetes_healthchecks_total{{name=\"{name}\",type=\"healthz\",status=\"success\"}}");
+        assert!(slis.get(&total) >= Some(&2.0), "{total} in {slis:#?}");
     }
     node.finish();
 }

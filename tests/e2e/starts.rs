@@ -4,7 +4,11 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::support::node::Node;
+use crate::support::containerd::kill;
+use crate::support::launch;
+use crate::support::node::{LONG, Node, http_get};
+use crate::support::solo::free_port;
+use crate::support::tls_client::TlsClient;
 
 #[test]
 fn the_old_cgroups_have_to_be_asked_for() {
@@ -21,5 +25,41 @@ fn the_old_cgroups_have_to_be_asked_for() {
     assert!(log.contains("cgroup v1") && log.contains("failCgroupV1"), "{log}");
     node.configure(json!({"failCgroupV1": false}));
     node.start_agent();
+    node.finish();
+}
+
+#[test]
+fn without_a_configuration_file_everybody_may_look() {
+    let mut node = Node::prepare("flags", json!({}));
+    let [port, read_only, healthz] = [free_port(), free_port(), free_port()];
+    let dir = Node::base("flags");
+    let mut command = node.command_line(&[
+        &format!("--container-runtime-endpoint={}", node.containerd.endpoint()),
+        &format!("--cert-dir={}", dir.join("pki").display()),
+        &format!("--port={port}"),
+        &format!("--read-only-port={read_only}"),
+        &format!("--healthz-port={healthz}"),
+        "--fail-swap-on=false",
+        "--fail-cgroupv1=false",
+        "--cgroups-per-qos=false",
+        "--enforce-node-allocatable=",
+    ]);
+    let mut agent = launch::spawn(&mut command, &dir.join("flags.log"));
+    launch::wait_healthy(&mut agent, healthz, LONG);
+    let answer = TlsClient::new(port, None).get("/pods");
+    assert!(answer.status == 200 && answer.body.contains("\"PodList\""), "{answer:?}");
+    assert!(http_get(read_only, "/metrics").is_ok_and(|(code, _)| code == 200));
+    kill(agent.id(), "TERM");
+    assert!(agent.wait().expect("the agent ends").success());
+
+    // With a file, which says nothing of those without credentials, they may not.
+    let port = free_port();
+    node.configure(json!({
+        "port": port,
+        "authentication": {"webhook": {"enabled": false}},
+        "authorization": {"mode": "AlwaysAllow"},
+    }));
+    node.start_agent();
+    assert_eq!(TlsClient::new(port, None).get("/pods").status, 401);
     node.finish();
 }

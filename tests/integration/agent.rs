@@ -93,6 +93,44 @@ impl Web {
     }
 }
 
+/// A call without an answer costs those who need it eight seconds, and nobody else anything.
+#[test]
+fn statistics_of_a_runtime_that_hangs_fail_in_time() {
+    let solo = Solo::start();
+    let _gate = solo.fake.hang("ImageFsInfo");
+    let before = solo.fake.count("ImageFsInfo");
+    let timed = |path: &str| {
+        let begun = std::time::Instant::now();
+        let (code, text) = solo.read_only(path);
+        (code, text, begun.elapsed())
+    };
+    const SOON: Duration = Duration::from_secs(4);
+    const WHY: &str = "Internal Error: failed to get imageFs stats: \
+        rpc error: code = DeadlineExceeded desc = context deadline exceeded\n";
+    std::thread::scope(|scope| {
+        let summary = scope.spawn(|| timed("/stats/summary"));
+        wait_until("the runtime to be asked", LONG, || solo.fake.count("ImageFsInfo") > before);
+        for path in ["/metrics/resource", "/stats/summary?only_cpu_and_memory=true", "/metrics"] {
+            let (code, text, took) = timed(path);
+            assert!(code == 200 && took < SOON, "{path}: {code} after {took:?}: {text}");
+        }
+        let (code, text, took) = summary.join().unwrap();
+        assert_eq!((code, text.as_str()), (500, WHY));
+        assert!(took > Duration::from_secs(7), "{took:?}");
+    });
+    // It is left alone for a while: who asks meanwhile hears at once what is known.
+    let asked = solo.fake.count("ImageFsInfo");
+    let (code, text, took) = timed("/stats/summary");
+    assert!(took < SOON, "{took:?}");
+    assert_eq!((code, text.as_str()), (500, WHY));
+    let (code, text, took) = timed("/metrics/cadvisor");
+    assert!(took < SOON && code == 200 && text.contains("machine_cpu_cores"), "{code} after {took:?}");
+    assert_eq!(solo.fake.count("ImageFsInfo"), asked);
+    solo.fake.behave("ImageFsInfo");
+    wait_until("numbers again", LONG, || solo.read_only("/stats/summary").0 == 200);
+    solo.finish();
+}
+
 /// What an answer costs is printed: machines differ, and this is no release build.
 #[test]
 fn a_hundred_pods_are_summed_up() {

@@ -13,6 +13,7 @@ use coracle::kube::watch::{Change, Watched, spawn_reflector};
 use coracle::kube::{event_sink, events};
 use coracle::model::api::Pod;
 use coracle::model::event::{Event, EventSink, EventType, Regarding};
+use coracle::model::metrics;
 use coracle::transport::api::{Breaker, Identity, Roots};
 use coracle::util::threads::{OnDeath, Running, Stack, Stopped, spawn};
 use crossbeam_channel::{Receiver, bounded};
@@ -96,6 +97,16 @@ fn objects_are_made_changed_and_removed() {
     let error = client.get::<Value>(&target).unwrap_err();
     assert!(error.is_not_found());
     assert_eq!(error.to_string(), "pods \"p\" not found");
+    // How long bodies are is counted, by method and server.
+    let host = client.origin().split_once("://").unwrap().1.to_owned();
+    let sizes = |method: &str| {
+        let labels = || [method.to_owned(), host.clone()];
+        (metrics::CLIENT_REQUEST_SIZE.count(labels()), metrics::CLIENT_RESPONSE_SIZE.count(labels()))
+    };
+    assert_eq!(
+        [sizes("POST"), sizes("PATCH"), sizes("DELETE"), sizes("GET")],
+        [(2, 2), (1, 1), (2, 2), (2, 2)]
+    );
     // A document of another kind is an error, not a panic.
     api.put("/api/v1/nodes/n1", json!({"status": {"conditions": 7}}));
     let error = client.get::<coracle::model::api::Node>(&Target::node("n1")).unwrap_err();

@@ -87,6 +87,7 @@ fn callers_are_known_by_certificates_and_tokens() {
     };
     let nobody = client(&solo, None);
     unauthorized(&nobody, "");
+    assert_eq!(nobody.get("/healthz").status, 401);
     unauthorized(&nobody, "X-Remote-User: admin\r\nX-Remote-Group: admins\r\nImpersonate-User: admin\r\n");
     unauthorized(&nobody, "Authorization: Basic YTpi\r\n");
     unauthorized(&nobody, "Authorization: Bearer bad\r\n");
@@ -96,8 +97,13 @@ fn callers_are_known_by_certificates_and_tokens() {
     assert_eq!(reviews(&solo, "SubjectAccessReview").len(), 0);
 
     let reader = client(&solo, Some(&authority.issue("jane", &["readers", "others"])));
-    let answer = reader.get("/metrics");
+    let answer = reader.get_with("/metrics", "Accept: text/plain;version=0.0.4;escaping=dots\r\n");
     assert_eq!(answer.status, 200, "{answer:?}");
+    let kind = "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8; escaping=dots\r\n";
+    assert!(answer.head.contains(kind), "{}", answer.head);
+    let packed = reader.get_with("/metrics", "Accept-Encoding: gzip\r\n");
+    assert!(packed.head.contains("\r\nContent-Encoding: gzip\r\n"), "{}", packed.head);
+    assert!(packed.body.len() < answer.body.len() / 3, "{} of {}", packed.body.len(), answer.body.len());
     assert!(answer.head.starts_with("HTTP/1.1 200 OK\r\n"), "{}", answer.head);
     let counted = |line: &str| line.starts_with("kubelet_http_requests_total") && line.contains("readwrite");
     assert!(answer.body.lines().any(counted), "{}", answer.body);

@@ -6,6 +6,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 
+use crate::model::metrics::SERVING_CERTIFICATE_AGE;
+
 use super::csr::{self, PrivateKey, Purpose, Template, Verdict};
 use super::store::{Identity, Store};
 use super::{Error, chain};
@@ -281,7 +283,10 @@ impl Rotation {
                 let left = seconds_between(now, identity.facts.not_after) * AT_LEAST;
                 self.renew = renew_at(&identity, unit).max(later(now, Duration::from_secs_f64(left)));
                 self.answered = Some(pending.template);
-                self.current = Some(identity.clone());
+                let old = self.current.replace(identity.clone());
+                if let Some(old) = old.filter(|_| purpose == Purpose::Serving) {
+                    SERVING_CERTIFICATE_AGE.observe(seconds_between(old.facts.not_before, now));
+                }
                 Ok(Outcome::Issued(Box::new(identity), stored))
             }
         }

@@ -450,6 +450,10 @@ fn addresses_that_change_make_a_new_request() {
     bench.template = serving("10.0.0.7");
     assert!(rotation.due(Some(&bench.template), at(second)) <= at(second));
     assert_eq!(bench.signer.counts().0, 2);
+    // How old the other one has become is counted.
+    let before = SERVING_CERTIFICATE_AGE.count();
+    bench.issued(&mut rotation, &mut second);
+    assert!(SERVING_CERTIFICATE_AGE.count() > before);
 }
 
 #[test]

@@ -254,6 +254,7 @@ impl<'a, S> Reflector<'a, S> {
         let target = &self.watched.target;
         let mut body = self.client.stream("list", target, &query, Use::Call)?;
         let page = serde_json::from_reader(body.by_ref().take(MAX_BODY_BYTES));
+        self.client.took("GET", &body);
         page.map_err(|error| {
             let wrong = Unreadable::new(&mut body, error);
             self.client.unreadable("list", target, wrong)

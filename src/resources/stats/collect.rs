@@ -1,15 +1,16 @@
 //! One collection, from the list of pods to the snapshot.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
 use super::sample::{ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Snapshot, SystemUse, VolumeUse};
-use super::told::{self, Disks, Need, Told};
+use super::told::{self, Answers, Disks, Need, Part};
 use super::{Depth, Settings, Shared, StatsError, VolumeAt, Wanted, Work, cgroup, places, proc, space};
 use crate::model::ids::PodUid;
+use crate::model::metrics;
 use crate::model::runtime::{ContainerState, ListedPod, ListedSandbox, SandboxState};
 
 /// All walks through volumes and logs of one collection. What is not done by then is not
@@ -19,13 +20,15 @@ pub(super) const WALKS: Duration = Duration::from_secs(5);
 /// The key of the machine's own counter.
 const ROOT: &str = "/";
 
+/// All pods of the last list.
+type Listed = BTreeMap<PodUid, ListedPod>;
+
 /// Where pods may have a cgroup of their own together.
 const PODS_CGROUPS: [&str; 2] = ["kubepods", "kubepods.slice"];
 
 impl Shared {
     /// Reads the counters of processor time alone, so that the collection after it has rates.
-    pub(super) fn first_samples(&self, work: &mut Work) {
-        let pods = (self.deps.pods)();
+    pub(super) fn first_samples(&self, work: &mut Work, pods: &Listed) {
         let ids: BTreeSet<&str> = pods.values().filter_map(running).flat_map(ids).collect();
         work.places.look(&self.tree.top(), &ids, Instant::now());
         for id in ids {
@@ -42,23 +45,31 @@ impl Shared {
         work.rates.turn();
     }
 
+    /// What has to be asked of the runtime.
+    pub(super) fn need(&self, work: &mut Work, pods: &Listed, wanted: Wanted) -> Need {
+        let ids: BTreeSet<&str> = pods.values().filter_map(running).flat_map(ids).collect();
+        work.places.look(&self.tree.top(), &ids, Instant::now());
+        let full = wanted.depth == Depth::Full;
+        let pods = match ids.iter().any(|id| work.places.get(id).is_none()) {
+            true => Some(Part::All),
+            false if full && !ids.is_empty() => Some(Part::Layers),
+            false => None,
+        };
+        Need { pods, images: full }
+    }
+
     /// Everything.
-    pub(super) fn collect(&self, work: &mut Work, wanted: Wanted) -> Result<Snapshot, StatsError> {
-        let pods = (self.deps.pods)();
+    pub(super) fn collect(
+        &self,
+        work: &mut Work,
+        pods: &Listed,
+        answers: &Answers,
+        wanted: Wanted,
+    ) -> Result<Snapshot, StatsError> {
         let live: Vec<Running<'_>> = pods.values().filter_map(running).collect();
         let ids: BTreeSet<&str> = live.iter().cloned().flat_map(ids).collect();
         work.places.look(&self.tree.top(), &ids, Instant::now());
-        let mut once = Once { disks: Disks::default(), told: None, until: Instant::now() + WALKS };
-        let unplaced = ids.iter().any(|id| work.places.get(id).is_none());
-        let mut incomplete = false;
-        if unplaced || (wanted.depth == Depth::Full && !live.is_empty()) {
-            let need = if unplaced { Need::All } else { Need::Layers };
-            match told::ask(&*self.deps.runtime, need, &mut work.pods_refused) {
-                Ok(told) => once.told = Some(told),
-                // The client has logged it.
-                Err(_) => incomplete = true,
-            }
-        }
+        let mut once = Once { disks: Disks::default(), answers, until: Instant::now() + WALKS };
         let mut found = Vec::with_capacity(live.len());
         for pod in &live {
             found.extend(self.pod(work, &mut once, pod, wanted));
@@ -66,7 +77,7 @@ impl Shared {
         let node = self.node(work, &mut once, &found, wanted)?;
         work.volumes.retain(|uid, _| pods.contains_key(uid));
         work.rates.turn();
-        Ok(Snapshot { node, pods: found, incomplete })
+        Ok(Snapshot { node, pods: found, incomplete: answers.incomplete })
     }
 
     /// The numbers of a cgroup, with its rate.
@@ -86,10 +97,16 @@ impl Shared {
         numbers
     }
 
-    fn pod(&self, work: &mut Work, once: &mut Once, running: &Running<'_>, wanted: Wanted) -> Option<PodUse> {
+    fn pod(
+        &self,
+        work: &mut Work,
+        once: &mut Once<'_>,
+        running: &Running<'_>,
+        wanted: Wanted,
+    ) -> Option<PodUse> {
         let Running { pod, sandbox } = running;
         let full = wanted.depth == Depth::Full;
-        let seen = wanted.details.then(|| (self.deps.pod)(&pod.uid)).flatten();
+        let seen = wanted.details.then(|| (self.pod)(&pod.uid)).flatten();
         let logs_dir = logs_dir(&self.settings, pod);
         let mut found = PodUse {
             uid: pod.uid.clone(),
@@ -100,10 +117,10 @@ impl Shared {
         };
         for listed in containers(pod) {
             let id = listed.id.as_str();
-            let told = once.told.as_mut().and_then(|told| told.containers.remove(id));
-            let layer = told.as_ref().and_then(|told| told.layer.clone());
+            let told = once.answers.told.as_ref().and_then(|told| told.containers.get(id));
+            let layer = told.and_then(|told| told.layer.as_ref());
             let numbers = self.placed(work, id, wanted.details).or_else(|| {
-                let mut numbers = told?.numbers;
+                let mut numbers = told?.numbers.clone();
                 let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, Instant::now()));
                 numbers.rate = rate.or(numbers.rate);
                 Some(numbers)
@@ -121,19 +138,19 @@ impl Shared {
                 image: image.map(|seen| seen.image.clone()).unwrap_or_default(),
                 started: listed.created_at,
                 numbers,
-                rootfs: layer.filter(|_| full).map(|layer| once.disks.layer(&layer)),
+                rootfs: layer.filter(|_| full).map(|layer| once.disks.layer(layer)),
                 logs,
             });
         }
         let sandbox_id = sandbox.map(|sandbox| sandbox.id.as_str());
-        let told = sandbox_id.and_then(|id| once.told.as_mut()?.pods.remove(id));
+        let told = sandbox_id.and_then(|id| once.answers.told.as_ref()?.pods.get(id));
         let path = sandbox_id.and_then(|id| work.places.get(id)).map(str::to_owned);
         found.sandbox =
             sandbox_id.and_then(|id| Some((id.to_owned(), self.placed(work, id, wanted.details)?)));
-        let (own, network) = told.map_or((None, None), |told| (Some(told.numbers), told.network));
         let together = path.as_deref().and_then(|path| places::pod_cgroup(path, pod.uid.as_str()));
         let together = together.and_then(|path| self.numbers(work, path, path, wanted.details));
-        found.numbers = together.or_else(|| own.filter(|own| own.cpu.is_some())).unwrap_or_else(|| {
+        let own = || told.map(|told| &told.numbers).filter(|own| own.cpu.is_some()).cloned();
+        found.numbers = together.or_else(own).unwrap_or_else(|| {
             let mut sum = Numbers::default();
             let parts = found.containers.iter().map(|container| &container.numbers);
             parts.chain(found.sandbox.as_ref().map(|(_, numbers)| numbers)).for_each(|part| sum.add(part));
@@ -150,14 +167,14 @@ impl Shared {
         if full {
             let process = path.and_then(|path| self.tree.first_process(&path));
             let of_process = process.and_then(|process| proc::network(&self.settings.roots.proc, process));
-            found.network = of_process.or(network);
+            found.network = of_process.or_else(|| told?.network.clone());
             self.storage(work, once, &mut found);
         }
         Some(found)
     }
 
     /// Volumes and local storage of a pod.
-    fn storage(&self, work: &mut Work, once: &mut Once, pod: &mut PodUse) {
+    fn storage(&self, work: &mut Work, once: &mut Once<'_>, pod: &mut PodUse) {
         pod.volumes = self.volumes(work, &pod.uid, once.until);
         let sum = |of: fn(&FileSystem) -> Option<u64>| {
             let containers = pod.containers.iter().flat_map(|one| [&one.rootfs, &one.logs]).flatten();
@@ -182,7 +199,7 @@ impl Shared {
             return volumes.clone();
         }
         let found: Vec<VolumeUse> =
-            (self.deps.volumes)(uid).iter().filter_map(|volume| volume_use(volume, until)).collect();
+            (self.volumes)(uid).iter().filter_map(|volume| volume_use(volume, until)).collect();
         work.volumes.insert(uid.clone(), (Instant::now(), found.clone()));
         found
     }
@@ -190,7 +207,7 @@ impl Shared {
     fn node(
         &self,
         work: &mut Work,
-        once: &mut Once,
+        once: &mut Once<'_>,
         pods: &[PodUse],
         wanted: Wanted,
     ) -> Result<NodeUse, StatsError> {
@@ -216,13 +233,13 @@ impl Shared {
             node.processes = Some(proc::processes(&settings.roots.proc));
             let fs = space::file_system(&settings.root_dir);
             node.fs = Some(fs.ok_or_else(|| StatsError::RootFs(settings.root_dir.clone()))?);
-            match self.deps.runtime.image_fs_info() {
-                Ok(answer) => {
-                    (node.image_fs, node.container_fs) = told::image_file_systems(&answer, &mut once.disks);
+            match &once.answers.images {
+                Some(Ok(answer)) => {
+                    (node.image_fs, node.container_fs) = told::image_file_systems(answer, &mut once.disks);
                 }
                 // The summary fails as upstream's does; the page of metrics has the rest.
-                Err(error) if !wanted.details => return Err(StatsError::ImageFs(error)),
-                Err(_) => {}
+                Some(Err(error)) if !wanted.details => return Err(StatsError::ImageFs(error.clone())),
+                Some(Err(_)) | None => {}
             }
         }
         Ok(node)
@@ -261,9 +278,9 @@ impl Shared {
 }
 
 /// What is found out once per collection.
-struct Once {
+struct Once<'a> {
     disks: Disks,
-    told: Option<Told>,
+    answers: &'a Answers,
     until: Instant,
 }
 
@@ -298,11 +315,13 @@ pub(super) fn logs_dir(settings: &Settings, pod: &ListedPod) -> Option<PathBuf> 
 
 /// How full a volume is.
 pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse> {
+    let begun = Instant::now();
     let mut space = space::file_system(&volume.path)?;
     if volume.walk {
         let content = space::content(&volume.path, until)?;
         (space.used, space.inodes_used) = (Some(content.bytes), Some(content.inodes));
     }
+    metrics::VOLUME_STATS.took([if volume.walk { "du" } else { "statfs" }], begun.elapsed());
     Some(VolumeUse {
         name: volume.name.clone(),
         claim: volume.claim.clone(),

@@ -3,6 +3,8 @@
 //! Owns: one [`Collector`] with the last samples, which rates are made from.
 //! Threads: none. Whoever asks collects, on its own thread; others who ask meanwhile wait
 //! for that one and share what it found. Nothing happens while nobody asks.
+//! The runtime is asked before, by one for all who need it (`flight`) and for a few seconds
+//! at most: who needs nothing of it waits for nobody's call.
 //! Sources: cgroup files where a container's cgroup is found (`places`), else the runtime
 //! (`told`); `/proc`, statfs, and walks through volumes, at most once per period.
 //! Invariants: a lock is held for look-ups only; a number that cannot be told is absent; a
@@ -11,6 +13,7 @@
 
 mod cgroup;
 mod collect;
+mod flight;
 mod pages;
 mod places;
 mod proc;
@@ -43,6 +46,7 @@ use crate::util::stop::StopToken;
 use cgroup::Tree;
 use places::Places;
 use rates::Rates;
+use told::{Answers, Line};
 
 /// Who asks again within this time gets the same numbers.
 const FRESH: Duration = Duration::from_secs(1);
@@ -173,8 +177,6 @@ pub fn booted(roots: &Roots) -> Option<Timestamp> {
 struct Work {
     rates: Rates,
     places: Places,
-    /// The runtime does not know the call by pod.
-    pods_refused: bool,
     volumes: HashMap<PodUid, (Instant, Vec<VolumeUse>)>,
 }
 
@@ -186,7 +188,10 @@ struct State {
 
 struct Shared {
     settings: Settings,
-    deps: Deps,
+    pods: Box<ListPods>,
+    pod: Box<LookAtPod>,
+    volumes: Box<ListVolumes>,
+    line: Line,
     tree: Tree,
     state: Mutex<State>,
     done: Condvar,
@@ -217,7 +222,37 @@ impl Drop for Borrowed<'_> {
     }
 }
 
+/// How a question begins.
+enum Turn<'a> {
+    /// Somebody has found out just now.
+    Known(Arc<Snapshot>),
+    /// Whoever has the work collects.
+    Ours(Borrowed<'a>),
+}
+
 impl Shared {
+    /// Takes the work, unless the answer is there.
+    fn borrow(&self, wanted: Wanted, until: Instant) -> Result<Turn<'_>, StatsError> {
+        let mut state = self.lock();
+        loop {
+            if let Some((had, at, snapshot)) = &state.last
+                && wanted.is_met_by(*had)
+                && at.elapsed() < FRESH
+            {
+                return Ok(Turn::Known(Arc::clone(snapshot)));
+            }
+            if let Some(work) = state.work.take() {
+                return Ok(Turn::Ours(Borrowed { shared: self, work, result: None }));
+            }
+            let _waiting = crate::util::threads::waiting("another collection of statistics");
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(StatsError::Busy);
+            }
+            state = self.done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -229,7 +264,10 @@ impl Collector {
     pub fn new(settings: Settings, deps: Deps) -> Self {
         let tree = Tree::new(&settings.cgroups);
         let state = Mutex::new(State { work: Some(Box::default()), last: None });
-        Collector { shared: Arc::new(Shared { settings, deps, tree, state, done: Condvar::new() }) }
+        let Deps { pods, pod, volumes, runtime } = deps;
+        let line = Line::new(runtime);
+        let done = Condvar::new();
+        Collector { shared: Arc::new(Shared { settings, pods, pod, volumes, line, tree, state, done }) }
     }
 
     /// The numbers of this moment, or of one not a second ago.
@@ -238,44 +276,42 @@ impl Collector {
     /// When the machine itself cannot be looked at. A pod that cannot is left out.
     pub fn snapshot(&self, wanted: Wanted) -> Result<Arc<Snapshot>, StatsError> {
         let shared = &*self.shared;
-        let deadline = Instant::now() + PATIENCE;
-        let mut state = shared.lock();
-        let work = loop {
-            if let Some((had, at, snapshot)) = &state.last
-                && wanted.is_met_by(*had)
-                && at.elapsed() < FRESH
-            {
-                return Ok(Arc::clone(snapshot));
+        let until = Instant::now() + PATIENCE;
+        let mut answers: Option<Answers> = None;
+        loop {
+            let mut borrowed = match shared.borrow(wanted, until)? {
+                Turn::Known(snapshot) => return Ok(snapshot),
+                Turn::Ours(borrowed) => borrowed,
+            };
+            let pods = (shared.pods)();
+            if answers.is_none() {
+                let need = shared.need(&mut borrowed.work, &pods, wanted);
+                if need.images || need.pods.is_some() {
+                    // Given back: the runtime may take its time.
+                    drop(borrowed);
+                    answers = Some(shared.line.ask(need));
+                    continue;
+                }
             }
-            if let Some(work) = state.work.take() {
-                break work;
+            let answers = answers.get_or_insert_default();
+            // Of no use any more: two of them need not be kept.
+            let old = shared.lock().last.take();
+            drop(old);
+            if wanted.rates && borrowed.work.rates.is_stale(Instant::now()) {
+                shared.first_samples(&mut borrowed.work, &pods);
+                let _ = StopToken::never().wait(FIRST_GAP);
             }
-            let _waiting = crate::util::threads::waiting("another collection of statistics");
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(StatsError::Busy);
-            }
-            state = shared.done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        };
-        // Of no use any more: two of them need not be kept.
-        let old = state.last.take();
-        drop(state);
-        drop(old);
-        let mut borrowed = Borrowed { shared, work, result: None };
-        if wanted.rates && borrowed.work.rates.is_stale(Instant::now()) {
-            self.shared.first_samples(&mut borrowed.work);
-            let _ = StopToken::never().wait(FIRST_GAP);
+            let snapshot = Arc::new(shared.collect(&mut borrowed.work, &pods, answers, wanted)?);
+            borrowed.result = Some((wanted, Instant::now(), Arc::clone(&snapshot)));
+            return Ok(snapshot);
         }
-        let snapshot = Arc::new(self.shared.collect(&mut borrowed.work, wanted)?);
-        borrowed.result = Some((wanted, Instant::now(), Arc::clone(&snapshot)));
-        Ok(snapshot)
     }
 
     /// Volumes with a claim behind them, for the metrics by claim; usually there are none,
     /// and then nothing is looked at.
     #[must_use]
     pub fn claims(&self, uid: &PodUid) -> Vec<VolumeUse> {
-        let mut volumes = (self.shared.deps.volumes)(uid);
+        let mut volumes = (self.shared.volumes)(uid);
         volumes.retain(|volume| volume.claim.is_some());
         let until = Instant::now() + collect::WALKS;
         volumes.iter().filter_map(|volume| collect::volume_use(volume, until)).collect()

@@ -45,9 +45,13 @@ impl Rates {
         point.rate
     }
 
-    /// Whether a fresh sample is worth taking first.
+    /// Whether a fresh sample is worth taking first: there is none, or only such as were
+    /// taken a moment ago, to which no rate is known.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
-        !self.last.values().any(|point| now.saturating_duration_since(point.at) < STALE)
+        !self.last.values().any(|point| {
+            let age = now.saturating_duration_since(point.at);
+            age < STALE && (point.rate.is_some() || age >= CLOSEST)
+        })
     }
 
     /// Ends a collection: what it did not ask for is forgotten.
@@ -80,6 +84,11 @@ mod tests {
             rates.turn();
         }
         assert!(!rates.is_stale(at(6_000)));
+        // One sample of just now gives no rate.
+        let mut first = Rates::default();
+        assert_eq!(first.rate("a", 1, at(0)), None);
+        first.turn();
+        assert!(first.is_stale(at(50)) && !first.is_stale(at(150)));
         assert!(rates.is_stale(at(5_000) + STALE));
         rates.turn();
         assert_eq!(rates.rate("a", 10, at(7_000)), None);

@@ -8,6 +8,7 @@ use crate::transport::endpoint::EndpointError;
 use crate::transport::generated::{MessageField, runtime};
 use crate::util::metrics::Page;
 use crate::util::threads::{self, OnDeath, Stack};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,6 +23,8 @@ struct Fake {
     by_pod: bool,
     fails: bool,
     asked: Arc<AtomicUsize>,
+    /// Where the calls by container begin, and what they wait for.
+    hangs: Option<(Sender<()>, Receiver<()>)>,
 }
 
 fn error() -> CriError {
@@ -67,7 +70,7 @@ impl Fake {
 }
 
 impl Runtime for Fake {
-    fn pod_stats(&self) -> Result<Vec<runtime::PodSandboxStats>, CriError> {
+    fn pod_stats(&self, _within: Duration) -> Result<Vec<runtime::PodSandboxStats>, CriError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         if !self.by_pod {
             return Err(error());
@@ -102,8 +105,13 @@ impl Runtime for Fake {
         }])
     }
 
-    fn container_stats(&self) -> Result<Vec<runtime::ContainerStats>, CriError> {
+    fn container_stats(&self, within: Duration) -> Result<Vec<runtime::ContainerStats>, CriError> {
+        assert!(within <= Duration::from_secs(8), "{within:?}");
         self.asked.fetch_add(1, Ordering::Relaxed);
+        if let Some((began, go_on)) = &self.hangs {
+            began.send(()).unwrap();
+            let _ = go_on.recv();
+        }
         if self.fails {
             return Err(error());
         }
@@ -112,7 +120,7 @@ impl Runtime for Fake {
         Ok(all)
     }
 
-    fn image_fs_info(&self) -> Result<runtime::ImageFsInfoResponse, CriError> {
+    fn image_fs_info(&self, _within: Duration) -> Result<runtime::ImageFsInfoResponse, CriError> {
         if self.fails {
             return Err(error());
         }
@@ -392,6 +400,13 @@ fn processors_and_memory_alone_ask_the_runtime_nothing() {
     assert_eq!(pod["cpu"]["usageCoreNanoSeconds"], 4_000_000_000_u64);
     // The counters of the files did not move between the two samples of a first question.
     assert_eq!(pod["cpu"]["usageNanoCores"], 0);
+
+    // Nor is there one for who asks right after somebody who took the first sample.
+    let machine = with_cgroups(Fake::default());
+    machine.collector.snapshot(Wanted::RESOURCE).unwrap();
+    let summary = json(&machine.collector.snapshot(Wanted::BRIEF).unwrap());
+    assert_eq!(summary["pods"][0]["cpu"]["usageNanoCores"], 0);
+    assert_eq!(summary["node"]["cpu"]["usageNanoCores"], 0);
 }
 
 #[test]
@@ -423,6 +438,38 @@ fn who_asks_within_a_second_shares_a_collection() {
     drop(asking);
     assert!(collected.iter().all(|one| Arc::ptr_eq(one, &collected[0])));
     assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_runtime_that_hangs_keeps_only_those_waiting_who_need_it() {
+    let (began, begun) = bounded(1);
+    let (let_go, go_on) = bounded::<()>(0);
+    let machine = with_cgroups(Fake { hangs: Some((began, go_on)), ..Fake::default() });
+    let (answers, answered) = bounded(2);
+    let ask = || {
+        let (collector, answers) = (machine.collector.clone(), answers.clone());
+        threads::spawn("asks", Stack::Small, OnDeath::Nobody, move |_| {
+            answers.send(collector.snapshot(Wanted::SUMMARY).unwrap()).unwrap();
+        })
+        .unwrap()
+    };
+    let _first = ask();
+    begun.recv().unwrap();
+    let _second = ask();
+    while machine.collector.shared.line.waiting() == 0 {
+        std::thread::yield_now();
+    }
+    // What is read from files is told meanwhile, as often as it is asked for.
+    for wanted in [Wanted::RESOURCE, Wanted::BRIEF, Wanted::RESOURCE] {
+        let snapshot = machine.collector.snapshot(wanted).unwrap();
+        assert_eq!(snapshot.pods[0].containers[0].numbers.working_set, Some(9_000_000));
+        assert!(!snapshot.incomplete && answered.is_empty());
+    }
+    drop(let_go);
+    for snapshot in answered.iter().take(2) {
+        assert!(snapshot.pods[0].containers[0].rootfs.is_some());
+    }
+    assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1, "both have the same answer");
 }
 
 #[test]
@@ -575,6 +622,9 @@ fn volumes_are_walked_once_a_period() {
         *at -= Duration::from_secs(60);
     }
     assert!(used("walked").0 >= before + 100_000);
+    for source in ["du", "statfs"] {
+        assert!(crate::model::metrics::VOLUME_STATS.count([source]) >= 2, "{source}");
+    }
 }
 
 #[test]

@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use super::flight::Flight;
 use super::sample::{FileSystem, Interface, Network, Numbers, Pressure, Share, Traffic};
 use super::space;
 use crate::cri::{Class, CriError, ImageClient, RuntimeClient};
 use crate::resources::disk::{self, DiskSpace};
-use crate::transport::generated::{MessageField, runtime};
+use crate::transport::generated::{MessageField, methods, runtime};
 
 /// The answers of one collection, by id.
 #[derive(Debug, Default)]
@@ -39,67 +43,128 @@ pub(super) struct Layer {
     pub(super) at: Option<Timestamp>,
 }
 
-/// Which numbers are needed.
+/// All calls of one collection. Shorter than Prometheus waits for a page.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// What is left for the last call when the others have used it up.
+const LEAST: Duration = Duration::from_secs(1);
+
+/// Which numbers of pods are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum Part {
     /// Of pods and containers.
     All,
     /// Of writable layers only.
     Layers,
 }
 
-/// What a runtime can be asked for. The client implements it; tests bring their own.
+/// What a collection asks the runtime for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Need {
+    pub(super) pods: Option<Part>,
+    /// The file systems of images.
+    pub(super) images: bool,
+}
+
+/// What it said.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    pub(super) told: Option<Arc<Told>>,
+    pub(super) images: Option<Result<Arc<runtime::ImageFsInfoResponse>, CriError>>,
+    /// It did not tell of pods.
+    pub(super) incomplete: bool,
+}
+
+/// What a runtime can be asked for, and how long that may take. The client implements it;
+/// tests bring their own.
 pub trait Runtime: Send + Sync {
     /// Of pods with their containers.
     ///
     /// # Errors
     /// As of [`RuntimeClient::pod_stats`].
-    fn pod_stats(&self) -> Result<Vec<runtime::PodSandboxStats>, CriError>;
+    fn pod_stats(&self, within: Duration) -> Result<Vec<runtime::PodSandboxStats>, CriError>;
     /// Of containers.
     ///
     /// # Errors
     /// As of [`RuntimeClient::container_stats`].
-    fn container_stats(&self) -> Result<Vec<runtime::ContainerStats>, CriError>;
+    fn container_stats(&self, within: Duration) -> Result<Vec<runtime::ContainerStats>, CriError>;
     /// Of the file systems.
     ///
     /// # Errors
     /// As of [`ImageClient::image_fs_info`].
-    fn image_fs_info(&self) -> Result<runtime::ImageFsInfoResponse, CriError>;
+    fn image_fs_info(&self, within: Duration) -> Result<runtime::ImageFsInfoResponse, CriError>;
 }
 
 impl Runtime for (RuntimeClient, ImageClient) {
-    fn pod_stats(&self) -> Result<Vec<runtime::PodSandboxStats>, CriError> {
-        self.0.pod_stats()
+    fn pod_stats(&self, within: Duration) -> Result<Vec<runtime::PodSandboxStats>, CriError> {
+        self.0.pod_stats(within)
     }
 
-    fn container_stats(&self) -> Result<Vec<runtime::ContainerStats>, CriError> {
-        self.0.container_stats()
+    fn container_stats(&self, within: Duration) -> Result<Vec<runtime::ContainerStats>, CriError> {
+        self.0.container_stats(within)
     }
 
-    fn image_fs_info(&self) -> Result<runtime::ImageFsInfoResponse, CriError> {
-        self.1.image_fs_info()
+    fn image_fs_info(&self, within: Duration) -> Result<runtime::ImageFsInfoResponse, CriError> {
+        self.1.with_request_timeout(within).image_fs_info()
     }
 }
 
-/// Asks the runtime. `pods_refused` remembers that it does not know the call by pod.
-pub(super) fn ask(runtime: &dyn Runtime, need: Need, pods_refused: &mut bool) -> Result<Told, CriError> {
-    let mut told = Told::default();
-    if need == Need::All && !*pods_refused {
-        match runtime.pod_stats() {
-            Ok(pods) => {
-                for pod in pods {
-                    take_pod(&mut told, pod);
+/// The runtime, asked once for all who need the same.
+pub(super) struct Line {
+    runtime: Box<dyn Runtime>,
+    pods: Flight<Told>,
+    containers: Flight<Told>,
+    images: Flight<runtime::ImageFsInfoResponse>,
+    /// It does not know the call by pod.
+    pods_refused: AtomicBool,
+}
+
+impl Line {
+    pub(super) fn new(runtime: Box<dyn Runtime>) -> Line {
+        let (pods, containers, images) = (Flight::default(), Flight::default(), Flight::default());
+        Line { runtime, pods, containers, images, pods_refused: AtomicBool::new(false) }
+    }
+
+    /// Asks for what is needed. Holds no lock of the collector, for a runtime may hang.
+    pub(super) fn ask(&self, need: Need) -> Answers {
+        let until = Instant::now() + LIMIT;
+        let images = need.images.then(|| {
+            self.images.ask(methods::IMAGE_FS_INFO.name, until, |left| self.runtime.image_fs_info(left))
+        });
+        let until = until.max(Instant::now() + LEAST);
+        let told = need.pods.map(|part| self.told(part, until));
+        // The client has logged it.
+        let incomplete = told.as_ref().is_some_and(Result::is_err);
+        Answers { told: told.and_then(Result::ok), images, incomplete }
+    }
+
+    /// How many wait for a call by container.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.containers.waiting()
+    }
+
+    fn told(&self, part: Part, until: Instant) -> Result<Arc<Told>, CriError> {
+        if part == Part::All && !self.pods_refused.load(Ordering::Relaxed) {
+            let answer = self.pods.ask(methods::LIST_POD_SANDBOX_STATS.name, until, |left| {
+                let mut told = Told::default();
+                self.runtime.pod_stats(left)?.into_iter().for_each(|pod| take_pod(&mut told, pod));
+                Ok(told)
+            });
+            match answer {
+                Err(error) if error.class() == Class::Unsupported => {
+                    self.pods_refused.store(true, Ordering::Relaxed);
                 }
-                return Ok(told);
+                other => return other,
             }
-            Err(error) if error.class() == Class::Unsupported => *pods_refused = true,
-            Err(error) => return Err(error),
         }
+        self.containers.ask(methods::LIST_CONTAINER_STATS.name, until, |left| {
+            let mut told = Told::default();
+            let all = self.runtime.container_stats(left)?;
+            all.into_iter().for_each(|container| take_container(&mut told, container));
+            Ok(told)
+        })
     }
-    for container in runtime.container_stats()? {
-        take_container(&mut told, container);
-    }
-    Ok(told)
 }
 
 fn take_pod(told: &mut Told, pod: runtime::PodSandboxStats) {

@@ -14,6 +14,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::model::ids::ImageRef;
+use crate::model::metrics;
 use crate::util::{atomic_file, sha256};
 
 use super::gc::SeenImage;
@@ -159,6 +160,30 @@ enum RecordError {
     Content { path: PathBuf, error: serde_json::Error },
 }
 
+/// What came out of a look at the records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// No proof is wanted.
+    Allowed,
+    /// A record says that this pod may have the image.
+    Proven,
+    /// Only the registry can tell.
+    Unproven,
+    /// The record cannot be read.
+    Unknown,
+}
+
+impl Verdict {
+    fn as_str(self) -> &'static str {
+        match self {
+            Verdict::Allowed => "credentialPolicyAllowed",
+            Verdict::Proven => "credentialRecordFound",
+            Verdict::Unproven => "mustAuthenticate",
+            Verdict::Unknown => "error",
+        }
+    }
+}
+
 /// See the module.
 pub(super) struct Records {
     verification: Verification,
@@ -171,12 +196,14 @@ pub(super) struct Records {
 impl Records {
     pub(super) fn new(root_dir: &Path, verification: Verification) -> Records {
         let dir = root_dir.join("image_manager");
-        Records {
+        let records = Records {
             verification,
             pulling: dir.join("pulling"),
             pulled: dir.join("pulled"),
             under_way: Mutex::default(),
-        }
+        };
+        records.tell();
+        records
     }
 
     /// Whether proofs exist at all.
@@ -187,27 +214,36 @@ impl Records {
     /// Whether an image that is on the node has to be pulled nevertheless, to prove that the
     /// pod may have it. `proofs`: the credentials of the pod's own that fit the image.
     pub(super) fn must_pull(&self, image: &str, reference: &ImageRef, proofs: &[PullSecret]) -> bool {
-        if matches!(self.verification, Verification::Off | Verification::Never) {
+        if !self.is_on() {
             return false;
+        }
+        let verdict = self.judge(image, reference, proofs);
+        metrics::MUST_PULL_CHECKS.inc([verdict.as_str()]);
+        matches!(verdict, Verdict::Unproven | Verdict::Unknown)
+    }
+
+    fn judge(&self, image: &str, reference: &ImageRef, proofs: &[PullSecret]) -> Verdict {
+        if self.verification == Verification::Never {
+            return Verdict::Allowed;
         }
         let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         let record = match self.record(reference.as_str()) {
             Ok(record) => record,
             Err(error) => {
                 log::warn!("cannot tell who may use image {image}: {error}");
-                return true;
+                return Verdict::Unknown;
             }
         };
         let pulled_here =
             record.is_some() || under_way.contains_key(image) || file(&self.pulling, image).exists();
         if !self.verification.wants_proof(image, pulled_here) {
-            return false;
+            return Verdict::Allowed;
         }
         let Some(access) = record.as_ref().and_then(|it| it.credential_mapping.get(repository(image))) else {
-            return true;
+            return Verdict::Unproven;
         };
         if access.node_pods_accessible {
-            return false;
+            return Verdict::Proven;
         }
         for proof in proofs {
             for known in &access.kubernetes_secrets {
@@ -222,10 +258,10 @@ impl Records {
                         log::warn!("cannot note who may use image {image}: {error}");
                     }
                 }
-                return false;
+                return Verdict::Proven;
             }
         }
-        true
+        Verdict::Unproven
     }
 
     /// A pull begins. Without this note nobody would know after a crash whose image it is.
@@ -250,6 +286,7 @@ impl Records {
             }
         }
         *count += 1;
+        self.tell();
         Ok(())
     }
 
@@ -268,12 +305,14 @@ impl Records {
             // The intent stays, and with it the knowledge that the image is not a preloaded one.
             Err(error) => log::warn!("cannot note who may use image {image}: {error}"),
         }
+        self.tell();
     }
 
     /// A pull has failed.
     pub(super) fn failed(&self, image: &str) {
         if self.is_on() {
             self.end(&mut self.under_way.lock().unwrap_or_else(PoisonError::into_inner), image);
+            self.tell();
         }
     }
 
@@ -313,6 +352,16 @@ impl Records {
             if !present.contains(record.image_ref.as_str()) && record.last_updated_time < listed_at {
                 remove(&file(&self.pulled, &record.image_ref));
             }
+        }
+        self.tell();
+    }
+
+    /// For the metrics: how many files there are.
+    fn tell(&self) {
+        if self.is_on() {
+            let files = |dir: &Path| std::fs::read_dir(dir).map_or(0, Iterator::count) as f64;
+            metrics::PULL_INTENTS.set(files(&self.pulling));
+            metrics::PULLED_RECORDS.set(files(&self.pulled));
         }
     }
 
@@ -464,6 +513,12 @@ mod tests {
         assert!(!records.must_pull("r.example/team/app@sha256:11", &reference(), &[]));
         // The same image under another name is another matter.
         assert!(records.must_pull("other.example/app:1", &reference(), &[]));
+        for (verdict, at_least) in
+            [("credentialPolicyAllowed", 1), ("mustAuthenticate", 2), ("credentialRecordFound", 2)]
+        {
+            assert!(metrics::MUST_PULL_CHECKS.get([verdict]) >= at_least, "{verdict}");
+        }
+        assert!(metrics::PULL_INTENTS.get().is_some() && metrics::PULLED_RECORDS.get().is_some());
         let text =
             std::fs::read_to_string(file(&dir.path().join("image_manager/pulled"), "sha256:00")).unwrap();
         assert!(text.starts_with(

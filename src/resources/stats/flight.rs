@@ -1,0 +1,216 @@
+//! One call to the runtime for all who need its answer at that time.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::FRESH;
+use crate::cri::CriError;
+use crate::transport::grpc::{CallError, Kind};
+
+/// A runtime that let the time of a call run out is left alone for so long: who asks
+/// meanwhile is told the same at once.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// A call that at most one makes at a time. An answer lives as long as somebody uses it.
+pub(super) struct Flight<T> {
+    state: Mutex<State<T>>,
+    landed: Condvar,
+}
+
+struct State<T> {
+    under_way: bool,
+    /// Calls that have ended.
+    landings: u64,
+    last: Option<(Instant, Result<Weak<T>, CriError>)>,
+    waiting: usize,
+    /// The last answer, until all who waited for it have taken it.
+    kept: Option<Arc<T>>,
+}
+
+impl<T> Default for Flight<T> {
+    fn default() -> Self {
+        let state = Mutex::new(State { under_way: false, landings: 0, last: None, waiting: 0, kept: None });
+        Flight { state, landed: Condvar::new() }
+    }
+}
+
+impl<T> Flight<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the call, or waits for the one that is under way; not beyond `until`.
+    pub(super) fn ask(
+        &self,
+        method: &'static str,
+        until: Instant,
+        call: impl FnOnce(Duration) -> Result<T, CriError>,
+    ) -> Result<Arc<T>, CriError> {
+        let mut state = self.lock();
+        if let Some(known) = state.last.as_ref().and_then(|(at, outcome)| still_counts(at.elapsed(), outcome))
+        {
+            return known;
+        }
+        while state.under_way {
+            let number = state.landings;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(late(method));
+            }
+            let _waiting = crate::util::threads::waiting("another call for statistics");
+            state.waiting += 1;
+            state = self.landed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.waiting -= 1;
+            let outcome = state.last.as_ref().filter(|_| state.landings != number);
+            let outcome = outcome.map(|(_, outcome)| outcome.as_ref().map(Weak::upgrade));
+            match outcome {
+                Some(Err(error)) => return Err(error.clone()),
+                Some(Ok(Some(answer))) => {
+                    if state.waiting == 0 {
+                        state.kept = None;
+                    }
+                    return Ok(answer);
+                }
+                // It panicked, or the wait was broken off.
+                Some(Ok(None)) | None => {}
+            }
+        }
+        state.under_way = true;
+        drop(state);
+        let mut landing = Landing { flight: self, outcome: None };
+        let answer = call(until.saturating_duration_since(Instant::now())).map(Arc::new);
+        landing.outcome = Some(answer.clone());
+        drop(landing);
+        answer
+    }
+}
+
+#[cfg(test)]
+impl<T> Flight<T> {
+    /// How many wait for somebody else's call.
+    pub(super) fn waiting(&self) -> usize {
+        self.lock().waiting
+    }
+}
+
+/// Ends a call, also when it panics.
+struct Landing<'a, T> {
+    flight: &'a Flight<T>,
+    outcome: Option<Result<Arc<T>, CriError>>,
+}
+
+impl<T> Drop for Landing<'_, T> {
+    fn drop(&mut self) {
+        let mut state = self.flight.lock();
+        state.under_way = false;
+        state.landings += 1;
+        let outcome = self.outcome.take();
+        state.kept =
+            outcome.as_ref().filter(|_| state.waiting > 0).and_then(|one| one.as_ref().ok()).cloned();
+        let weak = outcome.map(|outcome| outcome.map(|answer| Arc::downgrade(&answer)));
+        state.last = weak.map(|outcome| (Instant::now(), outcome));
+        drop(state);
+        self.flight.landed.notify_all();
+    }
+}
+
+/// What a call that has ended is to those who come after it.
+fn still_counts<T>(age: Duration, outcome: &Result<Weak<T>, CriError>) -> Option<Result<Arc<T>, CriError>> {
+    match outcome {
+        Ok(answer) if age < FRESH => answer.upgrade().map(Ok),
+        Err(error) if error.kind() == Some(Kind::DeadlineExceeded) && age < PAUSE => Some(Err(error.clone())),
+        _ => None,
+    }
+}
+
+fn late(method: &'static str) -> CriError {
+    let message = "context deadline exceeded".to_owned();
+    let error = CallError { method, kind: Kind::DeadlineExceeded, message };
+    CriError::Call { object: String::new(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::util::threads::{self, OnDeath, Stack};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn those_who_come_meanwhile_get_the_same_answer_and_later_ones_another() {
+        let flight: Arc<Flight<usize>> = Arc::default();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let (answers, answered) = crossbeam_channel::bounded(4);
+        let (land, landing) = crossbeam_channel::bounded::<()>(1);
+        let _asking: Vec<_> = (0..4)
+            .map(|_| {
+                let (flight, calls) = (Arc::clone(&flight), Arc::clone(&calls));
+                let (answers, landing) = (answers.clone(), landing.clone());
+                threads::spawn("asks", Stack::Small, OnDeath::Nobody, move |_| {
+                    let answer = flight.ask("X", soon(), |_| {
+                        landing.recv().unwrap();
+                        Ok(calls.fetch_add(1, Ordering::Relaxed))
+                    });
+                    answers.send(answer.unwrap()).unwrap();
+                })
+                .unwrap()
+            })
+            .collect();
+        while flight.waiting() < 3 {
+            std::thread::yield_now();
+        }
+        land.send(()).unwrap();
+        let all: Vec<Arc<usize>> = answered.iter().take(4).collect();
+        assert!(all.iter().all(|one| **one == 0), "{all:?}");
+        assert!(flight.lock().kept.is_none());
+        // As long as somebody uses it.
+        assert_eq!(flight.ask("X", soon(), |_| Ok(7)), Ok(Arc::new(0)));
+        drop(all);
+        assert_eq!(flight.ask("X", soon(), |_| Ok(7)), Ok(Arc::new(7)));
+    }
+
+    #[test]
+    fn a_runtime_that_let_time_run_out_is_left_alone() {
+        let flight: Flight<usize> = Flight::default();
+        assert_eq!(flight.ask("X", soon(), |_| Err(late("X"))), Err(late("X")));
+        assert_eq!(flight.ask("X", soon(), |_| Ok(1)), Err(late("X")));
+        flight.lock().last.as_mut().unwrap().0 -= PAUSE;
+        let answer = flight.ask("X", Instant::now(), |left| {
+            assert!(left.is_zero());
+            Ok(1)
+        });
+        assert_eq!(answer, Ok(Arc::new(1)));
+        // Other failures are told to nobody but those who waited.
+        let refused = CriError::Stopped { method: "X", object: String::new() };
+        drop(answer);
+        assert_eq!(flight.ask("X", soon(), |_| Err(refused.clone())), Err(refused));
+        assert_eq!(flight.ask("X", soon(), |_| Ok(2)).as_deref(), Ok(&2));
+    }
+
+    #[test]
+    fn nobody_waits_beyond_their_time() {
+        let flight: Arc<Flight<usize>> = Arc::default();
+        let (began, begun) = crossbeam_channel::bounded::<()>(1);
+        let (land, landing) = crossbeam_channel::bounded::<()>(1);
+        let _first = {
+            let flight = Arc::clone(&flight);
+            threads::spawn("asks", Stack::Small, OnDeath::Nobody, move |_| {
+                let _ = flight.ask("X", soon(), |_| {
+                    began.send(()).unwrap();
+                    // Ends with the test.
+                    let _ = landing.recv();
+                    Ok(1)
+                });
+            })
+            .unwrap()
+        };
+        begun.recv().unwrap();
+        let error = flight.ask("X", Instant::now() + Duration::from_millis(10), |_| Ok(2)).unwrap_err();
+        assert_eq!(error, late("X"));
+        assert_eq!(error.to_string(), "rpc error: code = DeadlineExceeded desc = context deadline exceeded");
+        drop(land);
+    }
+}

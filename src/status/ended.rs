@@ -1,0 +1,79 @@
+//! Counts the containers that have ended, each once, by what is new in a pod's status.
+
+use crate::model::api::{ContainerStateTerminated, ContainerStatus, PodStatus};
+use crate::model::metrics::TERMINATED_CONTAINERS;
+use crate::util::metrics::Value;
+
+/// Counts the ends that `new` tells and `old` did not.
+pub(super) fn count(old: &PodStatus, new: &PodStatus) {
+    for (kind, old, new) in [
+        ("init_container", &old.init_container_statuses, &new.init_container_statuses),
+        ("container", &old.container_statuses, &new.container_statuses),
+        ("ephemeral_container", &old.ephemeral_container_statuses, &new.ephemeral_container_statuses),
+    ] {
+        for container in new.iter().flatten() {
+            let before = old.iter().flatten().find(|old| old.name == container.name);
+            let known: Vec<_> = before.into_iter().flat_map(ends).collect();
+            for end in ends(container).filter(|end| !known.iter().any(|known| is_same(known, end))) {
+                let (code, reason) = (end.exit_code.to_string(), end.reason.clone().unwrap_or_default());
+                TERMINATED_CONTAINERS.inc([Value::from(kind), code.into(), reason.into()]);
+            }
+        }
+    }
+}
+
+/// Of this instance and of the one before.
+fn ends(container: &ContainerStatus) -> impl Iterator<Item = &ContainerStateTerminated> {
+    [&container.state, &container.last_state].into_iter().flatten().filter_map(|one| one.terminated.as_ref())
+}
+
+/// The words about an end may become better with time; which instance it was does not change.
+fn is_same(one: &ContainerStateTerminated, other: &ContainerStateTerminated) -> bool {
+    match (one.container_id.as_deref(), other.container_id.as_deref()) {
+        (Some(one), Some(other)) if !one.is_empty() => one == other,
+        _ => one.exit_code == other.exit_code && one.finished_at == other.finished_at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PodStatus, TERMINATED_CONTAINERS, count};
+    use serde_json::{Value, json};
+
+    fn status(list: &str, state: &Value, last: &Value) -> PodStatus {
+        serde_json::from_value(json!({list: [{"name": "c", "image": "", "imageID": "", "ready": false,
+            "restartCount": 0, "state": state, "lastState": last}]}))
+        .unwrap()
+    }
+
+    #[test]
+    fn each_end_counts_once() {
+        let running = json!({"running": {}});
+        let end = |id: &str, reason: &str| json!({"terminated": {"exitCode": 7, "reason": reason, "containerID": id}});
+        // A reason of its own, for other tests count as well.
+        let counted = |kind: &'static str| TERMINATED_CONTAINERS.get([kind, "7", "EndedHere"]);
+        for (list, kind) in [
+            ("initContainerStatuses", "init_container"),
+            ("containerStatuses", "container"),
+            ("ephemeralContainerStatuses", "ephemeral_container"),
+        ] {
+            let at = |state: &Value, last: &Value| status(list, state, last);
+            let none = json!({});
+            let (first, second) = (end("r://1", "EndedHere"), end("r://2", "EndedHere"));
+            let mut before = at(&running, &none);
+            for (after, total) in [
+                (at(&first, &none), 1),
+                (at(&first, &none), 1),
+                (at(&end("r://1", "BetterWords"), &none), 1),
+                // Started anew, and the next instance has ended unseen.
+                (at(&running, &first), 1),
+                (at(&json!({"waiting": {}}), &second), 2),
+                (at(&json!({"waiting": {}}), &second), 2),
+            ] {
+                count(&before, &after);
+                assert_eq!(counted(kind), total, "{kind}: {after:?}");
+                before = after;
+            }
+        }
+    }
+}
