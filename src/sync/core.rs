@@ -562,7 +562,10 @@ mod tests {
         // For another reason now; its owner makes the other one anew, elsewhere perhaps.
         bench.node.shutting_down = false;
         bench.node.allocatable.pods = 1;
-        assert_eq!(bench.readmit(), ["forget 2", "update 2", "forget 3", "reject 3 UnexpectedAdmissionError"]);
+        assert_eq!(
+            bench.readmit(),
+            ["forget 2", "update 2", "forget 3", "reject 3 UnexpectedAdmissionError"]
+        );
         assert_eq!(bench.readmit(), Vec::<String>::new());
         assert!(bench.core.refused(&"1".into()).is_some() && bench.core.admitted(&"2".into()).is_some());
     }
