@@ -226,7 +226,7 @@ mod tests {
     /// What came of setting up with a logind that says whether the machine shuts down, each time
     /// that it is asked, and refuses locks or does not; and what it was asked.
     fn set_up(preparing: &'static [bool], refuses: bool) -> (Result<State, LogindError>, Vec<String>) {
-        let (told, asked) = crossbeam_channel::unbounded();
+        let (told, asked) = crossbeam_channel::bounded(16);
         let (dir, address, _bus) = played::bus(move |mut stream| {
             played::greet(&mut stream);
             let mut preparing = preparing.iter().copied();
