@@ -108,6 +108,13 @@ pub struct World<'a> {
     pub node: &'a NodeView,
 }
 
+/// Whether something runs that has no worker: its source may still name it.
+#[must_use]
+pub fn has_strangers(listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> bool {
+    let mut running = listed.values().filter(|pod| pod.is_running());
+    running.any(|pod| !(world.has_worker)(&pod.uid) && (world.still_runs)(&pod.uid))
+}
+
 /// The desired pods and who has spoken.
 pub struct Core {
     configured: BTreeSet<SourceName>,
@@ -584,6 +591,28 @@ mod tests {
         // Everything else counts.
         let told = bench.speak(SourceName::File, vec![of_file("s", "3")]);
         assert_eq!(told, ["preempt 1 pods", "update 3"]);
+    }
+
+    #[test]
+    fn strangers_run_and_have_no_worker() {
+        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+        bench.speak(SourceName::File, vec![of_file("s", "1")]);
+        let running = |uid| BTreeMap::from([listed(uid, SandboxState::Ready)]);
+        let gone = BTreeMap::from([listed("2", SandboxState::NotReady)]);
+        for (listed, still_runs, expected) in [
+            (running("1"), true, false),
+            (running("2"), true, true),
+            // A worker's look was newer.
+            (running("2"), false, false),
+            (gone, true, false),
+        ] {
+            let mut found = None;
+            bench.ask(&|_| still_runs, |_, world| {
+                found = Some(has_strangers(&listed, world));
+                Vec::new()
+            });
+            assert_eq!(found, Some(expected), "{listed:?}");
+        }
     }
 
     #[test]

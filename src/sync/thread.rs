@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, never, select_biased};
 use jiff::Timestamp;
 
-use super::core::{Core, Effect, World};
+use super::core::{Core, Effect, World, has_strangers};
 use super::ephemeral::{Granted, Wish, Wishes};
 use super::shutdown::Link;
 use super::view::{Entry, Snapshot, SourceState, View};
@@ -359,6 +359,9 @@ impl Loop {
         }
         if unknown {
             self.clean_up();
+            if self.settings.node.shutting_down {
+                self.publish();
+            }
         }
     }
 
@@ -451,8 +454,8 @@ impl Loop {
         }
     }
 
-    /// Lets the core decide about something.
-    fn ask(&mut self, decide: impl FnOnce(&mut Core, &World<'_>) -> Vec<Effect>) -> Vec<Effect> {
+    /// Lets the core decide about something, or say something.
+    fn ask<T>(&mut self, decide: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
         let Deps { workers, status, observe, allocations, .. } = &self.deps;
         let world = World {
             has_worker: &|uid| workers.knows(uid),
@@ -609,8 +612,13 @@ impl Loop {
             let (core, workers) = (&self.core, &self.deps.workers);
             self.deps.allocations.retain(|uid| core.wants(uid) || workers.knows(uid));
         }
+        let strangers = self.settings.node.shutting_down && !self.ready && {
+            let listed = self.deps.observe.listed();
+            !self.first_list || self.ask(|_, world| has_strangers(&listed, world))
+        };
         let workers = self.deps.workers.reports();
         let mut snapshot = Snapshot {
+            strangers,
             sources_ready: self.ready,
             sources: self.sources.clone(),
             shutting_down: self.settings.node.shutting_down,

@@ -21,7 +21,7 @@ const WRITTEN_STEP: Duration = Duration::from_millis(50);
 pub(super) trait World {
     /// Whether `sync` refuses new pods already.
     fn is_told(&self) -> bool;
-    /// Whether every source has spoken: before that nobody knows which pods there are.
+    /// Whether every pod that runs is known: before that its source may still name it.
     fn is_complete(&self) -> bool;
     /// The pods that are to be stopped.
     fn pods(&self) -> Vec<Pod>;

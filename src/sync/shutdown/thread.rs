@@ -219,7 +219,8 @@ impl World for Seen<'_> {
     }
 
     fn is_complete(&self) -> bool {
-        self.0.view.get().sources_ready
+        let view = self.0.view.get();
+        view.sources_ready || (view.shutting_down && !view.strangers)
     }
 
     fn pods(&self) -> Vec<Pod> {
