@@ -121,6 +121,11 @@ impl Sources {
     fn instance_log(&self, uid: &PodUid, id: &str) -> Result<LogSource, String> {
         let id = ContainerId::from(id);
         let logging = self.cri.logging(&id).map_err(|error| error.to_string())?;
+        // DIFFERS: the Go kubelet does not look. The id may be from a status that was at the API
+        // server before this node had one, and whoever wrote that reads no other pod's log by it.
+        if logging.pod.as_ref() != Some(uid) {
+            return Err("it is a container of another pod".to_owned());
+        }
         let (observe, cri, uid) = (self.observe.clone(), self.cri.clone(), uid.clone());
         let asked = Mutex::new(None);
         Ok(LogSource {

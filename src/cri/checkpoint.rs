@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{CriError, RuntimeClient};
-use crate::model::ids::ContainerId;
+use crate::model::ids::{ContainerId, PodUid};
+use crate::model::labels;
 use crate::transport::generated::{methods, runtime};
 use crate::util::stop::StopToken;
 
@@ -16,6 +17,8 @@ pub struct Logging {
     pub log_path: PathBuf,
     /// Whether more can come.
     pub running: bool,
+    /// The pod that it says it belongs to.
+    pub pod: Option<PodUid>,
 }
 
 impl RuntimeClient {
@@ -26,7 +29,8 @@ impl RuntimeClient {
     pub fn logging(&self, id: &ContainerId) -> Result<Logging, CriError> {
         let status = self.container_status(id)?;
         let running = status.state.enum_value() == Ok(runtime::ContainerState::CONTAINER_RUNNING);
-        Ok(Logging { log_path: PathBuf::from(status.log_path), running })
+        let pod = status.labels.get(labels::POD_UID).map(|uid| PodUid::from(uid.as_str()));
+        Ok(Logging { log_path: PathBuf::from(status.log_path), running, pod })
     }
 
     /// Has the runtime write a checkpoint of a running container to `location`. Without a

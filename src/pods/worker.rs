@@ -319,7 +319,7 @@ impl Worker {
             self.adopt(&runtime);
         }
         let (plan, held) = self.plan(&runtime);
-        self.tell_resize(&plan);
+        self.tell_resize(&runtime);
         if self.store_status(&runtime, Finality::Open) {
             self.life.completed();
             return Ok(Next::Now);
@@ -376,7 +376,7 @@ impl Worker {
         }
         self.deps.probes.sync(self.pod(), &seen, false);
         let (after, held) = self.plan(&seen);
-        self.tell_resize(&after);
+        self.tell_resize(&seen);
         if self.store_status(&seen, Finality::Open) {
             self.life.completed();
             return Ok(Next::Now);
@@ -522,6 +522,9 @@ impl Worker {
         let failures = |name: &str| self.reasons.get(name).cloned();
         let now = Timestamp::now();
         let (runtime_name, _) = self.deps.observe.runtime_version();
+        if finality == Finality::Final {
+            self.deps.allocations.end(pod.uid());
+        }
         let resizes = self.deps.allocations.conditions(pod.uid());
         let node = (self.deps.node_addresses)();
         let mut composed = status::compose(&status::Inputs {

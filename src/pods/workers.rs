@@ -122,6 +122,12 @@ impl Workers {
         }
     }
 
+    /// How the pod is to be stopped, or was.
+    #[must_use]
+    pub fn kill_of(&self, uid: &PodUid) -> Option<&Kill> {
+        self.records.get(uid)?.kill.as_ref()
+    }
+
     /// What can be seen of every worker.
     #[must_use]
     pub fn reports(&self) -> BTreeMap<PodUid, WorkerHandle> {

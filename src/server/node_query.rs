@@ -173,7 +173,9 @@ impl Query {
             .services
             .iter()
             .map(String::as_str)
-            .partition(|service| units.contains(&format!("{service}.service")));
+            // DIFFERS: the Go kubelet looks for it anywhere in the list, so that `ssh` is looked for
+            // in the journal because there is an `openssh.service`, and never in a file.
+            .partition(|service| units.lines().any(|unit| unit.strip_suffix(".service") == Some(service)));
         if !native.is_empty() {
             let mut command = Command::new(journalctl);
             command.args(self.arguments(&native));
@@ -271,9 +273,13 @@ fn copy(
             Ok((found, metadata)) if metadata.is_file() => {
                 let mut file = node_logs::read(&found).map_err(Failed::Read)?;
                 let mut block = vec![0; 64 * 1024];
-                while Instant::now() < deadline && !stop.is_stopped() {
+                loop {
+                    // Half a log that looks whole would be a lie.
+                    if Instant::now() >= deadline || stop.is_stopped() {
+                        return Err(Failed::Read(ErrorKind::TimedOut.into()));
+                    }
                     match file.read(&mut block) {
-                        Ok(0) => break,
+                        Ok(0) => return Ok(()),
                         Ok(count) => {
                             out.write_all(block.get(..count).unwrap_or_default()).map_err(Failed::Write)?;
                         }
@@ -281,7 +287,6 @@ fn copy(
                         Err(why) => return Err(Failed::Read(why)),
                     }
                 }
-                return Ok(());
             }
             Ok(_) => {}
             Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => missing = why,
@@ -298,6 +303,7 @@ fn words(why: &io::Error) -> String {
     match why.kind() {
         ErrorKind::NotFound => "no such file or directory".to_owned(),
         ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        ErrorKind::TimedOut => "context deadline exceeded".to_owned(),
         _ => why.to_string(),
     }
 }

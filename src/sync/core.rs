@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use crate::model::ids::PodUid;
 use crate::model::pod::{Pod, SourceName};
+use crate::model::reasons;
 use crate::model::restart::RuleGates;
 use crate::model::runtime::ListedPod;
 use crate::pods::admission::{self, Admission, NodeView};
@@ -84,6 +85,8 @@ pub(super) struct Desired {
     /// The same with the resources that it was granted: so it is to run.
     pub(super) granted: Pod,
     pub(super) rejected: bool,
+    /// It was refused because the machine shuts down, and for nothing else.
+    pub(super) too_late: bool,
 }
 
 /// What the core may ask about the rest of the world.
@@ -103,6 +106,13 @@ pub struct World<'a> {
     pub granted: &'a dyn Fn(&Pod) -> Pod,
     /// The node, for admission.
     pub node: &'a NodeView,
+}
+
+/// Whether something runs that has no worker: its source may still name it.
+#[must_use]
+pub fn has_strangers(listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> bool {
+    let mut running = listed.values().filter(|pod| pod.is_running());
+    running.any(|pod| !(world.has_worker)(&pod.uid) && (world.still_runs)(&pod.uid))
 }
 
 /// The desired pods and who has spoken.
@@ -297,17 +307,42 @@ impl Core {
         self.desired.values().filter(takes_room).map(|one| one.granted.clone()).collect()
     }
 
+    /// The machine goes on: static pods that were refused for its shutdown are judged anew.
+    /// Nobody else would make them again.
+    ///
+    /// DIFFERS: the Go kubelet's stay refused until it is restarted.
+    pub fn readmit(&mut self, world: &World<'_>) -> Vec<Effect> {
+        let refused = self.desired.iter().filter(|(_, one)| one.too_late && one.pod.is_static());
+        let refused: Vec<PodUid> = refused.map(|(uid, _)| uid.clone()).collect();
+        let mut effects = Vec::new();
+        for uid in refused {
+            let Some(one) = self.desired.remove(&uid) else { continue };
+            effects.push(Effect::Forget(uid));
+            self.add(one.pod, world, &mut effects);
+        }
+        effects
+    }
+
     fn add(&mut self, pod: Pod, world: &World<'_>, effects: &mut Vec<Effect>) {
         let uid = pod.uid().clone();
         let granted = (world.granted)(&pod);
         let active = self.active(world);
+        // DIFFERS: the Go kubelet refuses what runs, too, if the shutdown began before it heard
+        // of the pod; that ends then without the time that it was to have.
+        let running = world.node.shutting_down && (world.still_runs)(&uid);
+        let node = if running {
+            Cow::Owned(NodeView { shutting_down: false, ..world.node.clone() })
+        } else {
+            Cow::Borrowed(world.node)
+        };
         let verdict =
-            if pod.is_over() { Admission::Admit } else { admission::admit(&granted, &active, world.node) };
-        let mut rejected = false;
+            if pod.is_over() { Admission::Admit } else { admission::admit(&granted, &active, &node) };
+        let (mut rejected, mut too_late) = (false, false);
         match verdict {
             Admission::Admit => effects.push(Effect::Update(granted.clone())),
             Admission::Reject { reason, message } => {
                 rejected = true;
+                too_late = reason == reasons::NODE_SHUTDOWN;
                 effects.push(Effect::Reject { pod: pod.clone(), reason, message });
             }
             Admission::Preempt { victims, resource } => {
@@ -322,7 +357,7 @@ impl Core {
         if !rejected && granted != pod {
             self.waiting.push(uid.clone());
         }
-        self.desired.insert(uid, Desired { pod, granted, rejected });
+        self.desired.insert(uid, Desired { pod, granted, rejected, too_late });
     }
 
     /// Compares with what runs: stops pods that nobody wants, gives wanted pods a worker.
@@ -390,6 +425,8 @@ mod tests {
     struct Bench {
         core: Core,
         workers: RefCell<BTreeSet<PodUid>>,
+        /// What is seen to run while a source speaks.
+        running: BTreeSet<PodUid>,
         node: NodeView,
     }
 
@@ -397,39 +434,42 @@ mod tests {
         fn new(sources: &[SourceName]) -> Self {
             let mut node = NodeView::default();
             node.allocatable.pods = 10;
-            Bench { core: Core::new(sources.iter().copied().collect()), workers: RefCell::default(), node }
+            let core = Core::new(sources.iter().copied().collect());
+            Bench { core, workers: RefCell::default(), running: BTreeSet::new(), node }
+        }
+
+        fn ask(
+            &mut self,
+            still_runs: &dyn Fn(&PodUid) -> bool,
+            decide: impl FnOnce(&mut Core, &World<'_>) -> Vec<Effect>,
+        ) -> Vec<String> {
+            let world = World {
+                has_worker: &|uid| self.workers.borrow().contains(uid),
+                still_runs,
+                is_over: &|_| false,
+                is_closed: &|_| false,
+                gates_differ: &|_| false,
+                granted: &Pod::clone,
+                node: &self.node,
+            };
+            let effects = decide(&mut self.core, &world);
+            self.follow(&effects)
         }
 
         fn speak(&mut self, source: SourceName, pods: Vec<Pod>) -> Vec<String> {
-            let effects = {
-                let world = World {
-                    has_worker: &|uid| self.workers.borrow().contains(uid),
-                    still_runs: &|_| true,
-                    is_over: &|_| false,
-                    is_closed: &|_| false,
-                    gates_differ: &|_| false,
-                    granted: &Pod::clone,
-                    node: &self.node,
-                };
-                self.core.source_spoke(source, pods, Timestamp::now(), &world)
-            };
-            self.follow(&effects)
+            let running = self.running.clone();
+            self.ask(&|uid| running.contains(uid), |core, world| {
+                core.source_spoke(source, pods, Timestamp::now(), world)
+            })
         }
 
         fn clean_up(&mut self, listed: &BTreeMap<PodUid, ListedPod>) -> Vec<String> {
-            let effects = {
-                let world = World {
-                    has_worker: &|uid| self.workers.borrow().contains(uid),
-                    still_runs: &|uid| listed.get(uid).is_some_and(ListedPod::is_running),
-                    is_over: &|_| false,
-                    is_closed: &|_| false,
-                    gates_differ: &|_| false,
-                    granted: &Pod::clone,
-                    node: &self.node,
-                };
-                self.core.clean_up(listed, &world)
-            };
-            self.follow(&effects)
+            let still_runs = |uid: &PodUid| listed.get(uid).is_some_and(ListedPod::is_running);
+            self.ask(&still_runs, |core, world| core.clean_up(listed, world))
+        }
+
+        fn readmit(&mut self) -> Vec<String> {
+            self.ask(&|_| false, Core::readmit)
         }
 
         fn follow(&self, effects: &[Effect]) -> Vec<String> {
@@ -510,6 +550,69 @@ mod tests {
         bench.node.allocatable.pods = 1;
         bench.speak(SourceName::Api, vec![pod("a", "1")]);
         assert_eq!(bench.speak(SourceName::File, vec![pod("s", "2")]), ["preempt 1 pods", "update 2"]);
+    }
+
+    fn of_file(name: &str, uid: &str) -> Pod {
+        let mut object = pod(name, uid).into_object();
+        let source = (crate::model::pod::CONFIG_SOURCE.to_owned(), "file".to_owned());
+        object.metadata.annotations = Some([source].into());
+        Pod::from(object)
+    }
+
+    #[test]
+    fn a_cancelled_shutdown_takes_the_refusals_of_static_pods_back() {
+        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+        bench.node.shutting_down = true;
+        bench.speak(SourceName::Api, vec![pod("a", "1")]);
+        let refused = bench.speak(SourceName::File, vec![of_file("s", "2"), of_file("t", "3")]);
+        assert_eq!(refused, ["reject 2 NodeShutdown", "reject 3 NodeShutdown"]);
+        // For another reason now; its owner makes the other one anew, elsewhere perhaps.
+        bench.node.shutting_down = false;
+        bench.node.allocatable.pods = 1;
+        assert_eq!(
+            bench.readmit(),
+            ["forget 2", "update 2", "forget 3", "reject 3 UnexpectedAdmissionError"]
+        );
+        assert_eq!(bench.readmit(), Vec::<String>::new());
+        assert!(bench.core.refused(&"1".into()).is_some() && bench.core.admitted(&"2".into()).is_some());
+    }
+
+    /// The agent was started again just before.
+    #[test]
+    fn what_runs_is_not_refused_for_a_shutdown() {
+        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+        bench.node.shutting_down = true;
+        bench.running = ["1".into(), "3".into()].into();
+        assert_eq!(
+            bench.speak(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
+            ["shown 1", "shown 2", "update 1", "reject 2 NodeShutdown"]
+        );
+        bench.node.allocatable.pods = 1;
+        // Everything else counts.
+        let told = bench.speak(SourceName::File, vec![of_file("s", "3")]);
+        assert_eq!(told, ["preempt 1 pods", "update 3"]);
+    }
+
+    #[test]
+    fn strangers_run_and_have_no_worker() {
+        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+        bench.speak(SourceName::File, vec![of_file("s", "1")]);
+        let running = |uid| BTreeMap::from([listed(uid, SandboxState::Ready)]);
+        let gone = BTreeMap::from([listed("2", SandboxState::NotReady)]);
+        for (listed, still_runs, expected) in [
+            (running("1"), true, false),
+            (running("2"), true, true),
+            // A worker's look was newer.
+            (running("2"), false, false),
+            (gone, true, false),
+        ] {
+            let mut found = None;
+            bench.ask(&|_| still_runs, |_, world| {
+                found = Some(has_strangers(&listed, world));
+                Vec::new()
+            });
+            assert_eq!(found, Some(expected), "{listed:?}");
+        }
     }
 
     #[test]

@@ -30,17 +30,18 @@ impl Core {
     pub(super) fn replace(&mut self, pod: Pod) -> bool {
         let uid = pod.uid().clone();
         let Some(old) = self.desired.get(&uid) else {
-            self.desired.insert(uid, Desired { granted: pod.clone(), pod, rejected: false });
+            let granted = pod.clone();
+            self.desired.insert(uid, Desired { granted, pod, rejected: false, too_late: false });
             return false;
         };
-        let rejected = old.rejected;
+        let (rejected, too_late) = (old.rejected, old.too_late);
         let asked = differs(&old.pod, &pod) && !rejected && !pod.is_static();
         if asked {
             count_requested(&old.pod, &pod);
         }
         let granted =
             if pod.is_static() { pod.clone() } else { PodResources::of(&old.granted).applied_to(&pod) };
-        self.desired.insert(uid.clone(), Desired { pod, granted, rejected });
+        self.desired.insert(uid.clone(), Desired { pod, granted, rejected, too_late });
         if asked && !self.waiting.contains(&uid) {
             self.waiting.push(uid);
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, never, select_biased};
 use jiff::Timestamp;
 
-use super::core::{Core, Effect, World};
+use super::core::{Core, Effect, World, has_strangers};
 use super::ephemeral::{Granted, Wish, Wishes};
 use super::shutdown::Link;
 use super::view::{Entry, Snapshot, SourceState, View};
@@ -119,6 +119,7 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
             .with_resize_rules(settings.resize_rules);
         let sources = settings.sources.iter().map(|name| (*name, SourceState::default())).collect();
         Loop {
+            ready: core.sources_ready(),
             core,
             settings,
             deps,
@@ -151,6 +152,8 @@ struct Loop {
     resize_due: Option<Instant>,
     /// Static pods that have ended and are not wanted, until their mirrors tell so.
     departed: Vec<Departed>,
+    /// Every source has spoken, and what came of that is done: pods have their workers.
+    ready: bool,
 }
 
 impl Loop {
@@ -274,12 +277,19 @@ impl Loop {
                 self.deps.status.forget(&uid);
             }
         }
+        let effects = self.ask(Core::readmit);
+        // Before any worker starts: the cleaner takes what the snapshot calls refused or over
+        // for garbage.
+        self.publish();
+        self.carry_out(effects);
         self.clean_up();
     }
 
-    /// Whether a shutdown was its end.
+    /// Whether a shutdown is, or was, its end.
     fn was_stopped(&self, uid: &PodUid) -> bool {
-        self.deps.status.get(uid).is_some_and(|status| status.reason.as_deref() == Some(shutdown::REASON))
+        let status = self.deps.status.get(uid);
+        let told = status.as_ref().and_then(|status| status.reason.as_deref());
+        shutdown::is_end(told, self.deps.workers.kill_of(uid))
     }
 
     /// Our Node object is another one, or was looked at for the first time.
@@ -311,24 +321,11 @@ impl Loop {
         state.seen = true;
         state.pods = pods.len();
         let before = self.core.sources_ready();
-        let effects = {
-            let workers = &self.deps.workers;
-            let status = &self.deps.status;
-            let allocations = &self.deps.allocations;
-            let world = World {
-                has_worker: &|uid| workers.knows(uid),
-                still_runs: &|_| true,
-                is_over: &|uid| is_over(status, uid),
-                is_closed: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
-                gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
-                granted: &|pod| allocations.granted(pod),
-                node: &self.settings.node,
-            };
-            self.core.source_spoke(source, pods, Timestamp::now(), &world)
-        };
+        let effects = self.ask(|core, world| core.source_spoke(source, pods, Timestamp::now(), world));
         // Before any worker starts: the cleaner removes what the snapshot does not know.
         self.publish();
         self.carry_out(effects);
+        self.ready = self.core.sources_ready();
         if !before {
             if self.core.sources_ready() {
                 log::info!("all sources have spoken");
@@ -362,6 +359,9 @@ impl Loop {
         }
         if unknown {
             self.clean_up();
+            if self.settings.node.shutting_down {
+                self.publish();
+            }
         }
     }
 
@@ -436,19 +436,7 @@ impl Loop {
         if !self.core.is_anyone_waiting() {
             return;
         }
-        let effects = {
-            let (workers, status) = (&self.deps.workers, &self.deps.status);
-            let world = World {
-                has_worker: &|uid| workers.knows(uid),
-                still_runs: &|_| true,
-                is_over: &|uid| is_over(status, uid),
-                is_closed: &|_| false,
-                gates_differ: &|_| false,
-                granted: &Pod::clone,
-                node: &self.settings.node,
-            };
-            self.core.retry_resizes(trigger, &world)
-        };
+        let effects = self.ask(|core, world| core.retry_resizes(trigger, world));
         self.resize_due = None;
         self.carry_out(effects);
     }
@@ -459,25 +447,26 @@ impl Loop {
             return;
         }
         let listed = self.deps.observe.listed();
-        let effects = {
-            let workers = &self.deps.workers;
-            let status = &self.deps.status;
-            let observe = &self.deps.observe;
-            let world = World {
-                has_worker: &|uid| workers.knows(uid),
-                still_runs: &|uid| observe.still_runs(uid),
-                is_over: &|uid| is_over(status, uid),
-                is_closed: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
-                gates_differ: &|_| false,
-                granted: &Pod::clone,
-                node: &self.settings.node,
-            };
-            self.core.clean_up(&listed, &world)
-        };
+        let effects = self.ask(|core, world| core.clean_up(&listed, world));
         if !effects.is_empty() {
             self.carry_out(effects);
             self.publish();
         }
+    }
+
+    /// Lets the core decide about something, or say something.
+    fn ask<T>(&mut self, decide: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
+        let Deps { workers, status, observe, allocations, .. } = &self.deps;
+        let world = World {
+            has_worker: &|uid| workers.knows(uid),
+            still_runs: &|uid| observe.still_runs(uid),
+            is_over: &|uid| is_over(status, uid),
+            is_closed: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
+            gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
+            granted: &|pod| allocations.granted(pod),
+            node: &self.settings.node,
+        };
+        decide(&mut self.core, &world)
     }
 
     fn carry_out(&mut self, effects: Vec<Effect>) {
@@ -623,9 +612,14 @@ impl Loop {
             let (core, workers) = (&self.core, &self.deps.workers);
             self.deps.allocations.retain(|uid| core.wants(uid) || workers.knows(uid));
         }
+        let strangers = self.settings.node.shutting_down && !self.ready && {
+            let listed = self.deps.observe.listed();
+            !self.first_list || self.ask(|_, world| has_strangers(&listed, world))
+        };
         let workers = self.deps.workers.reports();
         let mut snapshot = Snapshot {
-            sources_ready: self.core.sources_ready(),
+            strangers,
+            sources_ready: self.ready,
             sources: self.sources.clone(),
             shutting_down: self.settings.node.shutting_down,
             mirrors: self.core.mirrors().iter().map(|(uid, pod)| (uid.clone(), pod.full_name())).collect(),

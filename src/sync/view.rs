@@ -45,6 +45,8 @@ pub struct Snapshot {
     pub sources_ready: bool,
     /// New pods are refused: the machine shuts down.
     pub shutting_down: bool,
+    /// While it does: something may run that a source is still to name.
+    pub strangers: bool,
 }
 
 /// The place where the newest snapshot is found.

@@ -186,6 +186,8 @@ fn a_bus_that_comes_and_goes() {
     joined.node.wait_ready("st");
     let mirror = joined.node.full_name("st");
     joined.wait_ready(&mirror);
+    joined.bind(&pod("bus-api", json!([busybox("main", FOREVER)])));
+    joined.wait_ready("bus-api");
     // The end of the agent alone stops nothing, and holds no shutdown up.
     let Joined { mut node, .. } = joined;
     let before = node.running("st");
@@ -195,6 +197,29 @@ fn a_bus_that_comes_and_goes() {
     node.start_agent();
     wait_until("the lock to be taken after a restart", LIMIT, || machine.locks() == 1);
     assert_eq!(node.running("st"), before);
+
+    // The agent is started while the machine already shuts down: no lock is to be had. What runs
+    // is stopped in order all the same, and what is new is refused.
+    node.stop_agent();
+    machine.set_preparing(true);
+    node.start_agent();
+    let told = |pod: &str, reason: &str| {
+        let status = node.pod(pod).and_then(|pod| pod.status).unwrap_or_default();
+        status.phase.as_deref() == Some("Failed") && status.reason.as_deref() == Some(reason)
+    };
+    wait_until("the end of what ran", LIMIT, || told("st", "Terminated") && node.running("st").is_empty());
+    node.apply("late.json", &simple("late"));
+    // The API server names its pods when the shutdown is known already.
+    let ended = shared().wait(&["pod", "bus-api"], "over", LIMIT, |pod| pod["status"]["phase"] == "Failed");
+    assert_eq!((text(&ended, "/status/reason"), text(&ended, "/status/message")), ("Terminated", TERMINATED));
+    wait_until("the refusal of what is new", LIMIT, || told("late", "NodeShutdown"));
+    assert_eq!(machine.locks(), 0);
+    // It goes on: both run.
+    machine.prepare(false);
+    node.wait_ready("st");
+    node.wait_ready("late");
+    wait_until("the lock to be taken once more", LIMIT, || machine.locks() == 1);
+    shared().kubectl(&["delete", "pod", "bus-api", "--grace-period=1"]);
     node.finish();
     shared().kubectl(&["delete", "node", name, "--ignore-not-found"]);
 }

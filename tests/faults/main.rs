@@ -14,6 +14,7 @@ mod images;
 mod methods;
 mod outages;
 mod races;
+mod resizes;
 mod scale;
 mod stops;
 mod stream;

@@ -14,8 +14,8 @@ use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 
 use crate::support::fake_api::{FakeApi, Fault, What};
-use crate::support::node::NODE;
-use crate::support::solo::{LONG, Solo};
+use crate::support::node::{NODE, simple};
+use crate::support::solo::{LONG, Solo, full_name};
 use crate::support::tls_client::{Authority, Connection, Identity, TlsClient};
 use crate::support::wait::{wait_for, wait_until};
 
@@ -238,6 +238,40 @@ fn junk(solo: &Solo, admin: &TlsClient, in_tls: bool, bytes: &[u8]) {
         let _ = socket.write_all(bytes);
         let _ = socket.read(&mut [0; 64]);
     }
+}
+
+/// Whoever may write a pod's status may write the id of any container there.
+#[test]
+fn a_status_that_names_another_pods_container_shows_nothing_of_it() {
+    let solo = Solo::join(json!({}));
+    solo.fake.write_logs();
+    solo.bind(&simple("web"));
+    solo.assert_runs_once("web", &["main"]);
+    let id = solo.running("web")["main"].first().unwrap().clone();
+    let gate = solo.fake.hang("PullImage");
+    let mut other = simple("other");
+    other["spec"]["nodeName"] = json!(NODE);
+    other["spec"]["containers"][0]["image"] = json!("localhost/none:1");
+    let ended = json!({"exitCode": 0, "containerID": format!("containerd://{id}")});
+    other["status"] = json!({"phase": "Pending", "containerStatuses": [{
+        "name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
+        "state": {"waiting": {"reason": "x"}}, "lastState": {"terminated": ended},
+    }]});
+    solo.api().put(&Solo::pod_path("other"), other);
+    wait_until("the pull", LONG, || gate.waiting() > 0);
+    let nobody = client(&solo, None);
+    let log = |pod: &str, query: &str| {
+        nobody.get(&format!("/containerLogs/default/{}/main{query}", full_name(pod))).body
+    };
+    fs::write(&solo.containers("web")[0].status.log_path, "2026-01-01T00:00:00Z stdout F secret\n").unwrap();
+    assert!(log("web", "").contains("secret"));
+    let refused = format!("unable to retrieve container logs for containerd://{id}");
+    for query in ["", "?previous=true"] {
+        let text = log("other", query);
+        assert!(text.contains(&refused) && !text.contains("secret"), "{text}");
+    }
+    gate.open();
+    solo.finish();
 }
 
 #[test]

@@ -252,6 +252,10 @@ fn serve(stream: &mut UnixStream, call: &Message, state: &mut State) {
             };
             answer.args.push(Value::Variant(Box::new(value)));
         }
+        ("Inhibit", _) if state.preparing => {
+            answer.kind = Kind::Error;
+            answer.error = "org.freedesktop.login1.OperationInProgress".to_owned();
+        }
         ("Inhibit", args) => {
             let (ours, theirs) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).expect("a pipe");
             state.locks.push(ours);

@@ -222,6 +222,13 @@ impl Allocations {
         self.resizing(pod.uid(), |resizing| resizing.complete(pod))
     }
 
+    /// The pod has ended: it waits for nothing, and nothing is done to it any more.
+    ///
+    /// DIFFERS: upstream's keeps its conditions, and is counted, until it is deleted.
+    pub fn end(&self, uid: &PodUid) {
+        self.lock().resizing.remove(uid);
+    }
+
     fn resizing<T>(&self, uid: &PodUid, change: impl FnOnce(&mut Resizing) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         let resizing = state.resizing.get_mut(uid)?;

@@ -134,7 +134,9 @@ impl Resizing {
 
     pub(super) fn fail(&mut self, pod: &Pod, message: &str) -> bool {
         let note = Note::of(pod, reasons::ERROR, message);
-        let news = !note.repeats(self.in_progress.as_ref());
+        // A newer one was granted meanwhile: it has not failed.
+        let newer = self.in_progress.as_ref().is_some_and(|known| known.generation > note.generation);
+        let news = !newer && !note.repeats(self.in_progress.as_ref());
         if news {
             self.in_progress = Some(note);
         }

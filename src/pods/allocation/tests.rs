@@ -114,6 +114,7 @@ fn conditions_follow_the_resize() {
     allocations.begin(&third);
     assert!(allocations.pend(&third, Pending::Infeasible, "never"));
     assert_eq!(allocations.complete(&second), None);
+    assert!(!allocations.fail(&second, "no"), "nor does it spoil that");
     assert_eq!(
         conditions(&allocations, "u"),
         "PodResizePending@3 Infeasible: never; PodResizeInProgress@3 : "
@@ -121,6 +122,16 @@ fn conditions_follow_the_resize() {
     assert_eq!(allocations.complete(&third), Some(3));
     assert_eq!(allocations.complete(&third), None);
     assert_eq!(allocations.settle(third.uid()), Some(Pending::Infeasible));
+    assert_eq!((conditions(&allocations, "u"), allocations.counts()), (String::new(), Counts::default()));
+}
+
+#[test]
+fn a_pod_that_has_ended_waits_for_nothing() {
+    let allocations = Allocations::default();
+    let second = pod("u", 2, "2", "1Mi");
+    allocations.begin(&second);
+    allocations.pend(&second, Pending::Deferred, "full");
+    allocations.end(second.uid());
     assert_eq!((conditions(&allocations, "u"), allocations.counts()), (String::new(), Counts::default()));
 }
 

@@ -145,6 +145,17 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given
     plan.resize = changes.into_iter().map(|(_, _, change)| change).collect();
 }
 
+/// Whether any running container has other resources than its specification grants, whatever
+/// else is to become of it. One of which nobody knows what it was given has what it should.
+#[must_use]
+pub fn is_due(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>) -> bool {
+    let differs = |container: &Container| {
+        let runs = runtime.newest(&container.name).is_some_and(|one| one.state == ContainerState::Running);
+        runs && given(&container.name).is_some_and(|has| has != Given::of(container))
+    };
+    !pod.is_static() && pod.init_containers().iter().chain(pod.containers()).any(differs)
+}
+
 /// Whether the limit gets lower. No limit is more than any.
 #[must_use]
 pub fn lowers_limit(has: Share, wants: Share) -> bool {
@@ -343,6 +354,31 @@ mod tests {
         assert_eq!(plan_of(spec.clone(), "c=Running", &[]), "");
         assert_eq!(plan_of(spec.clone(), "c=Exited:1", &had), "start=[0]");
         assert_eq!(plan_of(spec, "c=Running#old", &had), "kill=[c:DefinitionChanged] start=[0]");
+    }
+
+    /// It is also due where another part of the plan does it along the way.
+    #[test]
+    fn a_resize_is_due_until_no_running_container_has_less_or_more() {
+        let spec = json!({"containers": [{"name": "c", "resources": resources("1Mi/2Mi 1/2")}]});
+        let pod = pod(spec);
+        let check = |instances: &str, lost: bool, had: Option<&str>, expected: bool| {
+            let mut runtime = ready(instances);
+            if lost {
+                runtime.sandboxes.clear();
+            }
+            let given = |_: &str| had.map(given);
+            assert_eq!(is_due(&pod, &runtime, &given), expected, "{instances} {lost} {had:?}");
+            let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
+            add(&pod, &runtime, &given, &mut plan);
+            // Otherwise the test says nothing.
+            assert!(!lost || plan.resize.is_empty());
+        };
+        check("c=Running", false, Some("1Mi/2Mi 1/1"), true);
+        check("c=Running", false, Some("1Mi/2Mi 1/2"), false);
+        check("c=Running", true, Some("1Mi/2Mi 1/1"), true);
+        check("c=Running#old", false, Some("1Mi/2Mi 1/1"), true);
+        check("c=Exited:1", false, Some("1Mi/2Mi 1/1"), false);
+        check("c=Running", false, None, false);
     }
 
     #[test]

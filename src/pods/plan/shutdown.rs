@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::pods::lifecycle::Kill;
 
 /// From this priority on a pod is critical to its node or cluster.
 const CRITICAL: i32 = 2_000_000_000;
@@ -42,6 +43,14 @@ pub fn two_steps(all: Duration, critical: Duration) -> Vec<Step> {
         }
         _ => Vec::new(),
     }
+}
+
+/// Whether a pod was, or is to be, stopped for a shutdown: as its status tells, or as its worker
+/// was ordered to a moment ago and has not told yet.
+#[must_use]
+pub fn is_end(told: Option<&str>, order: Option<&Kill>) -> bool {
+    let ordered = order.and_then(|kill| kill.failure.as_ref()).map(|failure| failure.reason);
+    told.into_iter().chain(ordered).any(|reason| reason == REASON)
 }
 
 /// Sorts `pods` into the steps, lowest priority first. A pod below the lowest step goes with
@@ -109,6 +118,25 @@ mod tests {
         check(&steps, &[("top", Some(100), 30)], &[(7, "top:7")]);
         check(&[], &pods, &[]);
         check(&steps, &[], &[]);
+    }
+
+    #[test]
+    fn an_end_counts_from_its_order_on() {
+        let order = |reason| {
+            let failure = crate::pods::lifecycle::Failure { reason, message: String::new() };
+            Kill { grace_override: Some(1), failure: Some(failure) }
+        };
+        let (shutdown, other, removal) = (order(REASON), order("Preempting"), Kill::default());
+        for (told, order, expected) in [
+            (None, None, false),
+            (Some("Terminated"), None, true),
+            // The worker has not told yet what it was ordered.
+            (None, Some(&shutdown), true),
+            (Some("Evicted"), Some(&other), false),
+            (None, Some(&removal), false),
+        ] {
+            assert_eq!(is_end(told, order), expected, "{told:?} {order:?}");
+        }
     }
 
     #[test]

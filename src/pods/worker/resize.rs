@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::super::allocation::summary;
-use super::super::plan::resize::{Given, Resource, lowers_limit};
-use super::super::plan::{self, KillReason, Plan};
+use super::super::plan::resize::{Given, Resource, is_due, lowers_limit};
+use super::super::plan::{self, Plan};
 use super::{Failed, Worker};
 use crate::model::metrics;
 use crate::model::reasons;
@@ -45,12 +45,14 @@ impl Worker {
         }
     }
 
-    /// Tells users how the resize stands, going by what is still to be done.
-    pub(super) fn tell_resize(&self, plan: &Plan) {
+    /// Tells users how the resize stands, going by what running containers have.
+    pub(super) fn tell_resize(&self, runtime: &PodRuntime) {
         let pod = self.pod();
-        let restarts = plan.kill.iter().any(|kill| kill.reason == KillReason::Resize);
-        if restarts || !plan.resize.is_empty() {
+        let given = |name: &str| self.deps.allocations.given(pod.uid(), name);
+        if is_due(pod, runtime, &given) {
             self.deps.allocations.go_on(pod);
+            // What is told as granted is still granted after a restart, whatever holds it up.
+            self.store_allocations();
         } else if let Some(generation) = self.deps.allocations.complete(pod) {
             let text = summary("completed", pod, generation, "");
             self.deps.events.normal(pod, reasons::RESIZE_COMPLETED, text);

@@ -134,6 +134,8 @@ fn services_come_from_the_journal_or_from_files() {
         ("query=dotted", "dotted\n"),
         ("query=nested", "nested\n"),
         ("query=none", "\nlog not found for none\n"),
+        // The end of a unit's name is no unit.
+        ("query=let", "\nlog not found for let\n"),
         // A link that leads out is none.
         ("query=link", "\nlog not found for link\n"),
         ("query=..", "\nlog not found for ..\n"),
@@ -147,6 +149,23 @@ fn services_come_from_the_journal_or_from_files() {
     }
     // Without a journal there are the files.
     assert_eq!(written("query=plain", "/no/such/journalctl", dir.path()), "plain\n");
+}
+
+/// The reader cannot tell a part from the whole otherwise.
+#[test]
+fn a_file_that_is_cut_off_is_no_whole_one() {
+    let dir = tree();
+    let copied = |deadline: Instant| {
+        let mut out = Vec::new();
+        let why = match copy(dir.path(), "plain", &mut out, deadline, &StopToken::never()) {
+            Err(Failed::Read(why)) => words(&why),
+            Err(Failed::Write(why)) => panic!("{why}"),
+            Ok(()) => String::new(),
+        };
+        (String::from_utf8(out).unwrap(), why)
+    };
+    assert_eq!(copied(Instant::now()), (String::new(), "context deadline exceeded".to_owned()));
+    assert_eq!(copied(Instant::now() + LIMIT), ("plain\n".to_owned(), String::new()));
 }
 
 #[test]

@@ -1,14 +1,17 @@
 //! The course of one shutdown (pure): told, group after group, statuses, done.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
-use crate::pods::plan::shutdown::{Group, Step, groups};
+use crate::pods::plan::shutdown::{Step, groups};
 
 /// `sync` answers within a turn. If it does not, the pods that were known before count.
 const TOLD_LIMIT: Duration = Duration::from_secs(2);
+/// After a start of the agent pods run that their source has not named yet. So long after the
+/// signal it still may.
+const SOURCES_LIMIT: Duration = Duration::from_secs(10);
 /// How long statuses may take to reach the API server, out of the time that is left.
 const WRITTEN_LIMIT: Duration = Duration::from_secs(2);
 /// How often to look whether they have.
@@ -18,6 +21,8 @@ const WRITTEN_STEP: Duration = Duration::from_millis(50);
 pub(super) trait World {
     /// Whether `sync` refuses new pods already.
     fn is_told(&self) -> bool;
+    /// Whether every pod that runs is known: before that its source may still name it.
+    fn is_complete(&self) -> bool;
     /// The pods that are to be stopped.
     fn pods(&self) -> Vec<Pod>;
     /// Whether nothing is left of a pod, its volumes included.
@@ -47,8 +52,8 @@ enum Stage {
     Watching,
     /// `sync` has been told, but has not answered.
     Telling { until: Instant },
-    /// A group is being stopped.
-    Stopping { left: VecDeque<Group>, now: Vec<PodUid>, until: Instant },
+    /// A group is being stopped. Of nobody: those who come late are waited for.
+    Stopping { now: Vec<PodUid>, until: Instant },
     /// All had their time; the statuses are on their way.
     Writing { look: Instant, until: Instant },
     /// The lock is released.
@@ -60,11 +65,13 @@ pub(super) struct Core {
     steps: Vec<Step>,
     stage: Stage,
     begun: Instant,
+    /// Those that were told to end.
+    ordered: BTreeSet<PodUid>,
 }
 
 impl Core {
     pub(super) fn new(steps: Vec<Step>, now: Instant) -> Self {
-        Core { steps, stage: Stage::Watching, begun: now }
+        Core { steps, stage: Stage::Watching, begun: now, ordered: BTreeSet::new() }
     }
 
     /// The time of all groups together: for so long the machine has to wait.
@@ -77,6 +84,7 @@ impl Core {
         match (&self.stage, on) {
             (Stage::Watching, true) => {
                 self.begun = now;
+                self.ordered.clear();
                 self.stage = Stage::Telling { until: now + TOLD_LIMIT };
                 Some(Action::Begin)
             }
@@ -110,14 +118,12 @@ impl Core {
             match &mut self.stage {
                 Stage::Watching | Stage::Over => return actions,
                 Stage::Telling { until } => {
-                    if !world.is_told() && now < *until {
+                    if !(world.is_told() && world.is_complete()) && now < *until {
                         return actions;
                     }
-                    let pods = world.pods();
-                    let left = groups(&self.steps, &pods).into();
-                    self.stage = Stage::Stopping { left, now: Vec::new(), until: now };
+                    self.stage = Stage::Stopping { now: Vec::new(), until: now };
                 }
-                Stage::Stopping { left, now: stopping, until } => {
+                Stage::Stopping { now: stopping, until } => {
                     stopping.retain(|uid| !world.has_ended(uid));
                     if !stopping.is_empty() {
                         if now < *until {
@@ -125,15 +131,24 @@ impl Core {
                         }
                         actions.push(Action::Overdue(std::mem::take(stopping)));
                     }
-                    if let Some(group) = left.pop_front() {
+                    let mut pods = world.pods();
+                    pods.retain(|pod| !self.ordered.contains(pod.uid()));
+                    if let Some(group) = groups(&self.steps, &pods).into_iter().next() {
                         *until = now + group.period;
                         *stopping = group.pods.iter().map(|(uid, _)| uid.clone()).collect();
+                        self.ordered.extend(stopping.iter().cloned());
                         actions.push(Action::Kill(group.pods));
                         // The order was not even given yet.
                         return actions;
                     }
+                    let total = total(&self.steps);
+                    let late = self.begun + total.min(SOURCES_LIMIT);
+                    if !world.is_complete() && now < late {
+                        *until = late;
+                        return actions;
+                    }
                     // DIFFERS: the Go kubelet lets the machine go at once.
-                    let end = self.begun + total(&self.steps);
+                    let end = self.begun + total;
                     self.stage = Stage::Writing { look: now, until: end.min(now + WRITTEN_LIMIT) };
                 }
                 Stage::Writing { look, until } => {

@@ -51,13 +51,13 @@ pub(super) enum Heard {
     Nothing,
 }
 
-/// logind as it is set up for us.
+/// How the machine stands.
 #[derive(Debug)]
-pub(super) struct Ready {
-    /// The machine waits as long as this is open.
-    pub(super) lock: OwnedFd,
-    /// It is about to shut down already.
-    pub(super) preparing: bool,
+pub(super) enum State {
+    /// It waits with a shutdown as long as this is open.
+    Watched(OwnedFd),
+    /// It is about to shut down already; then logind gives no lock.
+    Preparing,
 }
 
 /// A connection to logind.
@@ -83,23 +83,33 @@ impl Logind {
     }
 
     /// Makes logind wait for `needed` and takes the lock.
-    pub(super) fn set_up(&mut self, needed: Duration, conf_dir: &Path) -> Result<Ready, LogindError> {
-        // The first question starts a logind that does not run.
+    pub(super) fn set_up(&mut self, needed: Duration, conf_dir: &Path) -> Result<State, LogindError> {
+        // The first question starts a logind that does not run. What is begun after the answer
+        // is signaled; the signal waits until somebody listens.
+        let preparing = self.is_preparing()?;
+        let name = Value::Text(LOGIND.to_owned());
+        let answer = self.bus.call(of_bus("GetNameOwner"), vec![name])?;
+        self.owner = answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned();
+        if preparing {
+            return Ok(State::Preparing);
+        }
         let allowed = self.allowed()?;
         if allowed < needed {
             self.raise(allowed, needed, conf_dir)?;
         }
-        let lock = self.lock()?;
-        let name = Value::Text(LOGIND.to_owned());
-        let answer = self.bus.call(of_bus("GetNameOwner"), vec![name])?;
-        self.owner = answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned();
-        // Last: what is begun later is signaled.
-        let preparing = self.property("PreparingForShutdown")? == Value::Bool(true);
-        Ok(Ready { lock, preparing })
+        match self.lock() {
+            Ok(lock) => Ok(State::Watched(lock)),
+            // A shutdown was begun in between: that is the refusal.
+            Err(LogindError::Dbus(DbusError::Remote { .. })) if self.is_preparing()? => Ok(State::Preparing),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Takes the lock.
-    pub(super) fn lock(&mut self) -> Result<OwnedFd, LogindError> {
+    fn is_preparing(&mut self) -> Result<bool, LogindError> {
+        Ok(self.property("PreparingForShutdown")? == Value::Bool(true))
+    }
+
+    fn lock(&mut self) -> Result<OwnedFd, LogindError> {
         let text = |text: &str| Value::Text(text.to_owned());
         let why = "Kubelet needs time to handle node shutdown";
         let call = Call { destination: LOGIND, path: LOGIND_PATH, interface: MANAGER, member: "Inhibit" };
@@ -207,7 +217,71 @@ fn heard(message: &Message, owner: &str) -> Heard {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
+    use crate::transport::dbus::played;
+
+    /// What came of setting up with a logind that says whether the machine shuts down, each time
+    /// that it is asked, and refuses locks or does not; and what it was asked.
+    fn set_up(preparing: &'static [bool], refuses: bool) -> (Result<State, LogindError>, Vec<String>) {
+        let (told, asked) = crossbeam_channel::bounded(16);
+        let (dir, address, _bus) = played::bus(move |mut stream| {
+            played::greet(&mut stream);
+            let mut preparing = preparing.iter().copied();
+            loop {
+                let call = played::read_message(&mut stream);
+                let of = call.text(1).unwrap_or_default().to_owned();
+                told.send(if call.member == "Get" { of.clone() } else { call.member.clone() }).unwrap();
+                let value = match (call.member.as_str(), of.as_str()) {
+                    ("Get", "PreparingForShutdown") => {
+                        Value::Variant(Box::new(Value::Bool(preparing.next().unwrap())))
+                    }
+                    ("Get", _) => Value::Variant(Box::new(Value::Long(60_000_000))),
+                    ("GetNameOwner", _) => Value::Text(":1.3".to_owned()),
+                    ("Inhibit", _) if refuses => {
+                        let mut refused = played::answer(&call, vec![Value::Text("too late".to_owned())]);
+                        refused.kind = Kind::Error;
+                        refused.error = "org.freedesktop.login1.OperationInProgress".to_owned();
+                        stream.write_all(&refused.encode()).unwrap();
+                        continue;
+                    }
+                    ("Inhibit", _) => {
+                        let (given, _) = UnixStream::pair().unwrap();
+                        played::send_with(&stream, &played::answer(&call, vec![Value::Fd(0)]), &given);
+                        continue;
+                    }
+                    ("AddMatch", _) => Value::Bool(true),
+                    ("End", _) => return,
+                    other => panic!("{other:?}"),
+                };
+                stream.write_all(&played::answer(&call, vec![value]).encode()).unwrap();
+            }
+        });
+        let wake = Wake::new().unwrap();
+        let mut logind = Logind::connect(&address, &wake, &StopToken::never()).unwrap();
+        let state = logind.set_up(Duration::from_secs(30), dir.path());
+        assert_eq!(logind.owner, ":1.3");
+        let _ = logind.bus.call(of_bus("End"), Vec::new());
+        (state, asked.try_iter().filter(|member| member != "AddMatch" && member != "End").collect())
+    }
+
+    #[test]
+    fn a_lock_is_not_asked_for_while_the_machine_shuts_down() {
+        let (state, asked) = set_up(&[false], false);
+        assert!(matches!(state, Ok(State::Watched(_))), "{state:?}");
+        assert_eq!(asked, ["PreparingForShutdown", "GetNameOwner", "InhibitDelayMaxUSec", "Inhibit"]);
+        let (state, asked) = set_up(&[true], true);
+        assert!(matches!(state, Ok(State::Preparing)), "{state:?}");
+        assert_eq!(asked, ["PreparingForShutdown", "GetNameOwner"]);
+        // It begins between the question and the request.
+        let (state, _) = set_up(&[false, true], true);
+        assert!(matches!(state, Ok(State::Preparing)), "{state:?}");
+        let (state, _) = set_up(&[false, false], true);
+        let error = state.unwrap_err().to_string();
+        assert_eq!(error, "Inhibit: org.freedesktop.login1.OperationInProgress: too late");
+    }
 
     #[test]
     fn only_logind_speaks_for_logind() {

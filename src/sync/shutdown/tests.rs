@@ -15,6 +15,8 @@ use crate::pods::plan::shutdown::two_steps;
 #[derive(Default)]
 struct Fake {
     told: Cell<bool>,
+    /// A source is silent.
+    silent: Cell<bool>,
     written: Cell<bool>,
     pods: RefCell<Vec<Pod>>,
     ended: RefCell<BTreeSet<PodUid>>,
@@ -23,6 +25,10 @@ struct Fake {
 impl World for Fake {
     fn is_told(&self) -> bool {
         self.told.get()
+    }
+
+    fn is_complete(&self) -> bool {
+        !self.silent.get()
     }
 
     fn pods(&self) -> Vec<Pod> {
@@ -124,6 +130,42 @@ fn nobody_is_waited_for_longer_than_agreed() {
     assert_eq!(bench.turn(22.0), [Action::Overdue(vec!["m".into()]), kill(&[("c", 10)])]);
     // No time is left for the API server, which was not heard of.
     assert_eq!(bench.turn(32.0), [Action::Overdue(vec!["c".into()]), Action::Release]);
+}
+
+#[test]
+fn pods_that_a_source_names_late_get_their_time_too() {
+    let mut bench = Bench::new();
+    let all = bench.fake.pods.replace(vec![pod("s", 2_000_000_000, 30)]);
+    bench.fake.told.set(true);
+    bench.fake.silent.set(true);
+    bench.prepare(true, 0.0);
+    // The other source may speak any moment.
+    assert_eq!((bench.turn(0.0), bench.due()), (vec![], Some(2.0)));
+    assert_eq!(bench.turn(2.0), [kill(&[("s", 10)])]);
+    bench.end("s");
+    assert_eq!((bench.turn(3.0), bench.due()), (vec![], Some(10.0)));
+    bench.fake.silent.set(false);
+    bench.fake.pods.borrow_mut().extend(all);
+    assert_eq!(bench.turn(4.0), [kill(&[("n", 20), ("m", 5)])]);
+    bench.end("n");
+    bench.end("m");
+    assert_eq!(bench.turn(5.0), [kill(&[("c", 10)])]);
+    bench.end("c");
+    bench.fake.written.set(true);
+    assert_eq!(bench.turn(6.0), [Action::Release]);
+}
+
+#[test]
+fn a_source_that_stays_silent_does_not_hold_the_machine_up() {
+    let mut bench = Bench::new();
+    bench.fake.pods.replace(Vec::new());
+    bench.fake.told.set(true);
+    bench.fake.written.set(true);
+    bench.fake.silent.set(true);
+    bench.prepare(true, 0.0);
+    assert_eq!((bench.turn(2.0), bench.due()), (vec![], Some(10.0)));
+    assert_eq!(bench.turn(9.9), []);
+    assert_eq!(bench.turn(10.0), [Action::Release]);
 }
 
 #[test]

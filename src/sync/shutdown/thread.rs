@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::core::{Action, Core, World};
-use super::logind::{Heard, Logind, LogindError};
+use super::logind::{Heard, Logind, LogindError, State};
 use super::record::Record;
 use super::{Deps, Orders, Settings};
 use crate::model::event::{EventType, Regarding};
@@ -109,20 +109,25 @@ impl Manager {
     fn set_up(&mut self) {
         let Some(logind) = &mut self.logind else { return };
         match logind.set_up(self.core.total(), &self.settings.logind_conf_dir) {
-            Ok(ready) => {
+            Ok(State::Watched(lock)) => {
                 if self.problem.take().is_some() || self.lock.is_none() {
                     log::info!("shutdowns of the machine wait for the pods, {:?} at most", self.core.total());
                 }
                 self.wait = AGAIN;
                 // The old one goes only now: no shutdown slips through between.
-                self.lock = Some(ready.lock);
-                // DIFFERS: the Go kubelet does not ask what was signaled while it did not listen. A machine that was let go is not
-                // held up again.
-                if self.core.is_over() && ready.preparing {
-                    self.lock = None;
-                } else {
-                    self.prepare(ready.preparing);
+                self.lock = Some(lock);
+                self.prepare(false);
+            }
+            // DIFFERS: the Go kubelet does not ask what was signaled while it did not listen, and
+            // gives up where it is refused a lock for it. A machine that was let go is not held
+            // up again.
+            Ok(State::Preparing) => {
+                self.problem = None;
+                self.wait = AGAIN;
+                if self.lock.is_none() && !self.core.is_over() {
+                    log::warn!("the machine shuts down already, and waits for the pods no more");
                 }
+                self.prepare(true);
             }
             Err(error) => self.lost(&error),
         }
@@ -173,13 +178,8 @@ impl Manager {
                 log::warn!("the machine does not shut down after all");
                 self.tell(false, "Shutdown manager detected shutdown cancellation");
                 // One that was never released is as good.
-                if self.lock.is_none()
-                    && let Some(logind) = &mut self.logind
-                {
-                    match logind.lock() {
-                        Ok(lock) => self.lock = Some(lock),
-                        Err(error) => self.lost(&error),
-                    }
+                if self.lock.is_none() {
+                    self.set_up();
                 }
             }
             Action::Kill(pods) => {
@@ -215,9 +215,12 @@ struct Seen<'a>(&'a Deps);
 
 impl World for Seen<'_> {
     fn is_told(&self) -> bool {
+        self.0.view.get().shutting_down
+    }
+
+    fn is_complete(&self) -> bool {
         let view = self.0.view.get();
-        // Before every source has spoken nobody knows which pods there are to wait for.
-        view.shutting_down && view.sources_ready
+        view.sources_ready || (view.shutting_down && !view.strangers)
     }
 
     fn pods(&self) -> Vec<Pod> {

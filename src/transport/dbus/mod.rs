@@ -10,6 +10,8 @@
 mod address;
 mod connection;
 #[cfg(test)]
+pub(crate) mod played;
+#[cfg(test)]
 mod tests;
 pub mod wire;
 #[cfg(test)]

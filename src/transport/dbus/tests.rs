@@ -1,66 +1,16 @@
 //! The client against a bus that the test plays, byte by byte.
 
-use std::io::{IoSlice, Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-
+use super::played::{answer, bus, greet, read_line, read_message, send_with};
 use super::wire::{Kind, Message, Value};
 use super::{Bus, Call, DbusError};
 use crate::util::stop::{self, StopToken};
-use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::wake::Wake;
 
 const PING: Call = Call { destination: "a.b", path: "/a", interface: "a.b.C", member: "Ping" };
-
-/// A bus that does what `play` does with its one connection.
-fn bus(play: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, String, Running) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("the bus");
-    let listener = UnixListener::bind(&path).unwrap();
-    let address = format!("unix:path={}", path.display().to_string().replace(' ', "%20"));
-    let running = threads::spawn("t/bus", Stack::Small, OnDeath::Nobody, move |_| {
-        play(listener.accept().unwrap().0);
-    });
-    (dir, address, running.unwrap())
-}
-
-fn read_line(stream: &mut UnixStream) -> String {
-    let mut line = Vec::new();
-    while !line.ends_with(b"\r\n") {
-        let mut byte = [0];
-        stream.read_exact(&mut byte).unwrap();
-        line.extend(byte);
-    }
-    String::from_utf8(line).unwrap()
-}
-
-fn read_message(stream: &mut UnixStream) -> Message {
-    let mut bytes = vec![0; super::wire::HEAD];
-    stream.read_exact(&mut bytes).unwrap();
-    bytes.resize(super::wire::length(&bytes).unwrap(), 0);
-    stream.read_exact(&mut bytes[super::wire::HEAD..]).unwrap();
-    Message::decode(&bytes).unwrap()
-}
-
-fn greet(stream: &mut UnixStream) {
-    let auth = read_line(stream);
-    assert!(auth.starts_with("\0AUTH EXTERNAL 3"), "{auth}");
-    stream.write_all(b"OK 0123\r\n").unwrap();
-    assert_eq!(read_line(stream), "NEGOTIATE_UNIX_FD\r\n");
-    stream.write_all(b"AGREE_UNIX_FD\r\n").unwrap();
-    assert_eq!(read_line(stream), "BEGIN\r\n");
-    let hello = read_message(stream);
-    assert_eq!(hello.member, "Hello");
-    stream.write_all(&answer(&hello, vec![Value::Text(":1.1".to_owned())]).encode()).unwrap();
-}
-
-fn answer(call: &Message, args: Vec<Value>) -> Message {
-    Message { serial: 9, reply_to: Some(call.serial), args, ..Message::new(Kind::Return) }
-}
 
 fn signal(member: &str) -> Message {
     Message { serial: 8, member: member.to_owned(), ..Message::new(Kind::Signal) }
@@ -85,13 +35,7 @@ fn answers_come_with_their_descriptors_and_signals_are_kept() {
         stream.write_all(&odd).unwrap();
         stream.write_all(&signal("Early").encode()).unwrap();
         let (_, given) = UnixStream::pair().unwrap();
-        let bytes = Message { fds: 1, ..answer(&call, vec![Value::Fd(0)]) }.encode();
-        let fds = [given.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-        let sent = sendmsg(&stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).unwrap();
-        assert_eq!(sent, bytes.len());
+        send_with(&stream, &answer(&call, vec![Value::Fd(0)]), &given);
         let second = read_message(&mut stream);
         let mut error = answer(&second, vec![Value::Text("no such thing".to_owned())]);
         (error.kind, error.error) = (Kind::Error, "a.b.Error".to_owned());
@@ -145,7 +89,7 @@ fn a_lost_bus_and_a_stop_end_every_wait() {
     let mut bus = open(&address).0.unwrap();
     assert!(matches!(bus.call(PING, Vec::new()), Err(DbusError::Lost(_))));
     drop(running);
-    let (_dir, address, _bus) = self::bus(|mut stream| {
+    let (_dir, address, _bus) = super::played::bus(|mut stream| {
         greet(&mut stream);
         let _ = stream.read(&mut [0; 512]);
         let _ = stream.read(&mut [0]);
