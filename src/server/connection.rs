@@ -15,6 +15,7 @@ use super::http::Gate;
 use super::listener::Listener;
 use super::query::Target;
 use super::routes::{Asked, Method};
+use super::shares::Caller;
 use super::{head, main_connection, metrics, upgrade};
 
 /// A head must have arrived by then.
@@ -158,7 +159,7 @@ fn serve(listener: Listener, mut client: Client, gate: &Gate, stop: &StopToken) 
     };
     let asked = Asked { method: head.method, target: Target::parse(&head.target), ..Asked::default() };
     let _timed = metrics::count(listener, asked.method.as_str(), &asked.target.path);
-    exchange(client, listener, asked, None, gate, stop);
+    exchange(client, listener, asked, Caller::default(), None, gate, stop);
 }
 
 #[cfg(test)]

@@ -39,9 +39,9 @@ struct Member {
 }
 
 /// Whom addresses are counted for: whoever has an IPv6 address has 2^64 of them.
-type Peer = [u8; 8];
+pub(super) type Peer = [u8; 8];
 
-fn peer(ip: IpAddr) -> Peer {
+pub(super) fn peer(ip: IpAddr) -> Peer {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
             let [a, b, c, d] = ip.octets();

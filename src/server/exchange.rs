@@ -4,7 +4,7 @@
 //! it, from the connection straight to the handler.
 
 use std::io::{self, BufWriter, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select_biased;
@@ -12,17 +12,29 @@ use crossbeam_channel::select_biased;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 
+use super::Deps;
 use super::client::{Client, Ready, is_passing};
-use super::http::{Gate, KEY_HEADER, MAIN_STREAMS, STREAMS};
+use super::http::{
+    ANSWERS_PER_PEER, Gate, KEY_HEADER, MAIN_STREAMS, STREAMS, STREAMS_PER_PEER, STREAMS_PER_TOKEN,
+};
 use super::listener::{Listener, connect_local};
-use super::pump::{self, Form, Kept};
+use super::main_port::first_element;
+use super::pump::{self, Form, Kept, Patience, Told};
 use super::routes::{self, Answer, Asked, Method, Reply};
+use super::shares::{Caller, Claims};
+use super::streams::Stream;
 
 /// tiny_http hands a clean request over at once; later means that it does not work.
 const HANDOVER: Duration = Duration::from_secs(10);
 
-/// A TCP client that takes nothing for so long is dropped.
-const STALL: Duration = Duration::from_secs(60);
+/// Of a TCP client, who may be anybody. A whole answer has to be taken at 16 KiB/s, but for a
+/// minute; a stream waits for its reader as long as one of the Go kubelet lasts at most, for
+/// somebody may look at a log page by page.
+const PATIENCE: Patience =
+    Patience { grace: Duration::from_secs(60), rate: 16 * 1024, stream: Duration::from_secs(4 * 3600) };
+
+/// How long a large answer waits to be begun while there are too many.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
 
 /// When the server stops, a handler in the middle of a call is left behind after this.
 const HANDLER_LIMIT: Duration = Duration::from_secs(1);
@@ -85,6 +97,7 @@ pub(super) fn exchange(
     client: Client,
     listener: Listener,
     asked: Asked,
+    caller: Caller,
     form: Option<Form>,
     gate: &Gate,
     stop: &StopToken,
@@ -123,14 +136,16 @@ pub(super) fn exchange(
     };
     drop(ticket);
     let shared = gate.clone();
+    let told = Arc::new(Told::default());
+    let tell = Arc::clone(&told);
     let name = format!("strm/{}", gate.number());
     let handler = threads::spawn(&name, Stack::Large, OnDeath::Nobody, move |stop| {
-        answer(request, listener, &asked, &shared, &stop);
+        answer(request, listener, &asked, &caller, &tell, &shared, &stop);
     });
     match handler {
         Ok(mut handler) => {
-            let patience = (listener != Listener::Local).then_some(STALL);
-            let kept = pump::pump(client, &inner, gate, form, patience, &mut handler);
+            let patience = (listener != Listener::Local).then_some(PATIENCE);
+            let kept = pump::pump(client, &inner, &gate.wake, (form, &told), patience, &mut handler);
             if kept.is_none() {
                 pump::drain(&inner, gate);
             }
@@ -149,35 +164,61 @@ pub(super) fn exchange(
 }
 
 /// The handler's thread: makes the answer.
-fn answer(request: tiny_http::Request, listener: Listener, asked: &Asked, gate: &Gate, stop: &StopToken) {
-    let (streams, cap) = match listener {
-        Listener::Main => (&gate.main_streams, MAIN_STREAMS),
-        _ => (&gate.streams, STREAMS),
+fn answer(
+    request: tiny_http::Request,
+    listener: Listener,
+    asked: &Asked,
+    caller: &Caller,
+    told: &Told,
+    gate: &Gate,
+    stop: &StopToken,
+) {
+    let is_main = listener == Listener::Main;
+    // The others have few connections.
+    let _turn = if is_main && grows(&asked.target.path) {
+        let claims = caller.claims(ANSWERS_PER_PEER, ANSWERS_PER_PEER);
+        let turn = gate.answers.wait(claims, TURN_LIMIT, "a turn to answer", stop);
+        if turn.is_none() {
+            return respond(request, too_many("too many large answers are being sent\n".to_owned()));
+        }
+        turn
+    } else {
+        None
     };
-    match routes::route(listener, asked, &gate.deps) {
-        Reply::Whole(answer) => respond(request, answer),
-        Reply::Stream(_) if streams.fetch_add(1, Ordering::Relaxed) >= cap => {
-            streams.fetch_sub(1, Ordering::Relaxed);
-            respond(request, Answer::text(429, format!("already {cap} streams are open\n")));
+    let stream = match routes::route(listener, asked, &gate.deps) {
+        Reply::Whole(answer) => return respond(request, answer),
+        Reply::Stream(stream) => stream,
+    };
+    let (slot, cap) = match is_main {
+        true => {
+            let claims = caller.claims(STREAMS_PER_PEER, STREAMS_PER_TOKEN);
+            (gate.main_streams.take(claims), MAIN_STREAMS)
         }
-        Reply::Stream(stream) => {
-            let _slot = Slot(streams);
-            let mut out = BufWriter::new(request.into_writer());
-            let outcome = stream.run(&mut out, &gate.deps, stop).and_then(|()| out.flush());
-            if let Err(why) = outcome {
-                log::debug!("a stream ended: {why}");
-            }
-        }
+        false => (gate.streams.take(Claims::default()), STREAMS),
+    };
+    let Some(_slot) = slot else {
+        return respond(request, too_many(format!("too many of {cap} streams are open\n")));
+    };
+    told.begin_stream();
+    let mut out = BufWriter::new(request.into_writer());
+    run(stream, &mut out, told, &gate.deps, stop);
+}
+
+/// Writes a stream, and tells if it came to its end, before whoever moves it can see one.
+fn run(stream: Stream, out: &mut dyn Write, told: &Told, deps: &Deps, stop: &StopToken) {
+    match stream.run(out, deps, stop).and_then(|()| out.flush()) {
+        Ok(()) => told.complete(),
+        Err(why) => log::debug!("a stream ended: {why}"),
     }
 }
 
-/// Gives a stream's place back, also when its handler panics.
-struct Slot<'a>(&'a AtomicUsize);
+fn too_many(text: String) -> Answer {
+    Answer { headers: vec![("Retry-After", "1".to_owned())], ..Answer::text(429, text) }
+}
 
-impl Drop for Slot<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+/// Whether an answer grows with what runs on the node. Health is told whatever else is asked.
+fn grows(path: &str) -> bool {
+    matches!(first_element(path), "metrics" | "pods" | "runningpods" | "stats")
 }
 
 fn respond(request: tiny_http::Request, answer: Answer) {

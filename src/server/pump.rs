@@ -2,6 +2,8 @@
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -33,6 +35,65 @@ pub(super) struct Form {
     pub head_only: bool,
 }
 
+/// What the handler tells whoever moves its answer: from the bytes alone a stream that ended
+/// cannot be told from one that broke off.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    stream: AtomicBool,
+    complete: AtomicBool,
+}
+
+impl Told {
+    /// What follows goes on for as long as it wants to.
+    pub(super) fn begin_stream(&self) {
+        self.stream.store(true, Ordering::Release);
+    }
+
+    /// All of the stream was written. Before its end can be read.
+    pub(super) fn complete(&self) {
+        self.complete.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete.load(Ordering::Acquire)
+    }
+}
+
+/// How long a client may keep us waiting.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// With an answer, in all, and longer by what it took meanwhile at
+    pub grace: Duration,
+    /// bytes per second.
+    pub rate: u32,
+    /// With a stream, of which it takes nothing.
+    pub stream: Duration,
+}
+
+/// How a client keeps up with it.
+#[derive(Debug, Default)]
+struct Pace {
+    /// For how long the client alone was waited for.
+    waited: Duration,
+    taken: u64,
+}
+
+impl Pace {
+    /// How long it may still be waited for.
+    fn left(&self, patience: &Patience, is_stream: bool) -> Duration {
+        let earned = Duration::from_millis(self.taken.saturating_mul(1000) / u64::from(patience.rate.max(1)));
+        let limit = if is_stream { patience.stream } else { patience.grace.saturating_add(earned) };
+        limit.saturating_sub(self.waited)
+    }
+
+    fn took(&mut self, count: usize, is_stream: bool) {
+        self.taken += count as u64;
+        if is_stream && count > 0 {
+            self.waited = Duration::ZERO;
+        }
+    }
+}
+
 /// A client that may ask again, with what it has sent already.
 pub(super) type Kept = (Client, Vec<u8>);
 
@@ -54,11 +115,14 @@ enum Stage {
 struct Flow {
     stage: Stage,
     form: Option<Form>,
+    told: Arc<Told>,
     /// Read and not taken by the client yet: `from..to`.
     buffer: Vec<u8>,
     from: usize,
     to: usize,
     ended: bool,
+    /// It ended too early, which the client must see.
+    cut: bool,
     /// Whether the client may ask again, known once the head is there.
     keeps: bool,
 }
@@ -68,9 +132,11 @@ const SIZE_LINE: usize = 10;
 const LINE_END: &[u8] = b"\r\n";
 
 impl Flow {
-    fn new(form: Option<Form>) -> Self {
+    fn new(form: Option<Form>, told: &Arc<Told>) -> Self {
         let stage = if form.is_some() { Stage::Head } else { Stage::Raw };
-        Flow { stage, form, buffer: vec![0; PUMP_BYTES], from: 0, to: 0, ended: false, keeps: false }
+        let buffer = vec![0; PUMP_BYTES];
+        let told = Arc::clone(told);
+        Flow { stage, form, told, buffer, from: 0, to: 0, ended: false, cut: false, keeps: false }
     }
 
     fn pending(&self) -> &[u8] {
@@ -101,7 +167,7 @@ impl Flow {
             Ok(count) => self.got(count),
             Err(why) if is_passing(&why) => {}
             Err(_) => {
-                self.keeps = false;
+                self.cut = true;
                 self.ended = true;
             }
         }
@@ -149,6 +215,7 @@ impl Flow {
         let Some(end) = read.windows(4).position(|window| window == b"\r\n\r\n") else {
             // Ours are short.
             self.ended = self.to >= ANSWER_HEAD_BYTES;
+            self.cut = self.ended;
             if self.ended {
                 self.to = 0;
             }
@@ -209,7 +276,12 @@ impl Flow {
     /// The answer's end.
     fn end(&mut self) {
         self.ended = true;
+        let complete = self.told.is_complete();
         match self.stage {
+            // The Go kubelet breaks off as well, and so do those who pass an answer on.
+            Stage::Chunked if !complete => self.cut = true,
+            // To others than the main port's clients the connection's end means nothing more.
+            Stage::Raw => self.cut = self.form.is_some() && !complete,
             Stage::Chunked => {
                 let last = b"0\r\n\r\n";
                 if let Some(place) = self.buffer.get_mut(..last.len()) {
@@ -217,26 +289,30 @@ impl Flow {
                 }
                 (self.from, self.to) = (0, last.len());
             }
-            Stage::Whole(0) | Stage::Nothing | Stage::Raw => {}
-            // Cut off: the client must not take it for the whole.
-            Stage::Whole(_) => self.keeps = false,
-            Stage::Head => (self.from, self.to) = (0, 0),
+            Stage::Whole(0) | Stage::Nothing => {}
+            Stage::Whole(_) => self.cut = true,
+            Stage::Head => {
+                (self.from, self.to) = (0, 0);
+                self.cut = true;
+            }
         }
     }
 }
 
 /// Moves the answer until its end. When the client goes, the handler is told to stop, and
-/// the rest of its answer is dropped. A client that may ask again comes back.
+/// the rest of its answer is dropped. A client that may ask again comes back. One that did not
+/// get all of it is left without any farewell.
 pub(super) fn pump(
     mut client: Client,
     inner: &UnixStream,
-    gate: &Gate,
-    form: Option<Form>,
-    patience: Option<Duration>,
+    wake: &UnixStream,
+    (form, told): (Option<Form>, &Arc<Told>),
+    patience: Option<Patience>,
     handler: &mut Running,
 ) -> Option<Kept> {
     let _waiting = threads::waiting("an answer");
-    let mut flow = Flow::new(form);
+    let mut flow = Flow::new(form, told);
+    let mut pace = Pace::default();
     let mut ahead = Vec::new();
     let mut listens = true;
     let whole = loop {
@@ -251,15 +327,19 @@ pub(super) fn pump(
         let room = ahead.len() < AHEAD_BYTES;
         let takes = !flow.is_empty() && flow.stage != Stage::Head;
         let mut fds = [
-            PollFd::new(&gate.wake, PollFlags::IN),
+            PollFd::new(wake, PollFlags::IN),
             PollFd::new(&client, client.flags(listens && room, takes)),
             PollFd::new(inner, PollFlags::IN),
         ];
         // Its end would wake the poll for ever while the client still takes what is here.
         let (used, _) = fds.split_at_mut(if flow.is_hungry() { 3 } else { 2 });
-        let limit = patience.filter(|_| takes || client.owes());
-        match poll(used, timespec(limit).as_ref()) {
-            // Nothing for the whole of its patience.
+        let is_stream = told.stream.load(Ordering::Acquire);
+        let waits = takes || client.owes();
+        let limit = patience.filter(|_| waits).map(|patience| pace.left(&patience, is_stream));
+        let begun = waits.then(Instant::now);
+        let outcome = poll(used, timespec(limit).as_ref());
+        pace.waited += begun.map(|begun| begun.elapsed()).unwrap_or_default();
+        match outcome {
             Ok(0) => break false,
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
@@ -276,7 +356,10 @@ pub(super) fn pump(
         if client_events.contains(PollFlags::OUT) {
             let written = if takes { client.write(flow.pending()) } else { client.flush().map(|_| 0) };
             match written {
-                Ok(count) => flow.from += count,
+                Ok(count) => {
+                    flow.from += count;
+                    pace.took(count, is_stream);
+                }
                 Err(why) if is_passing(&why) => {}
                 Err(_) => break false,
             }
@@ -285,10 +368,12 @@ pub(super) fn pump(
             flow.read(inner);
         }
     };
-    if whole && flow.keeps && listens && ahead.len() < AHEAD_BYTES {
-        return Some((client, ahead));
+    if whole && !flow.cut {
+        if flow.keeps && listens && ahead.len() < AHEAD_BYTES {
+            return Some((client, ahead));
+        }
+        finish(client, wake);
     }
-    finish(client, gate);
     handler.ask_to_stop();
     None
 }
@@ -312,10 +397,10 @@ fn take(client: &mut Client, ahead: &mut Vec<u8>, listens: &mut bool, handler: &
 }
 
 /// Ends our direction, and sends what is owed.
-pub(super) fn finish(mut client: Client, gate: &Gate) {
+pub(super) fn finish(mut client: Client, wake: &UnixStream) {
     client.finish_write();
     let deadline = Instant::now() + FAREWELL;
-    while client.owes() && client.wait(false, true, &gate.wake, deadline) == Ready::Yes {
+    while client.owes() && client.wait(false, true, wake, deadline) == Ready::Yes {
         if client.flush().is_err() {
             return;
         }
