@@ -21,7 +21,7 @@ use super::listener::{Listener, connect_local};
 use super::main_port::first_element;
 use super::pump::{self, Form, Kept, Patience, Told};
 use super::routes::{self, Answer, Asked, Method, Reply};
-use super::shares::{Caller, Claims};
+use super::shares::{Caller, Claims, Slot};
 use super::streams::Stream;
 
 /// tiny_http hands a clean request over at once; later means that it does not work.
@@ -173,20 +173,37 @@ fn answer(
     gate: &Gate,
     stop: &StopToken,
 ) {
+    match begin(listener, asked, caller, gate, stop) {
+        Begun::Whole(answer, _turn) => respond(request, answer),
+        Begun::Stream(stream, _slot) => {
+            told.begin_stream();
+            let mut out = BufWriter::new(request.into_writer());
+            run(stream, &mut out, told, &gate.deps, stop);
+        }
+    }
+}
+
+/// An answer that may be sent, with what it takes from others meanwhile.
+enum Begun {
+    Whole(Answer, Option<Slot>),
+    Stream(Stream, Slot),
+}
+
+fn begin(listener: Listener, asked: &Asked, caller: &Caller, gate: &Gate, stop: &StopToken) -> Begun {
     let is_main = listener == Listener::Main;
     // The others have few connections.
-    let _turn = if is_main && grows(&asked.target.path) {
+    let turn = if is_main && grows(&asked.target.path) {
         let claims = caller.claims(ANSWERS_PER_PEER, ANSWERS_PER_PEER);
         let turn = gate.answers.wait(claims, TURN_LIMIT, "a turn to answer", stop);
         if turn.is_none() {
-            return respond(request, too_many("too many large answers are being sent\n".to_owned()));
+            return Begun::Whole(too_many("too many large answers are being sent\n".to_owned()), None);
         }
         turn
     } else {
         None
     };
     let stream = match routes::route(listener, asked, &gate.deps) {
-        Reply::Whole(answer) => return respond(request, answer),
+        Reply::Whole(answer) => return Begun::Whole(answer, turn),
         Reply::Stream(stream) => stream,
     };
     let (slot, cap) = match is_main {
@@ -196,12 +213,10 @@ fn answer(
         }
         false => (gate.streams.take(Claims::default()), STREAMS),
     };
-    let Some(_slot) = slot else {
-        return respond(request, too_many(format!("too many of {cap} streams are open\n")));
-    };
-    told.begin_stream();
-    let mut out = BufWriter::new(request.into_writer());
-    run(stream, &mut out, told, &gate.deps, stop);
+    match slot {
+        Some(slot) => Begun::Stream(stream, slot),
+        None => Begun::Whole(too_many(format!("too many of {cap} streams are open\n")), None),
+    }
 }
 
 /// Writes a stream, and tells if it came to its end, before whoever moves it can see one.
@@ -247,5 +262,72 @@ pub(super) fn read_some(client: &mut Client, into: &mut Vec<u8>) -> Option<()> {
         }
         Err(why) if is_passing(&why) => Some(()),
         Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::main_port::tests::Served;
+    use super::*;
+
+    #[test]
+    fn only_a_stream_that_came_to_its_end_is_told_to_be_complete() {
+        let served = Served::new(|_| {});
+        let complete = |stream: Stream| {
+            let told = Told::default();
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                run(stream, &mut Vec::new(), &told, &served.deps, &StopToken::never());
+            }));
+            (told.is_complete(), outcome.is_ok())
+        };
+        assert_eq!(complete(Stream::Own(Box::new(|out, _, _| out.write_all(b"all")))), (true, true));
+        let fails = Stream::Own(Box::new(|out, _, _| {
+            out.write_all(b"some")?;
+            Err(io::ErrorKind::InvalidData.into())
+        }));
+        assert_eq!(complete(fails), (false, true));
+        assert_eq!(complete(Stream::Own(Box::new(|_, _, _| panic!("of the test")))), (false, false));
+    }
+
+    #[test]
+    fn no_caller_keeps_the_others_from_answers_and_streams() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("syslog"), "line\n").unwrap();
+        let served = Served::new(|endpoints| endpoints.log_dir = dir.path().to_owned());
+        let gate = Gate::before(served.deps.clone());
+        let caller = |ip: &str, user: Option<&str>| {
+            Caller::new(Some(format!("{ip}:1").parse().unwrap()), user.map(str::to_owned))
+        };
+        // Nobody waits for a turn.
+        let (source, stop) = crate::util::stop::pair();
+        drop(source);
+        let ask = |path: &str, caller: &Caller| {
+            let asked = Asked { target: super::super::query::Target::parse(path), ..Asked::default() };
+            match begin(Listener::Main, &asked, caller, &gate, &stop) {
+                Begun::Whole(answer, turn) => (answer.status, turn),
+                Begun::Stream(_, slot) => (200, Some(slot)),
+            }
+        };
+        let one = caller("10.0.0.1", None);
+        let held: Vec<_> = (0..ANSWERS_PER_PEER).map(|_| ask("/pods", &one)).collect();
+        assert!(held.iter().all(|(status, turn)| *status == 200 && turn.is_some()));
+        for path in ["/pods", "/metrics/cadvisor", "/stats/summary", "/runningpods/"] {
+            assert_eq!(ask(path, &one).0, 429, "{path}");
+        }
+        for path in ["/healthz", "/configz", "/logs/syslog"] {
+            assert_eq!(ask(path, &one).0, 200, "{path}");
+        }
+        assert_eq!(ask("/pods", &caller("10.0.0.2", None)).0, 200);
+        drop(held);
+        assert_eq!(ask("/pods", &one).0, 200);
+
+        let tenant = |n: usize| caller(&format!("10.0.1.{n}"), Some("tenant"));
+        let held: Vec<_> = (0..STREAMS_PER_TOKEN).map(|n| ask("/logs/syslog", &tenant(n))).collect();
+        assert_eq!(ask("/logs/syslog", &tenant(200)).0, 429);
+        assert_eq!(ask("/logs/syslog", &caller("10.0.1.1", Some("other"))).0, 200);
+        let all: Vec<_> = (0..STREAMS_PER_PEER).map(|_| ask("/logs/syslog", &one)).collect();
+        assert!(all.iter().chain(&held).all(|(status, slot)| *status == 200 && slot.is_some()));
+        assert_eq!(ask("/logs/syslog", &one).0, 429);
+        assert_eq!(ask("/logs/syslog", &caller("10.0.0.2", Some("other"))).0, 200);
     }
 }

@@ -101,6 +101,26 @@ impl Drop for Ticket {
     }
 }
 
+#[cfg(test)]
+impl Gate {
+    /// One without listeners and without anything behind it.
+    pub(super) fn before(deps: Deps) -> Gate {
+        let (_, wake) = UnixStream::pair().unwrap();
+        Gate {
+            deps: Arc::new(deps),
+            wake: Arc::new(wake),
+            streams: Shares::new(STREAMS),
+            main_streams: Shares::new(MAIN_STREAMS),
+            answers: Shares::new(ANSWERS),
+            main: None,
+            crowd: Arc::default(),
+            inner: PathBuf::new(),
+            table: Arc::new(Table { secret: 0, next: AtomicU64::new(0), waiting: Mutex::default() }),
+            broken: bounded(1).0,
+        }
+    }
+}
+
 impl Gate {
     /// Announces a request.
     pub(super) fn announce(&self) -> Ticket {

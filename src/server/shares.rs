@@ -180,6 +180,11 @@ mod tests {
         Caller::new(Some(format!("{ip}:1").parse().unwrap()), user.map(str::to_owned))
     }
 
+    fn is_unused(shares: &Shares) -> bool {
+        let state = shares.lock();
+        state.taken == 0 && state.by.is_empty() && state.waiting.is_empty()
+    }
+
     #[test]
     fn nobody_has_more_than_its_share() {
         let shares = Shares::new(10);
@@ -192,7 +197,7 @@ mod tests {
         let last = take("10.0.0.2", Some("b")).unwrap();
         assert!(take("10.0.0.9", None).is_none(), "there are ten");
         drop((one, two, last));
-        assert_eq!((shares.lock().taken, shares.lock().by.len()), (0, 0));
+        assert!(is_unused(&shares));
         assert!(take("10.0.0.1", None).is_some());
     }
 
@@ -227,11 +232,11 @@ mod tests {
         let first_has = first.1.recv().unwrap().unwrap();
         // In vain, and stopped.
         assert!(wait("10.0.0.4", Duration::ZERO).1.recv().unwrap().is_none());
-        let (thread, told) = wait("10.0.0.4", long);
+        let (mut thread, told) = wait("10.0.0.4", long);
         thread.ask_to_stop();
         assert!(told.recv().unwrap().is_none());
         assert!(shares.lock().waiting.is_empty());
         drop((first_has, second_has));
-        assert_eq!((shares.lock().taken, shares.lock().by.len()), (0, 0));
+        assert!(is_unused(&shares));
     }
 }

@@ -274,4 +274,41 @@ mod tests {
         }));
         assert_eq!(cache.get_or(key(1), &nobody(), || Ok((1, Duration::from_secs(1)))), Ok(1));
     }
+
+    #[test]
+    fn no_address_takes_all_the_turns() {
+        let cache = Arc::new(Cache::new(1000, Instant::now));
+        let (go, gate) = bounded::<()>(0);
+        let (tell, asked) = bounded(100);
+        let from = |ip: &str| Caller::new(Some(format!("{ip}:1").parse().unwrap()), None);
+        let ask = |n: usize, caller: Caller| {
+            let (cache, gate, tell) = (Arc::clone(&cache), gate.clone(), tell.clone());
+            threads::spawn("asker", threads::Stack::Small, threads::OnDeath::Nobody, move |_| {
+                let answer = cache.get_or(key(n), &caller, || {
+                    let _ = tell.send(n);
+                    let _ = gate.recv();
+                    Ok((n, Duration::from_secs(60)))
+                });
+                assert_eq!(answer, Ok(n));
+            })
+            .unwrap()
+        };
+        let strangers: Vec<_> = (0..20).map(|n| ask(n, from("10.0.0.1"))).collect();
+        for _ in 0..ASKING_PER_PEER {
+            assert!(asked.recv().unwrap() < 20);
+        }
+        // Only then another one asks, and is heard at once.
+        let other = ask(77, from("10.0.0.2"));
+        assert_eq!(asked.recv().unwrap(), 77);
+        assert!(asked.is_empty());
+        drop(go);
+        drop((strangers, other));
+        assert_eq!(asked.len(), 20 - ASKING_PER_PEER);
+
+        // Of those who wait for somebody else's question some places stay free as well.
+        let held: Vec<_> = (0..MAX_WAITING)
+            .filter_map(|_| cache.waiting.take(from("10.0.0.1").claims(WAITING_PER_PEER, WAITING_PER_PEER)))
+            .collect();
+        assert_eq!(held.len(), WAITING_PER_PEER);
+    }
 }
