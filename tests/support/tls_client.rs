@@ -6,7 +6,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    date_time_ymd,
+};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -43,6 +46,21 @@ impl Authority {
 
     /// One that ends with the year before.
     pub fn issue_until(&self, user: &str, groups: &[&str], year: i32) -> Identity {
+        self.issue_as(user, groups, year, &[])
+    }
+
+    /// One by which a server, and no client, shows who it is.
+    pub fn issue_for_servers(&self, user: &str, groups: &[&str]) -> Identity {
+        self.issue_as(user, groups, 2100, &[ExtendedKeyUsagePurpose::ServerAuth])
+    }
+
+    fn issue_as(
+        &self,
+        user: &str,
+        groups: &[&str],
+        year: i32,
+        usages: &[ExtendedKeyUsagePurpose],
+    ) -> Identity {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -53,6 +71,7 @@ impl Authority {
             params.distinguished_name.push(kind, *group);
         }
         params.distinguished_name.push(DnType::CommonName, user);
+        params.extended_key_usages = usages.to_vec();
         params.not_before = date_time_ymd(2000, 1, 1);
         params.not_after = date_time_ymd(year, 1, 1);
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate").pem();
@@ -156,6 +175,15 @@ impl TlsClient {
         };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         TlsClient { address, config: Arc::new(config) }
+    }
+
+    /// What it begins a handshake with.
+    pub fn hello(&self) -> Vec<u8> {
+        let name = ServerName::try_from("localhost").expect("a name");
+        let mut connection = ClientConnection::new(Arc::clone(&self.config), name).expect("a session");
+        let mut hello = Vec::new();
+        connection.write_tls(&mut hello).expect("a record");
+        hello
     }
 
     /// Connects and shakes hands.
