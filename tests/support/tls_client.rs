@@ -10,6 +10,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     date_time_ymd,
 };
+use rustix::net::{AddressFamily, SocketType};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -141,6 +142,7 @@ pub struct Answer {
 pub struct TlsClient {
     address: SocketAddr,
     config: Arc<ClientConfig>,
+    from: Option<Ipv4Addr>,
 }
 
 /// One connection.
@@ -174,7 +176,12 @@ impl TlsClient {
             }
         };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        TlsClient { address, config: Arc::new(config) }
+        TlsClient { address, config: Arc::new(config), from: None }
+    }
+
+    /// The same with another address of its own.
+    pub fn at(&self, ip: Ipv4Addr) -> TlsClient {
+        TlsClient { from: Some(ip), ..self.clone() }
     }
 
     /// What it begins a handshake with.
@@ -188,7 +195,10 @@ impl TlsClient {
 
     /// Connects and shakes hands.
     pub fn connect(&self) -> io::Result<Connection> {
-        let mut socket = TcpStream::connect(self.address)?;
+        let mut socket = match self.from {
+            None => TcpStream::connect(self.address)?,
+            Some(ip) => connect_from(ip, self.address)?,
+        };
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
         socket.set_write_timeout(Some(Duration::from_secs(30)))?;
         let name = ServerName::try_from("localhost").expect("a name");
@@ -220,6 +230,13 @@ impl TlsClient {
         let mut connection = self.connect().expect("a connection");
         connection.ask(text).expect("an answer")
     }
+}
+
+fn connect_from(ip: Ipv4Addr, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    rustix::net::bind(&socket, &SocketAddr::from((ip, 0)))?;
+    rustix::net::connect(&socket, &to)?;
+    Ok(TcpStream::from(socket))
 }
 
 impl Connection {
