@@ -193,12 +193,18 @@ impl TlsClient {
         hello
     }
 
+    /// Connects, and says nothing.
+    pub fn dial(&self) -> io::Result<TcpStream> {
+        let Some(ip) = self.from else { return TcpStream::connect(self.address) };
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        rustix::net::bind(&socket, &SocketAddr::from((ip, 0)))?;
+        rustix::net::connect(&socket, &self.address)?;
+        Ok(TcpStream::from(socket))
+    }
+
     /// Connects and shakes hands.
     pub fn connect(&self) -> io::Result<Connection> {
-        let mut socket = match self.from {
-            None => TcpStream::connect(self.address)?,
-            Some(ip) => connect_from(ip, self.address)?,
-        };
+        let mut socket = self.dial()?;
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
         socket.set_write_timeout(Some(Duration::from_secs(30)))?;
         let name = ServerName::try_from("localhost").expect("a name");
@@ -230,13 +236,6 @@ impl TlsClient {
         let mut connection = self.connect().expect("a connection");
         connection.ask(text).expect("an answer")
     }
-}
-
-fn connect_from(ip: Ipv4Addr, to: SocketAddr) -> io::Result<TcpStream> {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
-    rustix::net::bind(&socket, &SocketAddr::from((ip, 0)))?;
-    rustix::net::connect(&socket, &to)?;
-    Ok(TcpStream::from(socket))
 }
 
 impl Connection {

@@ -3,6 +3,7 @@ use std::io::{ErrorKind, Write};
 use crossbeam_channel::bounded;
 
 use super::super::client::Socket;
+use super::flow::ANSWER_HEAD_BYTES;
 use super::*;
 use crate::util::threads::{OnDeath, Stack, spawn};
 
