@@ -16,6 +16,7 @@ use super::http::Gate;
 use super::listener::Listener;
 use super::query::{Target, takes_gzip};
 use super::routes::{Asked, Method};
+use super::shares::Caller;
 use super::{head, main_connection, metrics, upgrade};
 
 /// A head must have arrived by then.
@@ -170,7 +171,7 @@ fn serve(listener: Listener, mut client: Client, gate: &Gate, stop: &StopToken) 
     let Head { method, target, accept, gzip } = head;
     let asked = Asked { method, target: Target::parse(&target), accept, gzip, ..Asked::default() };
     let _timed = metrics::count(listener, asked.method.as_str(), &asked.target.path);
-    exchange(client, listener, asked, None, gate, stop);
+    exchange(client, listener, asked, Caller::default(), None, gate, stop);
 }
 
 #[cfg(test)]

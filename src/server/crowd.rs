@@ -1,6 +1,8 @@
 //! Who may be connected to the main port at once. A newcomer always finds room among the
-//! newcomers: the slowest of them goes. Whoever was let in stays while it is being served.
+//! newcomers: the slowest goes, of the address that has most of them. Whoever was let in stays while it is being served.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
@@ -39,9 +41,9 @@ struct Member {
 }
 
 /// Whom addresses are counted for: whoever has an IPv6 address has 2^64 of them.
-type Peer = [u8; 8];
+pub(super) type Peer = [u8; 8];
 
-fn peer(ip: IpAddr) -> Peer {
+pub(super) fn peer(ip: IpAddr) -> Peer {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
             let [a, b, c, d] = ip.octets();
@@ -96,10 +98,10 @@ impl Crowd {
             members.evict(|one| new(one) && theirs(one));
         }
         if members.count(new) >= NEWCOMERS {
-            members.evict(new);
+            members.evict_newcomer();
         }
         let fits = (members.count(theirs) < PER_PEER || members.evict(|one| idle(one) && theirs(one)))
-            && (members.all.len() < ALL || members.evict(idle) || members.evict(new));
+            && (members.all.len() < ALL || members.evict(idle) || members.evict_newcomer());
         if !fits {
             return None;
         }
@@ -114,6 +116,20 @@ impl Crowd {
 impl Members {
     fn count(&self, which: impl Fn(&Member) -> bool) -> usize {
         self.all.iter().filter(|one| which(one)).count()
+    }
+
+    /// Ends the slowest newcomer of the address that has most of them: whoever comes with one or
+    /// two has the time that it needs, however fast others come.
+    fn evict_newcomer(&mut self) -> bool {
+        let mut by_peer: HashMap<Peer, (usize, Reverse<Instant>)> = HashMap::new();
+        for one in self.all.iter().filter(|one| one.state == State::New) {
+            let (count, oldest) = by_peer.entry(one.peer).or_insert((0, Reverse(one.since)));
+            *count += 1;
+            // The reverse of the earliest is the greatest.
+            *oldest = (*oldest).max(Reverse(one.since));
+        }
+        let most = by_peer.into_iter().max_by_key(|(_, most)| *most);
+        most.is_some_and(|(peer, _)| self.evict(|one| one.state == State::New && one.peer == peer))
     }
 
     /// Ends the connection that has been in its state for longest; false if there is none.
@@ -225,6 +241,16 @@ mod tests {
         let places: Vec<_> = (0..200_u64).map(|n| room.enter(&format!("10.0.1.{n}"), n).unwrap()).collect();
         assert_eq!(room.len(), NEWCOMERS);
         assert!(!room.has(&places[0]) && room.has(&places[199]));
+    }
+
+    #[test]
+    fn who_comes_alone_is_not_sent_away_for_those_who_come_in_crowds() {
+        let mut room = Room::new();
+        let alone = room.enter("10.0.0.1", 0).unwrap();
+        let crowd: Vec<_> =
+            (0..500).map(|n| room.enter(&format!("10.0.1.{}", n % 40), 1 + n).unwrap()).collect();
+        assert_eq!(room.len(), NEWCOMERS);
+        assert!(room.has(&alone) && room.has(&crowd[499]) && !room.has(&crowd[0]));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! it, from the connection straight to the handler.
 
 use std::io::{self, BufWriter, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select_biased;
@@ -12,17 +12,29 @@ use crossbeam_channel::select_biased;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 
+use super::Deps;
 use super::client::{Client, Ready, is_passing};
-use super::http::{Gate, KEY_HEADER, MAIN_STREAMS, STREAMS};
+use super::http::{
+    ANSWERS_PER_PEER, Gate, KEY_HEADER, MAIN_STREAMS, STREAMS, STREAMS_PER_PEER, STREAMS_PER_TOKEN,
+};
 use super::listener::{Listener, connect_local};
-use super::pump::{self, Form, Kept};
+use super::main_port::first_element;
+use super::pump::{self, Form, Kept, Patience, Told};
 use super::routes::{self, Answer, Asked, Method, Reply};
+use super::shares::{Caller, Claims, Slot};
+use super::streams::Stream;
 
 /// tiny_http hands a clean request over at once; later means that it does not work.
 const HANDOVER: Duration = Duration::from_secs(10);
 
-/// A TCP client that takes nothing for so long is dropped.
-const STALL: Duration = Duration::from_secs(60);
+/// Of a TCP client, who may be anybody. A whole answer has to be taken at 16 KiB/s, but for a
+/// minute; a stream waits for its reader as long as one of the Go kubelet lasts at most, for
+/// somebody may look at a log page by page.
+const PATIENCE: Patience =
+    Patience { grace: Duration::from_secs(60), rate: 16 * 1024, stream: Duration::from_secs(4 * 3600) };
+
+/// How long a large answer waits to be begun while there are too many.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
 
 /// When the server stops, a handler in the middle of a call is left behind after this.
 const HANDLER_LIMIT: Duration = Duration::from_secs(1);
@@ -85,6 +97,7 @@ pub(super) fn exchange(
     client: Client,
     listener: Listener,
     asked: Asked,
+    caller: Caller,
     form: Option<Form>,
     gate: &Gate,
     stop: &StopToken,
@@ -123,14 +136,16 @@ pub(super) fn exchange(
     };
     drop(ticket);
     let shared = gate.clone();
+    let told = Arc::new(Told::default());
+    let tell = Arc::clone(&told);
     let name = format!("strm/{}", gate.number());
     let handler = threads::spawn(&name, Stack::Large, OnDeath::Nobody, move |stop| {
-        answer(request, listener, &asked, &shared, &stop);
+        answer(request, listener, &asked, &caller, &tell, &shared, &stop);
     });
     match handler {
         Ok(mut handler) => {
-            let patience = (listener != Listener::Local).then_some(STALL);
-            let kept = pump::pump(client, &inner, gate, form, patience, &mut handler);
+            let patience = (listener != Listener::Local).then_some(PATIENCE);
+            let kept = pump::pump(client, &inner, &gate.wake, (form, &told), patience, &mut handler);
             if kept.is_none() {
                 pump::drain(&inner, gate);
             }
@@ -149,35 +164,76 @@ pub(super) fn exchange(
 }
 
 /// The handler's thread: makes the answer.
-fn answer(request: tiny_http::Request, listener: Listener, asked: &Asked, gate: &Gate, stop: &StopToken) {
-    let (streams, cap) = match listener {
-        Listener::Main => (&gate.main_streams, MAIN_STREAMS),
-        _ => (&gate.streams, STREAMS),
-    };
-    match routes::route(listener, asked, &gate.deps) {
-        Reply::Whole(answer) => respond(request, answer),
-        Reply::Stream(_) if streams.fetch_add(1, Ordering::Relaxed) >= cap => {
-            streams.fetch_sub(1, Ordering::Relaxed);
-            respond(request, Answer::text(429, format!("already {cap} streams are open\n")));
-        }
-        Reply::Stream(stream) => {
-            let _slot = Slot(streams);
+fn answer(
+    request: tiny_http::Request,
+    listener: Listener,
+    asked: &Asked,
+    caller: &Caller,
+    told: &Told,
+    gate: &Gate,
+    stop: &StopToken,
+) {
+    match begin(listener, asked, caller, gate, stop) {
+        Begun::Whole(answer, _turn) => respond(request, answer),
+        Begun::Stream(stream, _slot) => {
+            told.begin_stream();
             let mut out = BufWriter::new(request.into_writer());
-            let outcome = stream.run(&mut out, &gate.deps, stop).and_then(|()| out.flush());
-            if let Err(why) = outcome {
-                log::debug!("a stream ended: {why}");
-            }
+            run(stream, &mut out, told, &gate.deps, stop);
         }
     }
 }
 
-/// Gives a stream's place back, also when its handler panics.
-struct Slot<'a>(&'a AtomicUsize);
+/// An answer that may be sent, with what it takes from others meanwhile.
+enum Begun {
+    Whole(Answer, Option<Slot>),
+    Stream(Stream, Slot),
+}
 
-impl Drop for Slot<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+fn begin(listener: Listener, asked: &Asked, caller: &Caller, gate: &Gate, stop: &StopToken) -> Begun {
+    let is_main = listener == Listener::Main;
+    // The others have few connections.
+    let turn = if is_main && grows(&asked.target.path) {
+        let claims = caller.claims(ANSWERS_PER_PEER, ANSWERS_PER_PEER);
+        let turn = gate.answers.wait(claims, TURN_LIMIT, "a turn to answer", stop);
+        if turn.is_none() {
+            return Begun::Whole(too_many("too many large answers are being sent\n".to_owned()), None);
+        }
+        turn
+    } else {
+        None
+    };
+    let stream = match routes::route(listener, asked, &gate.deps) {
+        Reply::Whole(answer) => return Begun::Whole(answer, turn),
+        Reply::Stream(stream) => stream,
+    };
+    let (slot, cap) = match is_main {
+        true => {
+            let claims = caller.claims(STREAMS_PER_PEER, STREAMS_PER_TOKEN);
+            (gate.main_streams.take(claims), MAIN_STREAMS)
+        }
+        false => (gate.streams.take(Claims::default()), STREAMS),
+    };
+    match slot {
+        Some(slot) => Begun::Stream(stream, slot),
+        None => Begun::Whole(too_many(format!("too many of {cap} streams are open\n")), None),
     }
+}
+
+/// Writes a stream, and tells if it came to its end, before whoever moves it can see one.
+fn run(stream: Stream, out: &mut dyn Write, told: &Told, deps: &Deps, stop: &StopToken) {
+    match stream.run(out, deps, stop).and_then(|()| out.flush()) {
+        Ok(()) => told.complete(),
+        Err(why) => log::debug!("a stream ended: {why}"),
+    }
+}
+
+fn too_many(text: String) -> Answer {
+    Answer { headers: vec![("Retry-After", "1".to_owned())], ..Answer::text(429, text) }
+}
+
+/// Whether an answer grows with what runs on the node. Health is told whatever else is asked.
+fn grows(path: &str) -> bool {
+    matches!(first_element(path), "metrics" | "pods" | "runningpods" | "stats")
 }
 
 fn respond(request: tiny_http::Request, answer: Answer) {
@@ -206,5 +262,72 @@ pub(super) fn read_some(client: &mut Client, into: &mut Vec<u8>) -> Option<()> {
         }
         Err(why) if is_passing(&why) => Some(()),
         Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::main_port::tests::Served;
+    use super::*;
+
+    #[test]
+    fn only_a_stream_that_came_to_its_end_is_told_to_be_complete() {
+        let served = Served::new(|_| {});
+        let complete = |stream: Stream| {
+            let told = Told::default();
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                run(stream, &mut Vec::new(), &told, &served.deps, &StopToken::never());
+            }));
+            (told.is_complete(), outcome.is_ok())
+        };
+        assert_eq!(complete(Stream::Own(Box::new(|out, _, _| out.write_all(b"all")))), (true, true));
+        let fails = Stream::Own(Box::new(|out, _, _| {
+            out.write_all(b"some")?;
+            Err(io::ErrorKind::InvalidData.into())
+        }));
+        assert_eq!(complete(fails), (false, true));
+        assert_eq!(complete(Stream::Own(Box::new(|_, _, _| panic!("of the test")))), (false, false));
+    }
+
+    #[test]
+    fn no_caller_keeps_the_others_from_answers_and_streams() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("syslog"), "line\n").unwrap();
+        let served = Served::new(|endpoints| endpoints.log_dir = dir.path().to_owned());
+        let gate = Gate::before(served.deps.clone());
+        let caller = |ip: &str, user: Option<&str>| {
+            Caller::new(Some(format!("{ip}:1").parse().unwrap()), user.map(str::to_owned))
+        };
+        // Nobody waits for a turn.
+        let (source, stop) = crate::util::stop::pair();
+        drop(source);
+        let ask = |path: &str, caller: &Caller| {
+            let asked = Asked { target: super::super::query::Target::parse(path), ..Asked::default() };
+            match begin(Listener::Main, &asked, caller, &gate, &stop) {
+                Begun::Whole(answer, turn) => (answer.status, turn),
+                Begun::Stream(_, slot) => (200, Some(slot)),
+            }
+        };
+        let one = caller("10.0.0.1", None);
+        let held: Vec<_> = (0..ANSWERS_PER_PEER).map(|_| ask("/pods", &one)).collect();
+        assert!(held.iter().all(|(status, turn)| *status == 200 && turn.is_some()));
+        for path in ["/pods", "/metrics/cadvisor", "/stats/summary", "/runningpods/"] {
+            assert_eq!(ask(path, &one).0, 429, "{path}");
+        }
+        for path in ["/healthz", "/configz", "/logs/syslog"] {
+            assert_eq!(ask(path, &one).0, 200, "{path}");
+        }
+        assert_eq!(ask("/pods", &caller("10.0.0.2", None)).0, 200);
+        drop(held);
+        assert_eq!(ask("/pods", &one).0, 200);
+
+        let tenant = |n: usize| caller(&format!("10.0.1.{n}"), Some("tenant"));
+        let held: Vec<_> = (0..STREAMS_PER_TOKEN).map(|n| ask("/logs/syslog", &tenant(n))).collect();
+        assert_eq!(ask("/logs/syslog", &tenant(200)).0, 429);
+        assert_eq!(ask("/logs/syslog", &caller("10.0.1.1", Some("other"))).0, 200);
+        let all: Vec<_> = (0..STREAMS_PER_PEER).map(|_| ask("/logs/syslog", &one)).collect();
+        assert!(all.iter().chain(&held).all(|(status, slot)| *status == 200 && slot.is_some()));
+        assert_eq!(ask("/logs/syslog", &one).0, 429);
+        assert_eq!(ask("/logs/syslog", &caller("10.0.0.2", Some("other"))).0, 200);
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 
 use super::crowd::Crowd;
 use super::listener::{self, Bound, Listener, Unlink};
+use super::shares::Shares;
 use super::{Deps, MainPort, ServerError, Settings, Started};
 
 /// The header by which a request names the connection that it came through.
@@ -30,8 +31,27 @@ const REBUILD_PAUSE: Duration = Duration::from_secs(1);
 /// Streams at once over all listeners but the main port: each holds two threads for as long as it lasts.
 pub(super) const STREAMS: usize = 16;
 
+/// DIFFERS: the Go kubelet has no limits here.
 /// Such streams at the main port, for a cluster follows many logs at once.
-pub(super) const MAIN_STREAMS: usize = 128;
+pub(super) const MAIN_STREAMS: usize = 192;
+
+/// Those of one address. An API server is one address, and mostly one certificate, for all its
+/// users: it does not say for whom it asks, so nothing here can tell them apart, and to be fair
+/// among them is its own matter. Hence a large share, which still leaves a third to callers
+/// who come straight to the node.
+pub(super) const STREAMS_PER_PEER: usize = 128;
+
+/// Those of one user whom a token named, from wherever: no API server comes with a token, so
+/// this is a person, or a program of somebody's. Two of them do not take what the API server
+/// leaves.
+pub(super) const STREAMS_PER_TOKEN: usize = 32;
+
+/// Answers at once that grow with what runs on the node (a list of pods, metrics, statistics):
+/// each is in memory as a whole until its client has taken it.
+pub(super) const ANSWERS: usize = 32;
+
+/// Those of one address.
+pub(super) const ANSWERS_PER_PEER: usize = 24;
 
 /// What listeners and connections share.
 #[derive(Clone)]
@@ -39,9 +59,11 @@ pub(super) struct Gate {
     pub deps: Arc<Deps>,
     /// Readable (closed) as soon as the server stops.
     pub wake: Arc<UnixStream>,
-    pub streams: Arc<AtomicUsize>,
+    pub streams: Arc<Shares>,
     /// Those of the main port, which has more of them.
-    pub main_streams: Arc<AtomicUsize>,
+    pub main_streams: Arc<Shares>,
+    /// Its large answers.
+    pub answers: Arc<Shares>,
     /// How the main port knows its callers.
     pub main: Option<Arc<MainPort>>,
     /// Who is connected to it.
@@ -76,6 +98,26 @@ pub(super) struct Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.table.take(&self.key);
+    }
+}
+
+#[cfg(test)]
+impl Gate {
+    /// One without listeners and without anything behind it.
+    pub(super) fn before(deps: Deps) -> Gate {
+        let (_, wake) = UnixStream::pair().unwrap();
+        Gate {
+            deps: Arc::new(deps),
+            wake: Arc::new(wake),
+            streams: Shares::new(STREAMS),
+            main_streams: Shares::new(MAIN_STREAMS),
+            answers: Shares::new(ANSWERS),
+            main: None,
+            crowd: Arc::default(),
+            inner: PathBuf::new(),
+            table: Arc::new(Table { secret: 0, next: AtomicU64::new(0), waiting: Mutex::default() }),
+            broken: bounded(1).0,
+        }
     }
 }
 
@@ -193,8 +235,9 @@ pub(super) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result
     let gate = Gate {
         deps: Arc::new(deps),
         wake: Arc::new(wake),
-        streams: Arc::default(),
-        main_streams: Arc::default(),
+        streams: Shares::new(STREAMS),
+        main_streams: Shares::new(MAIN_STREAMS),
+        answers: Shares::new(ANSWERS),
         main: settings.main.map(Arc::new),
         crowd: Arc::default(),
         inner: settings.local_socket.with_file_name(".coracle-http.sock"),

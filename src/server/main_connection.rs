@@ -1,12 +1,13 @@
 //! One connection of the main port: handshake, then requests one after the other, each by a
 //! known caller that is allowed to ask.
 
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-use super::auth::Refusal;
+use super::auth::{self, Refusal};
 use super::client::{Client, Ready, Socket};
 use super::crowd::Place;
 use super::exchange::{exchange, farewell, leave, phrase, read_some};
@@ -16,6 +17,7 @@ use super::listener::Listener;
 use super::pump::{Form, Kept};
 use super::query::takes_gzip;
 use super::routes::{Asked, Method};
+use super::shares::Caller;
 use super::{MainPort, main_port, metrics, pump, upgrade};
 
 /// The handshake must be over by then.
@@ -49,6 +51,8 @@ pub(super) fn serve(socket: Socket, place: &Place, gate: &Gate, stop: &StopToken
     let Some(main) = &gate.main else { return };
     let Some(mut client) = shake_hands(socket, main, gate) else { return };
     let certificates = client.certificates();
+    // A client that is gone without a word must not hold a stream's place for ever.
+    upgrade::tune(client.as_fd());
     let mut ahead = Vec::new();
     let mut begin = Some(Instant::now());
     loop {
@@ -199,7 +203,8 @@ fn turn(
     let accept = head.elements("accept").collect::<Vec<_>>().join(",");
     let Head { target, early, .. } = head;
     let asked = Asked { method, target, accept, gzip, body };
-    let (client, sent) = exchange(client, Listener::Main, asked, Some(form), gate, stop)?;
+    let caller = Caller::new(client.peer(), auth::named_by_token(user));
+    let (client, sent) = exchange(client, Listener::Main, asked, caller, Some(form), gate, stop)?;
     let mut ahead = early;
     ahead.extend(sent);
     Some((client, ahead))
@@ -309,7 +314,7 @@ fn refuse(mut client: Client, head: Head, refusal: &Refusal, no_body: bool, gate
     if keep {
         return Some((client, head.early));
     }
-    pump::finish(client, gate);
+    pump::finish(client, &gate.wake);
     None
 }
 

@@ -37,6 +37,7 @@ mod query;
 mod routes;
 mod run;
 mod select;
+mod shares;
 mod stats;
 mod streams;
 #[cfg(test)]

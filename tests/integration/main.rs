@@ -6,6 +6,7 @@
 mod support;
 
 mod agent;
+mod attacks;
 mod containers;
 mod cri;
 mod hooks;

@@ -1,22 +1,20 @@
-//! The node API's port as strangers, callers and attackers meet it.
+//! The node API's port as strangers and callers meet it; `attacks` has the rest.
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
 
 use coracle::kube::reviews::Reviewer;
 use coracle::util::threads::{OnDeath, Stack, spawn};
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 
 use crate::support::fake_api::{FakeApi, Fault, What};
+use crate::support::launch;
 use crate::support::node::{NODE, simple};
-use crate::support::solo::{LONG, Solo, full_name};
-use crate::support::tls_client::{Authority, Connection, Identity, TlsClient};
+use crate::support::solo::{LONG, Solo, binary, free_port, full_name};
+use crate::support::tls_client::{Authority, Identity, TlsClient};
 use crate::support::wait::{wait_for, wait_until};
 
 /// Written whole, as tools replace such files.
@@ -26,9 +24,9 @@ fn replace(path: &Path, text: &str) {
     fs::rename(beside, path).unwrap();
 }
 
-/// `good-NAME` is the token of NAME in the group `people`; `readers` may read metrics, and
-/// `admins` may do everything.
-fn review(asked: &Value) -> Value {
+/// `good-NAME` is the token of NAME in the group `people`; `readers` may read metrics, `admins`
+/// and `tenant…` may do everything.
+pub fn review(asked: &Value) -> Value {
     if asked["kind"] == "TokenReview" {
         let token = asked["spec"]["token"].as_str().unwrap();
         return match token.strip_prefix("good-") {
@@ -45,11 +43,12 @@ fn review(asked: &Value) -> Value {
     let metrics = spec["resourceAttributes"]["verb"] == "get"
         && spec["resourceAttributes"]["subresource"] == "metrics"
         && (is_in("readers") || spec["user"] == "scraper");
-    json!({"allowed": is_in("admins") || metrics})
+    let tenant = spec["user"].as_str().is_some_and(|user| user.starts_with("tenant"));
+    json!({"allowed": is_in("admins") || tenant || metrics})
 }
 
 /// An agent with a client CA and an API server that reviews.
-fn guarded(authority: &Authority, extra: &Value) -> Solo {
+pub fn guarded(authority: &Authority, extra: &Value) -> Solo {
     let solo = Solo::prepare(json!({}));
     fs::write(ca_file(&solo), &authority.pem).unwrap();
     let mut config = json!({
@@ -68,7 +67,7 @@ fn ca_file(solo: &Solo) -> PathBuf {
     solo.path("ca.crt")
 }
 
-fn client(solo: &Solo, identity: Option<&Identity>) -> TlsClient {
+pub fn client(solo: &Solo, identity: Option<&Identity>) -> TlsClient {
     TlsClient::new(solo.main_port(), identity)
 }
 
@@ -172,74 +171,6 @@ fn callers_are_known_by_certificates_and_tokens() {
     solo.finish();
 }
 
-#[test]
-fn what_could_be_read_in_two_ways_is_refused() {
-    let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
-    let head = |lines: &str| format!("POST /pods HTTP/1.1\r\nHost: n\r\n{lines}\r\n");
-    let hidden = "GET /exec/a/b/c HTTP/1.1\r\nHost: n\r\n\r\n";
-    for (text, status) in [
-        (head("Content-Length: 0\r\nContent-Length: 44\r\n") + hidden, 400),
-        (head("Content-Length: 44\r\nTransfer-Encoding: chunked\r\n") + hidden, 400),
-        (head("Transfer-Encoding: chunked\r\n") + "0\r\n" + hidden, 400),
-        (head("Transfer-Encoding: chunked\r\n") + "2;x=y\r\nab\r\n0\r\n\r\n" + hidden, 400),
-        (head("Transfer-Encoding: chunked\r\n") + "ffffffff\r\n" + hidden, 413),
-        (head("Transfer-Encoding: gzip\r\n") + hidden, 501),
-        (head("Transfer-Encoding : chunked\r\n") + hidden, 400),
-        (head("Content-Length: 0,0\r\n") + hidden, 400),
-        (head("X: a\r\n folded\r\n"), 400),
-        (head("X: a\nContent-Length: 5\r\n"), 400),
-        (head("X\u{0}: a\r\n"), 400),
-        ("GET /pods HTTP/1.1\r\n\r\n".to_owned(), 400),
-        ("GET /pods/../exec/a/b/c HTTP/1.1\r\nHost: n\r\n\r\n".to_owned(), 400),
-        ("GET /%2e%2e/exec HTTP/1.1\r\nHost: n\r\n\r\n".to_owned(), 400),
-        ("GET / HTTP/2.0\r\nHost: n\r\n\r\n".to_owned(), 505),
-        (head("Content-Length: 100000\r\n"), 413),
-        (head(&format!("X: {}\r\n", "x".repeat(64 * 1024))), 431),
-        (head(&"X: y\r\n".repeat(200)), 431),
-    ] {
-        let mut connection = admin.connect().unwrap();
-        let answer = connection.ask(&text).unwrap();
-        assert_eq!(answer.status, status, "{text:.80}: {answer:?}");
-        // And nothing of what came behind it is answered.
-        assert!(connection.answer(false).is_err(), "{text:.80}");
-    }
-    // A body that is taken is not taken for a request.
-    let mut connection = admin.connect().unwrap();
-    let text = head(&format!("Content-Length: {}\r\n", hidden.len())) + hidden;
-    assert_eq!(connection.ask(&text).unwrap().status, 405);
-    assert_eq!(connection.ask("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().body, "ok");
-    let size = hidden.len();
-    let text = head("Transfer-Encoding: chunked\r\n") + &format!("{size:x}\r\n{hidden}\r\n0\r\n\r\n");
-    assert_eq!(connection.ask(&text).unwrap().status, 405);
-    assert_eq!(connection.ask("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().body, "ok");
-    // Whoever speaks in the clear is told so.
-    let mut plain = TcpStream::connect((Ipv4Addr::LOCALHOST, solo.main_port())).unwrap();
-    plain.write_all(b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
-    let mut text = String::new();
-    let _ = plain.read_to_string(&mut text);
-    assert_eq!(text, "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n");
-    solo.finish();
-}
-
-/// What a connection of junk leaves the listener with: it must answer the next one.
-fn junk(solo: &Solo, admin: &TlsClient, in_tls: bool, bytes: &[u8]) {
-    let limit = Some(Duration::from_millis(50));
-    if in_tls {
-        let mut connection = admin.connect().unwrap();
-        connection.stream.sock.set_read_timeout(limit).unwrap();
-        let _ = connection.stream.write_all(bytes);
-        let _ = connection.stream.flush();
-        let _ = connection.stream.read(&mut [0; 64]);
-    } else {
-        let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, solo.main_port())).unwrap();
-        socket.set_read_timeout(limit).unwrap();
-        let _ = socket.write_all(bytes);
-        let _ = socket.read(&mut [0; 64]);
-    }
-}
-
 /// Whoever may write a pod's status may write the id of any container there.
 #[test]
 fn a_status_that_names_another_pods_container_shows_nothing_of_it() {
@@ -271,100 +202,6 @@ fn a_status_that_names_another_pods_container_shows_nothing_of_it() {
         assert!(text.contains(&refused) && !text.contains("secret"), "{text}");
     }
     gate.open();
-    solo.finish();
-}
-
-#[test]
-fn junk_harms_nobody() {
-    let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
-    // Pieces of heads and of TLS records, in any order.
-    let piece = prop_oneof![
-        proptest::collection::vec(any::<u8>(), 0..64),
-        proptest::sample::select(vec![
-            b"GET ".to_vec(),
-            b"POST /pods HTTP/1.1\r\n".to_vec(),
-            b"/exec/a/b/c".to_vec(),
-            b" HTTP/1.1\r\n".to_vec(),
-            b"Host: n\r\n".to_vec(),
-            b"Content-Length: 18446744073709551615\r\n".to_vec(),
-            b"Content-Length: 3\r\n".to_vec(),
-            b"Transfer-Encoding: chunked\r\n".to_vec(),
-            b"Connection: Upgrade\r\nUpgrade: websocket\r\n".to_vec(),
-            b"Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.AAAA, x\r\n".to_vec(),
-            b"Authorization: Bearer \xff\r\n".to_vec(),
-            b"\r\n".to_vec(),
-            b"\r\n\r\n".to_vec(),
-            b"\n".to_vec(),
-            b"\0".to_vec(),
-            b"%zz%2e%2e/".to_vec(),
-            b"\x16\x03\x01\x00\x05".to_vec(),
-            b"\x16\x03\x03\xff\xff".to_vec(),
-            b"\x15\x03\x03\x00\x02\x02\x28".to_vec(),
-            b"\x17\x03\x03\x40\x00".to_vec(),
-            b"\x80\x2e\x01\x00\x02".to_vec(),
-        ]),
-    ];
-    let pieces = (any::<bool>(), proptest::collection::vec(piece, 1..8));
-    let mut runner = TestRunner::new(Config { cases: 150, failure_persistence: None, ..Config::default() });
-    let begun = Instant::now();
-    runner
-        .run(&pieces, |(in_tls, pieces)| {
-            // Bounded on a slow machine, too.
-            if begun.elapsed() < Duration::from_secs(30) {
-                junk(&solo, &admin, in_tls, &pieces.concat());
-            }
-            Ok(())
-        })
-        .unwrap();
-    assert_eq!(admin.get("/healthz").body, "ok");
-    let log = solo.log();
-    assert!(!log.contains("panicked"), "{log}");
-    solo.finish();
-}
-
-#[test]
-fn five_hundred_slow_clients_keep_nobody_out() {
-    let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
-    let mut known = admin.connect().unwrap();
-    let ask = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
-    assert_eq!(known.ask(ask).unwrap().status, 200);
-    let mut slow: Vec<TcpStream> = Vec::new();
-    let mut half: Vec<Connection> = Vec::new();
-    for n in 0..500 {
-        // Some say nothing, some begin a handshake, some a head.
-        match n % 3 {
-            0 => slow.push(TcpStream::connect((Ipv4Addr::LOCALHOST, solo.main_port())).unwrap()),
-            1 => {
-                let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, solo.main_port())).unwrap();
-                let _ = socket.write_all(b"\x16\x03\x01");
-                slow.push(socket);
-            }
-            _ => {
-                if let Ok(mut connection) = client(&solo, None).connect() {
-                    let _ = connection.stream.write_all(b"GET /heal");
-                    let _ = connection.stream.flush();
-                    half.push(connection);
-                }
-            }
-        }
-        if n % 50 == 49 {
-            let begun = Instant::now();
-            assert_eq!(admin.get("/healthz").body, "ok", "after {n}");
-            assert_eq!(known.ask(ask).unwrap().status, 200, "after {n}");
-            assert!(begun.elapsed() < Duration::from_secs(5), "after {n}: {:?}", begun.elapsed());
-        }
-    }
-    assert_eq!(solo.read_only("/healthz").0, 200);
-    let threads = || fs::read_dir(format!("/proc/{}/task", solo.pid())).unwrap().count();
-    assert!(threads() < 200, "{} threads", threads());
-    // They are sent away by themselves.
-    wait_until("the slow ones to be gone", LONG, || threads() < 60);
-    drop((slow, half));
-    assert_eq!(admin.get("/healthz").body, "ok");
     solo.finish();
 }
 
@@ -478,6 +315,84 @@ fn without_an_api_server_reviews_are_a_start_error() {
         assert_eq!(output.status.code(), Some(3), "{said}");
         assert!(said.contains(words), "{said}");
     }
+}
+
+/// An agent of which everything is said by flags; the file, if there is one, has only its kind.
+struct ByFlags(Child);
+
+impl ByFlags {
+    fn start(solo: &Solo, port: u16, more: &[&str]) -> ByFlags {
+        let (main, healthz) = (port.to_string(), free_port());
+        let mut command = Command::new(binary());
+        command
+            .args(["--container-runtime-endpoint", &solo.fake.endpoint()])
+            .args(["--root-dir", &solo.root().to_string_lossy()])
+            .args(["--cert-dir", &solo.path("own").to_string_lossy()])
+            .args(["--address=127.0.0.1", "--read-only-port=0", "--port", &main])
+            .args(["--healthz-port", &healthz.to_string()])
+            .args(["--hostname-override", NODE, "--node-ip=192.0.2.10"])
+            .args(["--fail-swap-on=false", "--fail-cgroupv1=false", "--cgroups-per-qos=false"])
+            .args(["--enforce-node-allocatable=none", "--cgroup-driver=cgroupfs"])
+            .args(more)
+            .stdin(Stdio::null());
+        let mut agent = ByFlags(launch::spawn(&mut command, &solo.path("by-flags.log")));
+        launch::wait_healthy(&mut agent.0, healthz, LONG);
+        agent
+    }
+}
+
+impl Drop for ByFlags {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn who_may_ask_depends_on_whether_there_is_a_configuration_file() {
+    let (authority, port) = (Authority::new("clients"), free_port());
+    let mut solo = Solo::prepare(json!({}));
+    let nobody = TlsClient::new(port, None);
+    let ask = |path: &str| {
+        let answer = nobody.get(path);
+        (answer.status, answer.body)
+    };
+    // Flags alone: as ever, everybody may do everything.
+    let agent = ByFlags::start(&solo, port, &[]);
+    let (status, body) = ask("/pods");
+    assert!(status == 200 && body.contains("\"PodList\""), "{status} {body}");
+    assert_eq!(ask("/healthz"), (200, "ok".to_owned()));
+    drop(agent);
+    // With a file that says nothing: only who is known, and may.
+    fs::write(
+        solo.config_file(),
+        json!({"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}).to_string(),
+    )
+    .unwrap();
+    let api = FakeApi::start();
+    api.review(review);
+    let cluster = json!({"server": api.url()});
+    solo.belong_to(api, cluster);
+    fs::write(ca_file(&solo), &authority.pem).unwrap();
+    let (config, kubeconfig) = (solo.config_file(), solo.path("kubeconfig"));
+    let ca = ca_file(&solo);
+    let more = [
+        "--config",
+        &config.to_string_lossy(),
+        "--kubeconfig",
+        &kubeconfig.to_string_lossy(),
+        "--client-ca-file",
+        &ca.to_string_lossy(),
+    ];
+    let agent = ByFlags::start(&solo, port, &more);
+    for path in ["/pods", "/healthz", "/metrics", "/nothing"] {
+        assert_eq!(ask(path), (401, "Unauthorized".to_owned()), "{path}");
+    }
+    let identity = |user, group| TlsClient::new(port, Some(&authority.issue(user, &[group])));
+    assert_eq!(identity("root", "admins").get("/pods").status, 200);
+    assert_eq!(identity("jane", "readers").get("/pods").status, 403);
+    assert_eq!(nobody.get_by("/metrics", "good-scraper").status, 200);
+    drop(agent);
 }
 
 #[test]

@@ -6,7 +6,11 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    date_time_ymd,
+};
+use rustix::net::{AddressFamily, SocketType};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -43,6 +47,21 @@ impl Authority {
 
     /// One that ends with the year before.
     pub fn issue_until(&self, user: &str, groups: &[&str], year: i32) -> Identity {
+        self.issue_as(user, groups, year, &[])
+    }
+
+    /// One by which a server, and no client, shows who it is.
+    pub fn issue_for_servers(&self, user: &str, groups: &[&str]) -> Identity {
+        self.issue_as(user, groups, 2100, &[ExtendedKeyUsagePurpose::ServerAuth])
+    }
+
+    fn issue_as(
+        &self,
+        user: &str,
+        groups: &[&str],
+        year: i32,
+        usages: &[ExtendedKeyUsagePurpose],
+    ) -> Identity {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -53,6 +72,7 @@ impl Authority {
             params.distinguished_name.push(kind, *group);
         }
         params.distinguished_name.push(DnType::CommonName, user);
+        params.extended_key_usages = usages.to_vec();
         params.not_before = date_time_ymd(2000, 1, 1);
         params.not_after = date_time_ymd(year, 1, 1);
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate").pem();
@@ -122,6 +142,7 @@ pub struct Answer {
 pub struct TlsClient {
     address: SocketAddr,
     config: Arc<ClientConfig>,
+    from: Option<Ipv4Addr>,
 }
 
 /// One connection.
@@ -155,12 +176,35 @@ impl TlsClient {
             }
         };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        TlsClient { address, config: Arc::new(config) }
+        TlsClient { address, config: Arc::new(config), from: None }
+    }
+
+    /// The same with another address of its own.
+    pub fn at(&self, ip: Ipv4Addr) -> TlsClient {
+        TlsClient { from: Some(ip), ..self.clone() }
+    }
+
+    /// What it begins a handshake with.
+    pub fn hello(&self) -> Vec<u8> {
+        let name = ServerName::try_from("localhost").expect("a name");
+        let mut connection = ClientConnection::new(Arc::clone(&self.config), name).expect("a session");
+        let mut hello = Vec::new();
+        connection.write_tls(&mut hello).expect("a record");
+        hello
+    }
+
+    /// Connects, and says nothing.
+    pub fn dial(&self) -> io::Result<TcpStream> {
+        let Some(ip) = self.from else { return TcpStream::connect(self.address) };
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        rustix::net::bind(&socket, &SocketAddr::from((ip, 0)))?;
+        rustix::net::connect(&socket, &self.address)?;
+        Ok(TcpStream::from(socket))
     }
 
     /// Connects and shakes hands.
     pub fn connect(&self) -> io::Result<Connection> {
-        let mut socket = TcpStream::connect(self.address)?;
+        let mut socket = self.dial()?;
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
         socket.set_write_timeout(Some(Duration::from_secs(30)))?;
         let name = ServerName::try_from("localhost").expect("a name");

@@ -10,6 +10,7 @@ use super::{Clock, Reviews, Settings};
 use crate::kube::certificates::Facts;
 use crate::kube::reviews::User;
 use crate::server::head::Head;
+use crate::server::shares::Caller;
 use crate::util::{base64, sha256};
 
 /// Tokens whose owners are remembered.
@@ -22,10 +23,11 @@ const TOKEN_BYTES: usize = 16 * 1024;
 pub(in crate::server) const PROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 const PROTOCOLS: &str = "Sec-WebSocket-Protocol";
 
-const ANONYMOUS: &str = "system:anonymous";
+pub(super) const ANONYMOUS: &str = "system:anonymous";
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+const OF_CERTIFICATE: &str = "X509SHA256=";
 
 /// Why it is nobody.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,13 +74,18 @@ impl Authentication {
     }
 
     /// Who asks. What fails is an error and makes nobody anonymous.
-    pub(super) fn user(&self, certificates: &[Vec<u8>], head: &mut Head) -> Result<User, Nobody> {
+    pub(super) fn user(
+        &self,
+        certificates: &[Vec<u8>],
+        head: &mut Head,
+        caller: &Caller,
+    ) -> Result<User, Nobody> {
         let by_certificate = self.by_certificate(certificates);
         let outcome = match by_certificate {
             Ok(Some(user)) => Ok(Some(user)),
-            Ok(None) => self.by_token(head),
+            Ok(None) => self.by_token(head, caller),
             // A token may still count; without one the certificate's fault does.
-            Err(why) => match self.by_token(head) {
+            Err(why) => match self.by_token(head, caller) {
                 Ok(Some(user)) => Ok(Some(user)),
                 Ok(None) => Err(why),
                 Err(other) => Err(format!("[{why}, {other}]")),
@@ -103,7 +110,7 @@ impl Authentication {
         if facts.common_name.is_empty() {
             return Ok(None);
         }
-        let id = format!("X509SHA256={}", sha256::hex(own));
+        let id = format!("{OF_CERTIFICATE}{}", sha256::hex(own));
         Ok(Some(User {
             name: facts.common_name,
             groups: facts.organizations,
@@ -112,7 +119,7 @@ impl Authentication {
         }))
     }
 
-    fn by_token(&self, head: &mut Head) -> Result<Option<User>, String> {
+    fn by_token(&self, head: &mut Head, caller: &Caller) -> Result<Option<User>, String> {
         let Some(tokens) = &self.tokens else { return Ok(None) };
         if head.all("authorization").any(|value| std::str::from_utf8(value).is_err()) {
             return Err("the Authorization header is not text".to_owned());
@@ -124,19 +131,24 @@ impl Authentication {
                 None => return Ok(None),
             },
         };
-        tokens.user(&token)?.map(Some).ok_or_else(|| "invalid bearer token".to_owned())
+        tokens.user(&token, caller)?.map(Some).ok_or_else(|| "invalid bearer token".to_owned())
     }
 }
 
 impl Tokens {
-    fn user(&self, token: &str) -> Result<Option<User>, String> {
+    fn user(&self, token: &str, caller: &Caller) -> Result<Option<User>, String> {
         if token.len() > TOKEN_BYTES {
             return Ok(None);
         }
-        self.cache.get_or(sha256::digest(token.as_bytes()), || {
+        self.cache.get_or(sha256::digest(token.as_bytes()), caller, || {
             self.reviews.token(token).map(|user| (user, self.time))
         })
     }
+}
+
+/// Whether it was a certificate that told who it is.
+pub(super) fn has_certificate(user: &User) -> bool {
+    user.extra.get(CREDENTIAL_ID).into_iter().flatten().any(|id| id.starts_with(OF_CERTIFICATE))
 }
 
 /// The token in the header.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::cache::Cache;
 use super::{Clock, Mode, Reviews};
 use crate::kube::reviews::{Attributes, User};
+use crate::server::shares::Caller;
 use crate::util::sha256;
 
 /// Answers that are remembered.
@@ -80,12 +81,17 @@ impl Authorization {
     }
 
     /// Lets a request in if one of its sub-resources is allowed.
-    pub(super) fn allow(&self, user: &User, method: &str, path: &str) -> Result<(), Denied> {
+    pub(super) fn allow(
+        &self,
+        user: &User,
+        (method, path): (&str, &str),
+        caller: &Caller,
+    ) -> Result<(), Denied> {
         let Some(webhook) = &self.webhook else { return Ok(()) };
         let (verb, tried) = (verb(method), subresources(path));
         for subresource in tried {
             let attributes = Attributes { verb, node: &self.node, subresource };
-            match webhook.allows(user, &attributes, path) {
+            match webhook.allows(user, &attributes, path, caller) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(why) => {
@@ -106,13 +112,20 @@ impl Authorization {
 }
 
 impl Webhook {
-    fn allows(&self, user: &User, attributes: &Attributes<'_>, path: &str) -> Result<bool, String> {
+    fn allows(
+        &self,
+        user: &User,
+        attributes: &Attributes<'_>,
+        path: &str,
+        caller: &Caller,
+    ) -> Result<bool, String> {
         let ask = || self.reviews.access(user, attributes);
         let sizes = [path.len(), attributes.verb.len(), attributes.node.len(), attributes.subresource.len()];
         if sizes.iter().sum::<usize>() > ATTRIBUTE_BYTES {
+            let _turn = self.cache.turn(caller)?;
             return ask();
         }
-        self.cache.get_or(key(user, attributes), || {
+        self.cache.get_or(key(user, attributes), caller, || {
             ask().map(|yes| (yes, if yes { self.allowed } else { self.denied }))
         })
     }

@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::Clock;
+use crate::server::shares::{Caller, Shares, Slot};
+use crate::util::stop::StopToken;
 use crate::util::threads;
 
 /// A digest of the question: neither tokens nor long paths stay in memory.
@@ -22,13 +23,25 @@ const WAIT: Duration = Duration::from_secs(30);
 /// Each holds a thread while it waits for the answer to somebody else's equal question.
 const MAX_WAITING: usize = 128;
 
+/// Of one address: an API server, whose many requests all wait for one answer, is one.
+const WAITING_PER_PEER: usize = 96;
+
+/// Questions of one address that are asked at once; its others wait. The API server is asked
+/// eight at once and some more wait for that, so no address alone keeps the others out.
+const ASKING_PER_PEER: usize = 4;
+
+/// How long they wait.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
+
 /// Answers by question.
 pub(super) struct Cache<V> {
     capacity: usize,
     clock: Clock,
     state: Mutex<State<V>>,
-    /// How many wait for a question of somebody else.
-    waiting: AtomicUsize,
+    /// Those who ask, limited by address only.
+    asking: Arc<Shares>,
+    /// Those who wait for a question of somebody else.
+    waiting: Arc<Shares>,
 }
 
 struct State<V> {
@@ -67,13 +80,15 @@ impl<V> Drop for Ending<'_, V> {
 impl<V: Clone> Cache<V> {
     pub(super) fn new(capacity: usize, clock: Clock) -> Self {
         let state = State { entries: HashMap::new(), asking: HashMap::new(), uses: 0 };
-        Cache { capacity, clock, state: Mutex::new(state), waiting: AtomicUsize::new(0) }
+        let (asking, waiting) = (Shares::new(usize::MAX), Shares::new(MAX_WAITING));
+        Cache { capacity, clock, state: Mutex::new(state), asking, waiting }
     }
 
     /// The answer that is remembered, or what `ask` says: with how long to remember it.
     pub(super) fn get_or(
         &self,
         key: Key,
+        caller: &Caller,
         ask: impl FnOnce() -> Result<(V, Duration), String>,
     ) -> Result<V, String> {
         let (ending, asking) = {
@@ -84,19 +99,16 @@ impl<V: Clone> Cache<V> {
             if let Some(asking) = state.asking.get(&key) {
                 let asking = Arc::clone(asking);
                 drop(state);
-                let outcome = match self.waiting.fetch_add(1, Ordering::Relaxed) {
-                    MAX_WAITING.. => Err("too many reviews at once".to_owned()),
-                    _ => asking.wait(),
-                };
-                self.waiting.fetch_sub(1, Ordering::Relaxed);
-                return outcome;
+                let claims = caller.claims(WAITING_PER_PEER, WAITING_PER_PEER);
+                let _place = self.waiting.take(claims).ok_or_else(too_many)?;
+                return asking.wait();
             }
             let (sender, done) = bounded(0);
             let asking = Arc::new(Asking { answer: OnceLock::new(), done });
             state.asking.insert(key, Arc::clone(&asking));
             (Ending { cache: self, key, _done: sender }, asking)
         };
-        let outcome = ask().map(|(value, time)| {
+        let outcome = self.turn(caller).and_then(|_turn| ask()).map(|(value, time)| {
             if !time.is_zero() {
                 let now = (self.clock)();
                 self.lock().put(key, value.clone(), now, time, self.capacity);
@@ -110,7 +122,19 @@ impl<V: Clone> Cache<V> {
     }
 }
 
+fn too_many() -> String {
+    "too many reviews at once".to_owned()
+}
+
 impl<V> Cache<V> {
+    /// Waits until fewer questions of the caller's address are asked.
+    pub(super) fn turn(&self, caller: &Caller) -> Result<Slot, String> {
+        let claims = caller.claims(ASKING_PER_PEER, ASKING_PER_PEER);
+        // When the agent stops, the questions before it end at once.
+        let never = StopToken::never();
+        self.asking.wait(claims, TURN_LIMIT, "a turn to review", &never).ok_or_else(too_many)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<V>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -173,6 +197,10 @@ mod tests {
         LATER.set(LATER.get() + Duration::from_secs(seconds));
     }
 
+    fn nobody() -> Caller {
+        Caller::default()
+    }
+
     fn key(n: usize) -> Key {
         crate::util::sha256::digest(&n.to_le_bytes())
     }
@@ -182,7 +210,7 @@ mod tests {
         let cache = Cache::new(100, clock);
         let asked = Cell::new(0);
         let ask = |answer: Result<u32, &str>| {
-            cache.get_or(key(1), || {
+            cache.get_or(key(1), &nobody(), || {
                 asked.set(asked.get() + 1);
                 answer.map(|value| (value, Duration::from_secs(30))).map_err(str::to_owned)
             })
@@ -195,7 +223,7 @@ mod tests {
         assert_eq!(ask(Err("away")), Err("away".to_owned()));
         assert_eq!(ask(Ok(2)), Ok(2));
         assert_eq!(asked.get(), 4);
-        let at_once = || cache.get_or(key(2), || Ok((7, Duration::ZERO)));
+        let at_once = || cache.get_or(key(2), &nobody(), || Ok((7, Duration::ZERO)));
         assert_eq!((at_once(), at_once()), (Ok(7), Ok(7)));
         assert_eq!(cache.lock().entries.len(), 1);
     }
@@ -203,7 +231,7 @@ mod tests {
     #[test]
     fn the_least_used_go_when_it_is_full() {
         let cache = Cache::new(64, clock);
-        let ask = |n: usize| cache.get_or(key(n), || Ok((n, Duration::from_secs(60)))).unwrap();
+        let ask = |n: usize| cache.get_or(key(n), &nobody(), || Ok((n, Duration::from_secs(60)))).unwrap();
         for n in 0..500 {
             ask(n);
             ask(0);
@@ -222,7 +250,7 @@ mod tests {
             .map(|_| {
                 let (cache, asked, gate) = (Arc::clone(&cache), Arc::clone(&asked), gate.clone());
                 threads::spawn("asker", threads::Stack::Small, threads::OnDeath::Nobody, move |_| {
-                    let answer = cache.get_or(key(1), || {
+                    let answer = cache.get_or(key(1), &nobody(), || {
                         asked.fetch_add(1, Ordering::SeqCst);
                         let _ = gate.recv();
                         Ok((5, Duration::from_secs(60)))
@@ -242,8 +270,45 @@ mod tests {
         let cache: Arc<Cache<u32>> = Arc::new(Cache::new(8, Instant::now));
         let shared = Arc::clone(&cache);
         drop(threads::spawn("asker", threads::Stack::Small, threads::OnDeath::Nobody, move |_| {
-            let _ = shared.get_or(key(1), || panic!("of the test"));
+            let _ = shared.get_or(key(1), &nobody(), || panic!("of the test"));
         }));
-        assert_eq!(cache.get_or(key(1), || Ok((1, Duration::from_secs(1)))), Ok(1));
+        assert_eq!(cache.get_or(key(1), &nobody(), || Ok((1, Duration::from_secs(1)))), Ok(1));
+    }
+
+    #[test]
+    fn no_address_takes_all_the_turns() {
+        let cache = Arc::new(Cache::new(1000, Instant::now));
+        let (go, gate) = bounded::<()>(0);
+        let (tell, asked) = bounded(100);
+        let from = |ip: &str| Caller::new(Some(format!("{ip}:1").parse().unwrap()), None);
+        let ask = |n: usize, caller: Caller| {
+            let (cache, gate, tell) = (Arc::clone(&cache), gate.clone(), tell.clone());
+            threads::spawn("asker", threads::Stack::Small, threads::OnDeath::Nobody, move |_| {
+                let answer = cache.get_or(key(n), &caller, || {
+                    let _ = tell.send(n);
+                    let _ = gate.recv();
+                    Ok((n, Duration::from_secs(60)))
+                });
+                assert_eq!(answer, Ok(n));
+            })
+            .unwrap()
+        };
+        let strangers: Vec<_> = (0..20).map(|n| ask(n, from("10.0.0.1"))).collect();
+        for _ in 0..ASKING_PER_PEER {
+            assert!(asked.recv().unwrap() < 20);
+        }
+        // Only then another one asks, and is heard at once.
+        let other = ask(77, from("10.0.0.2"));
+        assert_eq!(asked.recv().unwrap(), 77);
+        assert!(asked.is_empty());
+        drop(go);
+        drop((strangers, other));
+        assert_eq!(asked.len(), 20 - ASKING_PER_PEER);
+
+        // Of those who wait for somebody else's question some places stay free as well.
+        let held: Vec<_> = (0..MAX_WAITING)
+            .filter_map(|_| cache.waiting.take(from("10.0.0.1").claims(WAITING_PER_PEER, WAITING_PER_PEER)))
+            .collect();
+        assert_eq!(held.len(), WAITING_PER_PEER);
     }
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::head::Head;
+use super::shares::Caller;
 use crate::kube::reviews::{Attributes, Reviewer, User};
 pub(super) use authentication::PROTOCOL_TOKEN;
 use authentication::{Authentication, Nobody};
@@ -130,7 +131,8 @@ impl Auth {
     /// Lets a request in, or says why not. Its credentials are taken out of the head: nobody
     /// behind this needs them.
     pub(super) fn admit(&self, certificates: &[Vec<u8>], head: &mut Head) -> Result<User, Refusal> {
-        let outcome = self.authentication.user(certificates, head);
+        let caller = Caller::new(head.peer, None);
+        let outcome = self.authentication.user(certificates, head, &caller);
         head.remove("authorization");
         let user = outcome.map_err(|nobody| {
             if let Nobody::Because(why) = nobody {
@@ -139,7 +141,8 @@ impl Auth {
             }
             Refusal { status: 401, text: "Unauthorized".to_owned() }
         })?;
-        self.authorization.allow(&user, &head.method, &head.target.path).map_err(|denied| match denied {
+        let target = (head.method.as_str(), head.target.path.as_str());
+        self.authorization.allow(&user, target, &caller).map_err(|denied| match denied {
             Denied::Forbidden(text) => Refusal { status: 403, text },
             Denied::Failed { text, why } => {
                 log::warn!("{text}: {why}");
@@ -148,6 +151,12 @@ impl Auth {
         })?;
         Ok(user)
     }
+}
+
+/// The user's name, if it was a token that named it.
+pub(super) fn named_by_token(user: User) -> Option<String> {
+    let by_token = !authentication::has_certificate(&user) && user.name != authentication::ANONYMOUS;
+    by_token.then_some(user.name)
 }
 
 #[cfg(test)]

@@ -128,7 +128,7 @@ fn header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 }
 
 /// Small pieces go out at once, and a dead peer is noticed.
-pub(super) fn tune(socket: BorrowedFd<'_>) {
+pub(in super::super) fn tune(socket: BorrowedFd<'_>) {
     let (pause, missed) = KEEPALIVE;
     // A Unix socket needs none of this and refuses some of it.
     let _ = sockopt::set_tcp_nodelay(socket, true)

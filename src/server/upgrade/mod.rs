@@ -34,6 +34,7 @@ use super::head::Head;
 use super::http::Gate;
 use answer::Refusal;
 use backend::Runtime;
+pub(super) use backend::tune;
 use channels::Channels;
 use request::{Mode, Wanted};
 use splice::{Between, Greeting, Line};
@@ -52,7 +53,7 @@ pub(super) fn serve(client: Client, head: Head, gate: &Gate, stop: &StopToken) {
 }
 
 fn connect(client: Client, mut head: Head, deps: &StreamDeps, wake: &UnixStream, stop: &StopToken) {
-    backend::tune(client.as_fd());
+    tune(client.as_fd());
     let early = std::mem::take(&mut head.early);
     match prepare(&head, deps, wake, stop) {
         Ok((runtime, between, greeting)) => Line::new(client, runtime, wake).run(between, greeting, early),

@@ -759,7 +759,7 @@ impl State {
     ) -> Answer<rt::ListContainerStatsResponse> {
         // containerd measures each sandbox, too, where there is none: twice the work.
         if request.filter.is_none() {
-            return fail(Code::InvalidArgument, "no filter");
+            return fail(Code::INVALID_ARGUMENT, "no filter");
         }
         let at = self.now();
         let running = self.containers.iter().filter(|(_, container)| container.is_running());

@@ -1,0 +1,486 @@
+//! The node API's port under attack: each attack is refused as upstream refuses it, and whoever
+//! asks in a normal way is served meanwhile.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use crossbeam_channel::{Receiver, bounded};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
+use serde_json::json;
+
+use crate::main_port::{client, guarded};
+use crate::support::node::{FOREVER, busybox, pod};
+use crate::support::solo::{LONG, Solo, full_name};
+use crate::support::tls_client::{Authority, Connection, TlsClient};
+use crate::support::wait::wait_until;
+
+/// Somebody who is known and asks all the time, on a connection of long ago and on new ones,
+/// from an address that no attacker has.
+struct Regular {
+    running: Running,
+    told: Receiver<(u32, Duration)>,
+}
+
+impl Regular {
+    fn start(admin: &TlsClient) -> Regular {
+        let ask = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
+        let (tell, told) = bounded(1);
+        let admin = admin.at(Ipv4Addr::new(127, 0, 0, 2));
+        let mut kept = admin.connect().unwrap();
+        let running = spawn("regular", Stack::Large, OnDeath::Nobody, move |stop| {
+            let (mut count, mut slowest) = (0, Duration::ZERO);
+            while !stop.is_stopped() {
+                let begun = Instant::now();
+                assert_eq!(kept.ask(ask).unwrap().body, "ok");
+                assert_eq!(admin.get("/healthz").body, "ok");
+                slowest = slowest.max(begun.elapsed());
+                count += 1;
+                let _ = stop.wait(Duration::from_millis(20));
+            }
+            let _ = tell.send((count, slowest));
+        });
+        Regular { running: running.unwrap(), told }
+    }
+
+    /// Asserts that all of it was answered, and soon.
+    fn end(mut self) {
+        self.running.ask_to_stop();
+        let (count, slowest) = self.told.recv_timeout(LONG).expect("a normal request was not answered");
+        assert!(count > 0 && slowest < Duration::from_secs(5), "{count} times, {slowest:?}");
+    }
+}
+
+/// What is worth an attack.
+const TARGETS: [(&str, &str, &str, &str); 8] = [
+    ("GET", "/pods", "get", "pods proxy"),
+    ("GET", "/metrics/cadvisor", "get", "metrics"),
+    ("GET", "/configz", "get", "configz proxy"),
+    ("GET", "/logs/", "get", "log"),
+    ("GET", "/containerLogs/default/web/main", "get", "proxy"),
+    ("POST", "/run/default/web/main?cmd=id", "create", "proxy"),
+    ("POST", "/exec/default/web/main?command=id&output=1", "create", "proxy"),
+    ("PUT", "/debug/flags/v", "update", "proxy"),
+];
+
+#[test]
+fn whoever_has_no_right_gets_nothing() {
+    let (authority, stranger) = (Authority::new("clients"), Authority::new("clients"));
+    let solo = guarded(
+        &authority,
+        &json!({"authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": true}}}),
+    );
+    let regular = Regular::start(&client(&solo, Some(&authority.issue("root", &["admins"]))));
+    let forged = "X-Remote-User: root\r\nX-Remote-Group: admins\r\nImpersonate-User: root\r\n\
+                  Impersonate-Group: admins\r\nX-Forwarded-For: 127.0.0.1\r\nCoracle-Key: 0-1\r\n";
+    let token = |token: &str| format!("Authorization: Bearer {token}\r\n");
+    let node = ("system:node:other", ["system:nodes"]);
+    // A user is one who is known and may not; `None` is not known at all.
+    for (what, identity, headers, user) in [
+        ("no certificate", None, String::new(), Some("system:anonymous")),
+        ("forged headers", None, forged.to_owned(), Some("system:anonymous")),
+        ("another authority", Some(stranger.issue("root", &["admins"])), String::new(), None),
+        ("expired", Some(authority.issue_until("root", &["admins"], 2020)), String::new(), None),
+        (
+            "a server's certificate",
+            Some(authority.issue_for_servers("root", &["admins"])),
+            String::new(),
+            None,
+        ),
+        ("another node", Some(authority.issue(node.0, &node.1)), String::new(), Some(node.0)),
+        ("forged beside one's own", Some(authority.issue("jane", &[])), forged.to_owned(), Some("jane")),
+        ("a token without rights", None, token("good-nobody"), Some("nobody")),
+        ("a token of nobody's", None, token("bad"), None),
+        ("a token too long", None, token(&"x".repeat(20_000)), None),
+    ] {
+        let attacker = client(&solo, identity.as_ref());
+        let mut connection = attacker.connect().unwrap();
+        for (method, path, verb, subresources) in TARGETS {
+            let text = format!("{method} {path} HTTP/1.1\r\nHost: n\r\nContent-Length: 0\r\n{headers}\r\n");
+            let answer = connection.ask(&text).unwrap();
+            let expected = match user {
+                None => (401, "Unauthorized".to_owned()),
+                Some(user) => (
+                    403,
+                    format!(
+                        "Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{subresources}])"
+                    ),
+                ),
+            };
+            assert_eq!((answer.status, answer.body), expected, "{what}: {method} {path}");
+        }
+    }
+    regular.end();
+    solo.finish();
+}
+
+#[test]
+fn no_path_leads_out_of_the_logs() {
+    let authority = Authority::new("clients");
+    let solo = guarded(&authority, &json!({}));
+    solo.fake.write_logs();
+    solo.apply(&pod("web", json!([busybox("main", FOREVER)])));
+    solo.wait_ready("web");
+    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
+    let regular = Regular::start(&admin);
+    let own = format!("/containerLogs/default/{}/main", full_name("web"));
+    assert_eq!(admin.get(&own).status, 200);
+    let mut paths: Vec<(String, u16)> = [
+        ("/logs/../../etc/passwd", 400),
+        ("/logs/%2e%2e/%2e%2e/etc/passwd", 400),
+        ("/logs/%2E./etc/passwd", 400),
+        ("/logs/..%2f..%2fetc%2fpasswd", 400),
+        ("/logs/..%5c..%5cetc%5cpasswd", 400),
+        ("/logs/a%00/../../etc/passwd", 400),
+        ("//logs/../etc/passwd", 400),
+        ("/logs//etc/passwd", 404),
+        ("/logs/%2fetc%2fpasswd", 404),
+        ("/logs/%252e%252e/etc/passwd", 404),
+        ("/containerLogs/default/web/../../../etc/passwd", 400),
+        ("/containerLogs/default/..%2f..%2fetc/passwd", 400),
+        ("/containerLogs/default/%2fetc%2fpasswd/main", 404),
+        ("/containerLogs/default/web/%5c..%5cpasswd", 404),
+    ]
+    .map(|(path, status)| (path.to_owned(), status))
+    .to_vec();
+    paths.push((format!("{own}%2f..%2fmain"), 400));
+    paths.push((format!("{own}%00"), 400));
+    // The machine's own directory is left alone.
+    let private = std::env::var_os("E2E_DIR").is_some();
+    let log = Path::new("/var/log");
+    if private {
+        for (to, name) in [("/etc/passwd", "absolute"), ("../../etc/passwd", "relative"), ("/", "all")] {
+            symlink(to, log.join(format!("attack-{name}"))).unwrap();
+            paths.push((format!("/logs/attack-{name}"), 404));
+        }
+        paths.push(("/logs/attack-all/etc/passwd".to_owned(), 404));
+        fs::write(log.join("attack-none"), "shown\n").unwrap();
+        assert_eq!(admin.get("/logs/attack-none").body, "shown\n");
+    }
+    for (path, status) in paths {
+        let answer = admin.get(&path);
+        assert_eq!(answer.status, status, "{path}: {answer:?}");
+        assert!(!answer.body.contains("root:"), "{path}: {answer:?}");
+    }
+    for name in ["absolute", "relative", "all", "none"] {
+        let _ = private.then(|| fs::remove_file(log.join(format!("attack-{name}"))));
+    }
+    regular.end();
+    solo.finish();
+}
+
+/// Runs on a thread that is nobody, with no right of root's left.
+fn as_nobody<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = bounded(1);
+    let running = spawn("nobody", Stack::Small, OnDeath::Nobody, move |_| {
+        let (user, group) = (Uid::from_raw(65534), Gid::from_raw(65534));
+        set_thread_res_gid(group, group, group).unwrap();
+        set_thread_res_uid(user, user, user).unwrap();
+        let _ = tell.send(work());
+    });
+    let outcome = told.recv_timeout(LONG).unwrap();
+    drop(running);
+    outcome
+}
+
+#[test]
+fn other_users_of_the_machine_reach_no_socket() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be somebody else");
+        return;
+    }
+    let authority = Authority::new("clients");
+    let solo = guarded(&authority, &json!({}));
+    let regular = Regular::start(&client(&solo, Some(&authority.issue("root", &["admins"]))));
+    let sockets = [".coracle-http.sock", "coracle.sock"].map(|name| solo.root().join(name));
+    let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    // The directories above them keep nobody out.
+    for path in solo.root().ancestors().filter(|path| path.starts_with(std::env::temp_dir())) {
+        mode(path, 0o755);
+    }
+    let open = solo.root();
+    assert!(as_nobody(move || fs::read_dir(open).is_ok()));
+    let connect = |path: &Path| -> std::io::Result<String> {
+        let path = path.to_owned();
+        as_nobody(move || {
+            let mut stream = UnixStream::connect(path)?;
+            stream.set_read_timeout(Some(LONG))?;
+            stream.write_all(b"GET /v1/pods HTTP/1.0\r\nCoracle-Key: 0-1\r\nX-Remote-User: root\r\n\r\n")?;
+            let mut answer = Vec::new();
+            // One that reads nothing of it may end the connection so, after its words.
+            let _ = stream.read_to_end(&mut answer);
+            Ok(String::from_utf8_lossy(&answer).into_owned())
+        })
+    };
+    for path in &sockets {
+        assert_eq!(connect(path).unwrap_err().kind(), ErrorKind::PermissionDenied, "{}", path.display());
+    }
+    // Nor if somebody opened them to all.
+    for path in &sockets {
+        mode(path, 0o666);
+        let answer = connect(path);
+        assert!(answer.as_ref().is_ok_and(|text| text.starts_with("HTTP/1.0 403")), "{answer:?}");
+    }
+    regular.end();
+    solo.finish();
+}
+
+/// The status of a request whose answer goes on.
+fn begin(caller: &TlsClient, request: &str) -> (u16, Connection) {
+    let mut connection = caller.connect().unwrap();
+    connection.stream.write_all(request.as_bytes()).unwrap();
+    connection.stream.flush().unwrap();
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        connection.stream.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), connection)
+}
+
+#[test]
+fn nobody_takes_all_streams() {
+    let authority = Authority::new("clients");
+    let solo = guarded(&authority, &json!({}));
+    solo.fake.write_logs();
+    solo.apply(&pod("web", json!([busybox("main", FOREVER)])));
+    solo.wait_ready("web");
+    let nobody = client(&solo, None);
+    let follow = |headers: &str| {
+        let path = format!("/containerLogs/default/{}/main?follow=true", full_name("web"));
+        format!("GET {path} HTTP/1.1\r\nHost: n\r\n{headers}\r\n")
+    };
+    let by_token = |user: &str| begin(&nobody, &follow(&format!("Authorization: Bearer good-{user}\r\n")));
+    let mut held: Vec<_> = (0..32).map(|_| by_token("tenant-a")).collect();
+    assert!(held.iter().all(|(status, _)| *status == 200));
+    assert_eq!(by_token("tenant-a").0, 429);
+    // Others, with a token and with a certificate, as the API server.
+    held.push(by_token("tenant-b"));
+    let api_server = client(&solo, Some(&authority.issue("api-server", &["admins"])));
+    held.extend((0..40).map(|_| begin(&api_server, &follow(""))));
+    assert!(held.iter().all(|(status, _)| *status == 200));
+    held.drain(..1);
+    wait_until("a place to be free", LONG, || by_token("tenant-a").0 == 200);
+    drop(held);
+    solo.finish();
+}
+
+#[test]
+fn what_could_be_read_in_two_ways_is_refused() {
+    let authority = Authority::new("clients");
+    let solo = guarded(&authority, &json!({}));
+    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
+    let regular = Regular::start(&admin);
+    let head = |lines: &str| format!("POST /pods HTTP/1.1\r\nHost: n\r\n{lines}\r\n");
+    let hidden = "GET /exec/a/b/c HTTP/1.1\r\nHost: n\r\n\r\n";
+    // Such heads would go on to the runtime.
+    let upgrade = |lines: &str| {
+        let more = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n";
+        format!("POST /exec/default/web/main?command=id&output=1 HTTP/1.1\r\nHost: n\r\n{more}{lines}\r\n")
+    };
+    for (text, status) in [
+        (head("Content-Length: 0\r\nContent-Length: 44\r\n") + hidden, 400),
+        (head("Content-Length: 44\r\nTransfer-Encoding: chunked\r\n") + hidden, 400),
+        (head("Transfer-Encoding: chunked\r\n") + "0\r\n" + hidden, 400),
+        (head("Transfer-Encoding: chunked\r\n") + "2;x=y\r\nab\r\n0\r\n\r\n" + hidden, 400),
+        (head("Transfer-Encoding: chunked\r\n") + "ffffffff\r\n" + hidden, 413),
+        (head("Transfer-Encoding: gzip\r\n") + hidden, 501),
+        (head("Transfer-Encoding : chunked\r\n") + hidden, 400),
+        (head("Content-Length: 0,0\r\n") + hidden, 400),
+        (head("X: a\r\n folded\r\n"), 400),
+        (head("X: a\nContent-Length: 5\r\n"), 400),
+        (head("X\u{0}: a\r\n"), 400),
+        ("GET /pods HTTP/1.1\r\n\r\n".to_owned(), 400),
+        ("GET /pods/../exec/a/b/c HTTP/1.1\r\nHost: n\r\n\r\n".to_owned(), 400),
+        ("GET /%2e%2e/exec HTTP/1.1\r\nHost: n\r\n\r\n".to_owned(), 400),
+        ("GET / HTTP/2.0\r\nHost: n\r\n\r\n".to_owned(), 505),
+        (upgrade("Content-Length: 44\r\n") + hidden, 400),
+        (upgrade("Transfer-Encoding: chunked\r\n") + "0\r\n\r\n" + hidden, 400),
+        (upgrade("Content-Length: 0\r\nTransfer-Encoding: chunked\r\n") + hidden, 400),
+        (upgrade("") + hidden, 404),
+        (head("Content-Length: 100000\r\n"), 413),
+        (head(&format!("X: {}\r\n", "x".repeat(64 * 1024))), 431),
+        (head(&"X: y\r\n".repeat(200)), 431),
+    ] {
+        let mut connection = admin.connect().unwrap();
+        let answer = connection.ask(&text).unwrap();
+        assert_eq!(answer.status, status, "{text:.80}: {answer:?}");
+        // And nothing of what came behind it is answered.
+        assert!(connection.answer(false).is_err(), "{text:.80}");
+    }
+    // A body that is taken is not taken for a request.
+    let mut connection = admin.connect().unwrap();
+    let text = head(&format!("Content-Length: {}\r\n", hidden.len())) + hidden;
+    assert_eq!(connection.ask(&text).unwrap().status, 405);
+    assert_eq!(connection.ask("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().body, "ok");
+    let size = hidden.len();
+    let text = head("Transfer-Encoding: chunked\r\n") + &format!("{size:x}\r\n{hidden}\r\n0\r\n\r\n");
+    assert_eq!(connection.ask(&text).unwrap().status, 405);
+    assert_eq!(connection.ask("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().body, "ok");
+    // Whoever speaks in the clear is told so.
+    let mut plain = TcpStream::connect((Ipv4Addr::LOCALHOST, solo.main_port())).unwrap();
+    plain.write_all(b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
+    let mut text = String::new();
+    let _ = plain.read_to_string(&mut text);
+    assert_eq!(text, "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n");
+    regular.end();
+    solo.finish();
+}
+
+/// Where junk is sent to.
+#[derive(Debug, Clone, Copy)]
+enum Where {
+    /// To the port, in place of a handshake.
+    Plain,
+    /// In the middle of a good beginning of a handshake.
+    Hello,
+    /// In place of a request of somebody who is known.
+    Tls,
+}
+
+/// Sends it, and waits a moment for what the listener says to it.
+fn junk(solo: &Solo, admin: &TlsClient, place: Where, bytes: &[u8]) {
+    let limit = Some(Duration::from_millis(50));
+    if let Where::Tls = place {
+        let mut connection = admin.connect().unwrap();
+        connection.stream.sock.set_read_timeout(limit).unwrap();
+        let _ = connection.stream.write_all(bytes);
+        let _ = connection.stream.flush();
+        let _ = connection.stream.read(&mut [0; 64]);
+        return;
+    }
+    let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, solo.main_port())).unwrap();
+    socket.set_read_timeout(limit).unwrap();
+    let hello = match place {
+        Where::Hello => {
+            let mut hello = admin.hello();
+            // At a place that the junk chooses.
+            let sum = bytes.iter().fold(0_usize, |sum, byte| sum.wrapping_mul(31) ^ usize::from(*byte));
+            let at = sum % hello.len();
+            let end = hello.len().min(at + bytes.len());
+            hello[at..end].copy_from_slice(&bytes[..end - at]);
+            hello
+        }
+        _ => Vec::new(),
+    };
+    let _ = socket.write_all(if hello.is_empty() { bytes } else { &hello });
+    let _ = socket.read(&mut [0; 64]);
+}
+
+#[test]
+fn junk_harms_nobody() {
+    let authority = Authority::new("clients");
+    let solo = guarded(&authority, &json!({}));
+    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
+    let regular = Regular::start(&admin);
+    // Pieces of heads and of TLS records, in any order.
+    let piece = prop_oneof![
+        proptest::collection::vec(any::<u8>(), 0..64),
+        proptest::sample::select(vec![
+            b"GET ".to_vec(),
+            b"POST /pods HTTP/1.1\r\n".to_vec(),
+            b"/exec/a/b/c".to_vec(),
+            b" HTTP/1.1\r\n".to_vec(),
+            b"Host: n\r\n".to_vec(),
+            b"Content-Length: 18446744073709551615\r\n".to_vec(),
+            b"Content-Length: 3\r\n".to_vec(),
+            b"Transfer-Encoding: chunked\r\n".to_vec(),
+            b"Connection: Upgrade\r\nUpgrade: websocket\r\n".to_vec(),
+            b"Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.AAAA, x\r\n".to_vec(),
+            b"Authorization: Bearer \xff\r\n".to_vec(),
+            b"\r\n".to_vec(),
+            b"\r\n\r\n".to_vec(),
+            b"\n".to_vec(),
+            b"\0".to_vec(),
+            b"%zz%2e%2e/".to_vec(),
+            b"\x16\x03\x01\x00\x05".to_vec(),
+            b"\x16\x03\x03\xff\xff".to_vec(),
+            b"\x15\x03\x03\x00\x02\x02\x28".to_vec(),
+            b"\x17\x03\x03\x40\x00".to_vec(),
+            b"\x80\x2e\x01\x00\x02".to_vec(),
+        ]),
+    ];
+    let place = proptest::sample::select(vec![Where::Plain, Where::Hello, Where::Tls]);
+    let pieces = (place, proptest::collection::vec(piece, 1..8));
+    let mut runner = TestRunner::new(Config { cases: 240, failure_persistence: None, ..Config::default() });
+    let begun = Instant::now();
+    runner
+        .run(&pieces, |(place, pieces)| {
+            // Bounded on a slow machine, too.
+            if begun.elapsed() < Duration::from_secs(30) {
+                junk(&solo, &admin, place, &pieces.concat());
+            }
+            Ok(())
+        })
+        .unwrap();
+    regular.end();
+    let log = solo.log();
+    assert!(!log.contains("panicked"), "{log}");
+    solo.finish();
+}
+
+#[test]
+fn five_hundred_slow_clients_keep_nobody_out() {
+    let authority = Authority::new("clients");
+    let solo = guarded(&authority, &json!({}));
+    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
+    let mut known = admin.connect().unwrap();
+    let ask = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
+    assert_eq!(known.ask(ask).unwrap().status, 200);
+    let regular = Regular::start(&admin);
+    let mut slow: Vec<TcpStream> = Vec::new();
+    let mut half: Vec<Connection> = Vec::new();
+    let stranger = client(&solo, None);
+    for n in 0..500 {
+        // At first all from one place, then from many.
+        let from = Ipv4Addr::new(127, 0, 1, if n < 250 { 1 } else { u8::try_from(n % 60).unwrap() + 1 });
+        let (admin, stranger) = (admin.at(from), stranger.at(from));
+        // Some say nothing, some begin a handshake, some a head; and some who may ask a body.
+        match n % 4 {
+            0 => slow.push(stranger.dial().unwrap()),
+            1 => {
+                let mut socket = stranger.dial().unwrap();
+                let _ = socket.write_all(b"\x16\x03\x01");
+                slow.push(socket);
+            }
+            2 => {
+                if let Ok(mut connection) = admin.connect() {
+                    let begin = "POST /pods HTTP/1.1\r\nHost: n\r\nContent-Length: 5\r\n\r\nh";
+                    let _ = connection.stream.write_all(begin.as_bytes());
+                    let _ = connection.stream.flush();
+                    half.push(connection);
+                }
+            }
+            _ => {
+                if let Ok(mut connection) = stranger.connect() {
+                    let _ = connection.stream.write_all(b"GET /heal");
+                    let _ = connection.stream.flush();
+                    half.push(connection);
+                }
+            }
+        }
+        if n % 50 == 49 {
+            let begun = Instant::now();
+            assert_eq!(known.ask(ask).unwrap().status, 200, "after {n}");
+            assert!(begun.elapsed() < Duration::from_secs(5), "after {n}: {:?}", begun.elapsed());
+        }
+    }
+    assert_eq!(solo.read_only("/healthz").0, 200);
+    let threads = || fs::read_dir(format!("/proc/{}/task", solo.pid())).unwrap().count();
+    assert!(threads() < 300, "{} threads", threads());
+    // Nobody who asks in time was turned away, nor had to wait.
+    regular.end();
+    // They are sent away by themselves.
+    wait_until("the slow ones to be gone", LONG, || threads() < 60);
+    drop((slow, half));
+    assert_eq!(admin.get("/healthz").body, "ok");
+    solo.finish();
+}
