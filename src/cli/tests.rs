@@ -258,7 +258,22 @@ fn local_commands() {
                 image: "b:1".into(),
                 target: Some("c".into()),
                 name: Some("dbg".into()),
+                stdin: false,
+                tty: false,
                 command: ["ls", "-l", "--image", "x"].map(str::to_owned).to_vec(),
+            }),
+        ),
+        (
+            "debug -it web --image b:1",
+            default(Ask::Debug {
+                pod: "web".into(),
+                namespace: None,
+                image: "b:1".into(),
+                target: None,
+                name: None,
+                stdin: true,
+                tty: true,
+                command: Vec::new(),
             }),
         ),
         (

@@ -114,15 +114,15 @@ fn what_is_tried_and_said() {
     let forbidden = |text: &str| Err((403, text.to_owned()));
     assert_eq!(
         door.ask("GET /pods", "good-other").map(|user| user.name),
-        forbidden("Forbidden (user=other, verb=get, resource=nodes, subresource(s)=[pods proxy])")
+        forbidden("Forbidden (user=other, verb=get, resource=nodes, subresource(s)=[pods proxy])\n")
     );
     assert_eq!(
         door.ask("HEAD /metrics", "good-get-metrics").map(|user| user.name),
-        forbidden("Forbidden (user=get-metrics, verb=, resource=nodes, subresource(s)=[metrics])")
+        forbidden("Forbidden (user=get-metrics, verb=, resource=nodes, subresource(s)=[metrics])\n")
     );
     assert_eq!(
         door.ask("POST /run/a/b/c", "good-get-proxy").map(|user| user.name),
-        forbidden("Forbidden (user=get-proxy, verb=create, resource=nodes, subresource(s)=[proxy])")
+        forbidden("Forbidden (user=get-proxy, verb=create, resource=nodes, subresource(s)=[proxy])\n")
     );
     // The finer right is enough, and so is the one for everything.
     for (request, token) in [
