@@ -335,6 +335,7 @@ fn local_commands() {
         ("describe", "describe: name a pod"),
         ("debug --image b:1", "debug: name a pod"),
         ("debug web", "debug: --image: name an image"),
+        ("debug -t web --image b:1", "debug: -t goes with -i only: a terminal is for somebody who types"),
         ("logs web other", "logs: unexpected argument \"other\""),
         ("logs web --tail x", "logs: --tail: \"x\" is not a number of lines"),
         ("logs web --since -1s", "logs: --since: -1s must be greater than zero"),

@@ -1,5 +1,7 @@
 //! `kubectl debug`: ephemeral containers with and without a terminal, copies, the node itself.
 
+use std::io::{Read, Write};
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -52,15 +54,19 @@ fn kubectl_debug_reaches_into_a_pod() {
     // What was on the screen is in the log.
     assert!(joined.plane.kubectl(&["logs", "patient", "-c", "tools"]).contains("to the log"));
 
-    // What goes in comes out, without a terminal; the other containers see none of it.
+    // What goes in comes out, without a terminal; the other containers see none of it. (The end
+    // of the input would be the end of the output: the container may be attached to again.)
     let script = "read line; echo got $line; ls /proc/1/root/tmp/mark || echo apart";
     let args = ["debug", "-i", "patient", IMAGE, "-c", "pipe", "--", "sh", "-c", script];
-    let output = joined.plane.try_kubectl(&args, "a line\n");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && said.contains("got a line\n") && said.contains("apart\n"),
-        "{output:?}"
-    );
+    let mut command = joined.plane.kubectl_command(&args);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl runs");
+    let mut input = child.stdin.take().expect("its input is piped");
+    input.write_all(b"a line\n").expect("it reads");
+    let mut said = String::new();
+    let output = child.stdout.take().expect("its output is piped").read_to_string(&mut said);
+    assert_eq!((output.is_ok(), said.as_str()), (true, "got a line\napart\n"));
+    assert!(child.wait().expect("it ends").success());
+    drop(input);
     assert_eq!(ended("pipe"), 0);
 
     // One that nobody stays with runs on, and can be attached to later.

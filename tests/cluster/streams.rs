@@ -28,7 +28,7 @@ const CONNECTIONS: usize = 100;
 const WEB: &str =
     "echo ready; mkdir -p /tmp/www; echo hello > /tmp/www/index.html; httpd -p 8080 -h /tmp/www;";
 
-/// What memory may have grown by after hundreds of streams: one chunk of each pump.
+/// What memory may have grown by after six hundred streams more: less than a kilobyte of each.
 const SPARE_KIB: u64 = 512;
 
 fn copy_mib() -> u64 {
@@ -49,6 +49,10 @@ fn start(name: &str, gates: Value) -> Joined<'static> {
     );
     cat["spec"]["restartPolicy"] = json!("Never");
     joined.bind(&cat);
+    let shell = json!([{"name": "main", "image": "localhost/busybox:1", "command": ["sh"], "stdin": true, "tty": true}]);
+    let mut shell = pod(&format!("{name}-shell"), shell);
+    shell["spec"]["restartPolicy"] = json!("Never");
+    joined.bind(&shell);
     joined.wait_ready(&format!("{name}-web"));
     joined
 }
@@ -89,6 +93,24 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("to and fro"), "{output:?}");
 
+    // A terminal that was there before anybody came, and stays when they go.
+    let shell = format!("{name}-shell");
+    joined.wait_ready(&shell);
+    let attach = || joined.plane.kubectl_command(&["attach", "-it", &shell]);
+    let mut pty = Pty::spawn(&attach(), 100, 40);
+    pty.types("x=kept; while [ \"$(stty size)\" != '40 100' ]; do sleep 0.1; done; echo sized-$((1+1))\n");
+    pty.wait_for("sized-2", LIMIT);
+    pty.resize(120, 50);
+    pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
+    pty.wait_for("resized-2", LIMIT);
+    drop(pty);
+    let mut pty = Pty::spawn(&attach(), 100, 40);
+    pty.types("echo $x-$((1+1)); exit 6\n");
+    pty.wait_for("kept-2", LIMIT);
+    pty.wait_ended(LIMIT);
+    let code = "/status/containerStatuses/0/state/terminated/exitCode";
+    joined.wait_pod(&shell, "over", |pod| pod.pointer(code) == Some(&json!(6)));
+
     copies(&joined, &web);
 
     let forwarded = Forwarded::start(&mut joined.plane.kubectl_command(&["port-forward", &web, ":8080"]));
@@ -97,8 +119,10 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
     drop(forwarded);
     leaves_nothing(&joined, before);
 
+    repeats(&joined, &web, 3);
+    leaves_nothing(&joined, before);
     let warm = joined.node.holding().expect("the agent runs");
-    repeats(&joined, &web);
+    repeats(&joined, &web, 6);
     leaves_nothing(&joined, before);
     if !incumbent() {
         cop::assert_memory_back_to(warm, joined.node.pid(), SPARE_KIB);
@@ -116,8 +140,8 @@ pub fn leaves_nothing(joined: &Joined<'_>, before: Holding) {
 }
 
 /// Streams of each kind that end well, that fail, and whose clients are killed.
-fn repeats(joined: &Joined<'_>, web: &str) {
-    for _ in 0..5 {
+fn repeats(joined: &Joined<'_>, web: &str, rounds: usize) {
+    for _ in 0..rounds {
         let output = joined.plane.try_kubectl(&["exec", "-i", web, "--", "wc", "-c"], &"x".repeat(100_000));
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "100000", "{output:?}");
         assert!(!joined.plane.try_kubectl(&["exec", web, "--", "false"], "").status.success());
@@ -173,8 +197,8 @@ fn copies(joined: &Joined<'_>, web: &str) {
 }
 
 fn finish(joined: Joined<'static>, name: &str) {
-    let (web, cat) = (format!("{name}-web"), format!("{name}-cat"));
-    joined.finish(&[&web, &cat]);
+    let [web, cat, shell] = ["web", "cat", "shell"].map(|pod| format!("{name}-{pod}"));
+    joined.finish(&[&web, &cat, &shell]);
 }
 
 /// A node that declares the feature gets the clients' WebSockets as they are.

@@ -100,7 +100,7 @@ fn start(plane: &ControlPlane) -> MetricsServer {
         .arg(flag("cert-dir", plane.dir().join("metrics-server").display().to_string()))
         .arg(flag("kubelet-certificate-authority", plane.dir().join("pki/ca.crt").display().to_string()))
         .args(["--kubelet-preferred-address-types=InternalIP", "--kubelet-use-node-status-port"])
-        .arg("--metric-resolution=10s")
+        .args(["--metric-resolution=10s", "--kubelet-request-timeout=8s"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log);
