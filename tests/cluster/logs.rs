@@ -234,5 +234,7 @@ fn the_node_proxy_reaches_the_plain_answers() {
         "{}",
         String::from_utf8_lossy(&set.stderr)
     );
+    let output = joined.plane.try_kubectl(&["get", "--raw", &path("debug/flags/v")], "");
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
     joined.finish(&["web"]);
 }

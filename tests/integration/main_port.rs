@@ -87,6 +87,7 @@ fn callers_are_known_by_certificates_and_tokens() {
     };
     let nobody = client(&solo, None);
     unauthorized(&nobody, "");
+    assert_eq!(nobody.get("/healthz").status, 401);
     unauthorized(&nobody, "X-Remote-User: admin\r\nX-Remote-Group: admins\r\nImpersonate-User: admin\r\n");
     unauthorized(&nobody, "Authorization: Basic YTpi\r\n");
     unauthorized(&nobody, "Authorization: Bearer bad\r\n");
