@@ -42,7 +42,7 @@ fn kubectl_debug_reaches_into_a_pod() {
     let args =
         ["debug", "-it", "patient", IMAGE, "--target=main", "-c", "tools", "--profile=sysadmin", "--", "sh"];
     let mut pty = typed(&joined, &args);
-    pty.types("cat /proc/1/root/tmp/mark; echo seen-$((1+1))\n");
+    pty.types("cd /proc/1/root && cat tmp/mark; echo seen-$((1+1))\n");
     pty.wait_for("mark", LIMIT);
     pty.wait_for("seen-2", LIMIT);
     pty.resize(120, 50);
@@ -56,7 +56,7 @@ fn kubectl_debug_reaches_into_a_pod() {
 
     // What goes in comes out, without a terminal; the other containers see none of it. (The end
     // of the input would be the end of the output: the container may be attached to again.)
-    let script = "read line; echo got $line; ls /proc/1/root/tmp/mark || echo apart";
+    let script = "read line; echo got $line; cd /proc/1/root && ls tmp/mark || echo apart";
     let args = ["debug", "-i", "patient", IMAGE, "-c", "pipe", "--", "sh", "-c", script];
     let mut command = joined.plane.kubectl_command(&args);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl runs");

@@ -90,7 +90,7 @@ fn local_commands_run_things_in_containers() {
     // An ephemeral container among the processes of another one.
     let args = ["debug", "-it", "web", "--image", "localhost/busybox:1", "--target", "main", "-c", "tools"];
     let mut pty = Pty::spawn(&command(&node, &args), 100, 40);
-    pty.types("stty size; cat /proc/1/root/tmp/www/index.html; echo seen-$((1+1))\n");
+    pty.types("stty size; cd /proc/1/root && cat tmp/www/index.html; echo seen-$((1+1))\n");
     pty.wait_for("40 100", LIMIT);
     pty.wait_for("hello", LIMIT);
     pty.wait_for("seen-2", LIMIT);
