@@ -224,14 +224,14 @@ build_containerd2() {
 KUBERNETES_VERSION=1.36.3
 
 # Prints the directory with a Kubernetes control plane (tests/controlplane): "cluster", which
-# makes the keys and runs it, "controlplane" with all components, "kubectl", and "kubelet",
-# the Go one, to compare with. Built once per version of its source, with Go's modules and
+# makes the keys and runs it, "controlplane" with all components, "kubectl", "metrics-server",
+# and "kubelet", the Go one, to compare with. Built once per version of its source, with Go's modules and
 # build cache in the cache directory; a warm one makes this a matter of the linker.
 controlplane() {
     local source heavy all
     source=$(project_root)/tests/controlplane
     heavy=$CORACLE_CACHE/kubernetes-$KUBERNETES_VERSION-$(sources_key "$source"/go.{mod,sum} "$source"/{controlplane,kubectl,kubelet}/*.go)
-    all=$CORACLE_CACHE/controlplane-$(sources_key "$source"/go.{mod,sum} "$source"/*/*.go)
+    all=$CORACLE_CACHE/controlplane-$(sources_key "$source"/go.{mod,sum} "$source"/*/*.go)-$METRICS_SERVER_VERSION
     locked controlplane build_controlplane "$source" "$heavy" "$all" || return
     echo "$all"
 }
@@ -256,7 +256,31 @@ build_controlplane() { # <source> <directory of what takes long> <directory of a
     fi
     go_build "$1" "$3" "$flags" ./cluster ./caller || return
     ln -sf "$2"/{controlplane,kubectl,kubelet} "$3/"
+    package=$(metrics_server) || return
+    ln -sf "$package/metrics-server" "$3/"
     touch "$3/.done"
+}
+
+METRICS_SERVER_VERSION=0.9.0
+
+# Prints the directory with the metrics-server, which "kubectl top" asks, built by "go install"
+# once. It is no part of tests/controlplane: what it requires would raise the versions of what
+# the other programs there are made of.
+metrics_server() {
+    local into=$CORACLE_CACHE/metrics-server-$METRICS_SERVER_VERSION
+    locked metrics-server build_metrics_server "$into" || return
+    echo "$into"
+}
+
+build_metrics_server() {
+    [ -e "$1/.done" ] && return
+    need_go
+    say "building metrics-server $METRICS_SERVER_VERSION (some minutes the first time)"
+    GOTOOLCHAIN=local GOFLAGS=-modcacherw GOBIN=$1 CGO_ENABLED=0 \
+        GOMODCACHE=$CORACLE_CACHE/go/mod GOCACHE=$CORACLE_CACHE/go/build \
+        nice "$GO" install -trimpath -ldflags "-s -w" \
+        "sigs.k8s.io/metrics-server/cmd/metrics-server@v$METRICS_SERVER_VERSION" >&2 || return
+    touch "$1/.done"
 }
 
 go_build() { # <module> <directory for the programs> <flags for the linker> <package...>

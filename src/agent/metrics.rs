@@ -246,6 +246,7 @@ fn volumes(sources: &Sources, snapshot: &Snapshot, page: &mut Page) {
 
 /// The node's certificates.
 fn certificates(page: &mut Page) {
+    // DIFFERS: the Go kubelet leaves out the series of a certificate that it does not renew.
     for (name, help, end) in [
         (
             "kubelet_certificate_manager_client_ttl_seconds",

@@ -92,6 +92,10 @@ pub enum Ask {
         target: Option<String>,
         /// `-c`.
         name: Option<String>,
+        /// `-i`.
+        stdin: bool,
+        /// `-t`.
+        tty: bool,
         /// What comes after `--`.
         command: Vec<String>,
     },
@@ -171,8 +175,8 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
     ),
     (
         "debug",
-        "debug POD --image IMAGE [-n NAMESPACE] [--target CONTAINER] [-c NAME] [-- COMMAND...]",
-        "run an ephemeral container in a pod; --target shares that container's processes",
+        "debug POD --image IMAGE [-n NAMESPACE] [--target CONTAINER] [-c NAME] [-i] [-t] [-- COMMAND...]",
+        "run an ephemeral container in a pod; --target shares that container's processes, -i stays with it",
     ),
     (
         "exec",
@@ -229,7 +233,7 @@ const TAKES: &[(&str, &[&str])] = &[
     ("pods", &["output", "watch", "namespace", "all-namespaces"]),
     ("describe", &["namespace"]),
     ("logs", &["namespace", "container", "follow", "previous", "tail", "since", "timestamps"]),
-    ("debug", &["namespace", "image", "target", "container"]),
+    ("debug", &["namespace", "image", "target", "container", "stdin", "tty"]),
     ("exec", &["namespace", "container", "stdin", "tty"]),
     ("attach", &["namespace", "container", "stdin", "tty"]),
     ("port-forward", &["namespace", "address"]),
@@ -443,12 +447,17 @@ impl Options {
                 since: self.since,
                 timestamps: self.timestamps,
             },
+            "debug" if self.tty && !self.stdin => {
+                return Err("-t goes with -i only: a terminal is for somebody who types".to_owned());
+            }
             "debug" => Ask::Debug {
                 pod: needed(pod)?,
                 namespace,
                 image: self.image.ok_or_else(|| "--image: name an image".to_owned())?,
                 target: self.target,
                 name: self.container,
+                stdin: self.stdin,
+                tty: self.tty,
                 command: words.collect(),
             },
             "exec" | "attach" => {

@@ -17,11 +17,14 @@ pub(super) fn route(path: &str, target: &Target, deps: &Deps) -> Result<Answer, 
     let view = find(target, deps)?;
     let text = |key: &str| target.get(key).filter(|text| !text.is_empty()).map(str::to_owned);
     let command: Vec<String> = target.all("command").map(str::to_owned).collect();
+    let flag = |key: &str| target.get(key).is_some_and(|text| text == "1").then_some(true);
     let container = EphemeralContainer {
         name: text("name").unwrap_or_else(random_name),
         image: text("image"),
         command: (!command.is_empty()).then_some(command),
         target_container_name: text("target"),
+        stdin: flag("input"),
+        tty: flag("tty"),
         ..EphemeralContainer::default()
     };
     let reply = DebugReply {

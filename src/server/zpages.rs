@@ -25,8 +25,7 @@ pub(super) fn flagz(asked: &Asked, deps: &Deps) -> Result<Answer, Answer> {
     let flags = || (deps.endpoints.flags)();
     let form = negotiate(asked, "Flagz")?;
     if form == Form::Text {
-        let mut text = title("flags");
-        text.push('\n');
+        let mut text = title("flagz");
         for (name, value) in flags() {
             let _ = writeln!(text, "{name}={value}");
         }

@@ -3,9 +3,9 @@
 
 pub mod atomic_file;
 pub mod backoff;
-pub mod base64;
 pub mod child;
 pub mod cpu_list;
+pub mod encoding;
 pub mod logging;
 pub mod mailbox;
 pub mod memory;

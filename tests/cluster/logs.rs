@@ -1,7 +1,7 @@
 //! `kubectl logs` and the other plain answers of the node API, through the API server.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
@@ -24,6 +24,35 @@ fn refused(joined: &Joined<'_>, args: &[&str], words: &str) {
     let output = joined.plane.try_kubectl(args, "");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && errors.contains(words), "{args:?}: {errors}");
+}
+
+/// kubectl that follows. Dropping it kills it.
+struct Followed(Child);
+
+impl Followed {
+    fn start(joined: &Joined<'_>, args: &[&str]) -> Followed {
+        Followed(joined.plane.kubectl_command(args).stdout(Stdio::piped()).spawn().expect("kubectl runs"))
+    }
+
+    /// Reads until each of the words has ended a line.
+    fn wait_for(&mut self, words: &[&str]) {
+        let mut missing = words.to_vec();
+        for line in BufReader::new(self.0.stdout.take().expect("its output is piped")).lines() {
+            let line = line.expect("text");
+            missing.retain(|word| !line.ends_with(word));
+            if missing.is_empty() {
+                return;
+            }
+        }
+        panic!("it ended before it said {missing:?}");
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]
@@ -81,6 +110,24 @@ fn kubectl_logs_with_every_flag() {
         assert!(all.contains(line), "{line}: {all}");
     }
 
+    // Of all pods with a label, and what kubectl itself makes of the rest.
+    joined.plane.kubectl(&["label", "pod", "talk", "of=talk"]);
+    let chosen =
+        ["logs", "-l", "of=talk", "--all-containers", "--prefix", "--tail=1", "--max-log-requests=9"];
+    let lines = "[pod/talk/a] a5\n[pod/talk/b] b1\n[pod/talk/c] second\n[pod/talk/i] init\n";
+    let mut said: Vec<String> =
+        joined.plane.kubectl(&chosen).lines().map(|line| format!("{line}\n")).collect();
+    said.sort();
+    assert_eq!(said.concat(), lines);
+    let several = ["--since=1h", "--tail=3", "--limit-bytes=5", "--insecure-skip-tls-verify-backend"];
+    assert_eq!(logs(&several), "a3\na4");
+    assert_eq!(logs(&["-c", "a", "--ignore-errors", "--pod-running-timeout=5s", "--tail=1"]), "a5\n");
+    // All of them at once, with what they have said before.
+    let mut both = Followed::start(&joined, &["logs", "-f", "talk", "--all-containers", "--timestamps"]);
+    both.wait_for(&["a1", "a5", "b1", "second", "init"]);
+    drop(both);
+    refused(&joined, &["logs", "talk", "-c", "none"], "container none is not valid for pod talk");
+
     // Following ends with the container, and everything came.
     joined.bind(&short);
     wait_until("its first words", LIMIT, || {
@@ -109,10 +156,9 @@ fn a_follower_hears_at_once_and_leaves_nothing_behind() {
     let joined = reachable("follow", json!({}));
     joined.bind(&pod("slow", json!([busybox("main", &format!("echo one; sleep 5; echo two; {FOREVER}"))])));
     joined.wait_ready("slow");
-    let mut child = Command::new(joined.plane.bin().join("kubectl"))
-        .arg("--kubeconfig")
-        .arg(joined.plane.admin_kubeconfig())
-        .args(["logs", "-f", "slow"])
+    let mut child = joined
+        .plane
+        .kubectl_command(&["logs", "-f", "slow"])
         .stdout(Stdio::piped())
         .spawn()
         .expect("kubectl runs");
@@ -150,10 +196,12 @@ fn the_node_proxy_reaches_the_plain_answers() {
     let pods = json("pods");
     assert_eq!(text(&pods, "/items/0/metadata/name"), "web");
     assert_eq!(text(&pods, "/items/0/status/phase"), "Running");
-    let running = json("runningpods/");
-    assert_eq!(text(&running, "/items/0/spec/containers/0/name"), "main");
+    // What the runtime runs is known a moment later.
+    wait_until("the pod among those that run", LIMIT, || {
+        text(&json("runningpods/"), "/items/0/spec/containers/0/name") == "main"
+    });
     assert!(get("statusz").contains("kubelet statusz"));
-    assert!(get("flagz").contains("kubelet flags"));
+    assert!(get("flagz").starts_with("\nkubelet flagz\n"));
     assert!(get("logs/").contains("containers/</a>"), "{}", get("logs/"));
     assert!(get("logs/?query=none").contains("log not found for none"));
     refused(&joined, &["get", "--raw", &path("logs/?query=a%21b")], "unsupported characters");
@@ -186,5 +234,7 @@ fn the_node_proxy_reaches_the_plain_answers() {
         "{}",
         String::from_utf8_lossy(&set.stderr)
     );
+    let output = joined.plane.try_kubectl(&["get", "--raw", &path("debug/flags/v")], "");
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
     joined.finish(&["web"]);
 }

@@ -4,6 +4,7 @@
 
 mod certificates;
 mod checks;
+mod debugs;
 mod drains;
 mod golden_api;
 mod joined;
@@ -22,3 +23,4 @@ mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod takeover;
+mod tops;

@@ -68,7 +68,7 @@ fn the_api_server_and_its_users_are_let_in_as_they_may() {
     let said = |answer: Answer| (answer.status, answer.body);
     let forbidden = |user: &str, subresources: &str| {
         let text =
-            format!("Forbidden (user={user}, verb=get, resource=nodes, subresource(s)=[{subresources}])");
+            format!("Forbidden (user={user}, verb=get, resource=nodes, subresource(s)=[{subresources}])\n");
         (403, text)
     };
     assert_eq!(said(client.get("/metrics")), forbidden("system:anonymous", "metrics"));

@@ -1,13 +1,55 @@
 //! `kubectl patch pod --subresource resize`: more and less of CPU and memory for pods that run.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, condition, pod, reason, text};
-use crate::support::launch::differs_on_the_incumbent;
+use crate::joined::{Joined, LIMIT, condition, pod, reason, shared, text};
+use crate::support::launch::incumbent;
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{holds_for, pause};
 
-const PANICS: &str = "it panics when it carries out a resize without cgroups of pods";
+/// The cgroups that are the test's where the Go kubelet runs, one per controller: it carries out
+/// resizes only where it keeps cgroups of pods.
+fn cgroups(name: &str) -> Vec<PathBuf> {
+    let top = PathBuf::from("/sys/fs/cgroup");
+    let group = format!("coracle-test-{name}");
+    if top.join("cgroup.controllers").exists() {
+        return vec![top.join(group)];
+    }
+    let controllers = fs::read_dir(top).expect("cgroups").map(|entry| entry.expect("an entry").path());
+    controllers.filter(|path| path.is_dir() && !path.is_symlink()).map(|path| path.join(&group)).collect()
+}
+
+fn start(name: &str, mut config: Value) -> Joined<'static> {
+    if incumbent() {
+        for path in cgroups(name) {
+            fs::create_dir_all(path).expect("a cgroup");
+        }
+        config["cgroupsPerQOS"] = json!(true);
+        config["cgroupRoot"] = json!(format!("/coracle-test-{name}"));
+    }
+    Joined::prepare(shared(), name, config).start_and_wait()
+}
+
+fn finish(joined: Joined<'static>, pods: &[&str]) {
+    let name = joined.name.clone();
+    joined.finish(pods);
+    if incumbent() {
+        cgroups(&name).iter().for_each(|path| remove(path));
+    }
+}
+
+/// Removes a cgroup with those in it. One that is not empty yet goes with the machine.
+fn remove(path: &Path) {
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(path);
+}
 
 /// A pod whose requests are its limits.
 fn sized(name: &str, script: &str, cpu: &str, memory: &str) -> Value {
@@ -61,10 +103,7 @@ fn wait_told(joined: &Joined<'_>, name: &str, reason: &str, words: &str) {
 
 #[test]
 fn more_and_less_without_a_restart() {
-    if differs_on_the_incumbent("more_and_less_without_a_restart", PANICS) {
-        return;
-    }
-    let joined = Joined::start("resized");
+    let joined = start("resized", json!({}));
     joined.bind(&sized("resized-web", FOREVER, "100m", "64Mi"));
     let first = joined.wait_ready("resized-web");
     assert_eq!(main_of(&first)["resources"], resources("100m", "64Mi"));
@@ -94,15 +133,12 @@ fn more_and_less_without_a_restart() {
     );
     assert!(metric("kubelet_pod_resize_duration_milliseconds_count{success=\"true\"}") >= 4.0);
     assert!(metric("kubelet_pod_in_progress_resizes").abs() < f64::EPSILON);
-    joined.finish(&["resized-web"]);
+    finish(joined, &["resized-web"]);
 }
 
 #[test]
 fn a_policy_of_restarts_is_kept_for_its_resource_alone() {
-    if differs_on_the_incumbent("a_policy_of_restarts", PANICS) {
-        return;
-    }
-    let joined = Joined::start("policy");
+    let joined = start("policy", json!({}));
     let mut web = sized("policy-web", FOREVER, "100m", "64Mi");
     web["spec"]["containers"][0]["resizePolicy"] = json!([
         {"resourceName": "cpu", "restartPolicy": "NotRequired"},
@@ -121,7 +157,7 @@ fn a_policy_of_restarts_is_kept_for_its_resource_alone() {
     assert_ne!(joined.node.running_ids(), running);
     assert!(!text(main_of(&now), "/lastState/terminated/containerID").is_empty());
     wait_told(&joined, "policy-web", "Killing", "Container main resize requires restart");
-    joined.finish(&["policy-web"]);
+    finish(joined, &["policy-web"]);
 }
 
 /// CPUs that the node has for pods, in thousandths.
@@ -136,7 +172,7 @@ fn allocatable(joined: &Joined<'_>) -> i64 {
 
 #[test]
 fn who_does_not_fit_waits_for_room_over_a_restart_of_the_agent() {
-    let mut joined = Joined::start("waits");
+    let mut joined = start("waits", json!({}));
     let all = allocatable(&joined);
     joined.bind(&sized("waits-big", FOREVER, &format!("{}m", all - 500), "64Mi"));
     joined.bind(&sized("waits-web", FOREVER, "200m", "64Mi"));
@@ -168,9 +204,6 @@ fn who_does_not_fit_waits_for_room_over_a_restart_of_the_agent() {
     );
     wait_told(&joined, "waits-web", "ResizeDeferred", &message);
 
-    if differs_on_the_incumbent("who_does_not_fit", PANICS) {
-        return joined.finish(&["waits-web", "waits-big"]);
-    }
     // What was granted outlives the agent: the pod is admitted with it, and waits on.
     let running = joined.node.running_ids();
     joined.node.kill_agent();
@@ -195,14 +228,13 @@ fn who_does_not_fit_waits_for_room_over_a_restart_of_the_agent() {
     joined.node.start_agent();
     let now = wait_has(&joined, "waits-web", "300m", "128Mi");
     assert_eq!(main_of(&now)["restartCount"], json!(0));
-    joined.finish(&["waits-web", "waits-big"]);
+    finish(joined, &["waits-web", "waits-big"]);
 }
 
 #[test]
 fn cpus_of_their_own_are_not_resized() {
-    let plane = crate::joined::shared();
     let config = json!({"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "500m"}});
-    let joined = Joined::prepare(plane, "owncpu", config).start_and_wait();
+    let joined = start("owncpu", config);
     joined.bind(&sized("owncpu-web", FOREVER, "100m", "64Mi"));
     joined.wait_ready("owncpu-web");
     let running = joined.node.running_ids();
@@ -212,23 +244,17 @@ fn cpus_of_their_own_are_not_resized() {
     assert_eq!(main_of(&infeasible)["resources"], resources("100m", "64Mi"));
     let words = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \\\"static\\\"";
     wait_told(&joined, "owncpu-web", "ResizeInfeasible", words);
-    if differs_on_the_incumbent("cpus_of_their_own", PANICS) {
-        return joined.finish(&["owncpu-web"]);
-    }
     // Taken back, it is forgotten; memory is another matter.
     resize(&joined, "owncpu-web", "100m", "96Mi");
     let now = wait_has(&joined, "owncpu-web", "100m", "96Mi");
     assert_eq!(main_of(&now)["restartCount"], json!(0));
     assert_eq!(joined.node.running_ids(), running);
-    joined.finish(&["owncpu-web"]);
+    finish(joined, &["owncpu-web"]);
 }
 
 #[test]
 fn memory_in_use_is_not_taken_away() {
-    if differs_on_the_incumbent("memory_in_use", PANICS) {
-        return;
-    }
-    let joined = Joined::start("inuse");
+    let joined = start("inuse", json!({}));
     let script =
         format!("dd if=/dev/zero of=/dev/shm/used bs=1M count=60 2>/dev/null; touch /tmp/done; {FOREVER}");
     let mut web = sized("inuse-web", &script, "100m", "128Mi");
@@ -250,13 +276,13 @@ fn memory_in_use_is_not_taken_away() {
     let now = wait_has(&joined, "inuse-web", "100m", "96Mi");
     assert_eq!(main_of(&now)["restartCount"], json!(0));
     assert_eq!(joined.node.running_ids(), running, "nothing was killed");
-    joined.finish(&["inuse-web"]);
+    finish(joined, &["inuse-web"]);
 }
 
 /// The state files are those of the Go kubelet; one that cannot be read is not overwritten.
 #[test]
 fn a_broken_state_file_stops_the_start() {
-    let mut joined = Joined::start("broken");
+    let mut joined = start("broken", json!({}));
     joined.bind(&sized("broken-web", FOREVER, "100m", "64Mi"));
     joined.wait_ready("broken-web");
     let file = joined.node.root().join("allocated_pods_state");
@@ -275,5 +301,5 @@ fn a_broken_state_file_stops_the_start() {
     std::fs::write(&file, good).expect("it can be written");
     joined.node.start_agent();
     joined.wait_node_ready();
-    joined.finish(&["broken-web"]);
+    finish(joined, &["broken-web"]);
 }

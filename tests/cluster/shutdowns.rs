@@ -112,7 +112,10 @@ fn pods_end_in_order_before_the_machine() {
 
     machine.prepare(false);
     joined.wait_node_ready();
-    wait_until("the lock to be taken again", LIMIT, || machine.locks() == 1);
+    // The Go kubelet closes the old lock's descriptor a second time, which by then is the new one.
+    if !incumbent() {
+        wait_until("the lock to be taken again", LIMIT, || machine.locks() == 1);
+    }
     joined.bind(&pod("bye-next", json!([busybox("main", FOREVER)])));
     joined.wait_ready("bye-next");
     let told: BTreeMap<String, String> = joined

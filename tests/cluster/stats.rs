@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::joined::{Joined, LIMIT, pod, served, shared, text};
-use crate::support::launch::over;
+use crate::support::launch::{incumbent, over};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{wait_for, wait_until};
 
@@ -56,9 +56,15 @@ fn the_summary_comes_through_the_api_server() {
         assert_eq!(line.split(' ').count(), 3, "a value and its time: {line}");
     }
     let own = raw("/metrics").expect("the page");
-    for name in ["kubelet_node_startup_duration_seconds ", "kubelet_certificate_manager_client_ttl_seconds "]
+    for name in ["kubelet_node_startup_duration_seconds ", "kubelet_certificate_manager_server_ttl_seconds "]
     {
-        assert!(own.lines().any(|line| line.starts_with(name)), "{name} in {own}");
+        assert!(own.lines().any(|line| line.starts_with(name)), "no {name}");
+    }
+    // The API server asks for the certificate that it gave out, of a year.
+    let left = joined.node.metric("kubelet_certificate_manager_server_ttl_seconds");
+    assert!((86_400.0..=366.0 * 86_400.0).contains(&left), "{left}");
+    if !incumbent() {
+        assert!(joined.node.metric("kubelet_certificate_manager_client_ttl_seconds") > 1e9);
     }
     joined.finish(&["summed"]);
 }

@@ -1,6 +1,7 @@
 //! kubectl exec, attach, cp and port-forward, through a real API server.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::joined::{Joined, pod, shared, text};
-use crate::support::cop::cpu_time;
+use crate::support::cop::{self, Holding, cpu_time};
 use crate::support::forwarded::Forwarded;
 use crate::support::launch::incumbent;
 use crate::support::node::{FOREVER, busybox};
@@ -24,17 +25,15 @@ const COPY_MIB: u64 = 1024;
 const CONNECTIONS: usize = 100;
 
 /// Serves one page and runs until it is stopped.
-const WEB: &str = "mkdir -p /tmp/www; echo hello > /tmp/www/index.html; httpd -p 8080 -h /tmp/www;";
+const WEB: &str =
+    "echo ready; mkdir -p /tmp/www; echo hello > /tmp/www/index.html; httpd -p 8080 -h /tmp/www;";
+
+/// What memory may have grown by after six hundred streams more: what the allocator keeps, and
+/// less than two kilobytes of each.
+const SPARE_KIB: u64 = 1024;
 
 fn copy_mib() -> u64 {
     std::env::var("STREAMS_COPY_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(COPY_MIB)
-}
-
-fn kubectl(joined: &Joined<'_>, args: &[&str]) -> Command {
-    let mut command = Command::new(joined.plane.bin().join("kubectl"));
-    command.arg("--kubeconfig").arg(joined.plane.admin_kubeconfig()).args(args);
-    command.env("HOME", joined.plane.dir()).env("KUBECTL_KUBERC", "false");
-    command
 }
 
 /// A node that the API server reaches, with a web server and something to attach to.
@@ -51,6 +50,10 @@ fn start(name: &str, gates: Value) -> Joined<'static> {
     );
     cat["spec"]["restartPolicy"] = json!("Never");
     joined.bind(&cat);
+    let shell = json!([{"name": "main", "image": "localhost/busybox:1", "command": ["sh"], "stdin": true, "tty": true}]);
+    let mut shell = pod(&format!("{name}-shell"), shell);
+    shell["spec"]["restartPolicy"] = json!("Never");
+    joined.bind(&shell);
     joined.wait_ready(&format!("{name}-web"));
     joined
 }
@@ -77,7 +80,7 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
     let output = run(&["exec", &web, "--", "/no/such/program"], "");
     assert!(!output.status.success() && !output.stderr.is_empty(), "{output:?}");
 
-    let mut pty = Pty::spawn(&kubectl(&joined, &["exec", "-it", &web, "--", "sh"]), 100, 40);
+    let mut pty = Pty::spawn(&joined.plane.kubectl_command(&["exec", "-it", &web, "--", "sh"]), 100, 40);
     pty.types("while [ \"$(stty size)\" != '40 100' ]; do sleep 0.1; done; echo sized-$((1+1))\n");
     pty.wait_for("sized-2", LIMIT);
     pty.resize(120, 50);
@@ -91,17 +94,72 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("to and fro"), "{output:?}");
 
+    // A terminal that was there before anybody came, and stays when they go.
+    let shell = format!("{name}-shell");
+    joined.wait_ready(&shell);
+    let attach = || joined.plane.kubectl_command(&["attach", "-it", &shell]);
+    let mut pty = Pty::spawn(&attach(), 100, 40);
+    pty.types("x=kept; while [ \"$(stty size)\" != '40 100' ]; do sleep 0.1; done; echo sized-$((1+1))\n");
+    pty.wait_for("sized-2", LIMIT);
+    pty.resize(120, 50);
+    pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
+    pty.wait_for("resized-2", LIMIT);
+    drop(pty);
+    let mut pty = Pty::spawn(&attach(), 100, 40);
+    pty.types("echo $x-$((1+1)); exit 6\n");
+    pty.wait_for("kept-2", LIMIT);
+    pty.wait_ended(LIMIT);
+    let code = "/status/containerStatuses/0/state/terminated/exitCode";
+    joined.wait_pod(&shell, "over", |pod| pod.pointer(code) == Some(&json!(6)));
+
     copies(&joined, &web);
 
-    let forwarded = Forwarded::start(&mut kubectl(&joined, &["port-forward", &web, ":8080"]));
+    let forwarded = Forwarded::start(&mut joined.plane.kubectl_command(&["port-forward", &web, ":8080"]));
     assert_eq!(forwarded.get("/index.html"), (200, "hello\n".to_owned()));
     forwarded.get_parallel(CONNECTIONS, "/index.html", "hello\n");
     drop(forwarded);
+    leaves_nothing(&joined, before);
 
+    repeats(&joined, &web, 3);
+    leaves_nothing(&joined, before);
+    let warm = joined.node.holding().expect("the agent runs");
+    repeats(&joined, &web, 6);
+    leaves_nothing(&joined, before);
     if !incumbent() {
-        crate::support::cop::assert_back_to(before, joined.node.pid(), u64::MAX);
+        cop::assert_memory_back_to(warm, joined.node.pid(), SPARE_KIB);
     }
+    println!("held {before:?} before, {warm:?} once warm, {:?} at the end", joined.node.holding());
     joined
+}
+
+/// Asserts that threads and descriptors are back to what they were. Of the Go kubelet's nobody
+/// knows when.
+pub fn leaves_nothing(joined: &Joined<'_>, before: Holding) {
+    if !incumbent() {
+        cop::assert_back_to(before, joined.node.pid(), u64::MAX);
+    }
+}
+
+/// Streams of each kind that end well, that fail, and whose clients are killed.
+fn repeats(joined: &Joined<'_>, web: &str, rounds: usize) {
+    for _ in 0..rounds {
+        let output = joined.plane.try_kubectl(&["exec", "-i", web, "--", "wc", "-c"], &"x".repeat(100_000));
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "100000", "{output:?}");
+        assert!(!joined.plane.try_kubectl(&["exec", web, "--", "false"], "").status.success());
+        let mut pty = Pty::spawn(&joined.plane.kubectl_command(&["exec", "-it", web, "--", "sh"]), 80, 24);
+        pty.types("echo here-$((1+1))\n");
+        pty.wait_for("here-2", LIMIT);
+        drop(pty);
+        let mut follower = joined.plane.kubectl_command(&["logs", "-f", web]);
+        let mut follower = follower.stdout(Stdio::piped()).spawn().expect("kubectl runs");
+        let mut line = String::new();
+        let said = BufReader::new(follower.stdout.take().expect("its output is piped")).read_line(&mut line);
+        assert_eq!((said.ok(), line.as_str()), (Some(6), "ready\n"));
+        follower.kill().expect("it runs");
+        follower.wait().expect("it ends");
+        let forwarded = Forwarded::start(&mut joined.plane.kubectl_command(&["port-forward", web, ":8080"]));
+        forwarded.get_parallel(CONNECTIONS, "/index.html", "hello\n");
+    }
 }
 
 /// A file there and back again.
@@ -140,8 +198,8 @@ fn copies(joined: &Joined<'_>, web: &str) {
 }
 
 fn finish(joined: Joined<'static>, name: &str) {
-    let (web, cat) = (format!("{name}-web"), format!("{name}-cat"));
-    joined.finish(&[&web, &cat]);
+    let [web, cat, shell] = ["web", "cat", "shell"].map(|pod| format!("{name}-{pod}"));
+    joined.finish(&[&web, &cat, &shell]);
 }
 
 /// A node that declares the feature gets the clients' WebSockets as they are.

@@ -1,6 +1,6 @@
 //! The local commands that are streams: exec, attach, port-forward.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -86,6 +86,29 @@ fn local_commands_run_things_in_containers() {
     let output = with_input(command(&node, &["attach", "-i", "cat"]), b"to and fro\n");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(text(&output.stdout), "to and fro\n");
+
+    // An ephemeral container among the processes of another one.
+    let args = ["debug", "-it", "web", "--image", "localhost/busybox:1", "--target", "main", "-c", "tools"];
+    let mut pty = Pty::spawn(&command(&node, &args), 100, 40);
+    pty.types("stty size; cd /proc/1/root && cat tmp/www/index.html; echo seen-$((1+1))\n");
+    pty.wait_for("40 100", LIMIT);
+    pty.wait_for("hello", LIMIT);
+    pty.wait_for("seen-2", LIMIT);
+    pty.types("exit 3\n");
+    assert_eq!(pty.wait_ended(LIMIT).code(), Some(0));
+    node.wait_pod("web", "rid of its debugger", LONG, |pod| {
+        let status = pod.status.clone().unwrap_or_default();
+        let ended = status.ephemeral_container_statuses.unwrap_or_default().into_iter().next();
+        let state = ended.and_then(|one| one.state).unwrap_or_default();
+        state.terminated.is_some_and(|ended| ended.exit_code == 3)
+    });
+    let args = ["debug", "-i", "web", "--image", "localhost/none:1", "-c", "never"];
+    let mut waits = command(&node, &args).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut lines = BufReader::new(waits.stderr.take().expect("its errors are piped")).lines();
+    let line = lines.next().expect("a line").expect("text");
+    assert!(line.contains("localhost/none:1"), "{line}");
+    waits.kill().expect("it runs");
+    waits.wait().expect("it ends");
 
     let forwarded = Forwarded::start(&mut command(&node, &["port-forward", "web", ":8080"]));
     assert_eq!(forwarded.get("/index.html"), (200, "hello\n".to_owned()));

@@ -118,7 +118,7 @@ fn callers_are_known_by_certificates_and_tokens() {
 
     // The text of a refusal, and that HEAD is a right of its own.
     let answer = reader.get("/pods");
-    let text = "Forbidden (user=jane, verb=get, resource=nodes, subresource(s)=[pods proxy])";
+    let text = "Forbidden (user=jane, verb=get, resource=nodes, subresource(s)=[pods proxy])\n";
     assert_eq!((answer.status, answer.body.as_str()), (403, text));
     let answer = reader.send("HEAD /metrics HTTP/1.1\r\nHost: n\r\n\r\n");
     assert_eq!((answer.status, answer.body.as_str()), (403, ""));
@@ -128,7 +128,7 @@ fn callers_are_known_by_certificates_and_tokens() {
         assert_eq!(nobody.get_by("/metrics", "good-scraper").status, 200);
     }
     let answer = nobody.get_by("/metrics", "good-other");
-    let text = "Forbidden (user=other, verb=get, resource=nodes, subresource(s)=[metrics])";
+    let text = "Forbidden (user=other, verb=get, resource=nodes, subresource(s)=[metrics])\n";
     assert_eq!((answer.status, answer.body.as_str()), (403, text));
     let tokens = reviews(&solo, "TokenReview");
     assert_eq!(tokens.iter().filter(|body| body["spec"]["token"] == "good-scraper").count(), 1);

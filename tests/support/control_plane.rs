@@ -240,15 +240,23 @@ impl ControlPlane {
         self.kubectl_as(&self.admin_kubeconfig(), args, input)
     }
 
+    /// kubectl as the administrator, yet to be started.
+    pub fn kubectl_command(&self, args: &[&str]) -> Command {
+        self.command_line(&self.admin_kubeconfig(), args)
+    }
+
+    fn command_line(&self, kubeconfig: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(self.bin.join("kubectl"));
+        // Its caches and preferences are those of the test.
+        command.env("HOME", &self.dir).env("KUBECTL_KUBERC", "false");
+        command.arg("--kubeconfig").arg(kubeconfig).args(args);
+        command
+    }
+
     /// kubectl as somebody else.
     pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str], input: &str) -> Output {
-        let mut child = Command::new(self.bin.join("kubectl"))
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .args(args)
-            // Its caches and preferences are those of the test.
-            .env("HOME", &self.dir)
-            .env("KUBECTL_KUBERC", "false")
+        let mut child = self
+            .command_line(kubeconfig, args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -11,6 +11,9 @@ pub struct Holding {
     pub threads: usize,
     pub descriptors: usize,
     pub resident_kib: u64,
+    /// What of it is no file's: heap and stacks, not the program's text, of which more is in
+    /// memory the more of it has run.
+    pub anonymous_kib: u64,
 }
 
 /// More than this above the first look is a leak. Lazily opened descriptors and a pool's
@@ -30,6 +33,7 @@ impl Holding {
             threads: usize::try_from(field("Threads:")?).ok()?,
             descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count(),
             resident_kib: field("VmRSS:")?,
+            anonymous_kib: field("RssAnon:")?,
         })
     }
 }
@@ -54,6 +58,18 @@ pub fn assert_back_to(first: Holding, pid: u32, max_resident_kib: u64) {
         "resident memory {} KiB is above {max_resident_kib} KiB",
         last.resident_kib
     );
+}
+
+/// Asserts that the process comes back to the memory that it had after the same had been done
+/// before: `spare_kib` is for what an allocator keeps for itself.
+pub fn assert_memory_back_to(warm: Holding, pid: u32, spare_kib: u64) {
+    let begun = std::time::Instant::now();
+    let now = || Holding::of(pid).expect("the process runs");
+    while now().anonymous_kib > warm.anonymous_kib + spare_kib {
+        let waited = begun.elapsed();
+        assert!(waited < Duration::from_secs(30), "memory grows: held {warm:?}, holds {:?}", now());
+        super::wait::pause(Duration::from_millis(50));
+    }
 }
 
 /// The processor time of a process so far, user and system, ended threads included.

@@ -159,5 +159,16 @@ impl Web {
 
 /// The value of a series, written as on a page of metrics; 0 if it is not there.
 pub fn metric(page: &str, series: &str) -> f64 {
-    page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok()).unwrap_or(0.0)
+    let wanted = identity(series);
+    let mut lines = page.lines().filter_map(|line| line.rsplit_once(' '));
+    let found = lines.find(|(one, _)| one.starts_with(wanted.0) && identity(one) == wanted);
+    found.and_then(|(_, value)| value.parse().ok()).unwrap_or(0.0)
+}
+
+/// Name and labels, whose order says nothing.
+fn identity(series: &str) -> (&str, Vec<&str>) {
+    let (name, labels) = series.trim().split_once('{').unwrap_or((series.trim(), ""));
+    let mut labels: Vec<&str> = labels.trim_end_matches('}').split(',').collect();
+    labels.sort_unstable();
+    (name, labels)
 }

@@ -1,12 +1,20 @@
-//! `coracle debug POD --image IMAGE`: an ephemeral container in a pod that runs.
+//! `coracle debug POD --image IMAGE`: an ephemeral container in a pod that runs. With `-i` the
+//! command stays with it, as `attach` does.
+
+use std::time::Duration;
 
 use crate::cli::Exit;
 use crate::cli::table::visible;
-use crate::server::DebugReply;
+use crate::model::api::{ContainerState, Pod};
+use crate::server::{DebugReply, Described};
+use crate::util::stop::StopToken;
 
-use super::Outcome;
 use super::client::{Client, encode};
 use super::console::Console;
+use super::{CommandError, Outcome, complain, logs, streams};
+
+/// Between two looks at a container that is being started.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What was asked.
 #[derive(Debug, Clone, Default)]
@@ -15,11 +23,16 @@ pub(super) struct Options {
     pub image: String,
     pub target: Option<String>,
     pub name: Option<String>,
+    pub stdin: bool,
+    pub tty: bool,
     pub command: Vec<String>,
 }
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
     let reply: DebugReply = client.post(&target(options))?;
+    if options.stdin {
+        return stay(client, console, options, &reply);
+    }
     let (namespace, pod, container) =
         (visible(&reply.namespace), visible(&reply.pod), visible(&reply.container));
     writeln!(console.out, "ephemeral container {container} is being started in pod {namespace}/{pod}")?;
@@ -27,11 +40,67 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options)
     Ok(Exit::Success)
 }
 
+/// Waits until the container runs, and is attached to it. One that has ended by then has its
+/// output in its log.
+fn stay(client: &Client, console: &mut Console<'_>, options: &Options, reply: &DebugReply) -> Outcome {
+    if options.name.is_none() {
+        complain(&format!("the container's name is {}", reply.container));
+    }
+    let pod = format!("{}/{}", reply.namespace, reply.pod);
+    let mut told = String::new();
+    loop {
+        let described: Described = client.get(&format!("/v1/describe?pod={}", encode(&pod)))?;
+        match state(&described.view.pod, &reply.container) {
+            Some(ContainerState { running: Some(_), .. }) => break,
+            Some(ContainerState { terminated: Some(_), .. }) => {
+                let container = Some(reply.container.clone());
+                return logs::run(
+                    client,
+                    console,
+                    &logs::Options { pod, container, ..logs::Options::default() },
+                );
+            }
+            Some(ContainerState { waiting: Some(waiting), .. }) => {
+                let message = waiting.message.unwrap_or_default();
+                if !message.is_empty() && message != told {
+                    complain(&message);
+                    told = message;
+                }
+            }
+            _ => {}
+        }
+        let phase = described.view.pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        if matches!(phase, Some("Succeeded" | "Failed")) {
+            let text = format!("pod {pod} has ended");
+            return Err(CommandError::Refused { status: 409, text });
+        }
+        let _ = StopToken::never().wait(LOOK);
+    }
+    let options = streams::Options {
+        pod,
+        container: Some(reply.container.clone()),
+        stdin: true,
+        tty: options.tty,
+        command: Vec::new(),
+    };
+    streams::session::run(client, console, &options)
+}
+
+fn state(pod: &Pod, container: &str) -> Option<ContainerState> {
+    let all = pod.status.as_ref()?.ephemeral_container_statuses.as_ref()?;
+    all.iter().find(|one| one.name == container)?.state.clone()
+}
+
 fn target(options: &Options) -> String {
     let mut target = format!("/v1/debug?pod={}&image={}", encode(&options.pod), encode(&options.image));
     for (key, value) in [("target", &options.target), ("name", &options.name)] {
         if let Some(value) = value {
             target.push_str(&format!("&{key}={}", encode(value)));
+        }
+    }
+    for (flag, name) in [(options.stdin, "input"), (options.tty, "tty")] {
+        if flag {
+            target.push_str(&format!("&{name}=1"));
         }
     }
     for word in &options.command {
@@ -51,12 +120,14 @@ mod tests {
         let all = Options {
             target: Some("c".into()),
             name: Some("d".into()),
+            stdin: true,
+            tty: true,
             command: vec!["sh".into(), "-c".into(), "a & b".into()],
             ..plain
         };
         assert_eq!(
             target(&all),
-            "/v1/debug?pod=ns/p&image=b:1&target=c&name=d&command=sh&command=-c&command=a%20%26%20b"
+            "/v1/debug?pod=ns/p&image=b:1&target=c&name=d&input=1&tty=1&command=sh&command=-c&command=a%20%26%20b"
         );
     }
 }

@@ -132,9 +132,9 @@ fn dispatch(ask: Ask, client: &Client, console: &mut Console<'_>) -> Outcome {
             };
             logs::run(client, console, &options)
         }
-        Ask::Debug { pod, namespace, image, target, name, command } => {
+        Ask::Debug { pod, namespace, image, target, name, stdin, tty, command } => {
             let pod = pod_argument(pod, namespace.as_deref());
-            debug::run(client, console, &debug::Options { pod, image, target, name, command })
+            debug::run(client, console, &debug::Options { pod, image, target, name, stdin, tty, command })
         }
         Ask::Exec { pod, namespace, container, stdin, tty, command } => {
             let pod = pod_argument(pod, namespace.as_deref());

@@ -175,6 +175,8 @@ fn every_command_speaks_to_the_server() {
         image: "i".into(),
         target: None,
         name: Some("dbg".into()),
+        stdin: false,
+        tty: false,
         command: vec!["sh".into()],
     };
     let (_, text) = agent.run(debug("web"));

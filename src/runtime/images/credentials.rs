@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::name::split_domain;
 use super::records::PullSecret;
-use crate::util::base64;
+use crate::util::encoding::from_base64;
 
 /// The files are read again after this time.
 const FRESH: Duration = Duration::from_secs(300);
@@ -190,7 +190,7 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
 
 /// Base64, with or without padding; `None` for anything else or for what is no text.
 fn decode(text: &str) -> Option<String> {
-    let bytes = base64::decode(text).filter(|bytes| !bytes.is_empty())?;
+    let bytes = from_base64(text).filter(|bytes| !bytes.is_empty())?;
     String::from_utf8(bytes).ok()
 }
 

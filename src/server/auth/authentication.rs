@@ -11,7 +11,8 @@ use crate::kube::certificates::Facts;
 use crate::kube::reviews::User;
 use crate::server::head::Head;
 use crate::server::shares::Caller;
-use crate::util::{base64, sha256};
+use crate::util::encoding::from_base64_url;
+use crate::util::sha256;
 
 /// Tokens whose owners are remembered.
 const TOKENS: usize = 2048;
@@ -172,7 +173,7 @@ fn of_protocols(head: &mut Head) -> Result<Option<String>, String> {
                 return Err("multiple base64.bearer.authorization tokens specified".to_owned());
             }
             Some(encoded) => {
-                let text = base64::decode_url(encoded).and_then(|bytes| String::from_utf8(bytes).ok());
+                let text = from_base64_url(encoded).and_then(|bytes| String::from_utf8(bytes).ok());
                 token = Some(text.ok_or("invalid base64.bearer.authorization token encoding")?);
             }
             None => others.push(protocol.to_owned()),

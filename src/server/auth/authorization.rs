@@ -104,7 +104,7 @@ impl Authorization {
             }
         }
         Err(Denied::Forbidden(format!(
-            "Forbidden (user={}, verb={verb}, resource=nodes, subresource(s)=[{}])",
+            "Forbidden (user={}, verb={verb}, resource=nodes, subresource(s)=[{}])\n",
             user.name,
             tried.join(" ")
         )))

@@ -114,18 +114,26 @@ fn what_is_tried_and_said() {
     let forbidden = |text: &str| Err((403, text.to_owned()));
     assert_eq!(
         door.ask("GET /pods", "good-other").map(|user| user.name),
-        forbidden("Forbidden (user=other, verb=get, resource=nodes, subresource(s)=[pods proxy])")
+        forbidden("Forbidden (user=other, verb=get, resource=nodes, subresource(s)=[pods proxy])\n")
     );
     assert_eq!(
         door.ask("HEAD /metrics", "good-get-metrics").map(|user| user.name),
-        forbidden("Forbidden (user=get-metrics, verb=, resource=nodes, subresource(s)=[metrics])")
+        forbidden("Forbidden (user=get-metrics, verb=, resource=nodes, subresource(s)=[metrics])\n")
+    );
+    assert_eq!(
+        door.ask("GET /logs/", "good-get-proxy").map(|user| user.name),
+        forbidden("Forbidden (user=get-proxy, verb=get, resource=nodes, subresource(s)=[log])\n")
     );
     assert_eq!(
         door.ask("POST /run/a/b/c", "good-get-proxy").map(|user| user.name),
-        forbidden("Forbidden (user=get-proxy, verb=create, resource=nodes, subresource(s)=[proxy])")
+        forbidden("Forbidden (user=get-proxy, verb=create, resource=nodes, subresource(s)=[proxy])\n")
     );
     // The finer right is enough, and so is the one for everything.
     for (request, token) in [
+        ("GET /metrics/cadvisor", "good-get-metrics"),
+        ("GET /metrics/probes", "good-get-metrics"),
+        ("GET /metrics/resource", "good-get-metrics"),
+        ("GET /logs/a", "good-get-log"),
         ("GET /pods", "good-get-pods"),
         ("GET /pods", "good-get-proxy"),
         ("GET /healthz/ping", "good-get-healthz"),

@@ -1,7 +1,8 @@
 //! The beginning of a WebSocket (RFC 6455).
 
 use crate::server::head::Head;
-use crate::util::{base64, sha1};
+use crate::util::encoding::base64;
+use crate::util::sha1;
 
 use super::answer::Refusal;
 
@@ -23,7 +24,7 @@ pub(super) fn key(head: &Head) -> Result<&str, Refusal> {
 
 /// Answers the client's handshake.
 pub(super) fn accept(out: &mut Vec<u8>, key: &str, protocol: Option<&str>) {
-    let proof = base64::encode(&sha1::digest(&[key.as_bytes(), SALT].concat()));
+    let proof = base64(&sha1::digest(&[key.as_bytes(), SALT].concat()));
     out.extend_from_slice(
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n",
     );

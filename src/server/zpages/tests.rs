@@ -53,7 +53,8 @@ fn pages_tell_what_they_should() {
     let served = Served::new(|_| {});
     let text = served.get("/flagz").text();
     assert!(
-        text.starts_with("\nkubelet flags\nWarning: ") && text.ends_with("\n\nconfig=/etc/x\nv=2\n"),
+        text.starts_with("\nkubelet flagz\nWarning: ")
+            && text.ends_with("purposes only.\nconfig=/etc/x\nv=2\n"),
         "{text}"
     );
     let flags = get(&served, "/flagz", "application/json;g=config.k8s.io;v=v1beta1;as=Flagz");

@@ -123,6 +123,10 @@ func (c *cluster) writeFiles() error {
 	if err != nil {
 		return err
 	}
+	front, err := newAuthority(pki, "front-proxy-ca", "test-front-proxy")
+	if err != nil {
+		return err
+	}
 	hosts := []string{
 		c.chosen.address, "127.0.0.1", "localhost", firstService,
 		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
@@ -135,6 +139,7 @@ func (c *cluster) writeFiles() error {
 	}{
 		{ca, "apiserver", pkix.Name{CommonName: "kube-apiserver"}, hosts},
 		{ca, "kubelet-client", pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}}, nil},
+		{front, "front-proxy-client", pkix.Name{CommonName: "front-proxy-client"}, nil},
 		{store, "etcd", pkix.Name{CommonName: "etcd"}, []string{"127.0.0.1", "localhost"}},
 		{store, "etcd-client", pkix.Name{CommonName: "kube-apiserver"}, nil},
 	} {
@@ -220,6 +225,11 @@ func (c *cluster) serverFlags() []string {
 		"--service-cluster-ip-range=" + serviceRange, "--allow-privileged",
 		"--kubelet-client-certificate=" + pki("kubelet-client.crt"), "--kubelet-client-key=" + pki("kubelet-client.key"),
 		"--kubelet-preferred-address-types=InternalIP",
+		// For API servers behind this one, such as the metrics-server.
+		"--proxy-client-cert-file=" + pki("front-proxy-client.crt"), "--proxy-client-key-file=" + pki("front-proxy-client.key"),
+		"--requestheader-client-ca-file=" + pki("front-proxy-ca.crt"), "--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--audit-policy-file=" + c.path("audit-policy.yaml"), "--audit-log-path=" + c.path("audit.log"),
 	}
 }

@@ -1,0 +1,145 @@
+//! `kubectl debug`: ephemeral containers with and without a terminal, copies, the node itself.
+
+use std::io::{Read, Write};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::joined::{Joined, pod, shared, text};
+use crate::support::node::{FOREVER, busybox};
+use crate::support::pty::Pty;
+use crate::support::wait::wait_until;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const IMAGE: &str = "--image=localhost/busybox:1";
+
+/// The state of an ephemeral container.
+fn state(pod: &Value, name: &str) -> Value {
+    let all = pod["status"]["ephemeralContainerStatuses"].as_array().cloned().unwrap_or_default();
+    all.into_iter().find(|one| one["name"] == name).map_or(Value::Null, |one| one["state"].clone())
+}
+
+/// kubectl at a terminal.
+fn typed(joined: &Joined<'_>, args: &[&str]) -> Pty {
+    Pty::spawn(&joined.plane.kubectl_command(args), 100, 40)
+}
+
+#[test]
+fn kubectl_debug_reaches_into_a_pod() {
+    let joined = Joined::prepare(shared(), "surgery", json!({"address": "0.0.0.0"})).start_and_wait();
+    let script = format!("echo mark > /tmp/mark; {FOREVER}");
+    joined.bind(&pod("patient", json!([busybox("main", &script), busybox("side", FOREVER)])));
+    joined.wait_ready("patient");
+    let before = joined.node.holding().expect("the agent runs");
+    let ended = |name: &str| {
+        let pod =
+            joined.wait_pod("patient", "rid of a container", |pod| !state(pod, name)["terminated"].is_null());
+        state(&pod, name)["terminated"]["exitCode"].clone()
+    };
+
+    // At a terminal, in the process namespace of another container.
+    let args =
+        ["debug", "-it", "patient", IMAGE, "--target=main", "-c", "tools", "--profile=sysadmin", "--", "sh"];
+    let mut pty = typed(&joined, &args);
+    pty.types("cd /proc/1/root && cat tmp/mark; echo seen-$((1+1))\n");
+    pty.wait_for("mark", LIMIT);
+    pty.wait_for("seen-2", LIMIT);
+    pty.resize(120, 50);
+    pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
+    pty.wait_for("resized-2", LIMIT);
+    pty.types("echo to the log; exit 3\n");
+    pty.wait_ended(LIMIT);
+    assert_eq!(ended("tools"), 3);
+    // What was on the screen is in the log.
+    assert!(joined.plane.kubectl(&["logs", "patient", "-c", "tools"]).contains("to the log"));
+
+    // What goes in comes out, without a terminal; the other containers see none of it. (The end
+    // of the input would be the end of the output: the container may be attached to again.)
+    let script = "read line; echo got $line; cd /proc/1/root && ls tmp/mark || echo apart";
+    let args = ["debug", "-i", "patient", IMAGE, "-c", "pipe", "--", "sh", "-c", script];
+    let mut command = joined.plane.kubectl_command(&args);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl runs");
+    let mut input = child.stdin.take().expect("its input is piped");
+    input.write_all(b"a line\n").expect("it reads");
+    let mut said = String::new();
+    let output = child.stdout.take().expect("its output is piped").read_to_string(&mut said);
+    assert_eq!((output.is_ok(), said.as_str()), (true, "got a line\napart\n"));
+    assert!(child.wait().expect("it ends").success());
+    drop(input);
+    assert_eq!(ended("pipe"), 0);
+
+    // One that nobody stays with runs on, and can be attached to later.
+    let args = ["debug", "patient", IMAGE, "-c", "alone", "--", "sh", "-c"];
+    joined
+        .plane
+        .kubectl(&[&args[..], &["echo noted; while ! [ -e /tmp/go ]; do sleep 0.2; done; exit 4"]].concat());
+    wait_until("its words", LIMIT, || {
+        let output = joined.plane.try_kubectl(&["logs", "patient", "-c", "alone"], "");
+        output.stdout == b"noted\n"
+    });
+    assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "alone", "--", "touch", "/tmp/go"]), "");
+    assert_eq!(ended("alone"), 4);
+
+    // With its words from the start on for whoever stays.
+    let args = ["debug", "--attach", "patient", IMAGE, "-c", "heard", "--", "sh", "-c"];
+    let said = joined.plane.kubectl(&[&args[..], &["sleep 3; echo aloud; exit 5"]].concat());
+    assert!(said.contains("aloud\n"), "{said}");
+    assert_eq!(ended("heard"), 5);
+
+    // None of this was a restart.
+    let pod = joined.plane.get(&["pod", "patient"]).expect("it is there");
+    let restarts: Vec<&Value> = pod["status"]["containerStatuses"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|one| &one["restartCount"])
+        .collect();
+    assert_eq!(restarts, [0, 0]);
+    assert_eq!(text(&pod, "/status/phase"), "Running");
+    crate::streams::leaves_nothing(&joined, before);
+    joined.finish(&["patient"]);
+}
+
+#[test]
+fn kubectl_debug_makes_a_copy_and_opens_the_node() {
+    let joined = Joined::prepare(shared(), "ward", json!({"address": "0.0.0.0"})).start_and_wait();
+    joined.bind(&pod("original", json!([busybox("main", "exit 1"), busybox("side", FOREVER)])));
+    joined.wait_pod("original", "broken", |pod| {
+        pod["status"]["containerStatuses"][0]["restartCount"].as_u64() > Some(0)
+    });
+    let args = [
+        "debug",
+        "-it",
+        "original",
+        "--copy-to=twin",
+        "--same-node",
+        "--share-processes",
+        "--container=main",
+    ];
+    let mut pty = typed(&joined, &[&args[..], &["--", "sh"]].concat());
+    pty.types("hostname; echo seen-$((1+1))\n");
+    pty.wait_for("twin", LIMIT);
+    pty.wait_for("seen-2", LIMIT);
+    drop(pty);
+    let twin = joined.plane.get(&["pod", "twin"]).expect("it is there");
+    assert_eq!(text(&twin, "/spec/nodeName"), "ward");
+    assert_eq!(twin["spec"]["shareProcessNamespace"], true);
+
+    // A pod with the node's namespaces and files.
+    let mark = joined.node.shared().join("mark");
+    std::fs::write(&mark, "of the node\n").expect("it can be written");
+    let mut pty = typed(&joined, &["debug", "-it", "node/ward", IMAGE, "--", "sh"]);
+    let agent = joined.node.pid();
+    pty.types(&format!("cat /host{}; [ -d /proc/{agent} ] && echo pids-$((1+1))\n", mark.display()));
+    pty.wait_for("of the node", LIMIT);
+    pty.wait_for("pids-2", LIMIT);
+    pty.types("exit\n");
+    pty.wait_ended(LIMIT);
+    let list = joined.plane.get(&["pods", "--field-selector", "spec.nodeName=ward"]).expect("a list");
+    let names =
+        list["items"].as_array().into_iter().flatten().map(|pod| text(pod, "/metadata/name").to_owned());
+    let debugger = names.into_iter().find(|name| name.starts_with("node-debugger-ward-")).expect("its pod");
+    joined.wait_pod(&debugger, "over", |pod| text(pod, "/status/phase") == "Succeeded");
+    joined.finish(&["original", "twin", &debugger]);
+}
