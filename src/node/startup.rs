@@ -51,7 +51,9 @@ impl Startup {
     }
 
     fn moments(&self, ready: Timestamp) -> Option<[Timestamp; 5]> {
-        Some([self.booted?, self.started, self.attempted?, self.registered?, ready])
+        // A node that is ready at once says so in its registration, which begins earlier.
+        let registered = self.registered?;
+        Some([self.booted?, self.started, self.attempted?, registered, ready.max(registered)])
     }
 }
 
@@ -68,6 +70,7 @@ mod tests {
         found.attempt(at(131));
         found.attempt(at(135));
         found.registered(at(136));
+        assert_eq!(found.moments(at(131)), Some([100, 130, 131, 136, 136].map(at)));
         found.ready(at(150));
         found.ready(at(190));
         let values = [

@@ -66,5 +66,11 @@ fn the_summary_comes_through_the_api_server() {
     if !incumbent() {
         assert!(joined.node.metric("kubelet_certificate_manager_client_ttl_seconds") > 1e9);
     }
+    let parts = own.lines().filter(|line| line.starts_with("kubelet_node_startup_"));
+    assert!(parts.clone().count() == 5 && parts.clone().all(|line| !line.contains(" -")), "{own}");
+    for part in ["request", "response"] {
+        let series = format!("rest_client_{part}_size_bytes_count{{verb=\"POST\"");
+        assert!(own.lines().any(|line| line.starts_with(&series)), "{series} in {own}");
+    }
     joined.finish(&["summed"]);
 }
