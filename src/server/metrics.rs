@@ -169,7 +169,9 @@ fn packed(mut answer: Answer) -> Answer {
     }
 }
 
-/// One series per health check, each of which is made for it.
+/// One series per health check.
+///
+/// DIFFERS: each is made for the page; the Go kubelet shows those that somebody asked for.
 fn checks(deps: &Deps, page: &mut Page) {
     count_check("ping", true);
     let mut family = page.family("kubernetes_healthcheck", "Whether a health check passes.", Type::Gauge);

@@ -5,6 +5,8 @@ use crate::model::metrics::TERMINATED_CONTAINERS;
 use crate::util::metrics::Value;
 
 /// Counts the ends that `new` tells and `old` did not.
+///
+/// DIFFERS: the Go kubelet leaves out containers that it ended itself to start them anew.
 pub(super) fn count(old: &PodStatus, new: &PodStatus) {
     for (kind, old, new) in [
         ("init_container", &old.init_container_statuses, &new.init_container_statuses),

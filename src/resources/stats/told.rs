@@ -44,6 +44,8 @@ pub(super) struct Layer {
 }
 
 /// All calls of one collection. Shorter than Prometheus waits for a page.
+///
+/// DIFFERS: the Go kubelet waits for `runtimeRequestTimeout`.
 const LIMIT: Duration = Duration::from_secs(8);
 
 /// What is left for the last call when the others have used it up.
