@@ -18,7 +18,7 @@ pub(super) fn answer(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let target = &asked.target;
     let elements: Vec<&str> = target.path.trim_start_matches('/').split('/').collect();
     let [_, namespace, name, container] = *elements.as_slice() else {
-        return Err(Answer::not_found());
+        return Err(Answer::no_route());
     };
     if asked.method != Method::Get {
         return Err(Answer::not_allowed("GET"));

@@ -10,9 +10,12 @@ pub(super) fn route(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let first = first_element(path);
     let reads = matches!(asked.method, Method::Get | Method::Head);
     match first {
+        "healthz" | "metrics" if path.ends_with('/') => return Err(Answer::not_found()),
         "healthz" => return whole(health::answer(&checks(deps), &asked.target)),
         "metrics" if reads => return whole(metrics::answer(asked, deps).unwrap_or_else(Answer::not_found)),
+        "stats" if path == "/stats" => return Err(Answer::with_slash(&asked.target)),
         "stats" => return stats::answer(asked, deps),
+        "pods" if !matches!(path, "/pods" | "/pods/") => return Err(Answer::no_route()),
         "pods" if reads => return whole(Answer::written(views::pod_list(&*deps.pods))),
         "metrics" | "pods" => return Err(Answer::not_allowed("GET")),
         _ => {}
@@ -25,6 +28,14 @@ pub(super) fn route(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
         return Err(refusal.unwrap_or_else(Answer::not_found));
     }
     match first {
+        "runningpods" | "logs" if matches!(path, "/runningpods" | "/logs") => {
+            Err(Answer::with_slash(&asked.target))
+        }
+        "checkpoint" if path == "/checkpoint" && switches.checkpoint => {
+            Err(Answer::with_slash(&asked.target))
+        }
+        "configz" | "flagz" | "statusz" if path.trim_start_matches('/') != first => Err(Answer::not_found()),
+        "runningpods" if path != "/runningpods/" => Err(Answer::no_route()),
         "runningpods" if reads => whole(Answer::json(&views::running_list(&(deps.running)()))),
         "runningpods" => Err(Answer::not_allowed("GET")),
         "containerLogs" => container_logs::answer(asked, deps),

@@ -186,7 +186,7 @@ fn encode(path: &str) -> String {
 }
 
 /// Text as it stands in a page.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for one in text.chars() {
         match one {

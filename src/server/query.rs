@@ -5,6 +5,8 @@
 pub(super) struct Target {
     /// The decoded path.
     pub path: String,
+    /// The query as it came.
+    pub query: String,
     params: Vec<(String, String)>,
 }
 
@@ -20,7 +22,7 @@ impl Target {
                 (decode(key, true), decode(value, true))
             })
             .collect();
-        Target { path: decode(path, false), params }
+        Target { path: decode(path, false), query: query.to_owned(), params }
     }
 
     /// The first value of `key`.

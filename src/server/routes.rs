@@ -13,7 +13,7 @@ use super::query::{BadParam, Target};
 use super::select::{Selection, container_names, default_container, resolve};
 use super::streams::Stream;
 use super::views::{self, Described, PodsReply, VersionReply};
-use super::{Deps, LogOptions, PodView, debug, health, main_port, metrics, stats};
+use super::{Deps, LogOptions, PodView, debug, health, main_port, metrics, node_logs, stats};
 
 /// A whole answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,26 @@ impl Answer {
 
     pub(super) fn not_found() -> Self {
         Answer::text(404, "404 page not found\n")
+    }
+
+    /// As above where the path begins like one that is there.
+    pub(super) fn no_route() -> Self {
+        Answer::text(404, "404: Page Not Found")
+    }
+
+    /// The same path with a slash behind it is there.
+    pub(super) fn with_slash(target: &Target) -> Self {
+        let mut location = format!("{}/", target.path);
+        if !target.query.is_empty() {
+            location.push('?');
+            location.push_str(&target.query);
+        }
+        let body = format!("<a href=\"{}\">Temporary Redirect</a>.\n\n", node_logs::plain(&location));
+        Answer {
+            content_type: "text/html; charset=utf-8",
+            headers: vec![("Location", location)],
+            ..Answer::text(307, body)
+        }
     }
 
     /// The path takes other methods only.

@@ -14,7 +14,7 @@ pub(super) fn answer(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let elements: Vec<&str> = asked.target.path.trim_start_matches('/').split('/').collect();
     // As upstream, the UID is read and not compared: a pod's name leaves no doubt on its node.
     let ([_, namespace, name, container] | [_, namespace, name, _, container]) = *elements.as_slice() else {
-        return Err(Answer::not_found());
+        return Err(Answer::no_route());
     };
     let pod = find(asked, deps, namespace, name)?;
     // Split at each blank: there is no quoting, and two blanks make an empty argument.
@@ -35,7 +35,7 @@ pub(super) fn answer(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
 pub(super) fn checkpoint(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     let elements: Vec<&str> = asked.target.path.trim_start_matches('/').split('/').collect();
     let [_, namespace, name, container] = *elements.as_slice() else {
-        return Err(Answer::not_found());
+        return Err(Answer::no_route());
     };
     let pod = find(asked, deps, namespace, name)?;
     if !container_names(&pod).contains(&container) {

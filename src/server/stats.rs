@@ -35,10 +35,10 @@ impl StatsDeps {
 /// Answers a path below `/stats`.
 pub(super) fn answer(asked: &Asked, deps: &Deps) -> Result<Reply, Answer> {
     if asked.target.path.trim_end_matches('/') != "/stats/summary" {
-        return Err(Answer::not_found());
+        return Err(Answer::no_route());
     }
     if !matches!(asked.method, Method::Get | Method::Head | Method::Post) {
-        return Err(Answer::text(405, "Method Not Allowed\n"));
+        return Err(Answer::not_allowed("GET, POST"));
     }
     // As upstream, which takes nothing else for true.
     let only = asked.target.get("only_cpu_and_memory") == Some("true");

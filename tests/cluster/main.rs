@@ -15,6 +15,7 @@ mod objects;
 mod outages;
 mod plane;
 mod recording;
+mod refusals;
 mod resizes;
 mod rights;
 mod shutdowns;

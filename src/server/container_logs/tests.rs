@@ -122,9 +122,9 @@ fn every_parameter_and_every_refusal() {
         ("/containerLogs/default/web/", 400, r#"{"message": "Missing container name."}"#),
         ("/containerLogs/default//a", 400, r#"{"message": "Missing podID."}"#),
         ("/containerLogs//web/a", 400, r#"{"message": "Missing podNamespace."}"#),
-        ("/containerLogs/default/web", 404, "404 page not found\n"),
-        ("/containerLogs/default/web/a/b", 404, "404 page not found\n"),
-        ("/containerLogs/default/web/..%2f..%2fetc", 404, "404 page not found\n"),
+        ("/containerLogs/default/web", 404, "404: Page Not Found"),
+        ("/containerLogs/default/web/a/b", 404, "404: Page Not Found"),
+        ("/containerLogs/default/web/..%2f..%2fetc", 404, "404: Page Not Found"),
         // Validity comes before existence.
         ("/containerLogs/default/none/a?limitBytes=0", 422, INVALID),
         ("/containerLogs/default/web/b", 400, "container \"b\" in pod \"web\" is not available"),

@@ -126,11 +126,20 @@ fn each_path_has_its_methods() {
         (Method::Post, "/runningpods/", 405),
         (Method::Get, "/metrics", 200),
         (Method::Get, "/metrics/nothing", 404),
+        (Method::Get, "/metrics/", 404),
+        (Method::Get, "/healthz/", 404),
         (Method::Get, "/run/default/web/a", 405),
         (Method::Post, "/containerLogs/default/web/a", 405),
         (Method::Head, "/containerLogs/default/web/a", 405),
         (Method::Post, "/logs/", 405),
-        (Method::Get, "/logs", 404),
+        (Method::Get, "/logs", 307),
+        (Method::Get, "/stats", 307),
+        (Method::Get, "/runningpods", 307),
+        (Method::Get, "/runningpods/a", 404),
+        (Method::Get, "/pods/a", 404),
+        (Method::Get, "/configz/a", 404),
+        (Method::Get, "/flagz/a", 404),
+        (Method::Get, "/checkpoint", 307),
         (Method::Get, "/checkpoint/default/web/a", 405),
         (Method::Post, "/configz", 200),
         (Method::Get, "/configz", 200),
@@ -149,6 +158,14 @@ fn each_path_has_its_methods() {
             assert!(!seen.header("Allow").is_empty(), "{path}");
         }
     }
+}
+
+#[test]
+fn a_missing_slash_is_told() {
+    let served = Served::new(|_| {});
+    let seen = served.get("/logs?query=a&boot=<0>");
+    assert_eq!(seen.header("Location"), "/logs/?query=a&boot=<0>");
+    assert_eq!(seen.text(), "<a href=\"/logs/?query=a&amp;boot=&lt;0&gt;\">Temporary Redirect</a>.\n\n");
 }
 
 #[test]

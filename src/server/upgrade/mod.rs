@@ -71,6 +71,7 @@ fn prepare(
     let wanted = Wanted::read(head, deps)?;
     let pod = find::pod(&wanted, deps)?;
     let key = match &wanted.mode {
+        // DIFFERS: the Go kubelet has the runtime prepare a stream before it looks.
         Mode::Plain => return Err(Refusal::closing(500, "Upgrade request required\n")),
         Mode::Splice => "",
         Mode::Channels | Mode::Tunnel(_) => handshake::key(head)?,
