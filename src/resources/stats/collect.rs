@@ -58,7 +58,7 @@ impl Shared {
         Need { pods, images: full }
     }
 
-    /// Everything.
+    /// What files tell; `answers` for those of which no file does.
     pub(super) fn collect(
         &self,
         work: &mut Work,
@@ -74,10 +74,48 @@ impl Shared {
         for pod in &live {
             found.extend(self.pod(work, &mut once, pod, wanted));
         }
-        let node = self.node(work, &mut once, &found, wanted)?;
+        let node = self.node(work, &found, wanted)?;
         work.volumes.retain(|uid, _| pods.contains_key(uid));
         work.rates.turn();
-        Ok(Snapshot { node, pods: found, incomplete: answers.incomplete })
+        Ok(Snapshot { node, pods: found, incomplete: false })
+    }
+
+    /// What only the runtime tells: writable layers and where images are.
+    pub(super) fn complete(
+        &self,
+        snapshot: &mut Snapshot,
+        answers: &Answers,
+        wanted: Wanted,
+    ) -> Result<(), StatsError> {
+        snapshot.incomplete = answers.incomplete;
+        if wanted.depth != Depth::Full {
+            return Ok(());
+        }
+        let mut disks = Disks::default();
+        for pod in &mut snapshot.pods {
+            for container in &mut pod.containers {
+                let told = answers.told.as_ref().and_then(|told| told.containers.get(&container.id));
+                let layer = told.and_then(|told| told.layer.as_ref()).map(|layer| disks.layer(layer));
+                if let (Some(storage), Some(layer)) = (&mut pod.local_storage, &layer) {
+                    let add = |to: &mut Option<u64>, what: Option<u64>| {
+                        *to = to.map(|sum| sum.saturating_add(what.unwrap_or(0)));
+                    };
+                    add(&mut storage.used, layer.used);
+                    add(&mut storage.inodes_used, layer.inodes_used);
+                }
+                container.rootfs = layer;
+            }
+        }
+        let node = &mut snapshot.node;
+        match &answers.images {
+            Some(Ok(answer)) => {
+                (node.image_fs, node.container_fs) = told::image_file_systems(answer, &mut disks);
+            }
+            // The summary fails as upstream's does; the page of metrics has the rest.
+            Some(Err(error)) if !wanted.details => return Err(StatsError::ImageFs(error.clone())),
+            Some(Err(_)) | None => {}
+        }
+        Ok(())
     }
 
     /// The numbers of a cgroup, with its rate.
@@ -118,7 +156,6 @@ impl Shared {
         for listed in containers(pod) {
             let id = listed.id.as_str();
             let told = once.answers.told.as_ref().and_then(|told| told.containers.get(id));
-            let layer = told.and_then(|told| told.layer.as_ref());
             let numbers = self.placed(work, id, wanted.details).or_else(|| {
                 let mut numbers = told?.numbers.clone();
                 let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, Instant::now()));
@@ -138,7 +175,7 @@ impl Shared {
                 image: image.map(|seen| seen.image.clone()).unwrap_or_default(),
                 started: listed.created_at,
                 numbers,
-                rootfs: layer.filter(|_| full).map(|layer| once.disks.layer(layer)),
+                rootfs: None,
                 logs,
             });
         }
@@ -173,11 +210,11 @@ impl Shared {
         Some(found)
     }
 
-    /// Volumes and local storage of a pod.
+    /// Volumes and local storage of a pod, without the writable layers.
     fn storage(&self, work: &mut Work, once: &mut Once<'_>, pod: &mut PodUse) {
         pod.volumes = self.volumes(work, &pod.uid, once.until);
         let sum = |of: fn(&FileSystem) -> Option<u64>| {
-            let containers = pod.containers.iter().flat_map(|one| [&one.rootfs, &one.logs]).flatten();
+            let containers = pod.containers.iter().filter_map(|one| one.logs.as_ref());
             let volumes = pod.volumes.iter().filter(|volume| volume.ephemeral).map(|volume| &volume.space);
             containers.chain(volumes).filter_map(of).fold(0_u64, u64::saturating_add)
         };
@@ -204,13 +241,7 @@ impl Shared {
         found
     }
 
-    fn node(
-        &self,
-        work: &mut Work,
-        once: &mut Once<'_>,
-        pods: &[PodUse],
-        wanted: Wanted,
-    ) -> Result<NodeUse, StatsError> {
+    fn node(&self, work: &mut Work, pods: &[PodUse], wanted: Wanted) -> Result<NodeUse, StatsError> {
         let settings = &self.settings;
         let mut numbers = self
             .numbers(work, ROOT, ROOT, wanted.details)
@@ -233,14 +264,6 @@ impl Shared {
             node.processes = Some(proc::processes(&settings.roots.proc));
             let fs = space::file_system(&settings.root_dir);
             node.fs = Some(fs.ok_or_else(|| StatsError::RootFs(settings.root_dir.clone()))?);
-            match &once.answers.images {
-                Some(Ok(answer)) => {
-                    (node.image_fs, node.container_fs) = told::image_file_systems(answer, &mut once.disks);
-                }
-                // The summary fails as upstream's does; the page of metrics has the rest.
-                Some(Err(error)) if !wanted.details => return Err(StatsError::ImageFs(error.clone())),
-                Some(Err(_)) | None => {}
-            }
         }
         Ok(node)
     }

@@ -1,10 +1,12 @@
 //! What the node, its pods and their containers use (Go: pkg/kubelet/stats, cadvisor).
 //!
 //! Owns: one [`Collector`] with the last samples, which rates are made from.
-//! Threads: none. Whoever asks collects, on its own thread; others who ask meanwhile wait
-//! for that one and share what it found. Nothing happens while nobody asks.
-//! The runtime is asked before, by one for all who need it (`flight`) and for a few seconds
-//! at most: who needs nothing of it waits for nobody's call.
+//! Threads: `stats`, while the runtime is asked for somebody. Whoever asks collects, on its
+//! own thread; others who ask meanwhile wait for that one and share what it found. Nothing
+//! happens while nobody asks.
+//! The runtime is asked meanwhile (before, where all numbers are its), by one for all who
+//! need it (`flight`) and for a few seconds at most: who needs nothing of it waits for
+//! nobody's call.
 //! Sources: cgroup files where a container's cgroup is found (`places`), else the runtime
 //! (`told`); `/proc`, statfs, and walks through volumes, at most once per period.
 //! Invariants: a lock is held for look-ups only; a number that cannot be told is absent; a
@@ -30,6 +32,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, bounded};
 use jiff::Timestamp;
 
 pub use pages::{Labels, cadvisor, resource, volumes};
@@ -43,10 +46,11 @@ use crate::cri::CriError;
 use crate::model::ids::PodUid;
 use crate::model::runtime::{ListedPod, PodRuntime};
 use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
 use cgroup::Tree;
 use places::Places;
 use rates::Rates;
-use told::{Answers, Line};
+use told::{Answers, Line, Need, Part};
 
 /// Who asks again within this time gets the same numbers.
 const FRESH: Duration = Duration::from_secs(1);
@@ -184,6 +188,8 @@ struct State {
     /// Taken by the one who collects.
     work: Option<Box<Work>>,
     last: Option<(Wanted, Instant, Arc<Snapshot>)>,
+    /// Collections that only wait for the runtime.
+    finishing: Vec<Wanted>,
 }
 
 struct Shared {
@@ -207,18 +213,55 @@ pub struct Collector {
 struct Borrowed<'a> {
     shared: &'a Shared,
     work: Box<Work>,
-    result: Option<(Wanted, Instant, Arc<Snapshot>)>,
+}
+
+impl<'a> Borrowed<'a> {
+    /// Gives it back, but is not done yet: who wants the same waits for it.
+    fn finish_later(self, wanted: Wanted) -> Finishing<'a> {
+        self.shared.lock().finishing.push(wanted);
+        Finishing { shared: self.shared, wanted, result: None }
+    }
 }
 
 impl Drop for Borrowed<'_> {
     fn drop(&mut self) {
+        self.shared.lock().work = Some(std::mem::take(&mut self.work));
+        self.shared.done.notify_all();
+    }
+}
+
+/// A collection that waits for the runtime. Ends also when that fails or panics.
+struct Finishing<'a> {
+    shared: &'a Shared,
+    wanted: Wanted,
+    result: Option<Arc<Snapshot>>,
+}
+
+impl Drop for Finishing<'_> {
+    fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.work = Some(std::mem::take(&mut self.work));
+        if let Some(at) = state.finishing.iter().position(|one| *one == self.wanted) {
+            state.finishing.swap_remove(at);
+        }
         if let Some(result) = self.result.take() {
-            state.last = Some(result);
+            state.last = Some((self.wanted, Instant::now(), result));
         }
         drop(state);
         self.shared.done.notify_all();
+    }
+}
+
+/// What the runtime is being asked.
+struct Asking {
+    answers: Receiver<Answers>,
+    _thread: Running,
+}
+
+impl Asking {
+    fn wait(self) -> Answers {
+        let _waiting = threads::waiting("the runtime's statistics");
+        // The question has a deadline of its own.
+        self.answers.recv().unwrap_or_else(|_| Answers { incomplete: true, ..Answers::default() })
     }
 }
 
@@ -241,10 +284,11 @@ impl Shared {
             {
                 return Ok(Turn::Known(Arc::clone(snapshot)));
             }
-            if let Some(work) = state.work.take() {
-                return Ok(Turn::Ours(Borrowed { shared: self, work, result: None }));
+            let soon = state.finishing.iter().any(|had| wanted.is_met_by(*had));
+            if !soon && let Some(work) = state.work.take() {
+                return Ok(Turn::Ours(Borrowed { shared: self, work }));
             }
-            let _waiting = crate::util::threads::waiting("another collection of statistics");
+            let _waiting = threads::waiting("another collection of statistics");
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(StatsError::Busy);
@@ -263,7 +307,7 @@ impl Collector {
     #[must_use]
     pub fn new(settings: Settings, deps: Deps) -> Self {
         let tree = Tree::new(&settings.cgroups);
-        let state = Mutex::new(State { work: Some(Box::default()), last: None });
+        let state = Mutex::new(State { work: Some(Box::default()), last: None, finishing: Vec::new() });
         let Deps { pods, pod, volumes, runtime } = deps;
         let line = Line::new(runtime);
         let done = Condvar::new();
@@ -277,23 +321,22 @@ impl Collector {
     pub fn snapshot(&self, wanted: Wanted) -> Result<Arc<Snapshot>, StatsError> {
         let shared = &*self.shared;
         let until = Instant::now() + PATIENCE;
-        let mut answers: Option<Answers> = None;
+        // Where numbers of pods themselves come from the runtime.
+        let mut told: Option<Answers> = None;
         loop {
             let mut borrowed = match shared.borrow(wanted, until)? {
                 Turn::Known(snapshot) => return Ok(snapshot),
                 Turn::Ours(borrowed) => borrowed,
             };
             let pods = (shared.pods)();
-            if answers.is_none() {
-                let need = shared.need(&mut borrowed.work, &pods, wanted);
-                if need.images || need.pods.is_some() {
-                    // Given back: the runtime may take its time.
-                    drop(borrowed);
-                    answers = Some(shared.line.ask(need));
-                    continue;
-                }
+            let need = shared.need(&mut borrowed.work, &pods, wanted);
+            if told.is_none() && need.pods == Some(Part::All) {
+                // Given back: the runtime may take its time.
+                drop(borrowed);
+                told = Some(shared.line.ask(need));
+                continue;
             }
-            let answers = answers.get_or_insert_default();
+            let asking = (told.is_none() && need.is_any()).then(|| self.ask(need));
             // Of no use any more: two of them need not be kept.
             let old = shared.lock().last.take();
             drop(old);
@@ -301,10 +344,28 @@ impl Collector {
                 shared.first_samples(&mut borrowed.work, &pods);
                 let _ = StopToken::never().wait(FIRST_GAP);
             }
-            let snapshot = Arc::new(shared.collect(&mut borrowed.work, &pods, answers, wanted)?);
-            borrowed.result = Some((wanted, Instant::now(), Arc::clone(&snapshot)));
+            let known = told.unwrap_or_default();
+            let mut snapshot = shared.collect(&mut borrowed.work, &pods, &known, wanted)?;
+            let mut finishing = borrowed.finish_later(wanted);
+            let answers = asking.map_or(Ok(known), |asking| asking.map(Asking::wait));
+            // Without a thread for it.
+            let answers = answers.unwrap_or_else(|_| shared.line.ask(need));
+            shared.complete(&mut snapshot, &answers, wanted)?;
+            let snapshot = Arc::new(snapshot);
+            finishing.result = Some(Arc::clone(&snapshot));
             return Ok(snapshot);
         }
+    }
+
+    /// Asks the runtime while the caller does something else.
+    fn ask(&self, need: Need) -> std::io::Result<Asking> {
+        let (answer, answers) = bounded(1);
+        let shared = Arc::clone(&self.shared);
+        let thread = threads::spawn("stats", Stack::Small, OnDeath::Nobody, move |_| {
+            // The one who asked may have failed meanwhile.
+            let _ = answer.send(shared.line.ask(need));
+        })?;
+        Ok(Asking { answers, _thread: thread })
     }
 
     /// Volumes with a claim behind them, for the metrics by claim; usually there are none,

@@ -68,6 +68,12 @@ pub(super) struct Need {
     pub(super) images: bool,
 }
 
+impl Need {
+    pub(super) fn is_any(self) -> bool {
+        self.images || self.pods.is_some()
+    }
+}
+
 /// What it said.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
