@@ -22,6 +22,24 @@ pub fn patch(uid: &PodUid, old: &PodStatus, new: &PodStatus) -> Option<Value> {
     Some(json!({"metadata": {"uid": uid.as_str()}, "status": changes}))
 }
 
+/// Whether all that `patch` changes in a status was to be changed by `before` as well,
+/// whatever the values.
+#[must_use]
+pub fn is_part(patch: &Value, before: &Value) -> bool {
+    let (Value::Object(patch), Value::Object(before)) = (patch, before) else { return true };
+    patch.iter().filter(|(key, _)| !key.starts_with('$')).all(|(key, value)| {
+        let Some(before) = before.get(key) else { return false };
+        let identity = KEYED.iter().find(|(list, _)| list == key).map(|(_, identity)| *identity);
+        match (value, before, identity) {
+            (Value::Array(changed), Value::Array(before), Some(identity)) => changed.iter().all(|element| {
+                let same = |other: &&Value| other.get(identity) == element.get(identity);
+                before.iter().find(same).is_some_and(|other| is_part(element, other))
+            }),
+            _ => is_part(value, before),
+        }
+    })
+}
+
 /// A status as the API server writes it.
 fn document(status: &PodStatus) -> Map<String, Value> {
     let Ok(Value::Object(mut document)) = serde_json::to_value(status) else { return Map::new() };
@@ -240,5 +258,26 @@ pub(super) mod tests {
             assert_eq!(ours.as_ref(), Some(expected), "{name}, line {}", number + 1);
         }
         assert!(pods.len() > 10, "{pods:?}");
+    }
+
+    #[test]
+    fn a_part_changes_nothing_that_the_whole_does_not() {
+        let whole = json!({"phase": "Running", "resize": {"a": 1}, "hostIP": "1.1.1.1",
+            "conditions": [{"type": "Ready", "status": "True"}, {"type": "Old", "$patch": "delete"}]});
+        for (part, expected) in [
+            (json!({}), true),
+            (json!({"phase": null}), true),
+            (json!({"resize": {"a": 2}}), true),
+            (json!({"resize": {"b": 2}}), false),
+            (json!({"message": "m"}), false),
+            (
+                json!({"$setElementOrder/conditions": [], "conditions": [{"type": "Ready", "status": "x"}]}),
+                true,
+            ),
+            (json!({"conditions": [{"type": "Ready", "reason": "x"}]}), false),
+            (json!({"conditions": [{"type": "Initialized", "status": "True"}]}), false),
+        ] {
+            assert_eq!(is_part(&part, &whole), expected, "{part}");
+        }
     }
 }

@@ -72,6 +72,8 @@ struct Record {
     /// What is missing of the last patch in the server's answer: it takes it otherwise, and
     /// would another time.
     residue: Option<Value>,
+    /// The last patch, until its answer has been looked at.
+    asked: Option<Value>,
     stage: Stage,
     /// How often its end could not be told.
     withheld: u32,
@@ -215,8 +217,12 @@ impl Core {
         let patch = strategic::patch(uid, shown, &merged.status);
         // What was kept back then and is told now is not missing of that patch.
         let same = record.sent == entry.version && record.in_full != merged.withheld;
-        if stage == Stage::Taken && same {
-            record.residue.clone_from(&patch);
+        // What was not asked for is no word against it: somebody else has written that.
+        if let Some(asked) = record.asked.take_if(|_| stage == Stage::Taken)
+            && same
+        {
+            let refused = |patch: &&Value| strategic::is_part(&patch["status"], &asked["status"]);
+            record.residue = patch.as_ref().filter(refused).cloned();
         }
         if let Some(body) = patch.filter(|patch| record.residue.as_ref() != Some(patch)) {
             let again = record.patched.and_then(|patched| patched.checked_add(RECONCILE));
@@ -226,6 +232,7 @@ impl Core {
             }
             record.sent = entry.version;
             record.in_full = !merged.withheld;
+            record.asked = Some(body.clone());
             return Some(record.request(uid, What::Patch(body)));
         }
         if merged.withheld {
@@ -330,6 +337,7 @@ impl Record {
             patched: None,
             behind: None,
             residue: None,
+            asked: None,
             stage: Stage::Known,
             withheld: 0,
             failures: Failures::default(),

@@ -253,6 +253,27 @@ fn a_server_that_takes_it_otherwise_is_told_once() {
     assert_eq!(bench.run(), [r#"web patch {"message":"m","observedGeneration":1}"#]);
 }
 
+/// While the node was away its controller has said that its pods are not ready, and the node
+/// has not been shown that when it tells of something else.
+#[test]
+fn what_somebody_wrote_before_the_patch_is_mended_after_it() {
+    let mut bench = Bench::new();
+    let condition = |kind: &str, status: &str| json!({"type": kind, "status": status});
+    let ready = json!([condition("Ready", "True"), condition("Initialized", "True")]);
+    let pod = bench.put("web", "1", started());
+    bench.store(&pod, json!({"phase": "Running", "conditions": ready}));
+    bench.run();
+    bench.after(60);
+    bench.server.pods.get_mut("web").unwrap()["status"]["conditions"][0]["status"] = json!("False");
+    bench.store(&pod, json!({"phase": "Running", "conditions": ready, "message": "m"}));
+    assert_eq!(bench.run(), [r#"web patch {"message":"m"}"#]);
+    let echo = bench.server.pod("web");
+    bench.show(echo);
+    assert_eq!(bench.after(60).len(), 1);
+    assert_eq!(bench.server.pods["web"]["status"]["conditions"][0]["status"], "True");
+    assert_eq!(bench.after(60), NOTHING);
+}
+
 #[test]
 fn a_pod_that_is_over_and_unwanted_is_deleted() {
     let mut bench = Bench::new();
