@@ -207,7 +207,8 @@ fn turn(
     let (client, sent) = exchange(client, Listener::Main, asked, caller, Some(form), gate, stop)?;
     let mut ahead = early;
     ahead.extend(sent);
-    Some((client, ahead))
+    // What each request has brought along counts together.
+    (ahead.len() < pump::AHEAD_BYTES).then_some((client, ahead))
 }
 
 /// Reads the body; what comes after it stays in the head's `early`.
@@ -310,11 +311,12 @@ fn refuse(mut client: Client, head: Head, refusal: &Refusal, no_body: bool, gate
         phrase(*status),
         text.len()
     );
-    client.write_all(answer.as_bytes(), &gate.wake, ANSWER_LIMIT).ok()?;
     if keep {
+        client.write_all(answer.as_bytes(), &gate.wake, ANSWER_LIMIT).ok()?;
         return Some((client, head.early));
     }
-    pump::finish(client, &gate.wake);
+    // Its body was not read: to close now could take the answer with it.
+    leave(client, gate, &answer);
     None
 }
 

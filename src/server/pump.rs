@@ -16,7 +16,7 @@ use flow::{Flow, Stage};
 pub(super) use flow::{Form, Told};
 
 /// What a client may send while it is answered: of a next request, or nonsense.
-const AHEAD_BYTES: usize = 64 * 1024;
+pub(super) const AHEAD_BYTES: usize = 64 * 1024;
 
 /// How long a client may take for the last bytes.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -157,7 +157,7 @@ fn take(client: &mut Client, ahead: &mut Vec<u8>, listens: &mut bool, handler: &
 }
 
 /// Ends our direction, and sends what is owed.
-pub(super) fn finish(mut client: Client, wake: &UnixStream) {
+fn finish(mut client: Client, wake: &UnixStream) {
     client.finish_write();
     let deadline = Instant::now() + FAREWELL;
     while client.owes() && client.wait(false, true, wake, deadline) == Ready::Yes {

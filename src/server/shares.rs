@@ -157,14 +157,18 @@ impl Drop for Slot {
         let next = {
             let mut state = self.shares.lock();
             state.give_back(&self.claims);
-            let at = state.waiting.iter().position(|waiter| state.fits(&waiter.claims, self.shares.all));
-            let next = at.and_then(|at| state.waiting.remove(at));
-            if let Some(waiter) = &next {
+            let mut next = Vec::new();
+            // Several may have waited for it: for the address's share, and for the user's.
+            while let Some(at) =
+                state.waiting.iter().position(|waiter| state.fits(&waiter.claims, self.shares.all))
+                && let Some(waiter) = state.waiting.remove(at)
+            {
                 state.take(&waiter.claims);
+                next.push(waiter);
             }
             next
         };
-        if let Some(Waiter { claims, give, .. }) = next {
+        for Waiter { claims, give, .. } in next {
             // One that has given up drops it, which goes on to the next.
             let _ = give.try_send(Slot { shares: Arc::clone(&self.shares), claims });
         }
@@ -237,6 +241,31 @@ mod tests {
         assert!(told.recv().unwrap().is_none());
         assert!(shares.lock().waiting.is_empty());
         drop((first_has, second_has));
+        assert!(is_unused(&shares));
+    }
+
+    #[test]
+    fn one_that_ends_may_make_room_for_two() {
+        let shares = Shares::new(10);
+        let has = shares.take(caller("10.0.0.1", Some("u")).claims(1, 1));
+        let wait = |ip: &'static str, user: &'static str| {
+            let shares = Arc::clone(&shares);
+            let (tell, told) = bounded(1);
+            let thread = threads::spawn("waiter", Stack::Small, OnDeath::Nobody, move |stop| {
+                let claims = caller(ip, Some(user)).claims(1, 1);
+                let _ = tell.send(shares.wait(claims, Duration::from_secs(60), "a share", &stop));
+            });
+            (thread.unwrap(), told)
+        };
+        // One wants the address's share, the other the user's.
+        let (address, user) = (wait("10.0.0.1", "v"), wait("10.0.0.2", "u"));
+        while shares.lock().waiting.len() != 2 {
+            std::thread::yield_now();
+        }
+        drop(has);
+        let both = [address.1.recv().unwrap(), user.1.recv().unwrap()];
+        assert!(both.iter().all(Option::is_some));
+        drop(both);
         assert!(is_unused(&shares));
     }
 }

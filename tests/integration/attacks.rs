@@ -110,7 +110,7 @@ fn whoever_has_no_right_gets_nothing() {
                 Some(user) => (
                     403,
                     format!(
-                        "Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{subresources}])"
+                        "Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{subresources}])\n"
                     ),
                 ),
             };
@@ -373,6 +373,43 @@ fn junk(solo: &Solo, admin: &TlsClient, place: Where, bytes: &[u8]) {
     };
     let _ = socket.write_all(if hello.is_empty() { bytes } else { &hello });
     let _ = socket.read(&mut [0; 64]);
+}
+
+/// Requests that come faster than they are answered are not heaped up.
+#[test]
+fn who_asks_without_listening_is_cut_off() {
+    let authority = Authority::new("clients");
+    let solo = guarded(&authority, &json!({}));
+    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
+    let regular = Regular::start(&admin);
+    let mut connection = admin.connect().unwrap();
+    connection.stream.sock.set_write_timeout(Some(LONG)).unwrap();
+    let requests = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n".repeat(1000);
+    let cut = (0..200).any(|_| {
+        let sent = connection.stream.write_all(requests.as_bytes());
+        sent.and_then(|()| connection.stream.flush()).is_err()
+    });
+    assert!(cut, "8 MB were taken");
+    regular.end();
+    solo.finish();
+}
+
+/// A refusal arrives though the body that nobody wants is still on its way.
+#[test]
+fn who_is_refused_with_a_body_hears_why() {
+    let authority = Authority::new("clients");
+    let solo = guarded(&authority, &json!({}));
+    let jane = client(&solo, Some(&authority.issue("jane", &[])));
+    let body = "x".repeat(16 * 1024);
+    let text = format!(
+        "POST /run/default/web/main?cmd=id HTTP/1.1\r\nHost: n\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    for _ in 0..50 {
+        let answer = jane.connect().unwrap().ask(&text).unwrap();
+        assert_eq!(answer.status, 403, "{answer:?}");
+    }
+    solo.finish();
 }
 
 #[test]

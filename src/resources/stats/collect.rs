@@ -158,7 +158,8 @@ impl Shared {
             let told = once.answers.told.as_ref().and_then(|told| told.containers.get(id));
             let numbers = self.placed(work, id, wanted.details).or_else(|| {
                 let mut numbers = told?.numbers.clone();
-                let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, Instant::now()));
+                let at = once.answers.told.as_ref().and_then(|told| told.at).unwrap_or_else(Instant::now);
+                let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, at));
                 numbers.rate = rate.or(numbers.rate);
                 Some(numbers)
             });

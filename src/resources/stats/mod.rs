@@ -46,7 +46,7 @@ use crate::cri::CriError;
 use crate::model::ids::PodUid;
 use crate::model::runtime::{ListedPod, PodRuntime};
 use crate::util::stop::StopToken;
-use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::threads::{self, OnDeath, Stack};
 use cgroup::Tree;
 use places::Places;
 use rates::Rates;
@@ -251,18 +251,11 @@ impl Drop for Finishing<'_> {
     }
 }
 
-/// What the runtime is being asked.
-struct Asking {
-    answers: Receiver<Answers>,
-    _thread: Running,
-}
-
-impl Asking {
-    fn wait(self) -> Answers {
-        let _waiting = threads::waiting("the runtime's statistics");
-        // The question has a deadline of its own.
-        self.answers.recv().unwrap_or_else(|_| Answers { incomplete: true, ..Answers::default() })
-    }
+/// What the runtime says to a question under way.
+fn wait(answers: &Receiver<Answers>) -> Answers {
+    let _waiting = threads::waiting("the runtime's statistics");
+    // The question has a deadline of its own.
+    answers.recv().unwrap_or_else(|_| Answers { incomplete: true, ..Answers::default() })
 }
 
 /// How a question begins.
@@ -314,7 +307,7 @@ impl Collector {
         Collector { shared: Arc::new(Shared { settings, pods, pod, volumes, line, tree, state, done }) }
     }
 
-    /// The numbers of this moment, or of one not a second ago.
+    /// The numbers of this moment, or those of a collection that ended not a second ago.
     ///
     /// # Errors
     /// When the machine itself cannot be looked at. A pod that cannot is left out.
@@ -347,7 +340,7 @@ impl Collector {
             let known = told.unwrap_or_default();
             let mut snapshot = shared.collect(&mut borrowed.work, &pods, &known, wanted)?;
             let mut finishing = borrowed.finish_later(wanted);
-            let answers = asking.map_or(Ok(known), |asking| asking.map(Asking::wait));
+            let answers = asking.map_or(Ok(known), |asking| asking.map(|answers| wait(&answers)));
             // Without a thread for it.
             let answers = answers.unwrap_or_else(|_| shared.line.ask(need));
             shared.complete(&mut snapshot, &answers, wanted)?;
@@ -358,14 +351,16 @@ impl Collector {
     }
 
     /// Asks the runtime while the caller does something else.
-    fn ask(&self, need: Need) -> std::io::Result<Asking> {
+    fn ask(&self, need: Need) -> std::io::Result<Receiver<Answers>> {
         let (answer, answers) = bounded(1);
         let shared = Arc::clone(&self.shared);
         let thread = threads::spawn("stats", Stack::Small, OnDeath::Nobody, move |_| {
             // The one who asked may have failed meanwhile.
             let _ = answer.send(shared.line.ask(need));
         })?;
-        Ok(Asking { answers, _thread: thread })
+        // It ends with the call.
+        thread.leave();
+        Ok(answers)
     }
 
     /// Volumes with a claim behind them, for the metrics by claim; usually there are none,

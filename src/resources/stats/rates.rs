@@ -27,6 +27,8 @@ impl Rates {
     /// Takes in a sample and gives the rate since the one before, if there was one.
     pub(super) fn rate(&mut self, key: &str, nanoseconds: u64, at: Instant) -> Option<u64> {
         let point = match self.last.get(key) {
+            // The same sample again, or an older one that was waited for longer.
+            Some(before) if at <= before.at => *before,
             // A counter that goes back belongs to something new.
             Some(before) if before.nanoseconds > nanoseconds => Point { nanoseconds, at, rate: None },
             Some(before) => {
@@ -76,6 +78,9 @@ mod tests {
             // Too close: as before, and the older sample stays the base.
             (2_000_000_001, 2_050, Some(500_000_000)),
             (2_100_000_000, 3_000, Some(100_000_000)),
+            // The same answer of a runtime, shared; and an older one.
+            (2_100_000_000, 3_000, Some(100_000_000)),
+            (2_000_000_000, 2_500, Some(100_000_000)),
             // A container of that name was made anew.
             (5, 4_000, None),
             (5, 5_000, Some(0)),

@@ -18,6 +18,8 @@ use crate::transport::generated::{MessageField, methods, runtime};
 /// The answers of one collection, by id.
 #[derive(Debug, Default)]
 pub(super) struct Told {
+    /// When the runtime had said it.
+    pub(super) at: Option<Instant>,
     pub(super) pods: BTreeMap<String, ToldPod>,
     pub(super) containers: BTreeMap<String, ToldContainer>,
 }
@@ -155,8 +157,9 @@ impl Line {
     fn told(&self, part: Part, until: Instant) -> Result<Arc<Told>, CriError> {
         if part == Part::All && !self.pods_refused.load(Ordering::Relaxed) {
             let answer = self.pods.ask(methods::LIST_POD_SANDBOX_STATS.name, until, |left| {
-                let mut told = Told::default();
-                self.runtime.pod_stats(left)?.into_iter().for_each(|pod| take_pod(&mut told, pod));
+                let all = self.runtime.pod_stats(left)?;
+                let mut told = Told { at: Some(Instant::now()), ..Told::default() };
+                all.into_iter().for_each(|pod| take_pod(&mut told, pod));
                 Ok(told)
             });
             match answer {
@@ -167,8 +170,8 @@ impl Line {
             }
         }
         self.containers.ask(methods::LIST_CONTAINER_STATS.name, until, |left| {
-            let mut told = Told::default();
             let all = self.runtime.container_stats(left)?;
+            let mut told = Told { at: Some(Instant::now()), ..Told::default() };
             all.into_iter().for_each(|container| take_container(&mut told, container));
             Ok(told)
         })

@@ -30,6 +30,12 @@ const WAITING_PER_PEER: usize = 96;
 /// eight at once and some more wait for that, so no address alone keeps the others out.
 const ASKING_PER_PEER: usize = 4;
 
+/// Those who wait for that hold a thread, too, which nothing ends before its time.
+const MAX_QUEUE: usize = 96;
+
+/// Of one address.
+const QUEUE_PER_PEER: usize = 24;
+
 /// How long they wait.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
 
@@ -40,6 +46,8 @@ pub(super) struct Cache<V> {
     state: Mutex<State<V>>,
     /// Those who ask, limited by address only.
     asking: Arc<Shares>,
+    /// Those who wait for their turn to ask.
+    queue: Arc<Shares>,
     /// Those who wait for a question of somebody else.
     waiting: Arc<Shares>,
 }
@@ -81,7 +89,8 @@ impl<V: Clone> Cache<V> {
     pub(super) fn new(capacity: usize, clock: Clock) -> Self {
         let state = State { entries: HashMap::new(), asking: HashMap::new(), uses: 0 };
         let (asking, waiting) = (Shares::new(usize::MAX), Shares::new(MAX_WAITING));
-        Cache { capacity, clock, state: Mutex::new(state), asking, waiting }
+        let queue = Shares::new(MAX_QUEUE);
+        Cache { capacity, clock, state: Mutex::new(state), asking, queue, waiting }
     }
 
     /// The answer that is remembered, or what `ask` says: with how long to remember it.
@@ -130,6 +139,12 @@ impl<V> Cache<V> {
     /// Waits until fewer questions of the caller's address are asked.
     pub(super) fn turn(&self, caller: &Caller) -> Result<Slot, String> {
         let claims = caller.claims(ASKING_PER_PEER, ASKING_PER_PEER);
+        if let Some(slot) = self.asking.take(claims.clone()) {
+            return Ok(slot);
+        }
+        // Who waits holds a thread, even when its connection has made room for another.
+        let places = caller.claims(QUEUE_PER_PEER, QUEUE_PER_PEER);
+        let _place = self.queue.take(places).ok_or_else(too_many)?;
         // When the agent stops, the questions before it end at once.
         let never = StopToken::never();
         self.asking.wait(claims, TURN_LIMIT, "a turn to review", &never).ok_or_else(too_many)
@@ -304,6 +319,16 @@ mod tests {
         drop(go);
         drop((strangers, other));
         assert_eq!(asked.len(), 20 - ASKING_PER_PEER);
+
+        // Nobody's threads pile up in the queue.
+        let held: Vec<_> = (0..ASKING_PER_PEER).map(|_| cache.turn(&from("10.0.0.1")).unwrap()).collect();
+        let places: Vec<_> = (0..MAX_QUEUE)
+            .filter_map(|_| cache.queue.take(from("10.0.0.1").claims(QUEUE_PER_PEER, QUEUE_PER_PEER)))
+            .collect();
+        assert_eq!(places.len(), QUEUE_PER_PEER);
+        assert_eq!(cache.turn(&from("10.0.0.1")).map(drop), Err(too_many()), "at once");
+        assert!(cache.turn(&from("10.0.0.2")).is_ok());
+        drop((held, places));
 
         // Of those who wait for somebody else's question some places stay free as well.
         let held: Vec<_> = (0..MAX_WAITING)

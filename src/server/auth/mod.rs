@@ -145,7 +145,8 @@ impl Auth {
         self.authorization.allow(&user, target, &caller).map_err(|denied| match denied {
             Denied::Forbidden(text) => Refusal { status: 403, text },
             Denied::Failed { text, why } => {
-                log::warn!("{text}: {why}");
+                let level = if self.may_tell() { log::Level::Warn } else { log::Level::Debug };
+                log::log!(level, "{text}: {why}");
                 Refusal { status: 500, text }
             }
         })?;
