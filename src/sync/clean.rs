@@ -12,7 +12,7 @@ use super::view::{Snapshot, View};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
-use crate::model::runtime::ContainerState;
+use crate::model::runtime::{ContainerState, ListedPod};
 use crate::observe::Observe;
 use crate::pods::allocation::Allocations;
 use crate::resources::iptables::{self, Chains};
@@ -192,20 +192,12 @@ impl Cleaner {
         if !snapshot.sources_ready {
             return;
         }
-        // What was removed just now no longer keeps its pod's directory.
-        let listed = if collected.containers + collected.sandboxes == 0 {
-            listed
-        } else {
-            match crate::cri::list_pods(&self.deps.cri, None) {
-                Ok(listed) => listed,
-                Err(_) if stop.is_stopped() => return,
-                Err(error) => {
-                    log::warn!("cannot clean up: {error}");
-                    return;
-                }
-            }
+        // As upstream: what has ended keeps no directory, not even where the runtime fails to
+        // remove its record (containerd 1.6 may, when the caller of a start is killed).
+        let runs = |pod: &ListedPod| {
+            pod.is_running() || pod.containers.iter().any(|one| one.state == ContainerState::Unknown)
         };
-        let known = |uid: &PodUid| view.get().pods.contains_key(uid) || listed.contains_key(uid);
+        let known = |uid: &PodUid| view.get().pods.contains_key(uid) || listed.get(uid).is_some_and(runs);
         match self.deps.volumes.orphans(&known, stop) {
             Ok(report) => {
                 metrics::ORPHANS_CLEANED.set(report.removed.len() as f64);

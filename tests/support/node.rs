@@ -429,14 +429,28 @@ impl Node {
     ///
     /// What the CRI lists has to go. A call that is broken off when its caller is killed can
     /// also leave a record in containerd's own store that its CRI never lists again; no agent
-    /// can see or remove it, so it is printed and does not count.
+    /// can see or remove it, so it is printed and does not count. On containerd 1.6 such a start
+    /// can also leave a task that its CRI does not know, for which it then refuses to remove the
+    /// container, and says so in its log.
     pub fn finish_spotless(self) {
         self.empty();
         let (runtime, _) = self.cri();
+        let mut stuck = Vec::new();
         wait_until("no containers and sandboxes", Duration::from_secs(150), || {
-            runtime.list_containers(Default::default()).is_ok_and(|list| list.is_empty())
-                && runtime.list_pod_sandbox(Default::default()).is_ok_and(|list| list.is_empty())
+            let log = fs::read_to_string(self.containerd.log()).unwrap_or_default();
+            let (Ok(containers), Ok(sandboxes)) =
+                (runtime.list_containers(Default::default()), runtime.list_pod_sandbox(Default::default()))
+            else {
+                return false;
+            };
+            let refused = |id: &str| log.contains(&format!("cannot delete running task {id}"));
+            let of_stuck = |id: &String| containers.iter().any(|one| one.pod_sandbox_id == *id);
+            stuck = containers.iter().map(|one| one.id.clone()).collect();
+            containers.iter().all(|one| refused(&one.id)) && sandboxes.iter().all(|one| of_stuck(&one.id))
         });
+        if !stuck.is_empty() {
+            eprintln!("containers that containerd refuses to remove for a task of its own: {stuck:?}");
+        }
         let unlisted = self.containerd.record_ids();
         if !unlisted.is_empty() {
             eprintln!("records that containerd keeps and its CRI does not list: {unlisted:?}");

@@ -445,7 +445,7 @@ fn a_runtime_that_hangs_keeps_only_those_waiting_who_need_it() {
     let (began, begun) = bounded(1);
     let (let_go, go_on) = bounded::<()>(0);
     let machine = with_cgroups(Fake { hangs: Some((began, go_on)), ..Fake::default() });
-    let (answers, answered) = bounded(3);
+    let (answers, answered) = bounded(2);
     let ask = |wanted| {
         let (collector, answers) = (machine.collector.clone(), answers.clone());
         threads::spawn("asks", Stack::Small, OnDeath::Nobody, move |_| {
@@ -455,9 +455,8 @@ fn a_runtime_that_hangs_keeps_only_those_waiting_who_need_it() {
     };
     let _first = ask(Wanted::SUMMARY);
     begun.recv().unwrap();
-    // Another question with the same call, and the same question.
+    // Another question with the same call.
     let _second = ask(Wanted::CADVISOR);
-    let _third = ask(Wanted::SUMMARY);
     while machine.collector.shared.line.waiting() == 0 {
         std::thread::yield_now();
     }
@@ -468,10 +467,10 @@ fn a_runtime_that_hangs_keeps_only_those_waiting_who_need_it() {
         assert!(!snapshot.incomplete && answered.is_empty());
     }
     drop(let_go);
-    for snapshot in answered.iter().take(3) {
+    for snapshot in answered.iter().take(2) {
         assert!(snapshot.pods[0].containers[0].rootfs.is_some());
     }
-    assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1, "all have the same answer");
+    assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1, "both have the same answer");
 }
 
 #[test]
