@@ -29,6 +29,9 @@ use crate::util::stop::StopToken;
 use crate::util::threads;
 use crate::volumes::Volumes;
 
+/// How long a log that was just removed is looked for elsewhere.
+const LOG_PATIENCE: Duration = Duration::from_secs(1);
+
 /// The handles that reports read from.
 #[derive(Clone)]
 pub(super) struct Sources {
@@ -239,7 +242,23 @@ impl Sources {
         }
     }
 
+    /// The log of the newest instance, or of the one before. While a container restarts its
+    /// record and log may go before they are missing from what is known: then that is soon
+    /// known, too.
     fn find_log(&self, uid: &PodUid, container: &str, previous: bool) -> Result<LogSource, String> {
+        let until = Instant::now() + LOG_PATIENCE;
+        loop {
+            let found = self.known_log(uid, container, previous);
+            let is_there = found.as_ref().is_ok_and(|found| found.path.exists());
+            let may_come = previous && self.last_ended(uid, container).is_some();
+            if is_there || !may_come || Instant::now() >= until {
+                return found;
+            }
+            let _ = StopToken::never().wait(LOG_PATIENCE / 20);
+        }
+    }
+
+    fn known_log(&self, uid: &PodUid, container: &str, previous: bool) -> Result<LogSource, String> {
         let pod = self.observe.cached(uid).ok_or_else(|| "the runtime does not know this pod".to_owned())?;
         let instances: Vec<_> = pod.containers.iter().filter(|instance| instance.name == container).collect();
         let instance = if previous {

@@ -118,6 +118,14 @@ fn random_lives_on_a_slow_runtime() {
     for method in ["ListPodSandbox", "ListContainers", "RemoveContainer", "StopContainer", "RunPodSandbox"] {
         solo.fake.behave(method);
     }
+    // One that was removed and written again a moment ago, with the same UID, still ends: until
+    // the agent has seen the last of it, what runs is of before.
+    let running = || (0..PODS).map(|number| solo.running(&format!("pod{number}"))).collect::<Vec<_>>();
+    wait_until("what runs to be the same for a while", LONG, || {
+        let before = running();
+        pause(Duration::from_millis(1500));
+        running() == before
+    });
     for (number, version) in wanted.iter().enumerate() {
         let name = format!("pod{number}");
         match version {
