@@ -55,8 +55,9 @@ fn kubectl_debug_reaches_into_a_pod() {
     assert!(joined.plane.kubectl(&["logs", "patient", "-c", "tools"]).contains("to the log"));
 
     // What goes in comes out, without a terminal; the other containers see none of it. (The end
-    // of the input would be the end of the output: the container may be attached to again.)
-    let script = "read line; echo got $line; cd /proc/1/root && ls tmp/mark || echo apart";
+    // of the input would be the end of the output: the container may be attached to again.) It
+    // lives on for a moment: what is said at the very end did once not reach the one attached.
+    let script = "read line; echo got $line; cd /proc/1/root && ls tmp/mark || echo apart; sleep 1";
     let args = ["debug", "-i", "patient", IMAGE, "-c", "pipe", "--", "sh", "-c", script];
     let mut command = joined.plane.kubectl_command(&args);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl runs");
