@@ -156,9 +156,10 @@ fn callers_are_known_by_certificates_and_tokens() {
 
     // The socket behind it takes nothing that no listener announced.
     let mut inner = UnixStream::connect(solo.root().join(".coracle-http.sock")).unwrap();
-    inner.write_all(b"GET /pods HTTP/1.0\r\nCoracle-Key: 0-1\r\nX-Remote-User: admin\r\n\r\n").unwrap();
+    // It may answer and close before it has read this.
+    let _ = inner.write_all(b"GET /pods HTTP/1.0\r\nCoracle-Key: 0-1\r\nX-Remote-User: admin\r\n\r\n");
     let mut text = String::new();
-    inner.read_to_string(&mut text).unwrap();
+    let _ = inner.read_to_string(&mut text);
     assert!(text.starts_with("HTTP/1.0 403"), "{text}");
 
     // Another authority, while connections stand.
