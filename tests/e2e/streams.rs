@@ -30,9 +30,11 @@ fn with_input(mut command: Command, input: &[u8]) -> Output {
         .spawn()
         .expect("the command starts");
     let mut pipe = child.stdin.take().expect("its input is piped");
-    pipe.write_all(input).expect("the command takes its input");
-    drop(pipe);
-    child.wait_with_output().expect("the command ends")
+    // Beside the reading: what comes back may be more than lies in the pipes between.
+    std::thread::scope(|scope| {
+        scope.spawn(move || pipe.write_all(input).expect("the command takes its input"));
+        child.wait_with_output().expect("the command ends")
+    })
 }
 
 fn text(bytes: &[u8]) -> String {
