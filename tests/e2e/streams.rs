@@ -10,6 +10,7 @@ use crate::support::forwarded::Forwarded;
 use crate::support::node::{FOREVER, LONG, Node, busybox, pod};
 use crate::support::pty::Pty;
 use crate::support::solo;
+use crate::support::wait::wait_until;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -70,6 +71,23 @@ fn local_commands_run_things_in_containers() {
     assert_eq!(text(&output.stdout), text(&expected.stdout), "{output:?}");
     let output = with_input(command(&node, &["exec", "-i", "web", "--", "cat"]), &megabytes);
     assert!(output.stdout == megabytes, "{} bytes came back", output.stdout.len());
+
+    // Nobody reads what it says: it can be ended all the same, and its input goes on.
+    let mut stuck = command(&node, &["exec", "-i", "web", "--", "sh", "-c", "yes & cat > /tmp/input"]);
+    let mut stuck = stuck.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the command starts");
+    let full = stuck.stdout.take().expect("its output is piped");
+    wait_until("the pipe to be full", LIMIT, || {
+        rustix::io::ioctl_fionread(&full).expect("the size of what waits") >= 60 * 1024
+    });
+    stuck.stdin.take().expect("its input is piped").write_all(b"still").expect("it takes input");
+    wait_until("the input to arrive", LIMIT, || {
+        node.says(&["exec", "web", "--", "sh", "-c", "cat /tmp/input; true"]) == "still"
+    });
+    let pid = i32::try_from(stuck.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+    wait_until("the command to end", LIMIT, || stuck.try_wait().expect("its state").is_some());
+    drop(full);
+    node.says(&["exec", "web", "--", "sh", "-c", "killall yes; true"]);
 
     let mut pty = Pty::spawn(&command(&node, &["exec", "-it", "web", "--", "sh"]), 100, 40);
     pty.types("stty size; echo done-$((1+1))\n");

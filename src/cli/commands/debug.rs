@@ -83,7 +83,7 @@ fn stay(client: &Client, console: &mut Console<'_>, options: &Options, reply: &D
         tty: options.tty,
         command: Vec::new(),
     };
-    streams::session::run(client, console, &options)
+    streams::session::run(client, &options)
 }
 
 fn state(pod: &Pod, container: &str) -> Option<ContainerState> {

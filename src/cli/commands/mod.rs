@@ -139,7 +139,7 @@ fn dispatch(ask: Ask, client: &Client, console: &mut Console<'_>) -> Outcome {
         Ask::Exec { pod, namespace, container, stdin, tty, command } => {
             let pod = pod_argument(pod, namespace.as_deref());
             let options = streams::Options { pod, container, stdin, tty, command };
-            streams::session::run(client, console, &options)
+            streams::session::run(client, &options)
         }
         Ask::PortForward { pod, namespace, addresses, ports } => {
             let pod = pod_argument(pod, namespace.as_deref());

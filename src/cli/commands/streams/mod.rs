@@ -2,6 +2,7 @@
 //! through the same handlers as the node API's.
 
 pub(super) mod forward;
+mod screen;
 pub(super) mod session;
 mod terminal;
 

@@ -1,10 +1,10 @@
 //! `coracle exec` and `coracle attach`.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::event::{PollFlags, poll};
+use rustix::event::poll;
 use serde_json::Value;
 
 use crate::agent::signals;
@@ -14,8 +14,8 @@ use crate::model::api::Pod;
 use crate::transport::spdy::{self, Event};
 
 use super::super::client::{Client, encode};
-use super::super::console::Console;
 use super::super::{CommandError, Outcome, complain};
+use super::screen::Pending;
 use super::{Options, came, container, find, is_passing, place, terminal, wants};
 
 const PROTOCOL: &str = "v4.channel.k8s.io";
@@ -30,7 +30,7 @@ const STDERR: u32 = 5;
 const STDIN: u32 = 7;
 const RESIZE: u32 = 9;
 
-pub(in super::super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
+pub(in super::super) fn run(client: &Client, options: &Options) -> Outcome {
     let pod = find(client, &options.pod)?;
     let container = container(&pod, options.container.as_deref())?;
     let attaches = options.command.is_empty();
@@ -56,7 +56,7 @@ pub(in super::super) fn run(client: &Client, console: &mut Console<'_>, options:
         complain("If you don't see a command prompt, try pressing enter.\r");
     }
     let mut session = Session::open(stream, options.stdin, tty);
-    let outcome = session.start(&said, console).and_then(|()| session.run(console));
+    let outcome = session.take(&said).and_then(|()| session.run());
     drop(terminal);
     match outcome {
         Ok(Ended::Asked) => Ok(Exit::Failure),
@@ -113,6 +113,8 @@ struct Session {
     open: Vec<u32>,
     stdin: bool,
     tty: bool,
+    stdout: Pending,
+    stderr: Pending,
     status: Vec<u8>,
     lost: bool,
 }
@@ -144,51 +146,51 @@ impl Session {
             open,
             stdin,
             tty,
+            stdout: Pending::default(),
+            stderr: Pending::default(),
             status: Vec::new(),
             lost: false,
         }
     }
 
-    /// What came with the answer's head.
-    fn start(&mut self, said: &[u8], console: &mut Console<'_>) -> Result<(), Failure> {
-        self.take(said, console)
-    }
-
-    fn run(&mut self, console: &mut Console<'_>) -> Result<Ended, Failure> {
+    fn run(&mut self) -> Result<Ended, Failure> {
         let mut window = signals::window_changes().map_err(Failure::Agent)?;
         let mut endings = signals::endings().map_err(Failure::Agent)?;
-        let stdin = io::stdin();
+        let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let mut chunk = vec![0; CHUNK];
-        while !self.open.is_empty() {
+        while !self.open.is_empty() || self.shows() {
+            // What is not shown yet keeps more from coming, and nothing else.
+            let hears = !self.shows();
             let reads = self.stdin && self.taken.contains(&STDIN) && self.out.len() < CHUNK;
-            let input = if reads { PollFlags::IN } else { PollFlags::empty() };
-            let mut fds = [
-                wants(self.stream.as_fd(), true, !self.out.is_empty()),
-                wants(window.as_fd(), self.tty, false),
-                wants(endings.as_fd(), true, false),
-                rustix::event::PollFd::new(&stdin, input),
-            ];
-            // A terminal that is gone would wake a poll that does not ask for it.
-            let used = if reads { 4 } else { 3 };
-            match poll(fds.split_at_mut(used).0, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(why) => return Err(Failure::Agent(why.into())),
-            }
-            let [agent, resized, asked, typed] = fds.map(|fd| fd.revents());
-            if !asked.is_empty() && came(&mut endings) {
+            let [resized, asked, agent, typed, out, err] = ready([
+                self.tty.then(|| (window.as_fd(), true, false)),
+                Some((endings.as_fd(), true, false)),
+                (hears || !self.out.is_empty()).then(|| (self.stream.as_fd(), hears, !self.out.is_empty())),
+                reads.then(|| (stdin.as_fd(), true, false)),
+                (!self.stdout.is_empty()).then(|| (stdout.as_fd(), false, true)),
+                (!self.stderr.is_empty()).then(|| (stderr.as_fd(), false, true)),
+            ])
+            .map_err(Failure::Agent)?;
+            if asked && came(&mut endings) {
                 return Ok(Ended::Asked);
             }
-            if !resized.is_empty() && came(&mut window) {
+            if resized && came(&mut window) {
                 self.tell_size();
             }
-            if reads && !typed.is_empty() {
-                self.read_input(&stdin, &mut chunk)?;
+            if typed {
+                self.read_input(&stdin, &mut chunk);
+            }
+            if out {
+                self.stdout.write(&stdout).map_err(Failure::Output)?;
+            }
+            if err {
+                self.stderr.write(&stderr).map_err(Failure::Output)?;
             }
             self.write()?;
-            if agent.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            if agent && hears {
                 match (&self.stream).read(&mut chunk) {
                     Ok(0) => self.end(),
-                    Ok(count) => self.take(chunk.get(..count).unwrap_or_default(), console)?,
+                    Ok(count) => self.take(chunk.get(..count).unwrap_or_default())?,
                     Err(why) if is_passing(&why) => {}
                     Err(why) => return Err(Failure::Agent(why)),
                 }
@@ -198,7 +200,12 @@ impl Session {
         Ok(Ended::Over)
     }
 
-    fn read_input(&mut self, stdin: &io::Stdin, chunk: &mut [u8]) -> Result<(), Failure> {
+    /// Whether something waits to be shown.
+    fn shows(&self) -> bool {
+        !self.stdout.is_empty() || !self.stderr.is_empty()
+    }
+
+    fn read_input(&mut self, stdin: &io::Stdin, chunk: &mut [u8]) {
         match rustix::io::read(stdin, &mut *chunk) {
             Ok(0) => {
                 self.stdin = false;
@@ -212,7 +219,6 @@ impl Session {
                 spdy::end(&mut self.out, STDIN);
             }
         }
-        Ok(())
     }
 
     fn tell_size(&mut self) {
@@ -236,17 +242,18 @@ impl Session {
         Ok(())
     }
 
-    fn take(&mut self, mut bytes: &[u8], console: &mut Console<'_>) -> Result<(), Failure> {
+    /// Something that the agent said.
+    fn take(&mut self, mut bytes: &[u8]) -> Result<(), Failure> {
         loop {
             match self.reader.next(&mut bytes) {
-                Ok(None) => return console.out.flush().map_err(Failure::Output),
-                Ok(Some(event)) => self.event(event, console)?,
+                Ok(None) => return Ok(()),
+                Ok(Some(event)) => self.event(event),
                 Err(why) => return Err(Failure::Agent(io::Error::new(io::ErrorKind::InvalidData, why))),
             }
         }
     }
 
-    fn event(&mut self, event: Event<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
+    fn event(&mut self, event: Event<'_>) {
         match event {
             Event::Taken(stream) => {
                 self.taken.push(stream);
@@ -254,8 +261,8 @@ impl Session {
                     self.tell_size();
                 }
             }
-            Event::Data(STDOUT, bytes) => console.out.write_all(bytes).map_err(Failure::Output)?,
-            Event::Data(STDERR, bytes) => io::stderr().write_all(bytes).map_err(Failure::Output)?,
+            Event::Data(STDOUT, bytes) => self.stdout.push(bytes),
+            Event::Data(STDERR, bytes) => self.stderr.push(bytes),
             Event::Data(ERROR, bytes) => self.status.extend_from_slice(bytes),
             Event::Data(..) => {}
             Event::Ended(stream) | Event::Reset(stream) => self.open.retain(|open| *open != stream),
@@ -263,7 +270,6 @@ impl Session {
             Event::Ping(number) => spdy::pong(&mut self.out, number),
             Event::GoAway => self.end(),
         }
-        Ok(())
     }
 
     /// Nothing more comes.
@@ -297,6 +303,20 @@ impl Session {
         }
         Exit::Failure
     }
+}
+
+/// Waits until some of them are ready: those that are wanted, for reading or for writing. One
+/// that is not wanted is left away, for its end would wake the poll for ever.
+fn ready<const N: usize>(wanted: [Option<(BorrowedFd<'_>, bool, bool)>; N]) -> io::Result<[bool; N]> {
+    let mut fds: Vec<_> =
+        wanted.iter().flatten().map(|(fd, read, write)| wants(*fd, *read, *write)).collect();
+    match poll(&mut fds, None) {
+        Ok(_) => {}
+        Err(rustix::io::Errno::INTR) => return Ok([false; N]),
+        Err(why) => return Err(why.into()),
+    }
+    let mut events = fds.iter().map(|fd| !fd.revents().is_empty());
+    Ok(wanted.map(|one| one.is_some() && events.next().unwrap_or(false)))
 }
 
 #[cfg(test)]
