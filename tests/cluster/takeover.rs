@@ -228,7 +228,7 @@ fn the_node_changes_hands_and_back() {
     });
     assert_eq!(text(&again, "/status/podIP"), text(&fell, "/status/podIP"));
     let goes = joined.wait_ready("hands-goes");
-    joined.plane.kubectl(&["delete", "pod", "hands-goes", "--wait=true", "--timeout=60s"]);
+    joined.plane.kubectl(&["delete", "pod", "hands-goes", "--wait=true", "--timeout=180s"]);
     let left = joined.node.root().join("pods").join(text(&goes, "/metadata/uid"));
     wait_until("its directory to go", LIMIT, || !left.exists());
     let plain = joined.wait_ready("plain-hands");
@@ -254,7 +254,7 @@ fn the_node_changes_hands_and_back() {
 
     // And the Go kubelet goes on with what coracle has made.
     let late = joined.wait_ready("hands-late");
-    joined.plane.kubectl(&["delete", "pod", "hands-late", "--wait=true", "--timeout=60s"]);
+    joined.plane.kubectl(&["delete", "pod", "hands-late", "--wait=true", "--timeout=180s"]);
     let left = joined.node.root().join("pods").join(text(&late, "/metadata/uid"));
     wait_until("its directory to go", LIMIT, || !left.exists());
     joined.node.remove("late.yaml");
