@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::joined::{Joined, LIMIT, condition, pod, text};
 use crate::support::launch::differs_on_the_incumbent;
 use crate::support::node::{FOREVER, busybox, simple};
-use crate::support::wait::{holds_for, pause, wait_for, wait_until};
+use crate::support::wait::{holds_for, wait_for, wait_until};
 
 /// Keeps the object of a pod after its end, so that its last phase can be read.
 const HELD: &str = "example.org/held";
@@ -22,7 +22,8 @@ fn held(name: &str, script: &str) -> Value {
 
 fn delete(joined: &Joined<'_>, pod: &str, grace: u32) {
     let grace = format!("--grace-period={grace}");
-    joined.plane.kubectl(&["delete", "pod", pod, "--wait=false", &grace]);
+    // One that is told to end a second time may have done so.
+    joined.plane.kubectl(&["delete", "pod", pod, "--wait=false", "--ignore-not-found", &grace]);
 }
 
 fn let_go(joined: &Joined<'_>, pod: &str) {
@@ -85,7 +86,7 @@ fn deleted_pods_show_how_they_ended() {
     // A shorter grace does not break off a stop that is under way.
     let begun = Instant::now();
     delete(&joined, "ends-deaf", 6);
-    pause(Duration::from_secs(1));
+    wait_until("the stop to begin", LIMIT, || told(&joined, "ends-deaf", "Killing", ""));
     delete(&joined, "ends-deaf", 1);
 
     for (name, phase) in [("ends-zero", "Succeeded"), ("ends-signal", "Failed"), ("ends-unstarted", "Failed")]
