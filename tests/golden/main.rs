@@ -38,7 +38,7 @@ const IMAGE: &str = "localhost/busybox:1";
 const HOST_PATH: &str = "/tmp/golden-hp";
 /// When the recording looked, and how much longer a slow machine may take.
 const LOOK_AFTER: Duration = Duration::from_secs(45);
-const AT_MOST: Duration = Duration::from_secs(60);
+const AT_MOST: Duration = Duration::from_secs(180);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
 /// One recorded pod.
