@@ -15,6 +15,7 @@ use crate::support::forwarded::Forwarded;
 use crate::support::launch::incumbent;
 use crate::support::node::{FOREVER, busybox};
 use crate::support::pty::Pty;
+use crate::support::wait::pause;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -132,14 +133,31 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
 
     repeats(&joined, &web, 3);
     leaves_nothing(&joined, before);
-    let warm = joined.node.holding().expect("the agent runs");
-    repeats(&joined, &web, 6);
-    leaves_nothing(&joined, before);
-    if !incumbent() {
-        cop::assert_memory_back_to(warm, joined.node.pid(), SPARE_KIB);
-    }
-    println!("held {before:?} before, {warm:?} once warm, {:?} at the end", joined.node.holding());
+    // How much at once there was the first time is a matter of chance, and so is what the allocator
+    // keeps for it. What leaks grows every time.
+    let stays = (0..3).any(|_| {
+        let warm = joined.node.holding().expect("the agent runs");
+        repeats(&joined, &web, 6);
+        leaves_nothing(&joined, before);
+        let now = joined.node.holding();
+        println!("held {before:?} before, {warm:?} once warm, {now:?} at the end");
+        incumbent() || comes_back(&joined, warm)
+    });
+    assert!(stays, "memory grows");
     joined
+}
+
+/// Whether the agent has no more memory than before, but for what an allocator keeps.
+fn comes_back(joined: &Joined<'_>, warm: Holding) -> bool {
+    let begun = Instant::now();
+    let held = || joined.node.holding().expect("the agent runs").anonymous_kib;
+    while held() > warm.anonymous_kib + SPARE_KIB {
+        if begun.elapsed() > Duration::from_secs(20) {
+            return false;
+        }
+        pause(Duration::from_millis(50));
+    }
+    true
 }
 
 /// Asserts that threads and descriptors are back to what they were. Of the Go kubelet's nobody
