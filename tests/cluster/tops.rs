@@ -152,7 +152,7 @@ fn kubectl_top_shows_what_nodes_and_pods_use() {
     let joined = Joined::prepare(&plane, "topped", config).start_and_wait();
     // The node shows a certificate that whoever reads its numbers can check.
     let wanted = wait_for("a request for a serving certificate", LIMIT, || {
-        let list = plane.get(&["csr"])?;
+        let list = plane.look(&["csr"])?;
         let all = list["items"].as_array().cloned().unwrap_or_default();
         all.into_iter().find(|csr| text(csr, "/spec/signerName") == "kubernetes.io/kubelet-serving")
     });

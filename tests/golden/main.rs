@@ -266,7 +266,7 @@ fn pods_are_handled_as_recorded() {
         node.remove(&format!("{name}.json"));
     }
     // A removed pod is off the list before it has stopped.
-    wait_until("every sandbox to be stopped", LONG, || {
+    wait_until("every sandbox to be stopped", LONG * 2, || {
         let calls = proxy.calls();
         let stopped: BTreeSet<&str> = calls
             .iter()
