@@ -1,6 +1,6 @@
 //! `kubectl debug`: ephemeral containers with and without a terminal, copies, the node itself.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::node::{FOREVER, busybox};
 use crate::support::pty::Pty;
 use crate::support::wait::wait_until;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 const IMAGE: &str = "--image=localhost/busybox:1";
 
 /// The state of an ephemeral container.
@@ -56,16 +56,21 @@ fn kubectl_debug_reaches_into_a_pod() {
 
     // What goes in comes out, without a terminal; the other containers see none of it. (The end
     // of the input would be the end of the output: the container may be attached to again.) It
-    // lives on for a moment: what is said at the very end did once not reach the one attached.
-    let script = "read line; echo got $line; cd /proc/1/root && ls tmp/mark || echo apart; sleep 1";
+    // ends when it has been heard: what is said at the very end may not reach the one attached.
+    let script = "read line; echo got $line; cd /proc/1/root && ls tmp/mark || echo apart; \
+                  until [ -e /tmp/heard ]; do sleep 0.1; done";
     let args = ["debug", "-i", "patient", IMAGE, "-c", "pipe", "--", "sh", "-c", script];
     let mut command = joined.plane.kubectl_command(&args);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl runs");
     let mut input = child.stdin.take().expect("its input is piped");
     input.write_all(b"a line\n").expect("it reads");
     let mut said = String::new();
-    let output = child.stdout.take().expect("its output is piped").read_to_string(&mut said);
-    assert_eq!((output.is_ok(), said.as_str()), (true, "got a line\napart\n"));
+    let mut output = BufReader::new(child.stdout.take().expect("its output is piped"));
+    while said.lines().count() < 2 && output.read_line(&mut said).expect("text") > 0 {}
+    assert_eq!(said, "got a line\napart\n");
+    assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "pipe", "--", "touch", "/tmp/heard"]), "");
+    output.read_to_string(&mut said).expect("text");
+    assert_eq!(said, "got a line\napart\n", "it says no more");
     assert!(child.wait().expect("it ends").success());
     drop(input);
     assert_eq!(ended("pipe"), 0);
@@ -82,10 +87,17 @@ fn kubectl_debug_reaches_into_a_pod() {
     assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "alone", "--", "touch", "/tmp/go"]), "");
     assert_eq!(ended("alone"), 4);
 
-    // With its words from the start on for whoever stays.
-    let args = ["debug", "--attach", "patient", IMAGE, "-c", "heard", "--", "sh", "-c"];
-    let said = joined.plane.kubectl(&[&args[..], &["sleep 3; echo aloud; exit 5"]].concat());
-    assert!(said.contains("aloud\n"), "{said}");
+    // Whoever stays hears what is said from then on.
+    let script = "until [ -e /tmp/go ]; do echo aloud; sleep 0.5; done; exit 5";
+    let args = ["debug", "--attach", "patient", IMAGE, "-c", "heard", "--", "sh", "-c", script];
+    let mut command = joined.plane.kubectl_command(&args);
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("kubectl runs");
+    let mut said = BufReader::new(child.stdout.take().expect("its output is piped")).lines();
+    assert!(said.any(|line| line.is_ok_and(|line| line == "aloud")), "it ended before it was heard");
+    assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "heard", "--", "touch", "/tmp/go"]), "");
+    said.map_while(Result::ok).for_each(drop);
+    assert!(child.wait().expect("it ends").success());
     assert_eq!(ended("heard"), 5);
 
     // None of this was a restart.

@@ -66,7 +66,7 @@ fn a_drained_node_is_empty_but_for_its_own() {
     assert_eq!(joined.node.running_ids().len(), 5);
 
     // kubectl waits until the API server shows them no more, and by then nothing of them runs.
-    let args = ["drain", "drain", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s"];
+    let args = ["drain", "drain", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=180s"];
     let refused = joined.plane.try_kubectl(&args, "");
     assert!(!refused.status.success(), "a pod without a controller is not evicted without force");
     joined.plane.kubectl(&[&args[..], &["--force"]].concat());
@@ -87,7 +87,7 @@ fn a_drained_node_is_empty_but_for_its_own() {
     });
     wait_until("the node's other event", LIMIT, || told("NodeSchedulable"));
     for set in ["replicaset/drain-web", "daemonset/drain-each"] {
-        joined.plane.kubectl(&["delete", set, "--cascade=foreground", "--timeout=60s"]);
+        joined.plane.kubectl(&["delete", set, "--cascade=foreground", "--timeout=180s"]);
     }
     joined.node.remove("own.json");
     joined.wait_gone("own-drain");

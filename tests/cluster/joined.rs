@@ -103,7 +103,7 @@ impl<'a> Joined<'a> {
         let last = std::cell::RefCell::new(Value::Null);
         let begun = std::time::Instant::now();
         loop {
-            if let Some(pod) = self.plane.get(&["pod", name]) {
+            if let Some(pod) = self.plane.look(&["pod", name]) {
                 if holds(&pod) {
                     return pod;
                 }
@@ -161,7 +161,7 @@ impl<'a> Joined<'a> {
     /// The messages of the events about an object, with their reasons.
     pub fn events(&self, object: &str) -> Vec<(String, String)> {
         let selector = format!("involvedObject.name={object}");
-        let list = self.plane.get(&["events", "-A", "--field-selector", &selector]);
+        let list = self.plane.look(&["events", "-A", "--field-selector", &selector]);
         let items = list.as_ref().and_then(|list| list["items"].as_array()).cloned().unwrap_or_default();
         items
             .iter()

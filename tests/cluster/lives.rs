@@ -68,7 +68,7 @@ fn pods_placed_by_the_scheduler_run_and_end() {
     assert!(described.contains("placed/192.0.2.10"), "{described}");
 
     // A graceful end is shown as an end before the object goes.
-    joined.plane.kubectl(&["delete", "pod", "placed-web", "--wait=true", "--timeout=60s"]);
+    joined.plane.kubectl(&["delete", "pod", "placed-web", "--wait=true", "--timeout=180s"]);
     assert!(joined.plane.get(&["pod", "placed-web"]).is_none());
     assert!(joined.node.running_ids().is_empty(), "the object goes after the containers");
 
@@ -148,7 +148,7 @@ fn jobs_complete() {
         }}},
     }));
     joined.plane.wait(&["job", "jobs-sum"], "complete", LIMIT, |job| condition(job, "Complete") == "True");
-    joined.plane.kubectl(&["delete", "job", "jobs-sum", "--cascade=foreground", "--timeout=60s"]);
+    joined.plane.kubectl(&["delete", "job", "jobs-sum", "--cascade=foreground", "--timeout=180s"]);
     joined.finish(&[]);
 }
 

@@ -184,8 +184,8 @@ fn a_follower_hears_at_once_and_leaves_nothing_behind() {
 #[test]
 fn the_node_proxy_reaches_the_plain_answers() {
     let joined = reachable("plain", json!({"enableSystemLogQuery": true}));
-    joined.bind(&pod("web", json!([busybox("main", FOREVER)])));
-    joined.wait_ready("web");
+    joined.bind(&pod("plain-web", json!([busybox("main", FOREVER)])));
+    joined.wait_ready("plain-web");
     let path = |rest: &str| format!("/api/v1/nodes/plain/proxy/{rest}");
     let get = |rest: &str| joined.plane.kubectl(&["get", "--raw", &path(rest)]);
     let json = |rest: &str| -> Value { serde_json::from_str(&get(rest)).expect("JSON") };
@@ -194,7 +194,7 @@ fn the_node_proxy_reaches_the_plain_answers() {
     assert_eq!(config["kubeletconfig"]["enableSystemLogQuery"], true);
     assert_eq!(config["kubeletconfig"]["apiVersion"], "kubelet.config.k8s.io/v1beta1");
     let pods = json("pods");
-    assert_eq!(text(&pods, "/items/0/metadata/name"), "web");
+    assert_eq!(text(&pods, "/items/0/metadata/name"), "plain-web");
     assert_eq!(text(&pods, "/items/0/status/phase"), "Running");
     // What the runtime runs is known a moment later.
     wait_until("the pod among those that run", LIMIT, || {
@@ -212,7 +212,11 @@ fn the_node_proxy_reaches_the_plain_answers() {
     );
     // kubectl shows the code alone of what is not a Status.
     for (query, words) in [("limitBytes=0", "Invalid request."), ("tailLines=x", "(BadRequest)")] {
-        refused(&joined, &["get", "--raw", &path(&format!("containerLogs/default/web/main?{query}"))], words);
+        refused(
+            &joined,
+            &["get", "--raw", &path(&format!("containerLogs/default/plain-web/main?{query}"))],
+            words,
+        );
     }
     refused(
         &joined,
@@ -223,9 +227,9 @@ fn the_node_proxy_reaches_the_plain_answers() {
     let raw = |verb: &str, rest: &str, body: &str| {
         joined.plane.try_kubectl(&[verb, "--raw", &path(rest), "-f", "-"], body)
     };
-    let ran = raw("create", "run/default/web/main?cmd=echo%20hello", "");
+    let ran = raw("create", "run/default/plain-web/main?cmd=echo%20hello", "");
     assert_eq!(String::from_utf8_lossy(&ran.stdout), "hello\n", "{}", String::from_utf8_lossy(&ran.stderr));
-    let failed = raw("create", "run/default/web/main?cmd=false", "");
+    let failed = raw("create", "run/default/plain-web/main?cmd=false", "");
     assert!(String::from_utf8_lossy(&failed.stderr).contains("exited with 1"), "{failed:?}");
     let set = raw("replace", "debug/flags/v", "4");
     assert_eq!(
@@ -236,5 +240,5 @@ fn the_node_proxy_reaches_the_plain_answers() {
     );
     let output = joined.plane.try_kubectl(&["get", "--raw", &path("debug/flags/v")], "");
     assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
-    joined.finish(&["web"]);
+    joined.finish(&["plain-web"]);
 }

@@ -12,7 +12,7 @@ use crate::support::control_plane::{
 use crate::support::node::Node;
 use crate::support::wait::wait_until;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn pod(name: &str) -> Value {
     json!({

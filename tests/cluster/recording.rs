@@ -104,6 +104,20 @@ pub fn asked_by(log: &[Value], user: &str) -> Vec<Request> {
     all.iter().map(request).collect()
 }
 
+/// Without the refusals that came too early: whose a new pod is the API server learns by watching
+/// itself, and what the pod needs may be asked for before. What was right to ask is granted later.
+pub fn without_early_refusals(all: Vec<Request>) -> Vec<Request> {
+    let granted = |one: &Request, after: &[Request]| {
+        after.iter().any(|later| {
+            (&later.verb, &later.path, later.selector()) == (&one.verb, &one.path, one.selector())
+                && later.code < 400
+        })
+    };
+    let keep: Vec<bool> =
+        (0..all.len()).map(|at| all[at].code != 403 || !granted(&all[at], &all[at + 1..])).collect();
+    all.into_iter().zip(keep).filter(|(_, keep)| *keep).map(|(one, _)| one).collect()
+}
+
 /// How many there are of each kind.
 pub fn kinds(requests: &[Request]) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();

@@ -1,8 +1,7 @@
 //! The machine shuts down: logind is told to wait, and pods end in order, each with its time.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle::transport::dbus::wire::Value as DbusValue;
 use serde_json::{Value, json};
@@ -15,6 +14,8 @@ use crate::support::wait::{holds_for, wait_until};
 
 const BUS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 const TERMINATED: &str = "Pod was terminated in response to imminent node shutdown.";
+/// What the agent gives statuses to reach the API server.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
 const WATCHED: &str = "shutdowns of the machine wait for the pods";
 
 fn ready_message(node: &Value) -> String {
@@ -82,20 +83,25 @@ fn pods_end_in_order_before_the_machine() {
     assert!(both.contains_key("bye-ordinary") && both.contains_key("bye-critical"), "{both:?}");
     assert_eq!(machine.locks(), 1);
     fs::write(&go, "").expect("it can be written");
+    let mut ran = Instant::now();
     wait_until("the lock to be released", LIMIT, || {
+        let now = Instant::now();
         let locks = machine.locks();
         let running = running();
         let (ordinary, critical) =
             (running.contains_key("bye-ordinary"), running.contains_key("bye-critical"));
         assert!(critical || !ordinary, "the critical pod ended first");
         assert!(locks == 1 || !critical, "the machine was let go too early");
+        ran = if critical { now } else { ran };
         locks == 0
     });
-    // By then the API server knows; from the Go kubelet it hears later.
+    // By then the API server knows, unless telling it took longer than a machine is kept waiting
+    // for that; from the Go kubelet it hears later.
+    let may_be_late = incumbent() || ran.elapsed() >= TOLD_WITHIN;
     for name in ["bye-ordinary", "bye-critical"] {
         let pod = joined.wait_pod(name, "failed", |pod| {
             let failed = pod["status"]["phase"] == "Failed";
-            assert!(failed || incumbent(), "{name} is not told: {}", pod["status"]);
+            assert!(failed || may_be_late, "{name} is not told: {}", pod["status"]);
             failed
         });
         assert_eq!((text(&pod, "/status/reason"), text(&pod, "/status/message")), ("Terminated", TERMINATED));
@@ -118,16 +124,12 @@ fn pods_end_in_order_before_the_machine() {
     }
     joined.bind(&pod("bye-next", json!([busybox("main", FOREVER)])));
     joined.wait_ready("bye-next");
-    let told: BTreeMap<String, String> = joined
-        .events(name)
-        .into_iter()
-        .filter(|(reason, _)| reason == "Shutdown")
-        .map(|(a, b)| (b, a))
-        .collect();
     for words in
         ["Shutdown manager detected shutdown event", "Shutdown manager detected shutdown cancellation"]
     {
-        assert!(told.contains_key(words), "{told:?}");
+        wait_until(words, LIMIT, || {
+            joined.events(name).iter().any(|(reason, message)| reason == "Shutdown" && message == words)
+        });
     }
     joined.finish(&["bye-ordinary", "bye-critical", "bye-late", "bye-next"]);
 }
@@ -156,7 +158,8 @@ fn a_bus_that_comes_and_goes() {
     wait_until("the warning", LIMIT, || warned() == 1);
     holds_for("one warning", Duration::from_secs(3), || warned() == 1);
     machine.start();
-    wait_until("the lock to be taken", LIMIT, || machine.locks() == 1);
+    // A bus that was never there is looked for ever more rarely.
+    wait_until("the lock to be taken", LIMIT * 4, || machine.locks() == 1);
     wait_until("the good news", LIMIT, || joined.node.log().contains(WATCHED));
     assert_eq!((machine.reloads(), machine.asked().0), (0, 1));
 

@@ -23,7 +23,7 @@ fn the_summary_comes_through_the_api_server() {
     };
     // The API server asks for a certificate that it can check.
     let wanted = wait_for("a request for a serving certificate", LIMIT, || {
-        let list = plane.get(&["csr"])?;
+        let list = plane.look(&["csr"])?;
         let all = list["items"].as_array().cloned().unwrap_or_default();
         all.into_iter().find(|csr| {
             text(csr, "/spec/signerName") == "kubernetes.io/kubelet-serving"

@@ -1,7 +1,7 @@
 //! kubectl exec, attach, cp and port-forward, through a real API server.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, pod, shared, text};
+use crate::joined::{Joined, pod, shared};
 use crate::support::cop::{self, Holding, cpu_time};
 use crate::support::forwarded::Forwarded;
 use crate::support::launch::incumbent;
 use crate::support::node::{FOREVER, busybox};
 use crate::support::pty::Pty;
+use crate::support::wait::pause;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// What `kubectl cp` copies, in MiB. `STREAMS_COPY_MIB` takes less for a quick run.
 const COPY_MIB: u64 = 1024;
@@ -54,7 +55,9 @@ fn start(name: &str, gates: Value) -> Joined<'static> {
     let mut shell = pod(&format!("{name}-shell"), shell);
     shell["spec"]["restartPolicy"] = json!("Never");
     joined.bind(&shell);
-    joined.wait_ready(&format!("{name}-web"));
+    for pod in ["web", "cat", "shell"] {
+        joined.wait_ready(&format!("{name}-{pod}"));
+    }
     joined
 }
 
@@ -89,14 +92,21 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
     pty.types("exit 5\n");
     assert_eq!(pty.wait_ended(LIMIT).code(), Some(5));
 
-    joined.wait_pod(&cat, "running", |pod| text(pod, "/status/phase") == "Running");
-    let output = run(&["attach", "-i", &cat], "to and fro\n");
-    assert!(output.status.success(), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stdout).contains("to and fro"), "{output:?}");
+    // The input ends, and the program with it, when its words have been heard: what is said at the
+    // very end may not reach the one attached.
+    let mut attach = joined.plane.kubectl_command(&["attach", "-i", &cat]);
+    let attach = attach.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut attached = attach.spawn().expect("kubectl runs");
+    let mut input = attached.stdin.take().expect("its input is piped");
+    input.write_all(b"to and fro\n").expect("it reads");
+    let mut said = BufReader::new(attached.stdout.take().expect("its output is piped")).lines();
+    assert!(said.any(|line| line.is_ok_and(|line| line.contains("to and fro"))), "not heard");
+    drop(input);
+    said.map_while(Result::ok).for_each(drop);
+    assert!(attached.wait().expect("it ends").success());
 
     // A terminal that was there before anybody came, and stays when they go.
     let shell = format!("{name}-shell");
-    joined.wait_ready(&shell);
     let attach = || joined.plane.kubectl_command(&["attach", "-it", &shell]);
     let mut pty = Pty::spawn(&attach(), 100, 40);
     pty.types("x=kept; while [ \"$(stty size)\" != '40 100' ]; do sleep 0.1; done; echo sized-$((1+1))\n");
@@ -106,8 +116,9 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
     pty.wait_for("resized-2", LIMIT);
     drop(pty);
     let mut pty = Pty::spawn(&attach(), 100, 40);
-    pty.types("echo $x-$((1+1)); exit 6\n");
+    pty.types("echo $x-$((1+1))\n");
     pty.wait_for("kept-2", LIMIT);
+    pty.types("exit 6\n");
     pty.wait_ended(LIMIT);
     let code = "/status/containerStatuses/0/state/terminated/exitCode";
     joined.wait_pod(&shell, "over", |pod| pod.pointer(code) == Some(&json!(6)));
@@ -122,14 +133,31 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
 
     repeats(&joined, &web, 3);
     leaves_nothing(&joined, before);
-    let warm = joined.node.holding().expect("the agent runs");
-    repeats(&joined, &web, 6);
-    leaves_nothing(&joined, before);
-    if !incumbent() {
-        cop::assert_memory_back_to(warm, joined.node.pid(), SPARE_KIB);
-    }
-    println!("held {before:?} before, {warm:?} once warm, {:?} at the end", joined.node.holding());
+    // How much at once there was the first time is a matter of chance, and so is what the allocator
+    // keeps for it. What leaks grows every time.
+    let stays = (0..3).any(|_| {
+        let warm = joined.node.holding().expect("the agent runs");
+        repeats(&joined, &web, 6);
+        leaves_nothing(&joined, before);
+        let now = joined.node.holding();
+        println!("held {before:?} before, {warm:?} once warm, {now:?} at the end");
+        incumbent() || comes_back(&joined, warm)
+    });
+    assert!(stays, "memory grows");
     joined
+}
+
+/// Whether the agent has no more memory than before, but for what an allocator keeps.
+fn comes_back(joined: &Joined<'_>, warm: Holding) -> bool {
+    let begun = Instant::now();
+    let held = || joined.node.holding().expect("the agent runs").anonymous_kib;
+    while held() > warm.anonymous_kib + SPARE_KIB {
+        if begun.elapsed() > Duration::from_secs(20) {
+            return false;
+        }
+        pause(Duration::from_millis(50));
+    }
+    true
 }
 
 /// Asserts that threads and descriptors are back to what they were. Of the Go kubelet's nobody

@@ -2,14 +2,15 @@
 //! name, and later the other way round. Nothing that runs may notice.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use coracle::transport::generated::runtime as rt;
 use serde_json::{Value, json};
 
 use crate::joined::{Joined, LIMIT, condition, directory, pod, shared, text};
 use crate::support::launch::{differs_on_the_incumbent, incumbent_config};
 use crate::support::node::{FOREVER, busybox, simple};
-use crate::support::wait::{holds_for, wait_until};
+use crate::support::wait::{holds_for, pause, wait_until};
 
 /// Longer than the Go kubelet's housekeeping and its list of containers together.
 const SETTLE: Duration = Duration::from_secs(12);
@@ -19,6 +20,7 @@ const SETTLE: Duration = Duration::from_secs(12);
 struct Picture {
     /// Pod → container → ids.
     running: BTreeMap<String, BTreeMap<String, Vec<String>>>,
+    /// Those that run: of others, whoever has the node removes what is too much.
     sandboxes: Vec<String>,
     /// Pod → what the API server shows of it.
     shown: BTreeMap<String, Value>,
@@ -31,6 +33,7 @@ fn picture(joined: &Joined<'_>, pods: &[&str]) -> Picture {
         .list_pod_sandbox(Default::default())
         .expect("ListPodSandbox")
         .into_iter()
+        .filter(|one| one.state.enum_value() == Ok(rt::PodSandboxState::SANDBOX_READY))
         .map(|one| one.id)
         .collect();
     sandboxes.sort();
@@ -164,15 +167,24 @@ fn hand_over(joined: &mut Joined<'_>, to_incumbent: bool, pods: &[&str]) {
     for name in pods {
         joined.wait_ready(name);
     }
-    let after = picture(joined, pods);
-    assert_eq!(after.running, before.running);
-    assert_eq!(after.sandboxes, before.sandboxes);
-    for (name, mut was) in before.shown {
+    let begun = Instant::now();
+    loop {
+        let after = picture(joined, pods);
+        assert_eq!(after.running, before.running);
+        assert_eq!(after.sandboxes, before.sandboxes);
+        let mut was = before.shown.clone();
         // The Go kubelet gives static pods another start time with each of its own starts.
-        if to_incumbent && was["annotations"].get("kubernetes.io/config.mirror").is_some() {
-            was["startTime"] = after.shown[&name]["startTime"].clone();
+        for (name, was) in &mut was {
+            if to_incumbent && was["annotations"].get("kubernetes.io/config.mirror").is_some() {
+                was["startTime"] = after.shown[name]["startTime"].clone();
+            }
         }
-        assert_eq!(after.shown[&name], was, "{name}");
+        // It may also show a pod as not ready until it has asked its probes.
+        if !to_incumbent || after.shown == was || begun.elapsed() > LIMIT {
+            assert_eq!(after.shown, was);
+            break;
+        }
+        pause(Duration::from_millis(500));
     }
 }
 
@@ -228,7 +240,7 @@ fn the_node_changes_hands_and_back() {
     });
     assert_eq!(text(&again, "/status/podIP"), text(&fell, "/status/podIP"));
     let goes = joined.wait_ready("hands-goes");
-    joined.plane.kubectl(&["delete", "pod", "hands-goes", "--wait=true", "--timeout=60s"]);
+    joined.plane.kubectl(&["delete", "pod", "hands-goes", "--wait=true", "--timeout=180s"]);
     let left = joined.node.root().join("pods").join(text(&goes, "/metadata/uid"));
     wait_until("its directory to go", LIMIT, || !left.exists());
     let plain = joined.wait_ready("plain-hands");
@@ -254,7 +266,7 @@ fn the_node_changes_hands_and_back() {
 
     // And the Go kubelet goes on with what coracle has made.
     let late = joined.wait_ready("hands-late");
-    joined.plane.kubectl(&["delete", "pod", "hands-late", "--wait=true", "--timeout=60s"]);
+    joined.plane.kubectl(&["delete", "pod", "hands-late", "--wait=true", "--timeout=180s"]);
     let left = joined.node.root().join("pods").join(text(&late, "/metadata/uid"));
     wait_until("its directory to go", LIMIT, || !left.exists());
     joined.node.remove("late.yaml");

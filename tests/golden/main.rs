@@ -38,7 +38,7 @@ const IMAGE: &str = "localhost/busybox:1";
 const HOST_PATH: &str = "/tmp/golden-hp";
 /// When the recording looked, and how much longer a slow machine may take.
 const LOOK_AFTER: Duration = Duration::from_secs(45);
-const AT_MOST: Duration = Duration::from_secs(60);
+const AT_MOST: Duration = Duration::from_secs(180);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
 /// One recorded pod.
@@ -266,7 +266,7 @@ fn pods_are_handled_as_recorded() {
         node.remove(&format!("{name}.json"));
     }
     // A removed pod is off the list before it has stopped.
-    wait_until("every sandbox to be stopped", LONG, || {
+    wait_until("every sandbox to be stopped", LONG * 2, || {
         let calls = proxy.calls();
         let stopped: BTreeSet<&str> = calls
             .iter()

@@ -277,21 +277,40 @@ impl ControlPlane {
 
     /// `kubectl get -o json`; `None` when it is not there.
     pub fn get(&self, args: &[&str]) -> Option<Value> {
+        self.try_get(args).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The same for those who look again and again: a server that is short of time may fail to
+    /// answer once. What it said is printed.
+    pub fn look(&self, args: &[&str]) -> Option<Value> {
+        self.try_get(args).unwrap_or_else(|error| {
+            eprintln!("{error}");
+            None
+        })
+    }
+
+    fn try_get(&self, args: &[&str]) -> Result<Option<Value>, String> {
         let mut all = vec!["get", "-o", "json", "--ignore-not-found"];
         all.extend(args);
-        let text = self.kubectl(&all);
-        (!text.trim().is_empty()).then(|| serde_json::from_str(&text).expect("kubectl writes JSON"))
+        let output = self.try_kubectl(&all, "");
+        if !output.status.success() {
+            return Err(format!("kubectl {all:?}: {}", String::from_utf8_lossy(&output.stderr)));
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok((!text.trim().is_empty()).then(|| serde_json::from_str(&text).expect("kubectl writes JSON")))
     }
 
     /// Waits for an object to satisfy a condition.
     pub fn wait(&self, args: &[&str], what: &str, limit: Duration, holds: impl Fn(&Value) -> bool) -> Value {
-        wait_for(&format!("{args:?} to be {what}"), limit, || self.get(args).filter(&holds))
+        wait_for(&format!("{args:?} to be {what}"), limit, || self.look(args).filter(&holds))
     }
 
     /// What nodes and joining nodes have asked for so far: the API server's audit events, with
     /// the bodies of requests. A watch is there twice: when it begins and when it ends.
     pub fn requests(&self) -> Vec<Value> {
-        let text = fs::read_to_string(self.dir.join("audit.log")).unwrap_or_default();
+        // It is being written: its end may be half a line, or half a letter.
+        let bytes = fs::read(self.dir.join("audit.log")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole.lines().map(|line| serde_json::from_str(line).expect("the audit log is JSON")).collect()
     }
@@ -333,7 +352,7 @@ fn said(args: &[&str], output: &Output) -> String {
 
 /// Waits until none of the processes exists.
 pub fn wait_ended(pids: &[u32]) {
-    wait_until("the control plane's processes to be gone", Duration::from_secs(20), || {
+    wait_until("the control plane's processes to be gone", Duration::from_secs(60), || {
         pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
     });
 }
