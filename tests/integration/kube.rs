@@ -450,11 +450,16 @@ fn nonsense_ends_only_that_watch() {
         api.fault(Fault::once("GET", "watch=true", what));
     }
     let (_running, changes) = reflect(&api.client());
-    let mut seen = Vec::new();
-    while seen.last().map(String::as_str) != Some("=a") {
+    api.wait_for(4, |asked| asked.is_watch());
+    api.put(&format!("{PODS}/b"), pod("n1"));
+    let mut seen: Vec<String> = Vec::new();
+    while !seen.last().map_or("", String::as_str).ends_with('b') {
         seen.push(next(&changes));
     }
-    assert_eq!(seen, ["=", "+seen", "=", "+half", "=a"]);
+    // After one that was open for a second, as it may be on a busy machine, nothing is listed again.
+    let (before, after) = seen.split_at(4);
+    assert_eq!(before, ["=", "+seen", "=", "+half"]);
+    assert!(after == ["=a,b"] || after == ["=a", "+b"] || after == ["+b"], "{after:?}");
 }
 
 #[test]
