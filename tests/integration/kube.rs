@@ -113,7 +113,9 @@ fn objects_are_made_changed_and_removed() {
     assert!(error.is_not_found());
     assert_eq!(error.to_string(), "pods \"p\" not found");
     for (counts, more) in expected.iter_mut().zip([2, 1, 2, 2]) {
-        counts.iter_mut().for_each(|count| *count += more);
+        for count in counts {
+            *count += more;
+        }
     }
     assert_eq!(sizes(), expected);
     // A document of another kind is an error, not a panic.
