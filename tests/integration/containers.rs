@@ -2,7 +2,7 @@
 //! fake runtime.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle::model::api::{ContainerStatus, Pod};
 use serde_json::{Value, json};
@@ -57,7 +57,10 @@ fn reasons(solo: &Solo) -> Vec<String> {
 fn init_containers_and_sidecars_start_in_order_and_end_in_reverse() {
     let solo = Solo::start();
     let init = json!([sidecar("s1"), busybox("i2", "sleep 0.1; exit 0"), sidecar("s2")]);
-    solo.apply(&with_init("web", json!([busybox("main", FOREVER)]), init));
+    let mut web = with_init("web", json!([busybox("main", FOREVER)]), init);
+    // A sidecar waits for the others no longer than this.
+    web["spec"]["terminationGracePeriodSeconds"] = json!(60);
+    solo.apply(&web);
     solo.wait_ready("web");
     assert_eq!(order(&solo, &names(&solo), "StartContainer"), ["s1", "i2", "s2", "main"]);
     // A sidecar comes back like any other, and nothing else moves.
@@ -241,12 +244,15 @@ fn an_ephemeral_container_runs_once() {
 fn a_deadline_ends_a_pod_that_waits_in_a_crash_loop() {
     let solo = Solo::start();
     let mut job = pod("job", json!([busybox("main", "exit 1")]));
-    job["spec"]["activeDeadlineSeconds"] = json!(3);
+    // In the middle of the second wait, which is from the 10th second to the 30th.
+    job["spec"]["activeDeadlineSeconds"] = json!(15);
+    let begun = Instant::now();
     solo.apply(&job);
     solo.wait_pod("job", "to wait", LONG, |pod| waiting_reason(pod, "main") == "CrashLoopBackOff");
-    let over = solo.wait_pod("job", "to fail", Duration::from_secs(8), |pod| phase(pod) == "Failed");
+    let left = Duration::from_secs(28).saturating_sub(begun.elapsed());
+    let over = solo.wait_pod("job", "to fail", left, |pod| phase(pod) == "Failed");
     assert_eq!(over.status.as_ref().unwrap().reason.as_deref(), Some("DeadlineExceeded"));
-    assert!(reasons(&solo).iter().any(|reason| reason == "DeadlineExceeded"));
+    wait_until("the event", LONG, || reasons(&solo).iter().any(|reason| reason == "DeadlineExceeded"));
     solo.finish();
 }
 

@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::support::fake_api::{Asked, FakeApi, Fault, What};
+use crate::support::wait::wait_for;
 
 const POD: &str = "/api/v1/namespaces/ns/pods/p";
 
@@ -155,15 +156,12 @@ fn a_mirror_comes_and_goes_with_its_static_pod() {
     api.wait_for(2, |asked| asked.method == "POST");
     // A request is noted before it is answered.
     let client = api.client();
-    let made = loop {
-        if let Ok(made) = client.get::<Value>(&Target::pod("ns", "p")) {
-            break made;
-        }
-    };
+    let limit = Duration::from_secs(60);
+    let made = wait_for("the mirror", limit, || client.get::<Value>(&Target::pod("ns", "p")).ok());
     assert_eq!(made["metadata"]["annotations"]["kubernetes.io/config.mirror"], "hash");
     assert_eq!(made["metadata"]["ownerReferences"][0]["uid"], "nu");
     post.put((), mirror::View { mirrors: Some(vec![object(made)]), ..view });
     let deleted = api.wait_for(1, |asked| asked.method == "DELETE");
     assert_eq!((deleted[0].path(), &deleted[0].body["gracePeriodSeconds"]), (POD.to_owned(), &json!(0)));
-    assert_eq!(thread.stop(Duration::from_secs(20)), coracle::util::threads::Stopped::Joined);
+    assert_eq!(thread.stop(limit), coracle::util::threads::Stopped::Joined);
 }

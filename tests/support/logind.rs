@@ -22,7 +22,7 @@ use super::wait::wait_for;
 /// their own there (`tests/support/enclose`).
 pub const CONF: &str = "/etc/systemd/logind.conf.d/99-kubelet.conf";
 const LOGIND: &str = "org.freedesktop.login1";
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A bus and its logind.
 pub struct Machine {

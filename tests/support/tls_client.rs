@@ -150,6 +150,23 @@ pub struct Connection {
     pub stream: StreamOwned<ClientConnection, TcpStream>,
 }
 
+/// What comes in. The stream itself reads nothing while something is left that it cannot send.
+struct Incoming<'a>(&'a mut StreamOwned<ClientConnection, TcpStream>);
+
+impl Read for Incoming<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let StreamOwned { conn, sock } = &mut *self.0;
+        loop {
+            match conn.reader().read(into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return outcome,
+            }
+            conn.read_tls(sock)?;
+            conn.process_new_packets().map_err(io::Error::other)?;
+        }
+    }
+}
+
 impl TlsClient {
     pub fn new(port: u16, identity: Option<&Identity>) -> TlsClient {
         TlsClient::with_versions(port, identity, rustls::ALL_VERSIONS)
@@ -247,17 +264,18 @@ impl Connection {
 
     /// Sends a request and reads its answer.
     pub fn ask(&mut self, text: &str) -> io::Result<Answer> {
-        self.stream.write_all(text.as_bytes())?;
-        self.stream.flush()?;
-        self.answer(text.starts_with("HEAD"))
+        let sent = self.stream.write_all(text.as_bytes()).and_then(|()| self.stream.flush());
+        // A refusal may come, and the server go, before all is sent.
+        self.answer(text.starts_with("HEAD")).map_err(|error| sent.err().unwrap_or(error))
     }
 
     /// Reads one answer.
     pub fn answer(&mut self, head_only: bool) -> io::Result<Answer> {
+        let mut incoming = Incoming(&mut self.stream);
         let mut head = Vec::new();
         let mut byte = [0];
         while !head.ends_with(b"\r\n\r\n") {
-            if self.stream.read(&mut byte)? == 0 {
+            if incoming.read(&mut byte)? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             head.push(byte[0]);
@@ -272,10 +290,10 @@ impl Connection {
         if head_only {
         } else if let Some(length) = value("content-length") {
             body.resize(length.parse().map_err(io::Error::other)?, 0);
-            self.stream.read_exact(&mut body)?;
+            incoming.read_exact(&mut body)?;
         } else {
             // An end without farewell is one, too.
-            let _ = self.stream.read_to_end(&mut body);
+            let _ = incoming.read_to_end(&mut body);
         }
         Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned(), head })
     }

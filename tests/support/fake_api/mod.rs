@@ -293,7 +293,7 @@ impl FakeApi {
 
     /// Waits until as many requests that `wanted` takes have come, and returns them.
     pub fn wait_for(&self, count: usize, wanted: impl Fn(&Asked) -> bool) -> Vec<Asked> {
-        let until = Instant::now() + Duration::from_secs(30);
+        let until = Instant::now() + Duration::from_secs(60);
         let mut state = self.shared.lock();
         loop {
             let found: Vec<Asked> = state.asked.iter().filter(|asked| wanted(asked)).cloned().collect();
