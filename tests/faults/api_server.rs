@@ -266,10 +266,12 @@ pub(crate) fn settle(solo: Solo, case: &Case, before: &Before, deaths: i32) {
     let count = restarts(&hurt, "main");
     assert!((1..=1 + deaths).contains(&count), "{count} restarts of a container that died once");
     assert!(container(&hurt, "main").is_some_and(|one| one.last_state.is_some()));
-    let sent = solo.api().requests();
-    pause(Duration::from_secs(2));
-    let rate = (solo.api().requests() - sent) as f64 / 2.0;
-    assert!(rate <= MAX_IDLE_RATE, "{rate:.1} requests/s afterwards");
+    // What was held back, such as events, may still be on its way for a while.
+    wait_until(&format!("at most {MAX_IDLE_RATE} requests/s afterwards"), LONG, || {
+        let (sent, begun) = (solo.api().requests(), Instant::now());
+        pause(Duration::from_secs(2));
+        (solo.api().requests() - sent) as f64 / begun.elapsed().as_secs_f64() <= MAX_IDLE_RATE
+    });
     solo.finish();
 }
 
@@ -439,7 +441,8 @@ fn a_token_is_renewed_before_it_runs_out() {
     let mut config = config();
     config["syncFrequency"] = json!("1s");
     let solo = Solo::join(config);
-    solo.api().token_seconds(Some(20));
+    // A fifth of it is more than a busy machine holds anybody up.
+    solo.api().token_seconds(Some(40));
     let mut pod = simple("web");
     pod["spec"]["serviceAccountName"] = json!("default");
     let token = json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 600}});
@@ -451,15 +454,16 @@ fn a_token_is_renewed_before_it_runs_out() {
     let file = solo.root().join("pods").join(uid).join("volumes/kubernetes.io~projected/v/token");
     let mut seen = std::collections::BTreeSet::new();
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(40) {
+    while begun.elapsed() < Duration::from_secs(80) {
+        let now = jiff::Timestamp::now().as_second();
         let text = std::fs::read_to_string(&file).unwrap();
         let end: i64 = text.rsplit('-').next().unwrap().parse().unwrap();
-        assert!(jiff::Timestamp::now().as_second() < end, "{text} has run out");
+        assert!(now < end, "{text} has run out");
         seen.insert(text);
         pause(Duration::from_millis(100));
     }
     // A fifth of its life is left, or up to ten seconds more; never at every look.
-    assert!((3..=21).contains(&seen.len()), "{seen:?}");
+    assert!((3..=8).contains(&seen.len()), "{seen:?}");
     let asked = solo.api().asked().iter().filter(|asked| asked.path().ends_with("/token")).count();
     assert!(asked <= seen.len() + 1, "{asked} requests, {seen:?}");
     assert!(seen.iter().all(|token| !solo.log().contains(token)));
