@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use jiff::Timestamp;
 
@@ -259,6 +260,12 @@ fn the_thread_sends_what_was_and_what_comes_and_outlives_refusals() {
     assert_eq!(next(), "PATCH default/early 3");
     log.record(event("later", 4));
     assert_eq!(next(), "POST default/later 1");
+    // It hears of the answer a moment after this test has heard of the request.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while log.delivery().unwrap().waiting > 0 {
+        assert!(Instant::now() < deadline);
+        std::thread::yield_now();
+    }
     drop(running);
     let counts = log.delivery().unwrap();
     assert_eq!((counts.waiting, counts.refused, counts.lost), (0, 1, 0));

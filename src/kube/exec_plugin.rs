@@ -233,7 +233,6 @@ impl CredentialSource for ExecPlugin {
 mod tests {
     use super::*;
     use crate::model::kubeconfig::ExecVariable;
-    use std::os::unix::fs::PermissionsExt;
 
     fn exec(command: &str) -> Exec {
         Exec {
@@ -254,8 +253,7 @@ mod tests {
         let log = dir.path().join("log");
         let text =
             format!("#!/bin/sh\necho \"$OWN $1 $KUBERNETES_EXEC_INFO\" >> {}\n{body}\n", log.display());
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        crate::util::testing::program(&path, &text);
         let exec = exec("./plugin");
         (dir, exec)
     }

@@ -204,15 +204,14 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     /// Programs that remember what they were told in files named like it.
     fn bench(names: &[&str], script: &str) -> (tempfile::TempDir, Chains) {
         let dir = tempfile::tempdir().unwrap();
         for name in names {
             let path = dir.path().join(name);
-            std::fs::write(&path, format!("#!/bin/sh\nDIR={}\n{script}", dir.path().display())).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            let text = format!("#!/bin/sh\nDIR={}\n{script}", dir.path().display());
+            crate::util::testing::program(&path, &text);
         }
         let chains = Chains::in_dirs(&[dir.path().to_owned()]);
         (dir, chains)

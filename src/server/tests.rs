@@ -397,7 +397,7 @@ fn streams_end_with_their_client_and_with_the_server() {
     assert!(next_line(&mut events).contains("Starting kubelet."));
 
     let started = fixture.started.take().unwrap();
-    assert_eq!(started.running.stop(Duration::from_secs(5)), threads::Stopped::Joined);
+    assert_eq!(started.running.stop(Duration::from_secs(30)), threads::Stopped::Joined);
     let mut rest = String::new();
     watch.read_to_string(&mut rest).unwrap();
     events.read_to_string(&mut rest).unwrap();

@@ -397,6 +397,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/pods", listener.local_addr().unwrap());
         let (asked, asking) = crossbeam_channel::bounded(4);
+        let (seen, go_on) = crossbeam_channel::bounded::<()>(2);
         let body = list(&[pod("a")]);
         let server = threads::spawn("t/server", Stack::Small, OnDeath::Nobody, move |_| {
             let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
@@ -412,6 +413,9 @@ mod tests {
                 if answer.is_empty() {
                     // The client hangs until it is told to stop.
                     let _ = stream.read(&mut byte);
+                } else {
+                    // The next set would take the place of one that nobody has taken yet.
+                    let _ = go_on.recv();
                 }
             }
         })
@@ -424,7 +428,9 @@ mod tests {
         let running = spawn("n", &settings, store, &Deps { post, events: events_sink, on_death }).unwrap();
         let next = || {
             inbox.bell().recv_timeout(LIMIT).expect("a set in time");
-            inbox.take().remove(&SourceName::Http).unwrap()
+            let set = inbox.take().remove(&SourceName::Http).unwrap();
+            seen.send(()).unwrap();
+            set
         };
         let first = next();
         assert_eq!(first.pods.as_ref().map(Vec::len), Some(1));

@@ -14,6 +14,8 @@ pub mod sha1;
 pub mod sha256;
 pub mod stop;
 pub mod tail;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod threads;
 pub mod timers;
 pub mod wake;

@@ -147,7 +147,7 @@ mod tests {
         operations.run(&uid(), "w", LIMIT, &StopToken::never(), |_| Ok(())).unwrap();
         drop(release);
         // Its end frees the volume.
-        let freed = (0..500).any(|_| {
+        let freed = (0..3000).any(|_| {
             let _ = StopToken::never().wait(SHORT);
             !operations.is_busy(&uid())
         });

@@ -416,10 +416,13 @@ mod tests {
         );
         assert!(error.to_string().starts_with("unmounted volumes=[d], unattached volumes=[], failed to"));
         let retry_at = error.retry_at().unwrap();
-        // Within the wait: no second try, no second event, the same time to come back.
+        // Within the wait: no second try, no second event, the same time to come back. A busy
+        // machine may hold this test up for longer than the wait.
         let again = volumes.setup(&pod, &StopToken::never()).unwrap_err();
-        assert_eq!(again.retry_at(), Some(retry_at));
-        assert!(queue.is_empty());
+        if Instant::now() < retry_at {
+            assert_eq!(again.retry_at(), Some(retry_at));
+            assert!(queue.is_empty());
+        }
         assert!(root.path().join("pods/u1/volumes/kubernetes.io~empty-dir/e").is_dir());
     }
 
@@ -513,10 +516,12 @@ mod tests {
         api.register(&pod);
         let never = StopToken::never();
         let text = "MountVolume.SetUp failed for volume \"m\" : configmap \"map\" not found";
-        for _ in 0..2 {
-            assert!(volumes.setup(&pod, &never).is_err());
-        }
-        assert_eq!(queue.try_iter().map(|event| event.message).collect::<Vec<_>>(), [text]);
+        let first = volumes.setup(&pod, &never).unwrap_err();
+        assert!(volumes.setup(&pod, &never).is_err());
+        // Told once, unless a busy machine has held this test up for longer than the wait.
+        let most = if Instant::now() < first.retry_at().unwrap() { 1 } else { 2 };
+        let told: Vec<String> = queue.try_iter().map(|event| event.message).collect();
+        assert!((1..=most).contains(&told.len()) && told.iter().all(|one| one == text), "{told:?}");
         // Its appearance ends the wait.
         set(Some("1"));
         let ready = volumes.setup(&pod, &never).unwrap();

@@ -19,6 +19,9 @@ use crate::support::solo::{LONG, Solo};
 use crate::support::wait::{pause, wait_until};
 use crate::{BOTH, side_by_side, tell, two};
 
+/// Watches that failed for long are tried again after up to 45 s, and many agents start at once.
+const PATIENCE: Duration = Duration::from_secs(150);
+
 /// Requests of one agent in a second, on average over a fault in which pods start and stop.
 pub(crate) const MAX_RATE: f64 = 25.0;
 
@@ -189,7 +192,7 @@ pub(crate) fn wait_told(solo: &Solo, case: &Case, name: &str) {
         solo.assert_no_twins();
         (case.tick)(solo.api());
         assert!(
-            begun.elapsed() < LONG,
+            begun.elapsed() < PATIENCE,
             "{case:?}: pod {name} is not told of; shown: {}; own: {}; running: {:?}",
             json!(solo.shown(name).map(|pod| pod.status)),
             json!(solo.pod(name).map(|pod| pod.status)),
@@ -249,15 +252,15 @@ pub(crate) fn settle(solo: Solo, case: &Case, before: &Before, deaths: i32) {
     for name in ["web", "hurt", "late", "fixed", "fixed-late"] {
         wait_told(&solo, case, name);
     }
-    wait_until("the deleted pod to be gone", LONG, || {
+    wait_until("the deleted pod to be gone", PATIENCE, || {
         (case.tick)(solo.api());
         solo.shown("leaves").is_none() && solo.running("leaves").is_empty()
     });
-    wait_until("the node to be ready", LONG, || solo.node_is_ready());
+    wait_until("the node to be ready", PATIENCE, || solo.node_is_ready());
     let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}");
     let renewed = || solo.api().object(&lease).map(|lease| lease["spec"]["renewTime"].clone());
     let last = renewed();
-    wait_until("the lease to be renewed", LONG, || renewed().is_some() && renewed() != last);
+    wait_until("the lease to be renewed", PATIENCE, || renewed().is_some() && renewed() != last);
     solo.assert_no_twins();
     assert_eq!((solo.running("web"), solo.running("fixed")), (before.web.clone(), before.fixed.clone()));
     assert_eq!(solo.containers("web").len(), BOTH.len(), "nothing was started in vain");
@@ -266,10 +269,12 @@ pub(crate) fn settle(solo: Solo, case: &Case, before: &Before, deaths: i32) {
     let count = restarts(&hurt, "main");
     assert!((1..=1 + deaths).contains(&count), "{count} restarts of a container that died once");
     assert!(container(&hurt, "main").is_some_and(|one| one.last_state.is_some()));
-    let sent = solo.api().requests();
-    pause(Duration::from_secs(2));
-    let rate = (solo.api().requests() - sent) as f64 / 2.0;
-    assert!(rate <= MAX_IDLE_RATE, "{rate:.1} requests/s afterwards");
+    // What was held back, such as events, may still be on its way for a while.
+    wait_until(&format!("at most {MAX_IDLE_RATE} requests/s afterwards"), PATIENCE, || {
+        let (sent, begun) = (solo.api().requests(), Instant::now());
+        pause(Duration::from_secs(2));
+        (solo.api().requests() - sent) as f64 / begun.elapsed().as_secs_f64() <= MAX_IDLE_RATE
+    });
     solo.finish();
 }
 
@@ -439,7 +444,8 @@ fn a_token_is_renewed_before_it_runs_out() {
     let mut config = config();
     config["syncFrequency"] = json!("1s");
     let solo = Solo::join(config);
-    solo.api().token_seconds(Some(20));
+    // A fifth of it is more than a busy machine holds anybody up.
+    solo.api().token_seconds(Some(40));
     let mut pod = simple("web");
     pod["spec"]["serviceAccountName"] = json!("default");
     let token = json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 600}});
@@ -449,19 +455,23 @@ fn a_token_is_renewed_before_it_runs_out() {
     wait_told(&solo, &CASES[0], "web");
     let uid = solo.shown("web").and_then(|pod| pod.metadata.uid).unwrap();
     let file = solo.root().join("pods").join(uid).join("volumes/kubernetes.io~projected/v/token");
+    let asked = || solo.api().asked().iter().filter(|asked| asked.path().ends_with("/token")).count();
     let mut seen = std::collections::BTreeSet::new();
+    let earlier = asked();
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(40) {
+    while begun.elapsed() < Duration::from_secs(80) {
+        let now = jiff::Timestamp::now().as_second();
         let text = std::fs::read_to_string(&file).unwrap();
         let end: i64 = text.rsplit('-').next().unwrap().parse().unwrap();
-        assert!(jiff::Timestamp::now().as_second() < end, "{text} has run out");
+        assert!(now < end, "{text} has run out");
         seen.insert(text);
         pause(Duration::from_millis(100));
     }
     // A fifth of its life is left, or up to ten seconds more; never at every look.
-    assert!((3..=21).contains(&seen.len()), "{seen:?}");
-    let asked = solo.api().asked().iter().filter(|asked| asked.path().ends_with("/token")).count();
-    assert!(asked <= seen.len() + 1, "{asked} requests, {seen:?}");
+    assert!((3..=8).contains(&seen.len()), "{seen:?}");
+    // One for each but the first, and perhaps one for the next.
+    let asked = asked() - earlier;
+    assert!(asked <= seen.len(), "{asked} requests, {seen:?}");
     assert!(seen.iter().all(|token| !solo.log().contains(token)));
     solo.finish();
 }

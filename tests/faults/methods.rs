@@ -19,8 +19,8 @@ use crate::support::wait::wait_until;
 use crate::{RICH, images, rich, side_by_side, tell};
 
 /// Failed steps are tried again after 10 to 15 s, failed pulls after 10, 20 and 40 s,
-/// garbage after a minute.
-const RETRIES: Duration = Duration::from_secs(150);
+/// garbage after a minute, so that three failures of it alone take two.
+const RETRIES: Duration = Duration::from_secs(240);
 
 /// When a method is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -77,6 +77,8 @@ fn a_runtime_that_says_it_is_not_ready() {
         solo.assert_runs_once("web", &BOTH);
         solo.remove("web");
         solo.wait_gone("web", LONG);
+        // Records of what has ended go a little later.
+        wait_until("nothing of the pod to be left", LONG, || solo.sandboxes("web").is_empty());
     }
     solo.wait_healthy();
     solo.finish();

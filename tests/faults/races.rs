@@ -118,6 +118,9 @@ fn random_lives_on_a_slow_runtime() {
     for method in ["ListPodSandbox", "ListContainers", "RemoveContainer", "StopContainer", "RunPodSandbox"] {
         solo.fake.behave(method);
     }
+    // Written last: when it runs, an agent that was just started has read all that was written.
+    solo.apply(&simple("last"));
+    solo.wait_ready("last");
     // One that was removed and written again a moment ago, with the same UID, still ends: until
     // the agent has seen the last of it, what runs is of before.
     let running = || (0..PODS).map(|number| solo.running(&format!("pod{number}"))).collect::<Vec<_>>();

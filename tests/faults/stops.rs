@@ -1,7 +1,5 @@
 //! The agent stops within five seconds, whatever the runtime does, and the pods run on.
 
-use std::time::Duration;
-
 use crate::methods::{CASES, Case, Stage, approach, prepare};
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::{wait_for, wait_until};
@@ -56,19 +54,15 @@ fn a_quit_signal_shows_every_thread() {
     solo.apply(&two("web"));
     wait_until("the pull to hang", LONG, || gate.waiting() > 0);
     solo.signal("QUIT");
-    let log = wait_for("the dump", Duration::from_secs(10), || {
-        let log = solo.log();
-        log.contains(" threads:").then_some(log)
-    });
-    let uid = solo.pod("web").unwrap().metadata.uid.unwrap();
+    wait_until("the dump", LONG, || solo.log().contains(" threads:"));
+    let uid = wait_for("the pod's UID", LONG, || solo.pod("web")?.metadata.uid);
     let worker = format!("pod/{}", &uid[..8]);
-    wait_until("all threads to be named", Duration::from_secs(10), || {
+    wait_until("all threads to be named", LONG, || {
         let log = solo.log();
         ["main", "sync", "observe", "clean", "src-file", &worker]
             .iter()
             .all(|name| log.lines().any(|line| line.contains(&format!("  {name} ")) && line.contains(" s  ")))
     });
-    drop(log);
     solo.assert_answers();
     gate.open();
     solo.fake.behave("PullImage");

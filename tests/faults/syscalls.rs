@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::support::cop::mounts_below;
 use crate::support::solo::{LONG, Solo};
@@ -21,6 +22,9 @@ const ELSEWHERE: &str = "?mkdir,?rmdir,?unlink,?rename,?symlink,?link,?chmod,fsy
 
 /// No start and no end of a pod needs so many.
 const MOST: usize = 150;
+
+/// How long a start or an end may take under a tracer.
+const TRACED: Duration = Duration::from_secs(150);
 
 /// Cases at a time: each is an agent and a tracer, which mostly wait.
 const AT_ONCE: usize = 16;
@@ -80,7 +84,7 @@ fn during_a_start(calls: &str, call: usize) -> Option<String> {
     let mut tracer = kill_at(&solo, calls, call);
     let pid = solo.pid();
     solo.apply(&rich("web"));
-    let killed = wait_for("the pod or the kill", LONG, || {
+    let killed = wait_for("the pod or the kill", TRACED, || {
         let dead = is_dead(pid);
         (dead || solo.running("web").len() == RICH.len()).then_some(dead)
     });
@@ -122,7 +126,7 @@ fn during_an_end(calls: &str, call: usize) -> Option<String> {
     let mut tracer = kill_at(&solo, calls, call);
     let pid = solo.pid();
     solo.remove("web");
-    let killed = wait_for("the end of the pod or the kill", LONG, || {
+    let killed = wait_for("the end of the pod or the kill", TRACED, || {
         let gone = std::fs::read_dir(&pods).is_ok_and(|mut left| left.next().is_none());
         let dead = is_dead(pid);
         (dead || gone).then_some(dead)

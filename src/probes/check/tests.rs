@@ -2,6 +2,7 @@ use super::*;
 use crate::model::pod::Pod;
 use crate::probes::state::Kind;
 use crate::probes::table::{Key, Place};
+use crate::util::testing::refusing;
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -79,7 +80,7 @@ fn tcp_and_the_hosts_that_are_asked() {
         check(probe(1, json!("")), None),
         Found::Error("unknown", "the pod has no IP address".to_owned())
     );
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (_nobody, free) = refusing();
     let refused = format!("dial tcp 127.0.0.1:{free}: connect: connection refused");
     let probe = json!({"tcpSocket": {"port": free}, "timeoutSeconds": 20});
     assert_eq!(check(probe, Some("127.0.0.1")), Found::Failure(refused));
@@ -87,7 +88,7 @@ fn tcp_and_the_hosts_that_are_asked() {
 
 #[test]
 fn grpc_without_a_server() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (_nobody, free) = refusing();
     let late = format!(
         "timeout: failed to connect service \"127.0.0.1:{free}\" within 1s: context deadline exceeded"
     );

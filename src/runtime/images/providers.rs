@@ -213,7 +213,7 @@ fn registry(image: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use crate::util::testing;
 
     /// A program that counts its calls and answers with `answer`.
     struct Bench {
@@ -229,8 +229,7 @@ mod tests {
                 "#!/bin/sh\ncat > {0}/request\necho \"$1 $A\" >> {0}/calls\ncat <<'END'\n{answer}\nEND\n",
                 dir.path().display()
             );
-            std::fs::write(&program, script).unwrap();
-            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+            testing::program(&program, &script);
             let provider = CredentialProvider {
                 name: "p".into(),
                 match_images: match_images.iter().map(|image| (*image).to_owned()).collect(),
@@ -316,7 +315,7 @@ mod tests {
             assert!(!error.contains("secret"), "{error}");
         }
         let mut bench = Bench::new(&["r.example"], &answer("Image", ""));
-        std::fs::write(bench.dir.path().join("p"), "#!/bin/sh\necho no token >&2\nexit 7\n").unwrap();
+        testing::program(&bench.dir.path().join("p"), "#!/bin/sh\necho no token >&2\nexit 7\n");
         let error = bench.providers.list[0].ask("r.example/x", &StopToken::never()).err().unwrap();
         assert!(error.to_string().ends_with("7: no token"), "{error}");
         bench.providers.list[0].program = "/no/such/program".into();

@@ -1,5 +1,4 @@
 use std::io::Read as _;
-use std::os::unix::fs::PermissionsExt;
 
 use super::super::main_port::tests::{Seen, Served, asked};
 use super::super::routes::Method;
@@ -106,8 +105,7 @@ fn without_the_switch_a_query_is_nothing() {
 fn journal(dir: &Path) -> String {
     let path = dir.join("journalctl");
     let script = "#!/bin/sh\nif [ \"$1\" = --field ]; then echo kubelet.service; else echo \"$@\"; fi\n";
-    std::fs::write(&path, script).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    crate::util::testing::program(&path, script);
     path.display().to_string()
 }
 

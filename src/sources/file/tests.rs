@@ -260,11 +260,12 @@ fn a_single_file_is_a_source_too() {
 #[test]
 fn an_unchanged_file_is_not_read_again() {
     let desk = Desk::new();
+    let now = Timestamp::now();
     desk.write("a", "x");
     let Ok(Reading::Content(bytes, stamp)) = read(&desk.path("a"), None) else { panic!() };
     assert_eq!(bytes, b"x");
     assert!(matches!(read(&desk.path("a"), Some(stamp)), Ok(Reading::Unchanged)));
-    assert!(stamp.is_fresh(Timestamp::now()));
+    assert!(stamp.is_fresh(now));
     assert!(!stamp.is_fresh(Timestamp::now() + Duration::from_secs(5)));
     desk.write("a", "yy");
     assert!(matches!(read(&desk.path("a"), Some(stamp)), Ok(Reading::Content(..))));
@@ -524,16 +525,17 @@ fn the_thread_follows_the_directory() {
     let live = Live::new("");
     assert_eq!(live.next(), SourceSet { pods: Some(vec![]), problems: vec![] });
 
-    // As an editor does: a swap file, a temporary file, a rename. One change.
+    // As an editor does: a swap file, a temporary file, a rename. One change. What is not
+    // hidden is a manifest under whatever name, if the thread comes between the two.
     std::fs::write(live.path(".a.yaml.swp"), "x").unwrap();
-    std::fs::write(live.path("a.yaml.tmp"), manifest("a", "i:1")).unwrap();
-    std::fs::rename(live.path("a.yaml.tmp"), live.path("a.yaml")).unwrap();
+    std::fs::write(live.path(".a.yaml.tmp"), manifest("a", "i:1")).unwrap();
+    std::fs::rename(live.path(".a.yaml.tmp"), live.path("a.yaml")).unwrap();
     let set = live.next();
     assert_eq!(names(&set), some(&["a-node"]));
     let first = set.pods.unwrap()[0].clone();
 
-    std::fs::write(live.path("new"), manifest("a", "i:2")).unwrap();
-    std::fs::rename(live.path("new"), live.path("a.yaml")).unwrap();
+    std::fs::write(live.path(".new"), manifest("a", "i:2")).unwrap();
+    std::fs::rename(live.path(".new"), live.path("a.yaml")).unwrap();
     let set = live.next();
     assert_eq!((names(&set), set.problems.len()), (some(&["a-node"]), 0));
     assert_ne!(set.pods.unwrap()[0].uid(), first.uid());
@@ -563,7 +565,7 @@ fn the_thread_waits_for_a_slow_writer() {
     let mut file = File::create(live.path("x.yaml")).unwrap();
     file.write_all(start.as_bytes()).unwrap();
     // Well past the settling time, but the file is still open: the first half is a whole pod.
-    assert!(live.inbox.bell().recv_timeout(Duration::from_millis(500)).is_err());
+    assert!(live.inbox.bell().recv_timeout(Duration::from_millis(250)).is_err());
     file.write_all(end.as_bytes()).unwrap();
     drop(file);
     assert_eq!(names(&live.next()), some(&["a-node", "b-node"]));

@@ -166,16 +166,18 @@ fn a_get_survives_a_server_that_closes_in_this_moment() {
     assert_eq!(text(connections.send(&get("/"), &breaker).unwrap()), "two");
 }
 
-/// Runs `ask` on a thread, trips the breaker once the server has the request, and returns
-/// the outcome and how long it took.
-fn broken_off(server: &Server, endpoint: &Endpoint, kind: Use, streams: bool) -> (DialError, Duration) {
-    let connections = Connections::new(endpoint).unwrap();
+/// Asks on a thread, trips the breaker once the server has the request (and, where it answers,
+/// the client the head of the answer), and returns the outcome and how long it took.
+fn broken_off(server: &Server, kind: Use, answers: bool, streams: bool) -> (DialError, Duration) {
+    let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
     let child = breaker.child();
     let (tell, told) = bounded(1);
+    let (begin, begun) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
         let request = Request { kind, ..get("/") };
         let outcome = connections.send(&request, &child).and_then(|mut response| {
+            let _ = begin.send(());
             let mut all = Vec::new();
             let outcome = response.body.read_to_end(&mut all);
             outcome.map(drop).map_err(|error| response.body.failed(&error))
@@ -184,6 +186,10 @@ fn broken_off(server: &Server, endpoint: &Endpoint, kind: Use, streams: bool) ->
     })
     .unwrap();
     server.requests.recv_timeout(SOON).unwrap();
+    if answers {
+        // What is broken off before the head has come is another case.
+        begun.recv_timeout(SOON).unwrap();
+    }
     // Let it block in its read.
     let _ = told.recv_timeout(Duration::from_millis(50));
     let start = Instant::now();
@@ -197,17 +203,19 @@ fn broken_off(server: &Server, endpoint: &Endpoint, kind: Use, streams: bool) ->
 }
 
 #[test]
-fn blocked_reads_are_broken_off_within_milliseconds() {
+fn blocked_reads_are_broken_off_at_once() {
     let watch = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n".to_vec();
     for (first, streams, expected) in [
         (Vec::new(), false, DialError::Stopped),
         (watch.clone(), false, DialError::Stopped),
         (watch, true, DialError::Body("unexpected EOF".to_owned())),
     ] {
+        let answers = !first.is_empty();
         let server = serve(vec![vec![first, Vec::new()]]);
-        let (error, time) = broken_off(&server, &plain(server.port), Use::Stream, streams);
+        let (error, time) = broken_off(&server, Use::Stream, answers, streams);
         assert_eq!(error, expected);
-        assert!(time < Duration::from_millis(100), "{time:?}");
+        // Milliseconds, unless the machine is busy; without the breaker it would be all of the time.
+        assert!(time < SOON / 2, "{time:?}");
     }
 }
 
@@ -220,7 +228,7 @@ fn a_connect_is_broken_off_too() {
     rustix::net::listen(&fd, 0).unwrap();
     let listener = TcpListener::from(fd);
     let address = listener.local_addr().unwrap();
-    let wait = Duration::from_millis(200);
+    let wait = Duration::from_millis(500);
     let _full: Vec<_> = (0..4).map_while(|_| TcpStream::connect_timeout(&address, wait).ok()).collect();
     let breaker = Breaker::default();
     let child = breaker.child();
@@ -232,7 +240,8 @@ fn a_connect_is_broken_off_too() {
     .unwrap();
     assert!(told.recv_timeout(Duration::from_millis(50)).is_err(), "it must hang");
     breaker.trip();
-    assert_eq!(told.recv_timeout(Duration::from_millis(500)).unwrap(), Err(DialError::Stopped));
+    // At its deadline it would fail for another reason.
+    assert_eq!(told.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
 }
 
 #[test]
@@ -241,10 +250,11 @@ fn silence_ends_with_the_deadline() {
     let server = serve(vec![vec![Vec::new()], vec![half, Vec::new()]]);
     let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
-    let hasty = || Request { deadline: Instant::now() + Duration::from_millis(300), ..get("/") };
-    let outcome = connections.send(&hasty(), &breaker).map(|response| response.status);
+    let hasty = |millis| Request { deadline: Instant::now() + Duration::from_millis(millis), ..get("/") };
+    let outcome = connections.send(&hasty(2000), &breaker).map(|response| response.status);
     assert_eq!(outcome, Err(DialError::Timeout));
-    let mut response = connections.send(&hasty(), &breaker).unwrap();
+    // Long enough for the head to come, also on a busy machine.
+    let mut response = connections.send(&hasty(4000), &breaker).unwrap();
     let error = response.body.read_to_end(&mut Vec::new()).unwrap_err();
     assert_eq!(response.body.failed(&error), DialError::BodyTimeout);
 }
@@ -403,10 +413,9 @@ fn a_blocked_tls_read_is_broken_off() {
     for _ in 0..3 {
         server.requests.recv_timeout(SOON).unwrap();
     }
-    let start = Instant::now();
     breaker.trip();
+    // At its deadline it would fail for another reason.
     assert_eq!(told.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
-    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 use super::*;
 use crate::util::stop;
+use crate::util::testing::refusing;
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use std::net::TcpListener;
 use std::time::Instant;
@@ -133,7 +134,7 @@ fn long_bodies_are_cut_and_short_ones_are_an_error_of_the_body() {
 
 #[test]
 fn failures_have_the_known_words() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (_nobody, free) = refusing();
     let error = http_get(&get(free, "/x", &[]), &never()).unwrap_err();
     let refused = format!("dial tcp 127.0.0.1:{free}: connect: connection refused");
     assert_eq!(error.to_string(), format!("Get \"http://127.0.0.1:{free}/x\": {refused}"));
@@ -145,7 +146,8 @@ fn failures_have_the_known_words() {
     assert!(error.to_string().ends_with("malformed HTTP response \"SSH-2.0-server\""), "{error}");
 
     let (port, _requests, _server) = serve(vec![Vec::new()]);
-    let short = HttpGet { timeout: Some(Duration::from_millis(300)), ..get(port, "/", &[]) };
+    // Long enough for the connection, also on a busy machine.
+    let short = HttpGet { timeout: Some(Duration::from_secs(2)), ..get(port, "/", &[]) };
     let error = http_get(&short, &never()).unwrap_err();
     let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
     assert_eq!(error.to_string(), format!("Get \"http://127.0.0.1:{port}/\": {late}"));
@@ -199,6 +201,9 @@ fn https_meets_http() {
         let mut some = [0; 512];
         let _ = stream.read(&mut some);
         let _ = stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTPS request\n");
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        // Closing with unread bytes would take the answer back.
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
     })
     .unwrap();
     let (tx, rx) = crossbeam_channel::bounded(1);

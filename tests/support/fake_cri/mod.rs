@@ -43,7 +43,7 @@ pub use state::{BUSYBOX, BUSYBOX_ID, Container, ExecAnswer, Failure, Sandbox, St
 pub use wire::Wire;
 
 /// How long the helpers here wait before they fail the test.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How exact the ends of containers are that end by themselves.
 const TICK: Duration = Duration::from_millis(10);
