@@ -7,7 +7,10 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::wait::wait_until;
+use super::wait::{wait_for, wait_until};
+
+/// What containerd tells at once unless the machine is busy.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// One containerd with its own root, state, socket and bridge.
 pub struct Containerd {
@@ -106,6 +109,13 @@ impl Containerd {
         tasks
     }
 
+    /// A task that runs. The list leaves out those whose shim does not answer within 2 s.
+    pub fn running_task(&self, id: &str) -> Task {
+        wait_for(&format!("the running task {id}"), LIMIT, || {
+            self.tasks().into_iter().find(|task| task.id == id && task.running)
+        })
+    }
+
     /// The ids of all container records, living and dead, sandboxes included.
     pub fn record_ids(&self) -> Vec<String> {
         self.ctr(&["containers", "ls", "-q"]).split_whitespace().map(str::to_owned).collect()
@@ -113,10 +123,8 @@ impl Containerd {
 
     /// Kills the first process of a container or sandbox behind everyone's back.
     pub fn kill_task(&self, id: &str) {
-        let task = self.tasks().into_iter().find(|task| task.id == id && task.running);
-        let pid = task.unwrap_or_else(|| panic!("no running task {id}")).pid;
-        kill(pid, "KILL");
-        wait_until(&format!("task {id} to be dead"), Duration::from_secs(20), || {
+        kill(self.running_task(id).pid, "KILL");
+        wait_until(&format!("task {id} to be dead"), LIMIT, || {
             self.tasks().iter().all(|task| task.id != id || !task.running)
         });
     }

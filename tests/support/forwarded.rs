@@ -6,7 +6,7 @@ use std::thread::scope;
 
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
-use super::node::http_get;
+use super::node::{LONG, http_get_within};
 
 /// A port-forward that runs. Dropping it kills the program.
 pub struct Forwarded {
@@ -41,7 +41,9 @@ impl Forwarded {
     }
 
     pub fn get(&self, path: &str) -> (u16, String) {
-        http_get(self.port, path).unwrap_or_else(|error| panic!("GET {path}: {error}"))
+        // Many at once overflow the server's short queue: the kernel then tries again after 1 s,
+        // 2 s, 4 s and so on.
+        http_get_within(self.port, path, LONG).unwrap_or_else(|error| panic!("GET {path}: {error}"))
     }
 
     /// Many connections at once, each of which has to bring `expected`.

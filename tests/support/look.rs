@@ -58,8 +58,7 @@ impl Node {
 
     /// The process of a running container, as the host numbers it.
     pub fn process(&self, container: &str) -> u32 {
-        let task = self.containerd.tasks().into_iter().find(|task| task.id == container && task.running);
-        task.unwrap_or_else(|| panic!("no running task {container}")).pid
+        self.containerd.running_task(container).pid
     }
 
     /// Lays [`Node::shared`] into every container of a pod, as /out.
@@ -88,6 +87,11 @@ impl Node {
     /// Waits for the first such moment.
     pub fn wait_stamp(&self, file: &str) -> f64 {
         wait_for(&format!("a moment in {file}"), LONG, || self.stamps(file).first().copied())
+    }
+
+    /// The last such moment. What appends can be killed at any point and leaves a whole last line.
+    pub fn last_stamp(&self, file: &str) -> f64 {
+        wait_for(&format!("a moment in {file}"), LONG, || self.stamps(file).last().copied())
     }
 
     /// Makes an empty file in [`Node::shared`], which a container waits for.

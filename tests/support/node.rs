@@ -250,7 +250,7 @@ impl Node {
 
     /// A page of the read-only port: the code and the text.
     pub fn read_only(&self, path: &str) -> (u16, String) {
-        http_get(self.port, path).unwrap_or((0, String::new()))
+        http_get_within(self.port, path, LONG).unwrap_or((0, String::new()))
     }
 
     /// The value of a series on the metrics page, 0 without it.
@@ -340,7 +340,9 @@ impl Node {
     }
 
     fn running_where(&self, wanted: Option<&str>) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
-        let containers = self.runtime().list_containers(Default::default()).expect("ListContainers");
+        // A runtime that has just been started again may still say that it is not ready.
+        let containers =
+            wait_for("ListContainers", LONG, || self.runtime().list_containers(Default::default()).ok());
         let mut pods: BTreeMap<String, BTreeMap<String, Vec<String>>> = BTreeMap::new();
         for container in containers {
             let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
@@ -356,7 +358,8 @@ impl Node {
     /// Ids of the running sandboxes of a pod.
     pub fn running_sandboxes(&self, name: &str) -> Vec<String> {
         let full = self.full_name(name);
-        let sandboxes = self.runtime().list_pod_sandbox(Default::default()).expect("ListPodSandbox");
+        let sandboxes =
+            wait_for("ListPodSandbox", LONG, || self.runtime().list_pod_sandbox(Default::default()).ok());
         sandboxes
             .into_iter()
             .filter(|one| {
@@ -436,7 +439,7 @@ impl Node {
         self.empty();
         let (runtime, _) = self.cri();
         let mut stuck = Vec::new();
-        wait_until("no containers and sandboxes", Duration::from_secs(150), || {
+        wait_until("no containers and sandboxes", Duration::from_secs(240), || {
             let log = fs::read_to_string(self.containerd.log()).unwrap_or_default();
             let (Ok(containers), Ok(sandboxes)) =
                 (runtime.list_containers(Default::default()), runtime.list_pod_sandbox(Default::default()))
@@ -510,7 +513,11 @@ impl Drop for Node {
 
 /// One GET over plain HTTP on loopback, whole.
 pub fn http_get(port: u16, path: &str) -> std::io::Result<(u16, String)> {
-    let limit = Duration::from_secs(10);
+    http_get_within(port, path, Duration::from_secs(10))
+}
+
+/// The same, for what may take long on a busy machine.
+pub fn http_get_within(port: u16, path: &str, limit: Duration) -> std::io::Result<(u16, String)> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let mut stream = TcpStream::connect_timeout(&address, limit)?;
     stream.set_read_timeout(Some(limit))?;
