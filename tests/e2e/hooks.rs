@@ -14,7 +14,7 @@ fn noting(name: &str, deaf: bool) -> String {
     let end = if deaf { "" } else { "; exit 0" };
     format!(
         "trap '{STAMP} >> /out/{name}-term{end}' TERM; \
-         while :; do {STAMP} > /out/{name}-beat; sleep 0.05; done"
+         while :; do {STAMP} >> /out/{name}-beat; sleep 0.05; done"
     )
 }
 
@@ -37,11 +37,11 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
     web.set("/bye", Reply::text(500, "no"));
     let node = Node::start("prestop");
     let slow = shell(&format!("{STAMP} >> /out/slow-pre; sleep 3"));
-    let endless = shell(&format!("{STAMP} >> /out/endless-pre; sleep 60"));
+    let endless = shell(&format!("{STAMP} >> /out/endless-pre; sleep 600"));
     let http = json!({"httpGet": {"host": "127.0.0.1", "port": web.port, "path": "/bye"}});
     let pods = [
         ending(&node, "slow", 30, false, Some(slow)),
-        ending(&node, "endless", 5, true, Some(endless)),
+        ending(&node, "endless", 12, true, Some(endless)),
         ending(&node, "nograce", 0, true, None),
         ending(&node, "http", 30, false, Some(http)),
         ending(&node, "failing", 30, false, Some(shell("exit 3"))),
@@ -55,6 +55,7 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
         node.wait_ready(name);
         node.wait_stamp(&format!("{name}-beat"));
     }
+    let removed = node.moment();
     for name in names {
         node.remove(&format!("{name}.json"));
     }
@@ -62,20 +63,24 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
         node.wait_gone(name);
     }
     let told = |name: &str| node.wait_stamp(&format!("{name}-term"));
-    let last = |name: &str| node.wait_stamp(&format!("{name}-beat"));
+    let last = |name: &str| node.last_stamp(&format!("{name}-beat"));
 
     let waited = told("slow") - node.wait_stamp("slow-pre");
-    assert!((2.9..12.0).contains(&waited), "the signal came {waited} s after the hook began");
+    assert!((2.9..20.0).contains(&waited), "the signal came {waited} s after the hook began");
     assert!(last("slow") - told("slow") < 8.0, "who ends at the signal is not waited for");
 
+    // The grace of 12 s begins before the hook has written its first word.
     let waited = told("endless") - node.wait_stamp("endless-pre");
-    assert!((3.5..14.0).contains(&waited), "an endless hook ends with the grace: {waited} s");
-    // The last sign of life is older than the end: on a busy machine by more than half a second.
-    let lived = last("endless") - told("endless");
-    assert!((1.0..9.0).contains(&lived), "killed {lived} s after the signal");
+    assert!((6.0..40.0).contains(&waited), "an endless hook ends with the grace: {waited} s");
+    // A container may hear of its end late, and its last sign of life is older than the end: both
+    // on a busy machine. What it was given counts from the removal.
+    let lived = last("endless") - removed;
+    assert!((13.0..50.0).contains(&lived), "killed {lived} s after the removal");
+    assert!(last("endless") > told("endless"), "it lives on after the signal");
 
-    let lived = last("nograce") - told("nograce");
-    assert!((1.0..9.0).contains(&lived), "without grace killed {lived} s after the signal");
+    let lived = last("nograce") - removed;
+    assert!((1.0..15.0).contains(&lived), "without grace killed {lived} s after the removal");
+    assert!(last("nograce") > told("nograce"), "it lives on after the signal");
 
     let request = web.asked("/bye").first().cloned().expect("the hook asked");
     assert_eq!(
@@ -83,6 +88,7 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
         ("GET", Some("kube-lifecycle/1.36"))
     );
     assert!(node.told_of("http", "FailedPreStopHook").is_empty(), "any answer is a success");
+    node.wait_told("failing", "FailedPreStopHook", "");
     let failed = node.told_of("failing", "FailedPreStopHook");
     assert_eq!(
         failed.iter().map(|event| (event.kind.as_str(), event.message.as_str())).collect::<Vec<_>>(),
