@@ -108,6 +108,7 @@ fn a_crash_loop_is_one_event_and_starts_are_counted() {
     }
     node.apply("fine.json", &simple("fine"));
     node.wait_ready("fine");
+    node.wait_told("fine", "Started", "");
     let mut told = node.told("fine");
     told.retain(|event| event.kind == "Normal");
     let created: Vec<_> = told.into_iter().map(|event| event.reason).collect();

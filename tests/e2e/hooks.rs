@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::look::moment;
 use crate::support::node::{FOREVER, LONG, Node, STAMP, busybox, container, pod, restarts, waiting_reason};
 use crate::support::wait::{holds_for, wait_until};
 use crate::support::web::{Reply, Web};
@@ -55,7 +56,7 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
         node.wait_ready(name);
         node.wait_stamp(&format!("{name}-beat"));
     }
-    let removed = node.moment();
+    let removed = moment();
     for name in names {
         node.remove(&format!("{name}.json"));
     }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::support::node::{
     FOREVER, LONG, Node, busybox, container, describe, phase, pod, restarts, simple, waiting_reason,
 };
+use crate::support::wait::wait_until;
 
 fn with_image(name: &str, image: &str, policy: &str) -> Value {
     let mut manifest = pod(name, json!([busybox("main", FOREVER)]));
@@ -63,8 +64,7 @@ fn a_program_that_cannot_start_is_a_start_error() {
     let ended = ends.iter().find_map(|state| state.terminated.as_ref());
     let ended = ended.unwrap_or_else(|| panic!("a terminated state: {}", describe(&seen)));
     assert_eq!((ended.exit_code, ended.reason.as_deref()), (128, Some("StartError")));
-    let events = node.says(&["events"]);
-    assert!(events.contains("/no/such/binary"), "an event says what failed: {events}");
+    wait_until("an event to say what failed", LONG, || node.says(&["events"]).contains("/no/such/binary"));
     node.wait_pod("nothing", "in back-off or RunContainerError", LONG, |pod| {
         ["CrashLoopBackOff", "RunContainerError"].contains(&waiting_reason(pod, "main"))
     });

@@ -3,7 +3,6 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 use serde_json::json;
 
@@ -23,9 +22,11 @@ fn follow(node: &Node, pod: &str) -> (Child, impl Iterator<Item = String> + use<
 
 #[test]
 fn following_goes_over_rotations_and_ends_with_the_instance() {
+    // A file that comes and goes while the follower is held up is one that it never sees: each
+    // lives for some seconds.
     let node = Node::start_with(
         "follow",
-        json!({"containerLogMaxSize": "64Ki", "containerLogMaxFiles": 3, "containerLogMonitorInterval": "3s"}),
+        json!({"containerLogMaxSize": "64Ki", "containerLogMaxFiles": 3, "containerLogMonitorInterval": "8s"}),
     );
     let script = format!("{COUNT}; exit 1");
     let manifest = pod("counter", json!([busybox("main", &script)]));
@@ -99,6 +100,6 @@ fn a_follower_that_goes_leaves_nothing_behind() {
         child.kill().expect("it runs");
         child.wait().expect("it ends");
     }
-    wait_until("nobody to follow", Duration::from_secs(10), || streams() <= before);
+    wait_until("nobody to follow", LONG, || streams() <= before);
     node.finish();
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::support::look::moment;
 use crate::support::node::{
     FOREVER, LONG, Node, STAMP, busybox, container, ended_before, is_ready, pod, restarts, simple,
 };
@@ -179,7 +180,7 @@ fn the_probes_grace_is_for_its_own_kills_only() {
     manifest["spec"]["containers"][0]["livenessProbe"] = liveness;
     node.apply("web.json", &node.with_out(manifest));
     node.wait_stamp("starts");
-    let sick = node.moment();
+    let sick = moment();
     node.touch("sick");
     wait_until("the container to be told to end", LONG, || !node.stamps("terms").is_empty());
     let again = node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
@@ -192,7 +193,7 @@ fn the_probes_grace_is_for_its_own_kills_only() {
     let killing = node.wait_told("web", "Killing", "");
     assert_eq!(killing.message, "Container main failed liveness probe, will be restarted");
 
-    let (signals, removed) = (node.stamps("terms").len(), node.moment());
+    let (signals, removed) = (node.stamps("terms").len(), moment());
     node.remove("web.json");
     wait_until("the container to be told to end", LONG, || node.stamps("terms").len() > signals);
     node.wait_gone("web");

@@ -94,16 +94,16 @@ impl Node {
         wait_for(&format!("a moment in {file}"), LONG, || self.stamps(file).last().copied())
     }
 
-    /// This moment, by the clock of [`STAMP`](super::manifest::STAMP).
-    pub fn moment(&self) -> f64 {
-        let text = fs::read_to_string("/proc/uptime").expect("the kernel's clock");
-        text.split_whitespace().next().and_then(|word| word.parse().ok()).expect("seconds")
-    }
-
     /// Makes an empty file in [`Node::shared`], which a container waits for.
     pub fn touch(&self, file: &str) {
         fs::write(self.shared().join(file), "").expect("the shared directory is writable");
     }
+}
+
+/// This moment, by the clock of [`STAMP`](super::manifest::STAMP).
+pub fn moment() -> f64 {
+    let text = fs::read_to_string("/proc/uptime").expect("the kernel's clock");
+    text.split_whitespace().next().and_then(|word| word.parse().ok()).expect("seconds")
 }
 
 /// An event as `coracle events -o json` shows it.
