@@ -185,7 +185,8 @@ fn a_host_port_leads_into_the_pod() {
 fn the_hint_for_the_packet_filter_is_there() {
     let node = Node::start("hint");
     let chains = |table: &str| -> String {
-        let output = std::process::Command::new("iptables").args(["-t", table, "-S"]).output();
+        // Other tests' programs may hold the lock of the tables.
+        let output = std::process::Command::new("iptables").args(["-w", "60", "-t", table, "-S"]).output();
         output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
     };
     wait_until("the hint", LONG, || chains("mangle").lines().any(|line| line == "-N KUBE-IPTABLES-HINT"));
@@ -194,14 +195,12 @@ fn the_hint_for_the_packet_filter_is_there() {
             line.starts_with("-A KUBE-FIREWALL") && line.contains("127.0.0.0/8") && line.ends_with("-j DROP")
         })
     });
-    let filter = chains("filter");
     for from in ["INPUT", "OUTPUT"] {
-        assert!(
-            filter
+        wait_until(&format!("the way from {from} to that rule"), LONG, || {
+            chains("filter")
                 .lines()
-                .any(|line| line.starts_with(&format!("-A {from} ")) && line.ends_with("-j KUBE-FIREWALL")),
-            "{filter}"
-        );
+                .any(|line| line.starts_with(&format!("-A {from} ")) && line.ends_with("-j KUBE-FIREWALL"))
+        });
     }
     node.finish();
 }

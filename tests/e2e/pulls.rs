@@ -68,7 +68,7 @@ fn the_nodes_passwords_open_private_registries() {
     wait_until("three tries", LONG, || closed.asked("app").len() >= 3);
     let tries = closed.asked("app");
     let waits: Vec<f64> = tries.windows(2).map(|two| (two[1] - two[0]).as_secs_f64()).collect();
-    assert!((9.5..22.0).contains(&waits[0]) && (19.5..40.0).contains(&waits[1]), "{waits:?}");
+    assert!((9.5..30.0).contains(&waits[0]) && (19.5..60.0).contains(&waits[1]), "{waits:?}");
     node.finish();
 }
 
@@ -87,7 +87,7 @@ fn pulls_go_side_by_side_up_to_the_limit() {
         node.wait_told(name, "Pulling", "Pulling image");
     }
     wait_until("two pulls to be under way", LONG, || registry.waiting().0 == 2);
-    holds_for("the third one waits", Duration::from_secs(2), || registry.waiting() == (2, 2));
+    holds_for("the third one waits", Duration::from_secs(7), || registry.waiting() == (2, 2));
     for name in names {
         // The sandbox is there, and the pod says so, while its image is on the way.
         let seen = node.wait_pod(name, "ready to start containers", LONG, |pod| {
@@ -104,8 +104,9 @@ fn pulls_go_side_by_side_up_to_the_limit() {
         waits.push(took(&message).unwrap_or_else(|| panic!("two durations in: {message}")));
     }
     assert_eq!(registry.waiting().1, 2, "never more than two at once");
-    // Whoever had to wait for its turn says so: pulled quickly, longer with the wait.
-    let queued = waits.iter().filter(|(pull, all)| all - pull > 1.5).count();
+    // Whoever had to wait for its turn says so: pulled quickly, longer with the wait. The others
+    // may have been held up for a moment.
+    let queued = waits.iter().filter(|(pull, all)| all - pull > 5.0).count();
     assert_eq!(queued, 1, "{waits:?}");
     node.finish();
 }

@@ -9,7 +9,8 @@ use coracle::transport::generated::{MessageField, runtime as rt};
 use coracle::util::stop;
 
 use crate::support::containerd::Containerd;
-use crate::support::node::FOREVER;
+use crate::support::node::{FOREVER, LONG};
+use crate::support::wait::wait_until;
 
 #[test]
 fn a_pod_by_bare_calls() {
@@ -28,9 +29,12 @@ fn a_pod_by_bare_calls() {
     let status = runtime.status().expect("Status");
     assert_eq!(status.ready, Ok(()));
     assert_eq!(status.network_ready, Ok(()));
-    let names: Vec<String> =
-        images.list_images().expect("ListImages").into_iter().flat_map(|image| image.repo_tags).collect();
-    assert!(names.iter().any(|name| name == "localhost/busybox:1"), "{names:?}");
+    // The CRI hears of an imported image a moment after the import.
+    wait_until("the image", LONG, || {
+        let mut names =
+            images.list_images().expect("ListImages").into_iter().flat_map(|image| image.repo_tags);
+        names.any(|name| name == "localhost/busybox:1")
+    });
 
     let sandbox_config = rt::PodSandboxConfig {
         metadata: MessageField::some(rt::PodSandboxMetadata {
@@ -66,7 +70,7 @@ fn a_pod_by_bare_calls() {
     assert!(network.ip.starts_with("10.213."), "an address of the private bridge: {}", network.ip);
     let (_source, token) = stop::pair();
     let command = ["sh", "-c", "hostname; id -u; exit 4"].map(str::to_owned).into();
-    let output = runtime.exec_sync(&container, command, Duration::from_secs(10), &token).expect("ExecSync");
+    let output = runtime.exec_sync(&container, command, LONG, &token).expect("ExecSync");
     assert_eq!((output.stdout.as_slice(), output.exit_code), (b"bare\n0\n".as_slice(), 4));
 
     let pods = cri::list_pods(&runtime, None).expect("lists");
@@ -77,6 +81,6 @@ fn a_pod_by_bare_calls() {
     runtime.remove_container(&container).expect("RemoveContainer");
     runtime.stop_pod_sandbox(&sandbox).expect("StopPodSandbox");
     runtime.remove_pod_sandbox(&sandbox).expect("RemovePodSandbox");
-    assert!(containerd.tasks().is_empty());
-    assert!(containerd.record_ids().is_empty());
+    wait_until("no task", LONG, || containerd.tasks().is_empty());
+    wait_until("no record", LONG, || containerd.record_ids().is_empty());
 }

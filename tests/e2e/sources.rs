@@ -123,7 +123,7 @@ fn an_unknown_pod_is_stopped_though_no_manifest_can_be_read() {
     if let Ok(id) = runtime.create_container(&sandbox, container, &config) {
         let _ = runtime.start_container(&id);
     }
-    wait_until("the unknown pod to be stopped", Duration::from_secs(20), || {
+    wait_until("the unknown pod to be stopped", LONG, || {
         node.containerd.tasks().iter().all(|task| !task.running)
     });
     node.finish();
@@ -158,6 +158,7 @@ fn a_pod_of_a_fixed_uid_restarts_for_its_image_only() {
     });
     assert!(same(&after, "side"), "the other container runs on");
     assert_eq!(uid(&after), "fixed-0001");
+    node.wait_told("web", "Killing", "");
     let killing = node.told_of("web", "Killing");
     assert_eq!(killing.len(), 1, "{killing:#?}");
     assert!(killing[0].message.starts_with("Container main definition changed"), "{killing:#?}");

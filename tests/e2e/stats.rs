@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::support::node::{FOREVER, LONG, Node, busybox, pod, simple};
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_for, wait_until};
 
 fn summary(node: &Node, query: &str) -> Value {
     let (code, text) = node.read_only(&format!("/stats/summary{query}"));
@@ -85,11 +85,16 @@ fn the_summary_is_what_the_cgroups_say() {
     });
     node.apply("eater.json", &manifest);
     node.wait_ready("eater");
-    wait_until("eight MiB in use", LONG, || {
-        let pod = of_pod(&node, &summary(&node, ""), "eater");
-        pod.is_some_and(|pod| pod["memory"]["workingSetBytes"].as_u64() > Some(8 << 20))
+    // The eater's word comes when it has eaten: from then on the memory stays what it is.
+    let whole = wait_for("eight MiB in use, and a word in the log", LONG, || {
+        let whole = summary(&node, "");
+        let pod = of_pod(&node, &whole, "eater")?;
+        let said = |one: &Value| one["name"] == "main" && one["logs"]["usedBytes"].as_u64() > Some(0);
+        let eaten = pod["memory"]["workingSetBytes"].as_u64() > Some(8 << 20);
+        let complete = names(&pod).len() == 2 && pod["volume"][0]["name"] == "scratch";
+        let done = eaten && complete && pod["containers"].as_array().into_iter().flatten().any(said);
+        done.then_some(whole)
     });
-    let whole = summary(&node, "");
     let found = of_pod(&node, &whole, "eater").expect("the pod has numbers");
 
     // Beside the files.
@@ -150,12 +155,14 @@ fn the_summary_is_what_the_cgroups_say() {
 #[test]
 fn what_has_ended_is_not_shown() {
     let node = Node::start("statsgone");
-    let mut two = pod("two", json!([busybox("stays", FOREVER), busybox("ends", "sleep 6")]));
+    let ends = "until [ -e /out/seen ]; do sleep 0.1; done";
+    let mut two = pod("two", json!([busybox("stays", FOREVER), busybox("ends", ends)]));
     two["spec"]["restartPolicy"] = json!("Never");
-    node.apply("two.json", &two);
+    node.apply("two.json", &node.with_out(two));
     wait_until("both containers", LONG, || {
         of_pod(&node, &summary(&node, ""), "two").is_some_and(|pod| names(&pod).len() == 2)
     });
+    node.touch("seen");
     wait_until("the one that goes on", LONG, || {
         of_pod(&node, &summary(&node, ""), "two").is_some_and(|pod| names(&pod) == ["stays"])
     });

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::support::containerd::kill;
 use crate::support::node::{LONG, Node, is_ready, restarts, simple};
-use crate::support::wait::{pause, wait_until};
+use crate::support::wait::{pause, wait_for, wait_until};
 
 /// The time at the head of a log line.
 fn time_of(line: &str) -> SystemTime {
@@ -46,7 +46,7 @@ fn a_killed_container_is_back_at_once() {
         node.apply(&format!("{name}.json"), &simple(&name));
         node.wait_ready(&name);
         let id = node.running(&name)["main"][0].clone();
-        let pid = node.containerd.tasks().into_iter().find(|task| task.id == id).expect("it runs").pid;
+        let pid = node.process(&id);
         let before = SystemTime::now();
         kill(pid, "KILL");
         node.wait_pod(&name, "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
@@ -54,8 +54,12 @@ fn a_killed_container_is_back_at_once() {
         let since = |at: SystemTime| at.duration_since(before).unwrap_or_default();
         took.push((heard.map(since), since(started)));
     }
-    let status = node.says(&["status"]);
-    let changes = status.lines().find(|line| line.starts_with("Changes")).unwrap_or_default().to_owned();
+    // A stream that was held up for seconds counts as deaf until it is heard again.
+    let changes = wait_for("a stream, or none for good", LONG, || {
+        let status = node.says(&["status"]);
+        let line = status.lines().find(|line| line.starts_with("Changes"))?.to_owned();
+        (!line.contains("full list") || line.contains("the runtime has no event stream")).then_some(line)
+    });
     println!("killed; heard of it and started again after {took:?}; {changes}");
     let streams = changes.contains("event stream") && !changes.contains("full list");
     assert!(streams || changes.contains("the runtime has no event stream"), "{changes}");

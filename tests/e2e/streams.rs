@@ -12,7 +12,11 @@ use crate::support::pty::Pty;
 use crate::support::solo;
 use crate::support::wait::wait_until;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = LONG;
+
+/// Waits for the size that the terminal was given: its news travels beside what is typed. What is
+/// typed shows on the screen, too, but not as `sized-2`.
+const SIZED: &str = "until [ \"$(stty size)\" = '40 100' ]; do sleep 0.1; done; echo sized-$((1+1));";
 
 /// Serves one page and runs until it is stopped.
 const WEB: &str = "mkdir -p /tmp/www; echo hello > /tmp/www/index.html; httpd -p 8080 -h /tmp/www;";
@@ -90,8 +94,8 @@ fn local_commands_run_things_in_containers() {
     node.says(&["exec", "web", "--", "sh", "-c", "killall yes; true"]);
 
     let mut pty = Pty::spawn(&command(&node, &["exec", "-it", "web", "--", "sh"]), 100, 40);
-    pty.types("stty size; echo done-$((1+1))\n");
-    pty.wait_for("40 100", LIMIT);
+    pty.types(&format!("{SIZED} echo done-$((1+1))\n"));
+    pty.wait_for("sized-2", LIMIT);
     pty.wait_for("done-2", LIMIT);
     pty.resize(120, 50);
     // Its news travels beside what is typed.
@@ -110,8 +114,8 @@ fn local_commands_run_things_in_containers() {
     // An ephemeral container among the processes of another one.
     let args = ["debug", "-it", "web", "--image", "localhost/busybox:1", "--target", "main", "-c", "tools"];
     let mut pty = Pty::spawn(&command(&node, &args), 100, 40);
-    pty.types("stty size; cd /proc/1/root && cat tmp/www/index.html; echo seen-$((1+1))\n");
-    pty.wait_for("40 100", LIMIT);
+    pty.types(&format!("{SIZED} cd /proc/1/root && cat tmp/www/index.html; echo seen-$((1+1))\n"));
+    pty.wait_for("sized-2", LIMIT);
     pty.wait_for("hello", LIMIT);
     pty.wait_for("seen-2", LIMIT);
     pty.types("exit 3\n");
