@@ -113,8 +113,8 @@ fn sidecars_start_first_and_stop_last() {
     app["restartPolicy"].take();
     let mut manifest = pod("web", json!([app]));
     let mut first = sidecar("s1", "0.5");
-    first["startupProbe"] =
-        json!({"exec": {"command": ["test", "-e", "/out/go"]}, "periodSeconds": 1, "failureThreshold": 600});
+    first["startupProbe"] = json!({"exec": {"command": ["test", "-e", "/out/go"]}, "periodSeconds": 1,
+        "timeoutSeconds": 60, "failureThreshold": 600});
     first["lifecycle"] =
         json!({"preStop": {"exec": {"command": ["sh", "-c", format!("{STAMP} >> /out/s1-pre")]}}});
     let between =
