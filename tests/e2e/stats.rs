@@ -85,7 +85,10 @@ fn the_summary_is_what_the_cgroups_say() {
     });
     node.apply("eater.json", &manifest);
     node.wait_ready("eater");
-    // The eater's word comes when it has eaten: from then on the memory stays what it is.
+    // Its word comes when it has eaten: from then on the memory stays what it is.
+    wait_until("the eater to have eaten", LONG, || {
+        node.command(&["logs", "eater-e2e", "-c", "main"]).stdout.starts_with(b"written")
+    });
     let whole = wait_for("eight MiB in use, and a word in the log", LONG, || {
         let whole = summary(&node, "");
         let pod = of_pod(&node, &whole, "eater")?;
