@@ -47,7 +47,7 @@ fn killed_at_random_moments_every_pod_runs_exactly_once() {
         kills += 1;
     }
     node.wait_healthy();
-    wait_until("all pods to be ready", LONG * 2, || {
+    wait_until("all pods to be ready", LONG * 4, || {
         node.try_pods().unwrap_or_default().iter().filter(|pod| is_ready(pod)).count() == PODS
     });
     wait_until("each pod to run exactly once", LONG, || {

@@ -17,7 +17,7 @@ fn start_all(node: &Node) -> BTreeMap<String, String> {
         node.apply(&format!("{}.json", name(number)), &simple(&name(number)));
     }
     let begun = Instant::now();
-    wait_until("all pods to be ready", LONG * 2, || {
+    wait_until("all pods to be ready", LONG * 4, || {
         node.pods().iter().filter(|pod| is_ready(pod)).count() == PODS
     });
     println!("{PODS} pods ready after {:?}", begun.elapsed());

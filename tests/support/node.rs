@@ -481,11 +481,11 @@ impl Node {
         for entry in fs::read_dir(self.manifests()).expect("the manifest directory is readable").flatten() {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
         }
-        wait_until("no pods", LONG, || self.try_pods().is_some_and(|pods| pods.is_empty()));
-        wait_until("no running containers", LONG, || self.running_of_all().is_empty());
-        wait_until("no tasks", LONG, || self.containerd.tasks().iter().all(|task| !task.running));
+        wait_until("no pods", LONG * 2, || self.try_pods().is_some_and(|pods| pods.is_empty()));
+        wait_until("no running containers", LONG * 2, || self.running_of_all().is_empty());
+        wait_until("no tasks", LONG * 2, || self.containerd.tasks().iter().all(|task| !task.running));
         let pods = self.root().join("pods");
-        wait_until("no pod directories", LONG, || {
+        wait_until("no pod directories", LONG * 2, || {
             fs::read_dir(&pods).map_or(true, |mut entries| entries.next().is_none())
         });
     }
