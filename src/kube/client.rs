@@ -369,7 +369,18 @@ impl Client {
 
     /// Waits, but not longer than the credentials last.
     pub(super) fn pause(&self, limit: Duration) -> Waited {
+        self.wait_with(&self.session(), limit)
+    }
+
+    /// Waits, but not longer than the credentials of this generation last; not at all if they
+    /// are gone already.
+    pub(super) fn pause_with(&self, generation: u64, limit: Duration) -> Waited {
+        // One look: those that come between two would be waited with.
         let session = self.session();
+        self.wait_with(&session, if session.generation == generation { limit } else { Duration::ZERO })
+    }
+
+    fn wait_with(&self, session: &Session, limit: Duration) -> Waited {
         select_biased! {
             recv(self.breaker.token().signal()) -> _ => Waited::Stopped,
             recv(session.superseded.signal()) -> _ => Waited::TimedOut,

@@ -208,8 +208,7 @@ impl EventApi for Client {
 
     fn pause(&self, era: u64, limit: Duration, _: &StopToken) -> Waited {
         // Who stops the thread trips the client's breaker.
-        let renewed = self.generation() != era;
-        Client::pause(self, if renewed { Duration::ZERO } else { limit })
+        self.pause_with(era, limit)
     }
 }
 

@@ -4,8 +4,10 @@ use std::time::Instant;
 use jiff::Timestamp;
 
 use super::*;
+use crate::kube::client::Credentials;
 use crate::model::event::Event;
 use crate::model::ids::PodUid;
+use crate::transport::api::{Endpoint, Roots};
 
 fn event(name: &str, second: i64) -> Event {
     Event {
@@ -286,4 +288,28 @@ fn a_stop_does_not_wait_for_an_api_server_that_is_away() {
     requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(running.stop(Duration::from_secs(5)), threads::Stopped::Joined);
     assert_eq!(log.delivery().unwrap().waiting, 1);
+}
+
+#[test]
+fn nobody_waits_with_credentials_that_are_gone() {
+    let credentials = || {
+        let endpoint = Endpoint {
+            https: false,
+            host: "127.0.0.1".to_owned(),
+            port: 1,
+            roots: Roots::System,
+            server_name: None,
+            identity: None,
+        };
+        Credentials { endpoint, base_path: String::new(), token: None }
+    };
+    let client = Client::new(credentials(), None).unwrap();
+    let before = client.generation();
+    client.set_credentials(credentials()).unwrap();
+    let begun = Instant::now();
+    assert_eq!(
+        EventApi::pause(&client, before, Duration::from_secs(60), &StopToken::never()),
+        Waited::TimedOut
+    );
+    assert!(begun.elapsed() < Duration::from_secs(30));
 }

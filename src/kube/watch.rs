@@ -69,7 +69,7 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
             }
             // Other credentials deserve a try at once.
             if client.generation() == generation
-                && client.pause(waits.next(Instant::now(), random_unit())) == Waited::Stopped
+                && client.pause_with(generation, waits.next(Instant::now(), random_unit())) == Waited::Stopped
             {
                 break;
             }

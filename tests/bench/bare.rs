@@ -1,5 +1,8 @@
-//! The floor: the calls that every agent has to make, and nothing else.
+//! The floor: the calls that every agent has to make, and nothing else. Once with the least that
+//! a runtime takes, and once with requests like a kubelet's, for what a sandbox or a container is
+//! to be (a seccomp filter, masked paths, mounts, limits) is work for the runtime.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,12 +11,29 @@ use coracle::model::ids::{ContainerId, SandboxId};
 use coracle::transport::generated::{EnumOrUnknown, MessageField, runtime as rt};
 use coracle::util::stop;
 
-use crate::book::{BARE, Book};
+use crate::book::{BARE, Book, SAME};
 use crate::process;
 use crate::rounds::{self, GRACE, Plan};
 use crate::runtime::{Runtime, millis, now_nanos};
 use crate::support::node::FOREVER;
 use crate::support::wait::pause;
+
+/// What the calls ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Requests {
+    Least,
+    /// As a kubelet's for this pod.
+    Kubelets,
+}
+
+impl Requests {
+    fn subject(self) -> &'static str {
+        match self {
+            Requests::Least => BARE,
+            Requests::Kubelets => SAME,
+        }
+    }
+}
 
 struct BarePod {
     sandbox: SandboxId,
@@ -22,7 +42,7 @@ struct BarePod {
     container: ContainerId,
 }
 
-fn sandbox_config(dir: &Path, name: &str) -> rt::PodSandboxConfig {
+fn sandbox_config(dir: &Path, name: &str, requests: Requests) -> rt::PodSandboxConfig {
     let options = rt::NamespaceOption {
         network: EnumOrUnknown::new(rt::NamespaceMode::NODE),
         pid: EnumOrUnknown::new(rt::NamespaceMode::CONTAINER),
@@ -32,7 +52,7 @@ fn sandbox_config(dir: &Path, name: &str) -> rt::PodSandboxConfig {
         namespace_options: MessageField::some(options),
         ..Default::default()
     };
-    rt::PodSandboxConfig {
+    let least = rt::PodSandboxConfig {
         metadata: MessageField::some(rt::PodSandboxMetadata {
             name: name.to_owned(),
             uid: name.to_owned(),
@@ -46,10 +66,95 @@ fn sandbox_config(dir: &Path, name: &str) -> rt::PodSandboxConfig {
             ..Default::default()
         }),
         ..Default::default()
-    }
+    };
+    if requests == Requests::Least { least } else { as_a_kubelets_sandbox(least, name) }
 }
 
-fn container_config(dir: &Path, name: &str, attempt: u32) -> rt::ContainerConfig {
+fn texts<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+fn as_a_kubelets_sandbox(mut config: rt::PodSandboxConfig, name: &str) -> rt::PodSandboxConfig {
+    config
+        .labels
+        .extend(texts([("io.kubernetes.pod.namespace", "default"), ("io.kubernetes.pod.uid", name)]));
+    config.annotations = texts([
+        ("kubernetes.io/config.hash", name),
+        ("kubernetes.io/config.seen", "2026-01-01T00:00:00.000000000Z"),
+        ("kubernetes.io/config.source", "file"),
+    ]);
+    config.dns_config = MessageField::some(rt::DNSConfig {
+        servers: vec!["198.51.100.1".to_owned()],
+        searches: vec!["host.example".to_owned()],
+        ..Default::default()
+    });
+    let linux = config.linux.mut_or_insert_default();
+    linux.resources = MessageField::some(least_share());
+    linux.overhead = MessageField::some(rt::LinuxContainerResources::default());
+    // The runtime's own profile.
+    linux.security_context.mut_or_insert_default().seccomp =
+        MessageField::some(rt::SecurityProfile::default());
+    config
+}
+
+/// What a container without requests gets of the processor.
+fn least_share() -> rt::LinuxContainerResources {
+    rt::LinuxContainerResources { cpu_period: 100_000, cpu_shares: 2, ..Default::default() }
+}
+
+/// Paths that containers do not see, and those that they only read (kubelet: pkg/securitycontext).
+const MASKED: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+fn as_a_kubelets_container(mut config: rt::ContainerConfig, dir: &Path, name: &str) -> rt::ContainerConfig {
+    let own = [
+        ("io.kubernetes.container.name", "main"),
+        ("io.kubernetes.pod.namespace", "default"),
+        ("io.kubernetes.pod.uid", name),
+    ];
+    config.labels.extend(texts(own));
+    config.annotations = texts([
+        ("io.kubernetes.container.hash", "c97bf8df"),
+        ("io.kubernetes.container.restartCount", "0"),
+        ("io.kubernetes.container.terminationMessagePath", "/dev/termination-log"),
+        ("io.kubernetes.container.terminationMessagePolicy", "File"),
+        ("io.kubernetes.pod.terminationGracePeriod", "2"),
+    ]);
+    for (inside, file) in [("/etc/hosts", "hosts"), ("/dev/termination-log", "termination-log")] {
+        config.mounts.push(rt::Mount {
+            container_path: inside.to_owned(),
+            host_path: dir.join(name).join(file).display().to_string(),
+            ..Default::default()
+        });
+    }
+    let linux = config.linux.mut_or_insert_default();
+    linux.resources =
+        MessageField::some(rt::LinuxContainerResources { oom_score_adj: 1000, ..least_share() });
+    let security = linux.security_context.mut_or_insert_default();
+    security.masked_paths = MASKED.map(str::to_owned).to_vec();
+    security.readonly_paths = READ_ONLY.map(str::to_owned).to_vec();
+    security.run_as_user = MessageField::some(rt::Int64Value::default());
+    security.seccomp = MessageField::some(rt::SecurityProfile {
+        profile_type: rt::security_profile::ProfileType::Unconfined.into(),
+        ..Default::default()
+    });
+    config
+}
+
+fn container_config(dir: &Path, name: &str, requests: Requests) -> rt::ContainerConfig {
     let options = rt::NamespaceOption {
         network: EnumOrUnknown::new(rt::NamespaceMode::NODE),
         pid: EnumOrUnknown::new(rt::NamespaceMode::CONTAINER),
@@ -59,12 +164,8 @@ fn container_config(dir: &Path, name: &str, attempt: u32) -> rt::ContainerConfig
         namespace_options: MessageField::some(options),
         ..Default::default()
     };
-    rt::ContainerConfig {
-        metadata: MessageField::some(rt::ContainerMetadata {
-            name: "main".to_owned(),
-            attempt,
-            ..Default::default()
-        }),
+    let least = rt::ContainerConfig {
+        metadata: MessageField::some(rt::ContainerMetadata { name: "main".to_owned(), ..Default::default() }),
         image: MessageField::some(rt::ImageSpec {
             image: "localhost/busybox:1".to_owned(),
             ..Default::default()
@@ -76,20 +177,24 @@ fn container_config(dir: &Path, name: &str, attempt: u32) -> rt::ContainerConfig
             ..Default::default()
         }],
         labels: [("io.kubernetes.pod.name".to_owned(), name.to_owned())].into(),
-        log_path: format!("{attempt}.log"),
+        log_path: "0.log".to_owned(),
         linux: MessageField::some(rt::LinuxContainerConfig {
             security_context: MessageField::some(security),
             ..Default::default()
         }),
         ..Default::default()
-    }
+    };
+    if requests == Requests::Least { least } else { as_a_kubelets_container(least, dir, name) }
 }
 
-fn start(runtime: &Runtime, dir: &Path, name: &str) -> BarePod {
+fn start(runtime: &Runtime, dir: &Path, name: &str, requests: Requests) -> BarePod {
     std::fs::create_dir_all(dir.join(name).join("data")).expect("the volume can be made");
-    let sandbox_config = sandbox_config(dir, name);
+    for file in ["hosts", "termination-log"] {
+        std::fs::write(dir.join(name).join(file), "").expect("the file can be made");
+    }
+    let sandbox_config = sandbox_config(dir, name, requests);
     let sandbox = runtime.client.run_pod_sandbox(sandbox_config.clone(), "").expect("RunPodSandbox");
-    let container_config = container_config(dir, name, 0);
+    let container_config = container_config(dir, name, requests);
     let container = runtime
         .client
         .create_container(&sandbox, container_config.clone(), &sandbox_config)
@@ -140,57 +245,66 @@ fn crowd(
     runtime: &Runtime,
     dir: &Path,
     (count, width): (usize, usize),
+    requests: Requests,
     names: &[String; 3],
 ) -> f64 {
+    let subject = requests.subject();
     let [started, stopped, removed] = names;
     let begun = now_nanos();
-    let pods = at_once(count, width, |number| start(runtime, dir, &format!("many{number}")));
+    let pods = at_once(count, width, |number| start(runtime, dir, &format!("many{number}"), requests));
     let took = millis(begun, last_start(runtime));
-    book.put(BARE, started, "ms", took);
+    book.put(subject, started, "ms", took);
     pause(Duration::from_millis(500));
     let begun = now_nanos();
     at_once(count, width, |number| pods.get(number).map(|pod| stop(runtime, pod)));
-    book.put(BARE, stopped, "ms", millis(begun, now_nanos()));
+    book.put(subject, stopped, "ms", millis(begun, now_nanos()));
     at_once(count, width, |number| pods.get(number).map(|pod| remove(runtime, pod)));
-    book.put(BARE, removed, "ms", millis(begun, now_nanos()));
+    book.put(subject, removed, "ms", millis(begun, now_nanos()));
     took
+}
+
+/// One pod, and a restart of its container.
+fn single(book: &mut Book, runtime: &Runtime, dir: &Path, number: usize, requests: Requests) {
+    let subject = requests.subject();
+    let name = format!("one{number}");
+    let begun = now_nanos();
+    let mut pod = start(runtime, dir, &name, requests);
+    book.put(subject, rounds::ONE_STARTED, "ms", millis(begun, last_start(runtime)));
+    // The same container again, as after a death: without the look that finds the death.
+    process::kill(runtime.pid(&pod.container));
+    runtime.wait_count(0);
+    let begun = now_nanos();
+    pod.container_config.log_path = "1.log".to_owned();
+    pod.container_config.metadata.mut_or_insert_default().attempt = 1;
+    let old = pod.container.clone();
+    pod.container = runtime
+        .client
+        .create_container(&pod.sandbox, pod.container_config.clone(), &pod.sandbox_config)
+        .expect("CreateContainer");
+    runtime.client.start_container(&pod.container).expect("StartContainer");
+    book.put(subject, rounds::RESTARTED, "ms", millis(begun, last_start(runtime)));
+    // Until the shell has set its trap, SIGTERM goes by and the grace period runs out.
+    pause(Duration::from_millis(500));
+    let begun = now_nanos();
+    stop(runtime, &pod);
+    book.put(subject, rounds::ONE_STOPPED, "ms", millis(begun, now_nanos()));
+    let _ = runtime.client.remove_container(&old);
+    remove(runtime, &pod);
 }
 
 /// One pod, one restart, many pods at several widths.
 pub fn measure(book: &mut Book, runtime: &Runtime, base: &Path, plan: &Plan) {
     let dir = base.join("bare");
     for number in 0..plan.singles {
-        let name = format!("one{number}");
-        let begun = now_nanos();
-        let mut pod = start(runtime, &dir, &name);
-        book.put(BARE, rounds::ONE_STARTED, "ms", millis(begun, last_start(runtime)));
-        // The same container again, as after a death: without the look that finds the death.
-        process::kill(runtime.pid(&pod.container));
-        runtime.wait_count(0);
-        let begun = now_nanos();
-        pod.container_config.log_path = "1.log".to_owned();
-        pod.container_config.metadata.mut_or_insert_default().attempt = 1;
-        let old = pod.container.clone();
-        pod.container = runtime
-            .client
-            .create_container(&pod.sandbox, pod.container_config.clone(), &pod.sandbox_config)
-            .expect("CreateContainer");
-        runtime.client.start_container(&pod.container).expect("StartContainer");
-        book.put(BARE, rounds::RESTARTED, "ms", millis(begun, last_start(runtime)));
-        // Until the shell has set its trap, SIGTERM goes by and the grace period runs out.
-        pause(Duration::from_millis(500));
-        let begun = now_nanos();
-        stop(runtime, &pod);
-        book.put(BARE, rounds::ONE_STOPPED, "ms", millis(begun, now_nanos()));
-        let _ = runtime.client.remove_container(&old);
-        remove(runtime, &pod);
+        single(book, runtime, &dir, number, Requests::Least);
+        single(book, runtime, &dir, number, Requests::Kubelets);
     }
     for &count in &plan.crowds {
         let mut best = (f64::INFINITY, 1);
         for width in [1, 2, 4, 8] {
             let names = ["started", "stopped", "removed"]
                 .map(|what| format!("{count} pods {what}, bare calls by {width}"));
-            let took = crowd(book, runtime, &dir, (count, width), &names);
+            let took = crowd(book, runtime, &dir, (count, width), Requests::Least, &names);
             if took < best.0 {
                 best = (took, width);
             }
@@ -198,7 +312,8 @@ pub fn measure(book: &mut Book, runtime: &Runtime, base: &Path, plan: &Plan) {
         // The best width is the floor; measured again, or its luck would be the floor.
         let names = [rounds::started(count), rounds::stopped(count), rounds::removed(count)];
         for _ in 0..plan.rounds {
-            crowd(book, runtime, &dir, (count, best.1), &names);
+            crowd(book, runtime, &dir, (count, best.1), Requests::Least, &names);
+            crowd(book, runtime, &dir, (count, best.1), Requests::Kubelets, &names);
         }
     }
 }

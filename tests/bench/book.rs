@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 /// The calls to the runtime alone, without an agent.
 pub const BARE: &str = "bare";
+/// The same calls with requests like a kubelet's.
+pub const SAME: &str = "bare, same requests";
 /// This project's agent.
 pub const CORACLE: &str = "coracle";
 /// The binary of `--against`.
@@ -108,8 +110,8 @@ impl Book {
         let mut out = String::new();
         let _ = writeln!(
             out,
-            "\n{:<52} {:<28} {:<28} {:<28} {:>8} {:>9}",
-            "measure, median (min–max, n)", BARE, CORACLE, OTHER, "/bare", "/other"
+            "\n{:<52} {:<28} {:<28} {:<28} {:<28} {:>8} {:>8} {:>9}",
+            "measure, median (min–max, n)", BARE, SAME, CORACLE, OTHER, "/bare", "/same", "/other"
         );
         for measure in &self.order {
             let Some(figure) = self.figures.get(measure) else { continue };
@@ -121,12 +123,14 @@ impl Book {
             let cell = |subject| figure.values.get(subject).map(|values| cell(values)).unwrap_or_default();
             let _ = writeln!(
                 out,
-                "{:<52} {:<28} {:<28} {:<28} {:>8} {:>9}",
+                "{:<52} {:<28} {:<28} {:<28} {:<28} {:>8} {:>8} {:>9}",
                 format!("{measure} [{}]", figure.unit),
                 cell(BARE),
+                cell(SAME),
                 cell(CORACLE),
                 cell(OTHER),
                 ratio(BARE),
+                ratio(SAME),
                 ratio(OTHER)
             );
         }
