@@ -254,6 +254,7 @@ impl Sources {
             if is_there || !may_come || Instant::now() >= until {
                 return found;
             }
+            let _waiting = threads::waiting("a previous log");
             let _ = StopToken::never().wait(LOG_PATIENCE / 20);
         }
     }

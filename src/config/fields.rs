@@ -364,7 +364,7 @@ pub static FIELDS: &[Field] = &[
         "evictionHard",
         Kind::TextMap,
         Preset::Map(HARD_EVICTION),
-        "thresholds at which pods are evicted at once",
+        "thresholds at which pods are evicted at once; so far they only lessen the allocatable",
     ),
     map("evictionSoft", "thresholds at which pods are evicted after a grace period"),
     map("evictionSoftGracePeriod", "how long a soft threshold must hold"),

@@ -6,14 +6,8 @@ use std::io::Write;
 /// Starts logging to stderr. `verbosity` is the kubelet's `--v`: 0 to 1 info, 2 to 4 debug,
 /// more trace. The variable `CORACLE_LOG` (env_logger syntax) overrides it.
 pub fn init(verbosity: u32) {
-    let mut builder = env_logger::Builder::new();
-    // Libraries speak only when something is wrong; our own rooms follow the verbosity, which
-    // is above all filters and can change.
-    builder.filter_level(log::LevelFilter::Warn).filter_module("coracle", log::LevelFilter::Trace);
     let filter = std::env::var("CORACLE_LOG");
-    if let Ok(filter) = &filter {
-        builder.parse_filters(filter);
-    }
+    let mut builder = filtered(filter.as_deref().ok());
     builder.format(|out, record| {
         let now = jiff::Timestamp::now();
         let thread = std::thread::current();
@@ -32,6 +26,18 @@ pub fn init(verbosity: u32) {
     }
 }
 
+fn filtered(filter: Option<&str>) -> env_logger::Builder {
+    let mut builder = env_logger::Builder::new();
+    // Libraries speak only when something is wrong; our own rooms follow the verbosity, which
+    // is above all filters and can change.
+    builder.filter_level(log::LevelFilter::Warn);
+    match filter {
+        Some(filter) => builder.parse_filters(filter),
+        None => builder.filter_module("coracle", log::LevelFilter::Trace),
+    };
+    builder
+}
+
 /// Changes how much is logged, within what `CORACLE_LOG` lets through.
 pub fn set_verbosity(verbosity: i32) {
     log::set_max_level(match verbosity {
@@ -39,4 +45,29 @@ pub fn set_verbosity(verbosity: i32) {
         2..=4 => log::LevelFilter::Debug,
         _ => log::LevelFilter::Trace,
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use log::{Level, Log, Metadata};
+
+    use super::*;
+
+    #[test]
+    fn the_variable_says_all_and_without_it_the_verbosity() {
+        let says = |filter: Option<&str>, target: &str, level: Level| {
+            let metadata = Metadata::builder().target(target).level(level).build();
+            filtered(filter).build().enabled(&metadata)
+        };
+        for (filter, target, level, expected) in [
+            (None, "coracle::sync", Level::Trace, true),
+            (None, "ureq", Level::Info, false),
+            (Some("warn"), "coracle::sync", Level::Warn, true),
+            (Some("warn"), "coracle::sync", Level::Info, false),
+            (Some("warn,coracle::volumes=trace"), "coracle::sync", Level::Info, false),
+            (Some("warn,coracle::volumes=trace"), "coracle::volumes::setup", Level::Trace, true),
+        ] {
+            assert_eq!(says(filter, target, level), expected, "{filter:?} {target} {level}");
+        }
+    }
 }

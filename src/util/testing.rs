@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::child::{self, Limits};
 use super::stop::StopToken;
@@ -24,7 +24,9 @@ pub(crate) fn program(path: &Path, text: &str) {
 /// A port that refuses connections for as long as the first one is kept. One that is merely free
 /// is another test's a moment later.
 pub(crate) fn refusing() -> (TcpListener, u16) {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .unwrap();
     rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     // Bound, but nobody listens.
     let bound = TcpListener::from(socket);

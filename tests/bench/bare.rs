@@ -141,8 +141,13 @@ fn as_a_kubelets_container(mut config: rt::ContainerConfig, dir: &Path, name: &s
         });
     }
     let linux = config.linux.mut_or_insert_default();
-    linux.resources =
-        MessageField::some(rt::LinuxContainerResources { oom_score_adj: 1000, ..least_share() });
+    let hugepage_limits =
+        ["2MB", "1GB"].map(|size| rt::HugepageLimit { page_size: size.to_owned(), ..Default::default() });
+    linux.resources = MessageField::some(rt::LinuxContainerResources {
+        oom_score_adj: 1000,
+        hugepage_limits: hugepage_limits.to_vec(),
+        ..least_share()
+    });
     let security = linux.security_context.mut_or_insert_default();
     security.masked_paths = MASKED.map(str::to_owned).to_vec();
     security.readonly_paths = READ_ONLY.map(str::to_owned).to_vec();
@@ -189,8 +194,10 @@ fn container_config(dir: &Path, name: &str, requests: Requests) -> rt::Container
 
 fn start(runtime: &Runtime, dir: &Path, name: &str, requests: Requests) -> BarePod {
     std::fs::create_dir_all(dir.join(name).join("data")).expect("the volume can be made");
-    for file in ["hosts", "termination-log"] {
-        std::fs::write(dir.join(name).join(file), "").expect("the file can be made");
+    if requests == Requests::Kubelets {
+        for file in ["hosts", "termination-log"] {
+            std::fs::write(dir.join(name).join(file), "").expect("the file can be made");
+        }
     }
     let sandbox_config = sandbox_config(dir, name, requests);
     let sandbox = runtime.client.run_pod_sandbox(sandbox_config.clone(), "").expect("RunPodSandbox");
@@ -300,20 +307,23 @@ pub fn measure(book: &mut Book, runtime: &Runtime, base: &Path, plan: &Plan) {
         single(book, runtime, &dir, number, Requests::Kubelets);
     }
     for &count in &plan.crowds {
-        let mut best = (f64::INFINITY, 1);
-        for width in [1, 2, 4, 8] {
-            let names = ["started", "stopped", "removed"]
-                .map(|what| format!("{count} pods {what}, bare calls by {width}"));
-            let took = crowd(book, runtime, &dir, (count, width), Requests::Least, &names);
-            if took < best.0 {
-                best = (took, width);
-            }
-        }
+        let best = [Requests::Least, Requests::Kubelets].map(|requests| {
+            let took = [1, 2, 4, 8].map(|width| {
+                let names = ["started", "stopped", "removed"]
+                    .map(|what| format!("{count} pods {what}, bare calls by {width}"));
+                (crowd(book, runtime, &dir, (count, width), requests, &names), width)
+            });
+            let best = took.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
+            (requests, best.map_or(1, |best| best.1))
+        });
         // The best width is the floor; measured again, or its luck would be the floor.
         let names = [rounds::started(count), rounds::stopped(count), rounds::removed(count)];
-        for _ in 0..plan.rounds {
-            crowd(book, runtime, &dir, (count, best.1), Requests::Least, &names);
-            crowd(book, runtime, &dir, (count, best.1), Requests::Kubelets, &names);
+        for round in 0..plan.rounds {
+            // A machine that becomes slower must not always do it to the same ones.
+            for turn in 0..best.len() {
+                let Some((requests, width)) = best.get((round + turn) % best.len()) else { continue };
+                crowd(book, runtime, &dir, (count, *width), *requests, &names);
+            }
         }
     }
 }

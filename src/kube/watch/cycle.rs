@@ -117,11 +117,12 @@ impl<'a, S> Reflector<'a, S> {
         let mut short = 0;
         loop {
             let version = if self.version_unavailable { String::new() } else { self.version.clone() };
+            let generation = self.client.generation();
             let mut stream = match self.open(&version, true) {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
                     self.note(&error);
-                    self.step(waits)?;
+                    self.step(generation, waits)?;
                     continue;
                 }
                 Err(error) if expired(&error) && !version.is_empty() => {
@@ -150,7 +151,7 @@ impl<'a, S> Reflector<'a, S> {
                         return Err(self.form("watch", "the server ends watches at once"));
                     }
                     if short > 0 && self.client.generation() == stream.generation {
-                        self.step(waits)?;
+                        self.step(stream.generation, waits)?;
                     }
                 }
             }
@@ -272,6 +273,7 @@ impl<'a, S> Reflector<'a, S> {
     {
         let mut short = 0;
         loop {
+            let generation = self.client.generation();
             let stream = match open.take() {
                 Some(stream) => Ok(stream),
                 None => self.open(&self.version, false),
@@ -280,7 +282,7 @@ impl<'a, S> Reflector<'a, S> {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
                     self.note(&error);
-                    self.step(waits)?;
+                    self.step(generation, waits)?;
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -296,7 +298,7 @@ impl<'a, S> Reflector<'a, S> {
             match end {
                 End::Failed(error) if error.status() == Some(429) => {
                     self.note(&error);
-                    self.step(waits)?;
+                    self.step(stream.generation, waits)?;
                 }
                 End::Failed(error) => return Err(error),
                 End::Closed { events } if soon && (events == 0 || short >= MAX_SHORT) => {
@@ -431,9 +433,10 @@ impl<'a, S> Reflector<'a, S> {
         (self.sink)(change);
     }
 
-    /// One wait between two attempts.
-    fn step(&self, waits: &mut Waits) -> Result<(), ApiError> {
-        match self.client.pause(waits.next(Instant::now(), random_unit())) {
+    /// One wait between two attempts, the first of which was made with credentials of this
+    /// generation.
+    fn step(&self, generation: u64, waits: &mut Waits) -> Result<(), ApiError> {
+        match self.client.pause_with(generation, waits.next(Instant::now(), random_unit())) {
             Waited::Stopped => Err(self.stopping()),
             Waited::TimedOut => Ok(()),
         }

@@ -1,39 +1,54 @@
-//! What waits to be shown. Whoever reads it may take its time: meanwhile signals and input
-//! go on.
+//! What waits to be shown, in the order in which it came. Whoever reads it may take its time:
+//! meanwhile signals are heard, and input goes on.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 
-/// A pipe that polls as writable takes so much without making its writer wait (`PIPE_BUF`).
+/// A pipe that polls as writable takes so much without making its writer wait (`PIPE_BUF`),
+/// unless another writer takes the room.
 const PIECE: usize = 4096;
 
-/// Bytes for one of our outputs.
+/// One of our outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Output {
+    Stdout,
+    Stderr,
+}
+
+/// Bytes for our outputs. Both may lead to one place, and then their order is that of the words.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    bytes: Vec<u8>,
-    /// So many of them have been written.
+    waiting: VecDeque<(Output, Vec<u8>)>,
+    /// So many bytes of the first have been written.
     sent: usize,
 }
 
 impl Pending {
-    pub(super) fn is_empty(&self) -> bool {
-        self.sent >= self.bytes.len()
+    /// Where the next bytes go to; `None` when nothing waits.
+    pub(super) fn next(&self) -> Option<Output> {
+        self.waiting.front().map(|(output, _)| *output)
     }
 
-    pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+    pub(super) fn push(&mut self, output: Output, bytes: &[u8]) {
+        match self.waiting.back_mut() {
+            Some((last, all)) if *last == output => all.extend_from_slice(bytes),
+            _ if bytes.is_empty() => {}
+            _ => self.waiting.push_back((output, bytes.to_vec())),
+        }
     }
 
-    /// Writes a piece to an output that polls as writable.
+    /// Writes a piece to the next output, which polls as writable.
     pub(super) fn write(&mut self, out: impl AsFd) -> io::Result<()> {
-        let rest = self.bytes.get(self.sent..).unwrap_or_default();
+        let Some((_, bytes)) = self.waiting.front() else { return Ok(()) };
+        let rest = bytes.get(self.sent..).unwrap_or_default();
         match rustix::io::write(out, rest.get(..PIECE).unwrap_or(rest)) {
             Ok(count) => self.sent += count,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
             Err(why) => return Err(why.into()),
         }
-        if self.is_empty() {
-            self.bytes.clear();
+        if self.sent >= bytes.len() {
+            self.waiting.pop_front();
             self.sent = 0;
         }
         Ok(())
@@ -51,7 +66,7 @@ mod tests {
         let (mut reader, writer) = io::pipe().unwrap();
         let mut pending = Pending::default();
         let sent: Vec<u8> = (0..200_000_u32).map(|number| number.to_le_bytes()[0]).collect();
-        pending.push(&sent);
+        pending.push(Output::Stdout, &sent);
         let is_writable = || {
             let mut fds = [rustix::event::PollFd::new(&writer, rustix::event::PollFlags::OUT)];
             let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -59,8 +74,8 @@ mod tests {
         };
         let mut got = vec![0; sent.len()];
         let mut filled = 0;
-        while !pending.is_empty() {
-            while is_writable() && !pending.is_empty() {
+        while pending.next().is_some() {
+            while is_writable() && pending.next().is_some() {
                 // Were it to block, it would for ever.
                 pending.write(&writer).unwrap();
             }
@@ -69,5 +84,25 @@ mod tests {
         drop(writer);
         reader.read_exact(&mut got[filled..]).unwrap();
         assert!(got == sent);
+    }
+
+    #[test]
+    fn what_is_said_on_both_keeps_its_order() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut pending = Pending::default();
+        let said =
+            [(Output::Stdout, "a"), (Output::Stdout, "b"), (Output::Stderr, "c"), (Output::Stdout, "d")];
+        said.iter().for_each(|(output, word)| pending.push(*output, word.as_bytes()));
+        pending.push(Output::Stderr, b"");
+        let mut outputs = Vec::new();
+        while let Some(output) = pending.next() {
+            outputs.push(output);
+            pending.write(&writer).unwrap();
+        }
+        drop(writer);
+        let mut got = String::new();
+        reader.read_to_string(&mut got).unwrap();
+        assert_eq!(got, "abcd");
+        assert_eq!(outputs, [Output::Stdout, Output::Stderr, Output::Stdout]);
     }
 }

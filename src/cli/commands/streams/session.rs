@@ -3,6 +3,8 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::poll;
 use serde_json::Value;
@@ -15,7 +17,7 @@ use crate::transport::spdy::{self, Event};
 
 use super::super::client::{Client, encode};
 use super::super::{CommandError, Outcome, complain};
-use super::screen::Pending;
+use super::screen::{Output, Pending};
 use super::{Options, came, container, find, is_passing, place, terminal, wants};
 
 const PROTOCOL: &str = "v4.channel.k8s.io";
@@ -50,14 +52,18 @@ pub(in super::super) fn run(client: &Client, options: &Options) -> Outcome {
     let target = target(&pod, &container, options, tty);
     let (stream, said) = client.upgrade(&target, PROTOCOL)?;
     let raw = tty && options.stdin && terminal::is_input();
+    // Before the terminal is raw: who ends us then must not leave it so.
+    let unheard = Arc::new(AtomicBool::new(false));
+    let mut endings = signals::endings(&unheard).map_err(client.talk("prepare the signals for"))?;
     let terminal =
         if raw { Some(terminal::Raw::new().map_err(client.talk("prepare a terminal for"))?) } else { None };
     if attaches && raw {
         complain("If you don't see a command prompt, try pressing enter.\r");
     }
     let mut session = Session::open(stream, options.stdin, tty);
-    let outcome = session.take(&said).and_then(|()| session.run());
+    let outcome = session.take(&said).and_then(|()| session.run(&mut endings));
     drop(terminal);
+    unheard.store(true, Ordering::SeqCst);
     match outcome {
         Ok(Ended::Asked) => Ok(Exit::Failure),
         Ok(Ended::Over) => Ok(session.exit()),
@@ -113,8 +119,8 @@ struct Session {
     open: Vec<u32>,
     stdin: bool,
     tty: bool,
-    stdout: Pending,
-    stderr: Pending,
+    /// What waits to be shown.
+    shown: Pending,
     status: Vec<u8>,
     lost: bool,
 }
@@ -146,32 +152,33 @@ impl Session {
             open,
             stdin,
             tty,
-            stdout: Pending::default(),
-            stderr: Pending::default(),
+            shown: Pending::default(),
             status: Vec::new(),
             lost: false,
         }
     }
 
-    fn run(&mut self) -> Result<Ended, Failure> {
+    fn run(&mut self, endings: &mut UnixStream) -> Result<Ended, Failure> {
         let mut window = signals::window_changes().map_err(Failure::Agent)?;
-        let mut endings = signals::endings().map_err(Failure::Agent)?;
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let mut chunk = vec![0; CHUNK];
-        while !self.open.is_empty() || self.shows() {
+        while !self.open.is_empty() || self.shown.next().is_some() {
             // What is not shown yet keeps more from coming, and nothing else.
-            let hears = !self.shows();
-            let reads = self.stdin && self.taken.contains(&STDIN) && self.out.len() < CHUNK;
+            let shows = self.shown.next();
+            let hears = shows.is_none();
+            // What nobody takes any more is left to whoever reads the input after us.
+            let takes = self.stdin && !self.open.is_empty() && self.taken.contains(&STDIN);
+            let reads = takes && self.out.len() < CHUNK;
             let [resized, asked, agent, typed, out, err] = ready([
                 self.tty.then(|| (window.as_fd(), true, false)),
                 Some((endings.as_fd(), true, false)),
                 (hears || !self.out.is_empty()).then(|| (self.stream.as_fd(), hears, !self.out.is_empty())),
                 reads.then(|| (stdin.as_fd(), true, false)),
-                (!self.stdout.is_empty()).then(|| (stdout.as_fd(), false, true)),
-                (!self.stderr.is_empty()).then(|| (stderr.as_fd(), false, true)),
+                (shows == Some(Output::Stdout)).then(|| (stdout.as_fd(), false, true)),
+                (shows == Some(Output::Stderr)).then(|| (stderr.as_fd(), false, true)),
             ])
             .map_err(Failure::Agent)?;
-            if asked && came(&mut endings) {
+            if asked && came(endings) {
                 return Ok(Ended::Asked);
             }
             if resized && came(&mut window) {
@@ -181,10 +188,10 @@ impl Session {
                 self.read_input(&stdin, &mut chunk);
             }
             if out {
-                self.stdout.write(&stdout).map_err(Failure::Output)?;
+                self.shown.write(&stdout).map_err(Failure::Output)?;
             }
             if err {
-                self.stderr.write(&stderr).map_err(Failure::Output)?;
+                self.shown.write(&stderr).map_err(Failure::Output)?;
             }
             self.write()?;
             if agent && hears {
@@ -198,11 +205,6 @@ impl Session {
             }
         }
         Ok(Ended::Over)
-    }
-
-    /// Whether something waits to be shown.
-    fn shows(&self) -> bool {
-        !self.stdout.is_empty() || !self.stderr.is_empty()
     }
 
     fn read_input(&mut self, stdin: &io::Stdin, chunk: &mut [u8]) {
@@ -234,7 +236,10 @@ impl Session {
                 Ok(count) => sent += count,
                 Err(why) if is_passing(&why) => break,
                 // What it still says counts.
-                Err(why) if why.kind() == io::ErrorKind::BrokenPipe => sent = self.out.len(),
+                Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {
+                    self.stdin = false;
+                    sent = self.out.len();
+                }
                 Err(why) => return Err(Failure::Agent(why)),
             }
         }
@@ -261,8 +266,8 @@ impl Session {
                     self.tell_size();
                 }
             }
-            Event::Data(STDOUT, bytes) => self.stdout.push(bytes),
-            Event::Data(STDERR, bytes) => self.stderr.push(bytes),
+            Event::Data(STDOUT, bytes) => self.shown.push(Output::Stdout, bytes),
+            Event::Data(STDERR, bytes) => self.shown.push(Output::Stderr, bytes),
             Event::Data(ERROR, bytes) => self.status.extend_from_slice(bytes),
             Event::Data(..) => {}
             Event::Ended(stream) | Event::Reset(stream) => self.open.retain(|open| *open != stream),
