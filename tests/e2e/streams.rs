@@ -76,10 +76,13 @@ fn local_commands_run_things_in_containers() {
     let output = with_input(command(&node, &["exec", "-i", "web", "--", "cat"]), &megabytes);
     assert!(output.stdout == megabytes, "{} bytes came back", output.stdout.len());
 
-    // Nobody reads what it says: it can be ended all the same, and its input goes on.
-    let mut stuck = command(&node, &["exec", "-i", "web", "--", "sh", "-c", "yes & cat > /tmp/input"]);
-    let mut stuck = stuck.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the command starts");
-    let full = stuck.stdout.take().expect("its output is piped");
+    // Nobody reads what it says, on both outputs and into one pipe: it can be ended all the same,
+    // and its input goes on.
+    let script = "yes & yes >&2 & cat > /tmp/input";
+    let mut stuck = command(&node, &["exec", "-i", "web", "--", "sh", "-c", script]);
+    let (full, writer) = std::io::pipe().expect("a pipe");
+    stuck.stdin(Stdio::piped()).stdout(writer.try_clone().expect("its second end")).stderr(writer);
+    let mut stuck = stuck.spawn().expect("the command starts");
     wait_until("the pipe to be full", LIMIT, || {
         rustix::io::ioctl_fionread(&full).expect("the size of what waits") >= 60 * 1024
     });

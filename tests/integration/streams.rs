@@ -13,7 +13,7 @@ use crate::support::cop;
 use crate::support::fake_streams::FakeStreams;
 use crate::support::node::{FOREVER, busybox, pod, uid};
 use crate::support::solo::{Solo, full_name};
-use crate::support::wait::wait_until;
+use crate::support::wait::{pause, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -151,6 +151,46 @@ fn bytes_go_both_ways_until_either_side_ends() {
     assert!(first.starts_with("POST /echo HTTP/1.1\r\nHost: 127.0.0.1:"), "{first}");
     assert!(first.contains("X-Stream-Protocol-Version: v4.channel.k8s.io\r\n"), "{first}");
     assert!(!first.contains("Content-Length"), "{first}");
+    bench.solo.finish();
+}
+
+/// Both sides speak before they listen: neither keeps the other from being heard.
+#[test]
+fn a_full_direction_does_not_stop_the_other_one() {
+    const MUCH: usize = 32 << 20;
+    let bench = Bench::start();
+    // The runtime listens only when all that it says is taken; the client does not wait for that.
+    let mut stream = bench.open(&bench.exec(&format!("late/{MUCH}")));
+    let mut writer = stream.try_clone().unwrap();
+    let pushing = coracle::util::threads::spawn(
+        "t/push",
+        coracle::util::threads::Stack::Small,
+        coracle::util::threads::OnDeath::Nobody,
+        move |_| {
+            writer.write_all(&vec![7; MUCH]).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        },
+    );
+    // Until nothing goes that way any more.
+    pause(Duration::from_millis(500));
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).unwrap();
+    let expected = format!("<{MUCH}>");
+    assert_eq!(said.len(), MUCH + expected.len());
+    assert!(said.ends_with(expected.as_bytes()));
+    drop(pushing);
+
+    // Nobody reads what it says. How much of it waits where is a matter of luck: often enough a
+    // whole read of the agent's.
+    for attempt in 0..16 {
+        let mut stream = bench.open(&bench.exec("chat"));
+        stream.read_exact(&mut vec![0; 30_000 * (attempt % 4)]).unwrap();
+        pause(Duration::from_millis(100));
+        stream.write_all(b"x").unwrap();
+        wait_until("the word to be heard", LIMIT, || {
+            bench.streams.heads().iter().filter(|line| *line == "heard").count() == attempt + 1
+        });
+    }
     bench.solo.finish();
 }
 

@@ -70,12 +70,12 @@ fn serve(mut stream: TcpStream, notes: &Mutex<Vec<String>>) {
     notes.lock().expect("nobody panics with it").push(head);
     let words: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     // The client may be gone at any moment; that is its affair.
-    let _ = act(&mut stream, &words);
+    let _ = act(&mut stream, &words, notes);
     // There is a second handle, so that dropping this one would not be enough.
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-fn act(stream: &mut TcpStream, words: &[&str]) -> std::io::Result<()> {
+fn act(stream: &mut TcpStream, words: &[&str], notes: &Mutex<Vec<String>>) -> std::io::Result<()> {
     let number = words.get(1).and_then(|word| word.parse::<usize>().ok()).unwrap_or(0);
     let mut chunk = vec![0; 32 * 1024];
     match words.first().copied().unwrap_or_default() {
@@ -88,6 +88,39 @@ fn act(stream: &mut TcpStream, words: &[&str]) -> std::io::Result<()> {
                     count => stream.write_all(&chunk[..count])?,
                 }
             }
+        }
+        // So many bytes before it listens, and then how many it has heard.
+        "late" => {
+            stream.write_all(SWITCHED.as_bytes())?;
+            for _ in 0..number / chunk.len() {
+                stream.write_all(&chunk)?;
+            }
+            let mut heard = 0;
+            loop {
+                match stream.read(&mut chunk)? {
+                    0 => return stream.write_all(format!("<{heard}>").as_bytes()),
+                    count => heard += count,
+                }
+            }
+        }
+        // Speaks without end, whether anybody listens or not, and notes that it has heard a word.
+        "chat" => {
+            stream.write_all(SWITCHED.as_bytes())?;
+            let mut mouth = stream.try_clone()?;
+            let talking =
+                spawn(
+                    "t/talk",
+                    Stack::Small,
+                    OnDeath::Nobody,
+                    move |_| {
+                        while mouth.write_all(&[0; 4096]).is_ok() {}
+                    },
+                );
+            if stream.read(&mut chunk)? > 0 {
+                notes.lock().expect("nobody panics with it").push("heard".to_owned());
+            }
+            stream.shutdown(Shutdown::Both)?;
+            talking.map(drop)
         }
         // So many bytes, and the end.
         "source" => {

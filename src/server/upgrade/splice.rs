@@ -30,8 +30,9 @@ const REST: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// What one direction makes for the other without being asked (answers to pings) is bounded
-/// by this.
-const BACKLOG: usize = CHUNK;
+/// by this. More than one read makes of bytes: who does not take what waits for him is heard all
+/// the same, or two that first speak and then listen would wait for each other.
+const BACKLOG: usize = 2 * CHUNK;
 
 /// What a client that was served may still send before the socket closes, and for how long:
 /// a close with unread input would take what it has not read yet with it.
