@@ -63,7 +63,7 @@ pub use kill::{Kill, KillError, KillTarget, MINIMUM_GRACE_SECONDS, Observed, Orp
 pub use numbers::page_size_name;
 pub use sandbox::{NewSandbox, SandboxError};
 pub use sandbox_config::log_directory;
-pub use security_context::pod_text;
+pub use security_context::{MASKED_PATHS, READONLY_PATHS, pod_text};
 pub use settings::{Deps, MachineNumbers, Settings};
 pub use start::{Start, StartFailure, regarding};
 pub use user_namespaces::{IdRange, UserNamespaceError};

@@ -19,7 +19,8 @@ use super::config_error::ConfigError;
 use super::settings::Host;
 use super::user_namespaces::{self, IdRange};
 
-const MASKED_PATHS: [&str; 12] = [
+/// What containers do not see (Go: pkg/securitycontext).
+pub const MASKED_PATHS: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
     "/proc/interrupts",
@@ -33,7 +34,9 @@ const MASKED_PATHS: [&str; 12] = [
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
-const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+/// What they only read.
+pub const READONLY_PATHS: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 /// Deprecated annotation in front of a container's name: its AppArmor profile.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use coracle::model::ids::{ContainerId, SandboxId};
+use coracle::runtime::{MASKED_PATHS, READONLY_PATHS};
 use coracle::transport::generated::{EnumOrUnknown, MessageField, runtime as rt};
 use coracle::util::stop;
 
@@ -102,23 +103,6 @@ fn least_share() -> rt::LinuxContainerResources {
     rt::LinuxContainerResources { cpu_period: 100_000, cpu_shares: 2, ..Default::default() }
 }
 
-/// Paths that containers do not see, and those that they only read (kubelet: pkg/securitycontext).
-const MASKED: [&str; 12] = [
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-
 fn as_a_kubelets_container(mut config: rt::ContainerConfig, dir: &Path, name: &str) -> rt::ContainerConfig {
     let own = [
         ("io.kubernetes.container.name", "main"),
@@ -149,8 +133,8 @@ fn as_a_kubelets_container(mut config: rt::ContainerConfig, dir: &Path, name: &s
         ..least_share()
     });
     let security = linux.security_context.mut_or_insert_default();
-    security.masked_paths = MASKED.map(str::to_owned).to_vec();
-    security.readonly_paths = READ_ONLY.map(str::to_owned).to_vec();
+    security.masked_paths = MASKED_PATHS.map(str::to_owned).to_vec();
+    security.readonly_paths = READONLY_PATHS.map(str::to_owned).to_vec();
     security.run_as_user = MessageField::some(rt::Int64Value::default());
     security.seccomp = MessageField::some(rt::SecurityProfile {
         profile_type: rt::security_profile::ProfileType::Unconfined.into(),

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use coracle::transport::grpc::Kind;
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::json;
 
 use crate::support::cop;
@@ -90,6 +91,16 @@ fn answer(mut stream: UnixStream) -> (u16, String) {
     (status, body)
 }
 
+/// Writes so many bytes, and ends that direction, on a thread of its own.
+fn push(stream: &UnixStream, count: usize) -> Running {
+    let mut writer = stream.try_clone().unwrap();
+    spawn("t/push", Stack::Small, OnDeath::Nobody, move |_| {
+        writer.write_all(&vec![7; count]).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    })
+    .unwrap()
+}
+
 #[test]
 fn bytes_go_both_ways_until_either_side_ends() {
     let bench = Bench::start();
@@ -121,17 +132,7 @@ fn bytes_go_both_ways_until_either_side_ends() {
     let copied = std::io::copy(&mut stream, &mut std::io::sink()).unwrap();
     assert_eq!(copied, 67_108_864);
     let stream = bench.open(&bench.exec("echo"));
-    let mut writer = stream.try_clone().unwrap();
-    let pushing = coracle::util::threads::spawn(
-        "t/push",
-        coracle::util::threads::Stack::Small,
-        coracle::util::threads::OnDeath::Nobody,
-        move |_| {
-            let chunk = vec![7; 1 << 20];
-            (0..32).for_each(|_| writer.write_all(&chunk).unwrap());
-            writer.shutdown(Shutdown::Write).unwrap();
-        },
-    );
+    let pushing = push(&stream, 32 << 20);
     let copied = std::io::copy(&mut &stream, &mut std::io::sink()).unwrap();
     assert_eq!(copied, (32 << 20) + 5);
     drop(pushing);
@@ -161,16 +162,7 @@ fn a_full_direction_does_not_stop_the_other_one() {
     let bench = Bench::start();
     // The runtime listens only when all that it says is taken; the client does not wait for that.
     let mut stream = bench.open(&bench.exec(&format!("late/{MUCH}")));
-    let mut writer = stream.try_clone().unwrap();
-    let pushing = coracle::util::threads::spawn(
-        "t/push",
-        coracle::util::threads::Stack::Small,
-        coracle::util::threads::OnDeath::Nobody,
-        move |_| {
-            writer.write_all(&vec![7; MUCH]).unwrap();
-            writer.shutdown(Shutdown::Write).unwrap();
-        },
-    );
+    let pushing = push(&stream, MUCH);
     // Until nothing goes that way any more.
     pause(Duration::from_millis(500));
     let mut said = Vec::new();

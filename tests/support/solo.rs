@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
@@ -21,7 +20,7 @@ use super::cop::{self, Holding};
 use super::fake_api::FakeApi;
 use super::fake_cri::{Container, FakeCri, Sandbox};
 use super::launch;
-use super::node::{NODE, describe, http_get, is_ready};
+use super::node::{NODE, describe, http_get, http_get_within, is_ready};
 use super::wait::{pause, wait_for, wait_until};
 
 /// Long enough for many agents on a slow machine; a test that needs it has failed anyway.
@@ -307,14 +306,7 @@ impl Solo {
 
     /// The same, of an answer that may take its time.
     pub fn read_only_late(&self, path: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.read_only)).expect("the port is open");
-        stream.set_read_timeout(Some(LONG)).expect("a socket");
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").expect("a request is sent");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer in text");
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-        let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
-        (code, body.to_owned())
+        http_get_within(self.read_only, path, LONG).expect("an answer in text")
     }
 
     /// The value of a series on the metrics page, 0 without it.
