@@ -161,7 +161,7 @@ impl<'a> Joined<'a> {
     /// The messages of the events about an object, with their reasons.
     pub fn events(&self, object: &str) -> Vec<(String, String)> {
         let selector = format!("involvedObject.name={object}");
-        let list = self.plane.look(&["events", "-A", "--field-selector", &selector]);
+        let list = self.plane.get(&["events", "-A", "--field-selector", &selector]);
         let items = list.as_ref().and_then(|list| list["items"].as_array()).cloned().unwrap_or_default();
         items
             .iter()

@@ -105,12 +105,14 @@ pub fn asked_by(log: &[Value], user: &str) -> Vec<Request> {
 }
 
 /// Without the refusals that came too early: whose a new pod is the API server learns by watching
-/// itself, and what the pod needs may be asked for before. What was right to ask is granted later.
+/// itself, and what the pod needs may be asked for before. What was right to ask is granted later; to
+/// a list that followed a refused watch, that watch.
 pub fn without_early_refusals(all: Vec<Request>) -> Vec<Request> {
     let granted = |one: &Request, after: &[Request]| {
         after.iter().any(|later| {
-            (&later.verb, &later.path, later.selector()) == (&one.verb, &one.path, one.selector())
-                && later.code < 400
+            let same = (&later.path, later.selector()) == (&one.path, one.selector());
+            let verb = later.verb == one.verb || (one.verb == "list" && later.verb == "watch");
+            same && verb && later.code < 400
         })
     };
     let keep: Vec<bool> =

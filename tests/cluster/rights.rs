@@ -38,6 +38,9 @@ const KINDS: &[(&str, bool)] = &[
     ("patch events", false),
     ("watch configmaps", true),
     ("watch secrets", true),
+    // Where the watch came before the API server knew whose the pod is.
+    ("list configmaps", false),
+    ("list secrets", false),
     ("get configmaps", false),
     ("get secrets", false),
     ("get runtimeclasses", false),

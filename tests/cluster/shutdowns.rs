@@ -66,12 +66,11 @@ fn pods_end_in_order_before_the_machine() {
     joined.wait_ready("bye-critical");
 
     machine.prepare(true);
-    let node =
-        joined.plane.wait(&["node", name], "not ready", LIMIT, |node| condition(node, "Ready") == "False");
-    assert_eq!(
-        (reason(&node, "Ready"), ready_message(&node).as_str()),
-        ("KubeletNotReady", "node is shutting down")
-    );
+    joined.plane.wait(&["node", name], "shown as shutting down", LIMIT, |node| {
+        condition(node, "Ready") == "False"
+            && reason(node, "Ready") == "KubeletNotReady"
+            && ready_message(node) == "node is shutting down"
+    });
     joined.bind(&pod("bye-late", json!([busybox("main", FOREVER)])));
     let late = joined.wait_pod("bye-late", "refused", |pod| pod["status"]["phase"] == "Failed");
     assert_eq!(text(&late, "/status/reason"), "NodeShutdown");

@@ -80,7 +80,9 @@ fn rich(name: &str, map: &str) -> Value {
     let mut main = busybox("main", &format!("cat /proc/uptime >> /data/starts; {FOREVER}"));
     main["volumeMounts"] = mount.clone();
     main["resources"] = json!({"requests": {"cpu": "10m"}, "limits": {"cpu": "500m", "memory": "64Mi"}});
-    main["readinessProbe"] = json!({"exec": {"command": ["test", "-e", "/data/starts"]}, "periodSeconds": 2});
+    // A minute for each answer: it is not to flip because the machine is slow.
+    let probe = json!({"exec": {"command": ["test", "-e", "/data/starts"]}, "periodSeconds": 2, "timeoutSeconds": 60});
+    main["readinessProbe"] = probe;
     main["env"] = json!([{"name": "K", "valueFrom": {"configMapKeyRef": {"name": map, "key": "k"}}}]);
     let mut first = busybox("first", "date > /data/first");
     first["volumeMounts"] = mount;

@@ -16,13 +16,22 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::node::Node;
-use super::wait::{wait_for, wait_until};
+use super::wait::{pause, wait_for, wait_until};
 
 /// Those that every control plane has, and those that it may have.
 pub const ETCD: &str = "etcd";
 pub const API_SERVER: &str = "kube-apiserver";
 pub const CONTROLLERS: &str = "kube-controller-manager";
 pub const SCHEDULER: &str = "kube-scheduler";
+
+/// What kubectl says where the server has not decided anything, only not answered in time.
+const SHORT_OF_TIME: &[&str] = &[
+    "Unable to connect to the server",
+    "TLS handshake timeout",
+    "etcdserver: ",
+    "unable to return a response in the time allotted",
+    "net/http: request canceled",
+];
 
 /// The network namespace is ours alone. Three ports each, below those of the nodes.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(14_000);
@@ -232,7 +241,21 @@ impl ControlPlane {
 
     /// Standard output of kubectl, which has to succeed, as the administrator.
     pub fn kubectl(&self, args: &[&str]) -> String {
-        said(args, &self.try_kubectl(args, ""))
+        said(args, &self.patiently(args, ""))
+    }
+
+    /// kubectl as the administrator, again where the server was only short of time.
+    fn patiently(&self, args: &[&str], input: &str) -> Output {
+        for _ in 0..4 {
+            let output = self.try_kubectl(args, input);
+            let error = String::from_utf8_lossy(&output.stderr);
+            if output.status.success() || !SHORT_OF_TIME.iter().any(|part| error.contains(part)) {
+                return output;
+            }
+            eprintln!("kubectl {args:?}: {error}");
+            pause(Duration::from_secs(1));
+        }
+        self.try_kubectl(args, input)
     }
 
     /// kubectl as the administrator, with `input` on its standard input.
@@ -272,27 +295,31 @@ impl ControlPlane {
     /// `kubectl apply` of a document.
     pub fn apply(&self, document: &Value) {
         let args = ["apply", "-f", "-"];
-        said(&args, &self.try_kubectl(&args, &document.to_string()));
+        said(&args, &self.patiently(&args, &document.to_string()));
     }
 
     /// `kubectl get -o json`; `None` when it is not there.
     pub fn get(&self, args: &[&str]) -> Option<Value> {
-        self.try_get(args).unwrap_or_else(|error| panic!("{error}"))
+        self.try_get(args, Self::patiently).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The same for those who look again and again: a server that is short of time may fail to
     /// answer once. What it said is printed.
     pub fn look(&self, args: &[&str]) -> Option<Value> {
-        self.try_get(args).unwrap_or_else(|error| {
+        self.try_get(args, Self::try_kubectl).unwrap_or_else(|error| {
             eprintln!("{error}");
             None
         })
     }
 
-    fn try_get(&self, args: &[&str]) -> Result<Option<Value>, String> {
+    fn try_get(
+        &self,
+        args: &[&str],
+        kubectl: impl Fn(&Self, &[&str], &str) -> Output,
+    ) -> Result<Option<Value>, String> {
         let mut all = vec!["get", "-o", "json", "--ignore-not-found"];
         all.extend(args);
-        let output = self.try_kubectl(&all, "");
+        let output = kubectl(self, &all, "");
         if !output.status.success() {
             return Err(format!("kubectl {all:?}: {}", String::from_utf8_lossy(&output.stderr)));
         }
