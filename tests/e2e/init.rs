@@ -46,6 +46,14 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     }
     assert_eq!(condition(&ready, "Initialized").map(|(status, _)| status).as_deref(), Some("True"));
 
+    let (runtime, _) = node.cri();
+    let attempts = || -> Vec<u32> {
+        let running = node.running_sandboxes("web");
+        let sandboxes = runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox");
+        let running = sandboxes.iter().filter(|one| running.contains(&one.id));
+        running.filter_map(|one| one.metadata.as_ref()).map(|one| one.attempt).collect()
+    };
+    let first = attempts();
     let sandbox = node.running_sandboxes("web");
     node.containerd.kill_task(&sandbox[0]);
     wait_until("everything to run again", LONG, || words(&node.out("order")).len() == 6);
@@ -56,16 +64,15 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     let told =
         node.wait_told("web", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
     assert_eq!(told.kind, "Normal");
-    let (runtime, _) = node.cri();
-    let attempts: Vec<u32> = runtime
-        .list_pod_sandbox(Default::default())
-        .expect("ListPodSandbox")
-        .iter()
-        .filter(|one| node.running_sandboxes("web").contains(&one.id))
-        .filter_map(|one| one.metadata.as_ref())
-        .map(|one| one.attempt)
-        .collect();
-    assert_eq!(attempts, [1]);
+    // One that the runtime could not make is tried again, and is an attempt if it has left a trace.
+    let (second, failed) = (attempts(), node.metric("kubelet_started_pods_errors_total") as u32);
+    assert_eq!((first.len(), second.len()), (1, 1), "{first:?} {second:?}");
+    assert!(
+        first[0] < second[0] && second[0] <= 1 + failed,
+        "attempt {} after {}, with {failed} that failed",
+        second[0],
+        first[0]
+    );
     node.finish();
 }
 

@@ -71,16 +71,16 @@ fn a_container_that_never_starts_up_is_restarted() {
     assert_eq!(killing.message, "Container main failed startup probe, will be restarted");
     assert_eq!(killing.field, "spec.containers{main}");
     let unhealthy = node.told_of("web", "Unhealthy");
+    // A busy runtime may answer a check with an error, which says nothing of the container.
+    let begins = ["Startup probe failed", "Startup probe errored and resulted in "];
     assert!(
-        unhealthy
-            .iter()
-            .all(|event| event.kind == "Warning" && event.message.starts_with("Startup probe failed")),
+        unhealthy.iter().all(|event| {
+            event.kind == "Warning" && begins.iter().any(|words| event.message.starts_with(words))
+        }),
         "{unhealthy:#?}"
     );
-    assert!(
-        unhealthy.iter().map(|event| event.count).sum::<u64>() >= 3,
-        "each failed round is told: {unhealthy:#?}"
-    );
+    let failed = unhealthy.iter().filter(|event| event.message.starts_with(begins[0]));
+    assert!(failed.map(|event| event.count).sum::<u64>() >= 3, "each failed round is told: {unhealthy:#?}");
     assert_eq!(node.out("liveness"), "", "liveness waits for the start");
     node.finish();
 }

@@ -105,7 +105,8 @@ fn all_restart_together_and_a_stranger_looks_in() {
     let deaf = |name: &str| busybox(name, "trap '' TERM; while :; do sleep 1; done");
     let containers = [busybox("main", FOREVER), trigger, deaf("deaf1"), deaf("deaf2"), deaf("deaf3")];
     let mut manifest = pod("web", json!(containers));
-    manifest["spec"]["initContainers"] = json!([busybox("init", "echo init ran; sleep 1")]);
+    // While it runs the others show that they were removed: long enough to be seen.
+    manifest["spec"]["initContainers"] = json!([busybox("init", "echo init ran; sleep 4")]);
     node.apply("web.json", &node.with_out(manifest));
     let before = node.wait_ready("web");
     let restarting = |pod: &Pod| condition(pod, "AllContainersRestarting").unwrap_or_default();

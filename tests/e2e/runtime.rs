@@ -29,11 +29,13 @@ fn a_pod_by_bare_calls() {
     let status = runtime.status().expect("Status");
     assert_eq!(status.ready, Ok(()));
     assert_eq!(status.network_ready, Ok(()));
-    // The CRI hears of an imported image a moment after the import.
-    wait_until("the image", LONG, || {
-        let mut names =
-            images.list_images().expect("ListImages").into_iter().flat_map(|image| image.repo_tags);
-        names.any(|name| name == "localhost/busybox:1")
+    // The CRI hears of each imported image by itself, a moment after its import.
+    wait_until("the images", LONG, || {
+        let images = images.list_images().expect("ListImages");
+        let names: Vec<String> = images.into_iter().flat_map(|image| image.repo_tags).collect();
+        ["localhost/busybox:1", "localhost/pause:1"]
+            .iter()
+            .all(|wanted| names.iter().any(|name| name == wanted))
     });
 
     let sandbox_config = rt::PodSandboxConfig {

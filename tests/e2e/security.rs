@@ -8,11 +8,16 @@ use serde_json::{Value, json};
 use crate::support::node::{
     FOREVER, LONG, Node, busybox, container, container_id, is_ready, pod, simple, waiting_reason,
 };
+use crate::support::wait::wait_until;
 
 /// The fields of /proc/PID/status of a pod's container `main`.
 fn status(node: &Node, name: &str, container: &str) -> BTreeMap<String, String> {
     let ready = node.wait_ready(name);
     let pid = node.process(&container_id(&ready, container));
+    // It counts as running a moment before runc's own program gives way to that of the container.
+    wait_until("the container's program", LONG, || {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sh\0-c\0"))
+    });
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
     text.lines()
         .filter_map(|line| line.split_once(':'))

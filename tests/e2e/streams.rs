@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 
 use crate::support::forwarded::Forwarded;
@@ -81,10 +82,12 @@ fn local_commands_run_things_in_containers() {
     let script = "yes & yes >&2 & cat > /tmp/input";
     let mut stuck = command(&node, &["exec", "-i", "web", "--", "sh", "-c", script]);
     let (full, writer) = std::io::pipe().expect("a pipe");
+    let third = writer.try_clone().expect("its third end");
     stuck.stdin(Stdio::piped()).stdout(writer.try_clone().expect("its second end")).stderr(writer);
     let mut stuck = stuck.spawn().expect("the command starts");
+    // As a write finds it: how many bytes it holds then depends on the pieces in which they came.
     wait_until("the pipe to be full", LIMIT, || {
-        rustix::io::ioctl_fionread(&full).expect("the size of what waits") >= 60 * 1024
+        poll(&mut [PollFd::new(&third, PollFlags::OUT)], Some(&Timespec::default())) == Ok(0)
     });
     stuck.stdin.take().expect("its input is piped").write_all(b"still").expect("it takes input");
     wait_until("the input to arrive", LIMIT, || {
@@ -93,7 +96,7 @@ fn local_commands_run_things_in_containers() {
     let pid = i32::try_from(stuck.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
     wait_until("the command to end", LIMIT, || stuck.try_wait().expect("its state").is_some());
-    drop(full);
+    drop((full, third));
     node.says(&["exec", "web", "--", "sh", "-c", "killall yes; true"]);
 
     let mut pty = Pty::spawn(&command(&node, &["exec", "-it", "web", "--", "sh"]), 100, 40);

@@ -16,7 +16,7 @@ use crate::support::dice::{Dice, random_seed};
 use crate::support::fake_api::{FakeApi, Fault, What, status};
 use crate::support::node::{NODE, container, is_ready, restarts, simple};
 use crate::support::solo::{LONG, Solo};
-use crate::support::wait::{pause, wait_until};
+use crate::support::wait::{pause, wait_for, wait_until};
 use crate::{BOTH, side_by_side, tell, two};
 
 /// Watches that failed for long are tried again after up to 45 s, and many agents start at once.
@@ -204,7 +204,7 @@ pub(crate) fn wait_told(solo: &Solo, case: &Case, name: &str) {
 
 /// Attempts of the running agent so far, those without an answer included.
 pub(crate) fn attempts(solo: &Solo) -> f64 {
-    let page = solo.read_only("/metrics").1;
+    let page = solo.metrics();
     let lines = page.lines().filter(|line| line.starts_with("rest_client_requests_total"));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
@@ -411,7 +411,7 @@ fn a_pod_that_calls_itself_a_mirror() {
     solo.apply(&simple("fixed"));
     wait_told(&solo, &CASES[0], "fixed");
     let running = solo.running("fixed");
-    let uid = solo.pod("fixed").and_then(|pod| pod.metadata.uid).unwrap();
+    let uid = wait_for("the pod's UID", LONG, || solo.pod("fixed")?.metadata.uid);
     let mut forged = simple("forged");
     forged["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": uid,
         "kubernetes.io/config.hash": uid, "kubernetes.io/config.source": "file"});
@@ -435,6 +435,53 @@ fn a_pod_that_calls_itself_a_mirror() {
     assert!(patched("fixed") > before);
     wait_told(&solo, &CASES[0], "fixed");
     solo.api().remove(&Solo::pod_path("forged"));
+    solo.finish();
+}
+
+/// The watch of the node may lie behind that of pods. A refusal is final, so the node is read anew
+/// before its labels refuse a pod, once for each.
+#[test]
+fn a_label_that_no_watch_has_told_counts() {
+    // No patch of the status, whose answer would show the label, comes in this time.
+    let solo = Solo::join(json!({"nodeStatusUpdateFrequency": "10m"}));
+    solo.bind(&simple("first"));
+    solo.wait_ready("first");
+    let (one, all) = (format!("/api/v1/nodes/{NODE}"), "/api/v1/nodes?");
+    let asked = |what: &str| {
+        let is =
+            |uri: &str| uri.split('?').next() == Some(what) || (what.ends_with('?') && uri.starts_with(what));
+        solo.api().asked().iter().filter(|asked| asked.method == "GET" && is(&asked.uri)).count()
+    };
+    let mut node = solo.api().object(&one).unwrap();
+    let version = &node["metadata"]["resourceVersion"];
+    let bookmark = json!({"type": "BOOKMARK", "object": {"kind": "Node", "apiVersion": "v1",
+        "metadata": {"resourceVersion": version}}});
+    let before = asked(all);
+    every(solo.api(), "GET", all, What::ThenSilence(format!("{bookmark}\n")));
+    wait_until("the node to be watched again", LONG, || asked(all) > before);
+    node["metadata"]["labels"]["example.org/room"] = json!("here");
+    solo.api().put(&one, node);
+    let reads = asked(&one);
+
+    for (name, room) in [("here", "here"), ("there", "there")] {
+        let mut pod = simple(name);
+        pod["spec"]["nodeSelector"] = json!({"example.org/room": room});
+        solo.bind(&pod);
+        if name == "here" {
+            solo.wait_ready(name);
+            assert_eq!(asked(&one) - reads, 1);
+        }
+    }
+    wait_until("the other pod to be refused", LONG, || {
+        let status = solo.shown("there").and_then(|pod| pod.status);
+        status.and_then(|status| status.reason).as_deref() == Some("NodeAffinity")
+    });
+    // Those that are known do not have it read again.
+    solo.bind(&simple("last"));
+    solo.wait_ready("last");
+    assert_eq!(asked(&one) - reads, 2);
+    solo.api().heal();
+    solo.api().cut();
     solo.finish();
 }
 

@@ -50,10 +50,17 @@ fn token_requests(solo: &Solo) -> usize {
     solo.api().asked().iter().filter(|asked| asked.path().ends_with("/token")).count()
 }
 
+/// How many more are right on a slow machine: to a clock that is ahead each token has run out, and
+/// one that is a minute old is asked for again.
+fn more_requests(bound: Instant) -> usize {
+    (bound.elapsed().as_secs() / 60) as usize
+}
+
 #[test]
 fn it_is_set() {
     side_by_side(JUMPS, |(name, jumps)| {
         let (solo, before) = begin_on(joined(), &CASE);
+        let bound = Instant::now();
         solo.bind(&with_token("token"));
         wait_told(&solo, &CASE, "token");
         solo.bind(&pod("loop", json!([busybox("main", "sleep 1; exit 1")])));
@@ -79,7 +86,8 @@ fn it_is_set() {
         wait_until("the next start after its wait", Duration::from_secs(30), || loops() >= 2);
         // Once at the beginning, once for a clock that says it has run out, and the same again.
         let asked = token_requests(&solo);
-        assert!(asked <= 1 + jumps.len(), "{asked} requests for a token");
+        let most = 1 + jumps.len() + more_requests(bound);
+        assert!(asked <= most, "{asked} requests for a token, at most {most}");
         settle(solo, &CASE, &before, 0);
     });
 }
@@ -91,6 +99,7 @@ fn it_is_wrong_at_a_start() {
     side_by_side(&[("a day ahead", DAY), ("a day back", -DAY), ("long ago", -7305 * DAY)], |(_, ahead)| {
         let mut solo = joined();
         solo.bind(&two("web"));
+        let bound = Instant::now();
         solo.bind(&with_token("token"));
         solo.apply(&simple("fixed"));
         for name in ["web", "token", "fixed"] {
@@ -110,7 +119,9 @@ fn it_is_wrong_at_a_start() {
         }
         assert_eq!(running(&solo), before);
         assert_eq!(restarts(&solo.shown("web").unwrap(), "one"), 0);
-        assert!(token_requests(&solo) <= 3, "{}", token_requests(&solo));
+        let asked = token_requests(&solo);
+        let most = 3 + more_requests(bound);
+        assert!(asked <= most, "{asked} requests for a token, at most {most}");
         solo.finish();
     });
 }

@@ -159,6 +159,8 @@ fn every_call(what: &str, run: impl Fn(usize) -> Option<String> + Sync) -> Vec<S
                 scope.spawn(move || {
                     let (mut places, mut failures) = (Vec::new(), Vec::new());
                     loop {
+                        // Before a call is chosen: who waits for a place learns meanwhile of the end.
+                        let _place = crate::Place::take();
                         let call = next.fetch_add(1, Ordering::Relaxed);
                         if call > end.load(Ordering::Relaxed) {
                             return (places, failures);

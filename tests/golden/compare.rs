@@ -65,19 +65,29 @@ impl Step {
 /// The differences of a pod's requests.
 pub fn compare_calls(recorded: &[Step], seen: &[Step]) -> Vec<String> {
     let mut found = Vec::new();
-    compare_starts(recorded, seen, &mut found);
-    compare_restarts(recorded, seen, &mut found);
-    compare_stops(recorded, seen, &mut found);
-    compare_execs(recorded, seen, &mut found);
+    let seen = without_refused(recorded, seen);
+    compare_starts(recorded, &seen, &mut found);
+    compare_restarts(recorded, &seen, &mut found);
+    compare_stops(recorded, &seen, &mut found);
+    compare_execs(recorded, &seen, &mut found);
     // How often things are removed depends on timing; other changes have to be recorded ones.
     let known: BTreeSet<&str> = recorded.iter().map(|step| step.method.as_str()).collect();
-    for step in seen {
+    for step in &seen {
         let method = step.method.as_str();
         if !known.contains(method) && !method.starts_with("Remove") && !starts(step) && !stops(step) {
             found.push(format!("not recorded: {}", step.line()));
         }
     }
     found
+}
+
+/// What was seen without the starts that the runtime answered with an error, unless it did so in
+/// the recording: a busy one can fail at any of them, and each is rightly tried again.
+fn without_refused(recorded: &[Step], seen: &[Step]) -> Vec<Step> {
+    let refused: BTreeSet<String> =
+        recorded.iter().filter(|step| starts(step) && step.failed).map(Step::line).collect();
+    let left_out = |step: &Step| starts(step) && step.failed && !refused.contains(&step.line());
+    seen.iter().filter(|step| !left_out(step)).cloned().collect()
 }
 
 fn starts(step: &Step) -> bool {
@@ -269,6 +279,27 @@ mod tests {
         ] {
             assert_ne!(compare_calls(&recorded, &seen), Vec::<String>::new(), "{seen:?}");
         }
+    }
+
+    #[test]
+    fn a_start_that_the_runtime_refused_may_be_tried_again() {
+        let failed = |step: Step| Step { failed: true, ..step };
+        let sandbox = || step("RunPodSandbox", json!({"config": {"metadata": {"name": "p"}}}));
+        let start = || step("StartContainer", json!({"container_id": "<container a/0>"}));
+        let recorded = [sandbox(), create("a", 0, ""), start()];
+        let seen = [failed(sandbox()), sandbox(), failed(create("a", 0, "")), create("a", 0, ""), start()];
+        assert_eq!(compare_calls(&recorded, &seen), Vec::<String>::new());
+        // But it has to succeed in the end, once, and one that was recorded as refused counts.
+        for seen in [
+            vec![failed(sandbox()), create("a", 0, ""), start()],
+            vec![sandbox(), sandbox(), create("a", 0, ""), start()],
+            vec![sandbox(), create("a", 0, ""), failed(start())],
+        ] {
+            assert_ne!(compare_calls(&recorded, &seen), Vec::<String>::new(), "{seen:?}");
+        }
+        let recorded = [sandbox(), create("a", 0, ""), failed(start())];
+        assert_eq!(compare_calls(&recorded, &recorded), Vec::<String>::new());
+        assert_ne!(compare_calls(&recorded, &[sandbox(), create("a", 0, ""), start()]), Vec::<String>::new());
     }
 
     #[test]

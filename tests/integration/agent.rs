@@ -471,7 +471,7 @@ fn a_pod_ends_at_its_active_deadline() {
     let solo = Solo::start();
     let mut short = simple("short");
     // It is to be seen ready before, on a busy machine, too.
-    short["spec"]["activeDeadlineSeconds"] = json!(12);
+    short["spec"]["activeDeadlineSeconds"] = json!(30);
     solo.apply(&short);
     solo.wait_ready("short");
     let ended = solo.wait_pod("short", "ended", LONG, |pod| phase(pod) == "Failed");

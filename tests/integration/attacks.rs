@@ -518,7 +518,7 @@ fn five_hundred_slow_clients_keep_nobody_out() {
     assert_eq!(solo.read_only("/healthz").0, 200);
     let threads = || fs::read_dir(format!("/proc/{}/task", solo.pid())).unwrap().count();
     // Whoever was sent away has a thread until that notices.
-    wait_until("few threads", Duration::from_secs(5), || threads() < 300);
+    wait_until("few threads", LONG, || threads() < 300);
     // Nobody who asks in time was turned away, nor had to wait.
     regular.end();
     // They are sent away by themselves.

@@ -1,7 +1,7 @@
 //! Lifecycle hooks, grace periods and the order of ends, at the fake runtime.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -9,6 +9,7 @@ use coracle::model::pod::Pod;
 use coracle::runtime::{Kill, NewSandbox, Observed};
 use coracle::util::stop::{self, StopToken};
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde_json::{Value, json};
 
 use crate::runtime::{Node, pod, timeouts};
@@ -253,6 +254,19 @@ impl Web {
     }
 }
 
+/// A port that refuses connections for as long as the first one is kept. One that is merely free
+/// is another test's a moment later.
+fn refusing() -> (TcpListener, u16) {
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    // Bound, but nobody listens.
+    let bound = TcpListener::from(socket);
+    let port = bound.local_addr().unwrap().port();
+    (bound, port)
+}
+
 #[test]
 fn http_hooks() {
     let node = Node::new();
@@ -278,7 +292,7 @@ fn http_hooks() {
     let asked = web.asked().pop().unwrap();
     assert!(asked.contains("X-A: b") && !asked.contains("Authorization"), "{asked}");
     // Nobody there, no such port.
-    let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let (_bound, closed) = refusing();
     for port in [json!(closed), json!("web"), json!("0"), json!(70000)] {
         let (events, _) = stopped(&node, get("HTTP", json!("127.0.0.1"), port.clone()), None);
         assert_eq!(events, [KILLING, PRE_STOP_FAILED], "{port}");

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use coracle::kube::reviews::Reviewer;
 use coracle::util::threads::{OnDeath, Stack, spawn};
@@ -214,11 +215,12 @@ fn without_the_api_server_what_is_known_counts_until_its_time_is_over() {
         &json!({
             "authentication": {
                 "anonymous": {"enabled": false},
-                "webhook": {"enabled": true, "cacheTTL": "8s"},
+                // Long enough for a slow machine to see that it counts.
+                "webhook": {"enabled": true, "cacheTTL": "20s"},
             },
             "authorization": {
                 "mode": "Webhook",
-                "webhook": {"cacheAuthorizedTTL": "8s", "cacheUnauthorizedTTL": "8s"},
+                "webhook": {"cacheAuthorizedTTL": "20s", "cacheUnauthorizedTTL": "20s"},
             },
         }),
     );
@@ -398,9 +400,13 @@ fn who_may_ask_depends_on_whether_there_is_a_configuration_file() {
 
 #[test]
 fn reviews_are_asked_again_but_never_in_floods() {
-    let api = FakeApi::start();
-    api.review(review);
-    let reviewer = Reviewer::new(&api.client());
+    let reviewed = || {
+        let api = FakeApi::start();
+        api.review(review);
+        let reviewer = Reviewer::new(&api.client());
+        (api, reviewer)
+    };
+    let (mut api, mut reviewer) = reviewed();
     let strike = |times, what| {
         api.fault(Fault { method: "POST", path: "tokenreviews".into(), times, what });
     };
@@ -414,27 +420,36 @@ fn reviews_are_asked_again_but_never_in_floods() {
     assert!(error.starts_with("cannot review a token: "), "{error}");
     assert!(!error.contains("good-a"), "{error}");
 
-    // A hundred strangers, and an API server that says nothing.
-    let before = api.requests();
-    api.freeze();
-    let (tell, told) = crossbeam_channel::bounded(100);
-    let askers: Vec<_> = (0..100)
-        .map(|n| {
-            let (reviewer, tell) = (reviewer.clone(), tell.clone());
-            spawn("asker", Stack::Small, OnDeath::Nobody, move |_| {
-                let _ = tell.send(reviewer.token(&format!("good-{n}")).is_ok());
+    // A hundred strangers, and an API server that says nothing. A question has ten seconds, its
+    // wait for a turn included: where all of this took longer, what came of it says nothing.
+    for round in 1..=5 {
+        let (before, begun) = (api.requests(), Instant::now());
+        api.freeze();
+        let (tell, told) = crossbeam_channel::bounded(100);
+        let askers: Vec<_> = (0..100)
+            .map(|n| {
+                let (reviewer, tell) = (reviewer.clone(), tell.clone());
+                spawn("asker", Stack::Small, OnDeath::Nobody, move |_| {
+                    let _ = tell.send(reviewer.token(&format!("good-{n}")).is_ok());
+                })
+                .unwrap()
             })
-            .unwrap()
-        })
-        .collect();
-    for _ in 0..28 {
-        assert!(!told.recv_timeout(LONG).unwrap(), "more than can wait are refused at once");
+            .collect();
+        let answers =
+            |count: usize| -> Vec<bool> { (0..count).map(|_| told.recv_timeout(LONG).unwrap()).collect() };
+        let refused = answers(28);
+        wait_until("the first to ask", LONG, || api.requests() - before >= 8);
+        let first = api.requests() - before;
+        api.thaw();
+        let answered = answers(72);
+        drop(askers);
+        if begun.elapsed() >= Duration::from_secs(10) && round < 5 {
+            (api, reviewer) = reviewed();
+            continue;
+        }
+        assert!(!refused.contains(&true), "more than can wait are refused at once");
+        assert!(!answered.contains(&false), "{answered:?}");
+        assert_eq!((first, api.requests() - before), (8, 72));
+        break;
     }
-    wait_until("the first to ask", LONG, || api.requests() - before == 8);
-    api.thaw();
-    for _ in 0..72 {
-        assert!(told.recv_timeout(LONG).unwrap());
-    }
-    drop(askers);
-    assert_eq!(api.requests() - before, 72);
 }

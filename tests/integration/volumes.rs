@@ -21,11 +21,12 @@ use coracle::model::pod::Pod;
 use coracle::model::quantity::Amount;
 use coracle::util::stop::StopToken;
 use coracle::util::threads::{self, OnDeath, Stack};
-use coracle::volumes::{Deps, Settings, Volumes};
+use coracle::volumes::{Deps, Settings, VolumeError, Volumes};
 use crossbeam_channel::Receiver;
+use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::support::wait::wait_for;
+use crate::support::wait::{wait_for, wait_until};
 
 struct Place {
     dir: tempfile::TempDir,
@@ -92,6 +93,30 @@ fn mode(path: &Path) -> u32 {
 
 const STOP: fn() -> StopToken = StopToken::never;
 
+/// What another test starts right now holds all that is open here, until it is a program of its
+/// own; so long a mount is busy. Nobody takes longer than this for it.
+const FREE: Duration = Duration::from_secs(60);
+
+/// Tears the pod's volumes down, as often as the agent would while they are busy.
+fn tear_down(volumes: &Volumes, uid: &PodUid) {
+    let busy = std::io::Error::from(Errno::BUSY).to_string();
+    wait_until("the volumes to be free", FREE, || match volumes.tear_down(uid, &STOP()) {
+        Ok(()) => true,
+        Err(VolumeError::LeftBehind { cause, .. }) if cause.ends_with(&busy) => false,
+        Err(error) => panic!("{error:?}"),
+    });
+}
+
+/// Takes a mount off, as soon as it is free.
+fn take_off(mount: &Path) {
+    let flags = rustix::mount::UnmountFlags::empty();
+    wait_until("the mount to be free", FREE, || match rustix::mount::unmount(mount, flags) {
+        Ok(()) => true,
+        Err(Errno::BUSY) => false,
+        Err(errno) => panic!("{}: {errno}", mount.display()),
+    });
+}
+
 #[test]
 fn downward_files_follow_the_pod() {
     let Some(place) = Place::new() else { return };
@@ -127,7 +152,7 @@ fn downward_files_follow_the_pod() {
     let (next, _queue) = place.volumes();
     assert_eq!(next.setup(&downward(json!({"a": "2"})), &STOP()).unwrap(), ready);
     assert_eq!(place.mounts(&place.root()).len(), 2);
-    next.tear_down(one.uid(), &STOP()).unwrap();
+    tear_down(&next, one.uid());
     assert!(place.mounts(&place.root()).is_empty());
     assert!(!dir.exists());
     next.orphans(&|_| false, &STOP()).unwrap();
@@ -159,7 +184,7 @@ fn huge_pages_are_a_file_system_of_their_own() {
     let (again, _queue) = place.volumes();
     again.setup(&pod, &STOP()).unwrap();
     assert_eq!(place.mounts(&place.root()).len(), 1);
-    again.tear_down(pod.uid(), &STOP()).unwrap();
+    tear_down(&again, pod.uid());
     assert!(place.mounts(&place.root()).is_empty());
 }
 
@@ -181,6 +206,15 @@ fn bind(
 ) -> Result<PathBuf, SubPathFailure> {
     let uid = PodUid::from("u1");
     volumes.bind(SubPath { pod: &uid, container: "c", index, volume, path }, &STOP())
+}
+
+/// Binds in place of what is mounted there, as soon as that is free.
+fn bind_anew(volumes: &Volumes, volume: &MountedVolume, index: usize, path: &str) {
+    wait_until("the target to be free", FREE, || match bind(volumes, volume, index, path) {
+        Ok(_) => true,
+        Err(SubPathFailure::Prepare) => false,
+        Err(failure) => panic!("{failure:?}"),
+    });
 }
 
 fn inode(path: &Path) -> (u64, u64) {
@@ -210,10 +244,10 @@ fn a_sub_path_is_the_object_itself() {
     fs::write(dir.join("new"), "two").unwrap();
     fs::rename(dir.join("new"), dir.join("file")).unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "one", "mounted is mounted");
-    bind(&volumes, volume, 1, "file").unwrap();
+    bind_anew(&volumes, volume, 1, "file");
     assert_eq!(fs::read_to_string(&file).unwrap(), "two");
     fs::remove_file(dir.join("file")).unwrap();
-    bind(&volumes, volume, 1, "file").unwrap();
+    bind_anew(&volumes, volume, 1, "file");
     assert!(file.is_dir(), "made, since it was missing");
     assert_eq!(place.mounts(&pod_dir).len(), 2);
 
@@ -224,7 +258,7 @@ fn a_sub_path_is_the_object_itself() {
     let other = bind(&volumes, &host, 2, "x").unwrap();
     assert_eq!(inode(&other), inode(&outside.join("x")));
 
-    volumes.tear_down(&PodUid::from("u1"), &STOP()).unwrap();
+    tear_down(&volumes, &PodUid::from("u1"));
     assert!(place.mounts(&pod_dir).is_empty());
     assert!(!pod_dir.join("volume-subpaths").exists());
     assert!(outside.join("x").exists());
@@ -246,7 +280,7 @@ fn links_out_of_the_volume_are_refused() {
     fs::create_dir(dir.join("real")).unwrap();
     let at = bind(&volumes, &ready[0], 0, "in").unwrap();
     assert_eq!(inode(&at), inode(&dir.join("real")));
-    volumes.tear_down(&PodUid::from("u1"), &STOP()).unwrap();
+    tear_down(&volumes, &PodUid::from("u1"));
 }
 
 /// A container that runs in the volume exchanges a directory for a link to the node, as fast
@@ -298,7 +332,7 @@ fn no_race_mounts_the_outside() {
     done.store(true, Ordering::Relaxed);
     swapper.stop(Duration::from_secs(5));
     assert!(inside > 0 && refused > 0, "{inside} inside, {refused} refused");
-    volumes.tear_down(&PodUid::from("u1"), &STOP()).unwrap();
+    tear_down(&volumes, &PodUid::from("u1"));
     assert!(secret.join("sub/deep").exists());
 }
 
@@ -321,8 +355,7 @@ fn what_a_killed_agent_left_is_swept() {
     assert!(text.starts_with("orphaned pod \"u1\" found, but mounted volumes=["), "{text}");
     assert_eq!(fs::read_to_string(ready[1].host_path.join("data")).unwrap(), "x");
     drop(busy);
-    // What another test starts right now holds the file, too, until it is a program of its own.
-    let removed = wait_for("the volume to be free", Duration::from_secs(60), || {
+    let removed = wait_for("the volume to be free", FREE, || {
         let report = next.orphans(&|_| false, &STOP()).unwrap();
         report.left.is_empty().then_some(report.removed)
     });
@@ -360,9 +393,8 @@ fn a_set_up_goes_on_from_every_step() {
     let dir = ready[0].host_path.clone();
     let marker = place.root().join("pods/u1/plugins/kubernetes.io~empty-dir/wrapped_d/ready");
     let unmount = || {
-        let flags = rustix::mount::UnmountFlags::empty();
-        rustix::mount::unmount(&ready[1].host_path, flags).unwrap();
-        rustix::mount::unmount(&dir, flags).unwrap();
+        take_off(&ready[1].host_path);
+        take_off(&dir);
     };
     let complete = |what: &str| {
         let (next, queue) = place.volumes();
@@ -392,10 +424,10 @@ fn a_set_up_goes_on_from_every_step() {
     assert!(!dir.join(version).exists());
 
     // The same for the end.
-    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+    tear_down(&volumes, pod.uid());
     fs::create_dir_all(place.root().join("pods/u1/volume-subpaths/e/c/0")).unwrap();
     fs::create_dir_all(&dir).unwrap();
-    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+    tear_down(&volumes, pod.uid());
     assert!(!dir.exists() && !place.root().join("pods/u1/volume-subpaths").exists());
 }
 
@@ -488,7 +520,7 @@ fn secrets_and_tokens_lie_in_memory_and_follow_their_objects() {
     );
     assert!(place.mounts(&place.root()).is_empty());
     api.forget(pod.uid());
-    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+    tear_down(&volumes, pod.uid());
 
     server.set("one");
     api.register(&pod);
@@ -513,6 +545,6 @@ fn secrets_and_tokens_lie_in_memory_and_follow_their_objects() {
     assert_ne!(fs::read_to_string(tokens.join("token")).unwrap(), first);
     assert_eq!(fs::read_to_string(&bound).unwrap(), "one", "a sub path stays what it was");
     assert!(queue.is_empty());
-    volumes.tear_down(pod.uid(), &STOP()).unwrap();
+    tear_down(&volumes, pod.uid());
     assert!(place.mounts(&place.root()).is_empty());
 }

@@ -17,7 +17,7 @@ use coracle::transport::generated::runtime as rt;
 use coracle::util::stop::StopToken;
 use serde_json::{Value, json};
 
-use super::containerd::{Containerd, kill};
+use super::containerd::{Containerd, Task, kill};
 use super::cop::{self, Holding};
 use super::launch;
 pub use super::manifest::*;
@@ -436,7 +436,7 @@ impl Node {
     /// can also leave a task that its CRI does not know, for which it then refuses to remove the
     /// container, and says so in its log.
     pub fn finish_spotless(self) {
-        self.empty();
+        self.empty(true);
         let (runtime, _) = self.cri();
         let mut stuck = Vec::new();
         wait_until("no containers and sandboxes", Duration::from_secs(240), || {
@@ -458,14 +458,34 @@ impl Node {
         if !unlisted.is_empty() {
             eprintln!("records that containerd keeps and its CRI does not list: {unlisted:?}");
         }
-        self.finish();
+        self.finish_with(true);
+    }
+
+    /// The running tasks that a pod's container or sandbox has, and those that containerd's CRI does
+    /// not know, or refuses to end; see [`Node::finish_spotless`]. `None` while a list fails.
+    pub fn running_tasks(&self) -> Option<(Vec<Task>, Vec<Task>)> {
+        // Before the lists: a task that starts meanwhile must not pass for one that nobody knows.
+        let tasks = self.containerd.tasks();
+        let (runtime, _) = self.cri();
+        let containers = runtime.list_containers(Default::default()).ok()?;
+        let sandboxes = runtime.list_pod_sandbox(Default::default()).ok()?;
+        let log = fs::read_to_string(self.containerd.log()).unwrap_or_default();
+        let refused = |id: &str| log.contains(&format!("cannot delete running task {id}"));
+        let known =
+            |id: &str| containers.iter().any(|one| one.id == id) || sandboxes.iter().any(|one| one.id == id);
+        let running = tasks.into_iter().filter(|task| task.running);
+        Some(running.partition(|task| known(&task.id) && !refused(&task.id)))
     }
 
     /// Removes every manifest and asserts that nothing stays: no pod, running container or
     /// sandbox, mount or pod directory; that the agent holds what it held at first; that it
     /// stops.
-    pub fn finish(mut self) {
-        self.empty();
+    pub fn finish(self) {
+        self.finish_with(false);
+    }
+
+    fn finish_with(mut self, spotless: bool) {
+        self.empty(spotless);
         cop::assert_no_mounts_below(&self.root());
         if let (Some(first), Some(agent)) = (self.first, self.agent.as_ref()) {
             // A restarted agent starts from its own first look, which no test took. What the Go
@@ -477,13 +497,17 @@ impl Node {
         self.stop_agent();
     }
 
-    fn empty(&self) {
+    /// `spotless`: as [`Node::finish_spotless`] says.
+    fn empty(&self, spotless: bool) {
         for entry in fs::read_dir(self.manifests()).expect("the manifest directory is readable").flatten() {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
         }
         wait_until("no pods", LONG * 2, || self.try_pods().is_some_and(|pods| pods.is_empty()));
         wait_until("no running containers", LONG * 2, || self.running_of_all().is_empty());
-        wait_until("no tasks", LONG * 2, || self.containerd.tasks().iter().all(|task| !task.running));
+        wait_until("no tasks", LONG * 2, || match spotless {
+            true => self.running_tasks().is_some_and(|(own, _)| own.is_empty()),
+            false => self.containerd.tasks().iter().all(|task| !task.running),
+        });
         let pods = self.root().join("pods");
         wait_until("no pod directories", LONG * 2, || {
             fs::read_dir(&pods).map_or(true, |mut entries| entries.next().is_none())

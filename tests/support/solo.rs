@@ -27,8 +27,11 @@ use super::wait::{pause, wait_for, wait_until};
 pub const LONG: Duration = Duration::from_secs(60);
 
 /// A stop may take this long, whatever the runtime does: the agent's threads have less than five
-/// seconds together, and the rest is for a busy machine.
-pub const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// seconds together, and the rest is for a busy machine. A call that hangs takes two minutes.
+pub const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+/// An answer may take this long: less than a call that hangs, and the rest is for a busy machine.
+const ANSWER_LIMIT: Duration = Duration::from_secs(45);
 
 /// The ceiling of the debug build with a few pods.
 const MAX_RESIDENT_KIB: u64 = 80 * 1024;
@@ -288,10 +291,14 @@ impl Solo {
     pub fn assert_answers(&self) {
         wait_until("the server to listen", LONG, || http_get(self.read_only, "/healthz").is_ok());
         let begun = Instant::now();
-        let answer = http_get(self.healthz, "/healthz");
+        let answer = http_get_within(self.healthz, "/healthz", ANSWER_LIMIT);
         assert!(matches!(answer, Ok((200 | 500, _))), "/healthz: {answer:?}");
-        assert!(self.try_pods().is_some(), "/pods does not answer");
-        assert!(begun.elapsed() < Duration::from_secs(15), "the agent took {:?}", begun.elapsed());
+        let (code, text) = http_get_within(self.read_only, "/pods", ANSWER_LIMIT).expect("/pods answers");
+        assert_eq!(code, 200, "/pods: {text}");
+        let list: Value = serde_json::from_str(&text).expect("/pods answers JSON");
+        let _pods: Option<Vec<Pod>> =
+            serde_json::from_value(list["items"].clone()).expect("/pods answers pods");
+        assert!(begun.elapsed() < ANSWER_LIMIT, "the agent took {:?}", begun.elapsed());
     }
 
     /// An answer of the health port.
@@ -309,9 +316,17 @@ impl Solo {
         http_get_within(self.read_only, path, LONG).expect("an answer in text")
     }
 
+    /// The metrics page. Waits for the agent to answer: no answer is not a page of zeros.
+    pub fn metrics(&self) -> String {
+        wait_for("/metrics", LONG, || match http_get_within(self.read_only, "/metrics", LONG) {
+            Ok((200, page)) => Some(page),
+            _ => None,
+        })
+    }
+
     /// The value of a series on the metrics page, 0 without it.
     pub fn metric(&self, series: &str) -> f64 {
-        super::web::metric(&self.read_only("/metrics").1, series)
+        super::web::metric(&self.metrics(), series)
     }
 
     /// Sends a signal to the agent.

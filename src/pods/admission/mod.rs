@@ -108,6 +108,12 @@ fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> A
     outcome
 }
 
+/// Whether labels of the node are all that speaks against it, as far as `node` shows them.
+#[must_use]
+pub fn is_elsewhere(pod: &Pod, node: &NodeView) -> bool {
+    !placement::matches_affinity(pod, node)
+}
+
 /// The whole status of a rejected pod.
 #[must_use]
 pub fn rejected_status(pod: &Pod, reason: &str, message: &str, qos: QosClass) -> PodStatus {

@@ -56,7 +56,7 @@ fn compare(a: &str, b: &str) -> Option<(i64, i64)> {
     Some((a.parse().ok()?, b.parse().ok()?))
 }
 
-fn matches_affinity(pod: &Pod, node: &NodeView) -> bool {
+pub(super) fn matches_affinity(pod: &Pod, node: &NodeView) -> bool {
     let spec = pod.spec();
     let selected =
         spec.node_selector.iter().flatten().all(|(key, value)| node.labels.get(key) == Some(value));

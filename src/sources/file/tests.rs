@@ -558,17 +558,29 @@ fn the_thread_follows_the_directory() {
 #[test]
 fn the_thread_waits_for_a_slow_writer() {
     use std::io::Write;
-    let live = Live::new("");
-    live.next();
+    // As `watch` has it: a writer that pauses for so long is not waited for.
+    const HOLD: Duration = Duration::from_secs(2);
     let text = format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1"));
     let (start, end) = text.split_at(manifest("a", "i:1").len());
-    let mut file = File::create(live.path("x.yaml")).unwrap();
-    file.write_all(start.as_bytes()).unwrap();
-    // Well past the settling time, but the file is still open: the first half is a whole pod.
-    assert!(live.inbox.bell().recv_timeout(Duration::from_millis(250)).is_err());
-    file.write_all(end.as_bytes()).unwrap();
-    drop(file);
-    assert_eq!(names(&live.next()), some(&["a-node", "b-node"]));
+    for round in 1..=5 {
+        let live = Live::new("");
+        live.next();
+        let begun = Instant::now();
+        let mut file = File::create(live.path("x.yaml")).unwrap();
+        file.write_all(start.as_bytes()).unwrap();
+        // Well past the settling time, but the file is still open: the first half is a whole pod.
+        let early = live.inbox.bell().recv_timeout(Duration::from_millis(250));
+        file.write_all(end.as_bytes()).unwrap();
+        let paused = begun.elapsed();
+        drop(file);
+        // Held up on a busy machine, this writer was too slow: once more.
+        if paused >= HOLD && round < 5 {
+            continue;
+        }
+        assert!(early.is_err(), "a pause of {paused:?} was not waited for");
+        assert_eq!(names(&live.next()), some(&["a-node", "b-node"]));
+        break;
+    }
 }
 
 #[test]

@@ -8,8 +8,9 @@ mod http;
 mod store;
 
 use std::collections::VecDeque;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -108,9 +109,20 @@ impl Shared {
 }
 
 impl FakeApi {
-    /// An empty one, on a port that the kernel chooses.
+    /// An empty one, on a port that nobody else gets while it is down. One that the kernel
+    /// chooses would be anybody's then.
     pub fn start() -> FakeApi {
-        FakeApi::start_at(0)
+        // Below the kernel's, and between those of the control planes and those of the nodes.
+        static NEXT: AtomicU16 = AtomicU16::new(17_000);
+        loop {
+            let port = NEXT.fetch_add(1, Ordering::Relaxed);
+            assert!(port < 21_000, "no port is left");
+            match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+                Ok(listener) => return FakeApi::on(Ipv4Addr::LOCALHOST, listener),
+                // Another test program's.
+                Err(why) => assert_eq!(why.kind(), ErrorKind::AddrInUse, "port {port}: {why}"),
+            }
+        }
     }
 
     /// An empty one on a port, such as that of one that has gone.
@@ -120,7 +132,10 @@ impl FakeApi {
 
     /// An empty one on an address of this machine.
     pub fn listen(address: Ipv4Addr, port: u16) -> FakeApi {
-        let listener = TcpListener::bind((address, port)).unwrap();
+        FakeApi::on(address, TcpListener::bind((address, port)).unwrap())
+    }
+
+    fn on(address: Ipv4Addr, listener: TcpListener) -> FakeApi {
         let port = listener.local_addr().unwrap().port();
         let api = FakeApi { address, port, shared: Arc::default(), listening: Mutex::default() };
         api.serve(listener);
