@@ -25,7 +25,7 @@ use crate::model::api;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::kubeconfig::Kubeconfig;
-use crate::node::{self, NodeWatch, Reservations};
+use crate::node::{self, NodeReader, NodeWatch, Reservations};
 use crate::observe::Observe;
 use crate::pods::mirror;
 use crate::resources::Roots;
@@ -105,6 +105,11 @@ pub(super) fn connect(
 }
 
 impl Cluster {
+    /// What reads our Node object anew.
+    pub(super) fn reader(&self, node_name: &str) -> NodeReader {
+        NodeReader::new(&self.client, node_name, &self.node)
+    }
+
     /// Starts the threads.
     pub(super) fn start(self, parts: Parts<'_>, deaths: &Sender<Died>) -> Result<Vec<Running>, StartError> {
         let thread = |name: &'static str| move |source| StartError::Thread { name, source };

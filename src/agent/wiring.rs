@@ -236,6 +236,7 @@ pub(super) fn start(
                 probes: probes.clone(),
                 wishes,
                 node: cluster.as_ref().map(|cluster| cluster.node.clone()),
+                reader: cluster.as_ref().map(|cluster| cluster.reader(&node_name)),
                 health: cluster.as_ref().map(|cluster| cluster.health.clone()),
                 api_pods: cluster.is_some().then_some(api_pods),
                 mirrors: cluster.is_some().then_some(mirrors),

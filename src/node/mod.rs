@@ -3,8 +3,9 @@
 //! Owns: the Node object's registration and status, the lease that says that we are alive,
 //! and [`NodeWatch`], the snapshot of the object that other rooms read.
 //! Threads: `node` computes a status when its bell rings or its timer fires and writes what
-//! changed; `lease` renews; `watch/node` (of `kube`) follows our own object. The heartbeats
-//! have clients of their own, so that no pod's request delays them.
+//! changed; `lease` renews; `watch/node` (of `kube`) follows our own object; `node-read` is
+//! there while a [`NodeReader`] reads it. The heartbeats have clients of their own, so that no
+//! pod's request delays them.
 //! Inbox: one bell, rung when a condition may have changed; the object's changes ring too.
 //! Pure cores: `compose`, `conditions`, `resources`, `addresses`, `patch`, `pace`, `view`;
 //! `reporter` and `lease` act through the small traits `Api` and [`Sensors`].
@@ -22,6 +23,7 @@ mod conditions;
 mod lease;
 mod pace;
 mod patch;
+mod reader;
 mod reporter;
 mod resources;
 mod sensors;
@@ -47,6 +49,7 @@ use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 pub use api::NodeError;
 pub use compose::{Facts, Image, arch, declared_features, labels, largest_images};
 pub use conditions::Pressures;
+pub use reader::NodeReader;
 pub use resources::{Reservations, allocatable, capacity};
 pub use sensors::{Host, Listed, Sensors, Told};
 pub use view::{host_ips, view_of};

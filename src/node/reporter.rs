@@ -84,7 +84,7 @@ impl Reporter {
     /// Body of the thread. `bell`: a condition may have changed.
     pub(super) fn run(mut self, stop: &StopToken, bell: &Receiver<()>) {
         self.sensors.end_with(stop);
-        let (object, questions) = (self.watch.subscribe(), self.watch.questions());
+        let object = self.watch.subscribe();
         // A bell without ringers looks like one that rings without end.
         let mut bell = bell.clone();
         loop {
@@ -94,19 +94,10 @@ impl Reporter {
             select_biased! {
                 recv(stop.signal()) -> _ => return,
                 recv(bell) -> rung => if rung.is_err() { bell = crossbeam_channel::never() },
-                recv(questions) -> _ => self.read_anew(),
                 recv(object) -> _ => {}
                 recv(next) -> _ => {}
             }
         }
-    }
-
-    /// Somebody needs to know the object better than the watch has told it.
-    fn read_anew(&self) {
-        self.watch.answer(|| {
-            let read = self.api.get();
-            read.inspect_err(|error| log::warn!("the node is taken as it was last seen: {error}")).ok()
-        });
     }
 
     /// Does what has to be done now.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::model::api::Node;
 
@@ -18,11 +18,6 @@ struct State {
     object: Option<Arc<Node>>,
     synced: bool,
     bells: Vec<Sender<()>>,
-    /// Who reads the object when somebody asks for that.
-    readers: Vec<Sender<()>>,
-    /// How often that was asked for, and up to which of them it was done.
-    asked: u64,
-    read: u64,
 }
 
 impl NodeWatch {
@@ -58,43 +53,6 @@ impl NodeWatch {
         let (bell, ring) = bounded(1);
         self.lock().bells.push(bell);
         ring
-    }
-
-    /// Asks for the object as the API server has it by now, which may be newer than what its
-    /// watch has told. The bells of [`NodeWatch::subscribe`] ring when [`NodeWatch::has_read`]
-    /// comes true for the number that this returns; `None` if there is nobody to ask.
-    #[must_use]
-    pub fn read_anew(&self) -> Option<u64> {
-        let mut state = self.lock();
-        state.asked += 1;
-        // A full bell already rings.
-        let gone = |reader: &Sender<()>| matches!(reader.try_send(()), Err(TrySendError::Disconnected(())));
-        state.readers.retain(|reader| !gone(reader));
-        (!state.readers.is_empty()).then_some(state.asked)
-    }
-
-    /// Whether the object was read, or could not be, since this was asked for.
-    #[must_use]
-    pub fn has_read(&self, asked: u64) -> bool {
-        self.lock().read >= asked
-    }
-
-    /// Rings when somebody wants the object to be read.
-    pub(super) fn questions(&self) -> Receiver<()> {
-        let (bell, ring) = bounded(1);
-        self.lock().readers.push(bell);
-        ring
-    }
-
-    /// Has it read by `read`, for all who have asked so far. They hear of a failure, too.
-    pub(super) fn answer(&self, read: impl FnOnce() -> Option<Node>) {
-        let asked = self.lock().asked;
-        if let Some(node) = read() {
-            self.offer(node);
-        }
-        let mut state = self.lock();
-        state.read = asked;
-        state.ring();
     }
 
     /// Whether the watch says that there is no object.
@@ -186,33 +144,6 @@ mod tests {
             "status": {"phase": version},
         }))
         .unwrap()
-    }
-
-    #[test]
-    fn an_answer_is_for_those_who_asked_before_it() {
-        let watch = NodeWatch::new();
-        assert_eq!(watch.read_anew(), None);
-        let questions = watch.questions();
-        watch.offer(node("1", "5", "x"));
-        let bell = watch.subscribe();
-        let first = watch.read_anew().unwrap();
-        let mut second = None;
-        questions.try_recv().unwrap();
-        watch.answer(|| {
-            second = watch.read_anew();
-            Some(node("1", "6", "x"))
-        });
-        let second = second.unwrap();
-        assert!(watch.has_read(first) && !watch.has_read(second));
-        assert_eq!(watch.object().unwrap().metadata.resource_version.as_deref(), Some("6"));
-        bell.try_recv().unwrap();
-        questions.try_recv().unwrap();
-        // A failure is an answer.
-        watch.answer(|| None);
-        assert!(watch.has_read(second));
-        bell.try_recv().unwrap();
-        drop(questions);
-        assert_eq!(watch.read_anew(), None);
     }
 
     #[test]

@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, never, select_biased};
+use crossbeam_channel::{Receiver, Sender, never, select_biased};
 use jiff::Timestamp;
 
 use super::core::{Core, Effect, World, has_strangers};
 use super::ephemeral::{Granted, Wish, Wishes};
+use super::misplaced::Misplaced;
 use super::shutdown::Link;
 use super::view::{Entry, Snapshot, SourceState, View};
 use crate::model::event::EventSink;
@@ -19,7 +20,7 @@ use crate::model::pod::{CONFIG_MIRROR, Pod, SourceName};
 use crate::model::reasons;
 use crate::model::restart::RuleGates;
 use crate::model::verdict::Verdict;
-use crate::node::{self, NodeWatch};
+use crate::node::{self, NodeReader, NodeWatch};
 use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::allocation::{Allocations, Pending, summary};
@@ -46,8 +47,6 @@ const RESIZE_PERIOD: Duration = Duration::from_secs(180);
 const DEPARTED_PERIOD: Duration = Duration::from_millis(50);
 /// After that the mirror goes all the same: the API server may be away.
 const DEPARTED_LIMIT: Duration = Duration::from_secs(2);
-/// How long pods wait for a newer look at our Node object.
-const READ_LIMIT: Duration = Duration::from_secs(5);
 /// A longer turn is logged: everything else waits meanwhile.
 const LONG_TURN: Duration = Duration::from_millis(100);
 /// How long all workers together may take to stop with the agent.
@@ -96,6 +95,8 @@ pub struct Deps {
     pub wishes: Wishes,
     /// Our Node object. `None` without an API server.
     pub node: Option<NodeWatch>,
+    /// Reads it anew. `None` without an API server.
+    pub reader: Option<NodeReader>,
     /// Rung when the runtime's health has changed: the Node object tells of it.
     pub health: Option<Sender<()>>,
     /// Is told how the API server shows the pods. `None` without one.
@@ -130,19 +131,13 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
             garbage: false,
             ephemeral: Granted::default(),
             held: None,
+            misplaced: Misplaced::default(),
+            look: None,
             resize_due: None,
             departed: Vec::new(),
         }
         .run(&stop);
     })
-}
-
-/// The API server's pods, which wait for a look at our Node object: admission goes by its labels
-/// and taints.
-struct Held {
-    set: SourceSet,
-    /// `None`: for the first look. Otherwise for a newer one, by its number, and until when.
-    newer: Option<(u64, Instant)>,
 }
 
 struct Loop {
@@ -155,7 +150,12 @@ struct Loop {
     /// to be the new one by then.
     garbage: bool,
     ephemeral: Granted,
-    held: Option<Held>,
+    /// The newest set of the API server, while all of it waits for the first look at our Node
+    /// object (admission goes by its labels and taints), or some of it for a newer one.
+    held: Option<SourceSet>,
+    misplaced: Misplaced,
+    /// The look under way; ends when it is over.
+    look: Option<Receiver<()>>,
     /// When those that wait for resources are asked again.
     resize_due: Option<Instant>,
     /// Static pods that have ended and are not wanted, until their mirrors tell so.
@@ -168,12 +168,13 @@ impl Loop {
     fn run(mut self, stop: &StopToken) {
         let mut clean_up_due = Instant::now() + CLEAN_UP_PERIOD;
         let node_changed = self.deps.node.as_ref().map_or_else(never, NodeWatch::subscribe);
+        let nothing = never();
         self.node_changed();
         self.publish();
         loop {
             let mut timer = clean_up_due;
-            let held = self.held.as_ref().and_then(|held| held.newer).map(|(_, until)| until);
-            for other in [self.deps.workers.next_retry(), self.resize_due, held].into_iter().flatten() {
+            let due = [self.deps.workers.next_retry(), self.resize_due, self.misplaced.due()];
+            for other in due.into_iter().flatten() {
                 timer = timer.min(other);
             }
             if !self.departed.is_empty() {
@@ -187,6 +188,7 @@ impl Loop {
                     recv(self.deps.from_workers.bell()) -> _ => "worker ended",
                     recv(self.deps.shutdown.orders.bell()) -> _ => "shutdown",
                     recv(node_changed) -> _ => "node",
+                    recv(self.look.as_ref().unwrap_or(&nothing)) -> _ => "look",
                     recv(self.deps.from_sources.bell()) -> _ => "source",
                     recv(self.deps.from_observe.bell()) -> _ => "runtime change",
                     recv(self.deps.from_probes.bell()) -> _ => "probe",
@@ -203,6 +205,11 @@ impl Loop {
                 "worker ended" => self.workers_ended(),
                 "shutdown" => self.shutdown_ordered(),
                 "node" => self.node_changed(),
+                "look" => {
+                    self.look = None;
+                    self.misplaced.end_look();
+                    self.look_at_held();
+                }
                 "source" => self.sources_spoke(),
                 "runtime change" => self.runtime_changed(),
                 "probe" => self.probes_spoke(),
@@ -214,7 +221,6 @@ impl Loop {
                 "wish" => wish.into_iter().for_each(|wish| self.wished(wish)),
                 _ => {
                     self.deps.workers.retry(start);
-                    self.let_in_held();
                     if self.resize_due.is_some_and(|due| start >= due) {
                         self.retry_resizes("periodic_retry");
                     }
@@ -225,6 +231,9 @@ impl Loop {
                 }
             }
             self.forget_departed();
+            if self.misplaced.due().is_some_and(|due| start >= due) {
+                self.look_at_held();
+            }
             if std::mem::take(&mut self.garbage) {
                 self.ring_cleaner();
             }
@@ -305,61 +314,61 @@ impl Loop {
     /// Our Node object is another one, or was looked at for the first time.
     fn node_changed(&mut self) {
         if self.deps.node.is_some() {
-            self.let_in_held();
+            self.look_at_held();
             self.tell_mirrors();
         }
     }
 
-    /// Takes in the pods for which the Node object has been looked at.
-    fn let_in_held(&mut self) {
-        let Some(node) = &self.deps.node else { return };
-        let looked = |held: &mut Held| match held.newer {
-            None => node.ready_for_pods(),
-            Some((asked, until)) => node.has_read(asked) || Instant::now() >= until,
-        };
-        if let Some(held) = self.held.take_if(looked) {
-            self.look_at_node();
-            self.take_in(SourceName::Api, held.set);
+    /// Looks again whom of the API server's pods nothing keeps waiting any more.
+    fn look_at_held(&mut self) {
+        if let Some(set) = self.held.take() {
+            self.source_spoke(SourceName::Api, set);
             self.publish();
         }
     }
 
-    fn look_at_node(&mut self) {
+    fn source_spoke(&mut self, source: SourceName, set: SourceSet) {
+        if source == SourceName::Api && self.deps.node.as_ref().is_some_and(|node| !node.ready_for_pods()) {
+            self.held = Some(set);
+            return;
+        }
+        // The newest there is, though its bell may not have been heard yet: a label may have
+        // brought the pod here.
         if let Some(object) = self.deps.node.as_ref().and_then(NodeWatch::object) {
             self.settings.node = node::view_of(&object, &self.settings.node);
         }
-    }
-
-    fn source_spoke(&mut self, source: SourceName, set: SourceSet) {
-        // The newest there is, though its bell may not have been heard yet: a label may have
-        // brought the pod here.
-        self.look_at_node();
-        if source == SourceName::Api
-            && let Some(node) = &self.deps.node
-        {
-            let first = !node.ready_for_pods();
-            let asked = if !first && self.are_for_elsewhere(&set) { node.read_anew() } else { None };
-            // Later sets do not make the earlier ones' pods wait longer.
-            let until = self.held.take().and_then(|held| held.newer).map(|(_, until)| until);
-            let newer = asked.map(|asked| (asked, until.unwrap_or_else(|| Instant::now() + READ_LIMIT)));
-            if first || newer.is_some() {
-                self.held = Some(Held { set, newer });
-                return;
-            }
+        let judged = if source == SourceName::Api { self.without_waiting(set) } else { Some(set) };
+        if let Some(set) = judged {
+            self.take_in(source, set);
         }
-        self.take_in(source, set);
     }
 
-    /// Whether a pod that is new here does not fit the labels of the node as its watch last told
-    /// them. The watch of pods may be ahead of it, and a refusal is final.
-    fn are_for_elsewhere(&self, set: &SourceSet) -> bool {
-        let is_new = |pod: &&Pod| {
-            let uid = pod.uid();
-            let known = self.core.admitted(uid).is_some() || self.core.refused(uid).is_some();
-            !known && !pod.is_over() && !pod.is_mirror()
+    /// What of the API server's set can be judged now. The rest waits for a newer look at the
+    /// node, and so does all of the first set: who is not in that is stopped.
+    fn without_waiting(&mut self, mut set: SourceSet) -> Option<SourceSet> {
+        self.held = None;
+        let Some(reader) = &self.deps.reader else { return Some(set) };
+        let is_misplaced = |pod: &&Pod| {
+            let known = self.core.wants(pod.uid()) || pod.is_mirror() || pod.is_over();
+            !known && admission::is_misplaced(pod, &self.settings.node)
         };
-        let mut new = set.pods.iter().flatten().filter(is_new);
-        new.any(|pod| admission::is_elsewhere(pod, &self.settings.node))
+        let misplaced = set.pods.iter().flatten().filter(is_misplaced).map(|pod| pod.uid().clone());
+        let late = self.misplaced.set(misplaced.collect(), Instant::now());
+        if late > 0 {
+            log::warn!("the node's labels as last seen count for {late} pods: it cannot be read in time");
+        }
+        // One at a time: its end brings us here again.
+        if self.look.is_none() && self.misplaced.begin_look() {
+            self.look = Some(reader.read());
+        }
+        if self.misplaced.due().is_some() {
+            self.held = Some(set.clone());
+            if !self.sources.get(&SourceName::Api).is_some_and(|state| state.seen) {
+                return None;
+            }
+            set.pods.iter_mut().for_each(|pods| pods.retain(|pod| !self.misplaced.waits(pod.uid())));
+        }
+        Some(set)
     }
 
     fn take_in(&mut self, source: SourceName, set: SourceSet) {

@@ -89,7 +89,8 @@ pub fn measure(
             crowd(book, subject, &mut agent, runtime, plan, count, round);
         }
     }
-    process_memory(book, subject, &agent, "after all, no pods");
+    // The first look was at an agent that has just started; this one knows its runtime.
+    at_rest(book, subject, &agent, plan, "after all, no pods");
     agent.stop();
     let complaints = agent.complaints();
     if !complaints.is_empty() {
@@ -110,12 +111,16 @@ pub fn process_memory(book: &mut Book, subject: &'static str, agent: &Agent, whe
 
 /// Lets the agent come to rest, watches it rest, then looks at its memory.
 pub fn footprint(book: &mut Book, subject: &'static str, agent: &Agent, plan: &Plan, count: usize) {
+    at_rest(book, subject, agent, plan, &format!("{count} pods"));
+}
+
+fn at_rest(book: &mut Book, subject: &'static str, agent: &Agent, plan: &Plan, when: &str) {
     pause(plan.settle);
     let idle = process::idle(agent.pid(), plan.idle);
-    book.put(subject, &format!("idle processor, {count} pods"), "%", idle.cpu_percent);
-    book.put(subject, &format!("idle wake-ups, {count} pods"), "1/s", idle.wakeups_per_second);
-    book.note(subject, &format!("idle threads, {count} pods: name, wake-ups/s, µs/s"), &idle.by_thread);
-    process_memory(book, subject, agent, &format!("{count} pods"));
+    book.put(subject, &format!("idle processor, {when}"), "%", idle.cpu_percent);
+    book.put(subject, &format!("idle wake-ups, {when}"), "1/s", idle.wakeups_per_second);
+    book.note(subject, &format!("idle threads, {when}: name, wake-ups/s, µs/s"), &idle.by_thread);
+    process_memory(book, subject, agent, when);
 }
 
 fn single(book: &mut Book, subject: &'static str, agent: &Agent, runtime: &Runtime, number: usize) {

@@ -22,6 +22,7 @@ use crate::support::wait::{pause, wait_until};
 /// What is recorded and not asked by us, or the other way round, and why.
 const KINDS: &[(&str, &str)] = &[
     ("get pods", "the watch has told already what a patch is computed from"),
+    ("get nodes", "the watch has told it; only before its labels refuse a pod is it read"),
     ("patch nodes/status", "the node is ready when it registers, and says so at once"),
     ("get csinodes", "a CSINode comes with CSI volumes"),
     ("create csinodes", "as above"),
@@ -343,6 +344,8 @@ fn the_traffic_is_the_recorded_one_or_less() {
     }
 
     // Events: what kubectl shows, and the bodies.
+    let not_read = events.iter().filter(|one| one.contains(NOT_READ_YET)).count();
+    verdict.check(not_read <= 3, || format!("{not_read} events of objects that were not read in time"));
     let recorded = recorded_events();
     for one in recorded.symmetric_difference(&events) {
         let known = EVENTS.iter().any(|(part, _)| one.contains(part));

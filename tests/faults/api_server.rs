@@ -485,6 +485,42 @@ fn a_label_that_no_watch_has_told_counts() {
     solo.finish();
 }
 
+/// A server that does not show the node keeps nobody else waiting, and nobody for ever.
+#[test]
+fn a_node_that_cannot_be_read_counts_as_it_was_seen() {
+    let solo = Solo::join(config());
+    for name in ["first", "leaves"] {
+        solo.bind(&simple(name));
+        wait_told(&solo, &CASES[0], name);
+    }
+    let one = format!("/api/v1/nodes/{NODE}");
+    let asked = || {
+        let asked = solo.api().asked();
+        asked.iter().filter(|asked| asked.method == "GET" && asked.uri.starts_with(&one)).count()
+    };
+    solo.api().fault(Fault::always("GET", &one, What::Hang));
+    let (before, begun) = (asked(), Instant::now());
+    let mut pod = simple("there");
+    pod["spec"]["nodeSelector"] = json!({"example.org/room": "there"});
+    solo.bind(&pod);
+    wait_until("the node to be asked for", LONG, || asked() > before);
+    solo.api().delete_pod(&Solo::pod_path("leaves"));
+    solo.bind(&simple("comes"));
+    let phase = |name: &str| solo.shown(name)?.status?.phase;
+    wait_until("what goes on meanwhile", LONG, || {
+        solo.shown("leaves").is_none() && phase("comes").as_deref() == Some("Running")
+    });
+    // A slow machine shows no order.
+    if begun.elapsed() < Duration::from_secs(4) {
+        assert_eq!(phase("there").as_deref(), Some("Pending"));
+    }
+    wait_until("the pod to be refused", LONG, || phase("there").as_deref() == Some("Failed"));
+    assert!(begun.elapsed() >= Duration::from_secs(5), "it was not waited for");
+    assert_eq!(asked() - before, 1, "one question, however many sets of pods come");
+    solo.api().heal();
+    solo.finish();
+}
+
 /// What the pod reads is good at every moment, though each token lives for seconds only.
 #[test]
 fn a_token_is_renewed_before_it_runs_out() {

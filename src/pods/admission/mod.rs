@@ -108,9 +108,9 @@ fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> A
     outcome
 }
 
-/// Whether labels of the node are all that speaks against it, as far as `node` shows them.
+/// Whether labels of the node speak against the pod.
 #[must_use]
-pub fn is_elsewhere(pod: &Pod, node: &NodeView) -> bool {
+pub fn is_misplaced(pod: &Pod, node: &NodeView) -> bool {
     !placement::matches_affinity(pod, node)
 }
 

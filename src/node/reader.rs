@@ -1,0 +1,51 @@
+//! Our Node object as the API server has it now, for who needs it newer than its watch tells it.
+
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, bounded};
+
+use super::api::{Kind, NodeApi, Server};
+use super::watch::NodeWatch;
+use crate::kube::client::Client;
+use crate::util::threads::{self, OnDeath, Stack};
+
+/// How long a request may take. Nobody waits longer for it.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Reads the object on a thread of its own, so that who asks is not held up, nor a heartbeat.
+#[derive(Clone)]
+pub struct NodeReader {
+    client: Client,
+    name: String,
+    watch: NodeWatch,
+}
+
+impl NodeReader {
+    /// A reader of the node `name`, which shows `watch` what it has read.
+    #[must_use]
+    pub fn new(client: &Client, name: &str, watch: &NodeWatch) -> Self {
+        NodeReader { client: client.with_limits(None, LIMIT), name: name.to_owned(), watch: watch.clone() }
+    }
+
+    /// Reads it. The channel ends when [`NodeWatch::object`] is as new as this question, or when
+    /// that cannot be had.
+    #[must_use]
+    pub fn read(&self) -> Receiver<()> {
+        let (tell, told) = bounded(0);
+        let (api, watch) = (Server::new(self.client.clone(), &self.name), self.watch.clone());
+        let body = move |_| {
+            let _told = tell;
+            match NodeApi::get(&api) {
+                Ok(node) => watch.offer(node),
+                Err(error) if error.kind == Kind::Stopping => {}
+                Err(error) => log::warn!("{error}; it is taken as last seen"),
+            }
+        };
+        match threads::spawn("node-read", Stack::Large, OnDeath::Nobody, body) {
+            // Its request has a limit.
+            Ok(running) => running.leave(),
+            Err(error) => log::warn!("cannot start the thread node-read: {error}"),
+        }
+        told
+    }
+}
