@@ -13,7 +13,6 @@ use crate::util::threads::{self, OnDeath, Stack};
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Reads the object on a thread of its own, so that who asks is not held up, nor a heartbeat.
-#[derive(Clone)]
 pub struct NodeReader {
     client: Client,
     name: String,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::model::ids::PodUid;
 
 /// How long a pod waits for a newer look at the Node object.
-pub(super) const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// The pods, and how far their looks are.
 #[derive(Debug, Default)]

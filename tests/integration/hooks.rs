@@ -1,7 +1,10 @@
 //! Lifecycle hooks, grace periods and the order of ends, at the fake runtime.
 
+#[path = "../../src/util/testing/refusing.rs"]
+mod refusing;
+
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -9,8 +12,9 @@ use coracle::model::pod::Pod;
 use coracle::runtime::{Kill, NewSandbox, Observed};
 use coracle::util::stop::{self, StopToken};
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde_json::{Value, json};
+
+use refusing::refusing;
 
 use crate::runtime::{Node, pod, timeouts};
 use crate::support::fake_cri::BUSYBOX;
@@ -252,19 +256,6 @@ impl Web {
     fn asked(&self) -> Vec<String> {
         std::mem::take(&mut *self.asked.lock().unwrap())
     }
-}
-
-/// A port that refuses connections for as long as the first one is kept. One that is merely free
-/// is another test's a moment later.
-fn refusing() -> (TcpListener, u16) {
-    let socket =
-        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .unwrap();
-    rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    // Bound, but nobody listens.
-    let bound = TcpListener::from(socket);
-    let port = bound.local_addr().unwrap().port();
-    (bound, port)
 }
 
 #[test]

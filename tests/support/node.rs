@@ -440,13 +440,12 @@ impl Node {
         let (runtime, _) = self.cri();
         let mut stuck = Vec::new();
         wait_until("no containers and sandboxes", Duration::from_secs(240), || {
-            let log = fs::read_to_string(self.containerd.log()).unwrap_or_default();
+            let refused = self.refused();
             let (Ok(containers), Ok(sandboxes)) =
                 (runtime.list_containers(Default::default()), runtime.list_pod_sandbox(Default::default()))
             else {
                 return false;
             };
-            let refused = |id: &str| log.contains(&format!("cannot delete running task {id}"));
             let of_stuck = |id: &String| containers.iter().any(|one| one.pod_sandbox_id == *id);
             stuck = containers.iter().map(|one| one.id.clone()).collect();
             containers.iter().all(|one| refused(&one.id)) && sandboxes.iter().all(|one| of_stuck(&one.id))
@@ -461,6 +460,13 @@ impl Node {
         self.finish_with(true);
     }
 
+    /// Whether containerd has refused to remove a container for a task of its own, as far as its log
+    /// says by now.
+    fn refused(&self) -> impl Fn(&str) -> bool + use<> {
+        let log = fs::read_to_string(self.containerd.log()).unwrap_or_default();
+        move |id| log.contains(&format!("cannot delete running task {id}"))
+    }
+
     /// The running tasks that a pod's container or sandbox has, and those that containerd's CRI does
     /// not know, or refuses to end; see [`Node::finish_spotless`]. `None` while a list fails.
     pub fn running_tasks(&self) -> Option<(Vec<Task>, Vec<Task>)> {
@@ -469,8 +475,7 @@ impl Node {
         let (runtime, _) = self.cri();
         let containers = runtime.list_containers(Default::default()).ok()?;
         let sandboxes = runtime.list_pod_sandbox(Default::default()).ok()?;
-        let log = fs::read_to_string(self.containerd.log()).unwrap_or_default();
-        let refused = |id: &str| log.contains(&format!("cannot delete running task {id}"));
+        let refused = self.refused();
         let known =
             |id: &str| containers.iter().any(|one| one.id == id) || sandboxes.iter().any(|one| one.id == id);
         let running = tasks.into_iter().filter(|task| task.running);

@@ -1,0 +1,18 @@
+//! Also part of `tests/integration`.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// A port that refuses connections for as long as the first one is kept. One that is merely free
+/// is another test's a moment later.
+pub(crate) fn refusing() -> (TcpListener, u16) {
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    // Bound, but nobody listens.
+    let bound = TcpListener::from(socket);
+    let port = bound.local_addr().unwrap().port();
+    (bound, port)
+}
