@@ -29,3 +29,6 @@ pub mod sync;
 // layer 5
 pub mod agent;
 pub mod cli;
+
+#[cfg(test)]
+mod fuzz;

@@ -99,8 +99,12 @@ fn sources() -> Vec<(String, String)> {
     files("src", &[".rs"])
 }
 
-/// The room a source file belongs to; `None` for main.rs and lib.rs.
+/// The room a source file belongs to; `None` for main.rs, lib.rs and the fuzz targets, which
+/// exist in tests only and are used across layers.
 fn room(file: &str) -> Option<&str> {
+    if file.starts_with("src/fuzz/") || file.ends_with("/fuzz.rs") {
+        return None;
+    }
     let rest = file.strip_prefix("src/")?;
     match rest.split_once('/') {
         Some((room, _)) => Some(room),

@@ -23,6 +23,9 @@ const MAX_DIRECTORY_DEPTH: usize = 16;
 /// Drop-ins that are read at most.
 const MAX_DROP_INS: usize = 1000;
 
+/// Problems that are listed. Looking the line of each up takes time.
+const MAX_PROBLEMS: usize = 100;
+
 /// Fields holding paths that may be relative to their file.
 const PATHS: [&str; 7] = [
     "staticPodPath",
@@ -160,7 +163,7 @@ fn load_with(
         }
     };
     let (gates, gate_problems) = Gates::resolve(&config.feature_gates);
-    for (gate, error) in gate_problems {
+    for (gate, error) in gate_problems.into_iter().take(MAX_PROBLEMS + 1) {
         let field = format!("featureGates[{gate}]");
         layers.fail(layers.place_of(&field), &field, error.to_string());
     }
@@ -175,6 +178,16 @@ fn load_with(
     Ok(Loaded { config, gates, without_effect, files })
 }
 
+/// Adds a problem, up to [`MAX_PROBLEMS`] and a last one that says that there are more.
+fn report(problems: &mut Vec<Problem>, problem: Problem) {
+    if problems.len() < MAX_PROBLEMS {
+        problems.push(problem);
+    } else if problems.len() == MAX_PROBLEMS {
+        let message = "there are more problems, which are not listed".to_owned();
+        problems.push(Problem { field: String::new(), message, ..problem });
+    }
+}
+
 /// What was read so far, to tell where a value came from.
 #[derive(Default)]
 struct Layers {
@@ -185,7 +198,7 @@ struct Layers {
 
 impl Layers {
     fn fail(&mut self, place: String, field: &str, message: String) {
-        self.problems.push(Problem { place, field: field.to_owned(), message });
+        report(&mut self.problems, Problem { place, field: field.to_owned(), message });
     }
 
     /// The flag or file that set a field last.
@@ -253,11 +266,15 @@ impl Layers {
         let mut layer = document.value.clone();
         let problems = &mut self.problems;
         check_layer(&mut layer, &mut |path, message| {
+            // Looking a line up costs time, too.
+            if problems.len() > MAX_PROBLEMS {
+                return;
+            }
             let place = match document.line_of(path) {
                 Some(line) => format!("{place}:{line}"),
                 None => place.clone(),
             };
-            problems.push(Problem { place, field: path.to_owned(), message });
+            report(problems, Problem { place, field: path.to_owned(), message });
         });
         set(&mut layer, "apiVersion", Value::Null);
         set(&mut layer, "kind", Value::Null);

@@ -14,6 +14,8 @@ pub mod defaults;
 mod duration;
 pub mod effects;
 pub mod fields;
+#[cfg(test)]
+pub(crate) mod fuzz;
 pub mod gates;
 pub mod kubeconfig;
 mod kubelet;

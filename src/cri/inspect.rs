@@ -32,7 +32,7 @@ pub fn list_pods(
     Ok(group(sandboxes, containers))
 }
 
-fn group(
+pub(super) fn group(
     sandboxes: Vec<runtime::PodSandbox>,
     containers: Vec<runtime::Container>,
 ) -> BTreeMap<PodUid, ListedPod> {

@@ -11,6 +11,8 @@
 mod checkpoint;
 mod convert;
 mod errors;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod image_client;
 mod inspect;
 mod runtime_client;

@@ -20,6 +20,8 @@ pub mod error;
 pub mod event_sink;
 pub mod events;
 mod exec_plugin;
+#[cfg(test)]
+pub(crate) mod fuzz;
 pub mod kubeconfig;
 pub mod objects;
 mod pod_api;

@@ -4,6 +4,8 @@
 pub mod event;
 pub mod expand;
 pub mod fields;
+#[cfg(test)]
+pub(crate) mod fuzz;
 pub mod ids;
 pub mod kubeconfig;
 pub mod labels;
@@ -12,6 +14,7 @@ pub mod metrics;
 pub mod mount;
 pub mod node;
 pub mod pod;
+pub mod pod_size;
 pub mod quantity;
 pub mod reasons;
 pub mod requests;

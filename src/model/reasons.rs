@@ -118,6 +118,8 @@ reasons! {
     SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED = "SupplementalGroupsPolicyNotSupported";
     NODE_SHUTDOWN = "NodeShutdown";
     POD_FEATURE_UNSUPPORTED = "PodFeatureUnsupported";
+    /// Ours: a list of the pod is longer than any honest use needs.
+    POD_TOO_LARGE = "PodTooLarge";
 }
 
 /// Resources of which a pod may have been short, as reasons. Their names are the node's, so

@@ -11,6 +11,8 @@
 
 pub mod admission;
 pub mod allocation;
+#[cfg(test)]
+pub(crate) mod fuzz;
 pub mod lifecycle;
 pub mod mirror;
 pub mod plan;

@@ -18,6 +18,8 @@ mod durations;
 mod env;
 mod env_file;
 mod fields;
+#[cfg(test)]
+pub(crate) mod fuzz;
 pub mod gc;
 mod hooks;
 mod hostname;

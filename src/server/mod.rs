@@ -23,6 +23,8 @@ mod crowd;
 mod debug;
 mod endpoints;
 mod exchange;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod head;
 mod health;
 mod http;

@@ -22,6 +22,8 @@ mod defaults;
 mod ephemeral;
 mod file;
 mod fingerprint;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod http;
 mod identity;
 mod manifest;

@@ -8,6 +8,9 @@ mod messages {
 
 /// Messages of the Container Runtime Interface v1.
 pub use messages::runtime;
+/// For tests that make and parse messages by themselves.
+#[cfg(test)]
+pub use protobuf::Message;
 /// Names and numbers of enum values; a value that may be newer than this build; an optional
 /// sub-message.
 pub use protobuf::{Enum, EnumOrUnknown, MessageField};

@@ -13,6 +13,8 @@ pub mod api;
 pub mod dbus;
 pub mod dial;
 pub mod endpoint;
+#[cfg(test)]
+pub(crate) mod fuzz;
 pub mod generated;
 pub mod grpc;
 pub mod health;

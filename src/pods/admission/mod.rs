@@ -24,6 +24,7 @@ use crate::model::api::{PodStatus, Taint};
 use crate::model::ids::PodUid;
 pub use crate::model::node::{Allocatable, NodeView};
 use crate::model::pod::{Pod, QosClass};
+use crate::model::pod_size::{self, Excess};
 use crate::model::reasons;
 
 /// Message of a pod that had to make room.
@@ -90,7 +91,9 @@ fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> A
     let mut outcome = Admission::Admit;
     // DIFFERS: all handlers have spoken before anyone is preempted. Upstream preempts in the
     // middle and may then refuse the pod for which it did.
-    let handlers: [&dyn Fn() -> Admission; 6] = [
+    let handlers: [&dyn Fn() -> Admission; 7] = [
+        // First: the others need time for each item.
+        &|| size(pod),
         &|| pressure(pod, node),
         &|| sysctl::admit(pod, node),
         &|| predicates(pod, &others, node, operation),
@@ -124,6 +127,16 @@ pub fn rejected_status(pod: &Pod, reason: &str, message: &str, qos: QosClass) ->
         qos_class: Some(qos.as_str().to_owned()),
         observed_generation: pod.object().metadata.generation.filter(|generation| *generation > 0),
         ..PodStatus::default()
+    }
+}
+
+/// DIFFERS: upstream admits a pod of any size.
+fn size(pod: &Pod) -> Admission {
+    match pod_size::excess(pod.spec()) {
+        None => Admission::Admit,
+        Some(Excess { field, count, max }) => {
+            reject(reasons::POD_TOO_LARGE, format!("spec.{field} has {count} items, the limit is {max}"))
+        }
     }
 }
 

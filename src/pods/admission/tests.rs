@@ -55,6 +55,16 @@ fn check(pod: &Pod, others: &[Pod], node: &NodeView, expected: &str) {
     assert_eq!(short(&admit(pod, others, node)), expected, "{:?}", pod.spec());
 }
 
+#[test]
+fn a_pod_with_too_many_items_is_refused() {
+    let many = |count: usize| (0..count).map(|i| json!({"name": format!("c{i}")})).collect::<Vec<_>>();
+    check_api(json!({"containers": many(1000)}), "admit");
+    check_api(
+        json!({"containers": many(1001)}),
+        "PodTooLarge: spec.containers has 1001 items, the limit is 1000",
+    );
+}
+
 fn check_api(spec: Value, expected: &str) {
     check(&pod("p", "api", spec), &[], &node(), expected);
 }

@@ -8,6 +8,7 @@ use super::resources::{self, Level};
 use super::{container, names, security, volume};
 use crate::model::api::{HostAlias, Pod, PodDNSConfig, PodSpec, Toleration};
 use crate::model::meta::ObjectMeta;
+use crate::model::pod_size::{self, Excess};
 
 /// All keys and values of a pod's annotations together.
 const MAX_ANNOTATIONS_BYTES: usize = 256 * 1024;
@@ -63,6 +64,11 @@ fn labels(labels: Option<&BTreeMap<String, String>>, path: &Path<'_>, report: &m
 }
 
 fn specification(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
+    if let Some(Excess { field, count, max }) = pod_size::excess(spec) {
+        // The other checks need time for each item.
+        report.too_many(&path.field(&field), count, max);
+        return;
+    }
     volume::volumes(spec.volumes.as_deref().unwrap_or_default(), &path.field("volumes"), report);
     container::containers(spec, path, report);
     report.choice(

@@ -36,6 +36,12 @@ fn check(over: Value, expected: &[&str]) {
     assert!(fits, "{over}\nfound: {lines:#?}\nwanted: {expected:#?}");
 }
 
+#[test]
+fn a_pod_with_too_many_items_is_named_once() {
+    let many: Vec<Value> = (0..1001).map(|_| json!({"name": "c"})).collect();
+    check(json!({"spec": {"containers": many}}), &["spec.containers: Too many: 1001"]);
+}
+
 /// A pod whose only container has these fields.
 fn with_container(over: &Value) -> Value {
     let mut value = json!({"name": "c", "image": "i"});

@@ -1,0 +1,134 @@
+//! The child process: one target, case by case.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::inputs::{Random, mutated};
+use super::{Target, setting, targets};
+use crate::util::threads::{OnDeath, spawn};
+
+/// Names the target; set in children only.
+pub(super) const TARGET: &str = "CORACLE_FUZZ_CHILD";
+/// The file to which the child writes each case before it runs it.
+pub(super) const REPORT: &str = "CORACLE_FUZZ_REPORT";
+
+/// Address space of a child: what grows without a bound ends here, not in the machine's memory.
+const ADDRESS_SPACE: u64 = 3 << 30;
+
+#[test]
+fn runs_one_target() {
+    let (Ok(name), Ok(report)) = (std::env::var(TARGET), std::env::var(REPORT)) else {
+        // Started by itself, as one test of many, it has nothing to do.
+        return;
+    };
+    let all = targets().into_iter().chain(super::tests::bad_targets());
+    let target =
+        all.into_iter().find(|target| target.name == name).expect("the parent took it from the table");
+    limit(Resource::As, ADDRESS_SPACE);
+    limit(Resource::Core, 0);
+    let mut report = File::create(report).unwrap();
+    let (tell, done) = crossbeam_channel::bounded(1);
+    let stack = target.stack;
+    let thread = spawn("fuzz", stack, OnDeath::Nobody, move |_| {
+        let _ = tell.send(run_all(&target, &mut report));
+    })
+    .unwrap();
+    // A panic in the thread drops the sender.
+    let outcome = done.recv();
+    drop(thread);
+    assert!(matches!(outcome, Ok(true)), "the target failed");
+}
+
+/// Runs the worst inputs, then random ones for a while. False: one was over its budget.
+fn run_all(target: &Target, report: &mut File) -> bool {
+    let only = std::env::var("FUZZ_CASE").ok();
+    let wanted = |label: &str| only.as_deref().is_none_or(|only| only == label);
+    let mut cases = 0_u64;
+    for (name, input) in (target.worst)(target.max_bytes) {
+        let label = format!("worst:{name}");
+        if !wanted(&label) {
+            continue;
+        }
+        assert!(input.len() <= target.max_bytes, "{label} has {} bytes", input.len());
+        cases += 1;
+        if !run_one(target, &label, &input, report) {
+            return false;
+        }
+    }
+    for seed in target.seeds {
+        cases += 1;
+        if !run_one(target, "seed", seed, report) {
+            return false;
+        }
+    }
+    let seed = setting("FUZZ_SEED", 1);
+    let until = Instant::now() + Duration::from_secs(setting("FUZZ_SECONDS", 1));
+    let mut number = 0;
+    while !target.seeds.is_empty() && Instant::now() < until {
+        number += 1;
+        let label = format!("random:{number}");
+        if !wanted(&label) && number < 10_000_000 {
+            continue;
+        }
+        let mut random = Random::new(seed.wrapping_mul(0x1_0000_0000).wrapping_add(number));
+        let input = mutated(target.seeds, target.max_bytes, &mut random);
+        cases += 1;
+        if !run_one(target, &label, &input, report) {
+            return false;
+        }
+    }
+    eprintln!("{}: {cases} cases, {:?} of processor time", target.name, processor_time());
+    let _ = writeln!(report, "passed {cases}");
+    true
+}
+
+fn run_one(target: &Target, label: &str, input: &[u8], report: &mut File) -> bool {
+    // Only the last line counts; a file that grows with each case would be work for nothing.
+    let line = format!("case {label} of {} bytes", input.len());
+    let _ = rustix::fs::ftruncate(&*report, 0);
+    let _ = rustix::fs::seek(&*report, rustix::fs::SeekFrom::Start(0));
+    let _ = write!(report, "{line}");
+    let (time, memory) = (target.budget.time(input.len()), target.budget.memory_kib(input.len()));
+    let begun = processor_time();
+    // The kernel ends what never ends.
+    limit(Resource::Cpu, (begun + time).as_secs() + 2);
+    let measured = input.len() > 4096;
+    if measured {
+        let _ = std::fs::write("/proc/self/clear_refs", "5");
+    }
+    let before = resident_kib("VmRSS:");
+    (target.run)(input);
+    let grown = resident_kib("VmHWM:").saturating_sub(before);
+    let spent = processor_time() - begun;
+    let mut problem = String::new();
+    if spent > time {
+        problem = format!(" took {spent:?} of processor time, its budget is {time:?}");
+    } else if grown > memory && (measured || label.starts_with("worst")) {
+        problem = format!(" took {grown} KiB of memory, its budget is {memory} KiB");
+    }
+    let _ = writeln!(report, "{problem}");
+    problem.is_empty()
+}
+
+fn limit(resource: Resource, most: u64) {
+    let hard = getrlimit(resource).maximum;
+    let current = hard.map_or(most, |hard| most.min(hard));
+    let _ = setrlimit(resource, Rlimit { current: Some(current), maximum: hard });
+}
+
+/// Processor time of this process so far, in steps of 10 ms.
+pub(super) fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let after = text.rsplit(") ").next().unwrap_or_default();
+    let ticks: u64 = after.split(' ').skip(11).take(2).map(|one| one.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+fn resident_kib(field: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}

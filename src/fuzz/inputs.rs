@@ -1,0 +1,96 @@
+//! Hostile and random inputs.
+
+/// Random numbers that a seed decides (xorshift).
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// The same seed gives the same numbers.
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `limit`; 0 if `limit` is 0.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0 >> 16) as usize).checked_rem(limit).unwrap_or(0)
+    }
+}
+
+/// `open` as often as fits into half of `max_bytes`, then `close` as often.
+pub(crate) fn nested(open: &str, close: &str, max_bytes: usize) -> Vec<u8> {
+    let depth = max_bytes / (open.len() + close.len()).max(1);
+    let mut text = open.repeat(depth);
+    text.push_str(&close.repeat(depth));
+    text.into_bytes()
+}
+
+/// `before`, then `piece(0)`, `piece(1)` and so on as often as fits, then `after`.
+pub(crate) fn repeated(
+    before: &str,
+    piece: impl Fn(usize) -> String,
+    after: &str,
+    max_bytes: usize,
+) -> Vec<u8> {
+    let mut text = before.to_owned();
+    for index in 0.. {
+        let next = piece(index);
+        if text.len() + next.len() + after.len() > max_bytes {
+            break;
+        }
+        text.push_str(&next);
+    }
+    text.push_str(after);
+    text.into_bytes()
+}
+
+/// Bytes at which parsers change their minds.
+const SPECIAL: &[u8] = b"\0\t\n\r \"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~\x7f\x80\xc0\xff0aZ";
+
+/// Random inputs are short: many of them find more than a few long ones.
+const MAX_BYTES: usize = 16 * 1024;
+
+/// An input made from `seeds`, the same for the same random numbers.
+pub(super) fn mutated(seeds: &[&[u8]], max_bytes: usize, random: &mut Random) -> Vec<u8> {
+    let max_bytes = max_bytes.min(MAX_BYTES);
+    let mut bytes = seeds.get(random.below(seeds.len())).copied().unwrap_or_default().to_vec();
+    for _ in 0..=random.below(8) {
+        let at = random.below(bytes.len() + 1);
+        let length = random.below((bytes.len() - at).min(64) + 1);
+        let special = SPECIAL.get(random.below(SPECIAL.len())).copied().unwrap_or_default();
+        match random.below(8) {
+            0 => bytes.insert(at, special),
+            1 => bytes.insert(at, random.below(256) as u8),
+            2 => {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte ^= 1 << random.below(8);
+                }
+            }
+            3 => {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = special;
+                }
+            }
+            4 => {
+                bytes.drain(at..at + length);
+            }
+            5 => bytes.truncate(at),
+            6 => {
+                // One piece again and again: nesting, long lists, long words.
+                let piece = bytes.get(at..at + length).unwrap_or_default().to_vec();
+                let times = 1 << random.below(12);
+                let room = max_bytes.saturating_sub(bytes.len());
+                let copies = piece.repeat(times.min(room / piece.len().max(1)));
+                bytes.splice(at..at, copies);
+            }
+            _ => {
+                let other = seeds.get(random.below(seeds.len())).copied().unwrap_or_default();
+                let from = random.below(other.len() + 1);
+                bytes.splice(at.., other.get(from..).unwrap_or_default().iter().copied());
+            }
+        }
+    }
+    bytes.truncate(max_bytes);
+    bytes
+}

@@ -1,0 +1,271 @@
+//! Parsers and expanders under hostile input, within budgets (tests only).
+//!
+//! Each room lists its [`Target`]s in a file `fuzz.rs` of its own. A target gets the worst
+//! inputs that are known for it, at the size that its caller lets through, then random ones.
+//! It fails when it panics, overflows the stack of the thread that runs it in production,
+//! or needs more processor time or memory than its [`Budget`]. Time is processor time, so a
+//! slow machine fails nothing.
+//!
+//! A target runs in a child process, the same test program started again: a stack overflow or
+//! an allocation without a bound ends the child and is reported with the case that caused it.
+//!
+//! | Variable | Meaning |
+//! |---|---|
+//! | `FUZZ_SECONDS` | seconds of random inputs for each target; default 1 |
+//! | `FUZZ_SEED` | the seed of the random inputs; default 1 |
+//! | `FUZZ_TARGET` | run only targets whose name contains this |
+//! | `FUZZ_CASE` | run only this case, as a failure names it |
+
+mod child;
+mod inputs;
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::util::threads::Stack;
+
+pub(crate) use inputs::{nested, repeated};
+
+/// A parser or expander, and what it is given.
+pub(crate) struct Target {
+    /// `room/what`, unique.
+    pub(crate) name: &'static str,
+    /// The stack of the thread that runs it in production.
+    pub(crate) stack: Stack,
+    /// The most bytes that its caller hands over.
+    pub(crate) max_bytes: usize,
+    /// What one input may cost.
+    pub(crate) budget: Budget,
+    /// The worst inputs that are known, by name, at their full size.
+    pub(crate) worst: fn(max_bytes: usize) -> Vec<Named>,
+    /// Valid inputs, from which random ones are made.
+    pub(crate) seeds: &'static [&'static [u8]],
+    /// Parses one input. The result does not matter.
+    pub(crate) run: fn(&[u8]),
+}
+
+/// An input with its name.
+pub(crate) type Named = (&'static str, Vec<u8>);
+
+/// What one input may cost, in a build without optimization.
+#[derive(Clone, Copy)]
+pub(crate) struct Budget {
+    /// Processor time without regard to size.
+    pub(crate) base: Duration,
+    /// Processor time per MiB of input, in addition.
+    pub(crate) per_mib: Duration,
+    /// Growth of resident memory without regard to size, in KiB.
+    pub(crate) base_kib: u64,
+    /// Growth of resident memory per byte of input, in bytes.
+    pub(crate) per_byte: u64,
+}
+
+impl Budget {
+    /// For a parser whose cost is linear: far above what it needs, far below what an input
+    /// of quadratic cost takes.
+    pub(crate) const LINEAR: Budget = Budget {
+        base: Duration::from_secs(2),
+        per_mib: Duration::from_secs(6),
+        base_kib: 16 * 1024,
+        per_byte: 48,
+    };
+
+    fn time(&self, bytes: usize) -> Duration {
+        self.base + self.per_mib.mul_f64(bytes as f64 / (1024.0 * 1024.0))
+    }
+
+    fn memory_kib(&self, bytes: usize) -> u64 {
+        self.base_kib + self.per_byte * bytes as u64 / 1024
+    }
+}
+
+fn targets() -> Vec<Target> {
+    let mut all = Vec::new();
+    all.extend(crate::model::fuzz::targets());
+    all.extend(crate::config::fuzz::targets());
+    all.extend(crate::transport::fuzz::targets());
+    all.extend(crate::cri::fuzz::targets());
+    all.extend(crate::kube::fuzz::targets());
+    all.extend(crate::sources::fuzz::targets());
+    all.extend(crate::runtime::fuzz::targets());
+    all.extend(crate::pods::fuzz::targets());
+    all.extend(crate::server::fuzz::targets());
+    all
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Children at once: the machines that build this have two processors.
+const CHILDREN: usize = 2;
+
+/// Beyond this a child hangs: no budget is as long.
+const CHILD_LIMIT: Duration = Duration::from_secs(600);
+
+#[test]
+fn every_target_keeps_its_budget() {
+    let wanted = std::env::var("FUZZ_TARGET").unwrap_or_default();
+    let mut names: Vec<&str> = targets().iter().map(|target| target.name).collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count, "two targets have the same name");
+    names.retain(|name| name.contains(&wanted));
+    assert!(!names.is_empty(), "no target is called {wanted:?}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut waiting = names.iter().rev().copied().collect::<Vec<_>>();
+    let mut running: Vec<Running> = Vec::new();
+    let (mut cases, mut failures) = (0, String::new());
+    while !waiting.is_empty() || !running.is_empty() {
+        while running.len() < CHILDREN
+            && let Some(name) = waiting.pop()
+        {
+            running.push(Running::start(name, dir.path()));
+        }
+        let mut index = 0;
+        while let Some(one) = running.get_mut(index) {
+            match one.outcome() {
+                None => index += 1,
+                Some(Ok(count)) => {
+                    cases += count;
+                    running.swap_remove(index);
+                }
+                Some(Err(problem)) => {
+                    let _ = writeln!(failures, "{problem}");
+                    running.swap_remove(index);
+                }
+            }
+        }
+        let _ = crate::util::stop::StopToken::never().wait(Duration::from_millis(20));
+    }
+    eprintln!("fuzz: {} targets, {cases} cases passed", names.len());
+    assert!(failures.is_empty(), "\n{failures}");
+}
+
+/// A child process with one target.
+struct Running {
+    name: &'static str,
+    child: Child,
+    report: std::path::PathBuf,
+    since: Instant,
+}
+
+impl Running {
+    fn start(name: &'static str, dir: &Path) -> Running {
+        let report = dir.join(name.replace('/', "-"));
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "fuzz::child::runs_one_target", "--nocapture", "--test-threads=1"])
+            .env(child::TARGET, name)
+            .env(child::REPORT, &report)
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(report.with_extension("stderr")).unwrap())
+            .spawn()
+            .unwrap();
+        Running { name, child, report, since: Instant::now() }
+    }
+
+    /// How the child ended: the number of its cases, or what went wrong. `None`: it runs.
+    fn outcome(&mut self) -> Option<Result<u64, String>> {
+        let status = match self.child.try_wait().unwrap() {
+            Some(status) => status,
+            None if self.since.elapsed() > CHILD_LIMIT => {
+                let _ = self.child.kill();
+                self.child.wait().unwrap()
+            }
+            None => return None,
+        };
+        Some(self.judge(status))
+    }
+
+    fn judge(&self, status: ExitStatus) -> Result<u64, String> {
+        let report = std::fs::read_to_string(&self.report).unwrap_or_default();
+        let last = report.lines().last().unwrap_or("no case was begun");
+        if status.success()
+            && let Some(count) = last.strip_prefix("passed ")
+        {
+            eprint!("{}", std::fs::read_to_string(self.report.with_extension("stderr")).unwrap_or_default());
+            return count.parse().map_err(|_| format!("{}: {last}", self.name));
+        }
+        let stderr = std::fs::read(self.report.with_extension("stderr")).unwrap_or_default();
+        let stderr = String::from_utf8_lossy(&stderr);
+        let start = stderr.len().saturating_sub(2000);
+        let tail = stderr.get(stderr.ceil_char_boundary(start)..).unwrap_or_default();
+        Err(format!("{}: {last}: {status}\n{tail}", self.name))
+    }
+}
+
+/// The framework itself: what each kind of failure looks like.
+mod tests {
+    use super::*;
+
+    /// Targets that fail, each in its own way. Not among the others.
+    pub(super) fn bad_targets() -> Vec<Target> {
+        fn target(name: &'static str, run: fn(&[u8])) -> Target {
+            let budget = Budget {
+                base: Duration::from_millis(300),
+                per_mib: Duration::ZERO,
+                base_kib: 32 * 1024,
+                per_byte: 0,
+            };
+            let worst = |_| vec![("the only one", b"x".to_vec())];
+            Target { name, stack: Stack::Small, max_bytes: 100, budget, worst, seeds: &[], run }
+        }
+        vec![
+            target("bad/panic", |_| panic!("as expected")),
+            target("bad/stack", |_| {
+                fn deeper(level: u64) -> u64 {
+                    let frame = std::hint::black_box([level; 64]);
+                    if level == u64::MAX { 0 } else { deeper(level + 1) + frame[0] }
+                }
+                std::hint::black_box(deeper(0));
+            }),
+            target("bad/time", |_| {
+                let begun = child::processor_time();
+                while child::processor_time() - begun < Duration::from_secs(1) {}
+            }),
+            target("bad/endless", |_| {
+                loop {
+                    std::hint::black_box(0);
+                }
+            }),
+            target("bad/memory", |_| {
+                std::hint::black_box(vec![1_u8; 128 << 20]);
+            }),
+            target("bad/endless_memory", |_| {
+                let mut all = Vec::new();
+                loop {
+                    all.push(vec![1_u8; 64 << 20]);
+                }
+            }),
+        ]
+    }
+
+    #[test]
+    fn every_kind_of_failure_is_reported_with_its_case() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, expected) in [
+            ("bad/panic", "as expected"),
+            ("bad/stack", "SIGABRT"),
+            ("bad/time", "of processor time"),
+            ("bad/endless", "SIGXCPU"),
+            ("bad/memory", "KiB of memory"),
+            ("bad/endless_memory", "SIGABRT"),
+        ] {
+            let mut running = Running::start(name, dir.path());
+            let failure = loop {
+                if let Some(outcome) = running.outcome() {
+                    break outcome.expect_err(name);
+                }
+                let _ = crate::util::stop::StopToken::never().wait(Duration::from_millis(5));
+            };
+            assert!(failure.contains("case worst:the only one"), "{name}: {failure}");
+            assert!(failure.contains(expected), "{name}: {failure}");
+        }
+    }
+}

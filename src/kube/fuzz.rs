@@ -1,0 +1,97 @@
+//! Hostile objects of the API server.
+
+use serde_json::Value;
+
+use super::objects;
+use super::services::Services;
+use crate::fuzz::{Budget, Target, repeated};
+use crate::model::pod::Pod;
+use crate::model::{api, typed};
+use crate::util::threads::Stack;
+
+/// API servers store objects of up to 1.5 MiB; JSON is larger than what they count.
+const OBJECT_BYTES: usize = 3 << 20;
+
+pub(crate) fn targets() -> Vec<Target> {
+    vec![
+        Target {
+            name: "kube/services",
+            stack: Stack::Large,
+            max_bytes: OBJECT_BYTES,
+            budget: Budget { per_byte: 200, ..Budget::LINEAR },
+            worst: |max| {
+                vec![
+                    (
+                        "services of one namespace",
+                        repeated(
+                            "[{}",
+                            |i| format!(r#",{{"metadata":{{"name":"s{i}","namespace":"n"}},"spec":{{"clusterIP":"1.1.1.1","ports":[{{"port":1}}]}}}}"#),
+                            "]",
+                            max,
+                        ),
+                    ),
+                    (
+                        "ports of one service",
+                        repeated(
+                            r#"[{"metadata":{"name":"s","namespace":"n"},"spec":{"clusterIP":"1.1.1.1","ports":[{"port":1}"#,
+                            |i| format!(r#",{{"name":"p{i}","port":{i}}}"#),
+                            "]}}]",
+                            max,
+                        ),
+                    ),
+                ]
+            },
+            seeds: &[br#"[{"metadata":{"name":"s-1","namespace":"n"},"spec":{"clusterIP":"fd00::1","ports":[{"name":"a.b","port":1,"protocol":"UDP"}]}}]"#],
+            run: |bytes| {
+                let Ok(Value::Array(items)) = serde_json::from_slice::<Value>(bytes) else { return };
+                let services = Services::default();
+                services.replace(items.iter().filter_map(|item| typed::decode::<api::Service>(item).ok()).collect());
+                let _ = services.variables("n", true);
+            },
+        },
+        Target {
+            name: "kube/references",
+            stack: Stack::Large,
+            max_bytes: OBJECT_BYTES,
+            budget: Budget { per_byte: 200, ..Budget::LINEAR },
+            worst: |max| {
+                let pod = |inside: &str, piece: &dyn Fn(usize) -> String, end: &str| {
+                    repeated(&format!(r#"{{"metadata":{{"name":"p"}},"spec":{{"containers":[{{"name":"c"{inside}"#), piece, end, max)
+                };
+                vec![
+                    (
+                        "objects in the environment",
+                        pod(
+                            r#","envFrom":[{}"#,
+                            &|i| format!(r#",{{"secretRef":{{"name":"s{i}"}}}}"#),
+                            "]}]}}",
+                        ),
+                    ),
+                    (
+                        "one object in the environment",
+                        pod(
+                            r#","env":[{"name":"a"}"#,
+                            &|i| format!(r#",{{"name":"v{i}","valueFrom":{{"configMapKeyRef":{{"name":"m","key":"k"}}}}}}"#),
+                            "]}]}}",
+                        ),
+                    ),
+                    (
+                        "volumes",
+                        pod(
+                            r#"}],"volumes":[{"name":"v"}"#,
+                            &|i| format!(r#",{{"name":"v{i}","secret":{{"secretName":"s{i}"}}}}"#),
+                            "]}}",
+                        ),
+                    ),
+                ]
+            },
+            seeds: &[],
+            run: |bytes| {
+                let Ok(value) = serde_json::from_slice::<Value>(bytes) else { return };
+                if let Ok(pod) = typed::decode::<api::Pod>(&value) {
+                    let _ = objects::references(&Pod::from(pod));
+                }
+            },
+        },
+    ]
+}

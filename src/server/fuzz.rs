@@ -1,0 +1,55 @@
+//! Hostile requests.
+
+use super::head::{self, HEAD_BYTES, Head};
+use crate::fuzz::{Budget, Target, repeated};
+use crate::util::threads::Stack;
+
+pub(crate) fn targets() -> Vec<Target> {
+    vec![Target {
+        name: "server/head",
+        stack: Stack::Small,
+        max_bytes: HEAD_BYTES,
+        budget: Budget::LINEAR,
+        worst: |max| {
+            let request = |line: &str, piece: &str| {
+                repeated(&format!("{line}Host: a\r\n"), |_| piece.to_owned(), "\r\n", max)
+            };
+            let target = |piece: &str| {
+                repeated("GET /", |_| piece.to_owned(), " HTTP/1.1\r\nHost: a\r\n\r\n", max)
+            };
+            vec![
+                ("headers", request("GET / HTTP/1.1\r\n", "a: b\r\n")),
+                ("empty headers", request("GET / HTTP/1.1\r\n", "a:\r\n")),
+                ("connection tokens", request("GET / HTTP/1.1\r\nConnection: ", "a,")),
+                ("parameters", target("?a=b&")),
+                ("parameters without a name", target("&")),
+                ("escapes", target("%41")),
+                ("dots", target("../")),
+                ("slashes", target("/")),
+                ("carriage returns", b"\r".repeat(max)),
+                ("line feeds", b"\n".repeat(max)),
+                ("lines that end wrong", b"\r\n\r".repeat(max / 3)),
+            ]
+        },
+        seeds: &[
+            b"GET /containerLogs/default/web/c?follow=true&tailLines=5 HTTP/1.1\r\nHost: a:10250\r\nAuthorization: Bearer x\r\nAccept-Encoding: gzip;q=0.5, identity\r\n\r\n",
+            b"POST /exec/default/web/c?command=ls&command=%2F&output=1 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n",
+            b"GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+        ],
+        run: |bytes| {
+            // As a connection does: a search for the end with each piece that arrives.
+            let mut end = None;
+            for have in (1024..bytes.len()).step_by(1024).chain([bytes.len()]) {
+                end = head::end(bytes.get(..have).unwrap_or_default(), have.saturating_sub(1027));
+                if end.is_some() {
+                    break;
+                }
+            }
+            let lines = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
+            if let Ok(head) = Head::parse(lines, None) {
+                let _ = (head.is_chunked(), head.keeps_alive(), head.is_websocket(), head.get("accept"));
+                let _ = (head.lists("connection", "upgrade"), head.target.get("command"));
+            }
+        },
+    }]
+}
