@@ -8,6 +8,7 @@ mod endings;
 mod env;
 mod events;
 mod hooks;
+mod hostile;
 mod images;
 mod init;
 mod logs;
