@@ -136,6 +136,27 @@ fn a_restarted_agent_restarts_no_api_pod() {
 }
 
 #[test]
+fn sidecars_are_kept_running_during_initialization() {
+    let joined = Joined::start("starts");
+    let mut sidecar = busybox("sidecar", "sleep 2; exit 0");
+    sidecar["restartPolicy"] = json!("Always");
+    let wait = busybox("wait", "until [ -e /out/go ]; do sleep 0.1; done");
+    let mut web = forever("starts-web");
+    web["spec"]["restartPolicy"] = json!("Never");
+    web["spec"]["initContainers"] = json!([sidecar, wait]);
+    joined.bind(&joined.node.with_out(web));
+    let shown = joined.wait_pod("starts-web", "with a sidecar that was started again", |pod| {
+        pod["status"]["initContainerStatuses"][0]["restartCount"].as_u64() >= Some(2)
+    });
+    let wait = &shown["status"]["initContainerStatuses"][1];
+    assert_eq!((&wait["restartCount"], wait["state"].get("running").is_some()), (&json!(0), true), "{wait}");
+    assert_eq!(text(&shown, "/status/phase"), "Pending");
+    joined.node.touch("go");
+    joined.wait_pod("starts-web", "initialized", |pod| condition(pod, "Initialized") == "True");
+    joined.finish(&["starts-web"]);
+}
+
+#[test]
 fn jobs_complete() {
     let joined = Joined::start("jobs");
     joined.plane.apply(&json!({

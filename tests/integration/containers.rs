@@ -8,8 +8,8 @@ use coracle::model::api::{ContainerStatus, Pod};
 use serde_json::{Value, json};
 
 use crate::support::node::{
-    FOREVER, busybox, condition, container, ended, ended_before, is_ready, phase, pod, restarts, simple,
-    waiting_reason,
+    FOREVER, busybox, condition, container, ended, ended_before, init_container, is_ready, phase, pod,
+    restarts, simple, waiting_reason,
 };
 use crate::support::solo::{LONG, Solo};
 use crate::support::wait::{holds_for, wait_until};
@@ -73,6 +73,48 @@ fn init_containers_and_sidecars_start_in_order_and_end_in_reverse() {
     solo.remove("web");
     solo.wait_gone("web", LONG);
     assert_eq!(order(&solo, &names, "StopContainer"), ["main", "s2", "s1"]);
+    solo.finish();
+}
+
+fn init_waiting_reason(pod: &Pod, name: &str) -> Option<String> {
+    init_container(pod, name)?.state.as_ref()?.waiting.as_ref()?.reason.clone()
+}
+
+#[test]
+fn sidecar_that_exits_during_initialization_starts_again() {
+    let solo = Solo::start();
+    let policies = [("always", "Always"), ("on-failure", "OnFailure"), ("never", "Never")];
+    for (name, policy) in policies {
+        let init = json!([sidecar("s"), busybox("first", "sleep 0.1; exit 0"), busybox("long", FOREVER)]);
+        let mut web = with_init(name, json!([busybox("main", FOREVER)]), init);
+        web["spec"]["restartPolicy"] = json!(policy);
+        solo.apply(&web);
+    }
+    for (name, _) in policies {
+        wait_until("the last init container to run", LONG, || running_id(&solo, name, "long").is_some());
+        let (before, long) = (running_id(&solo, name, "s"), running_id(&solo, name, "long"));
+        kill(&solo, name, "s", 0);
+        wait_until("the sidecar to be back", LONG, || {
+            running_id(&solo, name, "s").is_some_and(|now| Some(now) != before)
+        });
+        // Again at once is too soon: it waits, while the init container runs on.
+        kill(&solo, name, "s", 1);
+        solo.wait_pod(name, "to show the wait", LONG, |pod| {
+            init_waiting_reason(pod, "s").as_deref() == Some("CrashLoopBackOff") && phase(pod) == "Pending"
+        });
+        assert_eq!(running_id(&solo, name, "long"), long);
+        // The containers after it do not wait for it.
+        kill(&solo, name, "long", 0);
+        wait_until("the container to run", LONG, || running_id(&solo, name, "main").is_some());
+    }
+    for (name, policy) in policies {
+        wait_until("the sidecar to be back after its wait", LONG, || running_id(&solo, name, "s").is_some());
+        let made = |container: &str| {
+            let all = solo.containers(name);
+            all.iter().filter(|one| one.config.metadata.name == container).count()
+        };
+        assert_eq!((made("first"), made("long"), made("main")), (1, 1, 1), "{policy}");
+    }
     solo.finish();
 }
 

@@ -19,9 +19,9 @@ pub(super) enum Outcome {
     Failed,
 }
 
-/// What one init container says about the whole.
+/// What the newest init container says about the initialization.
 enum Step {
-    /// Nothing more to look at: the pod waits for this container.
+    /// The initialization waits for this container.
     Wait,
     /// This container is done, or as far as its successors need it.
     Done,
@@ -47,21 +47,25 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
             .is_some_and(|status| matches!(status.state, ContainerState::Created | ContainerState::Running))
     });
     let mut outcome = if initialized_before { Outcome::Initialized } else { Outcome::NotYet };
-    let mut seen_any = false;
+    // From the last one to the first: the newest init container that was ever made says how
+    // far the initialization is. Every sidecar before it has been started once and is kept
+    // running from then on; ordinary containers before it are done. After the initialization
+    // this holds for all of them.
+    let mut progress_known = initialized_before;
     for (index, container) in containers.iter().enumerate().rev() {
         let status = newest_here(inputs, &container.name);
-        seen_any |= status.is_some();
-        if initialized_before {
+        if progress_known {
             if is_sidecar(container) && !inputs.waits_for_all(container, status) {
                 keep_sidecar(inputs, index, container, status, plan);
             }
             continue;
         }
         let Some(status) = status else { continue };
+        progress_known = true;
         let step = if inputs.waits_for_all(container, Some(status)) {
             Step::Wait
         } else if is_sidecar(container) {
-            sidecar_before(inputs, index, container, status, plan)
+            newest_sidecar(inputs, index, container, status, plan)
         } else {
             ordinary(inputs, index, container, status, plan)
         };
@@ -71,9 +75,8 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
             Step::Done => plan.start_init.push(index + 1),
             Step::Failed => return Outcome::Failed,
         }
-        break;
     }
-    if !seen_any && !initialized_before {
+    if !progress_known {
         plan.start_init.push(0);
     }
     plan.start_init.sort_unstable();
@@ -90,7 +93,8 @@ fn newest_here<'a>(inputs: &Inputs<'a>, name: &str) -> Option<&'a ContainerStatu
         .filter(|status| status.sandbox_id.is_empty() || sandbox.is_none_or(|id| *id == status.sandbox_id))
 }
 
-/// After initialization only sidecars matter, and each by itself.
+/// A sidecar that has been started once, whatever the pod's restart policy and whatever
+/// runs after it (Go: computeInitContainerActions).
 fn keep_sidecar(
     inputs: &Inputs,
     index: usize,
@@ -117,8 +121,8 @@ fn keep_sidecar(
     }
 }
 
-/// A sidecar while the pod initializes: its successors wait until it has started.
-fn sidecar_before(
+/// A sidecar that is the newest init container: its successors wait until it has started.
+fn newest_sidecar(
     inputs: &Inputs,
     index: usize,
     container: &Container,
@@ -150,7 +154,7 @@ fn sidecar_before(
     }
 }
 
-/// An ordinary init container while the pod initializes.
+/// An ordinary init container that is the newest one.
 fn ordinary(
     inputs: &Inputs,
     index: usize,

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use proptest::prelude::*;
+use proptest::sample::select;
 use serde_json::{Value, json};
 
-use super::tests::{instance, pod, sandbox, short};
+use super::tests::{instance, pod, ready, sandbox, short};
 use super::*;
 use crate::model::pod::is_sidecar;
 use crate::model::runtime::SandboxState;
@@ -263,5 +265,134 @@ fn a_twin_of_anything_is_stopped() {
         world.runtime.containers.push(twin);
         assert_eq!(short(&world.plan()), format!("kill=[{name}:Twin]"));
         assert!(world.settle());
+    }
+}
+
+/// An init container and how it is at the moment.
+#[derive(Debug, Clone)]
+struct Init {
+    sidecar: bool,
+    /// As [`instance`] reads it, without the name; empty: there is no instance.
+    state: &'static str,
+    /// What its startup probe says, if it has one.
+    startup: Option<Verdict>,
+    /// What its liveness probe says, if it has one.
+    liveness: Option<Verdict>,
+}
+
+impl Init {
+    /// Whether it was made in the present sandbox.
+    fn is_here(&self) -> bool {
+        !self.state.is_empty() && !self.state.contains('@')
+    }
+
+    /// Whether a sidecar that was started once has to be stopped, and whether to be started.
+    fn demands(&self) -> (bool, bool) {
+        let failed = |verdict: Option<Verdict>| verdict == Some(Verdict::Failure);
+        match self.state {
+            "Running" if failed(self.startup) || failed(self.liveness) => (true, true),
+            "Running" => (false, false),
+            "Running#old" | "Unknown" => (true, true),
+            _ => (false, true),
+        }
+    }
+}
+
+fn any_init() -> impl Strategy<Value = Init> {
+    let states = vec![
+        "",
+        "Created",
+        "Running",
+        "Running",
+        "Running#old",
+        "Exited",
+        "Exited",
+        "Exited:1",
+        "Unknown",
+        "Exited@s0",
+    ];
+    let verdict = || proptest::option::of(select(vec![Verdict::Pending, Verdict::Success, Verdict::Failure]));
+    (any::<bool>(), select(states), verdict(), verdict())
+        .prop_map(|(sidecar, state, startup, liveness)| Init { sidecar, state, startup, liveness })
+}
+
+fn plan_for(policy: &str, init: &[Init], regular: &str) -> Plan {
+    let (mut specs, mut states) = (Vec::new(), Vec::new());
+    for (number, one) in init.iter().enumerate() {
+        let mut spec = json!({"name": format!("i{number}")});
+        if one.sidecar {
+            spec["restartPolicy"] = json!("Always");
+            for (field, probe) in [("startupProbe", one.startup), ("livenessProbe", one.liveness)] {
+                if probe.is_some() {
+                    spec[field] = json!({"exec": {"command": ["true"]}});
+                }
+            }
+        }
+        specs.push(spec);
+        if !one.state.is_empty() {
+            states.push(format!("i{number}={}", one.state));
+        }
+    }
+    if !regular.is_empty() {
+        states.push(format!("c={regular}"));
+    }
+    let pod = pod(json!({"restartPolicy": policy, "initContainers": specs, "containers": [{"name": "c"}]}));
+    let said = |id: &ContainerId, of: fn(&Init) -> Option<Verdict>| {
+        let number = id.as_str().strip_prefix('i').and_then(|number| number.parse::<usize>().ok());
+        number.and_then(|number| of(&init[number])).unwrap_or(Verdict::NoProbe)
+    };
+    compute(&Inputs {
+        pod: &pod,
+        runtime: &ready(&states.join(" ")),
+        liveness: &|id| said(id, |init| init.liveness),
+        startup: &|id| said(id, |init| init.startup),
+        reset_held: false,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn earlier_sidecars_follow_their_own_state_and_init_containers_run_once(
+        policy in select(vec!["Always", "OnFailure", "Never"]),
+        init in proptest::collection::vec(any_init(), 1..6),
+        regular in select(vec!["", "", "Created", "Running", "Exited", "Exited:1"]),
+    ) {
+        let plan = plan_for(policy, &init, regular);
+        let initialized = matches!(regular, "Created" | "Running");
+        // What was started once: up to the newest one, and all of them after the initialization.
+        let newest = init.iter().rposition(Init::is_here);
+        let begun = if initialized { init.len() } else { newest.map_or(0, |newest| newest + 1) };
+        if plan.kill_pod {
+            let failed = newest.map(|newest| &init[newest]).is_some_and(|newest| {
+                !initialized && !newest.sidecar && matches!(newest.state, "Exited:1" | "Unknown")
+            });
+            let over = match policy {
+                "Never" => failed || regular.starts_with("Exited"),
+                "OnFailure" => regular == "Exited",
+                _ => false,
+            };
+            prop_assert!(over, "{}", short(&plan));
+            prop_assert!(plan.start_init.is_empty(), "{}", short(&plan));
+            return Ok(());
+        }
+        for (index, one) in init.iter().enumerate() {
+            let killed = plan.kill.iter().any(|kill| kill.name == format!("i{index}"));
+            let starts = plan.start_init.contains(&index);
+            let what = format!("i{index}: {}", short(&plan));
+            if one.sidecar && index < begun && (initialized || newest != Some(index)) {
+                prop_assert_eq!((killed, starts), one.demands(), "{}", what);
+            }
+            let is_done = one.state == "Exited" && index < begun;
+            if !one.sidecar && (initialized || newest != Some(index) && index < begun) {
+                prop_assert!(!killed && !starts, "{}", what);
+            }
+            if !one.sidecar && (is_done || one.state.starts_with("Running")) {
+                prop_assert!(!killed && !starts, "{}", what);
+            }
+            // At most one that was never started, the next one.
+            prop_assert!(!starts || index <= begun, "{}", what);
+        }
     }
 }

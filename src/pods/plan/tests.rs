@@ -342,6 +342,46 @@ fn sidecar_rows_before_initialization() {
 }
 
 #[test]
+fn earlier_sidecars_are_kept_during_initialization() {
+    let probe = || json!({"exec": {"command": ["true"]}});
+    let spec = |policy: &str| {
+        json!({"restartPolicy": policy, "containers": [{"name": "c"}], "initContainers": [
+            {"name": "s", "restartPolicy": "Always", "startupProbe": probe(), "livenessProbe": probe()},
+            {"name": "h"}, {"name": "t", "restartPolicy": "Always"}, {"name": "i"}]})
+    };
+    for policy in ["Always", "OnFailure", "Never"] {
+        let check = |instances: &str, probes: (&str, &str), expected: &str| {
+            check_probed(spec(policy), ready(instances), probes, expected);
+        };
+        let nothing = ("", "");
+        // Whatever the newest one does: it runs, it is done, its successor runs, it was never started.
+        check("s=Exited h=Running", nothing, "init=[0]");
+        check("s=Exited h=Exited", nothing, "init=[0, 2]");
+        check("s=Exited:1 h=Exited t=Exited:1 i=Running", nothing, "init=[0, 2]");
+        check("s=Exited h=Exited t=Running i=Exited", nothing, "init=[0] start=[0]");
+        check("s=Exited h=Exited t=Exited i=Created", nothing, "init=[0, 2, 3]");
+        check("s=Created h=Running", nothing, "init=[0]");
+        check("h=Running", nothing, "init=[0]");
+        check("s=Unknown h=Running", nothing, "kill=[s:Unknown] init=[0]");
+        check("s=Running#old h=Running", nothing, "kill=[s:DefinitionChanged] init=[0]");
+        check("s=Running h=Running", ("", "s-"), "kill=[s:StartupProbe] init=[0]");
+        check("s=Running h=Running", ("s-", "s+"), "kill=[s:LivenessProbe] init=[0]");
+        check("s=Running#old h=Exited t=Exited", nothing, "kill=[s:DefinitionChanged] init=[0, 2]");
+        // A sidecar that starts again does not hold back what comes after it.
+        check("s=Running h=Exited", nothing, "init=[2]");
+        check("s=Running h=Running", nothing, "");
+        check("s=Running h=Exited t=Running i=Running", ("", "s+"), "");
+    }
+    for policy in ["Always", "OnFailure"] {
+        check(spec(policy), ready("s=Exited h=Exited:1"), "init=[0, 1]");
+        check(spec(policy), ready("s=Exited h=Unknown"), "kill=[h:Unknown] init=[0, 1]");
+    }
+    // The pod ends: nothing is started for it.
+    check(spec("Never"), ready("s=Exited h=Exited:1"), "pod");
+    check(spec("Never"), ready("s=Running#old h=Exited:1"), "pod");
+}
+
+#[test]
 fn sidecar_rows_after_initialization() {
     check(sidecars(), ready("c=Running s=Running t=Running"), "");
     check(sidecars(), ready("c=Running"), "init=[0, 1]");
