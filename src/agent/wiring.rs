@@ -183,15 +183,12 @@ pub(super) fn start(
     let (api_pods, api_pods_inbox) = publish::inbox();
     let (mirrors, mirrors_inbox) = mirror::inbox();
 
-    let probes = Probes::new(
-        probes::Settings { node_ips: Vec::new() },
-        probes::Deps {
-            cri: cri.clone(),
-            events: events.clone(),
-            post: probes_post,
-            on_death: supervisor.deaths(),
-        },
-    );
+    let probes = Probes::new(probes::Deps {
+        cri: cri.clone(),
+        events: events.clone(),
+        post: probes_post,
+        on_death: supervisor.deaths(),
+    });
     let source_settings = source_settings(args, config, &node_name);
     let configured = configured(&source_settings, cluster.as_ref().map(|cluster| &cluster.client));
     let workers = Workers::new(

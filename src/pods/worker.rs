@@ -5,6 +5,7 @@ mod kills;
 mod resize;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,8 +47,9 @@ const STEPS_AT_ONCE: u32 = 10;
 pub struct Settings {
     /// Pause between two syncs of a healthy pod, before jitter (`syncFrequency`).
     pub sync_frequency: Duration,
-    /// The node's addresses, for environment variables and hosts files.
-    pub host_ips: Vec<std::net::IpAddr>,
+    /// The node's addresses as the agent found them at its start: `status.hostIP` in
+    /// environment variables while no status shows any.
+    pub host_ips: Vec<IpAddr>,
 }
 
 /// What the workers work with.
@@ -313,7 +315,7 @@ impl Worker {
                 Err(_) => Err(Failed::soon(message)),
             };
         }
-        let runtime = view.pod;
+        let runtime = self.addressed(view.pod);
         self.deps.probes.sync(self.pod(), &runtime, false);
         if self.first_sync {
             self.adopt(&runtime);
@@ -369,7 +371,7 @@ impl Worker {
         // the next sync.
         let seen = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
-        let seen = seen.map_err(|error| Failed::soon(error.to_string()))?;
+        let seen = self.addressed(seen.map_err(|error| Failed::soon(error.to_string()))?);
         if has_surplus(&seen) {
             // A full bell already rings.
             let _ = self.deps.clean.try_send(());
@@ -453,7 +455,7 @@ impl Worker {
                 .map_err(|error| Failed::later(error.to_string()))?;
             // A pull may take its time: the next whole status comes after it.
             self.deps.status.set_sandbox_ready(self.pod(), Timestamp::now());
-            (made.id, made.ips, plan.attempt)
+            (made.id, self.pod_ips(&made.ips), plan.attempt)
         } else {
             let Some(id) = plan.sandbox_id.clone() else { return resized };
             (id, runtime.ips.clone(), plan.attempt)
@@ -493,26 +495,40 @@ impl Worker {
         runtime: &Arc<PodRuntime>,
         sandbox: &SandboxId,
         attempt: u32,
-        ips: &[std::net::IpAddr],
+        ips: &[IpAddr],
         mounts: &[crate::model::mount::MountedVolume],
         cancel: &StopToken,
     ) -> Result<ContainerId, StartFailure> {
         let pod = self.pod();
         self.deps.runtime.restart_allowed(pod, container, runtime, Timestamp::now())?;
         let handler = self.deps.runtime.known_handler(pod);
+        let shown = (self.deps.node_addresses)().host_ips;
         self.deps.runtime.start_container(Start {
             pod,
             container,
             sandbox_id: sandbox,
             sandbox_attempt: attempt,
             pod_ips: ips,
-            host_ips: &self.settings.host_ips,
+            host_ips: if shown.is_empty() { &self.settings.host_ips } else { &shown },
             runtime,
             volumes: mounts,
             sub_paths: &*self.deps.volumes,
             recursive_read_only_mounts: self.deps.observe.can_mount_recursively_read_only(&handler),
             stop: cancel,
         })
+    }
+
+    /// What runs, with the pod's addresses as its status has them. A runtime reports none for
+    /// a pod on the host's network.
+    fn addressed(&self, runtime: Arc<PodRuntime>) -> Arc<PodRuntime> {
+        let ips = self.pod_ips(&runtime.ips);
+        if ips == runtime.ips { runtime } else { Arc::new(PodRuntime { ips, ..PodRuntime::clone(&runtime) }) }
+    }
+
+    /// The pod's addresses as its status has them; `found` are those of its sandbox.
+    fn pod_ips(&self, found: &[IpAddr]) -> Vec<IpAddr> {
+        let old = self.deps.status.get(self.pod().uid());
+        status::pod_ips(self.pod(), found, old.as_deref(), &(self.deps.node_addresses)())
     }
 
     /// Composes and stores the status. Returns whether the pod is over.
@@ -595,8 +611,9 @@ impl Worker {
     ) -> Result<Next, Failed> {
         let uid = self.uid();
         let Some(view) = self.deps.observe.view(&uid, stop) else { return Ok(Next::Now) };
-        self.deps.probes.sync(self.pod(), &view.pod, true);
-        self.store_status(&view.pod, Finality::Open);
+        let runtime = self.addressed(view.pod);
+        self.deps.probes.sync(self.pod(), &runtime, true);
+        self.store_status(&runtime, Finality::Open);
         if let Some(failure) = failure {
             log::info!(
                 "pod is stopped: {}: {} pod={} uid={uid}",
@@ -609,6 +626,7 @@ impl Worker {
         // The view may be older than the last thing that was started: ask again.
         let before =
             self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
+        let before = self.addressed(before);
         let killed = self.deps.runtime.kill_pod(
             Some(self.pod()),
             Observed::Runtime(&before),

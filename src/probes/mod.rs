@@ -19,7 +19,6 @@ mod state;
 mod table;
 mod thread;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,15 +36,6 @@ use crate::util::threads::Died;
 
 pub use counters::{BUCKETS, ProbeCounters};
 pub use state::{Kind, Outcome};
-
-/// What the room needs to know.
-#[derive(Debug, Clone, Default)]
-pub struct Settings {
-    /// The node's addresses as statuses report them, primary first: where pods in the node's
-    /// network are probed. Empty: on 127.0.0.1. The family of the first one is preferred for
-    /// other pods.
-    pub node_ips: Vec<IpAddr>,
-}
 
 /// What the room works with.
 pub struct Deps {
@@ -68,13 +58,15 @@ pub struct Probes {
 impl Probes {
     /// Prepares the room; the first probe starts its thread. The agent counts as started now.
     #[must_use]
-    pub fn new(settings: Settings, deps: Deps) -> Probes {
-        Probes { shared: thread::Shared::new(settings, deps) }
+    pub fn new(deps: Deps) -> Probes {
+        Probes { shared: thread::Shared::new(deps) }
     }
 
     /// Takes in what a pod is and what of it runs: starts probes of containers that have
     /// them, and ends those of instances that are gone. To be called after every inspection,
-    /// before plan and status are made from it. A `terminating` pod keeps its readiness
+    /// before plan and status are made from it. Probes without a host of their own go to the
+    /// first address in `runtime`, which is to be that of the pod's status; those of a pod on
+    /// the node's network without any go to 127.0.0.1. A `terminating` pod keeps its readiness
     /// probes, and all those of sidecars, until it is forgotten.
     pub fn sync(&self, pod: &Pod, runtime: &PodRuntime, terminating: bool) {
         thread::sync(&self.shared, pod, runtime, terminating);

@@ -64,7 +64,7 @@ pub(super) struct Job {
     /// The instance that it is about.
     pub(super) id: ContainerId,
     pub(super) pod: Pod,
-    /// The pod's address; `None` for a pod in the node's network whose address nobody told.
+    /// The pod's address; `None` for a pod on the node's network whose status has none.
     pub(super) ip: Option<IpAddr>,
     /// Ends with the pod.
     pub(super) stop: StopToken,
@@ -112,19 +112,16 @@ struct Entry {
 pub(super) struct Table {
     started: Instant,
     started_wall: Timestamp,
-    /// What hostNetwork pods are reached at; the primary one decides on the family of others.
-    node_ips: Vec<IpAddr>,
     pods: HashMap<PodUid, Entry>,
     by_id: HashMap<ContainerId, (PodUid, Place)>,
     due: Deadlines<Key>,
 }
 
 impl Table {
-    pub(super) fn new(start: Clock, node_ips: Vec<IpAddr>) -> Table {
+    pub(super) fn new(start: Clock) -> Table {
         Table {
             started: start.now,
             started_wall: start.wall,
-            node_ips,
             pods: HashMap::new(),
             by_id: HashMap::new(),
             due: Deadlines::default(),
@@ -159,10 +156,9 @@ impl Table {
             let entry = Entry { pod: pod.clone(), ip: None, containers, _end: end, stop };
             self.pods.insert(uid.clone(), entry);
         }
-        let ip = self.address(pod, runtime);
         let Some(entry) = self.pods.get_mut(uid) else { return };
         // A pod whose sandbox is on its way out keeps the address that it had.
-        entry.ip = ip.or(entry.ip);
+        entry.ip = runtime.ips.first().copied().or(entry.ip);
         for probed in &mut entry.containers {
             let Some(container) = probed.place.of(&entry.pod) else { continue };
             let newest = runtime.newest(&container.name);
@@ -236,15 +232,6 @@ impl Table {
         } else {
             now
         }
-    }
-
-    fn address(&self, pod: &Pod, runtime: &PodRuntime) -> Option<IpAddr> {
-        if pod.host_network() {
-            return self.node_ips.first().copied();
-        }
-        let six = self.node_ips.first().is_some_and(IpAddr::is_ipv6);
-        let of_family = runtime.ips.iter().find(|ip| ip.is_ipv6() == six);
-        of_family.or(runtime.ips.first()).copied()
     }
 
     /// Takes the runs that are due.

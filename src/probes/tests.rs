@@ -34,7 +34,7 @@ fn room() -> Room {
     let (post, posts) = mailbox(newest);
     let (on_death, deaths) = bounded(1);
     let cri = crate::cri::connect(settings).unwrap().0;
-    let probes = Probes::new(Settings::default(), Deps { cri, events, post, on_death });
+    let probes = Probes::new(Deps { cri, events, post, on_death });
     Room { probes, posts, events: event_queue, _deaths: deaths }
 }
 

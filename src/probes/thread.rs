@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
+use super::Deps;
 use super::check::{self, Found, Tools};
 use super::counters::ProbeCounters;
 use super::state::{Kind, Outcome};
 use super::table::{Clock, Job, Place, Table, Taken};
-use super::{Deps, Settings};
 use crate::model::event::{EventSink, EventType};
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::pod::Pod;
@@ -70,10 +70,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(super) fn new(settings: Settings, deps: Deps) -> Arc<Shared> {
+    pub(super) fn new(deps: Deps) -> Arc<Shared> {
         let (bell, rung) = bounded(1);
         Arc::new(Shared {
-            table: Mutex::new(Table::new(Clock::read(), settings.node_ips)),
+            table: Mutex::new(Table::new(Clock::read())),
             bell,
             rung,
             threads: Mutex::default(),

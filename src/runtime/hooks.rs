@@ -40,7 +40,7 @@ pub(super) struct Hook<'a> {
     pub(super) pod: &'a Pod,
     pub(super) container: &'a Container,
     pub(super) id: &'a ContainerId,
-    /// The pod's addresses as the runtime has them.
+    /// The pod's addresses as its status has them.
     pub(super) ips: &'a [IpAddr],
 }
 
@@ -257,9 +257,11 @@ impl Runtime {
         }
     }
 
-    /// A container on the node's network has no address of its own at the runtime.
+    /// Where a hook without a host goes: the pod's address. Without an API server a status
+    /// shows none for a pod on the node's network.
     ///
-    /// DIFFERS: then the node's is taken; upstream fails for want of one.
+    /// DIFFERS: then the node's is taken. Upstream asks the runtime alone, and fails for want of
+    /// an address also with an API server.
     fn host_of(&self, hook: Hook<'_>, get: &HTTPGetAction) -> Result<String, String> {
         if let Some(host) = get.host.as_deref().filter(|host| !host.is_empty()) {
             return Ok(host.to_owned());

@@ -41,9 +41,9 @@ pub struct Start<'a> {
     pub sandbox_id: &'a SandboxId,
     /// Its attempt number.
     pub sandbox_attempt: u32,
-    /// The pod's addresses, primary first; empty on the node's network.
+    /// The pod's addresses as its status has them, primary first.
     pub pod_ips: &'a [IpAddr],
-    /// The node's addresses, primary first.
+    /// The node's addresses as the pod's status has them, primary first.
     pub host_ips: &'a [IpAddr],
     /// What the runtime knows of the pod: restart counts go on from there.
     pub runtime: &'a PodRuntime,

@@ -33,6 +33,13 @@ pub struct NodeAddresses {
     pub host_ips: Vec<IpAddr>,
 }
 
+impl NodeAddresses {
+    /// The addresses that statuses show: two at most.
+    fn pair(&self) -> &[IpAddr] {
+        self.host_ips.get(..2).unwrap_or(&self.host_ips)
+    }
+}
+
 /// What a status is composed from.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
@@ -256,30 +263,23 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
 }
 
 fn set_addresses(inputs: &Inputs, status: &mut PodStatus) {
-    let hosts = inputs.node.host_ips.get(..2).unwrap_or(&inputs.node.host_ips);
-    let before = inputs.before().and_then(|before| before.pod_ips.clone()).unwrap_or_default();
-    let mut ips: Vec<PodIP> = if inputs.pod.host_network() {
-        before
+    let hosts = inputs.node.pair();
+    let before = || inputs.before().and_then(|before| before.pod_ips.clone()).unwrap_or_default();
+    let ips: Vec<PodIP> = if inputs.pod.host_network() {
+        on_host_network(before(), hosts)
     } else {
         let ready = inputs.runtime.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready);
         let found = one_per_family(&inputs.runtime.ips, hosts.first());
         // A pod that has stopped keeps the address it had.
-        if found.is_empty() && !ready { before } else { found }
+        if found.is_empty() && !ready {
+            before()
+        } else {
+            found.iter().map(|ip| PodIP { ip: ip.to_string() }).collect()
+        }
     };
     if let Some(primary) = hosts.first() {
         status.host_ip = Some(primary.to_string());
         status.host_ips = Some(hosts.iter().map(|ip| HostIP { ip: ip.to_string() }).collect());
-        if inputs.pod.host_network() {
-            if ips.is_empty() {
-                ips.push(PodIP { ip: primary.to_string() });
-            }
-            // A second family may show up later; the first one stays.
-            if let (Some(second), [first]) = (hosts.get(1), ips.as_slice())
-                && first.ip.parse::<IpAddr>().is_ok_and(|first| first.is_ipv6() != second.is_ipv6())
-            {
-                ips.push(PodIP { ip: second.to_string() });
-            }
-        }
     }
     if let Some(first) = ips.first() {
         status.pod_ip = Some(first.ip.clone());
@@ -287,12 +287,43 @@ fn set_addresses(inputs: &Inputs, status: &mut PodStatus) {
     }
 }
 
+/// The addresses that a running pod's status has, primary first: what environment variables,
+/// hosts files, hooks and probes use (kubelet: SyncPod in pkg/kubelet/kubelet.go). `found` are
+/// those of its sandbox, `old` is its stored status.
+///
+/// A pod on the host's network has the node's, as far as statuses show these.
+#[must_use]
+pub fn pod_ips(pod: &Pod, found: &[IpAddr], old: Option<&PodStatus>, node: &NodeAddresses) -> Vec<IpAddr> {
+    if !pod.host_network() {
+        return one_per_family(found, node.pair().first());
+    }
+    let before = old.or(pod.object().status.as_ref()).and_then(|before| before.pod_ips.clone());
+    let ips = on_host_network(before.unwrap_or_default(), node.pair());
+    ips.iter().filter_map(|ip| ip.ip.parse().ok()).collect()
+}
+
+/// The addresses of a pod on the host's network. Once they are known they stay.
+fn on_host_network(before: Vec<PodIP>, hosts: &[IpAddr]) -> Vec<PodIP> {
+    let mut ips = before;
+    let Some(primary) = hosts.first() else { return ips };
+    if ips.is_empty() {
+        ips.push(PodIP { ip: primary.to_string() });
+    }
+    // A second family may show up later; the first one stays.
+    if let (Some(second), [first]) = (hosts.get(1), ips.as_slice())
+        && first.ip.parse::<IpAddr>().is_ok_and(|first| first.is_ipv6() != second.is_ipv6())
+    {
+        ips.push(PodIP { ip: second.to_string() });
+    }
+    ips
+}
+
 /// At most one address per family, the node's primary family first.
-fn one_per_family(ips: &[IpAddr], primary: Option<&IpAddr>) -> Vec<PodIP> {
+fn one_per_family(ips: &[IpAddr], primary: Option<&IpAddr>) -> Vec<IpAddr> {
     let six_first = primary.is_some_and(IpAddr::is_ipv6);
     [six_first, !six_first]
         .into_iter()
         .filter_map(|six| ips.iter().find(|ip| ip.is_ipv6() == six))
-        .map(|ip| PodIP { ip: ip.to_string() })
+        .copied()
         .collect()
 }

@@ -28,7 +28,7 @@ mod tests;
 mod transitions;
 
 pub use cache::{Entry, StatusCache, Stored};
-pub use compose::{Deadline, Inputs, NodeAddresses, StartReason, active_deadline, compose};
+pub use compose::{Deadline, Inputs, NodeAddresses, StartReason, active_deadline, compose, pod_ips};
 pub use conditions::{disrupt, gates_differ};
 pub use merge::Activity;
 pub use resources::canonical;

@@ -1,6 +1,7 @@
 //! Composed statuses against the recorded ones, and the rules that no recording shows.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -596,6 +597,36 @@ fn addresses() {
     check(true, &["192.0.2.1", "fd00::1"], &[], &["192.0.2.1"], &["192.0.2.1", "fd00::1"]);
     check(true, &["192.0.2.2"], &[], &["192.0.2.1"], &["192.0.2.1"]);
     check(true, &[], &[], &[], &[]);
+}
+
+#[test]
+fn pod_ips_are_those_of_the_status() {
+    let check =
+        |host_network: bool, hosts: &[&str], found: &[&str], old: Option<&[&str]>, expected: &[&str]| {
+            let pod = api_pod(json!({"hostNetwork": host_network, "containers": [{"name": "c"}]}));
+            let parse = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
+            let old = old.map(|old| PodStatus {
+                pod_ips: Some(old.iter().map(|ip| api::PodIP { ip: (*ip).to_owned() }).collect()),
+                ..PodStatus::default()
+            });
+            let node = NodeAddresses { host_ips: parse(hosts) };
+            let ips = pod_ips(&pod, &parse(found), old.as_ref(), &node);
+            assert_eq!(ips, parse(expected));
+            let mut runtime = runtime(vec![]);
+            runtime.ips = parse(found);
+            let status =
+                compose(&Inputs { old: old.as_ref(), ..Inputs::new(&pod, &runtime, &node, at(200)) });
+            let shown: Vec<IpAddr> =
+                status.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok()).collect();
+            assert_eq!(ips, shown);
+        };
+    // Before the first status, too; without an API server nothing is known of the node.
+    check(true, &["192.0.2.1", "fd00::1"], &[], None, &["192.0.2.1", "fd00::1"]);
+    check(true, &["192.0.2.2"], &["10.0.0.5"], Some(&["192.0.2.1"]), &["192.0.2.1"]);
+    check(true, &["192.0.2.2"], &[], Some(&["rubbish"]), &[]);
+    check(true, &[], &[], None, &[]);
+    check(false, &["fd00::1"], &["10.0.0.5", "fd00::5", "10.0.0.6"], None, &["fd00::5", "10.0.0.5"]);
+    check(false, &[], &["fd00::5", "10.0.0.5"], None, &["10.0.0.5", "fd00::5"]);
 }
 
 // ---- with an API server ----

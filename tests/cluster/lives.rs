@@ -157,6 +157,36 @@ fn sidecars_are_kept_running_during_initialization() {
 }
 
 #[test]
+fn host_network_pods_have_the_addresses_of_the_node() {
+    let joined = Joined::start("hostnet");
+    let field =
+        |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let asks = |name: &str, script: &str| {
+        let mut container = busybox(name, &format!("echo $IP $IPS $HOST > /out/{name}; {script}"));
+        container["env"] = json!([
+            field("IP", "status.podIP"),
+            field("IPS", "status.podIPs"),
+            field("HOST", "status.hostIP")
+        ]);
+        container
+    };
+    // Nobody listens on 127.0.0.1: the probe has to find the pod's address.
+    let serve = "mkdir /tmp/w; echo up > /tmp/w/ok; exec httpd -f -p 192.0.2.10:8085 -h /tmp/w";
+    let mut main = asks("main", serve);
+    main["readinessProbe"] = json!({"httpGet": {"port": 8085, "path": "/ok"}, "periodSeconds": 1});
+    let mut web = pod("hostnet-web", json!([main]));
+    web["spec"]["hostNetwork"] = json!(true);
+    web["spec"]["initContainers"] = json!([asks("first", "exit 0")]);
+    joined.bind(&joined.node.with_out(web));
+    let ready = joined.wait_ready("hostnet-web");
+    assert_eq!((text(&ready, "/status/podIP"), text(&ready, "/status/hostIP")), ("192.0.2.10", "192.0.2.10"));
+    for container in ["first", "main"] {
+        assert_eq!(joined.node.out(container), "192.0.2.10 192.0.2.10 192.0.2.10\n", "{container}");
+    }
+    joined.finish(&["hostnet-web"]);
+}
+
+#[test]
 fn jobs_complete() {
     let joined = Joined::start("jobs");
     joined.plane.apply(&json!({

@@ -119,6 +119,54 @@ fn sidecar_that_exits_during_initialization_starts_again() {
 }
 
 #[test]
+fn host_network_pod_has_the_addresses_of_its_status() {
+    let field =
+        |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let asks = |name: &str, script: &str| {
+        let mut container = busybox(name, script);
+        container["env"] = json!([
+            field("IP", "status.podIP"),
+            field("IPS", "status.podIPs"),
+            field("HOST", "status.hostIP")
+        ]);
+        container
+    };
+    let mut web =
+        with_init("web", json!([asks("main", FOREVER)]), json!([asks("first", "sleep 0.1; exit 0")]));
+    web["spec"]["hostNetwork"] = json!(true);
+    let told = |solo: &Solo, container: &str, name: &str| {
+        let made = solo.fake.container(container).unwrap();
+        let value = made.config.envs.iter().find(|env| env.key == name).unwrap();
+        String::from_utf8(value.value.clone()).unwrap()
+    };
+    // From the first container on, those of the node at the API server.
+    let solo = Solo::join(json!({}));
+    solo.bind(&web);
+    let shown = solo.wait_ready("web").status.unwrap();
+    let (pod_ip, host_ip) = (shown.pod_ip.unwrap(), shown.host_ip.unwrap());
+    assert_eq!(pod_ip, host_ip);
+    for container in ["first", "main"] {
+        for name in ["IP", "IPS", "HOST"] {
+            assert_eq!(told(&solo, container, name), pod_ip, "{container} {name}");
+        }
+    }
+    let first = running_id(&solo, "web", "main");
+    kill(&solo, "web", "main", 1);
+    wait_until("it to run again", LONG, || {
+        running_id(&solo, "web", "main").is_some_and(|id| Some(id) != first)
+    });
+    assert_eq!(told(&solo, "main", "IP"), pod_ip);
+    drop(solo);
+    // Without an API server the status shows none, as upstream.
+    let solo = Solo::start();
+    solo.apply(&web);
+    let shown = solo.wait_ready("web").status.unwrap();
+    assert_eq!((shown.pod_ip, shown.host_ip), (None, None));
+    assert_eq!((told(&solo, "first", "IP"), told(&solo, "main", "IPS")), (String::new(), String::new()));
+    solo.finish();
+}
+
+#[test]
 fn sidecars_do_not_keep_a_finished_pod_alive() {
     let solo = Solo::start();
     let mut job = with_init("job", json!([busybox("main", "sleep 0.2; exit 0")]), json!([sidecar("s")]));
