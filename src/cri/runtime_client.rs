@@ -472,8 +472,15 @@ impl RuntimeClient {
             timeout: whole_seconds(grace),
             ..Default::default()
         };
-        let limit = self.caller.request_timeout.saturating_add(grace);
-        self.caller.call_for(&methods::STOP_CONTAINER, id.as_str(), &request, Some(limit), stop).map(drop)
+        let limit = Some(self.stop_limit(grace));
+        self.caller.call_for(&methods::STOP_CONTAINER, id.as_str(), &request, limit, stop).map(drop)
+    }
+
+    /// How long [`RuntimeClient::stop_container`] waits for its answer: the grace and the
+    /// request timeout.
+    #[must_use]
+    pub fn stop_limit(&self, grace: Duration) -> Duration {
+        self.caller.request_timeout.saturating_add(grace)
     }
 
     /// Removes a container; the runtime kills it first if it still runs.

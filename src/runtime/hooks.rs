@@ -8,6 +8,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, bounded, select_biased};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::cri::{Class, CriError};
@@ -19,10 +20,11 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::transport::dial::{HttpGet, Scheme, http_get, join_host_port};
 use crate::util::stop::StopToken;
-use crate::util::threads;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::timers;
 
 use super::Runtime;
-use super::kill::Kill;
+use super::kill::{Kill, MINIMUM_GRACE};
 use super::kill_order::pause;
 use super::security_context::pod_text;
 use super::start::{StartFailure, regarding};
@@ -44,16 +46,31 @@ pub(super) struct Hook<'a> {
     pub(super) ips: &'a [IpAddr],
 }
 
+/// What a preStop hook has done with its grace.
+pub(super) struct PreStop {
+    /// How much of the grace is used up.
+    pub(super) took: Duration,
+    /// The thread of a hook that has not ended in its grace. To be kept until the container
+    /// has ended: dropping it breaks the hook off.
+    pub(super) under_way: Option<Running>,
+}
+
 /// How a hook that did not succeed ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Trouble {
-    /// Our own stopping.
+    /// Its stop token ended it.
     Stopping,
     /// It failed, or did not end in time.
     Failed(String),
 }
 
 impl Hook<'_> {
+    /// Whether the hook asks the container, or somebody else, to do something. Such a call
+    /// does not end by itself when the grace is over.
+    fn makes_call(&self) -> bool {
+        self.handler.exec.is_some() || self.handler.http_get.is_some()
+    }
+
     /// What a status shows of a failed hook. Its output is not repeated in events: it may
     /// hold secrets, and statuses are read by fewer.
     fn failure(&self, kind: &str, what: &str, error: &str) -> Trouble {
@@ -101,38 +118,103 @@ impl Runtime {
         Err(StartFailure { reason: reasons::POST_START_HOOK_ERROR, message, retry_at: None, stopping: false })
     }
 
-    /// Runs the preStop hook within `grace` and returns how much of it that took. A hook
-    /// that fails is told and changes nothing.
-    ///
-    /// DIFFERS: a hook that has used up the grace is broken off; upstream leaves it running
-    /// beside the last two seconds of its container.
+    /// Runs the preStop hook of `kill`, if there is one, and waits for its end, for `grace`
+    /// at most. A call that takes longer goes on in the thread `hook/<uid>` while its
+    /// container is stopped (kubelet: executePreStopHook in pkg/kubelet/kuberuntime). A hook
+    /// that fails raises an event and changes nothing else.
     ///
     /// # Errors
     /// When broken off by `stop`.
     pub(super) fn pre_stop(
         &self,
+        kill: &Kill,
+        grace: Duration,
+        stop: &StopToken,
+    ) -> Result<PreStop, CriError> {
+        let start = Instant::now();
+        let Some(hook) = kill.pre_stop() else {
+            return Ok(PreStop { took: Duration::ZERO, under_way: None });
+        };
+        let stopped = || CriError::Stopped { method: "StopContainer", object: hook.id.to_string() };
+        let Some((thread, end)) = self.spawn_pre_stop(kill, hook, grace, stop) else {
+            self.run_pre_stop(hook, grace, stop).map_err(|_| stopped())?;
+            return Ok(PreStop { took: start.elapsed(), under_way: None });
+        };
+        let _waiting = threads::waiting("preStop hook");
+        let under_way = select_biased! {
+            recv(stop.signal()) -> _ => return Err(stopped()),
+            recv(end) -> _ => None,
+            // A limit beyond what a clock can show is none.
+            recv(timers::at(start.checked_add(grace))) -> _ => Some(thread),
+        };
+        if under_way.is_some() {
+            log::info!(
+                "preStop hook has not ended in its grace period of {} s pod={} uid={} container={}",
+                grace.as_secs(),
+                hook.pod.full_name(),
+                hook.pod.uid(),
+                hook.container.name
+            );
+        }
+        Ok(PreStop { took: start.elapsed(), under_way })
+    }
+
+    /// Starts a hook in a thread of its own; the channel disconnects when it has ended. `None`
+    /// for one that only lets time pass, and where there is no thread to be had: such a hook
+    /// ends with its grace.
+    fn spawn_pre_stop(
+        &self,
+        kill: &Kill,
         hook: Hook<'_>,
         grace: Duration,
         stop: &StopToken,
-    ) -> Result<Duration, CriError> {
-        let start = Instant::now();
-        match self.run_hook(hook, Some(grace), stop) {
-            Ok(()) => {}
-            Err(Trouble::Stopping) => {
-                return Err(CriError::Stopped { method: "StopContainer", object: hook.id.to_string() });
-            }
-            Err(Trouble::Failed(message)) => {
-                // A container has written part of it: it must not look like lines of our own.
-                log::warn!("{}", message.escape_debug());
-                self.warn(
-                    hook.pod,
-                    &hook.container.name,
-                    reasons::FAILED_PRE_STOP_HOOK,
-                    "PreStopHook failed",
+    ) -> Option<(Running, Receiver<()>)> {
+        if !hook.makes_call() {
+            return None;
+        }
+        // By then the stop of the container has ended, one way or the other.
+        let limit = grace.saturating_add(self.shared.cri.stop_limit(MINIMUM_GRACE));
+        let (ended, end) = bounded(0);
+        let (runtime, kill, agent_stop) = (self.clone(), kill.clone(), stop.clone());
+        let name = format!("hook/{}", hook.pod.uid().short());
+        let spawned = threads::spawn(&name, Stack::Small, OnDeath::Nobody, move |stop| {
+            let _ended = ended;
+            let Some(hook) = kill.pre_stop() else { return };
+            if runtime.run_pre_stop(hook, limit, &stop).is_err() && !agent_stop.is_stopped() {
+                let (container, pod) = (&hook.container.name, pod_text(hook.pod));
+                runtime.pre_stop_failed(
+                    hook,
+                    &format!("preStop hook of Container {container:?} in Pod {pod:?} outlived its container"),
                 );
             }
+        });
+        match spawned {
+            Ok(thread) => Some((thread, end)),
+            Err(error) => {
+                log::warn!("no thread for a preStop hook: {error} pod={}", hook.pod.full_name());
+                None
+            }
         }
-        Ok(start.elapsed())
+    }
+
+    /// Runs a preStop hook, for `limit` at most.
+    ///
+    /// # Errors
+    /// When broken off by `stop`.
+    fn run_pre_stop(&self, hook: Hook<'_>, limit: Duration, stop: &StopToken) -> Result<(), Trouble> {
+        match self.run_hook(hook, Some(limit), stop) {
+            Err(Trouble::Failed(message)) => {
+                self.pre_stop_failed(hook, &message);
+                Ok(())
+            }
+            ended => ended,
+        }
+    }
+
+    fn pre_stop_failed(&self, hook: Hook<'_>, message: &str) {
+        // A container may have written part of it: it must not look like lines of our own.
+        log::warn!("{}", message.escape_debug());
+        self.warn(hook.pod, &hook.container.name, reasons::FAILED_PRE_STOP_HOOK, "PreStopHook failed");
     }
 
     fn warn(&self, pod: &Pod, container: &str, reason: &'static str, message: &str) {

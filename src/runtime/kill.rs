@@ -25,6 +25,9 @@ use super::start::regarding;
 /// Every container gets this long, whatever was asked for.
 pub const MINIMUM_GRACE_SECONDS: i64 = 2;
 
+/// [`MINIMUM_GRACE_SECONDS`] as a time.
+pub(super) const MINIMUM_GRACE: Duration = Duration::from_secs(MINIMUM_GRACE_SECONDS.unsigned_abs());
+
 /// To whom a container belongs.
 #[derive(Clone)]
 pub enum KillTarget {
@@ -89,7 +92,8 @@ impl Kill {
             .unwrap_or(MINIMUM_GRACE_SECONDS)
     }
 
-    fn pre_stop(&self) -> Option<Hook<'_>> {
+    /// The hook to run before the container is stopped.
+    pub(super) fn pre_stop(&self) -> Option<Hook<'_>> {
         // A pod of which only the runtime knows is stopped without hooks.
         let KillTarget::Pod(pod) = &self.who else { return None };
         let container = pod.all_containers().find(|container| container.name == self.name)?;
@@ -198,7 +202,8 @@ impl KillTarget {
 
 impl Runtime {
     /// Stops one container and waits for its end; one that is gone already counts. Its
-    /// preStop hook runs first, within its grace.
+    /// preStop hook runs first. What it takes counts against the grace; one that takes longer
+    /// goes on until the container has ended.
     ///
     /// # Errors
     /// When the runtime did not stop it.
@@ -224,8 +229,12 @@ impl Runtime {
         let regarding = kill.who.regarding(&kill.name);
         self.shared.events.raise(regarding, EventType::Normal, reasons::KILLING, message);
         let mut left = kill.grace_seconds();
-        if let (Some(hook), Some(grace)) = (kill.pre_stop(), positive(left)) {
-            left = less(left, self.pre_stop(hook, grace, stop)?);
+        // A hook that is still under way goes on until this is dropped.
+        let mut _hook = None;
+        if let Some(grace) = positive(left) {
+            let pre_stop = self.pre_stop(&kill, grace, stop)?;
+            left = less(left, pre_stop.took);
+            _hook = pre_stop.under_way;
         }
         if let (Some(order), Some(grace)) = (order, positive(left)) {
             let Some(waited) = order.wait_for_turn(&kill.id, grace, stop) else {

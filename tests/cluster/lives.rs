@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::joined::{Joined, LIMIT, condition, pod, reason, text};
-use crate::support::node::{FOREVER, busybox, simple};
+use crate::support::look::moment;
+use crate::support::node::{FOREVER, STAMP, busybox, simple};
 use crate::support::wait::{holds_for, wait_for, wait_until};
 
 fn forever(name: &str) -> Value {
@@ -184,6 +185,26 @@ fn host_network_pods_have_the_addresses_of_the_node() {
         assert_eq!(joined.node.out(container), "192.0.2.10 192.0.2.10 192.0.2.10\n", "{container}");
     }
     joined.finish(&["hostnet-web"]);
+}
+
+#[test]
+fn a_pre_stop_hook_outlives_its_grace_period() {
+    let joined = Joined::start("hooks");
+    let deaf = format!("trap '{STAMP} >> /out/term' TERM; echo > /out/up; while :; do sleep 0.05; done");
+    let mut main = busybox("main", &deaf);
+    let beat = format!("while :; do {STAMP} >> /out/beat; sleep 0.05; done");
+    main["lifecycle"] = json!({"preStop": {"exec": {"command": ["sh", "-c", beat]}}});
+    joined.bind(&joined.node.with_out(pod("hooks-web", json!([main]))));
+    joined.wait_ready("hooks-web");
+    wait_until("the container to be deaf", LIMIT, || joined.node.out("up") == "\n");
+    let deleted = moment();
+    let delete = ["delete", "pod", "hooks-web", "--grace-period=4", "--wait=true", "--timeout=180s"];
+    joined.plane.kubectl(&delete);
+    let told = joined.node.wait_stamp("term");
+    assert!(told - deleted > 3.9, "the signal came {} s after the deletion", told - deleted);
+    let lived = joined.node.last_stamp("beat") - told;
+    assert!(lived > 0.0, "the hook ended {} s before the signal", -lived);
+    joined.finish(&[]);
 }
 
 #[test]

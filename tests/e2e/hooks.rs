@@ -38,7 +38,9 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
     web.set("/bye", Reply::text(500, "no"));
     let node = Node::start("prestop");
     let slow = shell(&format!("{STAMP} >> /out/slow-pre; sleep 3"));
-    let endless = shell(&format!("{STAMP} >> /out/endless-pre; sleep 600"));
+    let endless = shell(&format!(
+        "{STAMP} >> /out/endless-pre; while :; do {STAMP} >> /out/endless-hook-beat; sleep 0.05; done"
+    ));
     let http = json!({"httpGet": {"host": "127.0.0.1", "port": web.port, "path": "/bye"}});
     let pods = [
         ending(&node, "slow", 30, false, Some(slow)),
@@ -88,6 +90,8 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
     assert!(endless >= 13.9, "gone {endless} s after the removal, with 2 s after the signal");
     let lived = last("endless") - told("endless");
     assert!(lived < 15.0, "killed {lived} s after the signal");
+    let lived = last("endless-hook") - told("endless");
+    assert!(lived > 0.0, "the hook ended {} s before the signal", -lived);
 
     assert!(without_grace >= 1.9, "without grace gone {without_grace} s after the removal");
     let lived = last("nograce") - told("nograce");

@@ -11,7 +11,7 @@ use std::time::Instant;
 use coracle::model::pod::Pod;
 use coracle::runtime::{Kill, NewSandbox, Observed};
 use coracle::util::stop::{self, StopToken};
-use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use coracle::util::threads::{self, OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
 use refusing::refusing;
@@ -140,7 +140,7 @@ fn a_hook_counts_against_the_grace() {
     let (events, _) = stopped(&node, json!({"sleep": {"seconds": 1}}), Some(5));
     assert_eq!(events, [KILLING]);
     assert_grace(&node, 4, 1, begun);
-    // One that does not end has the whole grace; two seconds are always left.
+    // One that does not end has the whole grace, and the container two seconds more.
     let gate = node.fake.hang("ExecSync");
     let (events, _) = stopped(&node, exec("sleep 60"), Some(1));
     gate.open();
@@ -155,6 +155,76 @@ fn a_hook_counts_against_the_grace() {
     let (_, calls) = stopped(&node, exec("true"), Some(0));
     assert_eq!(calls, ["StopContainer"]);
     assert_eq!(timeouts(&node), [json!("2")]);
+}
+
+/// A pod whose hook has a thread with a name of its own.
+fn hooked_as(uid: &str, pre_stop: Value) -> Pod {
+    let mut object = hooked(json!({"preStop": pre_stop})).object().clone();
+    object.metadata.uid = Some(uid.to_owned());
+    Pod::from(object)
+}
+
+fn hook_runs(uid: &str) -> bool {
+    threads::report().iter().any(|thread| thread.name == format!("hook/{uid}"))
+}
+
+/// Stops the container of `pod` with a grace of 1 s, which passes before the hook ends.
+/// `end_hook` is called while the runtime stops the container, and the hook has to end then.
+fn assert_outlives_grace(node: &Node, pod: &Pod, end_hook: impl FnOnce()) {
+    let uid = pod.uid().as_str();
+    let sandbox = new_sandbox(node, pod);
+    let id = node.start(pod, &sandbox, "c").unwrap();
+    let _ = node.events();
+    node.fake.clear_journal();
+    let stops = node.fake.hang("StopContainer");
+    let kill = Kill { grace_override: Some(1), ..Kill::of(pod, &id, "c") };
+    std::thread::scope(|scope| {
+        let kill = scope.spawn(|| node.runtime.kill_container(&kill, &StopToken::never()));
+        node.fake.wait_until("the container is being stopped", |_| stops.waiting() == 1);
+        assert!(hook_runs(uid), "the hook ended with its grace");
+        end_hook();
+        node.fake.wait_until("the hook has ended", |_| !hook_runs(uid));
+        stops.open();
+        kill.join().unwrap().unwrap();
+    });
+    assert_eq!(texts(node), [KILLING], "the hook has succeeded");
+    assert_eq!(timeouts(node), [json!("2")]);
+}
+
+#[test]
+fn exec_pre_stop_outlives_its_grace() {
+    let node = Node::new();
+    let hooks = node.fake.hang("ExecSync");
+    assert_outlives_grace(&node, &hooked_as("exec-pre", exec("slow")), || hooks.open());
+}
+
+#[test]
+fn http_pre_stop_outlives_its_grace() {
+    let node = Node::new();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let pod = hooked_as("http-pre", json!({"httpGet": {"host": "127.0.0.1", "port": port}}));
+    assert_outlives_grace(&node, &pod, || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let answer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        stream.write_all(answer.as_bytes()).unwrap();
+    });
+}
+
+#[test]
+fn pre_stop_is_broken_off_when_its_container_has_ended() {
+    let node = Node::new();
+    let pod = hooked_as("endless1", exec("sleep 600"));
+    let sandbox = new_sandbox(&node, &pod);
+    let id = node.start(&pod, &sandbox, "c").unwrap();
+    let _ = node.events();
+    let gate = node.fake.hang("ExecSync");
+    let kill = Kill { grace_override: Some(1), ..Kill::of(&pod, &id, "c") };
+    node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
+    assert!(!hook_runs("endless1"), "nothing is left of the hook");
+    assert!(!node.fake.container("c").unwrap().is_running());
+    assert_eq!(texts(&node), [KILLING, PRE_STOP_FAILED]);
+    gate.open();
 }
 
 #[test]
