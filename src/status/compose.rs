@@ -249,7 +249,8 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
                 Some(Verdict::Kept) => was,
             };
             let started = running && verdict(inputs.startup, old.is_none_or(|old| old.started == Some(true)));
-            container.started = Some(started);
+            // No probe of an ephemeral container says whether it has started.
+            container.started = (kind != Kind::Ephemeral).then_some(started);
             container.ready = if kind == Kind::Init && !sidecar(&container.name) {
                 let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
                 ended.is_some_and(|ended| ended.exit_code == 0)

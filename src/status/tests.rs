@@ -548,6 +548,19 @@ fn started_and_ready_follow_the_probes() {
 }
 
 #[test]
+fn ephemeral_containers_are_neither_started_nor_ready() {
+    let pod = api_pod(json!({"containers": [{"name": "c"}], "ephemeralContainers": [{"name": "e"}]}));
+    let node = NodeAddresses::default();
+    for state in ["", "e=Created", "e=Running", "e=Exited", "e=Unknown"] {
+        let runtime = runtime(instances(&format!("c=Running {state}")));
+        let status = compose(&Inputs::new(&pod, &runtime, &node, at(200)));
+        let shown = serde_json::to_value(&status.ephemeral_container_statuses.unwrap()[0]).unwrap();
+        assert_eq!((shown.get("started"), &shown["ready"]), (None, &json!(false)), "{state}");
+        assert_eq!(status.container_statuses.unwrap()[0].started, Some(true));
+    }
+}
+
+#[test]
 fn readiness_gates() {
     let check = |conditions: Value, status: &str, message: Option<&str>| {
         let pod = pod(json!({"metadata": {"name": "p"}, "status": {"conditions": conditions},

@@ -102,6 +102,10 @@ fn kubectl_debug_reaches_into_a_pod() {
 
     // None of this was a restart.
     let pod = joined.plane.get(&["pod", "patient"]).expect("it is there");
+    let debugged = pod["status"]["ephemeralContainerStatuses"].as_array().expect("there are some");
+    for one in debugged {
+        assert_eq!((one.get("started"), &one["ready"]), (None, &json!(false)), "{one}");
+    }
     let restarts: Vec<&Value> = pod["status"]["containerStatuses"]
         .as_array()
         .into_iter()

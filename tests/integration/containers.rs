@@ -347,6 +347,8 @@ fn an_ephemeral_container_runs_once() {
     holds_for("it stays ended", Duration::from_secs(1), || running_id(&solo, "web", "dbg").is_none());
     let web = solo.pod("web").unwrap();
     assert!(is_ready(&web) && container(&web, "dbg").is_none());
+    let shown = ephemeral(&web, "dbg").unwrap();
+    assert_eq!((shown.started, shown.ready), (None, false));
     solo.finish();
 }
 
