@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::cri::{ImageClient, RuntimeClient};
+use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::model::event::EventSink;
 use crate::model::ids::{ImageRef, PodUid};
@@ -57,6 +58,8 @@ pub(super) struct Sources {
     pub volumes: Arc<Volumes>,
     pub endpoints: super::endpoints::Settings,
     pub streams: StreamDeps,
+    /// The client of the cluster's API server, on a node of a cluster.
+    pub api: Option<Client>,
 }
 
 impl Sources {
@@ -163,6 +166,7 @@ impl Sources {
         let mut problems = Vec::new();
         problems.extend(health.runtime.iter().map(|why| format!("container runtime: {why}")));
         problems.extend(health.network.iter().map(|why| format!("network: {why}")));
+        problems.extend(self.api.as_ref().and_then(Client::trouble).map(|why| format!("API server: {why}")));
         let mut pods: BTreeMap<String, usize> = BTreeMap::new();
         self.each_pod(&mut |view| {
             let phase = view.pod.status.as_ref().and_then(|status| status.phase.clone());

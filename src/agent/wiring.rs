@@ -343,6 +343,7 @@ pub(super) fn start(
         stats,
         volumes,
         endpoints: endpoints::Settings::new(args, config),
+        api: client.clone(),
     };
     let server =
         server::spawn(server_settings(args, config, main_port), facts.server_deps(), supervisor.on_death())?;

@@ -98,6 +98,8 @@ struct Shared {
     session: Mutex<Arc<Session>>,
     user_agent: String,
     breaker: Breaker,
+    /// Why the last request got no answer, if it got none.
+    trouble: Mutex<Option<String>>,
 }
 
 /// The connections made with one set of credentials.
@@ -175,7 +177,8 @@ impl Client {
         let user_agent = format!("kubelet/v1.36.3 (linux/{}) coracle/{version}", go_arch());
         let breaker = Breaker::default();
         let session = Mutex::new(Arc::new(Session::new(0, credentials)?));
-        let shared = Arc::new(Shared { session, user_agent, breaker: breaker.clone() });
+        let trouble = Mutex::default();
+        let shared = Arc::new(Shared { session, user_agent, breaker: breaker.clone(), trouble });
         Ok(Client { shared, bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
     }
 
@@ -367,6 +370,12 @@ impl Client {
         self.session().origin.clone()
     }
 
+    /// Why the last request of any clone got no answer; `None` if it got one.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Waits, but not longer than the credentials last.
     pub(super) fn pause(&self, limit: Duration) -> Waited {
         self.wait_with(&self.session(), limit)
@@ -545,11 +554,16 @@ impl Client {
         metrics::CLIENT_DURATION.took([call.method.into(), session.host()], begin.elapsed());
         let code = outcome.as_ref().map_or("<error>".into(), |answer| answer.status.to_string().into());
         metrics::CLIENT_REQUESTS.inc([code, call.method.into(), session.host()]);
-        outcome.map_err(|error| {
+        let outcome = outcome.map_err(|error| {
             // What stood beside the one that broke is likely to be dead, too.
             session.connections.close_idle();
             ApiError::transport(call.attempt(), format!("{}{path}", session.origin), error)
-        })
+        });
+        if !outcome.as_ref().is_err_and(ApiError::is_stopping) {
+            let trouble = outcome.as_ref().err().map(ToString::to_string);
+            *self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        }
+        outcome
     }
 }
 
