@@ -86,6 +86,9 @@ pub(super) fn connect(
     deaths: &Sender<Died>,
 ) -> Result<Option<Cluster>, StartError> {
     let Some((credentials, renewed)) = credentials(args, config, node_name)? else { return Ok(None) };
+    if let Some(proxy) = &credentials.endpoint.proxy {
+        log::info!("the API server is reached through the proxy {proxy}");
+    }
     let client = Client::new(credentials, Some(rate(config)))
         .map_err(|error| StartError::Refused(error.to_string()))?;
     let node = NodeWatch::new();

@@ -235,8 +235,7 @@ impl ApiError {
 
     /// Nobody listens where the server should be.
     pub(super) fn is_refused(&self) -> bool {
-        matches!(&self.cause, Cause::Transport { error: DialError::Connect { words, .. }, .. }
-            if words == "connection refused")
+        matches!(&self.cause, Cause::Transport { error, .. } if error.is_refused())
     }
 
     /// When the server wants to be asked again.
@@ -326,5 +325,10 @@ mod tests {
             "get nodes \"n\": \"https://h:1/x\": dial tcp h:1: connect: connection refused"
         );
         assert!(ApiError::transport(String::new(), String::new(), DialError::Stopped).is_stopping());
+        let refused =
+            DialError::Connect { address: "p:1".to_owned(), words: "connection refused".to_owned() };
+        let proxy = DialError::Proxy { proxy: "p:1".to_owned(), cause: Box::new(refused) };
+        let error = ApiError::transport("get nodes \"n\"".to_owned(), "https://h:1/x".to_owned(), proxy);
+        assert!(error.is_refused(), "a proxy that is away is a server that is away");
     }
 }

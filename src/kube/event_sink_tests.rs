@@ -300,6 +300,7 @@ fn nobody_waits_with_credentials_that_are_gone() {
             roots: Roots::System,
             server_name: None,
             identity: None,
+            proxy: None,
         };
         Credentials { endpoint, base_path: String::new(), token: None }
     };

@@ -115,6 +115,8 @@ impl ExecPlugin {
                 }
                 let roots = roots.and_then(|pem| serde_json::to_value(ByteString(pem)).ok());
                 map.extend(roots.map(|roots| ("certificate-authority-data".to_owned(), roots)));
+                let proxy = cluster.proxy_url.clone().filter(|url| !url.is_empty());
+                map.extend(proxy.map(|url| ("proxy-url".to_owned(), Value::String(url))));
             }
             if let Some(spec) = spec.as_object_mut() {
                 spec.insert("cluster".to_owned(), told);
@@ -259,7 +261,11 @@ mod tests {
     }
 
     fn plugin(dir: &Path, exec: &Exec) -> ExecPlugin {
-        let cluster = Cluster { server: Some("https://h".to_owned()), ..Cluster::default() };
+        let cluster = Cluster {
+            server: Some("https://h".to_owned()),
+            proxy_url: Some("http://me:word@p".to_owned()),
+            ..Cluster::default()
+        };
         ExecPlugin::new(exec, dir, &cluster, Some(b"pem".to_vec())).unwrap()
     }
 
@@ -290,7 +296,8 @@ mod tests {
         let (before, info) = log.lines().next().unwrap().split_once('{').unwrap();
         assert_eq!(before, "mine an arg ");
         let info: Value = serde_json::from_str(&format!("{{{info}")).unwrap();
-        let cluster = json!({"server": "https://h", "certificate-authority-data": "cGVt"});
+        let cluster = json!({"server": "https://h", "certificate-authority-data": "cGVt",
+            "proxy-url": "http://me:word@p"});
         assert_eq!(info["spec"], json!({"interactive": false, "cluster": cluster}));
         assert_eq!(info["apiVersion"], V1);
 

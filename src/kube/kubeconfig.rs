@@ -9,6 +9,7 @@ use super::exec_plugin::ExecPlugin;
 use super::secret::Secret;
 use crate::model::kubeconfig::{Cluster, Kubeconfig, User};
 use crate::transport::api::{Breaker, Endpoint, Identity, Roots};
+use crate::transport::proxy::{Environment, Proxy};
 
 /// A token file is read again after this time.
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
@@ -66,11 +67,19 @@ pub enum KubeconfigError {
 }
 
 /// What `config`, which was read from `file`, says of the current context. Relative paths
-/// start at the file's directory.
+/// start at the file's directory. Without a `proxy-url` the proxies of the environment hold.
 ///
 /// # Errors
 /// When something is missing, contradictory, unreadable or not supported.
 pub fn credentials(config: &Kubeconfig, file: &Path) -> Result<Credentials, KubeconfigError> {
+    credentials_in(config, file, Environment::of_process())
+}
+
+fn credentials_in(
+    config: &Kubeconfig,
+    file: &Path,
+    environment: &Environment,
+) -> Result<Credentials, KubeconfigError> {
     let context_name = config.current_context.as_deref().filter(|name| !name.is_empty());
     let context_name = context_name.ok_or(KubeconfigError::Empty)?;
     let contexts = config.contexts.iter().flatten().map(|one| (one.name.as_str(), one.context.as_ref()));
@@ -87,7 +96,7 @@ pub fn credentials(config: &Kubeconfig, file: &Path) -> Result<Credentials, Kube
     let directory = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     let directory = directory.parent().map_or_else(PathBuf::new, Path::to_owned);
     let place = |path: &str| directory.join(path);
-    let (mut credentials, roots_pem) = endpoint(&cluster, &context.cluster, &place)?;
+    let (mut credentials, roots_pem) = endpoint(&cluster, &context.cluster, &place, environment)?;
     let user_error = |what: &str| KubeconfigError::User { user: context.user.clone(), what: what.to_owned() };
     reject(&user).map_err(user_error)?;
     let identity = identity(&user, &place, &user_error)?;
@@ -149,13 +158,9 @@ fn endpoint(
     cluster: &Cluster,
     name: &str,
     place: Place<'_>,
+    environment: &Environment,
 ) -> Result<(Credentials, Option<Vec<u8>>), KubeconfigError> {
     let wrong = |what: String| KubeconfigError::Cluster { cluster: name.to_owned(), what };
-    if let Some(proxy) = set(&cluster.proxy_url) {
-        // It may hold a password.
-        let shown = proxy.rsplit_once('@').map_or(proxy, |(_, host)| host);
-        return Err(wrong(format!("proxy-url {shown:?} is not supported")));
-    }
     let server = set(&cluster.server).ok_or_else(|| wrong("no server found".to_owned()))?;
     let in_place = cluster.certificate_authority_data.as_ref().filter(|data| !data.0.is_empty());
     let file = set(&cluster.certificate_authority);
@@ -184,7 +189,11 @@ fn endpoint(
     let Url { https, host, port, path } =
         url(server, secure).ok_or_else(|| wrong(format!("server {server:?} is no URL")))?;
     let server_name = set(&cluster.tls_server_name).map(str::to_owned);
-    let endpoint = Endpoint { https, host, port, roots, server_name, identity: None };
+    let proxy = match set(&cluster.proxy_url) {
+        Some(text) => Some(Proxy::parse(text).map_err(|error| wrong(format!("proxy-url: {error}")))?),
+        None => environment.proxy_for(https, &host, port).cloned(),
+    };
+    let endpoint = Endpoint { https, host, port, roots, server_name, identity: None, proxy };
     Ok((Credentials { endpoint, base_path: path, token: None }, pem))
 }
 

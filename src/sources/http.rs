@@ -169,8 +169,7 @@ impl Remote {
             Err(error) => {
                 self.recall();
                 self.kept = self.pods.clone().unwrap_or_default();
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                vec![Flaw::whole(format!("GET failed: {}", cause.unwrap_or_default()))]
+                vec![Flaw::whole(format!("GET failed: {error}"))]
             }
         };
         self.unsaved |= self.pods != before;
@@ -192,7 +191,7 @@ impl Remote {
             remote.kept = remote.pods.clone().unwrap_or_default();
             vec![Flaw::whole(message)]
         };
-        let Answer { status, body } = answer;
+        let Answer { status, body, proxy } = answer;
         if body.len() > MAX_MANIFEST_BYTES {
             return refuse(
                 self,
@@ -200,7 +199,8 @@ impl Remote {
             );
         }
         if status != 200 {
-            return refuse(self, format!("GET was answered with status {status}"));
+            let through = proxy.map(|proxy| format!(" through proxy {proxy}")).unwrap_or_default();
+            return refuse(self, format!("GET was answered with status {status}{through}"));
         }
         if body.is_empty() {
             // DIFFERS: upstream compares the next body with the one before the empty answer
@@ -264,7 +264,7 @@ mod tests {
     }
 
     fn answer(status: u16, body: &str) -> Result<Answer, GetError> {
-        Ok(Answer { status, body: body.as_bytes().to_vec() })
+        Ok(Answer { status, body: body.as_bytes().to_vec(), proxy: None })
     }
 
     fn remote(url: &str, directory: Option<&std::path::Path>) -> Remote {

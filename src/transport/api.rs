@@ -2,39 +2,34 @@
 //! by a [`Breaker`], closed when the peer is dead (Go: net/http's Transport as client-go
 //! sets it up).
 //!
-//! Written here and not on the HTTP library: a watch must end within milliseconds when the
-//! agent stops or gets a new certificate, half-open connections must be noticed, and a node
-//! holds several answers open for years, so their buffers count.
+//! Written here and not on the HTTP library: of it only the codec would remain, at three
+//! times the memory per watch (`docs/dependencies.md`).
 //!
 //! DIFFERS: HTTP/1.1 where upstream prefers HTTP/2: one connection per watch and per call
-//! under way. Proxies of the environment are not used.
+//! under way.
 
 mod answer;
 mod breaker;
+pub(super) mod route;
 mod socket;
 mod tls;
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use breaker::{Breaker, Use};
 pub use tls::{Identity, Roots, TlsSetupError};
 
-use super::dial::lookup::lookup;
-use super::dial::socket::Limit;
 use super::dial::{join_host_port, words};
+use super::proxy::{Proxy, ProxyScheme};
 use answer::Framing;
-use socket::Socket;
-use tls::Tls;
-pub(super) use tls::system_bundle;
+use route::{Route, Stream};
+pub(super) use tls::Tls;
 
 pub use super::dial::DialError;
 
-/// For look-up, connect and TLS handshake together.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// Idle connections that are kept; a burst of pods may have opened more.
 const MAX_IDLE: usize = 4;
 /// API servers close what was idle for 90 s; we do it first, so that none is closed under
@@ -58,6 +53,8 @@ pub struct Endpoint {
     pub server_name: Option<String>,
     /// Our certificate.
     pub identity: Option<Identity>,
+    /// The proxy on the way, if there is one.
+    pub proxy: Option<Proxy>,
 }
 
 /// One request.
@@ -95,10 +92,8 @@ pub struct Connections {
 }
 
 struct Shared {
-    host: String,
-    port: u16,
+    route: Route,
     authority: String,
-    tls: Option<Tls>,
     idle: Mutex<Idle>,
 }
 
@@ -114,58 +109,27 @@ struct Connection {
     era: u64,
 }
 
-enum Stream {
-    Plain(Socket),
-    Tls(Box<rustls::StreamOwned<rustls::ClientConnection, Socket>>),
-}
-
-impl Stream {
-    fn socket(&mut self) -> &mut Socket {
-        match self {
-            Stream::Plain(socket) => socket,
-            Stream::Tls(stream) => &mut stream.sock,
-        }
-    }
-}
-
-impl Read for Stream {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Plain(socket) => socket.read(into),
-            Stream::Tls(stream) => stream.read(into),
-        }
-    }
-}
-
-impl Write for Stream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Plain(socket) => socket.write(bytes),
-            Stream::Tls(stream) => stream.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Stream::Plain(socket) => socket.flush(),
-            Stream::Tls(stream) => stream.flush(),
-        }
-    }
-}
-
 impl Connections {
     /// Nothing is opened yet.
     ///
     /// # Errors
     /// When certificates or keys cannot be used.
     pub fn new(endpoint: &Endpoint) -> Result<Connections, TlsSetupError> {
-        let Endpoint { https, host, port, roots, server_name, identity } = endpoint;
+        let Endpoint { https, host, port, roots, server_name, identity, proxy } = endpoint;
         let tls = match https {
             false => None,
             true => Some(Tls::new(roots, identity.as_ref(), server_name.as_ref().unwrap_or(host))?),
         };
-        let authority = join_host_port(host, *port);
-        let shared = Shared { host: host.clone(), port: *port, authority, tls, idle: Mutex::default() };
+        let mut route = Route::direct(host, *port, tls, "the API server");
+        if let Some(proxy) = proxy {
+            // Our certificate is the server's business alone.
+            let tls = match proxy.scheme {
+                ProxyScheme::Https => Some(Tls::new(&roots.of_proxy(), None, &proxy.host)?),
+                ProxyScheme::Http | ProxyScheme::Socks5 => None,
+            };
+            route = route.through(proxy.clone(), tls);
+        }
+        let shared = Shared { route, authority: join_host_port(host, *port), idle: Mutex::default() };
         Ok(Connections { shared: Arc::new(shared) })
     }
 
@@ -212,44 +176,9 @@ impl Connections {
     }
 
     fn open(&self, request: &Request<'_>, breaker: &Breaker) -> Result<Connection, DialError> {
-        let shared = &self.shared;
-        let era = shared.lock().era;
-        let deadline = request.deadline.min(Instant::now() + CONNECT_LIMIT);
-        let limit = Limit { deadline: Some(deadline), stop: breaker.token().clone() };
-        let addresses = match shared.host.parse::<IpAddr>() {
-            Ok(address) => vec![(address, shared.port).into()],
-            Err(_) => lookup(&shared.host, shared.port, &limit)?,
-        };
-        let mut outcome = Err(DialError::Stopped);
-        for (index, address) in addresses.iter().enumerate() {
-            let share = limit.share(addresses.len() - index).deadline.unwrap_or(deadline);
-            let attempt = Socket::connect(*address, share, breaker, request.kind);
-            let first = index == 0;
-            match attempt {
-                Err(DialError::Stopped) => return Err(DialError::Stopped),
-                Err(_) if !first => {}
-                attempt => outcome = attempt,
-            }
-            if outcome.is_ok() {
-                break;
-            }
-        }
-        let mut socket = outcome?;
-        socket.set_deadline(deadline);
-        let stream = match &shared.tls {
-            None => Stream::Plain(socket),
-            Some(tls) => match tls.wrap(socket) {
-                Ok(stream) => Stream::Tls(Box::new(stream)),
-                Err(_) if breaker.is_tripped() => return Err(DialError::Stopped),
-                Err((_, socket)) if socket.is_late() => {
-                    return Err(DialError::Tls("handshake timeout".to_owned()));
-                }
-                Err((error, _)) => return Err(tls::explain(&error)),
-            },
-        };
-        let mut reader = BufReader::with_capacity(BUFFER_BYTES, stream);
-        reader.get_mut().socket().set_deadline(request.deadline);
-        Ok(Connection { reader, era })
+        let era = self.shared.lock().era;
+        let stream = self.shared.route.open(request.deadline, breaker, request.kind)?;
+        Ok(Connection { reader: BufReader::with_capacity(BUFFER_BYTES, stream), era })
     }
 
     fn exchange(
@@ -267,6 +196,10 @@ impl Connections {
             Err(sent) => connection.failed(&sent, "write", breaker),
             Ok(()) => connection.failed(&error, "read", breaker),
         })?;
+        if let Some(proxy) = self.shared.route.forwarder().filter(|_| head.status == 407) {
+            let cause = DialError::Tunnel("407 Proxy Authentication Required".to_owned());
+            return Err(DialError::Proxy { proxy: proxy.address(), cause: Box::new(cause) });
+        }
         let body = Body {
             connection: Some(connection),
             framing: head.framing,
@@ -282,18 +215,7 @@ impl Connections {
 impl Connection {
     /// Why reading or writing did not work.
     fn failed(&mut self, error: &io::Error, op: &'static str, breaker: &Breaker) -> DialError {
-        let stream = self.reader.get_mut();
-        let secure = matches!(stream, Stream::Tls(_));
-        let socket = stream.socket();
-        match error {
-            _ if breaker.is_tripped() => DialError::Stopped,
-            _ if socket.is_late() => DialError::Timeout,
-            error if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => tls::explain(error),
-            error if error.kind() == io::ErrorKind::InvalidData => DialError::Malformed(error.to_string()),
-            error if error.kind() == io::ErrorKind::UnexpectedEof => DialError::Eof,
-            error if secure && error.kind() == io::ErrorKind::ConnectionAborted => DialError::Eof,
-            error => DialError::Broken { op, ends: socket.ends(), words: words(error) },
-        }
+        self.reader.get_mut().failed(error, op, breaker)
     }
 }
 
@@ -307,8 +229,13 @@ impl Shared {
         if !request.path.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(DialError::Request(format!("the path {:?} is not escaped", request.path)));
         }
-        let mut text =
-            format!("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, request.path, self.authority);
+        let forwarder = self.route.forwarder();
+        let origin = forwarder.map(|_| format!("http://{}", self.authority)).unwrap_or_default();
+        let Request { method, path, .. } = request;
+        let mut text = format!("{method} {origin}{path} HTTP/1.1\r\nHost: {}\r\n", self.authority);
+        if let Some(value) = forwarder.and_then(Proxy::authorization) {
+            let _ = write!(text, "Proxy-Authorization: {value}\r\n");
+        }
         for (name, value) in request.headers {
             if !clean(value) {
                 // The value may be a secret.

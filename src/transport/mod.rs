@@ -19,6 +19,7 @@ pub mod generated;
 pub mod grpc;
 pub mod health;
 pub mod http;
+pub mod proxy;
 pub mod serve;
 pub mod spdy;
 pub mod websocket;

@@ -12,6 +12,7 @@ mod cri;
 mod hooks;
 mod kube;
 mod main_port;
+mod proxy;
 mod runtime;
 mod streams;
 mod told;

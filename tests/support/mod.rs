@@ -17,6 +17,7 @@ pub mod logind;
 pub mod look;
 pub mod manifest;
 pub mod node;
+pub mod proxy;
 pub mod pty;
 pub mod registry;
 pub mod solo;

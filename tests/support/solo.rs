@@ -59,6 +59,7 @@ pub struct Solo {
     api: Option<FakeApi>,
     dir: tempfile::TempDir,
     flags: Vec<String>,
+    environment: Vec<(String, String)>,
     clock: Option<Clock>,
     read_only: u16,
     healthz: u16,
@@ -90,6 +91,7 @@ impl Solo {
             api: None,
             dir,
             flags: Vec::new(),
+            environment: Vec::new(),
             clock: None,
             read_only: free_port(),
             healthz: free_port(),
@@ -212,6 +214,11 @@ impl Solo {
         self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
     }
 
+    /// A variable of the agent's environment for the next starts.
+    pub fn set_variable(&mut self, name: &str, value: &str) {
+        self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
     /// The node API's port.
     pub fn main_port(&self) -> u16 {
         self.main
@@ -259,6 +266,7 @@ impl Solo {
     pub fn agent_command(&self) -> Command {
         let mut command = launch::command(&binary(), self.dir.path(), NODE);
         command.args(&self.flags);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.envs(self.clock.iter().flat_map(Clock::environment));
         command
     }

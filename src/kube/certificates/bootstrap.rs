@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use super::csr::Template;
 use super::store::{self, Identity, Store, facts_of_pem};
 use super::{Error, chain};
+use crate::kube::secret::Secret;
 use crate::model::kubeconfig::Kubeconfig;
 
 /// The cluster that a kubeconfig names.
@@ -23,8 +24,8 @@ pub struct Cluster {
     pub insecure: bool,
     /// `tls-server-name`.
     pub tls_server_name: Option<String>,
-    /// `proxy-url`.
-    pub proxy_url: Option<String>,
+    /// `proxy-url`, which may hold a password.
+    pub proxy_url: Option<Secret<String>>,
 }
 
 impl Cluster {
@@ -48,7 +49,7 @@ impl Cluster {
             ca_data: data.and_then(|data| data.as_str().map(str::to_owned)),
             insecure: cluster.insecure_skip_tls_verify.unwrap_or_default(),
             tls_server_name: set(&cluster.tls_server_name),
-            proxy_url: set(&cluster.proxy_url),
+            proxy_url: set(&cluster.proxy_url).map(Secret::new),
         })
     }
 }
@@ -103,7 +104,7 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
         field("tls-server-name", &quoted(name));
     }
     if let Some(url) = &cluster.proxy_url {
-        field("proxy-url", &quoted(url));
+        field("proxy-url", &quoted(url.reveal()));
     }
     text.push_str(&format!(
         "contexts:\n- name: default-context\n  context:\n    cluster: default-cluster\n    \
@@ -173,7 +174,7 @@ users:
             ca_file: Some("/ca.crt".into()),
             ca_data: Some("no".into()),
             insecure: true,
-            proxy_url: Some("http://p".into()),
+            proxy_url: Some(Secret::new("http://p".into())),
             ..Cluster::default()
         };
         let text = kubeconfig(&other, Path::new("/c"));

@@ -17,7 +17,7 @@ fn base64(text: &str) -> Value {
 }
 
 fn read_at(directory: &Path, cluster: Value, user: Value) -> Result<Credentials, KubeconfigError> {
-    credentials(&config(cluster, user), &directory.join("kubelet.conf"))
+    credentials_in(&config(cluster, user), &directory.join("kubelet.conf"), &Environment::default())
 }
 
 #[test]
@@ -130,8 +130,45 @@ fn servers() {
         }
     }
     assert_eq!(read("h", json!({"insecure-skip-tls-verify": true})).unwrap(), "true h 443 ");
-    let error = read("h", json!({"proxy-url": "http://u:word@proxy:1"})).unwrap_err();
-    assert_eq!(error, "cluster \"c\": proxy-url \"proxy:1\" is not supported");
+}
+
+#[test]
+fn proxy_url_wins_over_environment() {
+    let environment = Environment::new(|name| match name {
+        "HTTPS_PROXY" => Some("http://me:word@environment:1".to_owned()),
+        "NO_PROXY" => Some("near.example".to_owned()),
+        _ => None,
+    });
+    let proxy = |server: &str, url: Option<&str>| {
+        let cluster = json!({"server": server, "proxy-url": url});
+        let read = credentials_in(&config(cluster, json!({})), Path::new("/kubelet.conf"), &environment);
+        let shown = read.map(|credentials| format!("{:?}", credentials.endpoint.proxy));
+        shown.unwrap_or_else(|error| error.to_string())
+    };
+    let given = Some("https://me:word@given.example");
+    for (server, url, expected) in [
+        ("https://far.example:6443", None, "Some(Proxy(http://environment:1))"),
+        ("https://far.example:6443", Some(""), "Some(Proxy(http://environment:1))"),
+        ("https://near.example:6443", None, "None"),
+        ("http://far.example:8080", None, "None"),
+        ("https://127.0.0.1:6443", None, "None"),
+        ("https://far.example:6443", given, "Some(Proxy(https://given.example:443))"),
+        ("https://near.example:6443", given, "Some(Proxy(https://given.example:443))"),
+        ("https://127.0.0.1:6443", given, "Some(Proxy(https://given.example:443))"),
+        ("https://h", Some("socks5://given"), "Some(Proxy(socks5://given:1080))"),
+        (
+            "https://h",
+            Some("given:3128"),
+            "cluster \"c\": proxy-url: invalid proxy URL: the scheme is missing",
+        ),
+        (
+            "https://h",
+            Some("ftp://me:word@given"),
+            "cluster \"c\": proxy-url: unsupported scheme \"ftp\", must be http, https, or socks5",
+        ),
+    ] {
+        assert_eq!(proxy(server, url), expected, "{server} {url:?}");
+    }
 }
 
 #[test]

@@ -25,10 +25,12 @@ pub(super) const KEEP_ALIVE_COUNT: u32 = 3;
 pub(super) const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// A connected socket, at any time in the reach of one breaker.
-pub(super) struct Socket {
+pub(in crate::transport) struct Socket {
     stream: Arc<TcpStream>,
     deadline: Instant,
     reach: Option<Reach>,
+    /// What the thread table says that a blocked thread waits for.
+    peer: &'static str,
 }
 
 impl Socket {
@@ -37,6 +39,7 @@ impl Socket {
         deadline: Instant,
         breaker: &Breaker,
         kind: Use,
+        peer: &'static str,
     ) -> Result<Socket, DialError> {
         let refused = |error: io::Error| match error {
             _ if breaker.is_tripped() => DialError::Stopped,
@@ -53,7 +56,7 @@ impl Socket {
         let stream = Arc::new(TcpStream::from(fd));
         // Before the connect: shutting a connecting socket down ends the wait for it.
         let reach = breaker.reach(kind, &stream);
-        let socket = Socket { stream, deadline, reach: Some(reach) };
+        let socket = Socket { stream, deadline, reach: Some(reach), peer };
         match rustix::net::connect(&socket.stream, &address) {
             Ok(()) => {}
             Err(Errno::INPROGRESS | Errno::INTR) => {
@@ -81,11 +84,11 @@ impl Socket {
         self.reach = None;
     }
 
-    pub(super) fn set_deadline(&mut self, deadline: Instant) {
+    pub(in crate::transport) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
-    pub(super) fn is_late(&self) -> bool {
+    pub(in crate::transport) fn is_late(&self) -> bool {
         self.deadline <= Instant::now()
     }
 
@@ -105,7 +108,7 @@ impl Socket {
     /// Waits until the socket can be read from or written to. A breaker wakes it by
     /// shutting the socket down.
     fn ready(&self, flags: PollFlags) -> io::Result<()> {
-        let _waiting = threads::waiting("the API server");
+        let _waiting = threads::waiting(self.peer);
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -173,7 +176,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let soon = Instant::now() + Duration::from_secs(10);
         let socket =
-            Socket::connect(listener.local_addr().unwrap(), soon, &Breaker::default(), Use::Call).unwrap();
+            Socket::connect(listener.local_addr().unwrap(), soon, &Breaker::default(), Use::Call, "t")
+                .unwrap();
         let fd = &socket.stream;
         assert!(sockopt::socket_keepalive(fd).unwrap());
         let silent = sockopt::tcp_keepidle(fd).unwrap()
@@ -191,7 +195,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let soon = Instant::now() + Duration::from_secs(2);
         let mut socket =
-            Socket::connect(listener.local_addr().unwrap(), soon, &Breaker::default(), Use::Call).unwrap();
+            Socket::connect(listener.local_addr().unwrap(), soon, &Breaker::default(), Use::Call, "t")
+                .unwrap();
         assert_eq!(socket.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(socket.is_late());
     }

@@ -19,6 +19,7 @@ fn plain(port: u16) -> Endpoint {
         roots: Roots::System,
         server_name: None,
         identity: None,
+        proxy: None,
     }
 }
 

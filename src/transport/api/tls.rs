@@ -1,4 +1,4 @@
-//! TLS to the API server: who it must be, and who we are.
+//! TLS to a server or a proxy: who it must be, and who we are.
 
 use std::fmt;
 use std::io;
@@ -14,7 +14,7 @@ use rustls::{
     SignatureScheme, StreamOwned,
 };
 
-use super::socket::Socket;
+use super::route::Stream;
 use crate::transport::dial::{DialError, words};
 
 /// Where distributions keep the certificates of public authorities, in Go's order.
@@ -79,14 +79,35 @@ pub enum TlsSetupError {
     ServerName(String),
 }
 
+impl Roots {
+    /// Who vouches for a proxy on the way to a server that these roots vouch for: they, or
+    /// whom the machine trusts.
+    ///
+    /// DIFFERS: upstream trusts the server's authorities alone.
+    pub(super) fn of_proxy(&self) -> Roots {
+        match self {
+            Roots::Pem(pem) => {
+                let system = system_bundle().unwrap_or_default();
+                Roots::Pem([pem.as_slice(), b"\n", system.as_slice()].concat())
+            }
+            other => other.clone(),
+        }
+    }
+}
+
 /// What every session with one server has in common.
-pub(super) struct Tls {
+pub(in crate::transport) struct Tls {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
 }
 
 impl Tls {
-    pub(super) fn new(roots: &Roots, identity: Option<&Identity>, name: &str) -> Result<Tls, TlsSetupError> {
+    /// Sessions with the server `name`.
+    pub(in crate::transport) fn new(
+        roots: &Roots,
+        identity: Option<&Identity>,
+        name: &str,
+    ) -> Result<Tls, TlsSetupError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier: Arc<dyn ServerCertVerifier> = match roots {
             Roots::Unverified => Arc::new(Anybody(Arc::clone(&provider))),
@@ -115,28 +136,32 @@ impl Tls {
         };
         config.resumption = Resumption::in_memory_sessions(SESSIONS);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let name =
-            ServerName::try_from(name.to_owned()).map_err(|_| TlsSetupError::ServerName(name.to_owned()))?;
-        Ok(Tls { config: Arc::new(config), name })
+        Ok(Tls { config: Arc::new(config), name: server_name(name)? })
     }
 
-    /// Makes a session over `socket`.
-    pub(super) fn wrap(
-        &self,
-        mut socket: Socket,
-    ) -> Result<StreamOwned<ClientConnection, Socket>, (io::Error, Socket)> {
+    /// The same settings for the server `name`.
+    pub(in crate::transport) fn to(&self, name: &str) -> Result<Tls, TlsSetupError> {
+        Ok(Tls { config: Arc::clone(&self.config), name: server_name(name)? })
+    }
+
+    /// Makes a session over `stream`.
+    pub(super) fn wrap(&self, mut stream: Stream) -> Result<Stream, (io::Error, Stream)> {
         let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
         let mut connection = match connection {
             Ok(connection) => connection,
-            Err(error) => return Err((io::Error::other(error), socket)),
+            Err(error) => return Err((io::Error::other(error), stream)),
         };
         while connection.is_handshaking() {
-            if let Err(error) = connection.complete_io(&mut socket) {
-                return Err((error, socket));
+            if let Err(error) = connection.complete_io(&mut stream) {
+                return Err((error, stream));
             }
         }
-        Ok(StreamOwned::new(connection, socket))
+        Ok(Stream::Tls(Box::new(StreamOwned::new(connection, stream))))
     }
+}
+
+fn server_name(name: &str) -> Result<ServerName<'static>, TlsSetupError> {
+    ServerName::try_from(name.to_owned()).map_err(|_| TlsSetupError::ServerName(name.to_owned()))
 }
 
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
@@ -162,7 +187,7 @@ fn verifier(
 }
 
 /// The bundle of authorities that the machine trusts, PEM.
-pub(in crate::transport) fn system_bundle() -> Result<Vec<u8>, TlsSetupError> {
+fn system_bundle() -> Result<Vec<u8>, TlsSetupError> {
     let own = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
     own.into_iter()
         .chain(SYSTEM_BUNDLES.iter().map(std::path::PathBuf::from))

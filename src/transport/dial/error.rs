@@ -32,6 +32,17 @@ pub enum DialError {
         /// The kernel's reason.
         words: String,
     },
+    /// The proxy on the way could not be reached, or did not connect to the server.
+    #[error("proxyconnect tcp: proxy {proxy}: {cause}")]
+    Proxy {
+        /// Its host and port, without credentials.
+        proxy: String,
+        /// Why.
+        cause: Box<DialError>,
+    },
+    /// The proxy's refusal.
+    #[error("{0}")]
+    Tunnel(String),
     /// Nobody accepted in time.
     #[error("dial tcp {address}: i/o timeout")]
     ConnectTimeout {
@@ -99,9 +110,15 @@ impl DialError {
         matches!(self.innermost(), DialError::Stopped)
     }
 
+    /// Whether nobody listens at the peer's port.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        matches!(self.innermost(), DialError::Connect { words, .. } if words == "connection refused")
+    }
+
     fn innermost(&self) -> &DialError {
         match self {
-            DialError::Get { cause, .. } => cause.innermost(),
+            DialError::Get { cause, .. } | DialError::Proxy { cause, .. } => cause.innermost(),
             other => other,
         }
     }

@@ -254,6 +254,7 @@ impl FakeApi {
             roots: Roots::System,
             server_name: None,
             identity: None,
+            proxy: None,
         };
         Credentials { endpoint, base_path: String::new(), token: None }
     }

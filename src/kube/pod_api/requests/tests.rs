@@ -177,6 +177,7 @@ impl Server {
             roots: Roots::System,
             server_name: None,
             identity: None,
+            proxy: None,
         };
         Client::new(Credentials { endpoint, base_path: String::new(), token: None }, None).unwrap()
     }

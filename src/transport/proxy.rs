@@ -1,0 +1,233 @@
+//! HTTP proxies: which one a URL goes through, and how a proxy opens a connection (Go:
+//! golang.org/x/net/http/httpproxy, net/http's Transport).
+//!
+//! The decision is pure. It comes from a kubeconfig's `proxy-url`, or from `HTTPS_PROXY`,
+//! `HTTP_PROXY` and `NO_PROXY` in the environment of the process. Only requests to the API
+//! server and to the manifest URL use it: probes, hooks and sockets of this machine do not.
+//! Passwords are in no `Debug` output, message or log line.
+//!
+//! DIFFERS: host names outside ASCII are not converted to their ASCII form, a variable with
+//! an unknown scheme is ignored with a warning, and an environment that looks like that of a
+//! CGI script is no reason to refuse `HTTP_PROXY`.
+
+mod no_proxy;
+pub(super) mod tunnel;
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::sync::LazyLock;
+
+use super::dial::join_host_port;
+use crate::util::encoding::base64;
+use no_proxy::NoProxy;
+
+/// How a proxy is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxyScheme {
+    /// HTTP without TLS.
+    Http,
+    /// HTTP inside TLS.
+    Https,
+    /// SOCKS version 5 (RFC 1928). The proxy resolves host names.
+    Socks5,
+}
+
+impl ProxyScheme {
+    fn name(self) -> &'static str {
+        match self {
+            ProxyScheme::Http => "http",
+            ProxyScheme::Https => "https",
+            ProxyScheme::Socks5 => "socks5",
+        }
+    }
+
+    fn default_port(self) -> u16 {
+        match self {
+            ProxyScheme::Http => 80,
+            ProxyScheme::Https => 443,
+            ProxyScheme::Socks5 => 1080,
+        }
+    }
+}
+
+/// One proxy. `Debug` and `Display` show its URL without user name and password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Proxy {
+    pub(super) scheme: ProxyScheme,
+    /// A name or an address, an IPv6 one without brackets.
+    pub(super) host: String,
+    pub(super) port: u16,
+    /// User name and password.
+    pub(super) credentials: Option<(String, String)>,
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Proxy({self})")
+    }
+}
+
+impl fmt::Display for Proxy {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}://{}", self.scheme.name(), self.address())
+    }
+}
+
+/// Why a text names no proxy. Messages do not repeat the text: it may hold a password.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProxyError {
+    /// The text is not `scheme://user:password@host:port`.
+    #[error("invalid proxy URL: {0}")]
+    Url(&'static str),
+    /// The URL's scheme is not one that a proxy can have.
+    #[error("unsupported scheme {0:?}, must be http, https, or socks5")]
+    Scheme(String),
+}
+
+impl Proxy {
+    /// Reads `scheme://[user[:password]@]host[:port]`. What follows the port is ignored.
+    ///
+    /// # Errors
+    /// When the scheme is missing or unknown, or the rest names no host.
+    pub fn parse(text: &str) -> Result<Proxy, ProxyError> {
+        let parts = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme));
+        let (scheme, rest) = parts.ok_or(ProxyError::Url("the scheme is missing"))?;
+        let scheme = match scheme.to_ascii_lowercase().as_str() {
+            "http" => ProxyScheme::Http,
+            "https" => ProxyScheme::Https,
+            "socks5" | "socks5h" => ProxyScheme::Socks5,
+            other => return Err(ProxyError::Scheme(other.to_owned())),
+        };
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, _) = rest.split_at(end);
+        let (user, host) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(user), host),
+            None => (None, authority),
+        };
+        let (host, port) = split_host(host).ok_or(ProxyError::Url("host or port is invalid"))?;
+        let credentials = match user {
+            None => None,
+            Some(user) => {
+                let (name, password) = user.split_once(':').unwrap_or((user, ""));
+                let decoded = unescape(name).zip(unescape(password));
+                Some(decoded.ok_or(ProxyError::Url("user name or password is not escaped properly"))?)
+            }
+        };
+        let port = port.unwrap_or(scheme.default_port());
+        Ok(Proxy { scheme, host: host.to_owned(), port, credentials })
+    }
+
+    /// Host and port, as messages name the proxy.
+    #[must_use]
+    pub fn address(&self) -> String {
+        join_host_port(&self.host, self.port)
+    }
+
+    /// The value of `Proxy-Authorization` (RFC 7617), if there are credentials.
+    pub(super) fn authorization(&self) -> Option<String> {
+        let (user, password) = self.credentials.as_ref()?;
+        Some(format!("Basic {}", base64(format!("{user}:{password}").as_bytes())))
+    }
+}
+
+/// Host without brackets, and port if there is one.
+fn split_host(text: &str) -> Option<(&str, Option<u16>)> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(inner) => {
+            let (host, rest) = inner.split_once(']')?;
+            let address = host.split_once('%').map_or(host, |(address, _zone)| address);
+            address.parse::<Ipv6Addr>().ok()?;
+            (host, rest.strip_prefix(':').or_else(|| rest.is_empty().then_some(""))?)
+        }
+        None => text.split_once(':').unwrap_or((text, "")),
+    };
+    let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if host.is_empty() || !(text.starts_with('[') || host.bytes().all(named)) {
+        return None;
+    }
+    match port {
+        "" => Some((host, None)),
+        digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some((host, Some(digits.parse().ok()?)))
+        }
+        _ => None,
+    }
+}
+
+/// Decodes `%41`; `None` if a `%` stands for nothing or the result is no text.
+fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let (digits, after) = rest.split_at_checked(2)?;
+        let digits =
+            std::str::from_utf8(digits).ok().filter(|two| two.bytes().all(|one| one.is_ascii_hexdigit()))?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = after;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The proxies that environment variables name, and the targets that bypass them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Environment {
+    http: Option<Proxy>,
+    https: Option<Proxy>,
+    no_proxy: NoProxy,
+}
+
+impl Environment {
+    /// That of this process, as it was when it was first asked for.
+    pub fn of_process() -> &'static Environment {
+        static OF_PROCESS: LazyLock<Environment> =
+            LazyLock::new(|| Environment::new(|name| std::env::var(name).ok()));
+        &OF_PROCESS
+    }
+
+    /// From variables: those in capitals count first, and empty ones are not set. One that
+    /// names no proxy is logged and ignored.
+    pub fn new(variable: impl Fn(&str) -> Option<String>) -> Environment {
+        let first = |names: [&'static str; 2]| {
+            let mut set = names.into_iter().filter_map(|name| Some((name, variable(name)?)));
+            set.find(|(_, value)| !value.is_empty())
+        };
+        let proxy = |names| {
+            let (name, value) = first(names)?;
+            let proxy = of_variable(&value);
+            proxy.map_err(|error| log::warn!("environment variable {name} is ignored: {error}")).ok()
+        };
+        Environment {
+            http: proxy(["HTTP_PROXY", "http_proxy"]),
+            https: proxy(["HTTPS_PROXY", "https_proxy"]),
+            no_proxy: NoProxy::parse(&first(["NO_PROXY", "no_proxy"]).unwrap_or_default().1),
+        }
+    }
+
+    /// The proxy for a target; `None` if it is reached directly. `host` has no brackets.
+    #[must_use]
+    pub fn proxy_for(&self, https: bool, host: &str, port: u16) -> Option<&Proxy> {
+        let proxy = if https { &self.https } else { &self.http };
+        proxy.as_ref().filter(|_| !self.no_proxy.bypasses(host, port))
+    }
+}
+
+/// The proxy that a variable names; a value without a scheme is that of an HTTP proxy.
+fn of_variable(value: &str) -> Result<Proxy, ProxyError> {
+    match value.split_once("://") {
+        Some((scheme, _)) if is_scheme(scheme) => Proxy::parse(value),
+        _ => Proxy::parse(&format!("http://{value}")),
+    }
+}
+
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,320 @@
+//! How a proxy opens a connection to a target: CONNECT (RFC 9110, section 9.3.6) or SOCKS 5
+//! (RFC 1928, RFC 1929). Without sockets: the caller's stream has the deadline.
+
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+
+use super::{Proxy, ProxyScheme};
+use crate::transport::dial::join_host_port;
+
+/// The head of an answer to CONNECT.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Of an answer that goes into a message.
+const MAX_SHOWN_CHARS: usize = 100;
+const USER_AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
+
+/// Why the proxy opened no connection.
+#[derive(Debug)]
+pub(in crate::transport) enum TunnelError {
+    /// The connection to the proxy broke, or its time is over.
+    Io(io::Error),
+    /// The proxy refused, or what it says is not its protocol.
+    Refused(String),
+}
+
+impl From<io::Error> for TunnelError {
+    fn from(error: io::Error) -> Self {
+        TunnelError::Io(error)
+    }
+}
+
+/// Makes `stream`, which leads to `proxy`, one that leads to `host`:`port`.
+pub(in crate::transport) fn open(
+    stream: &mut (impl Read + Write),
+    proxy: &Proxy,
+    host: &str,
+    port: u16,
+) -> Result<(), TunnelError> {
+    match proxy.scheme {
+        ProxyScheme::Http | ProxyScheme::Https => connect(stream, proxy, host, port),
+        ProxyScheme::Socks5 => socks5(stream, proxy, host, port),
+    }
+}
+
+fn refused<T>(what: impl Into<String>) -> Result<T, TunnelError> {
+    Err(TunnelError::Refused(what.into()))
+}
+
+fn connect(
+    stream: &mut (impl Read + Write),
+    proxy: &Proxy,
+    host: &str,
+    port: u16,
+) -> Result<(), TunnelError> {
+    let target = join_host_port(host, port);
+    let mut request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: {USER_AGENT}\r\n");
+    if let Some(value) = proxy.authorization() {
+        request += &format!("Proxy-Authorization: {value}\r\n");
+    }
+    request += "\r\n";
+    stream.write_all(request.as_bytes())?;
+    stream.flush()?;
+    let head = head(stream)?;
+    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let line = line.trim_end_matches('\r');
+    let status = line.strip_prefix("HTTP/1.").and_then(|rest| rest.split_once(' ')).map(|(_, status)| status);
+    match status.filter(|status| is_status(status)) {
+        Some(status) if status.starts_with('2') => Ok(()),
+        Some(status) => refused(format!("CONNECT {target}: {}", shown(status.trim_end()))),
+        None => refused(format!("CONNECT {target}: malformed HTTP response {:?}", shown(line))),
+    }
+}
+
+/// Three digits, and a reason or nothing after them.
+fn is_status(text: &str) -> bool {
+    let (code, rest) = text.split_at_checked(3).unwrap_or_default();
+    code.len() == 3
+        && code.bytes().all(|byte| byte.is_ascii_digit())
+        && (rest.is_empty() || rest.starts_with(' '))
+}
+
+/// Reads up to the empty line. Byte by byte: what follows belongs to the target.
+fn head(stream: &mut impl Read) -> Result<Vec<u8>, TunnelError> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") && !head.ends_with(b"\n\n") {
+        if head.len() >= MAX_HEAD_BYTES {
+            return refused("the answer to CONNECT is too long");
+        }
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        head.extend_from_slice(&byte);
+    }
+    Ok(head)
+}
+
+/// What a message shows of a peer's words.
+fn shown(text: &str) -> String {
+    text.chars().take(MAX_SHOWN_CHARS).map(|one| if one.is_control() { '?' } else { one }).collect()
+}
+
+const VERSION: u8 = 5;
+const NO_AUTHENTICATION: u8 = 0;
+const USER_AND_PASSWORD: u8 = 2;
+const CONNECT: u8 = 1;
+const IPV4: u8 = 1;
+const NAME: u8 = 3;
+const IPV6: u8 = 4;
+
+fn socks5(stream: &mut (impl Read + Write), proxy: &Proxy, host: &str, port: u16) -> Result<(), TunnelError> {
+    let greeting: &[u8] = match &proxy.credentials {
+        None => &[VERSION, 1, NO_AUTHENTICATION],
+        Some(_) => &[VERSION, 2, NO_AUTHENTICATION, USER_AND_PASSWORD],
+    };
+    stream.write_all(greeting)?;
+    stream.flush()?;
+    match (take::<2>(stream)?, &proxy.credentials) {
+        ([VERSION, NO_AUTHENTICATION], _) => {}
+        ([VERSION, USER_AND_PASSWORD], Some((user, password))) => log_in(stream, user, password)?,
+        ([VERSION, _], None) => return refused("SOCKS: the proxy wants credentials"),
+        ([VERSION, _], Some(_)) => return refused("SOCKS: the proxy takes no user name and password"),
+        _ => return refused("it does not speak SOCKS 5"),
+    }
+    let mut request = vec![VERSION, CONNECT, 0];
+    match host.parse::<IpAddr>() {
+        Ok(IpAddr::V4(address)) => {
+            request.push(IPV4);
+            request.extend(address.octets());
+        }
+        Ok(IpAddr::V6(address)) => {
+            request.push(IPV6);
+            request.extend(address.octets());
+        }
+        Err(_) => {
+            request.push(NAME);
+            append(&mut request, host, "host name")?;
+        }
+    }
+    request.extend(port.to_be_bytes());
+    stream.write_all(&request)?;
+    stream.flush()?;
+    let [version, reply, _, kind] = take::<4>(stream)?;
+    if version != VERSION {
+        return refused("it does not speak SOCKS 5");
+    }
+    if reply != 0 {
+        return refused(format!("SOCKS: connect to {}: {}", join_host_port(host, port), reason(reply)));
+    }
+    // The address that the proxy speaks from is of no use; it ends the reply.
+    let length = match kind {
+        IPV4 => 4,
+        IPV6 => 16,
+        NAME => usize::from(take::<1>(stream)?[0]),
+        _ => return refused("SOCKS: unknown type of address"),
+    };
+    let mut rest = vec![0; length + size_of::<u16>()];
+    stream.read_exact(&mut rest)?;
+    Ok(())
+}
+
+fn log_in(stream: &mut (impl Read + Write), user: &str, password: &str) -> Result<(), TunnelError> {
+    let mut request = vec![1];
+    append(&mut request, user, "user name")?;
+    append(&mut request, password, "password")?;
+    stream.write_all(&request)?;
+    stream.flush()?;
+    match take::<2>(stream)? {
+        [_, 0] => Ok(()),
+        _ => refused("SOCKS: the proxy refused user name and password"),
+    }
+}
+
+/// Appends a text with its length in a byte before it.
+fn append(request: &mut Vec<u8>, text: &str, what: &str) -> Result<(), TunnelError> {
+    match u8::try_from(text.len()) {
+        Ok(length) if length > 0 => {
+            request.push(length);
+            request.extend(text.as_bytes());
+            Ok(())
+        }
+        _ => refused(format!("SOCKS: {what} must have 1 to 255 bytes")),
+    }
+}
+
+fn take<const COUNT: usize>(stream: &mut impl Read) -> io::Result<[u8; COUNT]> {
+    let mut bytes = [0; COUNT];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn reason(reply: u8) -> String {
+    let known = match reply {
+        1 => "general failure",
+        2 => "connection not allowed by ruleset",
+        3 => "network unreachable",
+        4 => "host unreachable",
+        5 => "connection refused",
+        6 => "TTL expired",
+        7 => "command not supported",
+        8 => "address type not supported",
+        other => return format!("unknown error {other}"),
+    };
+    known.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A peer that says these bytes and keeps what it is told.
+    struct Played<'a> {
+        says: &'a [u8],
+        heard: Vec<u8>,
+    }
+
+    impl Read for Played<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.says.read(into)
+        }
+    }
+
+    impl Write for Played<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.heard.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What comes of it, what the proxy was sent and what is left for the target to say.
+    fn play(proxy: &str, host: &str, says: &[u8]) -> (Result<(), String>, Vec<u8>, usize) {
+        let mut peer = Played { says, heard: Vec::new() };
+        let outcome = open(&mut peer, &Proxy::parse(proxy).unwrap(), host, 6443);
+        let outcome = outcome.map_err(|error| match error {
+            TunnelError::Io(error) => error.kind().to_string(),
+            TunnelError::Refused(why) => why,
+        });
+        (outcome, peer.heard, peer.says.len())
+    }
+
+    #[test]
+    fn connect_names_target_and_credentials() {
+        let ok = b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\ntarget";
+        let (outcome, heard, left) = play("http://u:p%40ss@proxy", "api.example", ok);
+        assert_eq!((outcome, left), (Ok(()), 6), "the target's bytes stay");
+        let expected = format!(
+            "CONNECT api.example:6443 HTTP/1.1\r\nHost: api.example:6443\r\nUser-Agent: {USER_AGENT}\r\n\
+             Proxy-Authorization: Basic dTpwQHNz\r\n\r\n"
+        );
+        assert_eq!(String::from_utf8(heard).unwrap(), expected);
+        let (outcome, heard, _) = play("https://proxy", "fd00::1", b"HTTP/1.0 200\n\n");
+        assert_eq!(outcome, Ok(()));
+        let heard = String::from_utf8(heard).unwrap();
+        assert!(heard.starts_with("CONNECT [fd00::1]:6443 HTTP/1.1\r\n"), "{heard}");
+        assert!(!heard.contains("Proxy-Authorization"), "{heard}");
+    }
+
+    #[test]
+    fn refused_connect_shows_status() {
+        let long = vec![b'x'; MAX_HEAD_BYTES + 1];
+        for (says, expected) in [
+            (
+                &b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n"[..],
+                "CONNECT h:6443: 407 Proxy Authentication Required",
+            ),
+            (b"HTTP/1.1 403 \x1b[31m\r\n\r\n", "CONNECT h:6443: 403 ?[31m"),
+            (b"HTTP/1.1 502\r\n\r\n", "CONNECT h:6443: 502"),
+            (b"HTTP/1.1 100 Continue\r\n\r\n", "CONNECT h:6443: 100 Continue"),
+            (b"SSH-2.0-x\r\n\r\n", "CONNECT h:6443: malformed HTTP response \"SSH-2.0-x\""),
+            (b"HTTP/1.1 20 OK\r\n\r\n", "CONNECT h:6443: malformed HTTP response \"HTTP/1.1 20 OK\""),
+            (b"HTTP/1.1 2000 OK\r\n\r\n", "CONNECT h:6443: malformed HTTP response \"HTTP/1.1 2000 OK\""),
+            (b"HTTP/1.1 200 OK\r\nX: y", "unexpected end of file"),
+            (b"", "unexpected end of file"),
+            (&long, "the answer to CONNECT is too long"),
+        ] {
+            assert_eq!(play("http://u:p@proxy", "h", says).0, Err(expected.to_owned()), "{says:?}");
+        }
+    }
+
+    #[test]
+    fn socks5_connects_by_name_or_address() {
+        let (outcome, heard, left) = play("socks5://p", "h", &[5, 0, 5, 0, 0, 1, 1, 2, 3, 4, 0, 80, b'x']);
+        assert_eq!((outcome, left), (Ok(()), 1));
+        assert_eq!(heard, [5, 1, 0, 5, 1, 0, 3, 1, b'h', 25, 43]);
+        let (outcome, heard, _) =
+            play("socks5://u:pw@p", "10.0.0.1", &[5, 2, 1, 0, 5, 0, 0, 3, 1, b'x', 0, 80]);
+        assert_eq!(outcome, Ok(()));
+        assert_eq!(heard, [5, 2, 0, 2, 1, 1, b'u', 2, b'p', b'w', 5, 1, 0, 1, 10, 0, 0, 1, 25, 43]);
+    }
+
+    #[test]
+    fn refused_socks5_shows_reason() {
+        let long = "x".repeat(256);
+        for (proxy, host, says, expected) in [
+            ("socks5://p", "h", &[5, 0, 5, 5, 0, 1][..], "SOCKS: connect to h:6443: connection refused"),
+            ("socks5://p", "h", &[5, 0, 5, 99, 0, 1], "SOCKS: connect to h:6443: unknown error 99"),
+            ("socks5://p", "h", &[5, 255], "SOCKS: the proxy wants credentials"),
+            ("socks5://p", "h", &[5, 2], "SOCKS: the proxy wants credentials"),
+            ("socks5://u:p@p", "h", &[5, 255], "SOCKS: the proxy takes no user name and password"),
+            ("socks5://u:p@p", "h", &[5, 2, 1, 1], "SOCKS: the proxy refused user name and password"),
+            ("socks5://u@p", "h", &[5, 2], "SOCKS: password must have 1 to 255 bytes"),
+            ("socks5://p", &long, &[5, 0], "SOCKS: host name must have 1 to 255 bytes"),
+            ("socks5://p", "h", b"HTTP/1.1 400 Bad Request\r\n\r\n", "it does not speak SOCKS 5"),
+            ("socks5://p", "h", &[5, 0, 5, 0, 0, 9], "SOCKS: unknown type of address"),
+            ("socks5://p", "h", &[5, 0, 5, 0, 0, 4, 1], "unexpected end of file"),
+        ] {
+            assert_eq!(play(proxy, host, says).0, Err(expected.to_owned()), "{says:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_answer_is_taken_or_refused(says in prop::collection::vec(any::<u8>(), 0..300), socks: bool) {
+            let proxy = if socks { "socks5://u:p@p" } else { "http://u:p@p" };
+            let _ = play(proxy, "h", &says);
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! The API server and the manifest URL behind proxies: HTTP, HTTPS and SOCKS 5, with and
+//! without credentials, and such as refuse, hang or break off.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use coracle::kube::client::{Client, Credentials};
+use coracle::kube::target::Target;
+use coracle::transport::api::{Breaker, Connections, DialError, Endpoint, Request, Roots, Use};
+use coracle::transport::proxy::Proxy as ProxyUrl;
+use coracle::util::threads::{OnDeath, Stack, spawn};
+use crossbeam_channel::bounded;
+use serde_json::{Value, json};
+
+use crate::support::fake_api::FakeApi;
+use crate::support::front::Front;
+use crate::support::node::{FOREVER, busybox, pod};
+use crate::support::proxy::{Conduct, Proxy};
+use crate::support::solo::{LONG, Solo};
+use crate::support::wait::wait_until;
+use crate::support::web::{Reply, Web};
+
+/// A name that nothing but the proxy knows.
+const API: &str = "api.example";
+const NODE: &str = "/api/v1/nodes/n1";
+const AUTHORIZATION: &str = "Basic bWU6cDpAc3M=";
+
+/// A server with TLS, behind a proxy.
+struct Behind {
+    api: FakeApi,
+    front: Front,
+    proxy: Proxy,
+}
+
+impl Behind {
+    fn start() -> Behind {
+        let api = FakeApi::start();
+        api.put(NODE, json!({}));
+        let front = Front::before(api.port);
+        let proxy = Proxy::start(&[(&format!("{API}:443"), front.port())]);
+        Behind { api, front, proxy }
+    }
+
+    fn endpoint(&self, proxy: &str) -> Endpoint {
+        Endpoint {
+            https: true,
+            host: API.to_owned(),
+            port: 443,
+            roots: Roots::Pem(self.front.authority().into_bytes()),
+            server_name: Some("127.0.0.1".to_owned()),
+            identity: None,
+            proxy: Some(ProxyUrl::parse(proxy).unwrap()),
+        }
+    }
+
+    fn client(&self, proxy: &str) -> Client {
+        client(self.endpoint(proxy))
+    }
+
+    /// The proxy's URL.
+    fn url(&self) -> String {
+        format!("http://{}", self.proxy.address())
+    }
+}
+
+fn client(endpoint: Endpoint) -> Client {
+    Client::new(Credentials { endpoint, base_path: String::new(), token: None }, None).unwrap()
+}
+
+/// What a request comes to: nothing or the error's text.
+fn ask(client: &Client) -> Result<(), String> {
+    client.get::<Value>(&Target::node("n1")).map(drop).map_err(|error| error.to_string())
+}
+
+#[test]
+fn one_tunnel_serves_many_requests() {
+    let behind = Behind::start();
+    let client = behind.client(&behind.url());
+    for _ in 0..3 {
+        assert_eq!(ask(&client), Ok(()));
+    }
+    let heads = behind.proxy.heads();
+    assert_eq!(heads.len(), 1, "the connection is kept: {heads:?}");
+    assert!(
+        heads[0].starts_with("CONNECT api.example:443 HTTP/1.1\r\nHost: api.example:443\r\n"),
+        "{heads:?}"
+    );
+    assert!(!heads[0].contains("uthorization"), "{heads:?}");
+    behind.proxy.cut();
+    assert_eq!(ask(&client), Ok(()), "a cut tunnel is replaced");
+    assert_eq!(behind.proxy.heads().len(), 2);
+}
+
+#[test]
+fn credentials_open_proxy_and_show_nowhere() {
+    let behind = Behind::start();
+    behind.proxy.require(AUTHORIZATION);
+    let address = behind.proxy.address();
+    assert_eq!(ask(&behind.client(&format!("http://me:p%3A%40ss@{address}"))), Ok(()));
+    let client = behind.client(&format!("http://me:wrong@{address}"));
+    let error = ask(&client).unwrap_err();
+    assert_eq!(
+        error,
+        format!(
+            "get nodes \"n1\": \"https://api.example:443/api/v1/nodes/n1\": proxyconnect tcp: \
+             proxy {address}: CONNECT api.example:443: 407 Proxy Authentication Required"
+        )
+    );
+    assert_eq!(client.trouble(), Some(error));
+    let shown = format!("{:?}", behind.endpoint(&format!("http://me:wrong@{address}")));
+    assert!(shown.contains(&address) && !shown.contains("wrong"), "{shown}");
+}
+
+#[test]
+fn https_proxy_must_prove_who_it_is() {
+    let behind = Behind::start();
+    behind.proxy.require(AUTHORIZATION);
+    let tls = Front::before(behind.proxy.port());
+    let url = format!("https://me:p:%40ss@127.0.0.1:{}", tls.port());
+    let error = ask(&behind.client(&url)).unwrap_err();
+    let expected = format!(
+        "proxyconnect tcp: proxy 127.0.0.1:{}: tls: failed to verify certificate: x509: ",
+        tls.port()
+    );
+    assert!(error.contains(&expected), "{error}");
+    assert_eq!(behind.proxy.heads(), Vec::<String>::new(), "no password went to a stranger");
+    let both = behind.front.authority() + &tls.authority();
+    let endpoint = Endpoint { roots: Roots::Pem(both.into_bytes()), ..behind.endpoint(&url) };
+    let client = client(endpoint);
+    assert_eq!((ask(&client), ask(&client)), (Ok(()), Ok(())));
+    assert_eq!(behind.proxy.heads().len(), 1);
+    // TLS where the proxy speaks none.
+    let plain = format!("https://{}", behind.proxy.address());
+    let error = ask(&behind.client(&plain)).unwrap_err();
+    assert!(error.contains(&format!("proxy {}: ", behind.proxy.address())), "{error}");
+}
+
+#[test]
+fn socks5_proxy_resolves_name() {
+    let behind = Behind::start();
+    let client = behind.client(&format!("socks5://{}", behind.proxy.address()));
+    assert_eq!(ask(&client), Ok(()));
+    assert_eq!(behind.proxy.heads(), ["SOCKS api.example:443"]);
+    behind.proxy.set_conduct(Conduct::Answer(vec![5, 2, 0, 1]));
+    behind.proxy.cut();
+    let error = ask(&client).unwrap_err();
+    let expected = format!(
+        "proxy {}: SOCKS: connect to api.example:443: connection not allowed by ruleset",
+        behind.proxy.address()
+    );
+    assert!(error.ends_with(&expected), "{error}");
+}
+
+#[test]
+fn refusing_proxies_are_named() {
+    let behind = Behind::start();
+    let client = behind.client(&behind.url());
+    let proxy = behind.proxy.address();
+    for (answer, expected) in [
+        (
+            &b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno"[..],
+            "CONNECT api.example:443: 403 Forbidden",
+        ),
+        (b"HTTP/1.0 502 Bad Gateway\r\n\r\n", "CONNECT api.example:443: 502 Bad Gateway"),
+        (
+            b"220 mail.example ESMTP\r\n\r\n",
+            "CONNECT api.example:443: malformed HTTP response \"220 mail.example ESMTP\"",
+        ),
+        (b"HTTP/1.1 200 OK\r\nHalf: ", "CONNECT api.example:443: EOF"),
+        (b"", "CONNECT api.example:443: EOF"),
+    ] {
+        behind.proxy.set_conduct(Conduct::Answer(answer.to_vec()));
+        let error = ask(&client).unwrap_err();
+        assert!(error.ends_with(&format!(": proxyconnect tcp: proxy {proxy}: {expected}")), "{error}");
+    }
+    // One that nobody runs.
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let error = ask(&behind.client(&format!("http://me:word@127.0.0.1:{port}"))).unwrap_err();
+    let expected = format!(
+        "proxyconnect tcp: proxy 127.0.0.1:{port}: dial tcp 127.0.0.1:{port}: connect: connection refused"
+    );
+    assert!(error.ends_with(&expected), "{error}");
+    // The server that the proxy knows, again.
+    behind.proxy.set_conduct(Conduct::Forward);
+    assert_eq!((ask(&client), client.trouble()), (Ok(()), None));
+    // And one that it does not know.
+    let elsewhere = Endpoint { host: "else.example".to_owned(), ..behind.endpoint(&behind.url()) };
+    let error = ask(&self::client(elsewhere)).unwrap_err();
+    assert!(error.ends_with(&format!("proxy {proxy}: CONNECT else.example:443: 502 Bad Gateway")), "{error}");
+}
+
+#[test]
+fn silent_proxy_ends_with_deadline_or_stop() {
+    let behind = Behind::start();
+    behind.proxy.set_conduct(Conduct::Hang);
+    let client = behind.client(&behind.url()).with_timeout(Duration::from_secs(1));
+    let error = ask(&client).unwrap_err();
+    let expected = format!("proxy {}: CONNECT api.example:443: i/o timeout", behind.proxy.address());
+    assert!(error.ends_with(&expected), "{error}");
+    // The same, stopped while it waits.
+    let breaker = Breaker::default();
+    let (child, endpoint) = (breaker.child(), behind.endpoint(&behind.url()));
+    let (tell, told) = bounded(1);
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+        let deadline = std::time::Instant::now() + LONG;
+        let request =
+            Request { method: "GET", path: "/", headers: &[], body: None, deadline, kind: Use::Stream };
+        let outcome = Connections::new(&endpoint).unwrap().send(&request, &child);
+        let _ = tell.send(outcome.map(|response| response.status));
+    })
+    .unwrap();
+    wait_until("the proxy to be asked", LONG, || behind.proxy.heads().len() == 2);
+    breaker.trip();
+    // At its deadline it would fail for another reason.
+    assert_eq!(told.recv_timeout(LONG).unwrap(), Err(DialError::Stopped));
+}
+
+#[test]
+fn tunnel_that_breaks_in_the_middle_is_replaced() {
+    let behind = Behind::start();
+    behind.api.put("/api/v1/namespaces/ns/configmaps/c", json!({"data": {"key": "x".repeat(100_000)}}));
+    let client = behind.client(&behind.url());
+    let read = || client.get::<Value>(&Target::config_map("ns", "c")).map(drop);
+    // In the handshake, and in the body.
+    for bytes in [100, 20_000] {
+        behind.proxy.set_conduct(Conduct::CutAfter(bytes));
+        let error = read().unwrap_err();
+        assert!(error.is_transport(), "{error}");
+    }
+    behind.proxy.set_conduct(Conduct::Forward);
+    read().unwrap();
+}
+
+#[test]
+fn server_without_tls_is_asked_through_proxy() {
+    let api = FakeApi::start();
+    api.put(NODE, json!({}));
+    let proxy = Proxy::start(&[("api.example:8080", api.port)]);
+    proxy.require(AUTHORIZATION);
+    let endpoint = |user: &str| Endpoint {
+        host: API.to_owned(),
+        port: 8080,
+        proxy: Some(ProxyUrl::parse(&format!("http://{user}@{}", proxy.address())).unwrap()),
+        ..api.credentials().endpoint
+    };
+    let good = client(endpoint("me:p%3A%40ss"));
+    assert_eq!(ask(&good), Ok(()));
+    let heads = proxy.heads();
+    let start = format!(
+        "GET http://api.example:8080{NODE} HTTP/1.1\r\nHost: api.example:8080\r\n\
+         Proxy-Authorization: {AUTHORIZATION}\r\n"
+    );
+    assert!(heads.len() == 1 && heads[0].starts_with(&start), "{heads:?}");
+    let error = ask(&client(endpoint("me:wrong"))).unwrap_err();
+    let expected = format!("proxyconnect tcp: proxy {}: 407 Proxy Authentication Required", proxy.address());
+    assert!(error.ends_with(&expected), "{error}");
+}
+
+/// A node whose API server is reached only through the proxy that `proxy-url` names. The
+/// machine's authorities vouch for the proxy, the kubeconfig's for the server.
+#[test]
+fn node_joins_through_https_proxy_of_kubeconfig() {
+    let api = FakeApi::start();
+    let front = Front::before(api.port);
+    let proxy = Proxy::start(&[("api.example:6443", front.port())]);
+    proxy.require(AUTHORIZATION);
+    let tls = Front::before(proxy.port());
+    let address = format!("127.0.0.1:{}", tls.port());
+    let mut solo = Solo::prepare(json!({}));
+    let authority = serde_json::to_value(k8s_openapi::ByteString(front.authority().into_bytes())).unwrap();
+    let cluster = json!({
+        "server": "https://api.example:6443",
+        "tls-server-name": "127.0.0.1",
+        "certificate-authority-data": authority,
+        "proxy-url": format!("https://me:p%3A%40ss@{address}"),
+    });
+    solo.belong_to(api, cluster);
+    let bundle = solo.path("bundle.pem");
+    std::fs::write(&bundle, tls.authority()).unwrap();
+    solo.set_variable("SSL_CERT_FILE", &bundle.to_string_lossy());
+    // The kubeconfig wins over the environment.
+    solo.set_variable("HTTPS_PROXY", "http://127.0.0.1:9");
+    let solo = solo.start_joined();
+    solo.bind(&pod("web", json!([busybox("main", FOREVER)])));
+    wait_until("the pod to run", LONG, || solo.running("web").contains_key("main"));
+    let heads = proxy.heads();
+    assert!(heads.iter().all(|head| head.starts_with("CONNECT api.example:6443 ")), "{heads:?}");
+
+    proxy.set_conduct(Conduct::Answer(b"HTTP/1.1 403 Forbidden\r\n\r\n".to_vec()));
+    proxy.cut();
+    let why = format!("proxyconnect tcp: proxy {address}: CONNECT api.example:6443: 403 Forbidden");
+    wait_until("the refusal to be shown", LONG, || solo.says(&["status"]).contains(&why));
+    let log = solo.log();
+    assert!(log.contains(&format!("through the proxy https://{address}")) && log.contains(&why), "{log}");
+    proxy.set_conduct(Conduct::Forward);
+    wait_until("the API server to be reached", LONG, || !solo.says(&["status"]).contains("proxyconnect"));
+    let log = solo.log();
+    for secret in ["p%3A%40ss", "p:@ss", "bWU6cDpAc3M"] {
+        assert!(!log.contains(secret), "{secret}: {log}");
+    }
+    solo.finish();
+}
+
+/// The environment's proxies serve the API server and the manifest URL, and nothing else.
+#[test]
+fn environment_proxies_serve_api_server_and_manifest_url() {
+    let web = Web::start();
+    // Its probe must go to the address itself, which is no loopback one: the kernel refuses it.
+    let mut manifest = pod("site", json!([busybox("main", FOREVER)]));
+    manifest["spec"]["containers"][0]["readinessProbe"] = json!({
+        "httpGet": {"host": "255.255.255.255", "port": 80, "path": "/probe"},
+        "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1,
+    });
+    web.set("/pods.json", Reply::text(200, &manifest.to_string()));
+    let api = FakeApi::start();
+    let front = Front::before(api.port);
+    let proxy = Proxy::start(&[("api.example:443", front.port()), ("manifests.example", web.port)]);
+    proxy.require(AUTHORIZATION);
+    let mut solo = Solo::prepare(json!({
+        "staticPodPath": null,
+        "staticPodURL": "http://manifests.example/pods.json",
+        "httpCheckFrequency": "1s",
+    }));
+    let authority = serde_json::to_value(k8s_openapi::ByteString(front.authority().into_bytes())).unwrap();
+    let cluster = json!({
+        "server": "https://api.example",
+        "tls-server-name": "127.0.0.1",
+        "certificate-authority-data": authority,
+    });
+    solo.belong_to(api, cluster);
+    let url = format!("http://me:p%3A%40ss@{}", proxy.address());
+    solo.set_variable("HTTPS_PROXY", &url);
+    solo.set_variable("http_proxy", &url);
+    let solo = solo.start_joined();
+    wait_until("the pod of the URL to run", LONG, || solo.running("site").contains_key("main"));
+    wait_until("its probe to fail", LONG, || solo.says(&["events"]).contains("Unhealthy"));
+    let heads = proxy.heads();
+    let expected = ["CONNECT api.example:443 ", "GET http://manifests.example/pods.json HTTP/1.1\r\n"];
+    for start in expected {
+        assert!(heads.iter().any(|head| head.starts_with(start)), "{start}: {heads:?}");
+    }
+    assert!(heads.iter().all(|head| expected.iter().any(|start| head.starts_with(start))), "{heads:?}");
+    assert!(!web.asked("/pods.json").is_empty());
+
+    proxy.set_conduct(Conduct::Answer(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n".to_vec()));
+    let why = format!("GET was answered with status 503 through proxy {}", proxy.address());
+    wait_until("the refusal to be shown", LONG, || solo.says(&["status"]).contains(&why));
+    let configz = solo.read_only("/configz").1;
+    for text in [solo.log(), configz, solo.says(&["status", "-o", "json"])] {
+        for secret in ["p%3A%40ss", "p:@ss", "bWU6cDpAc3M"] {
+            assert!(!text.contains(secret), "{secret}: {text}");
+        }
+    }
+    proxy.set_conduct(Conduct::Forward);
+    web.set("/pods.json", Reply::text(200, ""));
+    solo.finish();
+}
