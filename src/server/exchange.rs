@@ -60,6 +60,7 @@ pub(super) fn phrase(status: u16) -> &'static str {
         405 => "Method Not Allowed\r\nAllow: GET",
         408 => "Request Timeout",
         413 => "Content Too Large",
+        417 => "Expectation Failed",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
         501 => "Not Implemented",

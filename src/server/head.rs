@@ -1,9 +1,10 @@
-//! The head of a request to the main port (pure). Strict: whatever two readers could
-//! understand in two ways is refused, for some heads go on to the runtime's server.
+//! The head of a request to the main port (pure). Strict: what two readers could understand in
+//! two ways is refused, for some heads go on to the runtime's server. What is accepted here is
+//! accepted by Go's net/http and read in the same way.
 
 use std::net::SocketAddr;
 
-use super::query::Target;
+use super::query::{Target, is_text};
 
 /// DIFFERS: the Go kubelet takes 1 MiB.
 /// Request line and headers together; `kubectl exec` has its whole command in the target.
@@ -53,9 +54,13 @@ impl Head {
         let mut lines = Lines(Some(lines));
         let first = lines.next().unwrap_or_default();
         let (method, raw_target, is_1_1) = request_line(first)?;
-        let (path, _) = raw_target.split_once('?').unwrap_or((&raw_target, ""));
-        if !has_good_escapes(path) {
+        let (path, query) = raw_target.split_once('?').unwrap_or((&raw_target, ""));
+        if !has_good_escapes(path) || !is_text(path) {
             return Err(bad("malformed path\n"));
+        }
+        // Go leaves out parameters with a semicolon or a bad escape, other readers do not.
+        if !has_good_escapes(query) || !is_text(query) || query.contains(';') {
+            return Err(bad("malformed query\n"));
         }
         let target = Target::parse(&raw_target);
         let odd = |element: &str| matches!(element, "." | "..");
@@ -81,6 +86,9 @@ impl Head {
             0 | 1 => {}
             _ => return Err(bad("too many Host headers\n")),
         }
+        if !self.all("host").flatten().copied().all(is_host) {
+            return Err(bad("malformed Host header\n"));
+        }
         if count("authorization") > 1 {
             return Err(bad("more than one Authorization header\n"));
         }
@@ -91,6 +99,13 @@ impl Head {
             // Nothing in front of us may read it as something else.
             1 if self.is_1_1 && self.is_chunked() => {}
             _ => return Err(Refused(501, "unsupported transfer encoding\n")),
+        }
+        if self.is_chunked() && count("trailer") > 0 {
+            return Err(bad("trailers are not supported\n"));
+        }
+        let expected = |value: &[u8]| value.eq_ignore_ascii_case(b"100-continue");
+        if count("expect") > 1 || !self.all("expect").all(expected) {
+            return Err(Refused(417, "unsupported expectation\n"));
         }
         if lengths > 1 {
             return Err(bad("more than one Content-Length\n"));
@@ -117,12 +132,12 @@ impl Head {
         self.elements(name).any(|one| one.eq_ignore_ascii_case(element))
     }
 
-    /// The elements of a header that is a list.
+    /// The elements of a header that is a list, but for those that are no text.
     pub(super) fn elements<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.all(name)
-            .filter_map(|value| std::str::from_utf8(value).ok())
-            .flat_map(|value| value.split(','))
-            .map(str::trim)
+            .flat_map(|value| value.split(|byte| *byte == b','))
+            .filter_map(|element| std::str::from_utf8(element).ok())
+            .map(|element| element.trim_matches([' ', '\t']))
     }
 
     /// Whether the body that follows tells its length piece by piece, as that of a request that
@@ -144,8 +159,13 @@ impl Head {
     pub(super) fn keeps_alive(&self) -> bool {
         match self.is_1_1 {
             true => !self.lists("connection", "close"),
-            false => self.lists("connection", "keep-alive"),
+            false => self.lists("connection", "keep-alive") && !self.lists("connection", "close"),
         }
+    }
+
+    /// Whether the client waits for a 100 (Continue) before it sends its body. HTTP/1.0 has none.
+    pub(super) fn expects_continue(&self) -> bool {
+        self.is_1_1 && self.all("expect").next().is_some()
     }
 
     /// Whether it asks for a WebSocket.
@@ -230,6 +250,11 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
+/// What Go takes in a host, with or without a port.
+fn is_host(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!$%&'()*+,-.:;=[]_~".contains(&byte)
+}
+
 fn has_good_escapes(path: &str) -> bool {
     path.split('%').skip(1).all(|after| {
         let digits = after.as_bytes().get(..2);
@@ -260,6 +285,26 @@ mod tests {
         assert!(!parse("GET / HTTP/1.0").unwrap().keeps_alive());
         assert!(parse("GET / HTTP/1.0\r\nConnection: Keep-Alive").unwrap().keeps_alive());
         assert!(!parse("GET / HTTP/1.1\r\nHost: a\r\nConnection: close").unwrap().keeps_alive());
+        assert!(parse("GET /a;b%3bc?%3b=%c3%a4+ HTTP/1.0").is_ok());
+        assert!(parse("GET / HTTP/1.1\r\nHost: [fd00::1%25a]:1\r\nTrailer: A").is_ok());
+        assert!(parse("GET / HTTP/1.1\r\nHost:\r\nExpect: 100-Continue").unwrap().expects_continue());
+        assert!(!parse("GET / HTTP/1.0\r\nExpect: 100-continue").unwrap().expects_continue());
+    }
+
+    #[test]
+    fn one_close_among_the_connection_options_is_enough() {
+        let keeps = |version: &str, options: &[u8]| {
+            let head = [format!("GET / {version}\r\nHost: a\r\nConnection: ").as_bytes(), options].concat();
+            Head::parse(&head, None).unwrap().keeps_alive()
+        };
+        for version in ["HTTP/1.0", "HTTP/1.1"] {
+            assert!(keeps(version, b"keep-alive"));
+            assert!(!keeps(version, b"keep-alive, close"));
+            assert!(!keeps(version, b"keep-alive,\t Close ,x"));
+            assert!(!keeps(version, b"close, keep-alive, \xff"), "{version}");
+            // A word with a space that is none in HTTP is another word.
+            assert!(keeps(version, "keep-alive, close\u{a0}".as_bytes()));
+        }
     }
 
     #[test]
@@ -291,6 +336,15 @@ mod tests {
             ("GET /a%0d%0ab HTTP/1.0", 400),
             ("GET / HTTP/1.0\nHost: a", 400),
             ("GET / HTTP/1.1\r\nHost: a\r\nHost: a", 400),
+            ("GET / HTTP/1.1\r\nHost: a b", 400),
+            ("GET / HTTP/1.1\r\nHost: a/b", 400),
+            ("GET / HTTP/1.1\r\nHost: a\"b", 400),
+            ("GET / HTTP/1.0\r\nHost: \u{e4}", 400),
+            ("GET /%ff HTTP/1.0", 400),
+            ("GET /?a=%zz HTTP/1.0", 400),
+            ("GET /?a=%2 HTTP/1.0", 400),
+            ("GET /?a=%ff HTTP/1.0", 400),
+            ("GET /?a=b;c=d HTTP/1.0", 400),
         ] {
             assert_eq!(parse(head).map(|_| ()), Err(status), "{head:?}");
         }
@@ -317,6 +371,11 @@ mod tests {
             ("Transfer-Encoding: gzip, chunked", 501),
             ("transfer-encoding: identity", 501),
             ("Authorization: Bearer a\r\nauthorization: Bearer b", 400),
+            ("Transfer-Encoding: chunked\r\nTrailer: A", 400),
+            ("Expect: 200-ok", 417),
+            ("Expect:", 417),
+            ("Expect: 100-continue, x", 417),
+            ("Expect: 100-continue\r\nExpect: 100-continue", 417),
         ] {
             let head = host(line);
             assert_eq!(parse(&head).map(|_| ()), Err(status), "{head:?}");

@@ -245,7 +245,7 @@ fn read_chunks(client: &mut Client, head: &mut Head, gate: &Gate) -> Result<Vec<
 
 /// Tells a client that waits for it to send its body.
 fn go_on(client: &mut Client, head: &Head, gate: &Gate) -> Result<(), NoHead> {
-    if !head.lists("expect", "100-continue") {
+    if !head.expects_continue() {
         return Ok(());
     }
     let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";

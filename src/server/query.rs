@@ -61,7 +61,16 @@ pub(super) struct BadParam {
     value: String,
 }
 
+/// Whether a path or a query is UTF-8 when its escapes are decoded.
+pub(super) fn is_text(text: &str) -> bool {
+    std::str::from_utf8(&bytes(text, false)).is_ok()
+}
+
 fn decode(text: &str, plus_is_space: bool) -> String {
+    String::from_utf8_lossy(&bytes(text, plus_is_space)).into_owned()
+}
+
+fn bytes(text: &str, plus_is_space: bool) -> Vec<u8> {
     let mut bytes = text.bytes();
     let mut out = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {
@@ -82,7 +91,7 @@ fn decode(text: &str, plus_is_space: bool) -> String {
             other => out.push(other),
         }
     }
-    String::from_utf8_lossy(&out).into_owned()
+    out
 }
 
 /// Whether an element of `Accept-Encoding` is gzip, and not at a quality of zero.
