@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-use super::auth::{self, Refusal};
+use super::auth::{self, Refusal, Visitor};
 use super::client::{Client, Ready, Socket};
 use super::crowd::Place;
 use super::exchange::{exchange, farewell, leave, phrase, read_some};
@@ -50,7 +50,7 @@ enum NoHead {
 pub(super) fn serve(socket: Socket, place: &Place, gate: &Gate, stop: &StopToken) {
     let Some(main) = &gate.main else { return };
     let Some(mut client) = shake_hands(socket, main, gate) else { return };
-    let certificates = client.certificates();
+    let mut visitor = Visitor::default();
     // A client that is gone without a word must not hold a stream's place for ever.
     upgrade::tune(client.as_fd());
     let mut ahead = Vec::new();
@@ -61,7 +61,7 @@ pub(super) fn serve(socket: Socket, place: &Place, gate: &Gate, stop: &StopToken
             Err(NoHead::Gone) => return,
             Err(NoHead::Refused(Refused(status, text))) => return farewell(client, gate, status, text),
         };
-        let Some(kept) = turn(client, head, &certificates, main, place, gate, stop) else { return };
+        let Some(kept) = turn(client, head, &mut visitor, main, place, gate, stop) else { return };
         (client, ahead) = kept;
         client.rest();
         place.rest(Instant::now());
@@ -146,7 +146,7 @@ fn too_large() -> NoHead {
 fn turn(
     mut client: Client,
     mut head: Head,
-    certificates: &[Vec<u8>],
+    visitor: &mut Visitor,
     main: &MainPort,
     place: &Place,
     gate: &Gate,
@@ -159,11 +159,11 @@ fn turn(
     let no_body = length == 0 && !chunked;
     let admitted = {
         let _waiting = threads::waiting("a review");
-        main.auth.admit(certificates, &mut head)
+        main.auth.admit(visitor, &|| client.certificates(), &mut head)
     };
     let user = match admitted {
         Ok(user) => user,
-        Err(refusal) => return refuse(client, head, &refusal, no_body, gate),
+        Err(refusal) => return refuse(client, head, &refusal, no_body && visitor.may_go_on(), gate),
     };
     place.busy(Instant::now());
     log::debug!("{} {} by {}", head.method, head.target.path, user.name);
@@ -295,10 +295,10 @@ fn chunks(raw: &[u8]) -> Result<Option<(Vec<u8>, usize)>, Refused> {
     }
 }
 
-/// Answers a caller who is not let in. Who sent no body may try again on this connection.
-fn refuse(mut client: Client, head: Head, refusal: &Refusal, no_body: bool, gate: &Gate) -> Option<Kept> {
+/// Answers a caller who is not let in, and closes the connection unless the caller may ask again.
+fn refuse(mut client: Client, head: Head, refusal: &Refusal, again: bool, gate: &Gate) -> Option<Kept> {
     let Refusal { status, text } = refusal;
-    let keep = no_body && head.keeps_alive();
+    let keep = again && head.keeps_alive();
     let connection = match (keep, head.is_1_1) {
         (true, false) => "Connection: keep-alive\r\n",
         (false, true) => "Connection: close\r\n",
@@ -315,7 +315,7 @@ fn refuse(mut client: Client, head: Head, refusal: &Refusal, no_body: bool, gate
         client.write_all(answer.as_bytes(), &gate.wake, ANSWER_LIMIT).ok()?;
         return Some((client, head.early));
     }
-    // Its body was not read: to close now could take the answer with it.
+    // Something may not have been read: to close now could take the answer with it.
     leave(client, gate, &answer);
     None
 }

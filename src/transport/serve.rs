@@ -4,6 +4,9 @@
 //! apart from the handshake, by [`Authorities`]: as in Go a stranger's certificate leads to
 //! an answer in HTTP, and a bundle of authorities that was replaced counts at once.
 
+mod authorities;
+mod usage;
+
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +17,14 @@ use rustls::crypto::{CryptoProvider, SupportedKxGroup};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{
-    CertificateError, CipherSuite, DigitallySignedStruct, DistinguishedName, NamedGroup, ProtocolVersion,
-    RootCertStore, ServerConfig, ServerConnection, SignatureScheme, SupportedCipherSuite,
-    SupportedProtocolVersion,
+    CipherSuite, DigitallySignedStruct, DistinguishedName, NamedGroup, ProtocolVersion, ServerConfig,
+    ServerConnection, SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
 };
+
+pub use authorities::{Authorities, Verdict};
 
 /// Ours to show, with its key. `Debug` does not show the key.
 #[derive(Clone, PartialEq, Eq)]
@@ -286,56 +290,6 @@ impl ClientCertVerifier for KeyHolders {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
-    }
-}
-
-/// Who may sign clients' certificates.
-#[derive(Clone)]
-pub struct Authorities {
-    verifier: Arc<dyn ClientCertVerifier>,
-}
-
-impl Authorities {
-    /// Takes a bundle; as in Go one certificate that cannot be read does not spoil the others.
-    ///
-    /// # Errors
-    /// When there is nothing usable in it.
-    pub fn of_pem(pem: &[u8]) -> Result<Authorities, ServeError> {
-        let wrong = |why: &dyn fmt::Display| ServeError::Authorities(why.to_string());
-        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-        let mut roots = RootCertStore::empty();
-        let (added, _) = roots.add_parsable_certificates(found.map_err(|error| wrong(&error))?);
-        if added == 0 {
-            return Err(wrong(&"no usable certificate"));
-        }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-            .build()
-            .map_err(|error| wrong(&error))?;
-        Ok(Authorities { verifier })
-    }
-
-    /// Whether one of them vouches now for the first certificate of a chain, for clients.
-    ///
-    /// # Errors
-    /// Why not, in Go's words where it has some.
-    pub fn verify(&self, chain: &[Vec<u8>]) -> Result<(), String> {
-        let mut chain = chain.iter().map(|der| CertificateDer::from(der.as_slice()));
-        let Some(first) = chain.next() else { return Err("no certificate".to_owned()) };
-        let others: Vec<_> = chain.collect();
-        let outcome = self.verifier.verify_client_cert(&first, &others, UnixTime::now());
-        outcome.map(|_| ()).map_err(|error| match error {
-            rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
-                "x509: certificate signed by unknown authority".to_owned()
-            }
-            rustls::Error::InvalidCertificate(
-                why @ (CertificateError::Expired
-                | CertificateError::ExpiredContext { .. }
-                | CertificateError::NotValidYet
-                | CertificateError::NotValidYetContext { .. }),
-            ) => format!("x509: certificate has expired or is not yet valid: {why}"),
-            other => format!("x509: {other}"),
-        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`,
-//! `mailbox`, `timers`, `wake`), waits (`backoff`), files, memory, log lines and `metrics`.
+//! `mailbox`, `timers`, `wake`), waits (`backoff`), files, memory, certificates (`x509`), log
+//! lines and `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
@@ -19,3 +20,4 @@ pub(crate) mod testing;
 pub mod threads;
 pub mod timers;
 pub mod wake;
+pub mod x509;

@@ -108,6 +108,9 @@ fn whoever_has_no_right_gets_nothing() {
         for (method, path, verb, subresources) in TARGETS {
             let text = format!("{method} {path} HTTP/1.1\r\nHost: n\r\nContent-Length: 0\r\n{headers}\r\n");
             let answer = connection.ask(&text).unwrap();
+            if answer.head.contains("\r\nConnection: close\r\n") {
+                connection = attacker.connect().unwrap();
+            }
             let expected = match user {
                 None => (401, "Unauthorized".to_owned()),
                 Some(user) => (
@@ -119,6 +122,42 @@ fn whoever_has_no_right_gets_nothing() {
             };
             assert_eq!((answer.status, answer.body), expected, "{what}: {method} {path}");
         }
+    }
+    regular.end();
+    solo.finish();
+}
+
+/// A client that guesses tokens, or has a certificate of another authority, needs a handshake for
+/// every three requests.
+#[test]
+fn three_unauthenticated_requests_in_a_row_close_the_connection() {
+    let (authority, stranger) = (Authority::new("clients"), Authority::new("clients"));
+    let solo = guarded(&authority, &json!({}));
+    let regular = Regular::start(&client(&solo, Some(&authority.issue("root", &["admins"]))));
+    let ask = |connection: &mut Connection, token: &str| {
+        let headers =
+            if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
+        let answer = connection.ask(&format!("GET /metrics HTTP/1.1\r\nHost: n\r\n{headers}\r\n")).unwrap();
+        (answer.status, answer.head.contains("\r\nConnection: close\r\n"))
+    };
+    for identity in [None, Some(stranger.issue("root", &["admins"]))] {
+        let attacker = client(&solo, identity.as_ref());
+        let mut connection = attacker.connect().unwrap();
+        // One that is known in between begins the count again.
+        for (token, expected) in [
+            ("bad-1", (401, false)),
+            ("bad-2", (401, false)),
+            ("good-scraper", (200, false)),
+            ("bad-3", (401, false)),
+            ("", (401, false)),
+            ("good-nobody", (403, false)),
+            ("bad-4", (401, false)),
+            ("", (401, false)),
+            ("bad-5", (401, true)),
+        ] {
+            assert_eq!(ask(&mut connection, token), expected, "{token}");
+        }
+        assert!(connection.answer(false).is_err(), "the connection is closed");
     }
     regular.end();
     solo.finish();

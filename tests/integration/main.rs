@@ -7,6 +7,7 @@ mod support;
 
 mod agent;
 mod attacks;
+mod authorities;
 mod containers;
 mod cri;
 mod hooks;

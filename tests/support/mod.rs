@@ -6,6 +6,7 @@ pub mod clock;
 pub mod containerd;
 pub mod control_plane;
 pub mod cop;
+pub mod der;
 pub mod dice;
 pub mod fake_api;
 pub mod fake_cri;

@@ -9,7 +9,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData, SanType};
 
-use super::{Error, Facts};
+use super::{Error, Facts, Subject};
 use crate::model::{api, meta};
 use crate::util::sha256;
 
@@ -160,8 +160,11 @@ impl Template {
     /// Whether a certificate says all of it. Names that it has besides do no harm.
     #[must_use]
     pub fn is_met_by(&self, facts: &Facts) -> bool {
-        facts.common_name == self.common_name()
-            && facts.organizations.iter().any(|one| one == NODES_GROUP)
+        let named = |subject: &Subject| {
+            subject.common_name == self.common_name()
+                && subject.organizations.iter().any(|one| one == NODES_GROUP)
+        };
+        facts.subject.as_ref().is_some_and(named)
             && self.names.dns_names.iter().all(|name| facts.dns_names.contains(name))
             && self.names.ips.iter().all(|ip| facts.ips.contains(ip))
     }
@@ -368,8 +371,11 @@ mod tests {
         let facts = Facts {
             not_before: jiff::Timestamp::UNIX_EPOCH,
             not_after: jiff::Timestamp::MAX,
-            common_name: "system:node:node1".into(),
-            organizations: vec!["system:nodes".into()],
+            subject: Some(Subject {
+                common_name: "system:node:node1".into(),
+                organizations: vec!["system:nodes".into()],
+                uids: Vec::new(),
+            }),
             dns_names: vec!["node1".into()],
             ips: vec!["10.0.0.7".parse().unwrap()],
             public_key: Vec::new(),

@@ -1,38 +1,26 @@
 //! What a certificate says: its lifetime, for whom it is, and its key (pure).
 //!
-//! A walk over DER by hand: of a certificate six fields are wanted, and who signed it is for
-//! the other side of a connection to judge. A parser of all of X.509 would cost the binary
-//! more than everything else in this directory.
+//! Of a certificate six fields are wanted, and who signed it is for the other side of a
+//! connection to judge. A parser of all of X.509 would cost the binary more than everything
+//! else in this directory.
 
 use std::net::IpAddr;
 
 use jiff::Timestamp;
-use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
+
+use crate::util::x509::{Certificate, Reader, is_identifier, tag};
 
 /// Encoded object identifiers.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 const ORGANIZATION: &[u8] = &[0x55, 0x04, 0x0a];
 const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 0x11];
+/// 1.3.6.1.4.1.57683.2 (apiserver: pkg/authentication/request/x509).
+const USER_UID: &[u8] = &[0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xc2, 0x53, 0x02];
 
-/// Tags of DER values.
-mod tag {
-    pub(super) const BOOLEAN: u8 = 0x01;
-    pub(super) const BIT_STRING: u8 = 0x03;
-    pub(super) const OCTET_STRING: u8 = 0x04;
-    pub(super) const OBJECT_IDENTIFIER: u8 = 0x06;
-    pub(super) const UTC_TIME: u8 = 0x17;
-    pub(super) const GENERALIZED_TIME: u8 = 0x18;
-    pub(super) const SEQUENCE: u8 = 0x30;
-    /// `[0]`: the version.
-    pub(super) const VERSION: u8 = 0xa0;
-    /// `[3]`: the extensions.
-    pub(super) const EXTENSIONS: u8 = 0xa3;
-    /// `[2]` in a SAN.
-    pub(super) const DNS_NAME: u8 = 0x82;
-    /// `[7]` in a SAN.
-    pub(super) const IP_ADDRESS: u8 = 0x87;
-}
+/// `[2]` in alternative names.
+const DNS_NAME: u8 = tag::context(2);
+/// `[7]` in alternative names.
+const IP_ADDRESS: u8 = tag::context(7);
 
 /// What is known of one certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,10 +29,8 @@ pub struct Facts {
     pub not_before: Timestamp,
     /// Not valid after.
     pub not_after: Timestamp,
-    /// The subject's common name; empty without one.
-    pub common_name: String,
-    /// The subject's organizations.
-    pub organizations: Vec<String>,
+    /// For whom it is; `None` where its name has a form that is not read.
+    pub subject: Option<Subject>,
     /// Alternative names: DNS.
     pub dns_names: Vec<String>,
     /// Alternative names: addresses.
@@ -53,33 +39,32 @@ pub struct Facts {
     pub public_key: Vec<u8>,
 }
 
+/// A distinguished name, as far as it names a user.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Subject {
+    /// The common name, the last of several; empty without one.
+    pub common_name: String,
+    /// The organizations, in their order.
+    pub organizations: Vec<String>,
+    /// The UIDs that Kubernetes puts into certificates.
+    pub uids: Vec<String>,
+}
+
 impl Facts {
     /// Reads a certificate in DER; `None` if it is none.
     #[must_use]
     pub fn of_der(der: &[u8]) -> Option<Facts> {
-        let mut certificate = Reader(Reader(der).take(tag::SEQUENCE)?);
-        let mut body = Reader(certificate.take(tag::SEQUENCE)?);
-        let _version = body.optional(tag::VERSION);
-        // Serial number, signature algorithm, issuer.
-        for _ in 0..3 {
-            body.any()?;
-        }
-        let mut validity = Reader(body.take(tag::SEQUENCE)?);
-        let not_before = time(validity.any()?)?;
-        let not_after = time(validity.any()?)?;
-        let (common_name, organizations) = subject(body.take(tag::SEQUENCE)?)?;
-        let mut key = Reader(body.take(tag::SEQUENCE)?);
-        key.take(tag::SEQUENCE)?;
-        // The first byte counts the unused bits of the last one.
-        let public_key = key.take(tag::BIT_STRING)?.get(1..)?.to_vec();
-        let (mut dns_names, mut ips) = (Vec::new(), Vec::new());
-        while !body.0.is_empty() {
-            let (one, content) = body.any()?;
-            if one == tag::EXTENSIONS {
-                (dns_names, ips) = alternative_names(content)?;
-            }
-        }
-        Some(Facts { not_before, not_after, common_name, organizations, dns_names, ips, public_key })
+        let certificate = Certificate::of_der(der)?;
+        let names = certificate.extension(SUBJECT_ALT_NAME);
+        let (dns_names, ips) = names.map_or(Some(<_>::default()), |names| alternative_names(names.value))?;
+        Some(Facts {
+            not_before: certificate.not_before,
+            not_after: certificate.not_after,
+            subject: Subject::of_der(certificate.subject),
+            dns_names,
+            ips,
+            public_key: certificate.public_key.to_vec(),
+        })
     }
 
     /// Whether its time is over.
@@ -89,120 +74,63 @@ impl Facts {
     }
 }
 
-/// The rest of a run of DER values.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    /// The next value's tag and content.
-    fn any(&mut self) -> Option<(u8, &'a [u8])> {
-        let (&tag, rest) = self.0.split_first()?;
-        // Tags above 30 take more bytes and do not occur here.
-        if tag & 0x1f == 0x1f {
-            return None;
-        }
-        let (&first, mut rest) = rest.split_first()?;
-        let length = if first < 0x80 {
-            usize::from(first)
-        } else {
-            // Four bytes of length are 4 GiB: more is nonsense, none is BER.
-            let count = usize::from(first & 0x7f);
-            if !(1..=4).contains(&count) {
-                return None;
-            }
-            let (bytes, after) = rest.split_at_checked(count)?;
-            rest = after;
-            bytes.iter().fold(0_usize, |length, byte| (length << 8) | usize::from(*byte))
-        };
-        let (content, after) = rest.split_at_checked(length)?;
-        self.0 = after;
-        Some((tag, content))
-    }
-
-    /// The next value's content if it has this tag.
-    fn take(&mut self, wanted: u8) -> Option<&'a [u8]> {
-        self.any().filter(|(tag, _)| *tag == wanted).map(|(_, content)| content)
-    }
-
-    /// Like `take`, but another value stays where it is.
-    fn optional(&mut self, wanted: u8) -> Option<&'a [u8]> {
-        if self.0.first() == Some(&wanted) { self.take(wanted) } else { None }
-    }
-}
-
-/// Common name and organizations of a distinguished name.
-fn subject(content: &[u8]) -> Option<(String, Vec<String>)> {
-    let (mut common_name, mut organizations) = (String::new(), Vec::new());
-    let mut sets = Reader(content);
-    while !sets.0.is_empty() {
-        let (_, set) = sets.any()?;
-        let mut attributes = Reader(set);
-        while !attributes.0.is_empty() {
-            let mut attribute = Reader(attributes.take(tag::SEQUENCE)?);
-            let kind = attribute.take(tag::OBJECT_IDENTIFIER)?;
-            let (_, value) = attribute.any()?;
-            let text = || String::from_utf8_lossy(value).into_owned();
-            match kind {
-                COMMON_NAME => common_name = text(),
-                ORGANIZATION => organizations.push(text()),
-                _ => {}
-            }
-        }
-    }
-    Some((common_name, organizations))
-}
-
-fn alternative_names(extensions: &[u8]) -> Option<(Vec<String>, Vec<IpAddr>)> {
-    let (mut dns_names, mut ips) = (Vec::new(), Vec::new());
-    let mut all = Reader(Reader(extensions).take(tag::SEQUENCE)?);
-    while !all.0.is_empty() {
-        let mut extension = Reader(all.take(tag::SEQUENCE)?);
-        let kind = extension.take(tag::OBJECT_IDENTIFIER)?;
-        let _critical = extension.optional(tag::BOOLEAN);
-        let content = extension.take(tag::OCTET_STRING)?;
-        if kind != SUBJECT_ALT_NAME {
-            continue;
-        }
-        let mut names = Reader(Reader(content).take(tag::SEQUENCE)?);
-        while !names.0.is_empty() {
-            match names.any()? {
-                (tag::DNS_NAME, name) => dns_names.push(String::from_utf8_lossy(name).into_owned()),
-                (tag::IP_ADDRESS, bytes) => {
-                    let ip = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-                    ips.push(ip.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()?);
+impl Subject {
+    /// Reads the content of a distinguished name's SEQUENCE.
+    ///
+    /// DIFFERS: Go reads T61String, BMPString and NumericString as well, and lets `*` and `&`
+    /// pass in a PrintableString. Users and groups get rights by these strings, so each must have
+    /// one reading.
+    #[must_use]
+    pub fn of_der(content: &[u8]) -> Option<Subject> {
+        let mut subject = Subject::default();
+        for set in Reader(content).all(tag::SET)? {
+            for attribute in Reader(set).all(tag::SEQUENCE)? {
+                let mut parts = Reader(attribute);
+                let kind = parts.take(tag::OBJECT_IDENTIFIER).filter(|kind| is_identifier(kind))?;
+                let text = text(parts.any()?)?;
+                if !parts.0.is_empty() {
+                    return None;
                 }
-                _ => {}
+                match kind {
+                    COMMON_NAME => text.clone_into(&mut subject.common_name),
+                    ORGANIZATION => subject.organizations.push(text.to_owned()),
+                    USER_UID => subject.uids.push(text.to_owned()),
+                    _ => {}
+                }
             }
+        }
+        Some(subject)
+    }
+}
+
+/// The text of a UTF8String, PrintableString or IA5String; `None` for other kinds.
+fn text((kind, content): (u8, &[u8])) -> Option<&str> {
+    let good = match kind {
+        tag::UTF8_STRING => true,
+        tag::IA5_STRING => content.is_ascii(),
+        // X.680, 41.4.
+        tag::PRINTABLE_STRING => {
+            content.iter().all(|byte| byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(byte))
+        }
+        _ => false,
+    };
+    std::str::from_utf8(content).ok().filter(|_| good)
+}
+
+fn alternative_names(value: &[u8]) -> Option<(Vec<String>, Vec<IpAddr>)> {
+    let (mut dns_names, mut ips) = (Vec::new(), Vec::new());
+    let mut names = Reader(Reader(value).take(tag::SEQUENCE)?);
+    while !names.0.is_empty() {
+        match names.any()? {
+            (DNS_NAME, name) => dns_names.push(String::from_utf8_lossy(name).into_owned()),
+            (IP_ADDRESS, bytes) => {
+                let ip = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+                ips.push(ip.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()?);
+            }
+            _ => {}
         }
     }
     Some((dns_names, ips))
-}
-
-/// `YYMMDDhhmmssZ` or `YYYYMMDDhhmmssZ`, which is all that certificates may hold.
-fn time((kind, content): (u8, &[u8])) -> Option<Timestamp> {
-    let text = std::str::from_utf8(content).ok()?.strip_suffix('Z')?;
-    if !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let (year, rest) = match kind {
-        tag::UTC_TIME => {
-            let (year, rest) = text.split_at_checked(2)?;
-            let year: i16 = year.parse().ok()?;
-            // RFC 5280: 50 to 99 are of the last century.
-            (if year >= 50 { 1900 + year } else { 2000 + year }, rest)
-        }
-        tag::GENERALIZED_TIME => {
-            let (year, rest) = text.split_at_checked(4)?;
-            (year.parse().ok()?, rest)
-        }
-        _ => return None,
-    };
-    if rest.len() != 10 {
-        return None;
-    }
-    let field = |at: usize| rest.get(at..at + 2).and_then(|two| two.parse::<i8>().ok());
-    let at = DateTime::new(year, field(0)?, field(2)?, field(4)?, field(6)?, field(8)?, 0).ok()?;
-    // RFC 5280 writes "never" as the last second of 9999, which is beyond our last one.
-    Some(at.to_zoned(TimeZone::UTC).map_or(Timestamp::MAX, |zoned| zoned.timestamp()))
 }
 
 #[cfg(test)]
@@ -232,8 +160,10 @@ mod tests {
             let facts = Facts::of_der(&der).unwrap();
             assert_eq!(facts.not_before.to_string(), "2026-02-28T01:01:01Z");
             assert_eq!(facts.not_after.to_string(), text);
-            assert_eq!(facts.common_name, "system:node:node1");
-            assert_eq!(facts.organizations, ["system:nodes"]);
+            let subject = facts.subject.unwrap();
+            assert_eq!(subject.common_name, "system:node:node1");
+            assert_eq!(subject.organizations, ["system:nodes"]);
+            assert_eq!(subject.uids, [""; 0]);
             assert_eq!(facts.dns_names, ["node1", "node1.example"]);
             assert_eq!(facts.ips, ["10.0.0.7", "fd00::7"].map(|ip| ip.parse::<std::net::IpAddr>().unwrap()));
             assert_eq!(facts.public_key, key.der_bytes());
@@ -257,19 +187,104 @@ mod tests {
         assert_eq!(Facts::of_der(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]), None);
     }
 
+    /// A value in DER with a length below 128.
+    fn value(tag: u8, content: &[u8]) -> Vec<u8> {
+        [&[tag, u8::try_from(content.len()).unwrap()][..], content].concat()
+    }
+
+    fn attribute(kind: &[u8], tag: u8, text: &[u8]) -> Vec<u8> {
+        value(0x30, &[value(0x06, kind), value(tag, text)].concat())
+    }
+
+    /// One set for each attribute.
+    fn name(attributes: &[Vec<u8>]) -> Vec<u8> {
+        attributes.iter().flat_map(|attribute| value(0x31, attribute)).collect()
+    }
+
     #[test]
-    fn times_are_of_their_century_or_refused() {
-        let check = |kind, text: &str, expected: Option<&str>| {
-            let read = time((kind, text.as_bytes())).map(|at| at.to_string());
-            assert_eq!(read.as_deref(), expected, "{text}");
+    fn subject_strings_of_other_kinds_or_characters_are_refused() {
+        let read = |tag: u8, text: &[u8]| {
+            Subject::of_der(&name(&[attribute(COMMON_NAME, tag, text)])).map(|subject| subject.common_name)
         };
-        check(tag::UTC_TIME, "491231235959Z", Some("2049-12-31T23:59:59Z"));
-        check(tag::UTC_TIME, "500101000000Z", Some("1950-01-01T00:00:00Z"));
-        check(tag::GENERALIZED_TIME, "20500101000000Z", Some("2050-01-01T00:00:00Z"));
-        check(tag::GENERALIZED_TIME, "99991231235959Z", Some(&Timestamp::MAX.to_string()));
-        check(tag::UTC_TIME, "260230000000Z", None);
-        check(tag::UTC_TIME, "2602", None);
-        check(tag::UTC_TIME, "26022800000+Z", None);
-        check(tag::OCTET_STRING, "260228000000Z", None);
+        for (tag, text) in [
+            (0x0c, "jane"),
+            (0x0c, "j\u{e4}ne"),
+            (0x0c, "a*b&c@d_e"),
+            (0x13, "system:node:a-1.b (c) '+,/=?"),
+            (0x16, "jane@example.org_*&"),
+            (0x0c, ""),
+        ] {
+            assert_eq!(read(tag, text.as_bytes()).as_deref(), Some(text), "{tag:#x}");
+        }
+        for (tag, text, why) in [
+            (0x14, &b"jane"[..], "T61String"),
+            (0x1e, b"\0j\0a", "BMPString"),
+            (0x1c, b"\0\0\0j", "UniversalString"),
+            (0x12, b"12", "NumericString"),
+            (0x1a, b"jane", "VisibleString"),
+            (0x1b, b"jane", "GeneralString"),
+            (0x03, b"\0jane", "a BIT STRING"),
+            (0x04, b"jane", "an OCTET STRING"),
+            (0x2c, b"jane", "a constructed UTF8String"),
+            (0x0c, b"j\xe4ne", "not UTF-8"),
+            (0x0c, b"\xed\xa0\x80", "a surrogate"),
+            (0x0c, b"\xc0\xaf", "an overlong form"),
+            (0x16, b"j\xe4ne", "not ASCII"),
+            (0x13, b"a*", "an asterisk"),
+            (0x13, b"a&b", "an ampersand"),
+            (0x13, b"a@b", "an at sign"),
+            (0x13, b"a_b", "an underscore"),
+            (0x13, b"a\0", "a zero"),
+            (0x13, "j\u{e4}".as_bytes(), "not ASCII"),
+        ] {
+            assert_eq!(read(tag, text), None, "{why}");
+            // A bad string in a field that is not used makes the name as bad.
+            let other =
+                name(&[attribute(&[0x55, 0x04, 0x0b], tag, text), attribute(COMMON_NAME, 0x0c, b"jane")]);
+            assert_eq!(Subject::of_der(&other), None, "{why}");
+        }
+    }
+
+    #[test]
+    fn the_last_common_name_and_every_organization_count() {
+        let text = |kind: &[u8], text: &str| attribute(kind, 0x0c, text.as_bytes());
+        let read = |content: &[u8]| {
+            Subject::of_der(content)
+                .map(|one| (one.common_name, one.organizations.join(","), one.uids.join(",")))
+        };
+        let is = |name: &str, groups: &str, uids: &str| {
+            Some((name.to_owned(), groups.to_owned(), uids.to_owned()))
+        };
+        let (cn, o) = (COMMON_NAME, ORGANIZATION);
+        assert_eq!(read(&[]), is("", "", ""));
+        assert_eq!(
+            read(&name(&[text(cn, "a"), text(o, "g"), text(cn, "b"), text(o, "h")])),
+            is("b", "g,h", "")
+        );
+        // An empty name is a name, and the last one.
+        assert_eq!(read(&name(&[text(cn, "a"), text(cn, "")])), is("", "", ""));
+        assert_eq!(
+            read(&name(&[text(USER_UID, "u1"), text(cn, "a"), text(USER_UID, "u2")])),
+            is("a", "", "u1,u2")
+        );
+        // Several attributes in one set, in the order of the encoding.
+        let both = value(0x31, &[text(cn, "a"), text(o, "g"), text(cn, "b")].concat());
+        assert_eq!(read(&both), is("b", "g", ""));
+        assert_eq!(read(&value(0x31, &[])), is("", "", ""));
+        for (content, why) in [
+            (value(0x30, &text(cn, "a")), "no set"),
+            (value(0x31, &value(0x31, &value(0x06, cn))), "no sequence in the set"),
+            (value(0x31, &value(0x30, &value(0x06, cn))), "no value"),
+            (value(0x31, &value(0x30, &value(0x0c, b"a"))), "no kind"),
+            (name(&[text(&[0x55, 0x80, 0x03], "a")]), "a bad identifier"),
+            (
+                value(0x31, &value(0x30, &[value(0x06, cn), value(0x0c, b"a"), value(0x0c, b"b")].concat())),
+                "two values",
+            ),
+            (value(0x31, &[0x30, 0x81, 0x08, 6, 3, 0x55, 4, 3, 0x0c, 1, b'a']), "a long length"),
+            ([name(&[text(cn, "a")]), vec![0]].concat(), "something after it"),
+        ] {
+            assert_eq!(read(&content), None, "{why}");
+        }
     }
 }

@@ -22,7 +22,7 @@ mod thread;
 use std::path::PathBuf;
 
 pub use csr::{Purpose, ServingNames, Template};
-pub use facts::Facts;
+pub use facts::{Facts, Subject};
 pub use signer::OpenBootstrap;
 pub use store::{Identity, Store, facts_of_pem};
 pub use thread::{Certificates, Numbers, Renewed, Settings, client_identity, spawn};

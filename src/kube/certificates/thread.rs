@@ -327,7 +327,7 @@ mod tests {
                 bootstrap: None,
                 kubeconfig: Some((dir.path().join("kubelet.conf"), Cluster::default())),
                 install: Box::new(move |identity| {
-                    let _ = installed.send(identity.facts.common_name.clone());
+                    let _ = installed.send(identity.facts.subject.clone().unwrap_or_default().common_name);
                 }),
             }),
             serving: Some((serving.clone(), signer.boxed())),

@@ -1,13 +1,16 @@
-//! Who asks: by certificate, by token, or nobody in particular.
+//! Who asks: by certificate, by token, or anonymously.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::authority::AuthorityFile;
 use super::cache::Cache;
+use super::visitor::{Certificates, Known};
 use super::{Clock, Reviews, Settings};
-use crate::kube::certificates::Facts;
+use crate::kube::certificates::{Facts, Subject};
 use crate::kube::reviews::User;
 use crate::server::head::Head;
 use crate::server::shares::Caller;
@@ -74,14 +77,17 @@ impl Authentication {
         Ok(Authentication { authorities, tokens, anonymous: settings.anonymous })
     }
 
-    /// Who asks. What fails is an error and makes nobody anonymous.
+    /// Who asks at this time. Credentials that fail are an error: the caller does not become
+    /// anonymous. `known` is the result for this connection's certificates.
     pub(super) fn user(
         &self,
-        certificates: &[Vec<u8>],
+        known: &mut Option<Known>,
+        certificates: &Certificates<'_>,
         head: &mut Head,
         caller: &Caller,
+        now: Timestamp,
     ) -> Result<User, Nobody> {
-        let by_certificate = self.by_certificate(certificates);
+        let by_certificate = self.by_certificate(known, certificates, now);
         let outcome = match by_certificate {
             Ok(Some(user)) => Ok(Some(user)),
             Ok(None) => self.by_token(head, caller),
@@ -104,20 +110,25 @@ impl Authentication {
         }
     }
 
-    fn by_certificate(&self, certificates: &[Vec<u8>]) -> Result<Option<User>, String> {
-        let (Some(file), Some(own)) = (&self.authorities, certificates.first()) else { return Ok(None) };
-        file.current().verify(certificates)?;
-        let facts = Facts::of_der(own).ok_or("x509: malformed certificate")?;
-        if facts.common_name.is_empty() {
-            return Ok(None);
+    /// Whose certificate it is. It is verified once for each generation of the authorities, and
+    /// again when time has changed what it is worth.
+    fn by_certificate(
+        &self,
+        known: &mut Option<Known>,
+        certificates: &Certificates<'_>,
+        now: Timestamp,
+    ) -> Result<Option<User>, String> {
+        let Some(file) = &self.authorities else { return Ok(None) };
+        let (generation, authorities) = file.current();
+        if let Some(known) = known.as_ref().filter(|known| known.counts(generation, now)) {
+            return known.user.clone();
         }
-        let id = format!("{OF_CERTIFICATE}{}", sha256::hex(own));
-        Ok(Some(User {
-            name: facts.common_name,
-            groups: facts.organizations,
-            extra: BTreeMap::from([(CREDENTIAL_ID.to_owned(), vec![id])]),
-            uid: String::new(),
-        }))
+        let chain = certificates();
+        let Some(own) = chain.first() else { return Ok(None) };
+        let verdict = authorities.verify(&chain, now);
+        let user = verdict.outcome.clone().and_then(|()| user_of(own));
+        *known = Some(Known { generation, verdict, user: user.clone() });
+        user
     }
 
     fn by_token(&self, head: &mut Head, caller: &Caller) -> Result<Option<User>, String> {
@@ -134,6 +145,30 @@ impl Authentication {
         };
         tokens.user(&token, caller)?.map(Some).ok_or_else(|| "invalid bearer token".to_owned())
     }
+}
+
+/// The user of a verified certificate.
+fn user_of(own: &[u8]) -> Result<Option<User>, String> {
+    let facts = Facts::of_der(own).ok_or("x509: malformed certificate")?;
+    let bad = "x509: the subject has a string that is no valid UTF8String, PrintableString or IA5String";
+    user_named(facts.subject.ok_or(bad)?, own)
+}
+
+/// The user that a subject names; `None`: it has no common name.
+fn user_named(subject: Subject, own: &[u8]) -> Result<Option<User>, String> {
+    let Subject { common_name, organizations, uids } = subject;
+    if common_name.is_empty() {
+        return Ok(None);
+    }
+    let uid = match uids.as_slice() {
+        [] => String::new(),
+        [uid] if !uid.is_empty() => uid.clone(),
+        [_] => return Err("x509: the UID is empty".to_owned()),
+        _ => return Err("x509: there are several UIDs".to_owned()),
+    };
+    let id = format!("{OF_CERTIFICATE}{}", sha256::hex(own));
+    let extra = BTreeMap::from([(CREDENTIAL_ID.to_owned(), vec![id])]);
+    Ok(Some(User { name: common_name, uid, groups: organizations, extra }))
 }
 
 impl Tokens {
@@ -204,6 +239,22 @@ mod tests {
     fn head(headers: &str) -> Head {
         let text = format!("GET /pods HTTP/1.1\r\nHost: n\r\n{headers}");
         Head::parse(text.trim_end().as_bytes(), None).unwrap()
+    }
+
+    #[test]
+    fn a_subject_names_a_user_with_groups_and_at_most_one_uid() {
+        let named = |name: &str, uids: &[&str]| {
+            let uids = uids.iter().map(ToString::to_string).collect();
+            let subject = Subject { common_name: name.into(), organizations: vec!["g".into()], uids };
+            user_named(subject, b"certificate")
+                .map(|user| user.map(|user| (user.name, user.groups, user.uid)))
+        };
+        let is = |uid: &str| Ok(Some(("jane".to_owned(), vec!["g".to_owned()], uid.to_owned())));
+        assert_eq!(named("", &[]), Ok(None));
+        assert_eq!(named("", &["a", "b"]), Ok(None));
+        assert_eq!(named("jane", &[]), is(""));
+        assert_eq!(named("jane", &["u1"]), is("u1"));
+        assert!(named("jane", &[""]).is_err() && named("jane", &["u1", "u2"]).is_err());
     }
 
     #[test]

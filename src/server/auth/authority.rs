@@ -1,11 +1,13 @@
-//! Who vouches for clients: `clientCAFile`, read again when it changes.
+//! The authorities of clients: `clientCAFile`, read again when it changes.
 
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
 
 use super::Clock;
 use crate::transport::serve::Authorities;
@@ -26,7 +28,9 @@ pub(super) struct AuthorityFile {
 struct Inner {
     looked: Instant,
     seen: Option<Stamp>,
-    authorities: Authorities,
+    authorities: Arc<Authorities>,
+    /// Grows with every bundle that was read.
+    generation: u64,
 }
 
 /// What tells that a file is another one, or has another content: device, inode, the time of
@@ -37,12 +41,13 @@ impl AuthorityFile {
     pub(super) fn open(path: &Path, clock: Clock) -> Result<Self, String> {
         let seen = stamp(path);
         let authorities = read(path)?;
-        let inner = Mutex::new(Inner { looked: clock(), seen, authorities });
+        let inner = Mutex::new(Inner { looked: clock(), seen, authorities, generation: 0 });
         Ok(AuthorityFile { path: path.to_owned(), clock, inner })
     }
 
-    /// Those that count now. A file that cannot be used leaves those of before.
-    pub(super) fn current(&self) -> Authorities {
+    /// Those that count now, and which generation of them it is. A file that cannot be used
+    /// leaves those of before.
+    pub(super) fn current(&self) -> (u64, Arc<Authorities>) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (self.clock)();
         if now.saturating_duration_since(inner.looked) >= LOOK_AGAIN {
@@ -53,13 +58,14 @@ impl AuthorityFile {
                     Ok(authorities) => {
                         log::info!("the authorities in {} were read again", self.path.display());
                         (inner.authorities, inner.seen) = (authorities, seen);
+                        inner.generation += 1;
                     }
                     // Half-way through a replacement, perhaps: the next look tells.
                     Err(why) => log::warn!("clients' authorities stay as they were: {why}"),
                 }
             }
         }
-        inner.authorities.clone()
+        (inner.generation, Arc::clone(&inner.authorities))
     }
 }
 
@@ -68,7 +74,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
     Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec(), metadata.len()))
 }
 
-fn read(path: &Path) -> Result<Authorities, String> {
+fn read(path: &Path) -> Result<Arc<Authorities>, String> {
     let named = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
     // To open a pipe would wait for somebody to write to it.
     if !fs::metadata(path).map_err(|error| named(&error))?.is_file() {
@@ -78,5 +84,15 @@ fn read(path: &Path) -> Result<Authorities, String> {
     fs::File::open(path)
         .and_then(|file| file.take(MAX_BYTES).read_to_end(&mut pem))
         .map_err(|error| named(&error))?;
-    Authorities::of_pem(&pem).map_err(|error| named(&error))
+    let authorities = Authorities::of_pem(&pem).map_err(|error| named(&error))?;
+    let (all, signing) = authorities.count(Timestamp::now());
+    if signing < all {
+        log::warn!(
+            "{}: {} of {all} certificates cannot sign clients' certificates: they are no authorities for \
+             clients, or outside of their time",
+            path.display(),
+            all - signing
+        );
+    }
+    Ok(Arc::new(authorities))
 }

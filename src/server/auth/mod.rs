@@ -1,20 +1,23 @@
 //! Who asks, and whether that is allowed (Go: pkg/kubelet/server/auth.go, apiserver's
 //! authenticators and authorizers).
 //!
-//! `authentication` finds out who it is: a client certificate, a bearer token, nobody in
-//! particular. `authorization` says what a request means as verb and sub-resource of the
-//! node, and asks whether that is allowed. `cache` remembers what the API server said;
-//! `authority` keeps the bundle of authorities fresh. Nothing here trusts a header, but the
-//! token in `Authorization` that the API server vouches for.
+//! `authentication` finds out who it is: by a client certificate, by a bearer token, or
+//! anonymously. `authorization` says what a request means as verb and sub-resource of the
+//! node, and asks whether that is allowed. `cache` keeps the API server's answers, `visitor`
+//! what is known of one connection; `authority` keeps the bundle of authorities fresh. Nothing
+//! here trusts a header, but the token in `Authorization` that the API server has reviewed.
 
 mod authentication;
 mod authority;
 mod authorization;
 mod cache;
+mod visitor;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
 
 use super::head::Head;
 use super::shares::Caller;
@@ -22,6 +25,7 @@ use crate::kube::reviews::{Attributes, Reviewer, User};
 pub(super) use authentication::PROTOCOL_TOKEN;
 use authentication::{Authentication, Nobody};
 use authorization::{Authorization, Denied};
+pub(super) use visitor::{Certificates, Visitor};
 
 /// Asks the API server. Bounded in time.
 pub trait Reviews: Send + Sync {
@@ -128,12 +132,28 @@ impl Auth {
         may
     }
 
-    /// Lets a request in, or says why not. Its credentials are taken out of the head: nobody
-    /// behind this needs them.
-    pub(super) fn admit(&self, certificates: &[Vec<u8>], head: &mut Head) -> Result<User, Refusal> {
+    /// Lets a request in, or says why not. Its credentials are taken out of the head: nothing
+    /// behind this needs them. `certificates` are asked for when they have to be verified.
+    pub(super) fn admit(
+        &self,
+        visitor: &mut Visitor,
+        certificates: &Certificates<'_>,
+        head: &mut Head,
+    ) -> Result<User, Refusal> {
+        self.admit_at(visitor, certificates, head, Timestamp::now())
+    }
+
+    fn admit_at(
+        &self,
+        visitor: &mut Visitor,
+        certificates: &Certificates<'_>,
+        head: &mut Head,
+        now: Timestamp,
+    ) -> Result<User, Refusal> {
         let caller = Caller::new(head.peer, None);
-        let outcome = self.authentication.user(certificates, head, &caller);
+        let outcome = self.authentication.user(&mut visitor.known, certificates, head, &caller, now);
         head.remove("authorization");
+        visitor.authenticated(outcome.is_ok());
         let user = outcome.map_err(|nobody| {
             if let Nobody::Because(why) = nobody {
                 let level = if self.may_tell() { log::Level::Info } else { log::Level::Debug };

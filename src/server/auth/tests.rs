@@ -1,10 +1,12 @@
-//! Admission as a whole, with an API server and a time of the tests' own. Certificates are
+//! Admission as a whole, with an API server and a time of the tests' own. Most certificates are
 //! tested where they can be made, in `tests/integration`.
 
 use std::cell::Cell;
+use std::fs;
 use std::sync::OnceLock;
 
 use super::*;
+use crate::util::encoding::from_base64;
 
 thread_local! {
     static LATER: Cell<Duration> = const { Cell::new(Duration::ZERO) };
@@ -77,7 +79,7 @@ impl Door {
             if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}") };
         let text = format!("{request} HTTP/1.1\r\nHost: n\r\nX-Remote-User: admin\r\n{credentials}");
         let mut head = Head::parse(text.trim_end().as_bytes(), None).unwrap();
-        let outcome = self.auth.admit(&[], &mut head);
+        let outcome = self.auth.admit(&mut Visitor::default(), &Vec::new, &mut head);
         assert_eq!(head.get("authorization"), None);
         outcome.map_err(|refusal| (refusal.status, refusal.text))
     }
@@ -212,4 +214,81 @@ fn settings_that_need_an_api_server_say_so() {
     let file = Some(PathBuf::from("/does/not/exist"));
     let why = why(Settings { client_ca_file: file, tokens: None, ..settings() });
     assert!(why.contains("unable to load client CA file /does/not/exist"), "{why}");
+}
+
+/// The authorities "clients" and "others", and a certificate of "jane" in the group "readers" by
+/// "clients" that is valid from 2020 to 2040. The authorities live until 2100.
+const CLIENTS: &str = include_str!("data/clients.crt");
+const OTHERS: &str = include_str!("data/others.crt");
+const JANE: &str = include_str!("data/jane.crt");
+
+fn der(pem: &str) -> Vec<u8> {
+    let body: String = pem.lines().filter(|line| !line.starts_with('-')).collect();
+    from_base64(&body).unwrap()
+}
+
+#[test]
+fn a_connection_verifies_its_certificate_once_until_authorities_or_time_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ca.crt");
+    fs::write(&file, CLIENTS).unwrap();
+    let settings = Settings { client_ca_file: Some(file.clone()), mode: Mode::AlwaysAllow, ..settings() };
+    let door = Door::new(settings);
+    let shown = Cell::new(0);
+    let show = || {
+        shown.set(shown.get() + 1);
+        vec![der(JANE)]
+    };
+    let mut visitor = Visitor::default();
+    let mut ask = |time: &str| {
+        let mut head = Head::parse(b"GET /pods HTTP/1.1\r\nHost: n", None).unwrap();
+        let outcome = door.auth.admit_at(&mut visitor, &show, &mut head, time.parse().unwrap());
+        (outcome.map(|user| user.name).map_err(|refusal| refusal.status), shown.get())
+    };
+    let jane = || Ok("jane".to_owned());
+    for _ in 0..3 {
+        assert_eq!(ask("2026-01-01T00:00:00Z"), (jane(), 1));
+    }
+    assert_eq!(ask("2040-01-01T00:00:00Z"), (jane(), 1), "its last second");
+    // It expires; that is found once.
+    for _ in 0..2 {
+        assert_eq!(ask("2040-01-01T00:00:00.000000001Z"), (Err(401), 2));
+    }
+    // A clock that goes back, before its time and into it.
+    assert_eq!(ask("2019-12-31T23:59:59Z"), (Err(401), 3));
+    assert_eq!(ask("2020-01-01T00:00:00Z"), (jane(), 4));
+    // Other authorities, and those of before.
+    let write = |text: &str| {
+        fs::write(&file, text).unwrap();
+        pass(1);
+    };
+    write(OTHERS);
+    for _ in 0..2 {
+        assert_eq!(ask("2026-01-01T00:00:00Z"), (Err(401), 5));
+    }
+    write(&format!("{OTHERS}{CLIENTS}"));
+    for _ in 0..2 {
+        assert_eq!(ask("2026-01-01T00:00:00Z"), (jane(), 6));
+    }
+    // A file that was written again, or that is no bundle, changes nothing that matters.
+    write("nonsense");
+    assert_eq!(ask("2026-01-01T00:00:00Z"), (jane(), 6));
+}
+
+#[test]
+fn a_client_certificate_of_the_bundle_is_accepted_and_signs_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ca.crt");
+    fs::write(&file, JANE).unwrap();
+    let settings = Settings { client_ca_file: Some(file), mode: Mode::AlwaysAllow, ..settings() };
+    let door = Door::new(settings);
+    let ask = |pem: &str, year: u16| {
+        let mut head = Head::parse(b"GET /pods HTTP/1.1\r\nHost: n", None).unwrap();
+        let time = format!("{year}-06-01T00:00:00Z").parse().unwrap();
+        let outcome = door.auth.admit_at(&mut Visitor::default(), &|| vec![der(pem)], &mut head, time);
+        outcome.map(|user| user.name).map_err(|refusal| refusal.status)
+    };
+    assert_eq!(ask(JANE, 2026), Ok("jane".to_owned()));
+    assert_eq!(ask(JANE, 2040), Err(401));
+    assert_eq!(ask(CLIENTS, 2026), Err(401));
 }

@@ -1,0 +1,350 @@
+//! Whose clients are known: the authorities of a bundle, and the chains that lead to them
+//! (Go: crypto/x509, `Certificate.Verify`).
+//!
+//! The path from a client's certificate to an authority is found here: the TLS library gets one
+//! path and one authority at a time, so that the certificates of an unknown client cost a few
+//! signatures at most. The library checks signatures, times, extended usages and name
+//! constraints along the path. What it does not check is checked here: whether an authority may
+//! sign at all, its time, how long a path it allows, key usages, and critical extensions.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{CertificateError, RootCertStore};
+
+use super::ServeError;
+use super::usage::Usage;
+use crate::util::sha256;
+use crate::util::x509::Certificate;
+
+/// Authorities between a client's certificate and one of the bundle; the library takes no more.
+const MAX_INTERMEDIATES: usize = 6;
+
+/// Certificates that count of those that a client shows besides its own.
+const MAX_SHOWN: usize = 16;
+
+/// Authorities and other certificates that are tried for one chain: several have one name while
+/// they replace each other.
+const MAX_TRIED: usize = 32;
+
+const UNKNOWN: &str = "x509: certificate signed by unknown authority";
+const INCOMPATIBLE: &str = "x509: certificate specifies an incompatible key usage";
+
+/// Who may sign clients' certificates.
+#[derive(Debug)]
+pub struct Authorities {
+    signing: Vec<Authority>,
+    /// Digests of all certificates in the bundle.
+    bundle: BTreeSet<[u8; 32]>,
+}
+
+/// One that may sign.
+struct Authority {
+    subject: Vec<u8>,
+    life: Life,
+    path_length: Option<u64>,
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Authority({:?})", self.life)
+    }
+}
+
+/// What is said of a client's certificates, and for how long that holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Why they prove nothing.
+    pub outcome: Result<(), String>,
+    /// What it cost: certificates that were tried as the next of a path, and authorities that
+    /// were tried as its end. Each costs a signature at most, and a path that is good one for
+    /// each of its certificates.
+    pub tried: usize,
+    /// Another outcome is possible before this time.
+    since: Timestamp,
+    /// Another outcome is possible after this time.
+    until: Timestamp,
+}
+
+impl Verdict {
+    /// Whether it is still the verdict at this time: no certificate that it depends on has
+    /// become valid or expired.
+    #[must_use]
+    pub fn holds(&self, now: Timestamp) -> bool {
+        (self.since..=self.until).contains(&now)
+    }
+
+    /// Counts a time that the outcome depends on.
+    fn depends_on(&mut self, life: Life, now: Timestamp) {
+        let instant = SignedDuration::from_nanos(1);
+        if now < life.not_before {
+            let before = life.not_before.checked_sub(instant).unwrap_or(life.not_before);
+            self.until = self.until.min(before);
+        } else {
+            self.since = self.since.max(life.not_before);
+        }
+        if now <= life.not_after {
+            self.until = self.until.min(life.not_after);
+        } else {
+            self.since = self.since.max(life.not_after.checked_add(instant).unwrap_or(life.not_after));
+        }
+    }
+}
+
+/// When a certificate is valid; both ends are part of it.
+#[derive(Debug, Clone, Copy)]
+struct Life {
+    not_before: Timestamp,
+    not_after: Timestamp,
+}
+
+impl Life {
+    fn of(certificate: &Certificate<'_>) -> Life {
+        Life { not_before: certificate.not_before, not_after: certificate.not_after }
+    }
+
+    fn check(self, now: Timestamp) -> Result<(), String> {
+        let (word, limit) = if now < self.not_before {
+            ("before", self.not_before)
+        } else if now > self.not_after {
+            ("after", self.not_after)
+        } else {
+            return Ok(());
+        };
+        Err(format!(
+            "x509: certificate has expired or is not yet valid: current time {now:.0} is {word} {limit}"
+        ))
+    }
+}
+
+impl Authorities {
+    /// Reads a bundle in PEM.
+    ///
+    /// DIFFERS: a certificate that cannot be read is left out; the Go kubelet refuses the
+    /// whole bundle.
+    ///
+    /// # Errors
+    /// When no certificate in it can be read.
+    pub fn of_pem(pem: &[u8]) -> Result<Authorities, ServeError> {
+        let wrong = |why: &dyn fmt::Display| ServeError::Authorities(why.to_string());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let (mut signing, mut bundle) = (Vec::new(), BTreeSet::new());
+        for der in CertificateDer::pem_slice_iter(pem) {
+            let der = der.map_err(|error| wrong(&error))?;
+            let Some((certificate, usage)) = read(&der) else { continue };
+            if bundle.insert(sha256::digest(&der)) {
+                signing.extend(Authority::new(&der, &certificate, usage, &provider));
+            }
+        }
+        if bundle.is_empty() {
+            return Err(wrong(&"no usable certificate"));
+        }
+        Ok(Authorities { signing, bundle })
+    }
+
+    /// How many certificates are in the bundle, and how many of them may sign at this time.
+    #[must_use]
+    pub fn count(&self, now: Timestamp) -> (usize, usize) {
+        let signing = self.signing.iter().filter(|one| one.life.check(now).is_ok()).count();
+        (self.bundle.len(), signing)
+    }
+
+    /// Verifies the first certificate of a chain, as that of a client, at this time. The others
+    /// may be authorities between it and one of the bundle, in any order. All are in DER.
+    #[must_use]
+    pub fn verify(&self, chain: &[Vec<u8>], now: Timestamp) -> Verdict {
+        let mut verdict = Verdict { outcome: Ok(()), tried: 0, since: Timestamp::MIN, until: Timestamp::MAX };
+        verdict.outcome = self.judge(chain, now, &mut verdict);
+        verdict
+    }
+
+    fn judge(&self, chain: &[Vec<u8>], now: Timestamp, verdict: &mut Verdict) -> Result<(), String> {
+        let (own, others) = chain.split_first().ok_or("no certificate")?;
+        let (certificate, usage) = read(own).ok_or("x509: malformed certificate")?;
+        verdict.depends_on(Life::of(&certificate), now);
+        if usage.is_odd {
+            return Err("x509: unhandled critical extension".to_owned());
+        }
+        Life::of(&certificate).check(now)?;
+        if !usage.for_clients {
+            return Err(INCOMPATIBLE.to_owned());
+        }
+        // One that is in the bundle itself needs no signature, as in Go.
+        if self.bundle.contains(&sha256::digest(own)) {
+            return Ok(());
+        }
+        if usage.has_policies {
+            return Err("x509: certificate policies are not supported".to_owned());
+        }
+        let shown = others.iter().take(MAX_SHOWN).filter_map(|der| {
+            let (certificate, usage) = read(der)?;
+            Some(Shown { der, certificate, usage, on_path: false })
+        });
+        let mut search = Search {
+            authorities: &self.signing,
+            own,
+            shown: shown.collect(),
+            path: Vec::new(),
+            names: Vec::new(),
+            why: UNKNOWN.to_owned(),
+            now,
+            verdict,
+        };
+        if search.is_signed_by(certificate.issuer) { Ok(()) } else { Err(search.why) }
+    }
+}
+
+/// A certificate that a client shows besides its own.
+struct Shown<'a> {
+    der: &'a [u8],
+    certificate: Certificate<'a>,
+    usage: Usage,
+    on_path: bool,
+}
+
+/// The search for a path from a client's certificate to an authority.
+struct Search<'a> {
+    authorities: &'a [Authority],
+    own: &'a [u8],
+    shown: Vec<Shown<'a>>,
+    path: Vec<&'a [u8]>,
+    /// The subjects along the path.
+    names: Vec<&'a [u8]>,
+    why: String,
+    now: Timestamp,
+    verdict: &'a mut Verdict,
+}
+
+impl<'a> Search<'a> {
+    /// Whether an authority of this name has signed the end of the path, or a certificate that
+    /// was shown leads to one. At most [`MAX_INTERMEDIATES`] deep.
+    fn is_signed_by(&mut self, issuer: &'a [u8]) -> bool {
+        let authorities = self.authorities;
+        for authority in authorities.iter().filter(|one| one.subject == issuer) {
+            self.verdict.depends_on(authority.life, self.now);
+            if !self.may_try() {
+                return false;
+            }
+            match authority.check_path(self.own, &self.path, self.now) {
+                Ok(()) => return true,
+                Err(why) => self.fails(why),
+            }
+        }
+        if self.path.len() == MAX_INTERMEDIATES {
+            return false;
+        }
+        for at in 0..self.shown.len() {
+            let Some(one) = self.shown.get_mut(at).filter(|one| !one.on_path) else { continue };
+            // Each name once: so the library has one way through a path, and no loop to follow.
+            let next = one.certificate.issuer;
+            if one.certificate.subject != issuer || next == issuer || self.names.contains(&next) {
+                continue;
+            }
+            self.verdict.depends_on(Life::of(&one.certificate), self.now);
+            if let Err(why) = may_lead(&one.certificate, one.usage, self.now) {
+                self.fails(why);
+                continue;
+            }
+            one.on_path = true;
+            let der = one.der;
+            if !self.may_try() {
+                return false;
+            }
+            self.path.push(der);
+            self.names.push(issuer);
+            if self.is_signed_by(next) {
+                return true;
+            }
+            self.path.pop();
+            self.names.pop();
+            if let Some(one) = self.shown.get_mut(at) {
+                one.on_path = false;
+            }
+        }
+        false
+    }
+
+    fn may_try(&mut self) -> bool {
+        let may = self.verdict.tried < MAX_TRIED;
+        self.verdict.tried += usize::from(may);
+        may
+    }
+
+    /// Keeps the first reason that says more than that no authority was found.
+    fn fails(&mut self, why: String) {
+        if self.why == UNKNOWN {
+            self.why = why;
+        }
+    }
+}
+
+/// A certificate and what it may be used for.
+fn read(der: &[u8]) -> Option<(Certificate<'_>, Usage)> {
+    let certificate = Certificate::of_der(der)?;
+    let usage = Usage::of(&certificate)?;
+    Some((certificate, usage))
+}
+
+/// Whether a certificate that a client shows may stand between it and an authority.
+fn may_lead(certificate: &Certificate<'_>, usage: Usage, now: Timestamp) -> Result<(), String> {
+    if !usage.says_authority || !usage.may_sign {
+        return Err("x509: parent certificate cannot sign this kind of certificate".to_owned());
+    }
+    if usage.is_odd || usage.has_policies {
+        return Err("x509: unhandled critical extension".to_owned());
+    }
+    Life::of(certificate).check(now)
+}
+
+impl Authority {
+    /// `None`: it may never sign clients' certificates.
+    fn new(
+        der: &CertificateDer<'_>,
+        certificate: &Certificate<'_>,
+        usage: Usage,
+        provider: &Arc<CryptoProvider>,
+    ) -> Option<Authority> {
+        if !usage.is_authority || !usage.may_sign || !usage.for_clients || usage.is_odd {
+            return None;
+        }
+        let mut roots = RootCertStore::empty();
+        roots.add(der.clone().into_owned()).ok()?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+            .build()
+            .ok()?;
+        Some(Authority {
+            subject: certificate.subject.to_vec(),
+            life: Life::of(certificate),
+            path_length: usage.path_length,
+            verifier,
+        })
+    }
+
+    /// Whether it has signed the last certificate of a path, each of which has signed the one
+    /// before, the first the client's own. Without a path it has to have signed that.
+    fn check_path(&self, own: &[u8], path: &[&[u8]], now: Timestamp) -> Result<(), String> {
+        self.life.check(now)?;
+        if self.path_length.is_some_and(|most| path.len() as u64 > most) {
+            return Err("x509: too many intermediates for path length constraint".to_owned());
+        }
+        let path: Vec<_> = path.iter().map(|der| CertificateDer::from(*der)).collect();
+        let seconds = u64::try_from(now.as_second()).unwrap_or(0);
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        match self.verifier.verify_client_cert(&CertificateDer::from(own), &path, now) {
+            Ok(_) => Ok(()),
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            )) => Err(UNKNOWN.to_owned()),
+            Err(other) => Err(format!("x509: {other}")),
+        }
+    }
+}
