@@ -42,7 +42,10 @@ impl Amount {
         parse(text).ok_or_else(|| NotAQuantity { text: text.to_owned() })
     }
 
-    /// In whole units, rounded up (away from zero below zero is rounded towards it).
+    /// In whole units, rounded up.
+    ///
+    /// DIFFERS: what Go makes of parts of a unit below zero depends on how it holds the number;
+    /// no such quantity is valid anywhere.
     #[must_use]
     pub fn units(self) -> i64 {
         clamp(ceil_div(self.0, NANO))
@@ -78,6 +81,35 @@ impl Amount {
     pub fn is_whole(self) -> bool {
         self.0 % NANO == 0
     }
+
+    /// As the API writes it in a form. Parts of a unit are decimal in each form but that with
+    /// exponents, and so is less than 1024.
+    #[must_use]
+    pub fn write(self, form: Form) -> String {
+        const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+        const DECIMAL: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
+        let divided = |mut number: i128, by: i128, most: usize| {
+            let mut times = 0;
+            while times < most && number % by == 0 {
+                number /= by;
+                times += 1;
+            }
+            (number, times)
+        };
+        if self.is_zero() {
+            return "0".to_owned();
+        }
+        if form == Form::Binary && self.is_whole() && self.0.abs() >= 1024 * NANO {
+            let (number, times) = divided(self.0 / NANO, 1024, BINARY.len() - 1);
+            return format!("{number}{}", BINARY.get(times).unwrap_or(&""));
+        }
+        let (number, times) = divided(self.0, 1000, DECIMAL.len() - 1);
+        match form {
+            Form::Exponent if times == 3 => number.to_string(),
+            Form::Exponent => format!("{number}e{}", 3 * i64::try_from(times).unwrap_or(3) - 9),
+            _ => format!("{number}{}", DECIMAL.get(times).unwrap_or(&"")),
+        }
+    }
 }
 
 impl std::ops::Add for Amount {
@@ -108,70 +140,192 @@ fn ceil_div(value: i128, by: i128) -> i128 {
     if rest != 0 && (rest > 0) == (by > 0) { quotient + 1 } else { quotient }
 }
 
-fn parse(text: &str) -> Option<Amount> {
-    let (negative, body) = match text.as_bytes().first()? {
-        b'-' => (true, &text[1..]),
-        b'+' => (false, &text[1..]),
-        _ => (false, text),
+/// The parts of a quantity's text, split as Go splits it (apimachinery: `parseQuantityString`).
+struct Split<'a> {
+    negative: bool,
+    /// The digits before the point, without leading zeros.
+    whole: &'a str,
+    /// The digits after the point.
+    fraction: &'a str,
+    scale: Scale,
+}
+
+/// What a suffix multiplies by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scale {
+    /// A power of two.
+    Binary(u32),
+    /// A power of ten, named by a letter.
+    Decimal(i64),
+    /// A power of ten, named by its exponent.
+    Exponent(i64),
+}
+
+/// Digits of one number.
+///
+/// DIFFERS: Go takes as many as there are.
+const MAX_DIGITS: usize = 100;
+
+fn split(text: &str) -> Option<Split<'_>> {
+    let (negative, body) = match text.strip_prefix(['-', '+']) {
+        Some(body) => (text.starts_with('-'), body),
+        None => (false, text),
     };
-    let end = body.bytes().position(|b| !b.is_ascii_digit() && b != b'.').unwrap_or(body.len());
-    let (number, suffix) = body.split_at(end);
+    let number = body.bytes().position(|byte| !byte.is_ascii_digit() && byte != b'.').unwrap_or(body.len());
+    let (number, suffix) = body.split_at(number);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) || number.len() > 60 {
+    // DIFFERS: to Go a sign or a point alone is zero.
+    if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
         return None;
     }
-    // value = digits × 2^binary × 10^decimal, in units of 10⁻⁹
-    let (binary, exponent) = scale(suffix)?;
-    let digits: String = [whole, fraction].concat();
-    let trimmed = digits.trim_start_matches('0');
-    let mut value: i128 = if trimmed.is_empty() {
-        0
-    } else if trimmed.len() > 30 {
-        i128::MAX >> 8
-    } else {
-        trimmed.parse().ok()?
+    let whole = whole.trim_start_matches('0');
+    let few = whole.len() + fraction.len() <= MAX_DIGITS;
+    scale(suffix).filter(|_| few).map(|scale| Split { negative, whole, fraction, scale })
+}
+
+fn parse(text: &str) -> Option<Amount> {
+    let Split { negative, whole, fraction, scale } = split(text)?;
+    // digits × 2^binary × 10^decimal, in units of 10⁻⁹
+    let (binary, exponent) = match scale {
+        Scale::Binary(power) => (power, 0),
+        Scale::Decimal(power) | Scale::Exponent(power) => (0, power),
     };
-    value = value.checked_mul(1_i128.checked_shl(binary)?).unwrap_or(i128::MAX >> 8);
-    let decimal = exponent + 9 - i32::try_from(fraction.len()).ok()?;
-    value = if decimal >= 0 {
-        let power = 10_i128.checked_pow(u32::try_from(decimal).ok()?).unwrap_or(i128::MAX);
-        value.checked_mul(power).unwrap_or(i128::MAX >> 8)
-    } else {
-        match 10_i128.checked_pow(decimal.unsigned_abs()) {
-            Some(power) => ceil_div(value, power),
-            None => i128::from(value > 0),
-        }
-    };
-    // Far beyond any resource; keeps later sums inside the type.
-    value = value.min(i128::from(i64::MAX) * NANO);
+    let decimal = exponent + 9 - i64::try_from(fraction.len()).ok()?;
+    let mut value = Wide::default();
+    for digit in whole.bytes().chain(fraction.bytes()) {
+        value.multiply(10, u64::from(digit - b'0'));
+    }
+    value.multiply(1 << binary, 0);
+    if value.is_zero() {
+        return Some(Amount::ZERO);
+    }
+    if decimal > 40 {
+        return Some(Amount(if negative { -MOST } else { MOST }));
+    }
+    for _ in 0..decimal {
+        value.multiply(10, 0);
+    }
+    let mut rest = false;
+    // After so many divisions nothing is left of it.
+    for _ in 0..(-decimal).min(2 * MAX_DIGITS as i64) {
+        rest |= value.divide(10) != 0;
+    }
+    let value = value.get().map_or(MOST, |value| (value + i128::from(rest)).min(MOST));
     Some(Amount(if negative { -value } else { value }))
 }
 
-/// Suffix → (power of two, power of ten).
-fn scale(suffix: &str) -> Option<(u32, i32)> {
-    Some(match suffix {
-        "" => (0, 0),
-        "n" => (0, -9),
-        "u" => (0, -6),
-        "m" => (0, -3),
-        "k" => (0, 3),
-        "M" => (0, 6),
-        "G" => (0, 9),
-        "T" => (0, 12),
-        "P" => (0, 15),
-        "E" => (0, 18),
-        "Ki" => (10, 0),
-        "Mi" => (20, 0),
-        "Gi" => (30, 0),
-        "Ti" => (40, 0),
-        "Pi" => (50, 0),
-        "Ei" => (60, 0),
-        _ => {
-            let digits = suffix.strip_prefix(['e', 'E'])?;
-            let exponent: i32 = digits.parse().ok()?;
-            (-100..=100).contains(&exponent).then_some((0, exponent))?
+/// Far beyond any resource; keeps sums inside the type.
+const MOST: i128 = i64::MAX as i128 * NANO;
+
+/// A number of up to 640 bits, the lowest first: [`MAX_DIGITS`] digits, the largest suffix and
+/// 40 more digits have 526.
+#[derive(Default)]
+struct Wide([u64; 10]);
+
+impl Wide {
+    fn is_zero(&self) -> bool {
+        self.0 == [0; 10]
+    }
+
+    fn multiply(&mut self, by: u64, more: u64) {
+        let mut carry = u128::from(more);
+        for word in &mut self.0 {
+            carry += u128::from(*word) * u128::from(by);
+            *word = (carry & u128::from(u64::MAX)) as u64;
+            carry >>= 64;
         }
-    })
+    }
+
+    /// Leaves the quotient and gives the rest.
+    fn divide(&mut self, by: u64) -> u64 {
+        let mut rest = 0;
+        for word in self.0.iter_mut().rev() {
+            let part = (rest << 64) | u128::from(*word);
+            // Below 2⁶⁴, as the rest is below the divisor.
+            *word = (part / u128::from(by)) as u64;
+            rest = part % u128::from(by);
+        }
+        rest as u64
+    }
+
+    /// `None`: it is larger than fits, with room for one more.
+    fn get(&self) -> Option<i128> {
+        let [low, high, rest @ ..] = &self.0;
+        let value = (u128::from(*high) << 64) | u128::from(*low);
+        i128::try_from(value).ok().filter(|value| rest.iter().all(|word| *word == 0) && *value < i128::MAX)
+    }
+}
+
+fn scale(suffix: &str) -> Option<Scale> {
+    const DECIMAL: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
+    const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    if let Some((_, power)) = DECIMAL.iter().zip((-9..).step_by(3)).find(|(one, _)| **one == suffix) {
+        return Some(Scale::Decimal(power));
+    }
+    if let Some((_, power)) = BINARY.iter().zip((10..).step_by(10)).find(|(one, _)| **one == suffix) {
+        return Some(Scale::Binary(power));
+    }
+    let digits = suffix.strip_prefix(['e', 'E'])?;
+    // DIFFERS: Go keeps the lower 32 bits of larger exponents.
+    digits.parse::<i32>().ok().map(|power| Scale::Exponent(power.into()))
+}
+
+/// How a quantity is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Powers of 1024: `64Mi`.
+    Binary,
+    /// Powers of 1000: `250m`.
+    Decimal,
+    /// Powers of 1000 as exponents: `3e6`.
+    Exponent,
+}
+
+impl Form {
+    /// The form that a text has.
+    #[must_use]
+    pub fn of(text: &str) -> Form {
+        match split(text).map(|split| split.scale) {
+            Some(Scale::Binary(_)) => Form::Binary,
+            Some(Scale::Exponent(_)) => Form::Exponent,
+            _ => Form::Decimal,
+        }
+    }
+}
+
+/// A quantity as the API writes it: `0.5` becomes `500m`, `1024Mi` becomes `1Gi`. What is no
+/// quantity stays as it is.
+#[must_use]
+pub fn canonical(text: &str) -> String {
+    match Amount::parse(text) {
+        Ok(amount) if !is_kept(text) => amount.write(Form::of(text)),
+        _ => text.to_owned(),
+    }
+}
+
+/// Whether Go keeps this text of a quantity: where a short cut through its parser says that the
+/// text is canonical. It is not always, as in `0590m` (apimachinery: `ParseQuantity`).
+fn is_kept(text: &str) -> bool {
+    let Some(Split { whole, fraction, scale, .. }) = split(text) else { return false };
+    let whole = if whole.is_empty() { "0" } else { whole };
+    let digits = [whole, fraction].concat();
+    let Ok(count) = i64::try_from(digits.len()) else { return false };
+    match scale {
+        Scale::Binary(power) => {
+            let factor = 1_i64 << power;
+            let value = digits.parse::<i64>().ok().filter(|_| fraction.is_empty());
+            let fits = count + i64::from(power) * 3 / 10 < 15;
+            fits && value.is_some_and(|value| value & 7 != 0 && value.checked_mul(factor).is_some())
+        }
+        Scale::Decimal(power) | Scale::Exponent(power) => {
+            let power = power - (count - i64::try_from(whole.len()).unwrap_or(count));
+            count <= 18
+                && power >= -9
+                && power % 3 == 0
+                && !digits.ends_with("000")
+                && !digits.starts_with('0')
+        }
+    }
 }
 
 #[cfg(test)]
@@ -195,12 +349,96 @@ mod tests {
             ("-1500m", -1, -1500),
             ("+3", 3, 3000),
             ("9999999999999999999999999999999999", i64::MAX, i64::MAX),
+            ("1e999", i64::MAX, i64::MAX),
         ] {
             let amount = Amount::parse(text).unwrap();
             assert_eq!((amount.units(), amount.milli()), (units, milli), "{text}");
         }
-        for text in ["", "-", "1.2.3", "abc", "1 Gi", "1gi", "e3", "1e", "1e999", "½", "0x10", "."] {
+        for text in [
+            "",
+            "-",
+            "1.2.3",
+            "abc",
+            "1 Gi",
+            "1gi",
+            "e3",
+            "1e",
+            "1e2147483648",
+            "½",
+            "0x10",
+            ".",
+            "+",
+            "1e1e1",
+        ] {
             assert!(Amount::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn many_digits_are_exact_and_too_many_refused() {
+        for (text, units, milli) in [
+            ("1.0000000000000000000000000000000001", 2, 1001),
+            ("0.00000000000000000000000000000000001Ei", 1, 1),
+            ("1.00000000000000000000000000000Gi", 1 << 30, (1 << 30) * 1000),
+            ("2000000000000000000000000000000e-30", 2, 2000),
+            ("123456789012345678901234567890123456e-35", 2, 1235),
+            ("1e-2147483648", 1, 1),
+            ("0e2147483647", 0, 0),
+            ("1e2147483647", i64::MAX, i64::MAX),
+            ("-1e40", -i64::MAX, i64::MIN),
+            ("999999999999999999999999999999Ei", i64::MAX, i64::MAX),
+        ] {
+            let amount = Amount::parse(text).unwrap();
+            assert_eq!((amount.units(), amount.milli()), (units, milli), "{text}");
+        }
+        let long = |count: usize| Amount::parse(&format!("0.{}1", "0".repeat(count - 1)));
+        assert_eq!(long(MAX_DIGITS), Amount::parse("1n"));
+        assert!(long(MAX_DIGITS + 1).is_err());
+        assert_eq!(Amount::parse(&format!("{}7", "0".repeat(1000))), Amount::parse("7"));
+    }
+
+    #[test]
+    fn canonical_quantities() {
+        for (text, expected) in [
+            ("0.5", "500m"),
+            ("1500m", "1500m"),
+            ("1000m", "1"),
+            ("1024Mi", "1Gi"),
+            ("64Mi", "64Mi"),
+            ("1.5Gi", "1536Mi"),
+            ("512Ki", "512Ki"),
+            ("1Ki", "1Ki"),
+            ("0.5Ki", "512"),
+            ("1000", "1k"),
+            ("1500", "1500"),
+            ("128974848", "128974848"),
+            ("0", "0"),
+            ("000", "0"),
+            ("0Mi", "0"),
+            ("-0", "0"),
+            ("100u", "100u"),
+            ("5n", "5n"),
+            ("1100u", "1100u"),
+            ("0.1n", "1n"),
+            ("0.3Ki", "307200m"),
+            ("nonsense", "nonsense"),
+            // With exponents.
+            ("2e3", "2e3"),
+            ("2000e0", "2e3"),
+            ("19e10", "190e9"),
+            ("20E-4", "2e-3"),
+            ("0.5e0", "500e-3"),
+            ("1e0", "1e0"),
+            ("-090e2", "-9e3"),
+            // Kept by Go though they could be shorter.
+            ("0590m", "0590m"),
+            ("029910", "029910"),
+            ("500.1011005e-2", "500.1011005e-2"),
+            ("1500900.k", "1500900.k"),
+            ("001Mi", "001Mi"),
+            ("0008Mi", "8Mi"),
+        ] {
+            assert_eq!(canonical(text), expected, "{text}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::model::Quantity;
 use crate::model::api::{Container, PodStatus, ResourceRequirements};
 use crate::model::pod::Pod;
-use crate::model::quantity::Amount;
+use crate::model::quantity::{Amount, Form, canonical};
 use crate::model::requests::{Amounts, Overhead, pod_limits, pod_requests};
 use crate::model::runtime::{AppliedResources, ContainerState, ContainerStatus as Instance};
 
@@ -15,66 +15,6 @@ type Quantities = BTreeMap<String, Quantity>;
 const MIN_SHARES: i64 = 2;
 /// No CPU limit below this many millicores can be enforced.
 const MIN_LIMIT_MILLICORES: i64 = 10;
-
-/// How a quantity is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// Powers of 1024: `64Mi`.
-    Binary,
-    /// Powers of 1000: `250m`.
-    Decimal,
-}
-
-/// A quantity as the API writes it: `0.5` becomes `500m`, `1024Mi` becomes `1Gi`.
-/// What is no quantity stays as it is.
-#[must_use]
-pub fn canonical(text: &str) -> String {
-    match Amount::parse(text) {
-        Ok(amount) => write(amount, form_of(text)),
-        Err(_) => text.to_owned(),
-    }
-}
-
-fn form_of(text: &str) -> Form {
-    if text.ends_with('i') { Form::Binary } else { Form::Decimal }
-}
-
-fn write(amount: Amount, form: Form) -> String {
-    if !amount.is_whole() {
-        // Fractions are always decimal. Finer than 10⁻⁹ does not exist.
-        for (suffix, unit) in [("m", "1m"), ("u", "1u"), ("n", "1n")] {
-            let unit = Amount::parse(unit).unwrap_or_default();
-            let count = amount.divide(unit);
-            if suffix == "n" || times(unit, count) == Some(amount) {
-                return format!("{count}{suffix}");
-            }
-        }
-    }
-    let units = amount.units();
-    let (step, suffixes): (i64, [&str; 7]) = match form {
-        Form::Binary if units.unsigned_abs() >= 1024 => (1024, ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]),
-        _ => (1000, ["", "k", "M", "G", "T", "P", "E"]),
-    };
-    let mut rest = units;
-    for (index, suffix) in suffixes.iter().enumerate() {
-        let last = index + 1 == suffixes.len();
-        if last || rest == 0 || rest % step != 0 {
-            return format!("{rest}{suffix}");
-        }
-        rest /= step;
-    }
-    units.to_string()
-}
-
-/// `unit` × `count`, where that is exact; milli and micro only.
-fn times(unit: Amount, count: i64) -> Option<Amount> {
-    let per_unit = Amount::from_units(1).divide(unit);
-    if per_unit == 1000 {
-        return Some(Amount::from_milli(count));
-    }
-    // Whole milli plus the rest, to stay within what Amount offers.
-    Amount::parse(&format!("{count}u")).ok()
-}
 
 fn canonical_map(map: Option<&Quantities>) -> Option<Quantities> {
     let map: Quantities =
@@ -135,7 +75,7 @@ fn correct(map: &mut Quantities, name: &str, applied: Option<Amount>, floor_mill
         return;
     }
     let form = if name == "memory" { Form::Binary } else { Form::Decimal };
-    map.insert(name.to_owned(), Quantity(write(applied, form)));
+    map.insert(name.to_owned(), Quantity(applied.write(form)));
 }
 
 /// `status.allocatedResources` and `status.resources`: the sums over the containers, or the
@@ -145,7 +85,7 @@ pub(super) fn set_pod_level(pod: &Pod, status: &mut PodStatus) {
         let map: Quantities = amounts
             .into_iter()
             .map(|(name, amount)| {
-                let text = write(amount, form_in(pod, &name));
+                let text = amount.write(form_in(pod, &name));
                 (name, Quantity(text))
             })
             .collect();
@@ -167,7 +107,7 @@ fn form_in(pod: &Pod, name: &str) -> Form {
             .into_iter()
             .flatten()
             .find_map(|map| map.get(name))
-            .map(|value| form_of(&value.0))
+            .map(|value| Form::of(&value.0))
     };
     let own = pod.spec().resources.as_ref().and_then(of);
     own.or_else(|| {
@@ -181,33 +121,6 @@ fn form_in(pod: &Pod, name: &str) -> Form {
 mod unit {
     use super::*;
     use serde_json::{Value, json};
-
-    #[test]
-    fn canonical_quantities() {
-        for (text, expected) in [
-            ("0.5", "500m"),
-            ("1500m", "1500m"),
-            ("1000m", "1"),
-            ("1024Mi", "1Gi"),
-            ("64Mi", "64Mi"),
-            ("1.5Gi", "1536Mi"),
-            ("512Ki", "512Ki"),
-            ("1Ki", "1Ki"),
-            ("0.5Ki", "512"),
-            ("1000", "1k"),
-            ("1500", "1500"),
-            ("128974848", "128974848"),
-            ("0", "0"),
-            ("0Mi", "0"),
-            ("100u", "100u"),
-            ("5n", "5n"),
-            ("1100u", "1100u"),
-            ("2e3", "2k"),
-            ("nonsense", "nonsense"),
-        ] {
-            assert_eq!(canonical(text), expected, "{text}");
-        }
-    }
 
     fn check(resources: Value, applied: AppliedResources, expected: Value) {
         let spec: Container = serde_json::from_value(json!({"name": "c", "resources": resources})).unwrap();
