@@ -261,6 +261,23 @@ build_controlplane() { # <source> <directory of what takes long> <directory of a
     touch "$3/.done"
 }
 
+# Prints the program that tests/differential compares with, built once per version of its source.
+differential_peer() {
+    local source into
+    source=$(project_root)/tests/differential/peer
+    into=$CORACLE_CACHE/differential-$(sources_key "$source"/go.{mod,sum} "$source"/*.go)
+    locked differential build_differential_peer "$source" "$into" || return
+    echo "$into/differential"
+}
+
+build_differential_peer() { # <source> <directory>
+    [ -e "$2/.done" ] && return
+    need_go
+    say "building what tests/differential compares with (a minute the first time)"
+    go_build "$1" "$2" "-s -w" . || return
+    touch "$2/.done"
+}
+
 METRICS_SERVER_VERSION=0.9.0
 
 # Prints the directory with the metrics-server, which "kubectl top" asks, built by "go install"

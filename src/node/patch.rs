@@ -15,7 +15,8 @@ type Object = Map<String, Value>;
 const MERGE_KEY: &str = "type";
 
 /// What has to be sent to make `old` into `new`; `None` if nothing.
-pub(super) fn between(old: &Node, new: &Node) -> Option<Value> {
+#[must_use]
+pub fn between(old: &Node, new: &Node) -> Option<Value> {
     let mut patch = Object::new();
     let metadata = objects(&metadata(old), &metadata(new));
     if !metadata.is_empty() {

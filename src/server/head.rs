@@ -1,6 +1,6 @@
 //! The head of a request to the main port (pure). Strict: what two readers could understand in
 //! two ways is refused, for some heads go on to the runtime's server. What is accepted here is
-//! accepted by Go's net/http and read in the same way.
+//! accepted by Go's net/http and read in the same way (`tests/differential`).
 
 use std::net::SocketAddr;
 

@@ -31,6 +31,7 @@ pub use cache::{Entry, StatusCache, Stored};
 pub use compose::{Deadline, Inputs, NodeAddresses, StartReason, active_deadline, compose, pod_ips};
 pub use conditions::{disrupt, gates_differ};
 pub use merge::Activity;
+pub use strategic::patch as status_patch;
 pub use transitions::IllegalTransition;
 
 use crate::model::api::{ContainerStatus, PodStatus};
