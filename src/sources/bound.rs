@@ -63,7 +63,7 @@ pub fn spawn(node_name: &str, client: Client, deps: &Deps) -> std::io::Result<Ru
         OnDeath::Supervisor(deps.on_death.clone()),
         move |change| {
             if bound.apply(change) {
-                post.put(SourceName::Api, SourceSet { pods: Some(bound.pods()), problems: Vec::new() });
+                post.put(SourceName::Api, SourceSet { pods: Some(bound.pods()), ..SourceSet::default() });
             }
         },
     )

@@ -18,7 +18,9 @@ use super::manifest::{self, Manifest};
 use super::merge;
 use super::store::Store;
 use super::watch::{Touched, Watch, Woken};
-use super::{Deps, Error, FileSettings, Flaw, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary};
+use super::{
+    Deps, Error, FileSettings, Flaw, Incarnations, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary,
+};
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::{Pod, SourceName};
@@ -142,6 +144,10 @@ struct Entry {
     unknown: Vec<Flaw>,
     kept: Vec<Pod>,
     since: Option<Timestamp>,
+    /// Pods whose manifest was removed, and is not there again in a good version yet.
+    removed: BTreeSet<PodUid>,
+    /// Pods whose manifest was removed and has come back: other incarnations.
+    returned: BTreeSet<PodUid>,
     /// Whether `pods` are not yet what a restart would come back to.
     unsaved: bool,
 }
@@ -163,8 +169,13 @@ impl Entry {
     fn take(&mut self, place: &str, outcome: Manifest, now: Timestamp) -> Option<News> {
         let Manifest { pods, flaws, unknown } = outcome;
         let changed = flaws != self.flaws || unknown != self.unknown;
-        let pods = merge::marked_files(&self.pods, pods, now);
+        let (removed, stayed): (Vec<Pod>, Vec<Pod>) =
+            self.pods.iter().cloned().partition(|pod| self.removed.contains(pod.uid()));
+        let pods = merge::marked_files(&stayed, pods, now);
+        let back = removed.iter().map(Pod::uid).filter(|uid| pods.iter().any(|pod| pod.uid() == *uid));
+        self.returned.extend(back.cloned());
         let (pods, kept) = manifest::carry_over(&self.pods, pods, !flaws.is_empty());
+        self.removed.retain(|uid| kept.iter().any(|pod| pod.uid() == uid));
         self.unsaved |= pods != self.pods;
         (self.pods, self.kept) = (pods, kept);
         self.flaws = flaws;
@@ -202,6 +213,10 @@ struct Files {
     unlisted: Option<(Flaw, Timestamp)>,
     /// Pods that lost against another of their name or UID, by file and message.
     collisions: BTreeMap<(PathBuf, String), Timestamp>,
+    /// Of the pods in the set.
+    incarnations: Incarnations,
+    /// The newest number among them, or more.
+    last_incarnation: u64,
     store: Store,
     /// Files that may have a record in the store. `None` until the first listing: whatever
     /// is in the store may still be needed.
@@ -217,6 +232,8 @@ impl Files {
             entries: BTreeMap::new(),
             unlisted: None,
             collisions: BTreeMap::new(),
+            incarnations: Incarnations::new(),
+            last_incarnation: 0,
             store,
             recorded: None,
         }
@@ -271,7 +288,7 @@ impl Files {
             }
         }
         let pods = self.known.then(|| self.winners().0.into_iter().cloned().collect());
-        SourceSet { pods, problems }
+        SourceSet { pods, incarnations: self.incarnations.clone(), problems }
     }
 
     /// The pods of all files, without those that a later one replaces, and the replaced.
@@ -339,8 +356,26 @@ impl Files {
             }
         }
         news.extend(self.collide(now));
+        self.number();
         watch.forget_holds(Instant::now());
         news
+    }
+
+    /// Gives a new number to each pod that is new to the set or whose manifest has come back.
+    /// By UID, so that a pod with a UID of its own may move to another file.
+    fn number(&mut self) {
+        let returned: BTreeSet<PodUid> =
+            self.entries.values_mut().flat_map(|entry| std::mem::take(&mut entry.returned)).collect();
+        let mut before = std::mem::take(&mut self.incarnations);
+        let uids: Vec<PodUid> = self.winners().0.into_iter().map(|pod| pod.uid().clone()).collect();
+        for uid in uids {
+            let same = before.remove(&uid).filter(|_| !returned.contains(&uid));
+            let number = same.unwrap_or_else(|| {
+                self.last_incarnation += 1;
+                self.last_incarnation
+            });
+            self.incarnations.insert(uid, number);
+        }
     }
 
     fn collide(&mut self, now: Timestamp) -> Vec<News> {
@@ -375,8 +410,14 @@ impl Files {
         let mut news = Vec::new();
         let mut old = std::mem::take(&mut self.entries);
         for path in paths {
-            let known = old.remove(&path);
+            let mut known = old.remove(&path);
             let name = path.file_name().unwrap_or_default().to_owned();
+            if touched.removed.contains(&name)
+                && let Some(entry) = &mut known
+            {
+                // It came back before anything was posted. Its pods run on until it is complete.
+                entry.removed.extend(entry.pods.iter().map(|pod| pod.uid().clone()));
+            }
             let mut entry = match known {
                 // A held file stays what it was, or stays away, until it is complete.
                 Some(entry) if held(watch, &path, &name) => {
@@ -407,7 +448,8 @@ impl Files {
                     let mut hash = Fnv128::default();
                     hash.add(&bytes);
                     let hash = hash.value();
-                    if entry.content.replace(hash) != Some(hash) {
+                    let changed = entry.content.replace(hash) != Some(hash);
+                    if changed || !entry.removed.is_empty() {
                         let manifest = manifest::read(&bytes, &self.node_name, &Origin::File(place.clone()));
                         if is_new && !manifest.flaws.is_empty() {
                             entry.pods = self.recall(&path);

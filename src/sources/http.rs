@@ -157,7 +157,7 @@ impl Remote {
     }
 
     fn set(&self) -> SourceSet {
-        SourceSet { pods: self.pods.clone(), problems: self.problems() }
+        SourceSet { pods: self.pods.clone(), problems: self.problems(), ..SourceSet::default() }
     }
 
     /// Takes the outcome of one request. A message if something is wrong that was not before.

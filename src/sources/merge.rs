@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, fmt::strtime};
 
+use super::Incarnations;
 use crate::model::api;
 use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, Pod, SourceName};
@@ -36,6 +37,22 @@ pub struct Update {
     pub pods: Vec<Pod>,
 }
 
+/// The pods of one source as it has them now.
+#[derive(Debug, Default)]
+pub struct PodSet {
+    /// All of them.
+    pub pods: Vec<Pod>,
+    /// Which incarnations they are.
+    pub incarnations: Incarnations,
+}
+
+impl From<Vec<Pod>> for PodSet {
+    /// Pods of a source that cannot tell incarnations apart.
+    fn from(pods: Vec<Pod>) -> Self {
+        PodSet { pods, incarnations: Incarnations::new() }
+    }
+}
+
 /// A pod that was left out of its set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rejected {
@@ -56,6 +73,7 @@ pub struct Merge {
 #[derive(Debug, Default)]
 struct Known {
     pods: BTreeMap<PodUid, Pod>,
+    incarnations: Incarnations,
     /// Rejections already told, so that a lasting duplicate is one event.
     told: HashSet<(FullName, PodUid)>,
 }
@@ -91,8 +109,10 @@ impl Merge {
     }
 
     /// Compares the complete set of a source with its previous one. The updates come in the
-    /// order remove, add, update, delete, (empty add,) reconcile, each at most once.
-    pub fn apply(&mut self, source: SourceName, pods: Vec<Pod>, now: Timestamp) -> Vec<Update> {
+    /// order remove, add, update, delete, (empty add,) reconcile, each at most once. Another
+    /// incarnation of a pod is both removed and added.
+    pub fn apply(&mut self, source: SourceName, set: impl Into<PodSet>, now: Timestamp) -> Vec<Update> {
+        let PodSet { pods, incarnations } = set.into();
         let first = !self.sources.contains_key(&source);
         let seen_text = seen_text(now, &self.zone);
         let known = self.sources.entry(source).or_default();
@@ -100,7 +120,10 @@ impl Merge {
 
         let mut lists: BTreeMap<Op, Vec<Pod>> = BTreeMap::new();
         let present: BTreeSet<PodUid> = pods.iter().map(|pod| pod.uid().clone()).collect();
-        let gone: Vec<PodUid> = known.pods.keys().filter(|uid| !present.contains(*uid)).cloned().collect();
+        let before = std::mem::replace(&mut known.incarnations, incarnations);
+        let stays =
+            |uid: &&PodUid| present.contains(*uid) && before.get(*uid) == known.incarnations.get(*uid);
+        let gone: Vec<PodUid> = known.pods.keys().filter(|uid| !stays(uid)).cloned().collect();
         for pod in gone.iter().filter_map(|uid| known.pods.remove(uid)) {
             lists.entry(Op::Remove).or_default().push(pod);
         }
@@ -366,6 +389,24 @@ mod tests {
             ]
         );
         assert_eq!(merge.apply(FILE, next, at(3)), []);
+    }
+
+    #[test]
+    fn another_incarnation_is_removed_and_added() {
+        let mut merge = utc();
+        let set = |numbers: [u64; 2]| PodSet {
+            pods: ["a", "b"].map(plain).to_vec(),
+            incarnations: ["a", "b"].map(PodUid::from).into_iter().zip(numbers).collect(),
+        };
+        merge.apply(FILE, set([1, 2]), at(1));
+        assert_eq!(merge.apply(FILE, set([1, 2]), at(2)), []);
+        let updates = merge.apply(FILE, set([1, 3]), at(3));
+        assert_eq!(brief(&updates), [told(Op::Remove, &["b"]), told(Op::Add, &["b"])]);
+        assert!(updates[1].pods[0].annotation(CONFIG_SEEN).unwrap().ends_with(":03.000000000Z"), "a new pod");
+        assert_eq!(merge.apply(FILE, set([1, 3]), at(4)), []);
+        // The set without it came through, too: it is not restarted twice.
+        assert_eq!(brief(&merge.apply(FILE, vec![], at(5))), [told(Op::Remove, &["a", "b"])]);
+        assert_eq!(brief(&merge.apply(FILE, set([4, 5]), at(6))), [told(Op::Add, &["a", "b"])]);
     }
 
     #[test]

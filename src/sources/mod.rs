@@ -9,8 +9,10 @@
 //! Raises: `InvalidManifest` events, once per fault, for the manifest and for its pods.
 //! May call: `config::yaml`, `transport::http`.
 //! Invariants: a fault in one manifest never touches another manifest, and never takes a
-//! pod away, over a restart neither: only a deletion does. Nothing is posted unless pods or
-//! problems changed. The disk is written after the post, and only what changed.
+//! pod away, over a restart neither: only a deletion does. A manifest that is deleted and
+//! written again restarts its pods once it is good, even if both happen between two looks.
+//! Nothing is posted unless pods or problems changed. The disk is written after the post, and
+//! only what changed.
 //! Every document goes one way: decode, default, identify, validate, refuse references.
 //! A static pod has the UID that the Go kubelet gives it (`fingerprint`).
 //! Absent on purpose: the API source (room `kube` feeds the merge), events of the merge
@@ -44,6 +46,7 @@ use jiff::Timestamp;
 
 use crate::model::api;
 use crate::model::event::EventSink;
+use crate::model::ids::PodUid;
 use crate::model::pod::{Pod, SourceName};
 use crate::model::typed::{self, clip};
 use crate::util::mailbox::Post;
@@ -113,12 +116,19 @@ impl fmt::Debug for HttpSettings {
     }
 }
 
+/// Incarnations of pods, by UID: numbers that a source uses once. A pod whose number changes was
+/// gone in between, though no set without it may have been seen: it stops and starts again.
+/// Pods of a source that cannot tell have none.
+pub type Incarnations = BTreeMap<PodUid, u64>;
+
 /// The complete current set of one source, and what is wrong there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SourceSet {
     /// All pods of the source. `None` until it could be read for the first time: the source
     /// then counts as not seen, and only its problems are news.
     pub pods: Option<Vec<Pod>>,
+    /// Which incarnations these are, where the source can tell.
+    pub incarnations: Incarnations,
     /// Everything that is wrong at the source now, ordered by place.
     pub problems: Vec<SourceProblem>,
 }

@@ -18,8 +18,9 @@ use rustix::io::Errno;
 use crate::util::threads;
 use crate::util::wake::Wake;
 
-/// Quiet time after a change before it is looked at: an editor's write, rename and clean-up
-/// are one change. A file that went may be about to come back.
+/// Quiet time after a change before the files are read: an editor's write, rename and clean-up
+/// are one change. A file that was moved away may be about to be replaced, and the pod of a
+/// removed one runs on if a broken manifest takes its place.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Quiet time when all that changed is whole: files renamed into place or closed by their
 /// writer. It is part of every pod's start.
@@ -62,6 +63,9 @@ pub(super) struct Touched {
     pub(super) all: bool,
     /// These.
     pub(super) names: HashSet<OsString>,
+    /// Those of them that were removed, whether or not they are there again. A file that was
+    /// moved away or replaced by a rename was not removed: editors save in this way.
+    pub(super) removed: HashSet<OsString>,
 }
 
 /// The watch over one path.
@@ -339,6 +343,9 @@ fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: 
         // Closed, moved or deleted.
         writing.remove(name);
     }
+    if mask.contains(EventMask::DELETE) {
+        touched.removed.insert(name.to_owned());
+    }
     touched.names.insert(name.to_owned());
     true
 }
@@ -377,6 +384,30 @@ mod tests {
         assert_eq!(event(EventMask::MODIFY, ".a.swp"), (false, false));
         assert_eq!(event(EventMask::MOVED_TO, "..data"), (true, false));
         assert_eq!(touched.names, HashSet::from(["a".into(), "b".into()]));
+    }
+
+    #[test]
+    fn only_a_deleted_manifest_counts_as_removed() {
+        let mut touched = Touched::default();
+        let mut writing = HashMap::new();
+        let (all, above) = (Interest::All, Interest::Only("manifests".into()));
+        for (mask, name, interest) in [
+            (EventMask::DELETE, "removed", &all),
+            (EventMask::CREATE, "removed", &all),
+            (EventMask::CLOSE_WRITE, "removed", &all),
+            (EventMask::MOVED_FROM, "moved-away", &all),
+            (EventMask::CREATE, "moved-away", &all),
+            (EventMask::MOVED_TO, "replaced", &all),
+            (EventMask::MODIFY, "written", &all),
+            (EventMask::DELETE, ".hidden", &all),
+            (EventMask::DELETE | EventMask::ISDIR, "directory", &all),
+            (EventMask::DELETE, "other", &above),
+        ] {
+            let event =
+                Note { mask, name: Some(OsStr::new(name)), interest: Some(interest), now: Instant::now() };
+            note(&mut touched, &mut writing, event);
+        }
+        assert_eq!(touched.removed, HashSet::from(["removed".into()]));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::pods::admission::{self, Admission, NodeView};
 use crate::pods::allocation::{Pending, PodResources};
 use crate::pods::lifecycle::Kill;
 use crate::pods::plan::resize::Rules;
-use crate::sources::merge::{Merge, Op, Update};
+use crate::sources::merge::{Merge, Op, PodSet, Update};
 
 /// What the thread has to do, in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -203,12 +203,13 @@ impl Core {
     pub fn source_spoke(
         &mut self,
         source: SourceName,
-        pods: Vec<Pod>,
+        set: impl Into<PodSet>,
         now: Timestamp,
         world: &World<'_>,
     ) -> Vec<Effect> {
+        let PodSet { pods, incarnations } = set.into();
         let pods = pods.into_iter().map(|pod| self.restart_rules.applied_to(pod)).collect();
-        let updates = self.merge.apply(source, pods, now);
+        let updates = self.merge.apply(source, PodSet { pods, incarnations }, now);
         let mut effects: Vec<Effect> = self
             .merge
             .take_rejected()
@@ -456,10 +457,10 @@ mod tests {
             self.follow(&effects)
         }
 
-        fn speak(&mut self, source: SourceName, pods: Vec<Pod>) -> Vec<String> {
+        fn speak(&mut self, source: SourceName, set: impl Into<PodSet>) -> Vec<String> {
             let running = self.running.clone();
             self.ask(&|uid| running.contains(uid), |core, world| {
-                core.source_spoke(source, pods, Timestamp::now(), world)
+                core.source_spoke(source, set, Timestamp::now(), world)
             })
         }
 
@@ -506,6 +507,17 @@ mod tests {
         assert_eq!(bench.speak(SourceName::File, vec![pod("web", "1")]), Vec::<String>::new());
         assert_eq!(bench.speak(SourceName::File, vec![pod("web", "2")]), ["kill 1", "update 2"]);
         assert!(bench.core.wants(&"2".into()) && !bench.core.wants(&"1".into()));
+    }
+
+    #[test]
+    fn another_incarnation_of_a_pod_is_stopped_and_started() {
+        let mut bench = Bench::new(&[SourceName::File]);
+        let web =
+            |number| PodSet { pods: vec![pod("web", "1")], incarnations: [("1".into(), number)].into() };
+        assert_eq!(bench.speak(SourceName::File, web(1)), ["update 1"]);
+        assert_eq!(bench.speak(SourceName::File, web(1)), Vec::<String>::new());
+        assert_eq!(bench.speak(SourceName::File, web(2)), ["kill 1", "update 1"]);
+        assert!(bench.core.wants(&"1".into()));
     }
 
     #[test]

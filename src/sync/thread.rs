@@ -30,6 +30,7 @@ use crate::pods::plan::resize::Rules;
 use crate::pods::plan::shutdown;
 use crate::pods::workers::{Aftermath, Ended, Workers};
 use crate::probes::{Kind, Probes};
+use crate::sources::merge::PodSet;
 use crate::sources::{SourceSet, unsupported_fields};
 use crate::status::publish::{ApiPod, ApiPods};
 use crate::status::{StatusCache, gates_differ};
@@ -379,7 +380,8 @@ impl Loop {
         state.seen = true;
         state.pods = pods.len();
         let before = self.core.sources_ready();
-        let effects = self.ask(|core, world| core.source_spoke(source, pods, Timestamp::now(), world));
+        let set = PodSet { pods, incarnations: set.incarnations };
+        let effects = self.ask(|core, world| core.source_spoke(source, set, Timestamp::now(), world));
         // Before any worker starts: the cleaner removes what the snapshot does not know.
         self.publish();
         self.carry_out(effects);

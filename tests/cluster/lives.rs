@@ -98,6 +98,17 @@ fn static_pods_have_mirrors() {
     });
     assert_eq!(joined.node.running_ids(), running);
 
+    // Removed and written again, it restarts, and the mirror stays.
+    let path = joined.node.manifest_path("web.json");
+    let manifest = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, manifest).unwrap();
+    let again = joined.wait_pod("web-mirror", "restarted", |pod| {
+        text(pod, "/metadata/uid") == text(&again, "/metadata/uid")
+            && pod.pointer("/status/containerStatuses/0/restartCount") == Some(&json!(1))
+            && condition(pod, "Ready") == "True"
+    });
+
     // An edit replaces pod and mirror.
     let mut edited = simple("web");
     edited["metadata"]["labels"] = json!({"edition": "second"});

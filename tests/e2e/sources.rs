@@ -189,3 +189,38 @@ fn a_fixed_uid_that_comes_back_waits_for_its_predecessor() {
     assert_eq!(uid(&node.wait_ready("web")), "fixed-0002");
     node.finish();
 }
+
+#[test]
+fn a_manifest_that_is_removed_and_written_again_restarts_its_pod() {
+    let node = Node::start("rewritten");
+    let script = format!(
+        "note() {{ echo \"$1 $({STAMP})\" >> /out/log; }}; \
+         trap 'note end; exit 0' TERM; note start; while :; do sleep 0.1; done"
+    );
+    let manifest = node.with_out(pod("web", json!([busybox("main", &script)])));
+    node.apply("web.json", &manifest);
+    let before = node.wait_ready("web");
+    wait_until("the first start", LONG, || node.out("log").starts_with("start"));
+    let path = node.manifest_path("web.json");
+    let words = || -> Vec<String> {
+        let log = node.out("log");
+        log.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+    };
+
+    // Saved in place, and replaced by a rename.
+    let text = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &text).unwrap();
+    node.apply("web.json", &manifest);
+    node.apply("second.json", &simple("second"));
+    node.wait_ready("second");
+    assert_eq!(words(), ["start"]);
+
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, &text).unwrap();
+    let after = node.wait_pod("web", "restarted", LONG, |now| is_ready(now) && restarts(now, "main") == 1);
+    assert_eq!(uid(&after), uid(&before));
+    wait_until("the second start", LONG, || words().len() >= 3);
+    assert_eq!(words(), ["start", "end", "start"], "never two at once");
+    assert_eq!(node.running_sandboxes("web").len(), 1);
+    node.finish();
+}

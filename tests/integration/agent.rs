@@ -7,6 +7,7 @@ use std::process::Output;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use coracle::model::api::Pod;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
@@ -436,6 +437,39 @@ fn a_bad_edit_in_the_directory_touches_nothing() {
     solo.apply(&simple("web"));
     wait_until("the problem to be gone", LONG, || solo.health("/healthz/sources").0 == 200);
     assert_eq!(solo.running("web"), ids);
+    solo.finish();
+}
+
+/// Also what the API server shows of it: the same mirror, with one restart.
+#[test]
+fn a_manifest_that_is_removed_and_written_again_restarts_its_pod() {
+    let solo = Solo::join(json!({}));
+    solo.apply(&simple("web"));
+    let before = solo.wait_ready("web");
+    wait_until("the mirror to be ready", LONG, || solo.shown("web").is_some_and(|pod| is_ready(&pod)));
+    let mirror = uid(&solo.shown("web").unwrap());
+    let (path, first) = (solo.manifests().join("web.json"), solo.running("web"));
+
+    // Saved in place, saved as another file, and moved away before that: nothing happens to it.
+    // That the next file is known shows that these changes were.
+    let text = fs::read(&path).unwrap();
+    fs::write(&path, &text).unwrap();
+    solo.apply(&simple("web"));
+    solo.apply(&simple("second"));
+    solo.wait_ready("second");
+    assert_eq!(solo.running("web"), first);
+
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, &text).unwrap();
+    let restarted = |pod: &Pod| is_ready(pod) && restarts(pod, "main") == 1;
+    let after = solo.wait_pod("web", "restarted", LONG, restarted);
+    assert_eq!(uid(&after), uid(&before));
+    wait_until("the mirror to show the restart", LONG, || {
+        solo.shown("web").is_some_and(|pod| restarted(&pod))
+    });
+    assert_eq!(uid(&solo.shown("web").unwrap()), mirror);
+    solo.assert_runs_once("web", &["main"]);
+    assert_eq!(solo.containers("web").len(), 2, "restarted once: {:?}", solo.fake.calls());
     solo.finish();
 }
 

@@ -21,6 +21,10 @@ fn some(names: &[&str]) -> Option<Vec<String>> {
     Some(names.iter().map(|name| (*name).to_owned()).collect())
 }
 
+fn empty() -> SourceSet {
+    SourceSet { pods: Some(vec![]), ..SourceSet::default() }
+}
+
 fn nowhere() -> Store {
     Store::new(None, SourceName::File, "n")
 }
@@ -60,6 +64,155 @@ impl Desk {
     fn names(&self) -> Option<Vec<String>> {
         names(&self.files.set())
     }
+
+    /// One turn of the thread, with the changes that inotify has told of by now.
+    fn turn(&mut self) -> Vec<String> {
+        // They are read first, so a deadline that has passed makes no difference.
+        self.watch.wait(Instant::now());
+        self.watch.arm();
+        self.scan()
+    }
+
+    /// Puts `text` where a manifest is, in one of the ways in which files are written.
+    fn rewrite(&self, way: Way, name: &str, text: &str) {
+        match way {
+            Way::Truncated => {}
+            Way::Removed => std::fs::remove_file(self.path(name)).unwrap(),
+            Way::MovedAway => std::fs::rename(self.path(name), self.path(".backup")).unwrap(),
+            Way::Replaced => {
+                self.write(".new", text);
+                return std::fs::rename(self.path(".new"), self.path(name)).unwrap();
+            }
+            Way::Unlinked => {
+                self.write(".new", text);
+                std::fs::remove_file(self.path(name)).unwrap();
+                return std::fs::rename(self.path(".new"), self.path(name)).unwrap();
+            }
+        }
+        self.write(name, text);
+    }
+
+    /// The only pod's UID and its incarnation.
+    fn only(&self) -> (PodUid, u64) {
+        let set = self.files.set();
+        let pods = set.pods.unwrap();
+        assert_eq!((pods.len(), set.incarnations.len()), (1, 1));
+        let uid = pods[0].uid().clone();
+        let number = set.incarnations[&uid];
+        (uid, number)
+    }
+}
+
+/// How a manifest is written again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// In place.
+    Truncated,
+    /// A file beside it is renamed over it.
+    Replaced,
+    /// It is moved away, then created.
+    MovedAway,
+    /// It is removed, then created.
+    Removed,
+    /// It is removed, then another file is renamed to its name.
+    Unlinked,
+}
+
+#[test]
+fn a_removed_manifest_that_comes_back_restarts_its_pod_and_a_saved_one_does_not() {
+    for (way, restarts) in [
+        (Way::Truncated, false),
+        (Way::Replaced, false),
+        (Way::MovedAway, false),
+        (Way::Removed, true),
+        (Way::Unlinked, true),
+    ] {
+        let mut desk = Desk::new();
+        desk.watch.arm();
+        desk.write("a.yaml", manifest("a", "i:1"));
+        desk.turn();
+        let (uid, first) = desk.only();
+        let pods = desk.files.set().pods.unwrap();
+
+        desk.rewrite(way, "a.yaml", &manifest("a", "i:1"));
+        desk.turn();
+        let (same, second) = desk.only();
+        assert_eq!((&same, second != first), (&uid, restarts), "{way:?}");
+        let shared = std::ptr::eq(desk.files.set().pods.unwrap()[0].object(), pods[0].object());
+        assert_eq!(shared, !restarts, "{way:?}: a restarted pod was seen anew");
+        // Once.
+        desk.turn();
+        assert_eq!(desk.only(), (uid.clone(), second), "{way:?}");
+
+        // Another content is another pod in any case.
+        desk.rewrite(way, "a.yaml", &manifest("a", "i:2"));
+        desk.turn();
+        let edited = desk.only();
+        assert!(edited.0 != uid && edited.1 != second, "{way:?}");
+
+        // A broken one keeps the last good version, which restarts when it is repaired, if it
+        // was removed.
+        desk.rewrite(way, "a.yaml", "{");
+        desk.turn();
+        assert_eq!(desk.only(), edited, "{way:?}");
+        assert!(desk.files.set().problems[0].kept);
+        desk.rewrite(Way::Truncated, "a.yaml", &manifest("a", "i:2"));
+        desk.turn();
+        assert_eq!((desk.only().0, desk.only().1 != edited.1), (edited.0, restarts), "{way:?}");
+    }
+}
+
+#[test]
+fn pods_of_a_removed_manifest_run_on_until_the_new_one_is_complete() {
+    use std::io::Write;
+    let mut desk = Desk::new();
+    desk.watch.arm();
+    desk.write("a.yaml", manifest("a", "i:1"));
+    desk.turn();
+    let first = desk.only();
+    std::fs::remove_file(desk.path("a.yaml")).unwrap();
+    let mut file = File::create(desk.path("a.yaml")).unwrap();
+    desk.turn();
+    assert_eq!(desk.only(), first);
+    file.write_all(manifest("a", "i:1").as_bytes()).unwrap();
+    drop(file);
+    desk.turn();
+    let second = desk.only();
+    assert!(second.0 == first.0 && second.1 != first.1);
+    // The removal was seen: the pod was gone, whether or not the set without it was.
+    std::fs::remove_file(desk.path("a.yaml")).unwrap();
+    desk.turn();
+    assert_eq!(desk.files.set(), empty());
+    desk.write("a.yaml", manifest("a", "i:1"));
+    desk.turn();
+    let third = desk.only();
+    assert!(third.0 == first.0 && ![first.1, second.1].contains(&third.1));
+}
+
+#[test]
+fn only_pods_of_the_removed_manifest_restart() {
+    let mut desk = Desk::new();
+    desk.watch.arm();
+    let fixed = manifest("f", "i:1").replace("metadata: {", "metadata: {uid: fixed, ");
+    desk.write("a.yaml", format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1")));
+    desk.write("c.yaml", manifest("c", "i:1"));
+    desk.write("f.yaml", &fixed);
+    desk.turn();
+    let before = desk.files.set();
+    // One of two pods is bad now: it runs on. A pod with a UID of its own changes its file.
+    let half = format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "''"));
+    desk.rewrite(Way::Removed, "a.yaml", &half);
+    std::fs::rename(desk.path("f.yaml"), desk.path("g.yaml")).unwrap();
+    desk.turn();
+    let after = desk.files.set();
+    let restarted: Vec<&str> = after
+        .pods
+        .iter()
+        .flatten()
+        .filter(|pod| before.incarnations[pod.uid()] != after.incarnations[pod.uid()])
+        .map(Pod::name)
+        .collect();
+    assert_eq!((after.incarnations.len(), restarted), (4, vec!["a-n"]));
 }
 
 #[test]
@@ -160,7 +313,7 @@ fn a_broken_manifest_keeps_its_pod() {
     desk.scan();
     std::fs::remove_file(desk.path("a.yaml")).unwrap();
     assert_eq!(desk.scan(), Vec::<String>::new());
-    assert_eq!(desk.files.set(), SourceSet { pods: Some(vec![]), problems: vec![] });
+    assert_eq!(desk.files.set(), empty());
 }
 
 #[test]
@@ -285,11 +438,12 @@ impl Restarts {
         restarts
     }
 
-    /// The set without the marks, in which each start writes its own time.
+    /// The set without the marks, in which each start writes its own time, and without the
+    /// numbers of incarnations, which each start gives.
     fn set(&self) -> SourceSet {
         let set = self.desk.files.set();
         let bare = |pods: Vec<Pod>| pods.iter().map(|pod| Pod::from(merge::unmarked(pod))).collect();
-        SourceSet { pods: set.pods.map(bare), ..set }
+        SourceSet { pods: set.pods.map(bare), incarnations: Incarnations::new(), ..set }
     }
 
     /// A new agent that has not looked yet.
@@ -406,7 +560,7 @@ fn a_manifest_deleted_while_the_agent_was_down_is_gone() {
     // A missing directory is an empty set at a start too.
     std::fs::remove_dir_all(agent.desk.directory.path()).unwrap();
     agent.restart();
-    assert_eq!(agent.set(), SourceSet { pods: Some(vec![]), problems: vec![] });
+    assert_eq!(agent.set(), empty());
     assert_eq!(agent.records(), []);
 }
 
@@ -523,7 +677,7 @@ impl Live {
 #[test]
 fn the_thread_follows_the_directory() {
     let live = Live::new("");
-    assert_eq!(live.next(), SourceSet { pods: Some(vec![]), problems: vec![] });
+    assert_eq!(live.next(), empty());
 
     // As an editor does: a swap file, a temporary file, a rename. One change. What is not
     // hidden is a manifest under whatever name, if the thread comes between the two.
@@ -551,7 +705,7 @@ fn the_thread_follows_the_directory() {
     assert!(matches!(event.regarding, Regarding::Pod { name, .. } if name == "a-node"));
 
     std::fs::remove_file(live.path("a.yaml")).unwrap();
-    assert_eq!(live.next(), SourceSet { pods: Some(vec![]), problems: vec![] });
+    assert_eq!(live.next(), empty());
     assert_eq!(live.running.stop(threads::JOIN_LIMIT), threads::Stopped::Joined);
 }
 
@@ -622,4 +776,29 @@ fn the_thread_follows_a_single_file_and_swapped_links() {
     symlink("..2", live.path("..next")).unwrap();
     std::fs::rename(live.path("..next"), live.path("..data")).unwrap();
     assert_eq!(image(live.next()).as_deref(), Some("i:2"));
+}
+
+#[test]
+fn the_thread_tells_of_another_incarnation() {
+    let live = Live::new("");
+    live.next();
+    std::fs::write(live.path("a.yaml"), manifest("a", "i:1")).unwrap();
+    let first = live.next();
+    let uid = first.pods.as_ref().unwrap()[0].uid().clone();
+    std::fs::remove_file(live.path("a.yaml")).unwrap();
+    std::fs::write(live.path("a.yaml"), manifest("a", "i:1")).unwrap();
+    // On a slow machine the removal may be seen by itself.
+    let mut second = live.next();
+    if second == empty() {
+        second = live.next();
+    }
+    assert_eq!(second.pods.as_ref().unwrap()[0].uid(), &uid);
+    assert_ne!(second.incarnations[&uid], first.incarnations[&uid]);
+    // Saved, it stays the same one. The other file shows that it was read.
+    std::fs::write(live.path(".new"), manifest("a", "i:1")).unwrap();
+    std::fs::rename(live.path(".new"), live.path("a.yaml")).unwrap();
+    std::fs::write(live.path("b.yaml"), manifest("b", "i:1")).unwrap();
+    let third = live.next();
+    assert_eq!(names(&third), some(&["a-node", "b-node"]));
+    assert_eq!(third.incarnations[&uid], second.incarnations[&uid]);
 }
