@@ -5,7 +5,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 use super::Deps;
 use super::node_query::{self, Query};
@@ -73,13 +74,19 @@ fn serve(root: &Path, path: &str) -> Result<Reply, Answer> {
 }
 
 /// Opens what is at `path` below `root` without touching it. Links are followed, but only to
-/// places below `root`; where they led is asked of the kernel afterwards, so nobody can
-/// change it in between.
+/// places below `root`: the kernel is asked where the file is after it was opened, so a link
+/// that changes meanwhile makes no difference. `path` has no `..`.
 // DIFFERS: the Go kubelet follows links to anywhere, so that a pod that can write to
 // /var/log reads every file of the node.
 pub(super) fn open(root: &Path, path: &str) -> io::Result<(OwnedFd, Metadata)> {
     let root = std::fs::canonicalize(root)?;
-    let found = rustix::fs::open(root.join(path), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let found = resolve(&root, path).map_err(|errno| match errno {
+        Errno::LOOP => {
+            log::debug!("/logs/{path} leads through links that are not followed");
+            ErrorKind::NotFound.into()
+        }
+        errno => io::Error::from(errno),
+    })?;
     let place = std::fs::read_link(handle(&found))?;
     if !place.starts_with(&root) {
         log::debug!("/logs/{path} leads out of {}: refused", root.display());
@@ -93,13 +100,42 @@ pub(super) fn open(root: &Path, path: &str) -> io::Result<(OwnedFd, Metadata)> {
     Ok((found, metadata))
 }
 
+/// Finds a file without following the links of `/proc/<pid>`, such as `root` and `cwd`. They
+/// lead into the mount namespaces of other processes, where another directory has the name of
+/// `root`.
+fn resolve(root: &Path, path: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let whole = root.join(path);
+    match rustix::fs::openat2(CWD, &whole, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        // Before Linux 5.6: no links at all below `root`.
+        Err(Errno::NOSYS) => without_links(root, path),
+        result => result,
+    }
+}
+
+fn without_links(root: &Path, path: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let mut found = rustix::fs::open(root, flags, Mode::empty())?;
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        found = rustix::fs::openat(&found, name, flags, Mode::empty())?;
+        // With these flags the link itself is opened.
+        if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) == FileType::Symlink {
+            return Err(Errno::LOOP);
+        }
+    }
+    Ok(found)
+}
+
 /// The name by which a file that was only found is opened to be read.
 fn handle(found: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", found.as_raw_fd())
 }
 
+/// Opens a regular file that was found. One on which a container holds a lease is an error
+/// instead of a wait for the container.
 pub(super) fn read(found: &OwnedFd) -> io::Result<File> {
-    File::open(handle(found))
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Ok(File::from(rustix::fs::open(handle(found), flags, Mode::empty())?))
 }
 
 fn refusal(why: io::Error) -> Answer {

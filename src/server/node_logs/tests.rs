@@ -133,7 +133,51 @@ fn nothing_outside_is_reached() {
     // Nobody waits for a pipe or reads a device.
     assert_eq!(served.get("/logs/pipe").status, 403);
     assert_eq!(served.get("/logs/zero").status, 404);
-    assert_ne!(served.get("/logs/loop").status, 200);
+    assert_eq!(served.get("/logs/loop").status, 404);
     // No list shows a place outside, wherever it begins.
     assert!(!served.get("/logs/parent").text().contains("secret"));
+}
+
+/// By its path, a file that is found through one of them seems to be below the root, whichever
+/// mount namespace it is in.
+#[test]
+fn links_of_processes_are_not_followed() {
+    let dir = tree();
+    let served = served(&dir);
+    let root = dir.path().join("log");
+    let (directory, file) = (File::open(&root).unwrap(), File::open(root.join("syslog")).unwrap());
+    let fd = |file: &File| format!("/proc/self/fd/{}", file.as_raw_fd());
+    for (name, target) in [
+        ("process-root", format!("/proc/self/root{}/syslog", root.display())),
+        ("process-file", fd(&file)),
+        ("process-directory", format!("{}/syslog", fd(&directory))),
+    ] {
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "line 1\nline 2\n");
+        symlink(target, root.join(name)).unwrap();
+        assert_eq!(served.get(&format!("/logs/{name}")).brief(), (404, "404 page not found\n".to_owned()));
+    }
+}
+
+#[test]
+fn without_openat2_no_link_is_followed() {
+    let dir = tree();
+    let root = dir.path().join("log");
+    for (path, found) in [
+        ("", true),
+        ("syslog", true),
+        ("pods/p/c/0.log", true),
+        ("inside/c/0.log", false),
+        ("outside", false),
+    ] {
+        assert_eq!(without_links(&root, path).is_ok(), found, "{path}");
+    }
+}
+
+#[test]
+fn a_file_that_is_leased_is_not_waited_for() {
+    let dir = tree();
+    let root = dir.path().join("log");
+    let (found, _) = open(&root, "syslog").unwrap();
+    let flags = rustix::fs::fcntl_getfl(read(&found).unwrap()).unwrap();
+    assert!(flags.contains(OFlags::NONBLOCK));
 }
