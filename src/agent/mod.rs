@@ -131,3 +131,41 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), StartError> {
     std::fs::create_dir_all(path).map_err(fail)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(fail)
 }
+
+/// Takes the permission bits beyond `mode` from a directory that was made by others. Where that
+/// is not possible, the agent works all the same.
+fn restrict_dir(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    let restricted =
+        std::fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o7777).and_then(|before| {
+            let after = before & (mode | 0o7000);
+            if after != before {
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(after))?;
+                log::info!("{} had mode {before:04o}, now it has {after:04o}", path.display());
+            }
+            Ok(())
+        });
+    if let Err(why) = restricted {
+        log::warn!("cannot take permissions from {}: {why}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_directory_that_is_too_open_is_restricted_and_no_other_one() {
+        let dir = tempfile::tempdir().unwrap();
+        for (before, after) in
+            [(0o755, 0o750), (0o777, 0o750), (0o2775, 0o2750), (0o700, 0o700), (0o750, 0o750)]
+        {
+            std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(before)).unwrap();
+            restrict_dir(dir.path(), 0o750);
+            let mode = std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o7777;
+            assert_eq!(mode, after, "{before:o}");
+        }
+        restrict_dir(&dir.path().join("absent"), 0o750);
+    }
+}

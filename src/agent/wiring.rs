@@ -11,7 +11,9 @@ use crossbeam_channel::bounded;
 use jiff::Timestamp;
 
 use super::supervise::Supervisor;
-use super::{StartError, cluster, endpoints, main_port, make_dir, report, shutdown, stats, streams};
+use super::{
+    StartError, cluster, endpoints, main_port, make_dir, report, restrict_dir, shutdown, stats, streams,
+};
 use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, Gates, KubeletConfiguration};
@@ -100,9 +102,10 @@ pub(super) fn start(
     let host_ips = super::node::addresses(&args.node_ips);
     let pod_logs_dir = PathBuf::from(&config.pod_logs_dir);
     make_dir(&args.root_dir, 0o750)?;
+    restrict_dir(&args.root_dir, 0o750);
     // Before any thread: a second agent must not touch the first one's pods, not even for
     // the moment until it finds the socket taken.
-    let claim = server::claim(&args.root_dir)?;
+    let claim = server::claim_root(&args.root_dir)?;
     make_dir(&args.root_dir.join("pods"), 0o750)?;
     make_dir(&pod_logs_dir, 0o750)?;
     make_dir(Path::new(CONTAINER_LOGS_DIR), 0o755)?;

@@ -1,47 +1,183 @@
 //! One agent for one root directory.
+//!
+//! A claim is a file `<name>.<number>` on which its process holds a POSIX write lock; the file
+//! with the highest number counts. Such a lock needs a descriptor that is open for writing, so a
+//! container that has the directory read-only cannot hold one. It can hold the other kinds,
+//! flock(2) and POSIX read locks, and keep a process from locking a file that exists. Hence each
+//! process makes a new file with the next number and locks it before it has its name, and only
+//! looks for write locks on the files of others.
 
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::FlockType;
 
 use super::ServerError;
 
-/// While this lives the root directory belongs to this process. The kernel gives it up
-/// with the process, however that ends, so nothing stale can be left behind.
+/// The name of the root directory's claims.
+const ROOT_CLAIM: &str = "agent.lock";
+
+/// How often another process may come first, or open a file before it is locked.
+const ATTEMPTS: u32 = 100;
+
+/// While this lives the directory belongs to this process. The kernel gives it up
+/// with the process, however that ends.
+///
+/// INVARIANT: the process opens its claim's file once. A POSIX lock ends when any of the
+/// process's descriptors of the file is closed.
 #[derive(Debug)]
 pub struct Claim {
-    _directory: File,
+    _file: File,
 }
 
-/// Takes the root directory, before anything else is done with it or with its pods: two
-/// agents on one directory would take each other's pods for strangers.
+/// Claims the root directory, before anything is done with it or with its pods: two agents
+/// with one directory would stop each other's pods.
 ///
 /// # Errors
-/// When another agent has it, or it cannot be opened.
-pub fn claim(root_dir: &Path) -> Result<Claim, ServerError> {
-    let failed = |source| ServerError::Claim { path: root_dir.to_owned(), source };
-    let directory = File::open(root_dir).map_err(failed)?;
-    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Claim { _directory: directory }),
-        Err(Errno::WOULDBLOCK) => Err(ServerError::AlreadyRunning { path: root_dir.to_owned() }),
-        Err(errno) => Err(failed(errno.into())),
+/// When another agent has it, or when it cannot be written to.
+pub fn claim_root(root_dir: &Path) -> Result<Claim, ServerError> {
+    match claim(root_dir, ROOT_CLAIM) {
+        Ok(Some(claim)) => Ok(claim),
+        Ok(None) => Err(ServerError::AlreadyRunning { path: root_dir.to_owned() }),
+        Err(source) => Err(ServerError::Claim { path: root_dir.to_owned(), source }),
     }
+}
+
+/// `None`: another process has it.
+///
+/// Two processes never both have it. Numbers go up by one, and only files below the highest
+/// number are removed, so the highest number never falls. A process that has the claim by
+/// number n found n to be the highest after it had made it. Number n + 1 is made by a process
+/// that found n to be the highest and not held; but n is held from before it has its name until
+/// its process ends.
+fn claim(directory: &Path, name: &str) -> io::Result<Option<Claim>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(directory, flags, Mode::empty())?;
+    for _ in 0..ATTEMPTS {
+        let newest = numbers(&directory, name)?.into_iter().max().unwrap_or(0);
+        if newest > 0 && is_held(&directory, &format!("{name}.{newest}"))? {
+            return Ok(None);
+        }
+        let number = newest.checked_add(1).ok_or(io::ErrorKind::FileTooLarge)?;
+        let Some(file) = make(&directory, name, &format!("{name}.{number}"))? else { continue };
+        let others = numbers(&directory, name)?;
+        if others.iter().any(|other| *other > number) {
+            remove(&directory, &format!("{name}.{number}"));
+            continue;
+        }
+        for other in others.into_iter().filter(|other| *other < number) {
+            remove(&directory, &format!("{name}.{other}"));
+        }
+        return Ok(Some(Claim { _file: file }));
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+/// The numbers of the claims' files.
+fn numbers(directory: impl AsFd, name: &str) -> io::Result<Vec<u64>> {
+    let mut numbers = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let number =
+            entry.file_name().to_str().ok().and_then(|file| file.strip_prefix(name)?.strip_prefix('.'));
+        numbers.extend(number.and_then(|text| text.parse::<u64>().ok()));
+    }
+    Ok(numbers)
+}
+
+/// Whether another process has a write lock on the file.
+fn is_held(directory: impl AsFd, file: &str) -> io::Result<bool> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    match rustix::fs::openat(directory, file, flags, Mode::empty()) {
+        // Only a write lock is in the way of a read lock.
+        Ok(file) => Ok(rustix::process::fcntl_getlk(file, &FlockType::ReadLock.into())?.is_some()),
+        // A newer one has taken its place.
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Makes a locked file of this name. `None`: the name is taken, or someone has opened the file
+/// and locked it first.
+fn make(directory: impl AsFd, name: &str, numbered: &str) -> io::Result<Option<File>> {
+    // Not a number behind the dot, so it does not count.
+    let passing = format!("{name}.new-{:016x}", RandomState::new().hash_one(std::process::id()));
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&directory, &passing, flags, Mode::RUSR | Mode::WUSR)?;
+    let linked = rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive)
+        .and_then(|()| rustix::fs::linkat(&directory, &passing, &directory, numbered, AtFlags::empty()));
+    remove(&directory, &passing);
+    match linked {
+        Ok(()) => Ok(Some(file.into())),
+        Err(Errno::AGAIN | Errno::ACCESS | Errno::EXIST) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn remove(directory: impl AsFd, file: &str) {
+    // A file that stays does no harm: no process holds it, or its name has no number.
+    let _ = rustix::fs::unlinkat(directory, file, AtFlags::empty());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{fcntl_lock, flock};
+    use std::os::unix::fs::PermissionsExt;
+
+    fn files(directory: &Path) -> Vec<String> {
+        let mut names: Vec<String> = std::fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    // That a live agent keeps others out takes two processes: tests/integration/agent.rs.
 
     #[test]
-    fn a_root_directory_has_one_owner_at_a_time() {
+    fn each_claim_is_a_file_of_the_next_number() {
         let root = tempfile::tempdir().unwrap();
-        let first = claim(root.path()).unwrap();
-        let second = claim(root.path()).unwrap_err();
-        assert!(matches!(second, ServerError::AlreadyRunning { .. }), "{second}");
-        drop(first);
-        claim(root.path()).unwrap();
-        assert!(claim(&root.path().join("absent")).is_err());
+        for number in 1..=3 {
+            let claim = claim_root(root.path()).unwrap();
+            assert_eq!(files(root.path()), [format!("agent.lock.{number}")]);
+            let mode = claim._file.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        assert!(claim_root(&root.path().join("absent")).is_err());
+    }
+
+    #[test]
+    fn only_numbers_count() {
+        let root = tempfile::tempdir().unwrap();
+        for name in
+            ["agent.lock", "agent.lock.", "agent.lock.x", "agent.lock.new-7", "agent.lockout.9", "other"]
+        {
+            std::fs::write(root.path().join(name), "").unwrap();
+        }
+        drop(claim_root(root.path()).unwrap());
+        assert!(root.path().join("agent.lock.1").exists());
+        std::fs::write(root.path().join(format!("agent.lock.{}", u64::MAX)), "").unwrap();
+        assert!(claim_root(root.path()).is_err());
+    }
+
+    #[test]
+    fn locks_that_need_no_right_to_write_do_not_claim() {
+        let root = tempfile::tempdir().unwrap();
+        drop(claim_root(root.path()).unwrap());
+        let readers = [root.path().to_owned(), root.path().join("agent.lock.1")].map(|path| {
+            let reader = File::open(path).unwrap();
+            flock(&reader, FlockOperation::NonBlockingLockExclusive).unwrap();
+            reader
+        });
+        assert!(fcntl_lock(&readers[1], FlockOperation::NonBlockingLockExclusive).is_err());
+        fcntl_lock(&readers[1], FlockOperation::NonBlockingLockShared).unwrap();
+        claim_root(root.path()).unwrap();
     }
 }

@@ -55,7 +55,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
-pub use claim::{Claim, claim};
+pub use claim::{Claim, claim_root};
 pub use endpoints::{Checkpoint, Endpoints, FindInstance, FindObject, RunCommand, Switches};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use coracle::model::api::Pod;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
+use crate::support::launch;
 use crate::support::node::{
     FOREVER, NODE, busybox, container, container_id, is_ready, phase, pod, restarts, simple, uid,
 };
@@ -311,6 +313,46 @@ fn a_second_agent_on_the_same_root_directory_gives_way() {
     solo.assert_answers();
     assert!(solo.says(&["status"]).contains(NODE));
     solo.stop_agent();
+}
+
+#[test]
+fn a_root_directory_that_others_may_read_is_restricted() {
+    let mut solo = Solo::prepare(json!({}));
+    fs::create_dir(solo.root()).unwrap();
+    fs::set_permissions(solo.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    solo.start_agent();
+    assert_eq!(fs::metadata(solo.root()).unwrap().permissions().mode() & 0o7777, 0o750);
+    solo.finish();
+}
+
+#[test]
+fn of_agents_that_start_at_the_same_time_one_stays() {
+    let solo = Solo::prepare(json!({}));
+    for round in 0..5 {
+        let mut agents: Vec<_> = (0..6)
+            .map(|index| {
+                let log = solo.path(&format!("{round}-{index}.log"));
+                launch::spawn(&mut solo.agent_command(), &log)
+            })
+            .collect();
+        let mut ended = Vec::new();
+        wait_until("all but one to leave", LONG, || {
+            agents.retain_mut(|agent| match agent.try_wait().unwrap() {
+                Some(status) => {
+                    ended.push(status.code());
+                    false
+                }
+                None => true,
+            });
+            agents.len() <= 1
+        });
+        assert_eq!((agents.len(), ended), (1, vec![Some(LOCKED); 5]));
+        wait_until("the other one to answer", LONG, || solo.command(&["status"]).status.success());
+        for mut agent in agents {
+            agent.kill().unwrap();
+            agent.wait().unwrap();
+        }
+    }
 }
 
 #[test]

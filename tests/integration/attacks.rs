@@ -13,6 +13,7 @@ use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use crossbeam_channel::{Receiver, bounded};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
 use serde_json::json;
 
@@ -273,6 +274,37 @@ fn other_users_of_the_machine_reach_no_socket() {
         assert!(answer.as_ref().is_ok_and(|text| text.starts_with("HTTP/1.0 403")), "{answer:?}");
     }
     regular.end();
+    solo.finish();
+}
+
+/// All that a container can do that has the root directory read-only.
+#[test]
+fn readers_of_the_root_directory_keep_no_agent_from_starting() {
+    let mut solo = Solo::start();
+    let locked: Vec<_> = fs::read_dir(solo.root())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file())
+        .chain([solo.root()])
+        .map(|path| {
+            let reader = fs::File::open(path).unwrap();
+            // While the agent runs, its own lock may be in the way.
+            let _ = flock(&reader, FlockOperation::NonBlockingLockExclusive);
+            let _ = fcntl_lock(&reader, FlockOperation::NonBlockingLockShared);
+            reader
+        })
+        .collect();
+    assert!(locked.len() > 1, "{locked:?}");
+    solo.stop_agent();
+    for reader in &locked {
+        flock(reader, FlockOperation::NonBlockingLockExclusive).unwrap();
+        // Directories have no locks of this kind.
+        let shared = fcntl_lock(reader, FlockOperation::NonBlockingLockShared);
+        assert!(shared.is_ok() || reader.metadata().unwrap().is_dir(), "{reader:?}");
+    }
+    solo.start_agent();
+    solo.assert_answers();
+    drop(locked);
     solo.finish();
 }
 
