@@ -22,6 +22,7 @@ use std::path::Path;
 
 use crate::cli::{AgentArgs, Exit};
 use crate::config::Loaded;
+use crate::server::ServerError;
 use crate::util::{logging, threads};
 use supervise::{Ending, Supervisor};
 
@@ -55,7 +56,7 @@ pub enum StartError {
     },
     /// A server could not be started.
     #[error("cannot start the server")]
-    Server(#[from] crate::server::ServerError),
+    Server(#[from] ServerError),
 }
 
 /// Runs the agent until it is asked to stop. Pods keep running.
@@ -83,7 +84,9 @@ pub fn run(args: AgentArgs, loaded: Loaded) -> Exit {
             log::error!("cannot start: {}", chain(&error));
             match error {
                 StartError::Refused(_) => Exit::Configuration,
-                StartError::Server(crate::server::ServerError::AlreadyRunning { .. }) => Exit::Locked,
+                StartError::Server(ServerError::AlreadyRunning { .. } | ServerError::SocketInUse { .. }) => {
+                    Exit::Locked
+                }
                 _ => Exit::Failure,
             }
         }

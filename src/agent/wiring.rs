@@ -39,6 +39,7 @@ use crate::runtime::gc::{Collector, Policy};
 use crate::runtime::images::gc::{ImageCollector, Policy as ImagePolicy};
 use crate::runtime::logs::rotate::{self, Rotator};
 use crate::runtime::{MachineNumbers, Runtime, Verification};
+use crate::server::LOCAL_SOCKET;
 use crate::sources::{FileSettings, HttpSettings};
 use crate::status::{NodeAddresses, StatusCache, publish};
 use crate::sync::view::View;
@@ -65,7 +66,7 @@ pub(super) struct Agent {
     client: Option<Client>,
     pod_api: Option<PodApi>,
     /// Given up last.
-    _claim: server::Claim,
+    _claims: [server::Claim; 2],
 }
 
 impl Agent {
@@ -103,9 +104,14 @@ pub(super) fn start(
     let pod_logs_dir = PathBuf::from(&config.pod_logs_dir);
     make_dir(&args.root_dir, 0o750)?;
     restrict_dir(&args.root_dir, 0o750);
-    // Before any thread: a second agent must not touch the first one's pods, not even for
-    // the moment until it finds the socket taken.
-    let claim = server::claim_root(&args.root_dir)?;
+    // Before any thread: a second agent must not touch the first one's pods, nor start some of
+    // its own and leave.
+    let claims = [server::claim_root(&args.root_dir)?, server::claim_socket(&args.local_socket)?];
+    if let Some(directory) =
+        args.local_socket.parent().filter(|_| args.local_socket == Path::new(LOCAL_SOCKET))
+    {
+        restrict_dir(directory, 0o700);
+    }
     make_dir(&args.root_dir.join("pods"), 0o750)?;
     make_dir(&pod_logs_dir, 0o750)?;
     make_dir(Path::new(CONTAINER_LOGS_DIR), 0o755)?;
@@ -357,7 +363,7 @@ pub(super) fn start(
         events.raise(Regarding::Node, EventType::Warning, reasons::CGROUP_V1, CGROUP_V1);
     }
     log::info!("node {} is up after {:?}", facts.node, started.elapsed());
-    Ok(Agent { threads, probes, client, pod_api, _claim: claim })
+    Ok(Agent { threads, probes, client, pod_api, _claims: claims })
 }
 
 /// What the event on a machine with cgroup v1 says, as upstream.
@@ -619,6 +625,7 @@ fn server_settings(
         healthz: address(&config.healthz_bind_address, config.healthz_port),
         read_only: address(&config.address, config.read_only_port).filter(|_| config.enable_server),
         main,
-        local_socket: args.root_dir.join(server::LOCAL_SOCKET),
+        local_socket: args.local_socket.clone(),
+        any_namespace: args.local_socket_any_namespace,
     }
 }

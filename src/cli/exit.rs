@@ -17,7 +17,7 @@ pub enum Exit {
     NotFound,
     /// `coracle check` found something that keeps pods from running.
     CheckFailed,
-    /// Another agent runs on this root directory.
+    /// Another agent has this root directory or this local socket.
     Locked,
     /// What the command said that `coracle exec` ran.
     Command(u8),
@@ -32,7 +32,7 @@ pub const EXITS: &[(Exit, &str)] = &[
     (Exit::NotReachable, "no agent answers on the local socket"),
     (Exit::NotFound, "the pod, container or log asked for is not there"),
     (Exit::CheckFailed, "coracle check found something that keeps pods from running"),
-    (Exit::Locked, "another agent runs on this root directory"),
+    (Exit::Locked, "another agent has this root directory or this local socket"),
 ];
 
 impl Exit {

@@ -7,6 +7,7 @@ use super::exit::EXITS;
 use crate::config::DefaultSet;
 use crate::config::effects::preset_text;
 use crate::config::fields::{Kind, Standing, field};
+use crate::server::LOCAL_SOCKET;
 
 /// How the text of a flag becomes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -464,6 +465,20 @@ pub static FLAGS: &[Flag] = &[
         "false",
         Effect::Works,
         "check flags and configuration, say what is wrong, and leave",
+    ),
+    own(
+        "local-socket",
+        Syntax::Text,
+        LOCAL_SOCKET,
+        Effect::Works,
+        "socket of this agent's commands; a missing directory of it is made for root only",
+    ),
+    own(
+        "local-socket-any-namespace",
+        Syntax::Bool,
+        "false",
+        Effect::Works,
+        "answer root of other mount and PID namespaces, too: of containers that have the socket",
     ),
     own(
         "print-config",

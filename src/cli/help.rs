@@ -19,7 +19,7 @@ pub fn command(name: &str) -> String {
     for (_, synopsis, meaning) in COMMANDS.iter().filter(|(known, ..)| *known == name) {
         out += &format!("Usage:\n  coracle {synopsis}\n      {meaning}\n\n");
     }
-    out + "  --root-dir DIR   the root directory of the agent to ask\n"
+    out + "  --local-socket PATH   the socket of the agent to ask\n"
         + "\ncoracle --help shows everything, with the exit codes.\n"
 }
 
@@ -34,7 +34,7 @@ pub fn help() -> String {
     for (_, synopsis, meaning) in COMMANDS {
         out += &format!("  {synopsis}\n      {meaning}\n");
     }
-    out += "  Every command takes --root-dir DIR, the root directory of the agent to ask.\n\nFlags:\n";
+    out += "  Every command takes --local-socket PATH, the socket of the agent to ask.\n\nFlags:\n";
     for flag in FLAGS {
         let dashes = if flag.name.len() == 1 { "-" } else { "--" };
         let form = match flag.syntax {

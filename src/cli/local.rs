@@ -5,11 +5,8 @@ use std::path::PathBuf;
 
 use lexopt::Arg;
 
-use super::parse::Command;
+use super::parse::{AgentArgs, Command};
 use crate::config::{GoDuration, Problem};
-
-/// The socket in the root directory that a running agent answers on.
-pub const SOCKET_NAME: &str = "coracle.sock";
 
 /// How a command prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,18 +25,10 @@ pub enum Output {
 /// A command with the agent it asks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LocalCommand {
-    /// The agent's root directory.
-    pub root_dir: PathBuf,
+    /// The socket that the agent answers at.
+    pub socket: PathBuf,
     /// What is asked.
     pub ask: Ask,
-}
-
-impl LocalCommand {
-    /// The socket to ask at.
-    #[must_use]
-    pub fn socket(&self) -> PathBuf {
-        self.root_dir.join(SOCKET_NAME)
-    }
 }
 
 /// What is asked of a running agent.
@@ -159,6 +148,8 @@ pub enum Ask {
     Check {
         /// `-o`.
         output: Output,
+        /// `--root-dir`.
+        root_dir: PathBuf,
     },
     /// `coracle version`.
     Version,
@@ -201,7 +192,11 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "CPU and memory of pods and containers, every two seconds; --once prints one table",
     ),
     ("images", "images [-o json|yaml]", "the images on this machine"),
-    ("check", "check [-o json|yaml]", "preflight: what would keep pods from running, and the fix"),
+    (
+        "check",
+        "check [-o json|yaml] [--root-dir DIR]",
+        "preflight: what would keep pods from running, and the fix",
+    ),
     ("version", "version", "the version"),
 ];
 
@@ -223,12 +218,13 @@ struct Options {
     stdin: bool,
     tty: bool,
     addresses: Vec<IpAddr>,
+    root_dir: PathBuf,
     words: Vec<String>,
     /// Whether the option that is being read is one letter behind one dash.
     is_letter: bool,
 }
 
-/// Options by command; `root-dir` and `help` go with all of them.
+/// Options by command; `local-socket` and `help` go with all of them.
 const TAKES: &[(&str, &[&str])] = &[
     ("pods", &["output", "watch", "namespace", "all-namespaces"]),
     ("describe", &["namespace"]),
@@ -241,7 +237,7 @@ const TAKES: &[(&str, &[&str])] = &[
     ("events", &["output", "watch", "namespace", "all-namespaces"]),
     ("top", &["once", "namespace", "all-namespaces", "output"]),
     ("images", &["output"]),
-    ("check", &["output"]),
+    ("check", &["output", "root-dir"]),
     ("version", &[]),
 ];
 
@@ -259,17 +255,18 @@ fn port_pair(text: &str) -> Result<(u16, u16), String> {
     }
 }
 
-/// Reads the rest of the line after the command's name.
+/// Reads the rest of the line after the command's name. `before`: the flags that came before it.
 ///
 /// # Errors
 /// Every problem with it, after those found before.
 pub fn parse_local(
     name: &str,
     mut parser: lexopt::Parser,
-    mut root_dir: PathBuf,
+    before: AgentArgs,
     mut problems: Vec<Problem>,
 ) -> Result<Command, Vec<Problem>> {
-    let mut options = Options::default();
+    let AgentArgs { local_socket: mut socket, root_dir, .. } = before;
+    let mut options = Options { root_dir, ..Options::default() };
     let takes = TAKES.iter().find(|(command, _)| *command == name).map_or(&[][..], |(_, takes)| takes);
     let mut help = false;
     loop {
@@ -295,8 +292,10 @@ pub fn parse_local(
                 help = true;
                 Ok(())
             }
-            "root-dir" => value(&mut parser).map(|text| root_dir = PathBuf::from(text)),
+            "local-socket" => value(&mut parser).map(|text| socket = PathBuf::from(text)),
             option if takes.contains(&option) => options.set(option, &mut parser),
+            "root-dir" => value(&mut parser)
+                .and_then(|_| Err("unknown option: --local-socket names the agent to ask".to_owned())),
             _ => Err("unknown option".to_owned()),
         };
         if let Err(message) = outcome {
@@ -308,7 +307,7 @@ pub fn parse_local(
     }
     let ask = options.ask(name);
     match ask {
-        Ok(ask) if problems.is_empty() => Ok(Command::Local(LocalCommand { root_dir, ask })),
+        Ok(ask) if problems.is_empty() => Ok(Command::Local(LocalCommand { socket, ask })),
         Ok(_) => Err(problems),
         Err(message) => {
             problems.push(problem(name, "", message));
@@ -398,6 +397,7 @@ impl Options {
                     }
                 }
             }
+            "root-dir" => self.root_dir = PathBuf::from(value(parser)?),
             "image" => self.image = Some(value(parser)?),
             "target" => self.target = Some(value(parser)?),
             "tail" => {
@@ -482,7 +482,7 @@ impl Options {
             "events" => Ask::Events { pod, namespace, output, watch },
             "top" => Ask::Top { once: self.once, namespace, output },
             "images" => Ask::Images { output },
-            "check" => Ask::Check { output },
+            "check" => Ask::Check { output, root_dir: self.root_dir },
             _ => Ask::Version,
         })
     }

@@ -16,6 +16,7 @@ use crate::config::fields::{Kind, field};
 use crate::config::validate::{is_dns_subdomain, is_label_value, is_qualified_name};
 use crate::config::{GoDuration, Override, Problem, Request};
 use crate::model::quantity::Amount;
+use crate::server::LOCAL_SOCKET;
 
 /// The directory of the agent's state unless `--root-dir` says otherwise.
 pub const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
@@ -46,6 +47,10 @@ pub struct AgentArgs {
     pub request: Request,
     /// `--root-dir`.
     pub root_dir: PathBuf,
+    /// `--local-socket`: an absolute path.
+    pub local_socket: PathBuf,
+    /// `--local-socket-any-namespace`.
+    pub local_socket_any_namespace: bool,
     /// `--hostname-override`; empty means the host's name.
     pub hostname_override: String,
     /// `--node-ip`: none, one, or an IPv4 and an IPv6 address.
@@ -89,6 +94,8 @@ impl Default for AgentArgs {
         AgentArgs {
             request: Request::default(),
             root_dir: PathBuf::from(DEFAULT_ROOT_DIR),
+            local_socket: PathBuf::from(LOCAL_SOCKET),
+            local_socket_any_namespace: false,
             hostname_override: String::new(),
             node_ips: Vec::new(),
             node_labels: BTreeMap::new(),
@@ -128,7 +135,7 @@ where
             Ok(Some(Arg::Value(word))) => {
                 let word = word.to_string_lossy().into_owned();
                 if line.is_local(&word) {
-                    return parse_local(&word, parser, line.args.root_dir, line.problems);
+                    return parse_local(&word, parser, line.args, line.problems);
                 }
                 line.stray(&word);
             }
@@ -174,7 +181,7 @@ impl Line {
             return false;
         }
         for name in std::mem::take(&mut self.given) {
-            if name != "root-dir" {
+            if name != "local-socket" && (word, name) != ("check", "root-dir") {
                 self.fail(&dashed(name), format!("does not go with the command {word}"));
             }
         }
@@ -298,6 +305,11 @@ impl Line {
             "root-dir" => {
                 args.root_dir = path().ok_or("must not be empty")?;
             }
+            "local-socket" => {
+                args.local_socket =
+                    path().filter(|path| path.is_absolute()).ok_or("must be an absolute path")?;
+            }
+            "local-socket-any-namespace" => args.local_socket_any_namespace = bool_value(text)?,
             "cert-dir" => args.cert_dir = path().ok_or("must not be empty")?,
             "kubeconfig" => args.kubeconfig = path(),
             "bootstrap-kubeconfig" => args.bootstrap_kubeconfig = path(),

@@ -179,6 +179,9 @@ fn bad_flags_are_all_reported() {
         ),
         ("--node-labels=a", "command line: --node-labels: \"a\" is not of the form key=value"),
         ("--root-dir=", "command line: --root-dir: must not be empty"),
+        ("--local-socket=x.sock", "command line: --local-socket: must be an absolute path"),
+        ("--root-dir=/r pods", "command line: --root-dir: does not go with the command pods"),
+        ("pods --root-dir=/r", "pods: --root-dir: unknown option: --local-socket names the agent to ask"),
         (
             "--housekeeping-interval=x",
             "command line: --housekeeping-interval: \"x\" is not a duration: want numbers with units, such as 300ms, 10s or 1h30m",
@@ -219,8 +222,9 @@ fn ways_to_leave_early() {
 
 #[test]
 fn local_commands() {
-    let root = |root: &str, ask: Ask| Command::Local(LocalCommand { root_dir: root.into(), ask });
-    let default = |ask: Ask| root("/var/lib/kubelet", ask);
+    let at = |socket: &str, ask: Ask| Command::Local(LocalCommand { socket: socket.into(), ask });
+    let default = |ask: Ask| at("/run/coracle/coracle.sock", ask);
+    let check = |root: &str| Ask::Check { output: Output::Table, root_dir: root.into() };
     for (text, expected) in [
         ("pods", default(Ask::Pods { output: Output::Table, watch: false, namespace: None })),
         (
@@ -229,12 +233,12 @@ fn local_commands() {
         ),
         ("pods -ojson", default(Ask::Pods { output: Output::Json, watch: false, namespace: None })),
         (
-            "pods --output=yaml --root-dir=/r",
-            root("/r", Ask::Pods { output: Output::Yaml, watch: false, namespace: None }),
+            "pods --output=yaml --local-socket=/r.sock",
+            at("/r.sock", Ask::Pods { output: Output::Yaml, watch: false, namespace: None }),
         ),
         (
-            "--root-dir /r pods",
-            root("/r", Ask::Pods { output: Output::Table, watch: false, namespace: None }),
+            "--local-socket /r.sock pods",
+            at("/r.sock", Ask::Pods { output: Output::Table, watch: false, namespace: None }),
         ),
         ("describe web", default(Ask::Describe { pod: "web".into(), namespace: None })),
         (
@@ -323,7 +327,9 @@ fn local_commands() {
             default(Ask::Top { once: true, namespace: Some("x".to_owned()), output: Output::Table }),
         ),
         ("images", default(Ask::Images { output: Output::Table })),
-        ("check", default(Ask::Check { output: Output::Table })),
+        ("check", default(check("/var/lib/kubelet"))),
+        ("check --root-dir=/r", default(check("/r"))),
+        ("--root-dir /r --local-socket=/r.sock check", at("/r.sock", check("/r"))),
         ("version", default(Ask::Version)),
     ] {
         assert_eq!(line(text).unwrap(), expected, "{text}");

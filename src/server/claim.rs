@@ -1,4 +1,4 @@
-//! One agent for one root directory.
+//! One agent for one root directory, and for one local socket.
 //!
 //! A claim is a file `<name>.<number>` on which its process holds a POSIX write lock; the file
 //! with the highest number counts. Such a lock needs a descriptor that is open for writing, so a
@@ -25,7 +25,7 @@ const ROOT_CLAIM: &str = "agent.lock";
 /// How often another process may come first, or open a file before it is locked.
 const ATTEMPTS: u32 = 100;
 
-/// While this lives the directory belongs to this process. The kernel gives it up
+/// While this lives the directory or socket belongs to this process. The kernel gives it up
 /// with the process, however that ends.
 ///
 /// INVARIANT: the process opens its claim's file once. A POSIX lock ends when any of the
@@ -45,6 +45,24 @@ pub fn claim_root(root_dir: &Path) -> Result<Claim, ServerError> {
         Ok(Some(claim)) => Ok(claim),
         Ok(None) => Err(ServerError::AlreadyRunning { path: root_dir.to_owned() }),
         Err(source) => Err(ServerError::Claim { path: root_dir.to_owned(), source }),
+    }
+}
+
+/// Claims the local socket's path and makes its directory, mode 0700, unless it exists.
+///
+/// # Errors
+/// When another agent has it, or when its directory cannot be made or written to.
+pub fn claim_socket(socket: &Path) -> Result<Claim, ServerError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let failed = |source| ServerError::Claim { path: socket.to_owned(), source };
+    let (Some(directory), Some(name)) = (socket.parent(), socket.file_name()) else {
+        return Err(failed(io::ErrorKind::InvalidInput.into()));
+    };
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    match claim(directory, &format!("{}.lock", name.to_string_lossy())) {
+        Ok(Some(claim)) => Ok(claim),
+        Ok(None) => Err(ServerError::SocketInUse { path: socket.to_owned() }),
+        Err(source) => Err(failed(source)),
     }
 }
 
@@ -179,5 +197,23 @@ mod tests {
         assert!(fcntl_lock(&readers[1], FlockOperation::NonBlockingLockExclusive).is_err());
         fcntl_lock(&readers[1], FlockOperation::NonBlockingLockShared).unwrap();
         claim_root(root.path()).unwrap();
+    }
+
+    #[test]
+    fn the_socket_gets_a_private_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("run/coracle/a.sock");
+        let _claim = claim_socket(&socket).unwrap();
+        let mode = std::fs::metadata(socket.parent().unwrap()).unwrap().permissions().mode();
+        assert_eq!(
+            (mode & 0o777, files(socket.parent().unwrap())),
+            (0o700, vec!["a.sock.lock.1".to_owned()])
+        );
+        // Another socket beside it is another claim. A directory that exists stays as it is.
+        let _other = claim_socket(&dir.path().join("run/coracle/b.sock")).unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let _above = claim_socket(&dir.path().join("c.sock")).unwrap();
+        assert_eq!(std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o755);
+        assert!(claim_socket(Path::new("/")).is_err());
     }
 }

@@ -68,6 +68,8 @@ pub(super) struct Gate {
     pub main: Option<Arc<MainPort>>,
     /// Who is connected to it.
     pub crowd: Arc<Crowd>,
+    /// Whether the local socket answers root of other namespaces, too.
+    pub any_namespace: bool,
     /// The private socket.
     pub inner: PathBuf,
     table: Arc<Table>,
@@ -114,6 +116,7 @@ impl Gate {
             answers: Shares::new(ANSWERS),
             main: None,
             crowd: Arc::default(),
+            any_namespace: false,
             inner: PathBuf::new(),
             table: Arc::new(Table { secret: 0, next: AtomicU64::new(0), waiting: Mutex::default() }),
             broken: bounded(1).0,
@@ -213,7 +216,6 @@ fn take(server: &tiny_http::Server, table: &Table, stop: &StopToken) {
 
 /// Binds everything, then starts the owner.
 pub(super) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result<Started, ServerError> {
-    // First the local socket: it tells whether another agent has this root directory.
     let local = Bound::local(&settings.local_socket)?;
     let unlink = Unlink(settings.local_socket.clone());
     let read_only =
@@ -240,7 +242,8 @@ pub(super) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result
         answers: Shares::new(ANSWERS),
         main: settings.main.map(Arc::new),
         crowd: Arc::default(),
-        inner: settings.local_socket.with_file_name(".coracle-http.sock"),
+        any_namespace: settings.any_namespace,
+        inner: listener::beside(&settings.local_socket, "http"),
         table: Arc::new(table),
         broken,
     };

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use crate::util::backoff::Failures;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, Running};
 
@@ -19,6 +20,7 @@ use super::ServerError;
 use super::client::Socket;
 use super::connection;
 use super::http::Gate;
+use super::peer;
 
 /// How long to wait before a taken port is tried again, as the Go kubelet does.
 const REBIND: Duration = Duration::from_secs(5);
@@ -96,13 +98,13 @@ impl Bound {
     }
 
     /// Makes the local socket, mode 0600 from its first moment under its name. A stale one
-    /// is replaced; one that somebody listens on is an error.
+    /// is replaced; one on which a process listens, another program's too, is an error.
     pub(super) fn local(path: &Path) -> Result<Self, ServerError> {
         match connect_local(path) {
-            Ok(_) => return Err(ServerError::AlreadyRunning { path: path.to_owned() }),
-            // Its queue is full: somebody listens.
+            Ok(_) => return Err(ServerError::SocketInUse { path: path.to_owned() }),
+            // Its queue is full, so there is a listener.
             Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
-                return Err(ServerError::AlreadyRunning { path: path.to_owned() });
+                return Err(ServerError::SocketInUse { path: path.to_owned() });
             }
             Err(_) => {}
         }
@@ -136,12 +138,18 @@ fn listen_on_both(port: u16) -> io::Result<TcpListener> {
 
 /// Binds under a passing name, closes it to others, then moves it to `path`.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    let passing = path.with_extension("new");
+    let passing = beside(path, "new");
     remove(&passing)?;
     let unix = UnixListener::bind(&passing)?;
     std::fs::set_permissions(&passing, std::fs::Permissions::from_mode(0o600))?;
     std::fs::rename(&passing, path)?;
     Ok(unix)
+}
+
+/// The name of a file of the socket's own, hidden beside it: other agents' sockets may be there.
+pub(super) fn beside(socket: &Path, what: &str) -> PathBuf {
+    let name = socket.file_name().unwrap_or_default().to_string_lossy();
+    socket.with_file_name(format!(".{name}.{what}"))
 }
 
 /// Binds the private socket under its own name, which tiny_http connects to when it ends.
@@ -177,6 +185,7 @@ pub fn connect_local(path: &Path) -> io::Result<UnixStream> {
 /// The body of a listener's thread.
 pub(super) fn run(listener: Listener, mut bound: Bound, gate: &Gate, stop: &StopToken) {
     let mut open: Vec<Running> = Vec::new();
+    let mut refused = Failures::default();
     while !stop.is_stopped() {
         let accepted = match &bound {
             Bound::Later(address) => {
@@ -207,7 +216,7 @@ pub(super) fn run(listener: Listener, mut bound: Bound, gate: &Gate, stop: &Stop
             }
         };
         match accepted {
-            Ok(socket) => admit(listener, socket, gate, &mut open),
+            Ok(socket) => admit(listener, socket, gate, &mut open, &mut refused),
             Err(why)
                 if matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
             Err(why) => {
@@ -232,16 +241,25 @@ fn wait_readable(fd: BorrowedFd<'_>, gate: &Gate) -> bool {
     fds[1].revents().is_empty()
 }
 
-fn admit(listener: Listener, socket: Socket, gate: &Gate, open: &mut Vec<Running>) {
+fn admit(
+    listener: Listener,
+    socket: Socket,
+    gate: &Gate,
+    open: &mut Vec<Running>,
+    refused_before: &mut Failures,
+) {
     open.retain(|connection| !connection.is_finished());
     if let Err(why) = socket.set_nonblocking() {
         log::debug!("dropping a connection: {why}");
         return;
     }
     if let Socket::Unix(stream) = &socket
-        && !is_trusted(stream)
+        && let Err(refused) = peer::check(stream, gate.any_namespace)
     {
-        return connection::refuse(socket, 403, "this socket answers root only\n");
+        if refused_before.count() {
+            log::warn!("refused at the local socket ({refused_before} so far): {}", refused.why);
+        }
+        return connection::refuse(socket, 403, refused.answer);
     }
     let full = open.len() >= listener.cap();
     let place = match &socket {
@@ -262,17 +280,6 @@ fn admit(listener: Listener, socket: Socket, gate: &Gate, open: &mut Vec<Running
     match connection::spawn(listener, socket, place, gate) {
         Ok(running) => open.push(running),
         Err(why) => log::warn!("no thread for a connection: {why}"),
-    }
-}
-
-/// Whether the peer is root, or who this process runs as.
-fn is_trusted(stream: &UnixStream) -> bool {
-    match sockopt::socket_peercred(stream) {
-        Ok(peer) => peer.uid.is_root() || peer.uid == rustix::process::geteuid(),
-        Err(why) => {
-            log::warn!("cannot tell who connects to the local socket: {why}");
-            false
-        }
     }
 }
 

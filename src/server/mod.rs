@@ -1,7 +1,8 @@
 //! Room `server`: answers over HTTP, for probes, for tools and for the local commands.
 //!
-//! Owns: the health listener, the read-only listener, the node API's (TLS), the local socket
-//! `coracle.sock`, and one tiny_http server behind them on a private socket.
+//! Owns: the health listener, the read-only listener, the node API's (TLS), the local socket,
+//! one tiny_http server behind them on a private socket, and the claims ([`claim_root`],
+//! [`claim_socket`]) that keep a second agent out.
 //! Threads: `http` (owner of the others), `http/0` (hands requests to their connections),
 //! `lst/<listener>` (accept), per open connection `conn/<n>` (moves bytes) and `strm/<n>`
 //! (makes the answer), capped per listener; tiny_http has five unnamed ones.
@@ -34,6 +35,7 @@ mod main_port;
 mod metrics;
 mod node_logs;
 mod node_query;
+mod peer;
 mod pump;
 mod query;
 mod routes;
@@ -55,7 +57,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
-pub use claim::{Claim, claim_root};
+pub use claim::{Claim, claim_root, claim_socket};
 pub use endpoints::{Checkpoint, Endpoints, FindInstance, FindObject, RunCommand, Switches};
 pub use listener::connect_local;
 pub use metrics::MetricsPage;
@@ -77,8 +79,8 @@ use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
 
-/// The file name of the local socket in the root directory.
-pub const LOCAL_SOCKET: &str = "coracle.sock";
+/// Where the local socket is unless a flag says otherwise.
+pub const LOCAL_SOCKET: &str = "/run/coracle/coracle.sock";
 
 /// The node API's port.
 pub struct MainPort {
@@ -98,8 +100,11 @@ pub struct Settings {
     pub read_only: Option<SocketAddr>,
     /// The node API; `None`: off.
     pub main: Option<MainPort>,
-    /// The local commands' socket; its directory also holds the private one.
+    /// The local commands' socket; its directory also holds the private one. To be claimed
+    /// before ([`claim_socket`]).
     pub local_socket: PathBuf,
+    /// Whether the local socket answers root of other mount and PID namespaces, too.
+    pub any_namespace: bool,
 }
 
 /// One named check of `/healthz`.
@@ -238,16 +243,22 @@ pub struct Deps {
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Another agent has this root directory, or already answers at its socket.
+    /// Another agent has this root directory.
     #[error("another agent already runs here: it has {}", path.display())]
     AlreadyRunning {
-        /// The directory or the socket.
+        /// The directory.
         path: PathBuf,
     },
-    /// The root directory could not be claimed.
-    #[error("cannot claim the directory {}", path.display())]
+    /// Another agent, or another program, answers at the local socket.
+    #[error("another process answers at {}; --local-socket gives this agent another socket", path.display())]
+    SocketInUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The root directory or the local socket could not be claimed.
+    #[error("cannot claim {}", path.display())]
     Claim {
-        /// The directory.
+        /// The directory or the socket.
         path: PathBuf,
         /// Why.
         source: std::io::Error,

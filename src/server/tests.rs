@@ -73,7 +73,7 @@ impl Fixture {
 
     fn with(change: impl FnOnce(&mut Deps)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join(LOCAL_SOCKET);
+        let socket = dir.path().join("coracle.sock");
         let version = Arc::new(AtomicU64::new(1));
         let newest = Arc::clone(&version);
         let pods_version = Arc::clone(&version);
@@ -126,8 +126,13 @@ impl Fixture {
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());
-        let settings =
-            Settings { healthz: loopback, read_only: loopback, main: None, local_socket: socket.clone() };
+        let settings = Settings {
+            healthz: loopback,
+            read_only: loopback,
+            main: None,
+            local_socket: socket.clone(),
+            any_namespace: false,
+        };
         let started = spawn(settings, deps, OnDeath::Nobody).unwrap();
         Fixture { started: Some(started), _events: running, socket, version, sink, dir }
     }
@@ -326,7 +331,7 @@ fn hostile_requests_are_refused_and_harm_nobody() {
 #[test]
 fn the_private_socket_takes_nothing_unannounced() {
     let fixture = Fixture::new();
-    let mut stream = connect_local(&fixture.dir.path().join(".coracle-http.sock")).unwrap();
+    let mut stream = connect_local(&fixture.dir.path().join(".coracle.sock.http")).unwrap();
     assert_eq!(ask(&mut stream, "GET /v1/pods HTTP/1.0\r\nCoracle-Key: 1-1\r\n\r\n").0, 403);
 }
 
@@ -408,7 +413,7 @@ fn streams_end_with_their_client_and_with_the_server() {
 #[test]
 fn a_second_agent_is_refused_and_a_stale_socket_replaced() {
     let fixture = Fixture::new();
-    assert!(matches!(Bound::local(&fixture.socket), Err(ServerError::AlreadyRunning { .. })));
+    assert!(matches!(Bound::local(&fixture.socket), Err(ServerError::SocketInUse { .. })));
     let mode =
         std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&fixture.socket).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
@@ -425,7 +430,7 @@ use super::listener::Bound;
 fn tiny_http_is_built_anew_when_it_breaks() {
     let fixture = Fixture::new();
     // Without its socket nothing reaches it, as after its accept thread has died.
-    std::fs::remove_file(fixture.dir.path().join(".coracle-http.sock")).unwrap();
+    std::fs::remove_file(fixture.dir.path().join(".coracle.sock.http")).unwrap();
     assert_eq!(fixture.health(HEALTHZ).0, 503);
     let deadline = Instant::now() + Duration::from_secs(30);
     while fixture.health(HEALTHZ).0 != 200 {

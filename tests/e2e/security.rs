@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::support::node::{
     FOREVER, LONG, Node, busybox, container, container_id, is_ready, pod, simple, waiting_reason,
 };
+use crate::support::solo;
 use crate::support::wait::wait_until;
 
 /// The fields of /proc/PID/status of a pod's container `main`.
@@ -179,5 +180,29 @@ fn root_is_refused_and_never_crashes() {
         assert_eq!(container(&seen, "main").map(|one| one.restart_count), Some(0));
     }
     assert!(is_ready(&node.wait_ready("fine")));
+    node.finish();
+}
+
+/// It runs the node's own command, as root, with all of the node's files but read-only.
+#[test]
+fn a_container_with_the_local_socket_is_refused() {
+    let node = Node::start("socketed");
+    let script = format!(
+        "chroot /host {} --local-socket {} pods >/out/said 2>&1; echo \"code $?\" >>/out/said; {FOREVER}",
+        solo::binary().display(),
+        node.local_socket().display()
+    );
+    let mut manifest = node.with_out(pod("thief", json!([busybox("main", &script)])));
+    let spec = &mut manifest["spec"];
+    let host = json!({"name": "host", "hostPath": {"path": "/"}});
+    let mount = json!({"name": "host", "mountPath": "/host", "readOnly": true});
+    spec["volumes"].as_array_mut().unwrap().push(host);
+    spec["containers"][0]["volumeMounts"].as_array_mut().unwrap().push(mount);
+    node.apply("thief.json", &manifest);
+    node.wait_ready("thief");
+    wait_until("the end of the command", LONG, || node.out("said").contains("code "));
+    let said = node.out("said");
+    assert!(said.contains("own mount and PID namespaces only") && said.ends_with("code 1\n"), "{said}");
+    assert!(node.says(&["pods"]).contains("thief"));
     node.finish();
 }

@@ -24,7 +24,7 @@ const WEB: &str = "mkdir -p /tmp/www; echo hello > /tmp/www/index.html; httpd -p
 
 fn command(node: &Node, args: &[&str]) -> Command {
     let mut command = Command::new(solo::binary());
-    command.arg("--root-dir").arg(node.root()).args(args);
+    command.arg("--local-socket").arg(node.local_socket()).args(args);
     command
 }
 

@@ -325,6 +325,21 @@ fn a_root_directory_that_others_may_read_is_restricted() {
     solo.finish();
 }
 
+/// Before it has done anything.
+#[test]
+fn a_second_agent_on_the_same_socket_gives_way() {
+    let solo = Solo::start();
+    let other = Solo::prepare(json!({"healthzPort": 0, "readOnlyPort": 0}));
+    other.apply(&simple("web"));
+    let second = other.agent_command().arg("--local-socket").arg(solo.local_socket()).output().unwrap();
+    assert_eq!(second.status.code(), Some(LOCKED), "{}", stderr(&second));
+    let said = stderr(&second);
+    assert!(said.contains("--local-socket") && said.contains("run/coracle.sock"), "{said}");
+    assert!(other.fake.calls().is_empty(), "{:?}", other.fake.calls());
+    assert!(solo.says(&["status"]).contains(NODE));
+    solo.finish();
+}
+
 #[test]
 fn of_agents_that_start_at_the_same_time_one_stays() {
     let solo = Solo::prepare(json!({}));

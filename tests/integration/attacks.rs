@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::main_port::{client, guarded};
 use crate::support::node::{FOREVER, busybox, pod};
-use crate::support::solo::{LONG, Solo, full_name};
+use crate::support::solo::{LONG, Solo, binary, full_name};
 use crate::support::tls_client::{Authority, Connection, TlsClient};
 use crate::support::wait::wait_until;
 
@@ -242,14 +242,15 @@ fn other_users_of_the_machine_reach_no_socket() {
     let authority = Authority::new("clients");
     let solo = guarded(&authority, &json!({}));
     let regular = Regular::start(&client(&solo, Some(&authority.issue("root", &["admins"]))));
-    let sockets = [".coracle-http.sock", "coracle.sock"].map(|name| solo.root().join(name));
+    let sockets = [".coracle.sock.http", "coracle.sock"].map(|name| solo.local_socket().with_file_name(name));
+    let directory = solo.local_socket().parent().unwrap().to_owned();
+    assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
     let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     // The directories above them keep nobody out.
-    for path in solo.root().ancestors().filter(|path| path.starts_with(std::env::temp_dir())) {
+    for path in directory.ancestors().filter(|path| path.starts_with(std::env::temp_dir())) {
         mode(path, 0o755);
     }
-    let open = solo.root();
-    assert!(as_nobody(move || fs::read_dir(open).is_ok()));
+    assert!(as_nobody(move || fs::read_dir(directory).is_ok()));
     let connect = |path: &Path| -> std::io::Result<String> {
         let path = path.to_owned();
         as_nobody(move || {
@@ -274,6 +275,40 @@ fn other_users_of_the_machine_reach_no_socket() {
         assert!(answer.as_ref().is_ok_and(|text| text.starts_with("HTTP/1.0 403")), "{answer:?}");
     }
     regular.end();
+    solo.finish();
+}
+
+/// As a container with the socket's directory would be: the same user, the same file.
+#[test]
+fn root_of_other_namespaces_is_refused_at_the_local_socket() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can make namespaces");
+        return;
+    }
+    let mut solo = Solo::start();
+    let ask = |solo: &Solo, from: &[&str]| {
+        let mut command = std::process::Command::new("unshare");
+        let socket = solo.local_socket();
+        command.args(from).arg(binary()).arg("--local-socket").arg(socket).arg("status");
+        let output = command.stdin(std::process::Stdio::null()).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let here: [&[&str]; 2] = [&["--net"], &["--uts"]];
+    let elsewhere: [&[&str]; 2] = [&["--mount"], &["--pid", "--fork"]];
+    for from in here {
+        assert_eq!(ask(&solo, from), (Some(0), String::new()), "{from:?}");
+    }
+    for from in elsewhere {
+        let (code, said) = ask(&solo, from);
+        assert!(code == Some(1) && said.contains("own mount and PID namespaces only"), "{from:?}: {said}");
+    }
+    assert!(solo.log().contains("refused at the local socket"), "{}", solo.log());
+    solo.stop_agent();
+    solo.set_flags(&["--local-socket-any-namespace"]);
+    solo.start_agent();
+    for from in here.into_iter().chain(elsewhere) {
+        assert_eq!(ask(&solo, from), (Some(0), String::new()), "{from:?}");
+    }
     solo.finish();
 }
 

@@ -156,7 +156,7 @@ fn callers_are_known_by_certificates_and_tokens() {
     assert_eq!(connection.ask("GET /healthz HTTP/1.0\r\n\r\n").unwrap().status, 200);
 
     // The socket behind it takes nothing that no listener announced.
-    let mut inner = UnixStream::connect(solo.root().join(".coracle-http.sock")).unwrap();
+    let mut inner = UnixStream::connect(solo.local_socket().with_file_name(".coracle.sock.http")).unwrap();
     // It may answer and close before it has read this.
     let _ = inner.write_all(b"GET /pods HTTP/1.0\r\nCoracle-Key: 0-1\r\nX-Remote-User: admin\r\n\r\n");
     let mut text = String::new();
@@ -330,6 +330,7 @@ impl ByFlags {
         command
             .args(["--container-runtime-endpoint", &solo.fake.endpoint()])
             .args(["--root-dir", &solo.root().to_string_lossy()])
+            .args(["--local-socket", &solo.local_socket().to_string_lossy()])
             .args(["--cert-dir", &solo.path("own").to_string_lossy()])
             .args(["--address=127.0.0.1", "--read-only-port=0", "--port", &main])
             .args(["--healthz-port", &healthz.to_string()])

@@ -38,7 +38,7 @@ impl Bench {
     }
 
     fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(self.solo.root().join("coracle.sock")).unwrap();
+        let stream = UnixStream::connect(self.solo.local_socket()).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream
     }

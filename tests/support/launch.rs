@@ -107,6 +107,12 @@ pub fn command(binary: &Path, dir: &Path, node_name: &str) -> Command {
     command
 }
 
+/// The local socket of an agent whose things are in `dir`. Each agent has one of its own: the
+/// default is one for the machine.
+pub fn local_socket(dir: &Path) -> PathBuf {
+    dir.join("run/coracle.sock")
+}
+
 /// Starts it; everything that it says goes to `log`.
 pub fn spawn(command: &mut Command, log: &Path) -> Child {
     let log = File::create(log).expect("a log file");

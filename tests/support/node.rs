@@ -150,6 +150,11 @@ impl Node {
         self.dir.join("root")
     }
 
+    /// The agent's local socket.
+    pub fn local_socket(&self) -> PathBuf {
+        launch::local_socket(&self.dir)
+    }
+
     /// Where the pods' logs are.
     pub fn logs(&self) -> PathBuf {
         self.dir.join("logs")
@@ -188,6 +193,9 @@ impl Node {
         if self.incumbent && !self.flags.iter().any(|flag| flag == "--cert-dir") {
             // It has a serving certificate in any case; the default place is the machine's.
             command.arg("--cert-dir").arg(self.dir.join("pki"));
+        }
+        if !self.incumbent {
+            command.arg("--local-socket").arg(self.local_socket());
         }
         command.args(&self.flags).envs(self.env.iter().cloned());
         self.agent = Some(launch::spawn(&mut command, &log));
@@ -385,8 +393,8 @@ impl Node {
         let mut command = Command::new(super::solo::binary());
         command
             // First: after `--` it would be a word of somebody else's command.
-            .arg("--root-dir")
-            .arg(self.root())
+            .arg("--local-socket")
+            .arg(self.local_socket())
             .args(args)
             .stdin(Stdio::null());
         command

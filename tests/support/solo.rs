@@ -244,6 +244,11 @@ impl Solo {
         self.path("root")
     }
 
+    /// The agent's local socket.
+    pub fn local_socket(&self) -> PathBuf {
+        launch::local_socket(self.dir.path())
+    }
+
     // ---- the agent's life ----
 
     /// Starts the agent and waits until it says that it is healthy.
@@ -265,6 +270,7 @@ impl Solo {
     /// The agent's command line.
     pub fn agent_command(&self) -> Command {
         let mut command = launch::command(&binary(), self.dir.path(), NODE);
+        command.arg("--local-socket").arg(self.local_socket());
         command.args(&self.flags);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.envs(self.clock.iter().flat_map(Clock::environment));
@@ -440,8 +446,8 @@ impl Solo {
     pub fn command(&self, args: &[&str]) -> Output {
         Command::new(binary())
             // First: after `--` it would be a word of somebody else's command.
-            .arg("--root-dir")
-            .arg(self.root())
+            .arg("--local-socket")
+            .arg(self.local_socket())
             .args(args)
             .stdin(Stdio::null())
             .output()

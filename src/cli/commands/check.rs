@@ -1,6 +1,7 @@
 //! `coracle check`: the machine, the runtime and the agent; each line with its fix.
 //! Works without an agent.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cli::table::Color;
@@ -19,12 +20,9 @@ const DEFAULT_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 /// A runtime that takes longer for a status is not fit for work.
 const RUNTIME_LIMIT: Duration = Duration::from_secs(10);
 
-pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
+pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output, root_dir: PathBuf) -> Outcome {
     let agent = client.get::<NodeReport>("/v1/status");
-    let mut settings = preflight::Settings::default();
-    if let Some(root_dir) = client.socket().parent() {
-        settings.root_dir = root_dir.to_owned();
-    }
+    let mut settings = preflight::Settings { root_dir, ..preflight::Settings::default() };
     if agent.is_ok() {
         // An agent that runs has a configuration that allows what the defaults forbid.
         settings.fail_swap_on = false;

@@ -105,14 +105,17 @@ impl Client {
             io::ErrorKind::PermissionDenied => CommandError::NoPermission(path()),
             _ => self.talk("reach")(why),
         })?;
-        stream
+        let sent = stream
             .set_write_timeout(Some(SEND_LIMIT))
             .and_then(|()| stream.set_read_timeout(Some(ANSWER_LIMIT)))
-            .and_then(|()| stream.write_all(request.as_bytes()))
-            .map_err(self.talk("ask"))?;
+            .and_then(|()| stream.write_all(request.as_bytes()));
         let mut body = BufReader::new(stream);
         let bad = |why: &str| CommandError::Answer { target: target.to_owned(), why: why.to_owned() };
-        let line = self.line(&mut body)?;
+        let line = match sent {
+            Ok(()) => self.line(&mut body)?,
+            // An agent that refuses a client does not read what it asks, and has said why.
+            Err(why) => self.line(&mut body).map_err(|_| self.talk("ask")(why))?,
+        };
         let status: u16 = line
             .strip_prefix("HTTP/1.")
             .and_then(|rest| rest.split(' ').nth(1))

@@ -34,7 +34,7 @@ use console::Console;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     /// No socket.
-    #[error("no agent runs here: there is no socket {} (--root-dir names another place)", .0.display())]
+    #[error("no agent runs here: there is no socket {} (--local-socket names another one)", .0.display())]
     NoSocket(PathBuf),
     /// A socket without anybody behind it.
     #[error("no agent runs here: nobody answers at {}", .0.display())]
@@ -97,7 +97,7 @@ type Outcome = Result<Exit, CommandError>;
 /// Runs a local command, prints its result and says how it went.
 #[must_use]
 pub fn run(command: LocalCommand) -> Exit {
-    let client = Client::new(&command.socket());
+    let client = Client::new(&command.socket);
     let mut stdout = std::io::stdout().lock();
     let mut console = Console { out: &mut stdout, paint: Paint::for_stdout(), now: jiff::Timestamp::now() };
     match dispatch(command.ask, &client, &mut console) {
@@ -153,7 +153,7 @@ fn dispatch(ask: Ask, client: &Client, console: &mut Console<'_>) -> Outcome {
             top::run(client, console, &top::Options { once, namespace, output })
         }
         Ask::Images { output } => images::run(client, console, output),
-        Ask::Check { output } => check::run(client, console, output),
+        Ask::Check { output, root_dir } => check::run(client, console, output, root_dir),
         Ask::Version => version::run(client, console),
     }
 }

@@ -14,6 +14,8 @@ use crate::model::event::{EventSink, EventType, Regarding};
 use crate::server::{self, Deps, ImageRow, LogSource, NodeReport, PodView};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
+const SOCKET: &str = "coracle.sock";
+
 struct Agent {
     dir: tempfile::TempDir,
     sink: EventSink,
@@ -94,7 +96,8 @@ impl Agent {
             healthz: None,
             read_only: None,
             main: None,
-            local_socket: dir.path().join(server::LOCAL_SOCKET),
+            local_socket: dir.path().join(SOCKET),
+            any_namespace: false,
         };
         let server = server::spawn(settings, deps, OnDeath::Nobody).unwrap();
         Agent { dir, sink, version, server: Some(server), _events: events }
@@ -107,7 +110,7 @@ impl Agent {
     }
 
     fn run_into(&self, ask: Ask, out: &mut dyn std::io::Write) -> Result<Exit, String> {
-        let client = Client::new(&self.dir.path().join(crate::cli::local::SOCKET_NAME));
+        let client = Client::new(&self.dir.path().join(SOCKET));
         let mut console = Console { out, paint: Paint::new(false), now: jiff::Timestamp::now() };
         dispatch(ask, &client, &mut console).map_err(|why| format!("{:?}: {why}", why.exit()))
     }
