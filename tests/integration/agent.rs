@@ -336,6 +336,7 @@ fn a_second_agent_on_the_same_socket_gives_way() {
     let said = stderr(&second);
     assert!(said.contains("--local-socket") && said.contains("run/coracle.sock"), "{said}");
     assert!(other.fake.calls().is_empty(), "{:?}", other.fake.calls());
+    assert!(!other.root().join("pods").exists());
     assert!(solo.says(&["status"]).contains(NODE));
     solo.finish();
 }
