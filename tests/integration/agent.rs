@@ -4,7 +4,8 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Output;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::support::launch;
 use crate::support::node::{
     FOREVER, NODE, busybox, container, container_id, is_ready, phase, pod, restarts, simple, uid,
 };
-use crate::support::solo::{LONG, Solo, full_name};
+use crate::support::solo::{LONG, Solo, binary, full_name};
 use crate::support::wait::{holds_for, wait_for, wait_until};
 
 /// Exit codes, as `--help` lists them.
@@ -341,33 +342,49 @@ fn a_second_agent_on_the_same_socket_gives_way() {
     solo.finish();
 }
 
+/// One of several agents; it ends with the test.
+struct Rival {
+    socket: PathBuf,
+    agent: Child,
+}
+
+impl Drop for Rival {
+    fn drop(&mut self) {
+        let _ = self.agent.kill();
+        let _ = self.agent.wait();
+    }
+}
+
+/// Nothing but the root directory is the same for them.
 #[test]
 fn of_agents_that_start_at_the_same_time_one_stays() {
-    let solo = Solo::prepare(json!({}));
+    let solo = Solo::prepare(json!({"enableServer": false, "healthzPort": 0}));
     for round in 0..5 {
-        let mut agents: Vec<_> = (0..6)
-            .map(|index| {
-                let log = solo.path(&format!("{round}-{index}.log"));
-                launch::spawn(&mut solo.agent_command(), &log)
-            })
-            .collect();
+        let start = |index| {
+            let socket = solo.path(&format!("{index}.sock"));
+            let mut command = solo.agent_command();
+            command.arg("--local-socket").arg(&socket);
+            let agent = launch::spawn(&mut command, &solo.path(&format!("{round}-{index}.log")));
+            Rival { socket, agent }
+        };
+        let mut rivals: Vec<Rival> = (0..6).map(start).collect();
         let mut ended = Vec::new();
         wait_until("all but one to leave", LONG, || {
-            agents.retain_mut(|agent| match agent.try_wait().unwrap() {
+            rivals.retain_mut(|rival| match rival.agent.try_wait().unwrap() {
                 Some(status) => {
                     ended.push(status.code());
                     false
                 }
                 None => true,
             });
-            agents.len() <= 1
+            rivals.len() <= 1
         });
-        assert_eq!((agents.len(), ended), (1, vec![Some(LOCKED); 5]));
-        wait_until("the other one to answer", LONG, || solo.command(&["status"]).status.success());
-        for mut agent in agents {
-            agent.kill().unwrap();
-            agent.wait().unwrap();
-        }
+        assert_eq!((rivals.len(), ended), (1, vec![Some(LOCKED); 5]));
+        wait_until("the other one to answer", LONG, || {
+            let mut command = Command::new(binary());
+            command.arg("--local-socket").arg(&rivals[0].socket).arg("status");
+            command.output().unwrap().status.success()
+        });
     }
 }
 
