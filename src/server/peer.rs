@@ -47,10 +47,10 @@ pub(super) fn check(stream: &UnixStream, any_namespace: bool) -> Result<(), Refu
 
 /// The mount and the PID namespace of a process, which `process` names below `/proc`.
 ///
-/// Both are of one process: the descriptor belongs to it like a pidfd, and does not pass to
-/// another process that gets its number. The number itself is the kernel's note of who
-/// connected, moments ago: for it to be another process's by now, all others would have to be
-/// used meanwhile.
+/// Both links are read through one descriptor, which like a pidfd belongs to one process and does
+/// not pass to another one that gets the same number. The number is the one that the kernel
+/// noted at the connect: another process could have it only if all other numbers were used
+/// between that and this call. (SO_PEERPIDFD, Linux 6.5, would exclude that too; rustix lacks it.)
 fn namespaces(process: &str) -> Result<[CString; 2], Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let links: OwnedFd = rustix::fs::open(format!("/proc/{process}/ns"), flags, Mode::empty())?;

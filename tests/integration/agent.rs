@@ -525,8 +525,8 @@ fn a_manifest_that_is_removed_and_written_again_restarts_its_pod() {
     let mirror = uid(&solo.shown("web").unwrap());
     let (path, first) = (solo.manifests().join("web.json"), solo.running("web"));
 
-    // Saved in place, saved as another file, and moved away before that: nothing happens to it.
-    // That the next file is known shows that these changes were.
+    // Written in place, and replaced by a rename: nothing happens. The second pod starts only
+    // after these changes were read.
     let text = fs::read(&path).unwrap();
     fs::write(&path, &text).unwrap();
     solo.apply(&simple("web"));

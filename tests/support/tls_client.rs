@@ -10,7 +10,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     date_time_ymd,
 };
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -213,7 +213,9 @@ impl TlsClient {
     /// Connects, and says nothing.
     pub fn dial(&self) -> io::Result<TcpStream> {
         let Some(ip) = self.from else { return TcpStream::connect(self.address) };
-        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        // Agents that other tests start meanwhile must not inherit it.
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
         rustix::net::bind(&socket, &SocketAddr::from((ip, 0)))?;
         rustix::net::connect(&socket, &self.address)?;
         Ok(TcpStream::from(socket))

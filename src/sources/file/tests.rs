@@ -65,7 +65,7 @@ impl Desk {
         names(&self.files.set())
     }
 
-    /// One turn of the thread, with the changes that inotify has told of by now.
+    /// One turn of the thread, with the changes that inotify has reported by now.
     fn turn(&mut self) -> Vec<String> {
         // They are read first, so a deadline that has passed makes no difference.
         self.watch.wait(Instant::now());
@@ -139,7 +139,7 @@ fn a_removed_manifest_that_comes_back_restarts_its_pod_and_a_saved_one_does_not(
         let (same, second) = desk.only();
         assert_eq!((&same, second != first), (&uid, restarts), "{way:?}");
         let shared = std::ptr::eq(desk.files.set().pods.unwrap()[0].object(), pods[0].object());
-        assert_eq!(shared, !restarts, "{way:?}: a restarted pod was seen anew");
+        assert_eq!(shared, !restarts, "{way:?}: a restarted pod has new marks");
         // Once.
         desk.turn();
         assert_eq!(desk.only(), (uid.clone(), second), "{way:?}");
@@ -779,7 +779,7 @@ fn the_thread_follows_a_single_file_and_swapped_links() {
 }
 
 #[test]
-fn the_thread_tells_of_another_incarnation() {
+fn the_thread_posts_another_incarnation() {
     let live = Live::new("");
     live.next();
     std::fs::write(live.path("a.yaml"), manifest("a", "i:1")).unwrap();
