@@ -1,6 +1,7 @@
 //! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`,
-//! `mailbox`, `timers`, `wake`), waits (`backoff`), files, memory, certificates (`x509`), log
-//! lines and `metrics`.
+//! `mailbox`, `timers`, `wake`), waits (`backoff`), files and directories (`untrusted` and
+//! `tree` for those that a container can change), memory, certificates (`x509`), log lines and
+//! `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
@@ -19,5 +20,7 @@ pub mod tail;
 pub(crate) mod testing;
 pub mod threads;
 pub mod timers;
+pub mod tree;
+pub mod untrusted;
 pub mod wake;
 pub mod x509;

@@ -34,7 +34,6 @@ mod secret;
 mod setup;
 mod sub_path;
 mod teardown;
-mod tree;
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,6 +43,7 @@ use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
+use crate::util::tree;
 
 pub use atomic_writer::PathError;
 pub use error::VolumeError;

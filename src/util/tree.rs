@@ -1,6 +1,6 @@
 //! Directories by descriptor: opening, making, removing. No link is
 //! followed, and removal stays on one file system. Neither deep nor wide trees cost
-//! memory, descriptors or stack: whoever ran in the pod may have made them on purpose.
+//! memory, descriptors or stack: a container may have made them on purpose.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::{self, Errno};
 
-use crate::util::stop::StopToken;
+use super::stop::StopToken;
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -19,18 +19,18 @@ const MAX_DEPTH: usize = 32;
 
 /// Opens a directory by its path; links on the way are followed (the root directory is
 /// the operator's).
-pub(super) fn open(path: &Path) -> io::Result<OwnedFd> {
+pub fn open(path: &Path) -> io::Result<OwnedFd> {
     fs::open(path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty())
 }
 
 /// Opens the directory `name` in `parent`, a mounted one too.
-pub(super) fn open_at(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+pub fn open_at(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     fs::openat(parent, name, DIRECTORY, Mode::empty())
 }
 
 /// Opens the directory `name` in `parent` if nothing is mounted there, bind mounts of
 /// the same file system included where the kernel can tell (5.6).
-pub(super) fn open_same_mount(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+pub fn open_same_mount(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match fs::openat2(parent, name, DIRECTORY, Mode::empty(), resolve) {
         Err(Errno::NOSYS) => {
@@ -52,7 +52,7 @@ fn mount_id(fd: BorrowedFd<'_>) -> io::Result<String> {
 
 /// Makes the directory `name` in `parent` unless it is there, and opens it. Says whether
 /// it was made.
-pub(super) fn make_at(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> io::Result<(OwnedFd, bool)> {
+pub fn make_at(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> io::Result<(OwnedFd, bool)> {
     let made = match fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
@@ -62,7 +62,7 @@ pub(super) fn make_at(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> io::Res
 }
 
 /// The names in a directory of our own making, which are few.
-pub(super) fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
+pub fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -75,7 +75,7 @@ pub(super) fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
 
 /// Why a tree is not gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Leftover {
+pub enum Leftover {
     /// The first entry that could not be removed, below the start, and why.
     Entry {
         /// Its name, with the names of the directories above it.
@@ -94,7 +94,7 @@ struct Level {
 }
 
 /// Removes everything in `top`, but not `top`. What cannot be removed stays, the rest goes.
-pub(super) fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Leftover> {
+pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Leftover> {
     let mut first: Option<Leftover> = None;
     let mut levels = vec![Level { dir: open_level(top)?, name: CString::default() }];
     let mut moved_up: u64 = 0;
@@ -152,7 +152,7 @@ pub(super) fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(
 }
 
 /// Removes the directory `name` in `parent` with all its content.
-pub(super) fn remove_at(parent: BorrowedFd<'_>, name: &CStr, stop: &StopToken) -> Result<(), Leftover> {
+pub fn remove_at(parent: BorrowedFd<'_>, name: &CStr, stop: &StopToken) -> Result<(), Leftover> {
     let failed = |errno| Leftover::Entry { path: name.to_string_lossy().into_owned(), errno };
     let dir = match open_same_mount(parent, name) {
         Ok(dir) => dir,
@@ -196,7 +196,7 @@ fn descend(level: Option<&Level>, name: &CStr) -> io::Result<Level> {
 
 fn move_up(top: BorrowedFd<'_>, level: Option<&Level>, name: &CStr, count: u64) -> io::Result<()> {
     let parent = fd(&level.ok_or(Errno::BADF)?.dir)?;
-    let random = crate::util::backoff::random_u64();
+    let random = super::backoff::random_u64();
     fs::renameat(parent, name, top, format!(".coracle-removing-{random:016x}-{count}"))
 }
 
@@ -272,7 +272,7 @@ mod tests {
     fn stops_when_told() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("f"), "x").unwrap();
-        let (source, stop) = crate::util::stop::pair();
+        let (source, stop) = super::super::stop::pair();
         drop(source);
         let top = open(dir.path()).unwrap();
         assert_eq!(remove_contents(top.as_fd(), &stop), Err(Leftover::Stopping));

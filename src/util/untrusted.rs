@@ -1,0 +1,257 @@
+//! Files at paths where a container can put something else at any moment: a link to any file
+//! of the node, a pipe that blocks who opens it, a device without an end.
+//!
+//! Invariants: no link is followed in the parts of a path that a container can change; nothing
+//! that is opened here blocks; what is opened is a regular file.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+
+/// A file by its name in a directory that is held open: whatever happens to the path, all
+/// operations are on that directory.
+#[derive(Debug)]
+pub struct Place {
+    dir: OwnedFd,
+    name: PathBuf,
+}
+
+impl Place {
+    /// Opens the directory of `path`. Links are followed in its path, which the operator chose,
+    /// but not in the last `levels` directories above the file.
+    ///
+    /// # Errors
+    /// When one of these directories is missing or none, or when `path` names no file.
+    pub fn find(path: &Path, levels: usize) -> io::Result<Place> {
+        let name = path.file_name().ok_or(Errno::INVAL)?;
+        let dir = path.parent().ok_or(Errno::INVAL)?;
+        Ok(Place { dir: directory(dir, levels)?, name: name.into() })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+
+    /// The file's name in it.
+    #[must_use]
+    pub fn name(&self) -> &OsStr {
+        self.name.as_os_str()
+    }
+
+    /// A path that leads to the directory itself, also after it was moved: for system calls that
+    /// take no descriptor.
+    #[must_use]
+    pub fn dir_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.dir.as_raw_fd()))
+    }
+
+    /// What is there under the file's name; a link is not followed. `None`: nothing.
+    ///
+    /// # Errors
+    /// Any error but that of a missing file.
+    pub fn stat(&self) -> io::Result<Option<Stat>> {
+        match fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Opens the file for reading.
+    ///
+    /// # Errors
+    /// When it cannot be opened or is no regular file.
+    pub fn open(&self) -> io::Result<File> {
+        open_at(self.dir(), &self.name)
+    }
+}
+
+/// Whether this is a regular file.
+#[must_use]
+pub fn is_file(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+/// Opens a directory. Links are followed, but not in the last `levels` parts of the path.
+///
+/// # Errors
+/// When it cannot be opened or is none; a link in one of the last parts is none.
+pub fn directory(path: &Path, levels: usize) -> io::Result<OwnedFd> {
+    let mut below = Vec::new();
+    let mut base = path;
+    while below.len() < levels
+        && let (Some(Component::Normal(name)), Some(parent)) = (base.components().next_back(), base.parent())
+    {
+        below.push(name);
+        base = parent;
+    }
+    let base = if base.as_os_str().is_empty() { Path::new(".") } else { base };
+    // A link of /proc could lead into the mounts of a container.
+    let mut dir = match fs::openat2(fs::CWD, base, DIRECTORY, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        // Before Linux 5.6.
+        Err(Errno::NOSYS) => fs::open(base, DIRECTORY, Mode::empty()),
+        result => result,
+    }?;
+    for name in below.into_iter().rev() {
+        dir = fs::openat(&dir, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
+    }
+    Ok(dir)
+}
+
+/// Opens a file for reading; a link in the place of the file is not followed.
+///
+/// # Errors
+/// When it cannot be opened or is no regular file.
+pub fn open(path: &Path) -> io::Result<File> {
+    open_at(fs::CWD, path)
+}
+
+/// As [`open`], below a directory.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_at(dir: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
+    regular(fs::openat(dir, name, FILE | OFlags::RDONLY, Mode::empty()))
+}
+
+/// Opens a file for reading and writing, and makes it if it is missing. A file that is there
+/// keeps its content and its mode.
+///
+/// # Errors
+/// When it cannot be opened or is no regular file.
+pub fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
+    regular(fs::open(path, FILE | OFlags::RDWR | OFlags::CREATE, Mode::from_raw_mode(mode)))
+}
+
+/// Makes a file below a directory, for writing. A file of that name, or anything else, is an
+/// error.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn create_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Result<File> {
+    let flags = FILE | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+    Ok(File::from(fs::openat(dir, name, flags, Mode::from_raw_mode(mode))?))
+}
+
+/// Reads a file of the node itself, which may be behind a link. A pipe in its place reads as
+/// empty.
+///
+/// # Errors
+/// When it cannot be opened or read, or is larger than `limit` bytes ([`io::ErrorKind::FileTooLarge`]).
+pub fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let mut bytes = Vec::new();
+    File::from(fs::open(path, flags, Mode::empty())?)
+        .take(limit.saturating_add(1))
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn regular(opened: Result<OwnedFd, Errno>) -> io::Result<File> {
+    let other = || io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+    match opened {
+        Ok(fd) => {
+            let file = File::from(fd);
+            if file.metadata()?.is_file() { Ok(file) } else { Err(other()) }
+        }
+        // A link; a socket, or a device without a driver.
+        Err(Errno::LOOP | Errno::NXIO | Errno::NODEV) => Err(other()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::util::testing::fifo;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
+
+    /// A directory with a regular file and everything that is none.
+    fn zoo() -> (tempfile::TempDir, [&'static str; 5]) {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "text").unwrap();
+        symlink(at("file"), at("link")).unwrap();
+        symlink("/dev/zero", at("device")).unwrap();
+        fifo(&at("pipe"));
+        std::fs::create_dir(at("directory")).unwrap();
+        drop(UnixListener::bind(at("socket")).unwrap());
+        (dir, ["link", "device", "pipe", "directory", "socket"])
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let (dir, others) = zoo();
+        let at = |name: &str| dir.path().join(name);
+        assert_eq!(io::read_to_string(open(&at("file")).unwrap()).unwrap(), "text");
+        assert_eq!(open(&at("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let place = |name: &str| Place::find(&at(name), 1).unwrap();
+        assert!(is_file(&place("file").stat().unwrap().unwrap()));
+        assert_eq!(io::read_to_string(place("file").open().unwrap()).unwrap(), "text");
+        assert!(place("none").stat().unwrap().is_none());
+        for name in others {
+            assert_eq!(open(&at(name)).unwrap_err().to_string(), "not a regular file", "{name}");
+            assert!(open_or_create(&at(name), 0o600).is_err(), "{name}");
+            assert!(create_at(place("x").dir(), Path::new(name), 0o600).is_err(), "{name}");
+            assert!(!is_file(&place(name).stat().unwrap().unwrap()), "{name}");
+        }
+        assert!(create_at(place("x").dir(), Path::new("file"), 0o600).is_err());
+        drop(create_at(place("x").dir(), Path::new("new"), 0o640).unwrap());
+        assert_eq!(std::fs::metadata(at("new")).unwrap().permissions().mode() & 0o777, 0o640);
+        drop(open_or_create(&at("newer"), 0o600).unwrap());
+        assert!(at("newer").exists());
+        assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "text");
+    }
+
+    #[test]
+    fn links_are_followed_in_the_operators_part_of_a_path_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("real/a/b")).unwrap();
+        std::fs::write(at("real/a/b/file"), "text").unwrap();
+        symlink(at("real"), at("base")).unwrap();
+        symlink("a", at("real/other")).unwrap();
+        symlink("b", at("real/a/c")).unwrap();
+        for (path, levels, found) in [
+            ("base/a/b/file", 2, true),
+            ("base/a/b/file", 3, false),
+            ("base/other/b/file", 1, true),
+            ("base/other/b/file", 2, false),
+            ("base/a/c/file", 0, true),
+            ("base/a/c/file", 1, false),
+            ("real/a/b/file", 3, true),
+        ] {
+            let opened = Place::find(&at(path), levels).and_then(|place| place.open());
+            assert_eq!(opened.is_ok(), found, "{path} {levels}");
+        }
+        assert!(Place::find(Path::new("/"), 2).is_err());
+        let place = Place::find(&at("real/a/b/file"), 2).unwrap();
+        std::fs::rename(at("real/a"), at("real/moved")).unwrap();
+        assert!(place.open().is_ok() && place.dir_path().join("file").exists());
+    }
+
+    #[test]
+    fn own_files_are_bounded_and_never_waited_for() {
+        let (dir, _) = zoo();
+        let read = |name: &str, limit| read_own(&dir.path().join(name), limit);
+        assert_eq!(read("link", 4).unwrap(), b"text");
+        assert_eq!(read("file", 3).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(read("device", 100).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(read("pipe", 100).unwrap(), b"");
+        assert_eq!(read_own(Path::new("/dev/null"), 0).unwrap(), b"");
+    }
+}
