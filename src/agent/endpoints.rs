@@ -17,6 +17,7 @@ use crate::model::api::Pod;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
+use crate::runtime::logs::read::resolve;
 use crate::server::{Endpoints, LogSource, Switches};
 use crate::util::stop::StopToken;
 
@@ -126,12 +127,10 @@ impl Sources {
         if logging.pod.as_ref() != Some(uid) {
             return Err("it is a container of another pod".to_owned());
         }
+        let path = resolve(logging.log_path, &id);
         let (observe, cri, uid) = (self.observe.clone(), self.cri.clone(), uid.clone());
         let asked = Mutex::new(None);
-        Ok(LogSource {
-            path: logging.log_path,
-            running: Arc::new(move || still_runs(&observe, &cri, &uid, &id, &asked)),
-        })
+        Ok(LogSource { path, running: Arc::new(move || still_runs(&observe, &cri, &uid, &id, &asked)) })
     }
 
     /// The container that runs now, as the runtime lists it.

@@ -18,7 +18,7 @@ use crate::observe::Observe;
 use crate::pods::allocation::Allocations;
 use crate::probes::Probes;
 use crate::resources::{Roots, own::OwnUse, stats::Collector};
-use crate::runtime::logs::read::{ReadOptions, read};
+use crate::runtime::logs::read::{ReadOptions, read, resolve};
 use crate::server::{
     Deps, HealthCheck, ImageRow, LogOptions, LogSource, MemoryReport, NodeReport, PodView, ProblemReport,
     QueueReport, RuntimeReport, SourceReport, StreamDeps, ThreadRow,
@@ -277,7 +277,7 @@ impl Sources {
         })?;
         let (observe, uid, id) = (self.observe.clone(), uid.clone(), instance.id.clone());
         Ok(LogSource {
-            path: PathBuf::from(&instance.log_path),
+            path: resolve(PathBuf::from(&instance.log_path), &instance.id),
             running: Arc::new(move || {
                 observe.cached(&uid).is_some_and(|pod| {
                     pod.containers

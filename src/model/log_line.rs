@@ -4,12 +4,19 @@
 
 use jiff::Timestamp;
 
+/// The directories above a log that are the pod's: its own and the container's, below
+/// `podLogsDir`. A pod with a writable log directory can put links in their place.
+pub const LOG_LEVELS: usize = 2;
+
 /// Lines of the log that can become a termination message.
 pub const TERMINATION_LINES: u64 = 80;
 /// Bytes of text that can become a termination message.
 pub const TERMINATION_BYTES: usize = 2048;
 /// The end of the log file that certainly holds both: text and the longest headers.
 pub const TERMINATION_WINDOW: u64 = TERMINATION_BYTES as u64 + TERMINATION_LINES * HEADER_MAX as u64;
+/// So long before that the first of these lines may begin, and with it the header without which it
+/// is no line. Runtimes cut lines at 16 KiB by default.
+pub const TERMINATION_BEFORE: u64 = 256 * 1024;
 
 /// No header (time, stream, tags) is longer than this.
 const HEADER_MAX: usize = 64;
@@ -195,22 +202,17 @@ pub fn parse_docker(line: &[u8]) -> Option<DockerLine> {
 }
 
 /// The end of the container's text, at most [`TERMINATION_BYTES`], from the last lines of
-/// its log file. `cut` says that the first line lacks its beginning, as it does when the
-/// file was read from [`TERMINATION_WINDOW`] bytes before its end.
+/// its log file. `cut` says that the first line lacks its beginning: it is left out, as is
+/// everything that is no log line. A file in the place of the log shows nothing of itself.
 #[must_use]
 pub fn termination_text(lines: &[u8], cut: bool) -> String {
     let mut text = Vec::new();
-    for (index, line) in lines.split_inclusive(|byte| *byte == b'\n').enumerate() {
-        match parse(line) {
-            Ok(parsed) => {
-                text.extend_from_slice(parsed.message);
-                if !parsed.partial && line.ends_with(b"\n") {
-                    text.push(b'\n');
-                }
+    for line in lines.split_inclusive(|byte| *byte == b'\n').skip(usize::from(cut)) {
+        if let Ok(parsed) = parse(line) {
+            text.extend_from_slice(parsed.message);
+            if !parsed.partial && line.ends_with(b"\n") {
+                text.push(b'\n');
             }
-            // The window is so large that a header cut in two is never needed.
-            Err(_) if cut && index == 0 => text.extend_from_slice(line),
-            Err(_) => {}
         }
     }
     let start = text.len().saturating_sub(TERMINATION_BYTES);
@@ -330,8 +332,12 @@ mod tests {
         let t = "2016-10-06T00:17:09Z";
         let log = format!("{t} stdout P one \n{t} stderr F two\nbroken\n{t} stdout F three\n");
         assert_eq!(termination_text(log.as_bytes(), false), "one two\nthree\n");
-        let cut = format!("rest of a line\n{t} stdout F last\n");
-        assert_eq!(termination_text(cut.as_bytes(), true), "rest of a line\nlast\n");
+        // Neither the rest of a line nor what is no line.
+        for first in ["rest of a line", &format!("{t} stdout F looks like one"), "root:x:0:0:root"] {
+            let cut = format!("{first}\nrubbish\n{t} stdout F last\n");
+            assert_eq!(termination_text(cut.as_bytes(), true), "last\n");
+        }
+        assert_eq!(termination_text(b"root:x:0:0:root\nrubbish", false), "");
         let long = format!("{t} stdout F {}\n", "x".repeat(5000));
         let text = termination_text(long.as_bytes(), false);
         assert_eq!(text.len(), TERMINATION_BYTES);

@@ -1,13 +1,15 @@
 //! Termination messages: what a container left behind when it ended
 //! (kubelet: pkg/kubelet/kuberuntime getTerminationMessage).
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use crate::model::log_line::{TERMINATION_LINES, TERMINATION_WINDOW, termination_text};
+use crate::model::log_line::{
+    LOG_LEVELS, TERMINATION_BEFORE, TERMINATION_LINES, TERMINATION_WINDOW, termination_text,
+};
 use crate::model::runtime::{ContainerState, ContainerStatus};
+use crate::util::tail::{self, Tail, Window};
+use crate::util::untrusted::{self, Place};
 
 /// At most this much of the termination file is shown.
 const MESSAGE_BYTES: u64 = 4096;
@@ -22,13 +24,15 @@ pub(super) fn complete(container: &mut ContainerStatus) {
         && container.exit_code != 0
         && container.reason != "ContainerCannotRun";
     let mut text = String::new();
+    // DIFFERS: upstream takes the first mount at this path. The agent's own file is mounted last;
+    // before it there may be a volume of the pod, and its path may lead to another file by now.
     if !container.termination_message_path.is_empty()
         && let Some(mount) =
-            container.mounts.iter().find(|mount| mount.container_path == container.termination_message_path)
+            container.mounts.iter().rfind(|mount| mount.container_path == container.termination_message_path)
     {
         match read_end(Path::new(&mount.host_path)) {
             Ok(found) => text = found,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => text = format!("Error on reading termination log {}: {error}", mount.host_path),
         }
     }
@@ -48,7 +52,7 @@ pub(super) fn complete(container: &mut ContainerStatus) {
 /// The last lines of a log, without the runtime's line headers. A log that cannot be read
 /// leaves the message empty: the exit code says enough.
 fn end_of_log(path: &Path) -> String {
-    match crate::util::tail::last(path, TERMINATION_LINES, TERMINATION_WINDOW) {
+    match last_lines(path) {
         Ok(tail) => termination_text(&tail.bytes, tail.cut),
         Err(error) => {
             log::debug!("cannot read the end of {}: {error}", path.display());
@@ -57,16 +61,18 @@ fn end_of_log(path: &Path) -> String {
     }
 }
 
-fn read_end(path: &Path) -> std::io::Result<String> {
-    // The container owns this file's content and may have swapped the file itself:
-    // neither a symbolic link nor a FIFO may lead the agent astray.
-    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
-    let mut file = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
-    let meta = file.metadata()?;
-    if !meta.is_file() {
-        return Err(std::io::Error::other("not a regular file"));
-    }
-    file.seek(SeekFrom::Start(meta.len().saturating_sub(MESSAGE_BYTES)))?;
+fn last_lines(path: &Path) -> io::Result<Tail> {
+    // A container with a writable log directory may have swapped any of these.
+    let mut file = Place::find(path, LOG_LEVELS)?.open()?;
+    let window = Window { lines: TERMINATION_LINES, bytes: TERMINATION_WINDOW, before: TERMINATION_BEFORE };
+    tail::last(&mut file, window)
+}
+
+fn read_end(path: &Path) -> io::Result<String> {
+    // The container owns this file's content and may have swapped the file itself.
+    let mut file = untrusted::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(MESSAGE_BYTES)))?;
     let mut bytes = Vec::new();
     file.take(MESSAGE_BYTES).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -75,6 +81,8 @@ fn read_end(path: &Path) -> std::io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::runtime::MountStatus;
+    use crate::util::testing::{fifo, unblocked};
 
     #[test]
     fn the_last_eighty_lines_of_a_log_count_without_their_headers() {
@@ -91,6 +99,76 @@ mod tests {
         let text = end_of_log(&path);
         assert_eq!(text.len(), 2048);
         assert!(text.bytes().all(|byte| byte == b'x' || byte == b'\n'), "{text}");
+    }
+
+    #[test]
+    fn only_a_regular_log_in_its_own_directory_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let line = "2026-11-21T16:28:17.890041142Z stdout F secret\n";
+        std::fs::create_dir_all(at("other_pod/c")).unwrap();
+        std::fs::write(at("other_pod/c/0.log"), line).unwrap();
+        std::fs::create_dir_all(at("pod/c")).unwrap();
+        let log = at("pod/c/0.log");
+        let read = |path: &Path| {
+            let path = path.to_owned();
+            unblocked(move || end_of_log(&path))
+        };
+        fifo(&log);
+        assert_eq!(read(&log), "");
+        std::fs::remove_file(&log).unwrap();
+        for target in ["/dev/zero", at("other_pod/c/0.log").to_str().unwrap()] {
+            std::os::unix::fs::symlink(target, &log).unwrap();
+            assert_eq!(read(&log), "", "{target}");
+            std::fs::remove_file(&log).unwrap();
+        }
+        std::fs::create_dir(&log).unwrap();
+        assert_eq!(read(&log), "");
+        // The directories above it.
+        std::os::unix::fs::symlink(at("other_pod/c"), at("pod/d")).unwrap();
+        assert_eq!(read(&at("pod/d/0.log")), "");
+        std::os::unix::fs::symlink(at("other_pod"), at("pod2")).unwrap();
+        assert_eq!(read(&at("pod2/c/0.log")), "");
+        assert_eq!(read(&at("other_pod/c/0.log")), "secret\n");
+    }
+
+    #[test]
+    fn text_that_is_no_log_line_is_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let t = "2026-11-21T16:28:17.890041142Z stdout F";
+        // More than the window holds, without a newline: the first line is cut.
+        for (content, expected) in [
+            ("secret ".repeat(100_000), ""),
+            (format!("{}\n{t} text\n", "secret ".repeat(100_000)), "text\n"),
+            (format!("secret\n{t} text\n"), "text\n"),
+        ] {
+            std::fs::write(&path, content).unwrap();
+            assert_eq!(end_of_log(&path), expected);
+        }
+        // A line with a header that is far away counts.
+        std::fs::write(&path, format!("{t} first\n{t} {}end\n", "x".repeat(16_000))).unwrap();
+        let text = end_of_log(&path);
+        assert!(text.len() == 2048 && text.ends_with("xend\n"), "{text}");
+    }
+
+    #[test]
+    fn of_two_mounts_at_the_path_the_last_one_is_the_agents_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = |name: &str| {
+            std::fs::write(dir.path().join(name), name).unwrap();
+            MountStatus {
+                container_path: "/dev/termination-log".to_owned(),
+                host_path: dir.path().join(name).to_str().unwrap().to_owned(),
+                readonly: false,
+                recursive_read_only: false,
+            }
+        };
+        let mut container = ContainerStatus::blank("c1", "c", ContainerState::Exited);
+        container.termination_message_path = "/dev/termination-log".to_owned();
+        container.mounts = vec![mount("of a volume"), mount("of the agent")];
+        complete(&mut container);
+        assert_eq!(container.message, "of the agent");
     }
 
     #[test]

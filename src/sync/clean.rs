@@ -1,6 +1,8 @@
 //! The `clean` thread: removes what no pod needs any more (Go: HandlePodCleanups, container
 //! and image GC, log rotation), memory included. It waits until something is due or a pod has ended.
 
+use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,13 +82,15 @@ pub struct Deps {
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("clean", Stack::Large, on_death, move |stop| {
         let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
-        Cleaner { deps, failures: Failures::default() }.run(&stop);
+        Cleaner { deps, failures: Failures::default(), rotations: BTreeMap::new() }.run(&stop);
     })
 }
 
 struct Cleaner {
     deps: Deps,
     failures: Failures,
+    /// What went wrong with the last rotation, and how often before.
+    rotations: BTreeMap<String, Failures>,
 }
 
 impl Cleaner {
@@ -246,7 +250,7 @@ impl Cleaner {
         let _ = images.collect(&in_use, Timestamp::now(), stop);
     }
 
-    fn rotate(&self, stop: &StopToken) -> Duration {
+    fn rotate(&mut self, stop: &StopToken) -> Duration {
         let Some((rotator, period)) = &self.deps.rotator else { return GARBAGE_PERIOD };
         let mut logs: Vec<(ContainerId, PathBuf)> = Vec::new();
         for uid in self.deps.observe.listed().keys() {
@@ -258,9 +262,17 @@ impl Cleaner {
                     .map(|container| (container.id.clone(), PathBuf::from(&container.log_path))),
             );
         }
+        let mut problems = BTreeMap::new();
         for error in rotator.rotate_all(&logs, stop) {
-            log::warn!("cannot rotate a log: {error}");
+            let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+            let text = format!("{error}{cause}");
+            let mut failures = self.rotations.remove(&text).unwrap_or_default();
+            if failures.count() {
+                log::warn!("cannot rotate a log: {text} (time {failures})");
+            }
+            problems.insert(text, failures);
         }
+        self.rotations = problems;
         *period
     }
 }

@@ -1,8 +1,9 @@
-//! The end of a file, read backwards in blocks: a large file is never loaded.
+//! The end of a file, read backwards in blocks: a large file is never loaded. Who opens a file
+//! that a container can replace does so by `untrusted`.
 
-use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+
+use super::stop::StopToken;
 
 /// Read from the disk at once: about one container log line of the largest usual size.
 const BLOCK: usize = 16 * 1024;
@@ -16,20 +17,51 @@ pub struct Tail {
     pub cut: bool,
 }
 
+/// How much of a file's end is read. What is read and kept is bounded by the sum of both sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// At most so many lines.
+    pub lines: u64,
+    /// Lines that begin or go on in the last so many bytes.
+    pub bytes: u64,
+    /// The beginning of the first of these lines is looked for in so many bytes before them.
+    pub before: u64,
+}
+
 /// Where the last `lines` lines before `end` begin. A line ends with its newline; an
 /// unfinished last line counts as one.
 ///
 /// # Errors
-/// Any error of seeking or reading.
-pub fn start_of_last_lines(file: &mut (impl Read + Seek), end: u64, lines: u64) -> io::Result<u64> {
+/// Any error of seeking or reading; [`io::ErrorKind::Interrupted`] when `stop` says so, as
+/// lines may lie far apart.
+pub fn start_of_last_lines(
+    file: &mut (impl Read + Seek),
+    end: u64,
+    lines: u64,
+    stop: &StopToken,
+) -> io::Result<u64> {
+    Ok(start_within(file, 0, end, lines, stop)?.unwrap_or(0))
+}
+
+/// As [`start_of_last_lines`]; `None` when that is before `floor`.
+fn start_within(
+    file: &mut (impl Read + Seek),
+    floor: u64,
+    end: u64,
+    lines: u64,
+    stop: &StopToken,
+) -> io::Result<Option<u64>> {
     if lines == 0 {
-        return Ok(end);
+        return Ok(Some(end));
     }
     let mut newlines = 0;
     let mut block = vec![0; BLOCK];
     let mut block_end = end;
-    while block_end > 0 {
-        let length = block.len().min(usize::try_from(block_end).unwrap_or(usize::MAX));
+    while block_end > floor {
+        if stop.is_stopped() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let length = block.len().min(usize::try_from(block_end - floor).unwrap_or(usize::MAX));
         let start = block_end - length as u64;
         let Some(part) = block.get_mut(..length) else { break };
         file.seek(SeekFrom::Start(start))?;
@@ -40,37 +72,36 @@ pub fn start_of_last_lines(file: &mut (impl Read + Seek), end: u64, lines: u64) 
             if *byte == b'\n' && after < end {
                 newlines += 1;
                 if newlines == lines {
-                    return Ok(after);
+                    return Ok(Some(after));
                 }
             }
         }
         block_end = start;
     }
-    Ok(0)
+    Ok((floor == 0).then_some(0))
 }
 
-/// The last `max_lines` lines of a file, as far as they fit in its last `max_bytes` bytes.
+/// The last lines of a file, whole but for the first one if its beginning is too far away.
 ///
 /// # Errors
-/// Any error of opening, seeking or reading.
-pub fn last(path: &Path, max_lines: u64, max_bytes: u64) -> io::Result<Tail> {
-    let mut file = File::open(path)?;
+/// Any error of seeking or reading.
+pub fn last(file: &mut (impl Read + Seek), window: Window) -> io::Result<Tail> {
+    let never = StopToken::never();
     let end = file.seek(SeekFrom::End(0))?;
-    let window = end.saturating_sub(max_bytes);
-    file.seek(SeekFrom::Start(window))?;
-    let mut bytes = Vec::new();
-    (&mut file).take(max_bytes.min(end)).read_to_end(&mut bytes)?;
-    let length = bytes.len() as u64;
-    let start = start_of_last_lines(&mut io::Cursor::new(&bytes), length, max_lines)?;
-    bytes.drain(..usize::try_from(start).unwrap_or(bytes.len()).min(bytes.len()));
-    let cut = if start > 0 || window == 0 {
-        false
-    } else {
-        let mut before = [0];
-        file.seek(SeekFrom::Start(window - 1))?;
-        file.read_exact(&mut before)?;
-        before != *b"\n"
+    let from = end.saturating_sub(window.bytes);
+    let (start, cut) = match start_within(file, from, end, window.lines, &never)? {
+        Some(start) => (start, false),
+        None => {
+            let floor = from.saturating_sub(window.before.max(1));
+            // The line of the window's first byte.
+            let start = start_within(file, floor, end.min(from + 1), 1, &never)?;
+            (start.unwrap_or(from), start.is_none())
+        }
     };
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    // What is written meanwhile is not part of it.
+    file.take(end - start).read_to_end(&mut bytes)?;
     Ok(Tail { bytes, cut })
 }
 
@@ -80,7 +111,8 @@ mod tests {
 
     fn start(text: &str, lines: u64) -> usize {
         let end = text.len() as u64;
-        start_of_last_lines(&mut io::Cursor::new(text.as_bytes()), end, lines).unwrap() as usize
+        let mut file = io::Cursor::new(text.as_bytes());
+        start_of_last_lines(&mut file, end, lines, &StopToken::never()).unwrap() as usize
     }
 
     #[test]
@@ -103,19 +135,38 @@ mod tests {
 
     #[test]
     fn reads_the_end_of_a_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("log");
-        std::fs::write(&path, "first\nsecond\nthird\n").unwrap();
-        let check = |lines, bytes, text: &str, cut| {
-            let tail = last(&path, lines, bytes).unwrap();
-            assert_eq!((String::from_utf8(tail.bytes).unwrap().as_str(), tail.cut), (text, cut));
+        let check = |text: &str, (lines, bytes, before), expected: &str, cut| {
+            let tail = last(&mut io::Cursor::new(text), Window { lines, bytes, before }).unwrap();
+            let found = String::from_utf8(tail.bytes).unwrap();
+            assert_eq!((found.as_str(), tail.cut), (expected, cut), "{lines} {bytes} {before}");
         };
-        check(2, 1000, "second\nthird\n", false);
-        check(9, 1000, "first\nsecond\nthird\n", false);
-        check(9, 13, "second\nthird\n", false);
-        check(9, 10, "ond\nthird\n", true);
-        check(1, 10, "third\n", false);
-        check(9, 0, "", false);
-        assert!(last(&dir.path().join("none"), 1, 1).is_err());
+        let text = "first\nsecond\nthird\n";
+        check(text, (2, 1000, 0), "second\nthird\n", false);
+        check(text, (9, 1000, 0), text, false);
+        check(text, (9, 13, 0), "second\nthird\n", false);
+        check(text, (1, 10, 0), "third\n", false);
+        check(text, (0, 10, 0), "", false);
+        // Into the middle of a line: its beginning is looked for, but not anywhere.
+        check(text, (9, 14, 0), "\nsecond\nthird\n", true);
+        check(text, (9, 10, 0), "ond\nthird\n", true);
+        check(text, (9, 10, 2), "ond\nthird\n", true);
+        check(text, (9, 10, 4), "second\nthird\n", false);
+        check(text, (9, 10, 1000), "second\nthird\n", false);
+        check(text, (2, 4, 1000), "third\n", false);
+        check("no newline", (9, 4, 1000), "no newline", false);
+        check("no newline", (9, 4, 3), "line", true);
+        check("", (9, 4, 3), "", false);
+        let long = format!("{}\nend\n", "x".repeat(100_000));
+        check(&long, (9, 10, 50_000), "xxxxx\nend\n", true);
+        check(&long, (9, 10, 200_000), &long, false);
+    }
+
+    #[test]
+    fn a_search_for_lines_ends_with_its_stop() {
+        let (source, stop) = super::super::stop::pair();
+        drop(source);
+        let mut file = io::Cursor::new(vec![0; 100_000]);
+        let error = start_of_last_lines(&mut file, 100_000, 1, &stop).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
     }
 }

@@ -1,14 +1,28 @@
 //! The log directories: `<pod logs>/<namespace>_<name>_<uid>/<container>/<n>.log`, and the
 //! links `<container logs>/<pod>_<namespace>_<container>-<id>.log` that older tools follow.
 
+use std::ffi::CString;
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use rustix::fs::{AtFlags, Dir, unlinkat};
+use rustix::io::Errno;
+
 use crate::model::ids::{ContainerId, PodUid};
+use crate::model::log_line::LOG_LEVELS;
+use crate::util::stop::StopToken;
+use crate::util::tree::{self, Leftover};
+use crate::util::untrusted::{self, Place};
 
 /// The longest file name that ext4 takes.
 const MAX_NAME: usize = 255;
+
+/// Entries of one directory that a round looks at: far more than a node has, as a pod that can
+/// write there may make any number. The rest is for a later round.
+const ENTRIES: usize = 100_000;
 
 /// What is in the two directories, as far as it may have to go.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -84,20 +98,40 @@ fn list(dir: &Path) -> io::Result<Vec<String>> {
         entries => entries?,
     };
     // Names that are not UTF-8 are none of ours.
-    entries.filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose()).collect()
+    let name = |entry: io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name().into_string().ok());
+    entries.take(ENTRIES).filter_map(|entry| name(entry).transpose()).collect()
 }
 
 /// Removes `<log>` and everything whose name begins with it: its rotated files.
-pub(super) fn remove_with_rotated(log: &Path) -> io::Result<()> {
-    let (Some(dir), Some(prefix)) = (log.parent(), log.file_name().and_then(|name| name.to_str())) else {
-        return Ok(());
+///
+/// DIFFERS: links in the place of the pod's directories are not followed, as upstream does: they
+/// could lead to the logs of another pod.
+pub(super) fn remove_with_rotated(log: &Path, stop: &StopToken) -> io::Result<()> {
+    let place = match Place::find(log, LOG_LEVELS) {
+        Ok(place) => place,
+        // It is gone, or something that is no directory of logs.
+        Err(error) if is_no_directory(&error) => return Ok(()),
+        Err(error) => return Err(error),
     };
-    for name in list(dir)? {
-        if name.starts_with(prefix) {
-            remove_link(&dir.join(name))?;
+    for entry in Dir::read_from(place.dir())? {
+        if stop.is_stopped() {
+            break;
+        }
+        let entry = entry?;
+        if entry.file_name().to_bytes().starts_with(place.name().as_bytes()) {
+            match unlinkat(place.dir(), entry.file_name(), AtFlags::empty()) {
+                // A directory is no log; it goes with the pod's.
+                Ok(()) | Err(Errno::NOENT | Errno::ISDIR | Errno::PERM) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
     }
     Ok(())
+}
+
+fn is_no_directory(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
 }
 
 /// Removes a file or a link, not what it leads to. Gone is fine.
@@ -105,9 +139,26 @@ pub(super) fn remove_link(path: &Path) -> io::Result<()> {
     gone_is_fine(fs::remove_file(path))
 }
 
-/// Removes a directory with its content; links in it are not followed.
-pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
-    gone_is_fine(fs::remove_dir_all(path))
+/// Removes the directory `name` in `parent` with its content, however deep it is; links are not
+/// followed, and nothing is removed on another file system.
+pub(super) fn remove_tree(parent: &Path, name: &str, stop: &StopToken) -> io::Result<()> {
+    let parent = match untrusted::directory(parent, 0) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    let name = CString::new(name)?;
+    match unlinkat(&parent, &*name, AtFlags::empty()) {
+        // A link or a file in the place of the directory.
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    match tree::remove_at(parent.as_fd(), &name, stop) {
+        Ok(()) | Err(Leftover::Stopping) => Ok(()),
+        Err(Leftover::Entry { path, errno }) => {
+            Err(io::Error::new(io::Error::from(errno).kind(), format!("{path}: {errno}")))
+        }
+    }
 }
 
 fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
@@ -119,7 +170,10 @@ fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
+    use crate::util::testing::unblocked;
 
     #[test]
     fn names_and_ids() {
@@ -151,8 +205,8 @@ mod tests {
         for name in ["0.log", "0.log.20260101-000000", "1.log", "10.log"] {
             fs::write(main.join(name), "x").unwrap();
         }
-        std::os::unix::fs::symlink(main.join("0.log"), links.join("pod_ns_main-aaaaaaaa.log")).unwrap();
-        std::os::unix::fs::symlink(main.join("9.log"), links.join("pod_ns_main-bbbbbbbb.log")).unwrap();
+        symlink(main.join("0.log"), links.join("pod_ns_main-aaaaaaaa.log")).unwrap();
+        symlink(main.join("9.log"), links.join("pod_ns_main-bbbbbbbb.log")).unwrap();
         fs::write(links.join("plain-cccccccc.log"), "x").unwrap();
         let (tree, problems) = LogTree::read(&pods, &links);
         assert_eq!(tree.pod_dirs, [("ns_pod_uid1".to_owned(), PodUid::from("uid1"))]);
@@ -161,14 +215,49 @@ mod tests {
             [("pod_ns_main-bbbbbbbb.log".to_owned(), ContainerId::from("bbbbbbbb"))]
         );
         assert!(problems.is_empty());
-        remove_with_rotated(&main.join("0.log")).unwrap();
-        remove_with_rotated(&main.join("7.log")).unwrap();
-        remove_with_rotated(&pods.join("none/0.log")).unwrap();
+        let never = StopToken::never();
+        fs::create_dir(main.join("0.log.d")).unwrap();
+        remove_with_rotated(&main.join("0.log"), &never).unwrap();
+        remove_with_rotated(&main.join("7.log"), &never).unwrap();
+        remove_with_rotated(&pods.join("none/0.log"), &never).unwrap();
         let mut names = list(&main).unwrap();
         names.sort();
-        assert_eq!(names, ["1.log", "10.log"]);
-        remove_tree(&pods.join("ns_pod_uid1")).unwrap();
-        remove_tree(&pods.join("ns_pod_uid1")).unwrap();
+        assert_eq!(names, ["0.log.d", "1.log", "10.log"]);
+        remove_tree(&pods, "ns_pod_uid1", &never).unwrap();
+        remove_tree(&pods, "ns_pod_uid1", &never).unwrap();
+        remove_tree(&pods.join("none"), "x", &never).unwrap();
+        assert!(!pods.join("ns_pod_uid1").exists());
         remove_link(&links.join("none")).unwrap();
+    }
+
+    #[test]
+    fn links_in_the_place_of_directories_cost_no_other_pod_its_logs() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let never = StopToken::never();
+        fs::create_dir_all(at("ns_other_u2/c")).unwrap();
+        fs::write(at("ns_other_u2/c/0.log"), "x").unwrap();
+        fs::create_dir(at("ns_pod_u1")).unwrap();
+        symlink(at("ns_other_u2/c"), at("ns_pod_u1/c")).unwrap();
+        remove_with_rotated(&at("ns_pod_u1/c/0.log"), &never).unwrap();
+        remove_tree(dir.path(), "ns_pod_u1", &never).unwrap();
+        symlink(at("ns_other_u2"), at("ns_pod_u1")).unwrap();
+        remove_with_rotated(&at("ns_pod_u1/c/0.log"), &never).unwrap();
+        remove_tree(dir.path(), "ns_pod_u1", &never).unwrap();
+        assert!(!at("ns_pod_u1").is_symlink());
+        assert_eq!(fs::read_to_string(at("ns_other_u2/c/0.log")).unwrap(), "x");
+    }
+
+    /// Each level of a recursion takes stack; a container makes as many levels as it likes.
+    #[test]
+    fn the_depth_of_a_log_directory_is_no_obstacle() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut level = untrusted::directory(dir.path(), 0).unwrap();
+        for _ in 0..20_000 {
+            level = tree::make_at(level.as_fd(), c"ns_pod_u1", 0o755).unwrap().0;
+        }
+        let path = dir.path().to_owned();
+        unblocked(move || remove_tree(&path, "ns_pod_u1", &StopToken::never()).unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

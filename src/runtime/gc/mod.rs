@@ -185,10 +185,10 @@ impl<R: Remover> Collector<R> {
                     }
                 }
                 Removal::LogDirectory { pod, name } if !kept.pods.contains(pod) && still_gone(pod) => {
-                    let path = self.settings.pod_logs_dir.join(name);
-                    match log_tree::remove_tree(&path) {
+                    match log_tree::remove_tree(&self.settings.pod_logs_dir, name, stop) {
                         Ok(()) => done.log_entries += 1,
                         Err(error) => {
+                            let path = self.settings.pod_logs_dir.join(name);
                             done.problems.push(format!("cannot remove {}: {error}", path.display()));
                         }
                     }
@@ -217,7 +217,8 @@ impl<R: Remover> Collector<R> {
         }
         if let Some(log) = &instance.log {
             let log = self.settings.pod_logs_dir.join(log);
-            log_tree::remove_with_rotated(&log).map_err(|error| failed("remove the logs of", &error))?;
+            log_tree::remove_with_rotated(&log, stop)
+                .map_err(|error| failed("remove the logs of", &error))?;
         }
         if let Some(link) = &instance.link {
             let link = self.settings.container_logs_dir.join(link);

@@ -31,6 +31,12 @@ pub enum LogError {
         #[source]
         source: io::Error,
     },
+    /// There is something else in the place of the log: a link, a pipe, a directory.
+    #[error("log file {} is no regular file", path.display())]
+    Kind {
+        /// Which.
+        path: PathBuf,
+    },
     /// The first line is in no form that runtimes write. It is not repeated: a link in the
     /// place of a log would show a line of any file.
     #[error("failed to get parse function: unsupported log format")]
@@ -60,6 +66,8 @@ impl LogError {
         let path = path.to_owned();
         move |source| match source.kind() {
             io::ErrorKind::NotFound if attempt == "open" => LogError::Missing { path },
+            // As `util::untrusted` says it.
+            io::ErrorKind::InvalidInput if attempt == "open" => LogError::Kind { path },
             _ => LogError::Io { attempt, path, source },
         }
     }

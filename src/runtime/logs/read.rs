@@ -1,8 +1,9 @@
 //! Reading one container's log: the end of it, from a time on, as it grows.
 //! Memory is bounded by one line and one block of output; a file is never loaded.
 
+use std::ffi::OsStr;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
@@ -10,8 +11,10 @@ use super::LogError;
 use super::print::{Printed, Printer};
 use super::source::{Rotation, Source};
 use super::watch::Watch;
-use crate::model::log_line::Stream;
+use crate::model::ids::ContainerId;
+use crate::model::log_line::{LOG_LEVELS, Stream};
 use crate::util::stop::{StopToken, Waited};
+use crate::util::untrusted::Place;
 
 /// What part of a log, and how it is shown.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -30,6 +33,23 @@ pub struct ReadOptions {
     pub limit_bytes: Option<u64>,
 }
 
+/// Where the log of a container is, of which the runtime says that it is at `path`. Docker makes
+/// a link there to its own file, which has the container's id in its name and directory; no other
+/// link is one to a log.
+///
+/// DIFFERS: upstream follows every link, so that a pod shows the log of another one as its own.
+#[must_use]
+pub fn resolve(path: PathBuf, id: &ContainerId) -> PathBuf {
+    let own = |target: &PathBuf| {
+        let id = id.as_str();
+        let file = target.file_name().and_then(OsStr::to_str);
+        target.is_absolute()
+            && file.and_then(|name| name.strip_suffix("-json.log")) == Some(id)
+            && target.parent().and_then(Path::file_name).and_then(OsStr::to_str) == Some(id)
+    };
+    std::fs::read_link(&path).ok().filter(own).unwrap_or(path)
+}
+
 /// Writes the chosen part of the log at `path` to `out`, and flushes at each end of what is
 /// written so far. With `follow` it goes on over rotations until `still_running` says no and
 /// everything written so far is out.
@@ -43,11 +63,14 @@ pub fn read(
     still_running: &dyn Fn() -> bool,
     stop: &StopToken,
 ) -> Result<(), LogError> {
-    // Docker's logs are behind links; what is watched is the directory of the file itself.
-    let path = &std::fs::canonicalize(path).map_err(LogError::io("open", path))?;
-    let mut source = Source::open(path).map_err(LogError::io("open", path))?;
+    // A container with a writable log directory may have swapped any of these.
+    let place = Place::find(path, LOG_LEVELS).map_err(LogError::io("open", path))?;
+    let mut source = Source::open(&place).map_err(LogError::io("open", path))?;
     if let Some(lines) = options.tail_lines {
-        source.seek_tail(lines).map_err(LogError::io("read", path))?;
+        match source.seek_tail(lines, stop) {
+            Err(_) if stop.is_stopped() => return Err(LogError::Stopping),
+            sought => sought.map_err(LogError::io("read", path))?,
+        }
     }
     let mut printer = Printer::new(out, options);
     if printer.is_over() {
@@ -81,10 +104,10 @@ pub fn read(
         printer.flush()?;
         let Some(watch) = &mut watch else {
             // What is written before the watch begins is seen in one more pass.
-            watch = Some(Watch::new(path));
+            watch = Some(Watch::new(&place));
             continue;
         };
-        match source.rotated(path).map_err(LogError::io("read", path))? {
+        match source.rotated(&place).map_err(LogError::io("read", path))? {
             Rotation::None => {}
             Rotation::Draining => continue,
             // All that was in the old file is out: the runtime writes to the new one only.
@@ -110,8 +133,10 @@ mod tests {
     use super::*;
     use crate::model::log_line;
     use crate::runtime::logs::source::MAX_LINE_BYTES;
+    use crate::util::testing::{fifo, unblocked};
     use proptest::prelude::*;
     use std::cell::Cell;
+    use std::os::unix::fs::symlink;
 
     fn log(lines: &[&str]) -> String {
         lines
@@ -358,6 +383,102 @@ mod tests {
             &ReadOptions { tail_lines: Some(1), ..ReadOptions::default() },
             &format!("{text}\n"),
         );
+    }
+
+    #[test]
+    fn only_a_regular_log_in_its_own_directory_is_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("other/c")).unwrap();
+        std::fs::create_dir_all(at("pod/c")).unwrap();
+        std::fs::write(at("other/c/0.log"), log(&["F secret"])).unwrap();
+        let shown = |path: PathBuf| {
+            unblocked(move || {
+                let mut out = Vec::new();
+                let result = read(&path, &ReadOptions::default(), &mut out, &|| false, &StopToken::never());
+                (String::from_utf8(out).unwrap(), result.is_err())
+            })
+        };
+        let nothing = (String::new(), true);
+        let path = at("pod/c/0.log");
+        fifo(&path);
+        assert_eq!(shown(path.clone()), nothing);
+        for target in [PathBuf::from("/dev/zero"), at("other/c/0.log")] {
+            std::fs::remove_file(&path).unwrap();
+            symlink(&target, &path).unwrap();
+            assert_eq!(shown(path.clone()), nothing, "{}", target.display());
+        }
+        symlink(at("other/c"), at("pod/d")).unwrap();
+        assert_eq!(shown(at("pod/d/0.log")), nothing);
+        symlink(at("other"), at("pod2")).unwrap();
+        assert_eq!(shown(at("pod2/c/0.log")), nothing);
+        assert_eq!(shown(at("other/c/0.log")), ("secret\n".to_owned(), false));
+    }
+
+    #[test]
+    fn a_follower_is_not_led_to_another_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("c")).unwrap();
+        std::fs::write(at("secret"), log(&["F secret"])).unwrap();
+        for what in ["link", "pipe"] {
+            std::fs::write(at("c/new.log"), log(&["F one"])).unwrap();
+            std::fs::rename(at("c/new.log"), at("c/0.log")).unwrap();
+            match what {
+                "link" => symlink(at("secret"), at("c/new")).unwrap(),
+                _ => fifo(&at("c/new")),
+            }
+            let (from, to, path) = (at("c/new"), at("c/0.log"), at("c/0.log"));
+            let (out, result) = unblocked(move || {
+                let asked = Cell::new(0);
+                let still_running = || {
+                    if asked.replace(asked.get() + 1) == 0 {
+                        std::fs::rename(&from, &to).unwrap();
+                    }
+                    asked.get() < 5
+                };
+                let mut out = Vec::new();
+                let options = ReadOptions { follow: true, ..ReadOptions::default() };
+                let result = read(&path, &options, &mut out, &still_running, &StopToken::never());
+                (String::from_utf8(out).unwrap(), result.is_err())
+            });
+            assert_eq!((out.as_str(), result), ("one\n", true), "{what}");
+        }
+    }
+
+    #[test]
+    fn of_all_links_only_that_of_docker_is_a_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let id = ContainerId::from("0123abcd");
+        let own = "docker/containers/0123abcd/0123abcd-json.log";
+        for file in [own, "docker/containers/4567/4567-json.log", "docker/0123abcd-json.log", "secret"] {
+            std::fs::create_dir_all(at(file).parent().unwrap()).unwrap();
+            std::fs::write(at(file), "").unwrap();
+            let link = at("0.log");
+            let _ = std::fs::remove_file(&link);
+            symlink(at(file), &link).unwrap();
+            let expected = if file == own { at(own) } else { link.clone() };
+            assert_eq!(resolve(link, &id), expected, "{file}");
+        }
+        assert_eq!(resolve(at("secret"), &id), at("secret"));
+        assert_eq!(resolve(at("none"), &id), at("none"));
+    }
+
+    #[test]
+    fn a_search_in_a_file_without_lines_ends_with_the_reader() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        // It would take days.
+        std::fs::File::create(&path).unwrap().set_len(1 << 42).unwrap();
+        let (source, stop) = crate::util::stop::pair();
+        drop(source);
+        let result = unblocked(move || {
+            let options = ReadOptions { tail_lines: Some(5), ..ReadOptions::default() };
+            let result = read(&path, &options, &mut Vec::new(), &|| true, &stop);
+            matches!(result, Err(LogError::Stopping))
+        });
+        assert!(result);
     }
 
     #[test]

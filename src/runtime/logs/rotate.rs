@@ -2,22 +2,50 @@
 //! compressed, the oldest go (Go: pkg/kubelet/logs). The plan is pure.
 //!
 //! The newest rotated file stays plain: the runtime may still write its last line there.
+//!
+//! A pod with a writable log directory can put anything in the place of each file and directory
+//! here, at any moment. So every operation is on the held directory of the log; only regular
+//! files with names of the rotation's own form are listed, read or removed; no link is followed;
+//! files are only made where nothing is.
+//! DIFFERS: upstream follows links, and removes and compresses every file whose name begins with the
+//! log's.
 
-use std::fs::{self, File};
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use jiff::Zoned;
+use rustix::fs::{AtFlags, Dir, FileType, RenameFlags, renameat, renameat_with, statat, unlinkat};
+use rustix::io::Errno;
 
 use super::LogError;
 use crate::cri::RuntimeClient;
 use crate::model::ids::ContainerId;
+use crate::model::log_line::LOG_LEVELS;
 use crate::util::stop::StopToken;
+use crate::util::untrusted::{self, Place};
 
 /// Compressed at once between two looks at the stop token.
 const BLOCK: usize = 64 * 1024;
+
+/// Entries of a log's directory that one pass lists. Honest directories hold a few files; in
+/// others the rest is for the next pass.
+const ENTRIES: usize = 10_000;
+
+/// What one pass over all logs compresses at most: some ten seconds of a slow processor. Files for
+/// which nothing is left stay plain until a later pass, or until they are the oldest.
+/// DIFFERS: upstream compresses any size.
+const COMPRESS_BYTES: u64 = 256 * 1024 * 1024;
+
+/// Errors of single files that one pass returns.
+const ERRORS: usize = 100;
+
+/// Log files are for root and its group, as runtimes make them. DIFFERS: 0644 upstream.
+const MODE: u32 = 0o640;
 
 /// `containerLogMaxSize` and `containerLogMaxFiles`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +54,13 @@ pub struct Settings {
     pub max_bytes: Option<u64>,
     /// The current file and the rotated ones together; at least 2.
     pub max_files: usize,
+}
+
+impl Settings {
+    /// Bytes that one pass may compress. Where logs may be larger than usual, one of them fits.
+    fn compress_bytes(self) -> u64 {
+        COMPRESS_BYTES.max(self.max_bytes.unwrap_or(0).saturating_mul(2))
+    }
 }
 
 /// The one call to the runtime that rotation needs.
@@ -78,54 +113,71 @@ impl<R: Reopen> Rotator<R> {
     /// with running containers only; entries with an empty path are skipped. An error of
     /// one log does not keep the others from being looked at.
     pub fn rotate_all(&self, containers: &[(ContainerId, PathBuf)], stop: &StopToken) -> Vec<LogError> {
-        let mut errors = Vec::new();
+        let mut pass = Pass { compress_bytes: self.settings.compress_bytes(), errors: Vec::new() };
         for (container, log) in containers {
-            if stop.is_stopped() {
-                break;
-            }
-            match self.rotate(container, log, stop) {
+            match self.rotate(container, log, &mut pass, stop) {
                 Ok(()) => {}
                 Err(LogError::Stopping) => break,
-                Err(error) => errors.push(error),
+                Err(error) => pass.errors.push(error),
             }
         }
-        errors
+        pass.errors
     }
 
-    fn rotate(&self, container: &ContainerId, log: &Path, stop: &StopToken) -> Result<(), LogError> {
-        let (Some(limit), Some(name), Some(dir)) =
-            (self.settings.max_bytes, log.file_name().and_then(|name| name.to_str()), log.parent())
+    fn rotate(
+        &self,
+        container: &ContainerId,
+        log: &Path,
+        pass: &mut Pass,
+        stop: &StopToken,
+    ) -> Result<(), LogError> {
+        let (Some(limit), Some(name)) =
+            (self.settings.max_bytes, log.file_name().and_then(|name| name.to_str()))
         else {
             return Ok(());
         };
-        let size = match fs::metadata(log) {
-            Ok(metadata) => Some(metadata.len()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        if stop.is_stopped() {
+            return Err(LogError::Stopping);
+        }
+        let place = match Place::find(log, LOG_LEVELS) {
+            Ok(place) => place,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.reopen(container),
             Err(error) => return Err(LogError::io("look at", log)(error)),
         };
-        // The usual case costs one call; the directory is listed only when it matters.
+        let size = match place.stat().map_err(LogError::io("look at", log))? {
+            None => None,
+            Some(stat) if untrusted::is_file(&stat) => Some(u64::try_from(stat.st_size).unwrap_or(0)),
+            // The runtime would open whatever this leads to.
+            Some(_) => return Err(LogError::Kind { path: log.to_owned() }),
+        };
+        // The usual case costs few calls; the directory is listed only when it matters.
         if size.is_some_and(|size| size < limit) {
             return Ok(());
         }
-        let listing = if size.is_some() { list(dir, name)? } else { Vec::new() };
+        let files = Files { dir: place.dir(), log };
+        let listing = if size.is_some() { files.list(name)? } else { Vec::new() };
         let now = Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
         match plan_rotation(name, size, &listing, self.settings, &now) {
             Plan::Nothing => Ok(()),
             Plan::ReopenOnly => self.reopen(container),
             Plan::Rotate { delete, compress, rename_to } => {
+                // Neither failure is a reason to let the current file grow on.
                 for name in delete {
-                    remove(&dir.join(name))?;
+                    pass.go_on(files.remove(&name), stop)?;
                 }
                 for name in compress {
-                    compress_file(&dir.join(name), stop)?;
+                    let compressed = files.compress(&name, &mut pass.compress_bytes, stop);
+                    pass.go_on(compressed, stop)?;
                 }
-                let rotated = dir.join(rename_to);
-                fs::rename(log, &rotated).map_err(LogError::io("rename", log))?;
+                // Something of the new name came meanwhile: the next look takes another one.
+                if !files.rename_to_new(name, &rename_to)? {
+                    return Ok(());
+                }
                 self.reopen(container).inspect_err(|_| {
                     // The runtime still writes to this file. If it did open the new one after
                     // all, that one is a few lines old at most; upstream overwrites it, too.
-                    if let Err(error) = fs::rename(&rotated, log) {
-                        log::warn!("cannot rename {} back: {error}", rotated.display());
+                    if let Err(error) = renameat(files.dir, &rename_to, files.dir, name) {
+                        log::warn!("cannot rename {} back: {error}", files.path(&rename_to).display());
                     }
                 })
             }
@@ -139,8 +191,54 @@ impl<R: Reopen> Rotator<R> {
     }
 }
 
-/// Decides from the log's name and size, the names `<log>.*` beside it, and the local
-/// time as `YYYYMMDD-HHMMSS`.
+/// One look at all logs.
+struct Pass {
+    /// What may still be compressed.
+    compress_bytes: u64,
+    errors: Vec<LogError>,
+}
+
+impl Pass {
+    /// Keeps an error, but ends with the agent.
+    fn go_on(&mut self, done: Result<(), LogError>, stop: &StopToken) -> Result<(), LogError> {
+        match done {
+            Err(LogError::Stopping) => return Err(LogError::Stopping),
+            Err(error) if self.errors.len() < ERRORS => self.errors.push(error),
+            _ => {}
+        }
+        if stop.is_stopped() { Err(LogError::Stopping) } else { Ok(()) }
+    }
+}
+
+/// The forms of a rotated file's name: `<log>.YYYYMMDD-HHMMSS` and an ending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Plain,
+    Compressed,
+    /// Of a compression that was broken off.
+    Partial,
+}
+
+impl Form {
+    /// `None`: the rotation has not made it.
+    fn of(log: &str, name: &str) -> Option<Form> {
+        let (stamp, ending) = name.strip_prefix(log)?.strip_prefix('.')?.split_at_checked(15)?;
+        let is_time = stamp.bytes().enumerate().all(|(at, byte)| match at {
+            8 => byte == b'-',
+            _ => byte.is_ascii_digit(),
+        });
+        match ending {
+            _ if !is_time => None,
+            "" => Some(Form::Plain),
+            ".gz" => Some(Form::Compressed),
+            ".tmp" | ".gz.tmp" => Some(Form::Partial),
+            _ => None,
+        }
+    }
+}
+
+/// Decides from the log's name and size, the names of the files beside it, and the local
+/// time as `YYYYMMDD-HHMMSS`. Names that the rotation has not made do not matter.
 #[must_use]
 pub fn plan_rotation(
     log: &str,
@@ -158,11 +256,20 @@ pub fn plan_rotation(
     if listing.contains(&rename_to) {
         return Plan::Nothing;
     }
-    let prefix = format!("{log}.");
-    let is_unused =
-        |name: &String| name.ends_with(".tmp") || listing.iter().any(|other| *other == format!("{name}.gz"));
-    let (mut delete, mut rotated): (Vec<String>, Vec<String>) =
-        listing.iter().filter(|name| name.starts_with(&prefix)).cloned().partition(is_unused);
+    let compressed: BTreeSet<&str> = listing
+        .iter()
+        .filter(|name| Form::of(log, name) == Some(Form::Compressed))
+        .filter_map(|name| name.strip_suffix(".gz"))
+        .collect();
+    let (mut delete, mut rotated) = (Vec::new(), Vec::new());
+    for name in listing {
+        match Form::of(log, name) {
+            None => {}
+            Some(Form::Partial) => delete.push(name.clone()),
+            Some(Form::Plain) if compressed.contains(name.as_str()) => delete.push(name.clone()),
+            Some(Form::Plain | Form::Compressed) => rotated.push(name.clone()),
+        }
+    }
     // The time in the name orders them. The current file and the one it becomes need two places.
     rotated.sort();
     let excess = rotated.len().saturating_sub(settings.max_files.saturating_sub(2));
@@ -172,186 +279,131 @@ pub fn plan_rotation(
     Plan::Rotate { delete, compress, rename_to }
 }
 
-fn list(dir: &Path, log: &str) -> Result<Vec<String>, LogError> {
-    let prefix = format!("{log}.");
-    let mut names = Vec::new();
-    for entry in fs::read_dir(dir).map_err(LogError::io("list the directory of", dir))? {
-        let entry = entry.map_err(LogError::io("list the directory of", dir))?;
-        if let Some(name) = entry.file_name().to_str().filter(|name| name.starts_with(&prefix)) {
-            names.push(name.to_owned());
-        }
-    }
-    Ok(names)
+/// The files beside a log.
+struct Files<'a> {
+    dir: BorrowedFd<'a>,
+    /// For messages.
+    log: &'a Path,
 }
 
-fn remove(path: &Path) -> Result<(), LogError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(LogError::io("remove", path)(error)),
-        _ => Ok(()),
+impl Files<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.log.with_file_name(name)
     }
-}
 
-/// `<path>` becomes `<path>.gz` by way of `<path>.gz.tmp`, so that a half-written file is
-/// known as such after a crash.
-fn compress_file(path: &Path, stop: &StopToken) -> Result<(), LogError> {
-    let with = |suffix: &str| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(suffix);
-        PathBuf::from(name)
-    };
-    let (temporary, finished) = (with(".gz.tmp"), with(".gz"));
-    let result = write_compressed(path, &temporary, stop).and_then(|()| {
-        fs::rename(&temporary, &finished).map_err(LogError::io("rename", &temporary))?;
-        remove(path)
-    });
-    if result.is_err() {
-        // Best effort: the next rotation removes it, too.
-        let _ = fs::remove_file(&temporary);
+    fn failed(&self, attempt: &'static str, name: &str) -> impl FnOnce(io::Error) -> LogError + use<> {
+        LogError::io(attempt, &self.path(name))
     }
-    result
-}
 
-fn write_compressed(path: &Path, temporary: &Path, stop: &StopToken) -> Result<(), LogError> {
-    let mut source = File::open(path).map_err(LogError::io("open", path))?;
-    let target = File::create(temporary).map_err(LogError::io("create", temporary))?;
-    let mut encoder = GzEncoder::new(target, Compression::default());
-    let mut block = vec![0; BLOCK];
-    loop {
-        if stop.is_stopped() {
-            return Err(LogError::Stopping);
+    /// The names of the regular files that earlier rotations have made.
+    fn list(&self, log: &str) -> Result<Vec<String>, LogError> {
+        let failed = |errno: Errno| LogError::io("list the directory of", self.log)(errno.into());
+        let mut names = Vec::new();
+        for entry in Dir::read_from(self.dir).map_err(failed)?.take(ENTRIES) {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if Form::of(log, name).is_none() {
+                continue;
+            }
+            let is_file = match entry.file_type() {
+                FileType::RegularFile => true,
+                // Some file systems do not tell the type when listing.
+                FileType::Unknown => statat(self.dir, name, AtFlags::SYMLINK_NOFOLLOW)
+                    .is_ok_and(|stat| untrusted::is_file(&stat)),
+                _ => false,
+            };
+            if is_file {
+                names.push(name.to_owned());
+            }
         }
-        let length = source.read(&mut block).map_err(LogError::io("read", path))?;
-        if length == 0 {
-            break;
-        }
-        let part = block.get(..length).unwrap_or_default();
-        encoder.write_all(part).map_err(LogError::io("write", temporary))?;
+        Ok(names)
     }
-    encoder.finish().map_err(LogError::io("write", temporary))?;
-    Ok(())
+
+    /// Gone is fine.
+    fn remove(&self, name: &str) -> Result<(), LogError> {
+        match unlinkat(self.dir, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(self.failed("remove", name)(errno.into())),
+        }
+    }
+
+    /// Renames a file unless there is something of the new name already; whether it did.
+    fn rename_to_new(&self, from: &str, to: &str) -> Result<bool, LogError> {
+        let renamed = match renameat_with(self.dir, from, self.dir, to, RenameFlags::NOREPLACE) {
+            // A file system, or a kernel, that cannot do both in one step.
+            Err(Errno::INVAL | Errno::NOSYS) => match statat(self.dir, to, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => renameat(self.dir, from, self.dir, to),
+                Ok(_) => Err(Errno::EXIST),
+                Err(errno) => Err(errno),
+            },
+            result => result,
+        };
+        match renamed {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(errno) => Err(self.failed("rename", from)(errno.into())),
+        }
+    }
+
+    /// `<name>` becomes `<name>.gz` by way of `<name>.gz.tmp`, so that a half-written file is
+    /// known as such after a crash. One that is larger than `left` stays as it is.
+    fn compress(&self, name: &str, left: &mut u64, stop: &StopToken) -> Result<(), LogError> {
+        let source = match untrusted::open_at(self.dir, Path::new(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            opened => opened.map_err(self.failed("open", name))?,
+        };
+        let length = source.metadata().map_err(self.failed("open", name))?.len();
+        if length > *left {
+            log::debug!("{} stays uncompressed: it has {length} bytes", self.path(name).display());
+            return Ok(());
+        }
+        let (finished, temporary) = (format!("{name}.gz"), format!("{name}.gz.tmp"));
+        self.remove(&temporary)?;
+        let mut result = self.write_compressed((name, source), &temporary, left, stop);
+        if let Ok(true) = result {
+            let renamed = renameat(self.dir, &temporary, self.dir, &finished);
+            result = renamed.map_err(|errno| self.failed("rename", &temporary)(errno.into())).map(|()| true);
+        }
+        match result {
+            Ok(true) => self.remove(name),
+            // The next rotation would remove it, too.
+            Ok(false) => self.remove(&temporary),
+            Err(error) => {
+                let _ = self.remove(&temporary);
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether all of the source could be written: it may have grown.
+    fn write_compressed(
+        &self,
+        (name, mut source): (&str, File),
+        temporary: &str,
+        left: &mut u64,
+        stop: &StopToken,
+    ) -> Result<bool, LogError> {
+        let target = untrusted::create_at(self.dir, Path::new(temporary), MODE)
+            .map_err(self.failed("create", temporary))?;
+        let mut encoder = GzEncoder::new(target, Compression::default());
+        let mut block = vec![0; BLOCK];
+        loop {
+            if stop.is_stopped() {
+                return Err(LogError::Stopping);
+            }
+            let length = source.read(&mut block).map_err(self.failed("read", name))?;
+            if length == 0 {
+                break;
+            }
+            let Some(rest) = left.checked_sub(length as u64) else { return Ok(false) };
+            *left = rest;
+            let part = block.get(..length).unwrap_or_default();
+            encoder.write_all(part).map_err(self.failed("write", temporary))?;
+        }
+        encoder.finish().map_err(self.failed("write", temporary))?;
+        Ok(true)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::RefCell;
-
-    const NOW: &str = "20260102-030405";
-
-    fn names(list: &[&str]) -> Vec<String> {
-        list.iter().map(|name| (*name).to_owned()).collect()
-    }
-
-    #[test]
-    fn plans() {
-        let settings = Settings { max_bytes: Some(10), max_files: 5 };
-        let rotate = |delete: &[&str], compress: &[&str]| Plan::Rotate {
-            delete: names(delete),
-            compress: names(compress),
-            rename_to: format!("0.log.{NOW}"),
-        };
-        let check = |size, listing: &[&str], expected: Plan| {
-            assert_eq!(plan_rotation("0.log", size, &names(listing), settings, NOW), expected, "{listing:?}");
-        };
-        check(None, &[], Plan::ReopenOnly);
-        check(Some(9), &["0.log.1"], Plan::Nothing);
-        check(Some(10), &[], rotate(&[], &[]));
-        check(Some(10), &["0.log.1"], rotate(&[], &["0.log.1"]));
-        check(Some(10), &["0.log.1.gz", "0.log.2"], rotate(&[], &["0.log.2"]));
-        check(
-            Some(10),
-            &["0.log.4", "0.log.3.gz", "0.log.2.gz", "0.log.1.gz"],
-            rotate(&["0.log.1.gz"], &["0.log.4"]),
-        );
-        check(
-            Some(10),
-            &["0.log.2", "0.log.2.gz", "0.log.3.gz.tmp", "0.log.3"],
-            rotate(&["0.log.2", "0.log.3.gz.tmp"], &["0.log.3"]),
-        );
-        check(Some(10), &["10.log.1", "0.logs"], rotate(&[], &[]));
-        check(Some(10), &[&format!("0.log.{NOW}")], Plan::Nothing);
-        let least = Settings { max_bytes: Some(10), max_files: 2 };
-        assert_eq!(
-            plan_rotation("0.log", Some(10), &names(&["0.log.1"]), least, NOW),
-            rotate(&["0.log.1"], &[])
-        );
-        let off = Settings { max_bytes: None, max_files: 5 };
-        assert_eq!(plan_rotation("0.log", Some(1 << 40), &[], off, NOW), Plan::Nothing);
-    }
-
-    /// A runtime that opens the new file, unless it is told to fail.
-    struct Fake {
-        log: PathBuf,
-        fail: bool,
-        calls: RefCell<u32>,
-    }
-
-    impl Reopen for Fake {
-        fn reopen_log(&self, _: &ContainerId) -> Result<(), String> {
-            *self.calls.borrow_mut() += 1;
-            if self.fail {
-                return Err("no".to_owned());
-            }
-            fs::write(&self.log, "new").map_err(|error| error.to_string())
-        }
-    }
-
-    fn rotate_once(log: &Path, fail: bool) -> (Vec<LogError>, u32) {
-        let settings = Settings { max_bytes: Some(4), max_files: 3 };
-        let fake = Fake { log: log.to_owned(), fail, calls: RefCell::default() };
-        let rotator = Rotator::new(settings, fake);
-        let errors = rotator.rotate_all(&[(ContainerId::from("c"), log.to_owned())], &StopToken::never());
-        let calls = *rotator.runtime.calls.borrow();
-        (errors, calls)
-    }
-
-    fn listing(dir: &Path) -> Vec<String> {
-        let mut names: Vec<String> = fs::read_dir(dir)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
-
-    #[test]
-    fn rotates_and_compresses() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("0.log");
-        fs::write(&log, "abc").unwrap();
-        assert!(matches!(rotate_once(&log, false), (errors, 0) if errors.is_empty()));
-        fs::write(&log, "current").unwrap();
-        fs::write(dir.path().join("0.log.20200101-000000.gz"), "oldest").unwrap();
-        fs::write(dir.path().join("0.log.20200102-000000"), "older older older").unwrap();
-        assert!(matches!(rotate_once(&log, false), (errors, 1) if errors.is_empty()));
-        let names = listing(dir.path());
-        assert_eq!(names.len(), 3, "{names:?}");
-        assert_eq!(names[..2], ["0.log", "0.log.20200102-000000.gz"]);
-        assert_eq!(fs::read_to_string(&log).unwrap(), "new");
-        assert_eq!(fs::read_to_string(dir.path().join(&names[2])).unwrap(), "current");
-        let mut text = String::new();
-        flate2::read::GzDecoder::new(File::open(dir.path().join(&names[1])).unwrap())
-            .read_to_string(&mut text)
-            .unwrap();
-        assert_eq!(text, "older older older");
-    }
-
-    #[test]
-    fn a_runtime_that_does_not_reopen_keeps_its_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("0.log");
-        fs::write(&log, "current").unwrap();
-        let (errors, _) = rotate_once(&log, true);
-        assert!(matches!(&errors[..], [LogError::Reopen { cause, .. }] if cause == "no"));
-        assert_eq!(listing(dir.path()), ["0.log"]);
-        assert_eq!(fs::read_to_string(&log).unwrap(), "current");
-    }
-
-    #[test]
-    fn a_missing_log_is_opened() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("0.log");
-        assert_eq!(rotate_once(&log, false).1, 1);
-        assert!(log.exists());
-    }
-}
+mod tests;

@@ -1,14 +1,13 @@
 //! The file behind a log, line by line without a copy of each, and what becomes of it:
 //! it grows, it is rotated away, it is emptied.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufRead, ErrorKind, Read, Seek, SeekFrom};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::OFlags;
-
+use crate::util::stop::StopToken;
 use crate::util::tail;
+use crate::util::untrusted::Place;
 
 /// Longer lines are passed on in pieces of this size. Runtimes cut at 16 KiB by default.
 pub(super) const MAX_LINE_BYTES: usize = 256 * 1024;
@@ -45,14 +44,9 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        // A pipe in the place of a log must not hold anybody up.
-        let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    pub(super) fn open(place: &Place) -> io::Result<Self> {
+        let file = place.open()?;
         let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
-        }
         Ok(Source {
             file,
             identity: (metadata.dev(), metadata.ino()),
@@ -67,17 +61,17 @@ impl Source {
 
     /// Goes to where the last `lines` lines begin. A line that has no newline yet is not
     /// counted: it comes after them.
-    pub(super) fn seek_tail(&mut self, lines: u64) -> io::Result<()> {
+    pub(super) fn seek_tail(&mut self, lines: u64, stop: &StopToken) -> io::Result<()> {
         let mut end = self.file.seek(SeekFrom::End(0))?;
         if end > 0 {
             let mut last = [0];
             self.file.seek(SeekFrom::Start(end - 1))?;
             self.file.read_exact(&mut last)?;
             if last != *b"\n" {
-                end = tail::start_of_last_lines(&mut self.file, end, 1)?;
+                end = tail::start_of_last_lines(&mut self.file, end, 1, stop)?;
             }
         }
-        self.position = tail::start_of_last_lines(&mut self.file, end, lines)?;
+        self.position = tail::start_of_last_lines(&mut self.file, end, lines, stop)?;
         self.file.seek(SeekFrom::Start(self.position))?;
         Ok(())
     }
@@ -139,22 +133,18 @@ impl Source {
     }
 
     /// Looks whether the runtime writes to another file by now.
-    pub(super) fn rotated(&mut self, path: &Path) -> io::Result<Rotation> {
-        let metadata = match std::fs::metadata(path) {
-            Ok(metadata) => metadata,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Rotation::None),
-            Err(error) => return Err(error),
-        };
-        let same = (metadata.dev(), metadata.ino()) == self.identity;
+    pub(super) fn rotated(&mut self, place: &Place) -> io::Result<Rotation> {
+        let Some(stat) = place.stat()? else { return Ok(Rotation::None) };
+        let same = (stat.st_dev, stat.st_ino) == self.identity;
         // One that was emptied in place is read from its start.
-        if same && metadata.len() >= self.position {
+        if same && u64::try_from(stat.st_size).unwrap_or(0) >= self.position {
             self.replaced = false;
             return Ok(Rotation::None);
         }
         if !same && !std::mem::replace(&mut self.replaced, true) {
             return Ok(Rotation::Draining);
         }
-        match Source::open(path) {
+        match Source::open(place) {
             Ok(new) => Ok(Rotation::Replaced(new)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Rotation::None),
             Err(error) => Err(error),

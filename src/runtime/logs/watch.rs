@@ -1,7 +1,6 @@
 //! Waiting for a log to grow: the kernel says when, a timer is the net below.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,6 +8,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
+use crate::util::untrusted::Place;
 
 /// Nobody waits longer without a look at the file and at the container.
 pub(super) const LIMIT: Duration = Duration::from_secs(1);
@@ -26,18 +26,19 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(path: &Path) -> Self {
-        let directory = path.parent().unwrap_or(path);
+    pub(super) fn new(place: &Place) -> Self {
+        // The one that is held, whatever its path leads to by now.
+        let directory = place.dir_path();
         let make = || {
             let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
             let flags =
                 WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
-            inotify::add_watch(&inotify, directory, flags)?;
+            inotify::add_watch(&inotify, &directory, flags)?;
             Ok(inotify)
         };
         let inotify = make()
             .map_err(|errno: rustix::io::Errno| {
-                log::debug!("no inotify for {}: {errno}; looking at it regularly", directory.display());
+                log::debug!("no inotify for a log: {errno}; looking at it regularly");
             })
             .ok();
         Watch { inotify, woken: None }
