@@ -1,12 +1,13 @@
 //! A pod's resolver settings (Go: pkg/kubelet/network/dns).
 
-use std::io::Read;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use crate::model::api::PodDNSConfig;
 use crate::model::pod::Pod;
 use crate::transport::generated::runtime::DNSConfig;
+use crate::util::untrusted;
 
 use super::settings::Settings;
 
@@ -72,13 +73,10 @@ pub fn read_host(path: &Path) -> Result<Resolver, DnsError> {
     if path.as_os_str().is_empty() {
         return Ok(Resolver::default());
     }
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_end(&mut bytes))
-        .map_err(|error| DnsError::Read { path: path.to_owned(), error })?;
-    if bytes.len() as u64 > FILE_LIMIT {
-        return Err(DnsError::TooLarge { path: path.to_owned() });
-    }
+    let bytes = untrusted::read_own(path, FILE_LIMIT).map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => DnsError::TooLarge { path: path.to_owned() },
+        _ => DnsError::Read { path: path.to_owned(), error },
+    })?;
     parse(&String::from_utf8_lossy(&bytes), path)
 }
 

@@ -1,14 +1,22 @@
 //! The pod's `/etc/hosts` (Go: ensureHostsFile). Rewritten before every container start.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::{Read, Seek, SeekFrom, Write as _};
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::model::api::HostAlias;
 use crate::model::pod::Pod;
+use crate::util::untrusted;
 
 use super::config_error::ConfigError;
 use super::hostname::Hostname;
+
+/// A node's own file may hold a long list of hosts to block, but not anything.
+const FILE_LIMIT: u64 = 16 << 20;
+/// The pod's copy is for everyone to read.
+const MODE: u32 = 0o644;
 
 /// Where the file is inside a container.
 pub const CONTAINER_PATH: &str = "/etc/hosts";
@@ -84,7 +92,7 @@ pub fn write(
 ) -> Result<PathBuf, ConfigError> {
     let aliases = pod.spec().host_aliases.as_deref().unwrap_or_default();
     let text = if pod.host_network() {
-        let bytes = std::fs::read(node_file).map_err(|error| ConfigError::File {
+        let bytes = untrusted::read_own(node_file, FILE_LIMIT).map_err(|error| ConfigError::File {
             what: "read hosts file",
             path: node_file.to_owned(),
             error,
@@ -105,27 +113,26 @@ pub fn write(
 /// The file is bind-mounted into running containers, so that the same inode must get the
 /// new text: a rename would leave them with the old one.
 fn write_in_place(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    // Containers may write here as much as they like, and at this very moment.
-    let mut old = Vec::new();
-    let bounded = |file| std::io::Read::take(file, text.len() as u64 + 1);
-    let read =
-        std::fs::File::open(path).and_then(|file| std::io::Read::read_to_end(&mut bounded(file), &mut old));
-    if read.is_ok() && old == text {
-        return Ok(());
-    }
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(path)?;
-    std::io::Write::write_all(&mut file, text)?;
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))
+    let mut file = untrusted::open_or_create(path, MODE)?;
+    // Containers may write here as much as they like, and at this very moment.
+    let mut old = Vec::new();
+    let read = (&mut file).take(text.len() as u64 + 1).read_to_end(&mut old);
+    if read.is_ok() && old == text && file.metadata()?.permissions().mode() & 0o777 == MODE {
+        return Ok(());
+    }
+    file.set_len(0)?;
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(text)?;
+    file.set_permissions(std::fs::Permissions::from_mode(MODE))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::testing::{fifo, unblocked};
     use serde_json::json;
 
     fn pod(spec: serde_json::Value) -> Pod {
@@ -160,6 +167,26 @@ mod tests {
         std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
         write_in_place(&path, b"127.0.0.1\tlocalhost\n").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"127.0.0.1\tlocalhost\n");
+    }
+
+    #[test]
+    fn only_a_regular_file_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("precious"), "precious").unwrap();
+        let path = at("etc-hosts");
+        for what in ["link", "pipe", "directory"] {
+            match what {
+                "link" => std::os::unix::fs::symlink(at("precious"), &path).unwrap(),
+                "pipe" => fifo(&path),
+                _ => std::fs::create_dir(&path).unwrap(),
+            }
+            let file = path.clone();
+            assert!(unblocked(move || write_in_place(&file, b"text").is_err()), "{what}");
+            assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "precious");
+            if what == "directory" { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) }
+                .unwrap();
+        }
     }
 
     #[test]

@@ -1,13 +1,18 @@
 //! The file behind `terminationMessagePath`: one per container instance.
 
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::model::api::Container;
 use crate::model::pod::Pod;
 use crate::util::backoff::random_u64;
+use crate::util::untrusted;
 
 use super::config_error::ConfigError;
+
+/// `<uid>/containers/<name>`.
+const LEVELS: usize = 3;
 
 /// Makes an empty file that everyone may write, and returns its path.
 /// `None` if the container wants none.
@@ -24,13 +29,11 @@ pub fn create(root_dir: &Path, pod: &Pod, container: &Container) -> Result<Optio
         .mode(0o750)
         .create(&dir)
         .map_err(file_error("make directory", &dir))?;
-    let path = dir.join(format!("{:08x}", random_u64() as u32));
-    std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o666)
-        .open(&path)
+    let name = format!("{:08x}", random_u64() as u32);
+    let path = dir.join(&name);
+    // Nothing that is there is opened, and no link in the place of the directory is followed.
+    untrusted::directory(&dir, LEVELS)
+        .and_then(|dir| untrusted::create_at(dir.as_fd(), Path::new(&name), 0o666))
         // The umask may have taken bits away.
         .and_then(|file| file.set_permissions(std::fs::Permissions::from_mode(0o666)))
         .map_err(file_error("create termination log", &path))?;
