@@ -14,6 +14,12 @@ use crate::util::encoding::from_base64;
 
 /// The files are read again after this time.
 const FRESH: Duration = Duration::from_secs(300);
+/// The longest name of a host (RFC 1035, 2.3.4). A longer key is that of no registry.
+/// DIFFERS: upstream matches keys of any length.
+const MAX_HOST: usize = 253;
+/// Registries that one file, Secret or answer of a program may name. Each costs a comparison at
+/// every pull; honest ones name a few. DIFFERS: upstream takes any number.
+const MAX_ENTRIES: usize = 1_000;
 /// Key of the registry that names without a host mean.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
@@ -98,7 +104,12 @@ impl Keyring {
             for file in files {
                 let Ok(text) = std::fs::read_to_string(file) else { continue };
                 match parse(&text, kind) {
-                    Ok(entries) => return index(entries),
+                    Ok(entries) => match index(entries) {
+                        Ok(index) => return index,
+                        Err(error) => {
+                            log::warn!("cannot use registry credentials in {}: {error}", file.display());
+                        }
+                    },
                     // The decoder's own words may quote the file, and with it a password.
                     Err(error) => log::warn!(
                         "cannot use registry credentials in {}: line {}, column {} is not what is expected",
@@ -113,8 +124,19 @@ impl Keyring {
     }
 }
 
-/// Entries by key, those without a user left out.
-pub(super) fn index(entries: BTreeMap<String, Entry>) -> Index {
+/// There are more than [`MAX_ENTRIES`].
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it names more than {MAX_ENTRIES} registries")]
+pub(super) struct TooMany;
+
+/// Entries by key, without those that have no user and those whose host no registry can have.
+///
+/// # Errors
+/// When there are more entries than anybody needs.
+pub(super) fn index(entries: BTreeMap<String, Entry>) -> Result<Index, TooMany> {
+    if entries.len() > MAX_ENTRIES {
+        return Err(TooMany);
+    }
     let mut index = Index::new();
     for (key, entry) in entries {
         let decoded = decode(entry.auth.trim()).and_then(|text| {
@@ -122,12 +144,25 @@ pub(super) fn index(entries: BTreeMap<String, Entry>) -> Index {
             Some((username.to_owned(), password.to_owned()))
         });
         let (username, password) = decoded.unwrap_or((entry.username, entry.password));
-        if !username.is_empty() {
+        let key = normal_key(&key);
+        if !username.is_empty() && split_port(domain_of(&key).0).0.len() <= MAX_HOST {
             let credential = Credential { username, password, secret: None };
-            index.entry(normal_key(&key)).or_default().push(credential);
+            index.entry(key).or_default().push(credential);
         }
     }
-    index
+    Ok(index)
+}
+
+/// The host with its port, and the path.
+fn domain_of(key: &str) -> (&str, &str) {
+    key.split_once('/').unwrap_or((key, ""))
+}
+
+fn split_port(domain: &str) -> (&str, Option<&str>) {
+    match domain.rsplit_once(':') {
+        Some((host, port)) => (host, Some(port)),
+        None => (domain, None),
+    }
 }
 
 /// A key without scheme and without the API version that docker puts behind the host.
@@ -164,28 +199,43 @@ pub(super) fn lookup(index: &Index, image: &str) -> Vec<Credential> {
 
 /// Whether a key, in whose host parts may have wildcards, covers an image.
 pub(super) fn key_matches(key: &str, domain: &str, path: &str) -> bool {
-    let (key_domain, key_path) = key.split_once('/').unwrap_or((key, ""));
-    let split_port = |text: &str| match text.rsplit_once(':') {
-        Some((host, port)) => (host.to_owned(), Some(port.to_owned())),
-        None => (text.to_owned(), None),
-    };
+    let (key_domain, key_path) = domain_of(key);
     let ((key_host, key_port), (host, port)) = (split_port(key_domain), split_port(domain));
-    let (key_parts, parts): (Vec<&str>, Vec<&str>) =
-        (key_host.split('.').collect(), host.split('.').collect());
+    // What is longer is no host, and would only cost time.
+    if key_host.len() > MAX_HOST || host.len() > MAX_HOST {
+        return false;
+    }
+    let (key_parts, parts) = (|| key_host.split('.'), || host.split('.'));
     key_port == port
         && path.starts_with(key_path)
-        && key_parts.len() == parts.len()
-        && key_parts.iter().zip(&parts).all(|(pattern, part)| glob(pattern.as_bytes(), part.as_bytes()))
+        && key_parts().count() == parts().count()
+        && key_parts().zip(parts()).all(|(pattern, part)| glob(pattern.as_bytes(), part.as_bytes()))
 }
 
-/// `*` is any text, `?` any byte.
+/// `*` is any text, `?` any byte. Takes no more steps than the product of both lengths: after a
+/// mismatch only the last `*` gets one more byte, as it could take what an earlier one leaves.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
-    match (pattern.split_first(), text.split_first()) {
-        (None, rest) => rest.is_none(),
-        (Some((b'*', after)), rest) => glob(after, text) || rest.is_some_and(|(_, tail)| glob(pattern, tail)),
-        (Some((want, after)), Some((got, tail))) => (*want == b'?' || want == got) && glob(after, tail),
-        (Some(_), None) => false,
+    let (mut at, mut seen) = (0, 0);
+    // Behind the last star, and how much of the text is before and in it.
+    let mut star: Option<(usize, usize)> = None;
+    while let Some(got) = text.get(seen) {
+        match pattern.get(at) {
+            Some(b'*') => {
+                at += 1;
+                star = Some((at, seen));
+            }
+            Some(want) if want == got || *want == b'?' => {
+                at += 1;
+                seen += 1;
+            }
+            _ => {
+                let Some((behind, taken)) = star else { return false };
+                star = Some((behind, taken + 1));
+                (at, seen) = (behind, taken + 1);
+            }
+        }
     }
+    pattern.iter().skip(at).all(|rest| *rest == b'*')
 }
 
 /// Base64, with or without padding; `None` for anything else or for what is no text.
@@ -197,6 +247,7 @@ fn decode(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::testing::unblocked;
 
     fn users(index: &Index, image: &str) -> Vec<String> {
         lookup(index, image).into_iter().map(|credential| credential.username).collect()
@@ -212,7 +263,7 @@ mod tests {
             ("https://registry.example:5000/v2/", "port"),
             ("*.wild.example", "wild"),
         ];
-        let index = index(keys.map(|(key, name)| (key.to_owned(), user(name))).into());
+        let index = index(keys.map(|(key, name)| (key.to_owned(), user(name))).into()).unwrap();
         for (image, expected) in [
             ("busybox:1", vec!["hub"]),
             ("team/app", vec!["hub"]),
@@ -226,6 +277,75 @@ mod tests {
         ] {
             assert_eq!(users(&index, image), expected, "{image}");
         }
+    }
+
+    /// What the pattern means, told in another way: each star takes each length.
+    fn matches_plainly(pattern: &[u8], text: &[u8]) -> bool {
+        // Which beginnings of the text the pattern so far covers.
+        let mut covered = vec![false; text.len() + 1];
+        covered[0] = true;
+        for want in pattern {
+            covered = (0..=text.len())
+                .map(|end| match want {
+                    b'*' => covered[..=end].contains(&true),
+                    b'?' => end > 0 && covered[end - 1],
+                    byte => end > 0 && covered[end - 1] && text[end - 1] == *byte,
+                })
+                .collect();
+        }
+        covered[text.len()]
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn stars_and_question_marks_match(pattern in "[ab*?]{0,12}", text in "[ab]{0,12}") {
+            let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+            proptest::prop_assert_eq!(glob(pattern, text), matches_plainly(pattern, text));
+        }
+    }
+
+    /// One Secret, one image: neither the stack nor the time of all pods.
+    #[test]
+    fn hostile_patterns_cost_neither_stack_nor_time() {
+        let image = format!("{}.b/x", "a".repeat(250));
+        let user = || Entry { username: "u".into(), password: "p".into(), ..Entry::default() };
+        for pattern in
+            ["*".repeat(20_000), "*a".repeat(10_000) + "b", "*a".repeat(120) + "b", "*".repeat(200)]
+        {
+            let found = unblocked({
+                let (pattern, image) = (pattern.clone(), image.clone());
+                move || {
+                    assert!(glob(&[b'*'; 20_000], b"b") && !glob(&b"*a".repeat(120), &[b'b'; 255]));
+                    lookup(&index([(format!("{pattern}.b"), user())].into()).unwrap(), &image).len()
+                }
+            });
+            assert_eq!(found, usize::from(pattern == "*".repeat(200)), "{}", pattern.len());
+        }
+        // A whole Secret of the worst.
+        let worst = move |n: usize| (format!("{}{n:04}.b", "*a".repeat(100)), user());
+        let found =
+            unblocked(move || lookup(&index((0..MAX_ENTRIES).map(worst).collect()).unwrap(), &image).len());
+        assert_eq!(found, 0);
+    }
+
+    #[test]
+    fn hosts_and_entries_are_bounded() {
+        let user = || Entry { username: "u".into(), password: "p".into(), ..Entry::default() };
+        let index_of = |keys: Vec<String>| index(keys.into_iter().map(|key| (key, user())).collect());
+        let host = |length: usize| "a.".repeat(length / 2) + &"b".repeat(length % 2);
+        for (key, kept) in [
+            (format!("https://{}:5000/{}", host(253), "path/".repeat(100)), 1),
+            (host(254), 0),
+            (format!("{}:5000", host(254)), 0),
+        ] {
+            assert_eq!(index_of(vec![key]).unwrap().len(), kept);
+        }
+        let many = |count: usize| index_of((0..count).map(|n| format!("r{n}.example")).collect());
+        assert_eq!(many(MAX_ENTRIES).unwrap().len(), MAX_ENTRIES);
+        assert_eq!(many(MAX_ENTRIES + 1).err(), Some(TooMany));
+        let long = format!("{}/x", host(253).replace('b', "c"));
+        assert_eq!(lookup(&index_of(vec![long.clone()]).unwrap(), &long).len(), 1);
+        assert!(!key_matches("*.example", &format!("{}.example", "a".repeat(250)), ""));
     }
 
     #[test]

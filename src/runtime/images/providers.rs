@@ -147,7 +147,13 @@ impl Provider {
     }
 
     fn keep(&self, image: &str, response: Response, now: Instant) -> Vec<Credential> {
-        let credentials = index(response.auth.unwrap_or_default());
+        let credentials = match index(response.auth.unwrap_or_default()) {
+            Ok(credentials) => credentials,
+            Err(error) => {
+                log::warn!("cannot use the answer of credential provider {}: {error}", self.settings.name);
+                return Vec::new();
+            }
+        };
         let found = lookup(&credentials, image);
         let duration = response.cache_duration.or(self.settings.default_cache_duration).unwrap_or_default();
         let key = match response.cache_key_type.as_str() {

@@ -1,7 +1,7 @@
 //! The registry credentials that a pod brings along: its `imagePullSecrets`
 //! (Go: pkg/credentialprovider/secrets).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::credentials::{Credential, DockerConfig, Entry, Index, index, lookup};
@@ -34,16 +34,19 @@ impl PullSecrets {
         let mut all = PullSecrets::default();
         let mut missing = Vec::new();
         let Some(api) = api else { return (all, missing) };
+        let mut seen = BTreeSet::new();
         for reference in pod.spec().image_pull_secrets.iter().flatten() {
-            // Nobody's, as the API has them now and then.
-            if reference.name.is_empty() {
+            // The API has nameless ones now and then. One Secret named often is read once.
+            if reference.name.is_empty() || !seen.insert(reference.name.as_str()) {
                 continue;
             }
             let (namespace, name) = (pod.namespace(), reference.name.as_str());
             let problem = match api.objects.secret(namespace, name, stop) {
-                Ok(secret) => match entries(&secret) {
-                    Ok(entries) => {
-                        all.add(entries, (namespace, name), &secret);
+                Ok(secret) => match entries(&secret).and_then(|entries| {
+                    index(entries).map_err(|_| "it names more registries than a Secret may")
+                }) {
+                    Ok(index) => {
+                        all.add(index, (namespace, name), &secret);
                         continue;
                     }
                     Err(problem) => problem.to_owned(),
@@ -73,8 +76,8 @@ impl PullSecrets {
         self.for_image(image).into_iter().filter_map(proof).collect()
     }
 
-    fn add(&mut self, entries: BTreeMap<String, Entry>, (namespace, name): (&str, &str), secret: &Object) {
-        for (key, credentials) in index(entries) {
+    fn add(&mut self, index: Index, (namespace, name): (&str, &str), secret: &Object) {
+        for (key, credentials) in index {
             let known = self.index.entry(key).or_default();
             known.extend(credentials.into_iter().map(|credential| Credential {
                 secret: Some(Arc::new(PullSecret {
@@ -162,6 +165,8 @@ mod tests {
 
     #[test]
     fn secrets_of_both_types_are_tried_and_missing_ones_named() {
+        let many = (0..1_001).map(|n| format!("\"r{n}.example\":{{\"auth\":\"dTpw\"}}"));
+        let many = format!("{{{}}}", many.collect::<Vec<_>>().join(","));
         let secrets = [
             (
                 "new",
@@ -180,6 +185,7 @@ mod tests {
                 ),
             ),
             ("other", secret("Opaque", JSON.1, r#"{"auths": {"r.example": {"auth": "dTpw"}}}"#)),
+            ("many", secret(LEGACY.0, LEGACY.1, &many)),
             ("broken", secret(JSON.0, JSON.1, "{")),
         ];
         let secrets = secrets.into_iter().map(|(name, object)| (Key::new(Kind::Secret, "n", name), object));
@@ -191,9 +197,9 @@ mod tests {
             services: Default::default(),
             classes: RuntimeClasses::none(),
         };
-        let pod = pod(&["gone", "", "old", "new", "other", "broken"]);
+        let pod = pod(&["gone", "", "old", "old", "new", "other", "broken", "gone", "many"]);
         let (found, missing) = PullSecrets::of(&pod, Some(&api), &StopToken::never());
-        assert_eq!(missing, ["gone", "broken"]);
+        assert_eq!(missing, ["gone", "broken", "many"]);
         let users = |image: &str| -> Vec<String> {
             found.for_image(image).into_iter().map(|credential| credential.username).collect()
         };
