@@ -618,6 +618,31 @@ fn no_path_or_host_of_one_machine() {
     report(&problems);
 }
 
+/// systemd gives a service up that ends five times in ten seconds, unless its unit says otherwise.
+#[test]
+fn the_service_is_never_given_up() {
+    let unit = std::fs::read_to_string(root().join("packaging/coracle.service")).expect("the unit is there");
+    let mut section = "";
+    let mut settings = BTreeMap::new();
+    for line in unit.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
+        match line.split_once('=') {
+            Some((key, value)) => {
+                settings.insert((section, key), value);
+            }
+            None => section = line,
+        }
+    }
+    let of = |section, key| settings.get(&(section, key)).copied();
+    assert_eq!(of("[Unit]", "StartLimitIntervalSec"), Some("0"));
+    assert_eq!(of("[Service]", "Restart"), Some("always"));
+    let number = |key| of("[Service]", key).and_then(|value| value.parse::<u32>().ok()).unwrap_or(0);
+    assert!(
+        number("RestartSteps") > 0 && number("RestartMaxDelaySec") > number("RestartSec"),
+        "{settings:?}"
+    );
+    assert!(number("RestartSec") > 0);
+}
+
 #[test]
 fn the_top_level_is_as_agreed() {
     let allowed = [
