@@ -1,34 +1,134 @@
-//! `$(NAME)` in env values, commands and arguments (Go: third_party/forked/golang/expansion).
+//! `$(NAME)` in env values, commands and arguments (Go: third_party/forked/golang/expansion), and
+//! how large all of that may become.
+//!
+//! The kernel takes the arguments and the environment of a new program up to a quarter of its
+//! stack limit, 2 MiB where nobody has changed that (execve(2)). So no container can be started
+//! with more, and the agent need not make it: 40 variables of which each names the one before it
+//! twice would be a terabyte. Single texts have no limit of their own: the kernel's (32 pages)
+//! depends on the machine, and not every runtime starts programs on this kernel.
+
+use std::borrow::Cow;
+
+/// Bytes of environment and arguments together, counted as the kernel does.
+pub const LIMIT: usize = 2 << 20;
+/// Bytes that are made on the way to them, as a variable may be defined many times.
+const WORK_LIMIT: usize = 8 * LIMIT;
+/// For each text the kernel keeps its end and a pointer, too.
+const OVERHEAD: usize = 1 + size_of::<usize>();
+
+/// Environment and arguments are larger than [`LIMIT`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("larger than {LIMIT} bytes")]
+pub struct TooLarge;
+
+/// What is left of [`LIMIT`] for the texts of one program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    room: usize,
+    work: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget { room: LIMIT, work: WORK_LIMIT }
+    }
+}
+
+impl Budget {
+    /// Takes the room of one more text.
+    ///
+    /// # Errors
+    /// When there is less; then nothing is taken.
+    pub fn take(&mut self, bytes: usize) -> Result<(), TooLarge> {
+        let cost = bytes.saturating_add(OVERHEAD);
+        let (room, work) = (self.room.checked_sub(cost), self.work.checked_sub(cost));
+        (self.room, self.work) = room.zip(work).ok_or(TooLarge)?;
+        Ok(())
+    }
+
+    /// A text of this size is no longer needed. The work that it cost stays done.
+    pub fn give_back(&mut self, bytes: usize) {
+        self.room = self.room.saturating_add(bytes.saturating_add(OVERHEAD)).min(LIMIT);
+    }
+
+    /// The size of the largest text that there is room for.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.room.min(self.work).saturating_sub(OVERHEAD)
+    }
+
+    /// As [`expand`], within this budget, of which the result takes its part.
+    ///
+    /// # Errors
+    /// When there is no room for the result.
+    pub fn expand<'a>(
+        &mut self,
+        text: &str,
+        lookup: impl Fn(&str) -> Option<Cow<'a, str>>,
+    ) -> Result<String, TooLarge> {
+        let expanded = expand(text, lookup, self.left())?;
+        self.take(expanded.len())?;
+        Ok(expanded)
+    }
+}
 
 /// Replaces every `$(NAME)` that `lookup` knows. `$$` is a dollar sign that starts nothing;
-/// an unknown or unterminated reference stays as it is written.
-#[must_use]
-pub fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> String {
-    let mut out = String::with_capacity(text.len());
+/// an unknown or unterminated reference stays as it is written. Takes time for the text and the
+/// values only.
+///
+/// # Errors
+/// When the result would have more than `limit` bytes.
+pub fn expand<'a>(
+    text: &str,
+    lookup: impl Fn(&str) -> Option<Cow<'a, str>>,
+    limit: usize,
+) -> Result<String, TooLarge> {
+    let mut out = Bounded { text: String::with_capacity(text.len().min(limit)), limit };
     let mut rest = text;
+    // Each search for an end that is not there would go through all that follows.
+    let mut may_end = true;
     while let Some(at) = rest.find('$') {
         let (before, tail) = rest.split_at(at);
-        out.push_str(before);
+        out.push(before)?;
         rest = tail.get(1..).unwrap_or_default();
         if let Some(after) = rest.strip_prefix('$') {
-            out.push('$');
+            out.push("$")?;
             rest = after;
-        } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|tail| tail.split_once(')')) {
+            continue;
+        }
+        let reference = rest.strip_prefix('(').filter(|_| may_end);
+        if let Some((name, after)) = reference.and_then(|tail| tail.split_once(')')) {
             match lookup(name) {
-                Some(value) => out.push_str(&value),
+                Some(value) => out.push(&value)?,
                 None => {
-                    out.push_str("$(");
-                    out.push_str(name);
-                    out.push(')');
+                    out.push("$(")?;
+                    out.push(name)?;
+                    out.push(")")?;
                 }
             }
             rest = after;
         } else {
-            out.push('$');
+            may_end &= reference.is_none();
+            out.push("$")?;
         }
     }
-    out.push_str(rest);
-    out
+    out.push(rest)?;
+    Ok(out.text)
+}
+
+struct Bounded {
+    text: String,
+    limit: usize,
+}
+
+impl Bounded {
+    fn push(&mut self, more: &str) -> Result<(), TooLarge> {
+        if more.len() > self.limit - self.text.len() {
+            return Err(TooLarge);
+        }
+        self.text.push_str(more);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -37,19 +137,26 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_expanded(text in "[$()A-Cü]{0,40}") {
-            let _ = expand(&text, |name| Some(name.to_owned()));
+        fn any_text_is_expanded(text in "[$()A-Cü]{0,40}", limit in 0_usize..60) {
+            let value = |name: &str| (name != "B").then(|| Cow::Owned(name.repeat(2)));
+            let whole = expand(&text, value, usize::MAX).unwrap();
+            let bounded = expand(&text, value, limit);
+            let expected = if whole.len() <= limit { Ok(whole) } else { Err(TooLarge) };
+            proptest::prop_assert_eq!(bounded, expected);
+        }
+    }
+
+    fn lookup(name: &str) -> Option<Cow<'static, str>> {
+        match name {
+            "A" => Some("1".into()),
+            "E" => Some("".into()),
+            "D" => Some("$(A)".into()),
+            _ => None,
         }
     }
 
     #[test]
     fn follows_the_rules_for_dollars() {
-        let lookup = |name: &str| match name {
-            "A" => Some("1".to_owned()),
-            "E" => Some(String::new()),
-            "D" => Some("$(A)".to_owned()),
-            _ => None,
-        };
         for (text, expected) in [
             ("", ""),
             ("plain", "plain"),
@@ -65,7 +172,48 @@ mod tests {
             ("$()", "$()"),
             ("ü$(A)ü", "ü1ü"),
         ] {
-            assert_eq!(expand(text, lookup), expected, "{text}");
+            assert_eq!(expand(text, lookup, LIMIT).unwrap(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_large_value_that_is_named_often_is_too_large() {
+        let value = "x".repeat(1 << 20);
+        let text = "$(V)".repeat(170_000);
+        assert_eq!(expand(&text, |_| Some(value.as_str().into()), LIMIT), Err(TooLarge));
+        let twice = expand("$(V)$(V)", |_| Some(value.as_str().into()), LIMIT);
+        assert_eq!(twice.map(|text| text.len()), Ok(LIMIT));
+    }
+
+    /// A search for its end at each of half a million beginnings would take minutes.
+    #[test]
+    fn references_without_an_end_take_no_time() {
+        let text = "$(".repeat(LIMIT / 4);
+        let expanded = crate::util::testing::unblocked({
+            let text = text.clone();
+            move || expand(&text, lookup, LIMIT)
+        });
+        assert_eq!(expanded, Ok(text));
+    }
+
+    #[test]
+    fn a_budget_is_one_for_all_texts() {
+        let mut budget = Budget::default();
+        let half = LIMIT / 2 - OVERHEAD;
+        assert_eq!(budget.left(), LIMIT - OVERHEAD);
+        assert_eq!((budget.take(half), budget.left()), (Ok(()), half));
+        assert_eq!(budget.take(half + 1), Err(TooLarge));
+        assert_eq!((budget.take(half), budget.left()), (Ok(()), 0));
+        assert_eq!(budget.take(0), Err(TooLarge));
+        budget.give_back(half);
+        assert_eq!(budget.expand("$(A)", lookup), Ok("1".to_owned()));
+        assert_eq!(budget.left(), half - 1 - OVERHEAD);
+        // What is replaced again and again makes room, but not time.
+        let mut times = 0;
+        while budget.take(1000).is_ok() {
+            budget.give_back(1000);
+            times += 1;
+        }
+        assert!((10_000..20_000).contains(&times), "{times}");
     }
 }

@@ -1,13 +1,15 @@
 //! One check of one container, over the network or in the container (Go: prober/prober.go
 //! and pkg/probe).
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use super::table::Job;
 use crate::config::GoDuration;
 use crate::cri::RuntimeClient;
 use crate::model::api::{Container, EnvVar, GRPCAction, HTTPGetAction, Probe, TCPSocketAction};
-use crate::model::expand::expand;
+use crate::model::expand::{Budget, TooLarge};
 use crate::transport::dial::{self, HttpGet, MAX_BODY_BYTES, Scheme, join_host_port};
 use crate::transport::grpc::Kind as CallKind;
 use crate::transport::health::{self, Health, HealthError};
@@ -63,8 +65,10 @@ fn once(job: &Job, tools: &Tools) -> Found {
     };
     let timeout = timeout_of(probe);
     if let Some(action) = &probe.exec {
-        let command = command(action.command.as_deref().unwrap_or_default(), container);
-        return exec(job, tools, command, timeout);
+        return match command(action.command.as_deref().unwrap_or_default(), container) {
+            Ok(command) => exec(job, tools, command, timeout),
+            Err(error) => Found::Error("unknown", format!("the command with its variables is {error}")),
+        };
     }
     let ip = job.ip.map(|ip| ip.to_string()).unwrap_or_default();
     let named = |host: &Option<String>| host.clone().filter(|host| !host.is_empty());
@@ -92,14 +96,19 @@ fn timeout_of(probe: &Probe) -> Duration {
 }
 
 /// The command with `$(NAME)` replaced where the container's `env` has a literal value.
-fn command(words: &[String], container: &Container) -> Vec<String> {
+fn command(words: &[String], container: &Container) -> Result<Vec<String>, TooLarge> {
     let variables: &[EnvVar] = container.env.as_deref().unwrap_or_default();
-    let value = |name: &str| {
-        let variable = variables.iter().rev().find(|variable| variable.name == name)?;
-        // A value from elsewhere is not known here and counts as empty.
-        Some(variable.value.clone().unwrap_or_default())
+    // Most commands name none. A value from elsewhere is not known here and counts as empty.
+    let values: HashMap<&str, &str> = match words.iter().any(|word| word.contains("$(")) {
+        true => variables
+            .iter()
+            .map(|one| (one.name.as_str(), one.value.as_deref().unwrap_or_default()))
+            .collect(),
+        false => HashMap::new(),
     };
-    words.iter().map(|word| expand(word, value)).collect()
+    let value = |name: &str| values.get(name).map(|value| Cow::from(*value));
+    let mut budget = Budget::default();
+    words.iter().map(|word| budget.expand(word, value)).collect()
 }
 
 fn exec(job: &Job, tools: &Tools, command: Vec<String>, timeout: Duration) -> Found {

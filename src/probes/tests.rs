@@ -126,6 +126,20 @@ fn a_hanging_check_delays_nobody_and_ends_with_its_pod() {
 }
 
 #[test]
+fn a_command_that_is_too_large_is_an_error_with_an_event() {
+    let room = room();
+    let pod = pod(json!({"env": [{"name": "V", "value": "x".repeat(1 << 20)}],
+        "livenessProbe": {"exec": {"command": ["echo", "$(V)".repeat(170_000)]}}}));
+    room.probes.sync(&pod, &running("c1"), false);
+    let event = room.events.recv_timeout(LONG).unwrap();
+    let expected = "Liveness probe errored and resulted in unknown state: \
+                    the command with its variables is larger than 2097152 bytes";
+    assert_eq!((event.reason, event.message.as_str()), ("Unhealthy", expected));
+    assert_eq!(event.regarding, pod.regarding("spec.containers{c}"));
+    room.probes.stop(LONG);
+}
+
+#[test]
 fn an_idle_room_has_no_thread() {
     let room = room();
     room.probes.sync(&pod(json!({})), &running("c1"), false);

@@ -3,6 +3,9 @@
 
 use std::path::PathBuf;
 
+use crate::model::api::Container;
+use crate::model::expand::LIMIT;
+
 /// See the module.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -43,6 +46,17 @@ pub enum ConfigError {
         namespace: String,
         /// The object's name.
         name: String,
+    },
+    /// What the container's programs would start with is more than the kernel takes.
+    #[error(
+        "environment and arguments of container {container:?} are larger than {LIMIT} bytes together: \
+         there is no room for {field}"
+    )]
+    TooLarge {
+        /// The container's name.
+        container: String,
+        /// Where the limit is met.
+        field: String,
     },
     /// Without the services nobody knows which variables would be missing.
     #[error("services have not yet been read at least once, cannot construct envvars")]
@@ -223,4 +237,10 @@ pub enum ConfigError {
         /// Why not.
         error: std::io::Error,
     },
+}
+
+impl ConfigError {
+    pub(super) fn too_large(container: &Container, field: String) -> ConfigError {
+        ConfigError::TooLarge { container: container.name.clone(), field }
+    }
 }

@@ -62,7 +62,7 @@ pub fn log_path(container: &str, restart_count: u32) -> String {
 pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerConfig, ConfigError> {
     let ContainerInputs { pod, container, restart_count, settings, .. } = inputs;
     security_context::verify_non_root(pod, container, inputs.image_user)?;
-    let environment = env::environment(env::EnvInputs {
+    let mut environment = env::environment(env::EnvInputs {
         pod,
         container,
         addresses: inputs.addresses,
@@ -71,9 +71,16 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         api: inputs.api,
         stop: inputs.stop,
     })?;
-    let expanded = |texts: &Option<Vec<String>>| -> Vec<String> {
-        texts.iter().flatten().map(|text| environment.expand(text)).collect()
+    let mut expanded = |field: &str, texts: &Option<Vec<String>>| {
+        let one = |(index, text): (usize, &String)| {
+            let too_large = |_| ConfigError::too_large(container, format!("{field}[{index}]"));
+            environment.expand(text).map_err(too_large)
+        };
+        texts.iter().flatten().enumerate().map(one).collect::<Result<Vec<String>, ConfigError>>()
     };
+    let command = expanded("command", &container.command)?;
+    let args = expanded("args", &container.args)?;
+    let mounts = mounts::mounts(&inputs, &mut environment)?;
     let node = security_context::Node {
         root_dir: &settings.root_dir,
         seccomp_default: settings.seccomp_default,
@@ -91,11 +98,11 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
             user_specified_image: container.image.clone().unwrap_or_default(),
             ..ImageSpec::default()
         }),
-        command: expanded(&container.command),
-        args: expanded(&container.args),
+        command,
+        args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: environment.iter().map(key_value).collect(),
-        mounts: mapped(mounts::mounts(&inputs, &environment)?, inputs.ids),
+        mounts: mapped(mounts, inputs.ids),
         labels: labels::container_labels(pod, container),
         annotations: labels::container_annotations(pod, container, restart_count),
         log_path: log_path(&container.name, restart_count),
@@ -146,6 +153,10 @@ mod tests {
     }
 
     fn built(spec: Value, ids: Option<IdRange>) -> ContainerConfig {
+        try_built(spec, ids).unwrap()
+    }
+
+    fn try_built(spec: Value, ids: Option<IdRange>) -> Result<ContainerConfig, ConfigError> {
         let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         container_config(ContainerInputs {
@@ -167,7 +178,30 @@ mod tests {
             host: &Host::default(),
             ids,
         })
-        .unwrap()
+    }
+
+    #[test]
+    fn environment_command_and_arguments_share_one_limit() {
+        let value = "x".repeat(1 << 20);
+        let check = |more: Value, expected: Option<&str>| {
+            let mut container = json!({"name": "c", "env": [{"name": "V", "value": value}]});
+            container.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let found = try_built(json!({"containers": [container]}), None).err();
+            let text = expected.map(|field| {
+                format!(
+                    "environment and arguments of container \"c\" are larger than 2097152 bytes \
+                     together: there is no room for {field}"
+                )
+            });
+            assert_eq!(found.map(|error| error.to_string()), text);
+        };
+        check(json!({"command": ["a", &value[100..]], "args": ["b"]}), None);
+        check(json!({"command": ["a", "$(V)"]}), Some("command[1]"));
+        check(json!({"command": ["a"], "args": ["b", "c", "$(V)".repeat(170_000)]}), Some("args[2]"));
+        let env = json!([{"name": "H", "value": "x".repeat(1 << 19)}]);
+        check(json!({"env": env, "command": ["$(H)", "$(H)"], "args": ["$(H)"]}), Some("args[0]"));
+        // Texts without any letter cost, too.
+        check(json!({"args": vec![""; 200_000]}), Some("args[116507]"));
     }
 
     #[test]

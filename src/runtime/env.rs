@@ -1,12 +1,14 @@
 //! A container's environment, in the order in which upstream computes it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::kube::PodApi;
 use crate::kube::objects::{FIRST_READ, Key, Kind, Object, ObjectError};
 use crate::model::api::{Container, EnvVarSource};
-use crate::model::expand::expand;
+use crate::model::expand::{Budget, TooLarge, expand};
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
@@ -16,6 +18,9 @@ use super::env_file;
 use super::fields::{Addresses, field_value, resource_value};
 use super::settings::MachineNumbers;
 
+/// Letters of a variable's name in a message.
+const NAME_SHOWN: usize = 64;
+
 /// Variables by name, each once, in the order of their first definition. A Secret's value
 /// need not be text.
 /// DIFFERS: upstream hands a map over, so that the order changes from start to start.
@@ -23,6 +28,8 @@ use super::settings::MachineNumbers;
 pub struct Env {
     ordered: Vec<(String, Vec<u8>)>,
     index: HashMap<String, usize>,
+    /// What is left for more variables, and for arguments.
+    budget: Budget,
 }
 
 /// Values may be secrets.
@@ -35,9 +42,9 @@ impl std::fmt::Debug for Env {
 impl Env {
     /// The value of `name`, as text.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<String> {
+    pub fn get(&self, name: &str) -> Option<Cow<'_, str>> {
         let at = *self.index.get(name)?;
-        self.ordered.get(at).map(|(_, value)| String::from_utf8_lossy(value).into_owned())
+        self.ordered.get(at).map(|(_, value)| String::from_utf8_lossy(value))
     }
 
     /// All variables.
@@ -45,25 +52,63 @@ impl Env {
         self.ordered.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
     }
 
-    /// `$(NAME)` in `text` replaced by these variables.
-    #[must_use]
-    pub fn expand(&self, text: &str) -> String {
-        expand(text, |name| self.get(name))
+    /// `$(NAME)` in an argument replaced by these variables. All arguments and the variables
+    /// share one budget.
+    ///
+    /// # Errors
+    /// When it is used up.
+    pub fn expand(&mut self, text: &str) -> Result<String, TooLarge> {
+        let mut budget = self.budget;
+        let expanded = budget.expand(text, |name| self.get(name))?;
+        self.budget = budget;
+        Ok(expanded)
+    }
+
+    /// As [`Env::expand`], also with the names, sorted, of those variables that are missing or empty.
+    ///
+    /// # Errors
+    /// As [`Env::expand`].
+    pub(super) fn expand_strictly(&mut self, text: &str) -> Result<(String, Vec<String>), TooLarge> {
+        let missing = RefCell::new(BTreeSet::new());
+        let mut budget = self.budget;
+        let expanded = budget.expand(text, |name| {
+            let value = self.get(name).filter(|value| !value.is_empty());
+            if value.is_none() {
+                missing.borrow_mut().insert(name.to_owned());
+            }
+            value
+        })?;
+        self.budget = budget;
+        Ok((expanded, missing.into_inner().into_iter().collect()))
     }
 
     fn has(&self, name: &str) -> bool {
         self.index.contains_key(name)
     }
 
-    fn set(&mut self, name: &str, value: Vec<u8>) {
-        match self.index.get(name).and_then(|at| self.ordered.get_mut(*at)) {
+    fn set(&mut self, name: &str, value: Vec<u8>) -> Result<(), TooLarge> {
+        // As the program gets it: `NAME=value`.
+        let size = |value: &[u8]| name.len() + 1 + value.len();
+        let known = self.index.get(name).and_then(|at| self.ordered.get_mut(*at));
+        if let Some((_, old)) = &known {
+            self.budget.give_back(size(old));
+        }
+        self.budget.take(size(&value))?;
+        match known {
             Some(entry) => entry.1 = value,
             None => {
                 self.index.insert(name.to_owned(), self.ordered.len());
                 self.ordered.push((name.to_owned(), value));
             }
         }
+        Ok(())
     }
+}
+
+/// A variable as messages name it. Nothing bounds the length of its name.
+fn field(index: usize, name: &str) -> String {
+    let shown: String = name.chars().take(NAME_SHOWN).collect();
+    format!("env[{index}] ({shown})")
 }
 
 /// Everything that an environment follows from.
@@ -87,6 +132,9 @@ pub struct EnvInputs<'a> {
 
 /// Computes the environment of a container. May wait for objects that were never read yet.
 ///
+/// DIFFERS: upstream has no limit for the size of an environment and its arguments; the container
+/// fails when it is started, if the node's memory lasts until then.
+///
 /// # Errors
 /// When a variable's source cannot be read.
 pub fn environment(inputs: EnvInputs<'_>) -> Result<Env, ConfigError> {
@@ -94,7 +142,8 @@ pub fn environment(inputs: EnvInputs<'_>) -> Result<Env, ConfigError> {
     let services = services(&inputs)?;
     let mut objects = Lookup { inputs, found: BTreeMap::new() };
     let mut env = Env::default();
-    for from in container.env_from.iter().flatten() {
+    let too_large = |field: String| ConfigError::too_large(container, field);
+    for (index, from) in container.env_from.iter().flatten().enumerate() {
         let (kind, name, optional) = match (&from.config_map_ref, &from.secret_ref) {
             (Some(source), _) => (Kind::ConfigMap, &source.name, source.optional),
             (None, Some(source)) => (Kind::Secret, &source.name, source.optional),
@@ -103,24 +152,28 @@ pub fn environment(inputs: EnvInputs<'_>) -> Result<Env, ConfigError> {
         let Some(object) = objects.get(kind, name, optional)? else { continue };
         let prefix = from.prefix.as_deref().unwrap_or_default();
         for (key, value) in &object.data {
-            env.set(&format!("{prefix}{key}"), value.clone());
+            env.set(&format!("{prefix}{key}"), value.clone())
+                .map_err(|_| too_large(format!("envFrom[{index}] ({name})")))?;
         }
     }
-    for variable in container.env.iter().flatten() {
+    for (index, variable) in container.env.iter().flatten().enumerate() {
+        let too_large = |_| too_large(field(index, &variable.name));
         let value = match (variable.value.as_deref().unwrap_or_default(), &variable.value_from) {
             ("", Some(source)) => objects.value(source)?,
             (text, _) => {
-                let known = |name: &str| env.get(name).or_else(|| services.get(name).cloned());
-                Some(expand(text, known).into_bytes())
+                let service = |name: &str| services.get(name).map(|value| Cow::from(value.as_str()));
+                let known = |name: &str| env.get(name).or_else(|| service(name));
+                Some(expand(text, known, env.budget.left()).map_err(too_large)?.into_bytes())
             }
         };
         if let Some(value) = value {
-            env.set(&variable.name, value);
+            env.set(&variable.name, value).map_err(too_large)?;
         }
     }
     for (name, value) in services {
         if !env.has(&name) {
-            env.set(&name, value.into_bytes());
+            env.set(&name, value.into_bytes())
+                .map_err(|_| too_large("the variables of services".to_owned()))?;
         }
     }
     Ok(env)
@@ -358,7 +411,7 @@ mod tests {
     #[test]
     fn values_are_not_printed() {
         let mut env = Env::default();
-        env.set("PW", b"hunter2".to_vec());
+        env.set("PW", b"hunter2".to_vec()).unwrap();
         assert_eq!(format!("{env:?}"), "[\"PW\"]");
     }
 
@@ -391,6 +444,75 @@ mod tests {
             [("URL", "10.0.0.1:80"), ("WEB_SERVICE_PORT", "8080"), ("WEB_PORT", "tcp://10.0.0.1:80")];
         assert_eq!(env[..3], owned(&expected));
         assert!(env.contains(&("WEB_SERVICE_HOST".to_owned(), "10.0.0.1".to_owned())));
+    }
+
+    /// The error of an environment that is too large, which names this field.
+    fn no_room_for(field: &str) -> String {
+        format!(
+            "environment and arguments of container \"c\" are larger than 2097152 bytes together: \
+             there is no room for {field}"
+        )
+    }
+
+    #[test]
+    fn variables_that_double_end_at_the_limit() {
+        let mut env = vec![json!({"name": "V0", "value": "12345678"})];
+        for n in 1..40 {
+            env.push(json!({"name": format!("V{n}"), "value": format!("$(V{})$(V{})", n - 1, n - 1)}));
+        }
+        assert_eq!(env_of(json!({"name": "c", "env": env})).unwrap_err(), no_room_for("env[17] (V17)"));
+    }
+
+    #[test]
+    fn a_large_value_counts_each_time_that_it_is_used() {
+        let large = "x".repeat(1 << 20);
+        let named = env_of(json!({"name": "c", "env": [
+            {"name": "V", "value": large}, {"name": "W", "value": "$(V)".repeat(170_000)}]}));
+        assert_eq!(named.unwrap_err(), no_room_for("env[1] (W)"));
+        let note = json!({"name": "p", "namespace": "n", "annotations": {"a": "x".repeat(200_000)}});
+        let field = json!({"fieldRef": {"fieldPath": "metadata.annotations['a']"}});
+        let env: Vec<_> = (0..15_000).map(|n| json!({"name": format!("V{n}"), "valueFrom": field})).collect();
+        let of_field = env_with(note.clone(), json!({"name": "c", "env": env}), None);
+        assert_eq!(of_field.unwrap_err(), no_room_for("env[10] (V10)"));
+        // What is replaced makes room, though not without an end.
+        let same = |times| vec![json!({"name": "V", "valueFrom": field}); times];
+        assert_eq!(env_with(note.clone(), json!({"name": "c", "env": same(50)}), None).unwrap().len(), 1);
+        assert!(env_with(note, json!({"name": "c", "env": same(1_000)}), None).is_err());
+        let long =
+            json!([{"name": "N".repeat(1 << 20), "value": "x"}, {"name": "M".repeat(1 << 20), "value": "x"}]);
+        let expected = no_room_for(&format!("env[1] ({})", "M".repeat(NAME_SHOWN)));
+        assert_eq!(env_of(json!({"name": "c", "env": long})).unwrap_err(), expected);
+    }
+
+    #[test]
+    fn large_objects_and_services_count_too() {
+        let large = Object {
+            data: [("a".to_owned(), vec![0xff; 900_000]), ("b".to_owned(), Vec::new())].into(),
+            ..Object::default()
+        };
+        let objects = Objects::fixed(vec![
+            (Key::new(Kind::ConfigMap, "n", "large"), large.clone()),
+            (Key::new(Kind::Secret, "n", "large"), large),
+        ]);
+        let api = PodApi { objects, ..api() };
+        let from = |prefix: &str| json!({"prefix": prefix, "configMapRef": {"name": "large"}});
+        let env =
+            |from: serde_json::Value| env_with(plain(), json!({"name": "c", "envFrom": from}), Some(&api));
+        assert_eq!(env(json!([from(""), from("A_")])).unwrap().len(), 4);
+        assert_eq!(env(json!([from(""), from(""), from(""), from("")])).unwrap().len(), 2);
+        let error = env(json!([from(""), from("A_"), {"prefix": "B_", "secretRef": {"name": "large"}}]));
+        assert_eq!(error.unwrap_err(), no_room_for("envFrom[2] (large)"));
+        let key = json!({"secretKeyRef": {"name": "large", "key": "a"}});
+        let keys: Vec<_> = (0..3).map(|n| json!({"name": format!("V{n}"), "valueFrom": key})).collect();
+        let error = env_with(plain(), json!({"name": "c", "env": keys}), Some(&api));
+        assert_eq!(error.unwrap_err(), no_room_for("env[2] (V2)"));
+        // Bytes that are no text become three each.
+        let text = json!({"name": "c", "envFrom": [from("")], "env": [{"name": "T", "value": "$(a)"}]});
+        assert_eq!(env_with(plain(), text, Some(&api)).unwrap_err(), no_room_for("env[0] (T)"));
+        let services = (0..20_000).map(|n| service("n", &format!("service-{n}"), "10.0.0.1"));
+        api.services.replace(services.collect());
+        let error = env_with(plain(), json!({"name": "c"}), Some(&api));
+        assert_eq!(error.unwrap_err(), no_room_for("the variables of services"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::hosts;
 use super::images::pull_secrets::PullSecrets;
 use super::images::{ImageFailure, Wanted};
 use super::start::Start;
-use crate::model::expand::expand;
+use crate::model::expand::TooLarge;
 
 /// A volume whose content is an image, which is on the node.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,7 +97,7 @@ fn image_volume(pod: &Pod, volume: &str, reference: &str, requested: Option<&str
 }
 
 /// Volume mounts in the order of the manifest, then the hosts file, then the termination log.
-pub(super) fn mounts(inputs: &ContainerInputs<'_>, environment: &Env) -> Result<Vec<Mount>, ConfigError> {
+pub(super) fn mounts(inputs: &ContainerInputs<'_>, environment: &mut Env) -> Result<Vec<Mount>, ConfigError> {
     let ContainerInputs { container, volumes, host, .. } = *inputs;
     if let Some(device) = container.volume_devices.iter().flatten().next() {
         return Err(ConfigError::Unsupported {
@@ -111,7 +111,8 @@ pub(super) fn mounts(inputs: &ContainerInputs<'_>, environment: &Env) -> Result<
         let volume = volumes.iter().find(|volume| volume.volume == mount.name).ok_or_else(|| {
             ConfigError::VolumeNotMounted { volume: mount.name.clone(), container: container.name.clone() }
         })?;
-        let sub_path = sub_path(mount, environment)?;
+        let too_large = || ConfigError::too_large(container, format!("volumeMounts[{index}].subPathExpr"));
+        let sub_path = sub_path(mount, environment, too_large)?;
         let image = inputs.image_volumes.iter().find(|image| image.volume == mount.name);
         mounts.push(match image {
             Some(image) => image_mount(mount, image, sub_path),
@@ -135,10 +136,21 @@ pub(super) fn mounts(inputs: &ContainerInputs<'_>, environment: &Env) -> Result<
     Ok(mounts)
 }
 
-/// The mount's sub path with its variables replaced; empty if it has none.
-fn sub_path(mount: &VolumeMount, environment: &Env) -> Result<String, ConfigError> {
+/// The mount's sub path with its variables replaced; empty if it has none. Unlike in commands, a
+/// variable that is missing or empty is an error: the path would be another one than meant.
+fn sub_path(
+    mount: &VolumeMount,
+    environment: &mut Env,
+    too_large: impl FnOnce() -> ConfigError,
+) -> Result<String, ConfigError> {
     let path = match mount.sub_path_expr.as_deref() {
-        Some(text) if !text.is_empty() => expand_all(text, environment)?,
+        Some(text) if !text.is_empty() => {
+            let (path, missing) = environment.expand_strictly(text).map_err(|TooLarge| too_large())?;
+            if !missing.is_empty() {
+                return Err(ConfigError::SubPathVariables { names: missing });
+            }
+            path
+        }
         _ => mount.sub_path.clone().unwrap_or_default(),
     };
     if path.starts_with('/') {
@@ -148,21 +160,6 @@ fn sub_path(mount: &VolumeMount, environment: &Env) -> Result<String, ConfigErro
         return Err(ConfigError::SubPathBacksteps { path });
     }
     Ok(path)
-}
-
-/// Unlike in commands, a variable that is missing or empty is an error: the path would be
-/// another one than meant.
-fn expand_all(text: &str, environment: &Env) -> Result<String, ConfigError> {
-    let missing = std::cell::RefCell::new(BTreeSet::new());
-    let path = expand(text, |name| {
-        let value = environment.get(name).filter(|value| !value.is_empty());
-        if value.is_none() {
-            missing.borrow_mut().insert(name.to_owned());
-        }
-        value
-    });
-    let names: Vec<String> = missing.into_inner().into_iter().collect();
-    if names.is_empty() { Ok(path) } else { Err(ConfigError::SubPathVariables { names }) }
 }
 
 /// Always read-only, whatever the manifest says: runtimes refuse any other mount of an image.
@@ -313,7 +310,7 @@ mod tests {
             api: None,
             stop: inputs.stop,
         });
-        mounts(&inputs, &env.unwrap()).map_err(|error| error.to_string())
+        mounts(&inputs, &mut env.unwrap()).map_err(|error| error.to_string())
     }
 
     fn one(mount: Value, supported: bool) -> Result<Mount, String> {
@@ -373,6 +370,21 @@ mod tests {
             let found = at(field, text);
             assert_eq!(found.as_deref().map_err(String::as_str), expected, "{field} {text}");
         }
+    }
+
+    #[test]
+    fn sub_paths_take_their_part_of_the_limit() {
+        let env = json!([{"name": "V", "value": "x".repeat(1 << 20)}]);
+        let mount = |expr: &str| json!({"name": "v", "mountPath": "/x", "subPathExpr": expr});
+        let found = mounts_of(
+            json!({"name": "c", "env": env, "volumeMounts": [mount("a"), mount(&"$(V)".repeat(170_000))]}),
+            false,
+        );
+        assert_eq!(
+            found.unwrap_err(),
+            "environment and arguments of container \"c\" are larger than 2097152 bytes together: \
+             there is no room for volumeMounts[1].subPathExpr"
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@ use super::*;
 use crate::model::pod::Pod;
 use crate::probes::state::Kind;
 use crate::probes::table::{Key, Place};
-use crate::util::testing::refusing;
+use crate::util::testing::{refusing, unblocked};
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -137,5 +137,20 @@ fn commands_know_only_literal_values() {
         {"name": "F", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}))
     .unwrap();
     let words: Vec<String> = ["x$(A)", "[$(F)]", "$(NOPE)", "$$(A)"].map(str::to_owned).to_vec();
-    assert_eq!(command(&words, &container), ["x$(B)", "[]", "$(NOPE)", "$(A)"]);
+    assert_eq!(command(&words, &container).unwrap(), ["x$(B)", "[]", "$(NOPE)", "$(A)"]);
+}
+
+/// Each check makes the command anew, so that its cost is bounded like that of a start.
+#[test]
+fn commands_cost_neither_memory_nor_time_without_limit() {
+    let many: Vec<Value> = (0..50_000).map(|n| json!({"name": format!("V{n}"), "value": "x"})).collect();
+    for (env, word, expected) in [
+        (vec![json!({"name": "V", "value": "x".repeat(1 << 20)})], "$(V)".repeat(170_000), Err(TooLarge)),
+        // A search through all variables for each name would be 10,000,000,000 comparisons.
+        (many, "$(N)".repeat(200_000), Ok(800_000)),
+    ] {
+        let container: Container = serde_json::from_value(json!({"name": "c", "env": env})).unwrap();
+        let found = unblocked(move || command(&[word], &container));
+        assert_eq!(found.map(|words| words[0].len()), expected);
+    }
 }
