@@ -7,13 +7,14 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::stop::{StopToken, Waited};
-use super::threads;
+use super::threads::{self, OnDeath, Stack};
 
 /// The stop token cannot end a poll: it is looked at this often.
 const SLICE: Duration = Duration::from_millis(100);
@@ -122,6 +123,7 @@ pub fn run(
 }
 
 /// Runs `command` without input, and hands over what it says, on either output, as it comes.
+/// `each` may block: a thread of its own, `child-limit`, ends the program in time all the same.
 ///
 /// # Errors
 /// See [`ChildError`]; an error of `each` ends the program, too.
@@ -142,17 +144,43 @@ pub fn stream(
         .spawn();
     // The command keeps our ends of the pipe open, and with them the pipe.
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = child.map_err(start)?;
+    let limited = Limited(Arc::new(Mutex::new(Some(child.map_err(start)?))));
+    let watched = limited.clone();
+    let watch = threads::spawn("child-limit", Stack::Small, OnDeath::Nobody, move |stop| {
+        if stop.wait(limit) == Waited::TimedOut {
+            watched.end();
+        }
+    });
     let _waiting = threads::waiting("helper program");
-    let result = hear(&mut child, &program, &mut said, limit, stop, each);
+    let result = match &watch {
+        Ok(_) => hear(&limited, &program, &mut said, limit, stop, each),
+        Err(error) => Err(start(std::io::Error::new(error.kind(), error.to_string()))),
+    };
     if result.is_err() {
-        end(&mut child);
+        limited.end();
     }
     result
 }
 
+/// A program that another thread may end at any moment; `None`: it did.
+#[derive(Clone)]
+struct Limited(Arc<Mutex<Option<Child>>>);
+
+impl Limited {
+    fn lock(&self) -> MutexGuard<'_, Option<Child>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Kills the program once, with its group, as its number may be that of another one later.
+    fn end(&self) {
+        if let Some(mut child) = self.lock().take() {
+            end(&mut child);
+        }
+    }
+}
+
 fn hear(
-    child: &mut Child,
+    limited: &Limited,
     program: &str,
     said: &mut std::io::PipeReader,
     limit: Duration,
@@ -160,12 +188,16 @@ fn hear(
     each: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Result<ExitStatus, ChildError> {
     let failed = |error| ChildError::Io { program: program.to_owned(), error };
+    let overdue = || ChildError::Overdue { program: program.to_owned(), limit };
     rustix::io::ioctl_fionbio(&*said, true).map_err(|errno| failed(errno.into()))?;
     let deadline = Instant::now() + limit;
     let mut chunk = vec![0; 8 * CHUNK];
     loop {
         // Asked before the last read, so that what it said at its end is not missed.
-        let status = child.try_wait().map_err(failed)?;
+        let status = match limited.lock().as_mut() {
+            Some(child) => child.try_wait().map_err(failed)?,
+            None => return Err(overdue()),
+        };
         let mut open = true;
         loop {
             match said.read(&mut chunk) {
@@ -190,7 +222,7 @@ fn hear(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(ChildError::Overdue { program: program.to_owned(), limit });
+            return Err(overdue());
         }
         if open {
             let wait = Timespec::try_from(left.min(SLICE)).ok();
@@ -380,6 +412,30 @@ mod tests {
         assert!(matches!(error, ChildError::Io { .. }), "{error}");
         let missing = stream(&mut Command::new("/no/such/program"), long, &never, &mut |_| Ok(()));
         assert!(missing.unwrap_err().is_missing());
+    }
+
+    /// What reads the program's words may be somebody's slow connection.
+    #[test]
+    fn a_program_behind_a_slow_reader_ends_with_its_limit() {
+        let never = StopToken::never();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut gone = false;
+        let mut read_slowly = |bytes: &[u8]| {
+            // Its first line is its number.
+            let text = String::from_utf8_lossy(bytes);
+            if let Some(number) = text.lines().next().filter(|_| !gone) {
+                let process = std::path::PathBuf::from(format!("/proc/{number}"));
+                while !gone && Instant::now() < deadline {
+                    let Waited::TimedOut = never.wait(Duration::from_millis(10)) else { break };
+                    gone = !process.exists();
+                }
+            }
+            Ok(())
+        };
+        let mut command = sh("echo $$; while :; do echo x; done");
+        let error = stream(&mut command, Duration::from_millis(300), &never, &mut read_slowly).unwrap_err();
+        assert!(matches!(error, ChildError::Overdue { .. }), "{error}");
+        assert!(gone, "it outlived its limit");
     }
 
     #[test]
