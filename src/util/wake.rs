@@ -32,6 +32,13 @@ impl Wake {
         let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
     }
 
+    /// Whether it rings. Does not wait.
+    #[must_use]
+    pub fn is_ringing(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
+    }
+
     /// Waits for the bell, and for `other` where it is given, until `until`: whether `other`
     /// has something. The bell goes on ringing.
     ///
@@ -77,9 +84,10 @@ mod tests {
         let (mut here, there) = UnixStream::pair().unwrap();
         let soon = || Some(Instant::now() + Duration::from_millis(1));
         let other = || Some((there.as_fd(), PollFlags::IN));
-        assert!(!wake.wait(other(), soon()).unwrap());
+        assert!(!wake.wait(other(), soon()).unwrap() && !wake.is_ringing());
         wake.ring();
         wake.ring();
+        assert!(wake.is_ringing());
         assert!(!wake.wait(other(), None).unwrap());
         assert!(!wake.wait(None, None).unwrap());
         wake.silence();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::transport::dbus::wire::{Kind, Message, Value};
 use crate::transport::dbus::{Bus, Call, DbusError, Incoming};
 use crate::util::atomic_file;
-use crate::util::stop::{StopToken, Waited};
+use crate::util::stop::StopToken;
 use crate::util::wake::Wake;
 
 const BUS: &str = "org.freedesktop.DBus";
@@ -63,7 +63,6 @@ pub(super) enum State {
 /// A connection to logind.
 pub(super) struct Logind {
     bus: Bus,
-    stop: StopToken,
     /// The name on the bus of the process that is logind: whoever else sends its signals has
     /// made them up.
     owner: String,
@@ -73,24 +72,29 @@ impl Logind {
     /// Connects and asks for the signals.
     pub(super) fn connect(address: &str, wake: &Wake, stop: &StopToken) -> Result<Self, LogindError> {
         let mut bus = Bus::open(address, wake, stop)?;
+        bus.listen_to(&[BUS]);
         for rule in [
             format!("type='signal',sender='{LOGIND}',interface='{MANAGER}',member='PrepareForShutdown'"),
             format!("type='signal',sender='{BUS}',member='NameOwnerChanged',arg0='{LOGIND}'"),
         ] {
             bus.call(of_bus("AddMatch"), vec![Value::Text(rule)])?;
         }
-        Ok(Logind { bus, stop: stop.clone(), owner: String::new() })
+        Ok(Logind { bus, owner: String::new() })
     }
 
     /// Makes logind wait for `needed` and takes the lock.
     pub(super) fn set_up(&mut self, needed: Duration, conf_dir: &Path) -> Result<State, LogindError> {
-        // The first question starts a logind that does not run. What is begun after the answer
-        // is signaled; the signal waits until somebody listens.
-        let preparing = self.is_preparing()?;
-        let name = Value::Text(LOGIND.to_owned());
-        let answer = self.bus.call(of_bus("GetNameOwner"), vec![name])?;
-        self.owner = answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned();
-        if preparing {
+        let owner = match self.name_owner() {
+            // It does not run: any question starts it.
+            Err(LogindError::Dbus(DbusError::Remote { .. })) => {
+                self.is_preparing()?;
+                self.name_owner()?
+            }
+            found => found?,
+        };
+        self.set_owner(owner);
+        // What is begun after the answer is signaled, and its signals are heard by now.
+        if self.is_preparing()? {
             return Ok(State::Preparing);
         }
         let allowed = self.allowed()?;
@@ -103,6 +107,18 @@ impl Logind {
             Err(LogindError::Dbus(DbusError::Remote { .. })) if self.is_preparing()? => Ok(State::Preparing),
             Err(error) => Err(error),
         }
+    }
+
+    fn name_owner(&mut self) -> Result<String, LogindError> {
+        let name = Value::Text(LOGIND.to_owned());
+        let answer = self.bus.call(of_bus("GetNameOwner"), vec![name])?;
+        Ok(answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned())
+    }
+
+    /// Only the bus and this connection are listened to from now on.
+    fn set_owner(&mut self, owner: String) {
+        self.bus.listen_to(&[BUS, &owner]);
+        self.owner = owner;
     }
 
     fn is_preparing(&mut self) -> Result<bool, LogindError> {
@@ -128,7 +144,7 @@ impl Logind {
         let Some(incoming) = self.bus.next(until)? else { return Ok(Heard::Nothing) };
         let heard = heard(&incoming.message, &self.owner);
         if let Heard::Another = heard {
-            self.owner = incoming.message.text(2).unwrap_or_default().to_owned();
+            self.set_owner(incoming.message.text(2).unwrap_or_default().to_owned());
         }
         Ok(heard)
     }
@@ -176,9 +192,7 @@ impl Logind {
         self.bus.call(systemd, vec![text("systemd-logind.service"), text("all"), Value::Int(hang_up)])?;
         let mut allowed = before;
         for step in 0..RELOAD_STEPS {
-            if self.stop.wait(RELOAD_STEP * 2_u32.pow(step)) == Waited::Stopped {
-                return Err(DbusError::Stopped.into());
-            }
+            self.bus.pause(RELOAD_STEP * 2_u32.pow(step))?;
             allowed = self.allowed()?;
             if allowed >= needed {
                 return Ok(());
@@ -271,16 +285,62 @@ mod tests {
     fn a_lock_is_not_asked_for_while_the_machine_shuts_down() {
         let (state, asked) = set_up(&[false], false);
         assert!(matches!(state, Ok(State::Watched(_))), "{state:?}");
-        assert_eq!(asked, ["PreparingForShutdown", "GetNameOwner", "InhibitDelayMaxUSec", "Inhibit"]);
+        assert_eq!(asked, ["GetNameOwner", "PreparingForShutdown", "InhibitDelayMaxUSec", "Inhibit"]);
         let (state, asked) = set_up(&[true], true);
         assert!(matches!(state, Ok(State::Preparing)), "{state:?}");
-        assert_eq!(asked, ["PreparingForShutdown", "GetNameOwner"]);
+        assert_eq!(asked, ["GetNameOwner", "PreparingForShutdown"]);
         // It begins between the question and the request.
         let (state, _) = set_up(&[false, true], true);
         assert!(matches!(state, Ok(State::Preparing)), "{state:?}");
         let (state, _) = set_up(&[false, false], true);
         let error = state.unwrap_err().to_string();
         assert_eq!(error, "Inhibit: org.freedesktop.login1.OperationInProgress: too late");
+    }
+
+    /// A user of the machine sends signals all the time: the lock is taken all the same, and what
+    /// logind signals meanwhile is heard.
+    #[test]
+    fn a_flood_of_signals_costs_neither_the_lock_nor_the_shutdown() {
+        let signal = |sender: &str| Message {
+            sender: sender.to_owned(),
+            path: LOGIND_PATH.to_owned(),
+            interface: MANAGER.to_owned(),
+            member: "PrepareForShutdown".to_owned(),
+            args: vec![Value::Bool(true)],
+            ..Message::new(Kind::Signal)
+        };
+        let (dir, address, _bus) = played::bus(move |mut stream| {
+            played::greet(&mut stream);
+            let flood = signal(":1.66").encode().repeat(1_000);
+            loop {
+                let call = played::read_message(&mut stream);
+                stream.write_all(&flood).unwrap();
+                let value = match (call.member.as_str(), call.text(1)) {
+                    ("Get", Some("PreparingForShutdown")) => Value::Variant(Box::new(Value::Bool(false))),
+                    ("Get", _) => Value::Variant(Box::new(Value::Long(60_000_000))),
+                    ("GetNameOwner", _) => Value::Text(":1.3".to_owned()),
+                    ("AddMatch", _) => Value::Bool(true),
+                    ("Inhibit", _) => {
+                        stream.write_all(&signal(":1.3").encode()).unwrap();
+                        stream.write_all(&flood).unwrap();
+                        let (given, _) = UnixStream::pair().unwrap();
+                        played::send_with(&stream, &played::answer(&call, vec![Value::Fd(0)]), &given);
+                        let _ = stream.write_all(&flood);
+                        // Until the client has gone.
+                        let _ = std::io::Read::read(&mut stream, &mut [0]);
+                        return;
+                    }
+                    other => panic!("{other:?}"),
+                };
+                stream.write_all(&played::answer(&call, vec![value]).encode()).unwrap();
+            }
+        });
+        let wake = Wake::new().unwrap();
+        let mut logind = Logind::connect(&address, &wake, &StopToken::never()).unwrap();
+        let state = logind.set_up(Duration::from_secs(30), dir.path());
+        assert!(matches!(state, Ok(State::Watched(_))), "{state:?}");
+        let soon = Instant::now() + Duration::from_secs(60);
+        assert_eq!(logind.wait(Some(soon)).unwrap(), Heard::Prepare(true));
     }
 
     #[test]

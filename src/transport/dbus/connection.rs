@@ -20,7 +20,7 @@ use crate::util::wake::Wake;
 const LIMIT: Duration = Duration::from_secs(10);
 /// A longer message is none that we wait for.
 const MAX_MESSAGE: usize = 64 * 1024;
-/// Messages that may wait while a call is under way; more are from somebody who means harm.
+/// Signals that may wait while a call is under way: those of trusted senders only, which send few.
 const MAX_QUEUED: usize = 256;
 /// File descriptors that may have come without their message yet.
 const MAX_FDS: usize = 64;
@@ -107,6 +107,8 @@ pub struct Bus {
     /// File descriptors, each with the place in the stream of the last byte that came with it:
     /// the kernel ends a piece with the bytes that were sent with them.
     fds: VecDeque<(u64, OwnedFd)>,
+    /// Whose signals count.
+    senders: Vec<String>,
     queued: VecDeque<Incoming>,
 }
 
@@ -130,6 +132,7 @@ impl Bus {
                         skip: 0,
                         taken: 0,
                         fds: VecDeque::new(),
+                        senders: Vec::new(),
                         queued: VecDeque::new(),
                     };
                     bus.greet()?;
@@ -141,7 +144,15 @@ impl Bus {
         Err(last)
     }
 
-    /// Calls a method and waits for the answer. What else comes meanwhile is kept for
+    /// From now on the signals of these connections, by their names on the bus, are handed out;
+    /// before the first call of this, none. Every user of the machine may send a connection
+    /// signals, as many as the bus carries: what is from others is dropped as it comes, and never
+    /// stands in the way of an answer or of a signal that counts.
+    pub fn listen_to(&mut self, senders: &[&str]) {
+        self.senders = senders.iter().map(|sender| (*sender).to_owned()).collect();
+    }
+
+    /// Calls a method and waits for the answer. Signals that come meanwhile are kept for
     /// [`Bus::next`].
     ///
     /// # Errors
@@ -161,26 +172,25 @@ impl Bus {
         let _waiting = threads::waiting("an answer from D-Bus");
         self.send(&message.encode(), deadline, call.member)?;
         loop {
-            let Some(mut incoming) = self.receive(Some(deadline), false)? else {
+            let Some(mut incoming) = self.receive(Some(deadline), false, Some(serial))? else {
                 return Err(DbusError::TimedOut(call.member));
             };
             let answer = &mut incoming.message;
             match answer.kind {
-                Kind::Return if answer.reply_to == Some(serial) => return Ok(incoming),
-                Kind::Error if answer.reply_to == Some(serial) => {
+                Kind::Return => return Ok(incoming),
+                Kind::Error => {
                     return Err(DbusError::Remote {
                         member: call.member,
                         name: std::mem::take(&mut answer.error),
                         message: answer.text(0).unwrap_or_default().to_owned(),
                     });
                 }
-                _ if self.queued.len() < MAX_QUEUED => self.queued.push_back(incoming),
-                _ => return Err(io::Error::other("too many messages that nobody asked for").into()),
+                Kind::Signal | Kind::Call => self.queue(incoming)?,
             }
         }
     }
 
-    /// Waits for a message; `None`: the bell rang, or `until` has come.
+    /// Waits for a signal; `None`: the bell rang, or `until` has come.
     ///
     /// # Errors
     /// When the connection is lost or the owner asked to stop.
@@ -188,7 +198,37 @@ impl Bus {
         if let Some(queued) = self.queued.pop_front() {
             return Ok(Some(queued));
         }
-        self.receive(until, true)
+        self.receive(until, true, None)
+    }
+
+    /// Lets time pass. Signals that come meanwhile are kept for [`Bus::next`]; what nobody takes
+    /// would fill the bus's queue for this connection, and it would drop answers and signals.
+    ///
+    /// # Errors
+    /// As [`Bus::next`].
+    pub fn pause(&mut self, limit: Duration) -> Result<(), DbusError> {
+        let until = Instant::now() + limit;
+        while let Some(incoming) = self.receive(Some(until), false, None)? {
+            self.queue(incoming)?;
+        }
+        Ok(())
+    }
+
+    fn queue(&mut self, signal: Incoming) -> Result<(), DbusError> {
+        if self.queued.len() >= MAX_QUEUED {
+            return Err(io::Error::other("too many signals at once").into());
+        }
+        self.queued.push_back(signal);
+        Ok(())
+    }
+
+    /// Whether a message is the answer to this call, or a signal that counts.
+    fn counts(&self, message: &Message, call: Option<u32>) -> bool {
+        match message.kind {
+            Kind::Return | Kind::Error => call.is_some() && message.reply_to == call,
+            Kind::Signal => self.senders.contains(&message.sender),
+            Kind::Call => false,
+        }
     }
 
     fn next_serial(&mut self) -> u32 {
@@ -252,11 +292,19 @@ impl Bus {
         Ok(())
     }
 
-    /// The next message; `None` when the time is up, or the bell rang where that counts.
-    fn receive(&mut self, until: Option<Instant>, bell: bool) -> Result<Option<Incoming>, DbusError> {
+    /// The next message that counts; `None` when the time is up, or the bell rang where that
+    /// counts.
+    fn receive(
+        &mut self,
+        until: Option<Instant>,
+        bell: bool,
+        call: Option<u32>,
+    ) -> Result<Option<Incoming>, DbusError> {
         loop {
-            if let Some(incoming) = self.cut_out()? {
-                return Ok(Some(incoming));
+            while let Some(incoming) = self.cut_out()? {
+                if self.counts(&incoming.message, call) {
+                    return Ok(Some(incoming));
+                }
             }
             if !self.fill(until, bell)? {
                 return Ok(None);
@@ -298,10 +346,14 @@ impl Bus {
     }
 
     /// Reads what is there, waiting for it. `false`: nothing came in time, or the bell rang
-    /// where that counts.
+    /// where that counts. Both are looked at before each read: with a peer that never stops
+    /// sending there is always something to read.
     fn fill(&mut self, until: Option<Instant>, bell: bool) -> Result<bool, DbusError> {
         let mut buffer = [0_u8; 4096];
         loop {
+            if !self.ready(PollFlags::IN, until, bell)? {
+                return Ok(false);
+            }
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_ONCE))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let received = rustix::net::recvmsg(
@@ -327,28 +379,27 @@ impl Bus {
                     self.bytes.extend(buffer.iter().take(received.bytes));
                     return Ok(true);
                 }
-                Err(Errno::AGAIN) => {
-                    if !self.ready(PollFlags::IN, until, bell)? {
-                        return Ok(false);
-                    }
-                }
-                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(error) => return Err(DbusError::Lost(error.into())),
             }
         }
     }
 
-    /// Waits for the socket. `false`: the time is up, or the bell rang where that counts.
+    /// Waits for the socket. `false`: the time is up, or the bell rang where that counts, whether
+    /// or not the socket is ready.
     fn ready(&self, flags: PollFlags, until: Option<Instant>, bell: bool) -> Result<bool, DbusError> {
         loop {
             let ready = self.wake.wait(Some((self.socket.as_fd(), flags)), until)?;
             if self.stop.is_stopped() {
                 return Err(DbusError::Stopped);
             }
+            if bell && self.wake.is_ringing() || until.is_some_and(|until| until <= Instant::now()) {
+                return Ok(false);
+            }
             if ready {
                 return Ok(true);
             }
-            if bell || until.is_some_and(|until| until <= Instant::now()) {
+            if bell {
                 return Ok(false);
             }
             // Somebody rang in the middle of a call: whoever waits next looks around anyway.

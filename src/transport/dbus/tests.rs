@@ -8,17 +8,30 @@ use super::played::{answer, bus, greet, read_line, read_message, send_with};
 use super::wire::{Kind, Message, Value};
 use super::{Bus, Call, DbusError};
 use crate::util::stop::{self, StopToken};
+use crate::util::testing::unblocked;
 use crate::util::wake::Wake;
 
 const PING: Call = Call { destination: "a.b", path: "/a", interface: "a.b.C", member: "Ping" };
 
+/// Whose signals count.
+const TRUSTED: &str = ":1.7";
+
 fn signal(member: &str) -> Message {
-    Message { serial: 8, member: member.to_owned(), ..Message::new(Kind::Signal) }
+    signal_of(TRUSTED, member)
+}
+
+fn signal_of(sender: &str, member: &str) -> Message {
+    let (sender, member) = (sender.to_owned(), member.to_owned());
+    Message { serial: 8, sender, member, ..Message::new(Kind::Signal) }
 }
 
 fn open(address: &str) -> (Result<Bus, DbusError>, Wake) {
     let wake = Wake::new().unwrap();
-    (Bus::open(address, &wake, &StopToken::never()), wake)
+    let mut bus = Bus::open(address, &wake, &StopToken::never());
+    if let Ok(bus) = &mut bus {
+        bus.listen_to(&[TRUSTED]);
+    }
+    (bus, wake)
 }
 
 #[test]
@@ -100,4 +113,80 @@ fn a_lost_bus_and_a_stop_end_every_wait() {
     drop(source);
     wake.ring();
     assert!(matches!(bus.call(PING, Vec::new()), Err(DbusError::Stopped)));
+}
+
+/// What one user of the machine may send, over and over.
+fn junk() -> Vec<u8> {
+    let call = Message { sender: ":1.66".to_owned(), member: "Ping".to_owned(), ..Message::new(Kind::Call) };
+    let stray = Message { reply_to: Some(77), ..signal_of(":1.66", "") };
+    [
+        signal_of(":1.66", "Early").encode(),
+        Message { args: vec![Value::Text("x".repeat(5_000))], ..signal_of(":1.66", "Big") }.encode(),
+        call.encode(),
+        Message { kind: Kind::Return, ..stray.clone() }.encode(),
+        Message { kind: Kind::Error, ..stray }.encode(),
+    ]
+    .concat()
+}
+
+#[test]
+fn signals_of_strangers_cost_no_answer_and_no_signal_that_counts() {
+    let (_dir, address, _bus) = bus(|mut stream| {
+        greet(&mut stream);
+        let call = read_message(&mut stream);
+        for round in 0..300 {
+            stream.write_all(&junk()).unwrap();
+            if round == 150 {
+                stream.write_all(&signal("Early").encode()).unwrap();
+            }
+        }
+        stream.write_all(&answer(&call, vec![Value::Bool(true)]).encode()).unwrap();
+        stream.write_all(&junk()).unwrap();
+        stream.write_all(&signal("Late").encode()).unwrap();
+        let _ = stream.read(&mut [0]);
+    });
+    let mut bus = open(&address).0.unwrap();
+    assert_eq!(bus.call(PING, Vec::new()).unwrap().message.args, [Value::Bool(true)]);
+    for member in ["Early", "Late"] {
+        let incoming = bus.next(None).unwrap().unwrap();
+        assert_eq!((incoming.message.sender.as_str(), incoming.message.member.as_str()), (TRUSTED, member));
+    }
+}
+
+#[test]
+fn a_flood_without_end_holds_up_neither_the_time_nor_the_bell_nor_a_stop() {
+    let (_dir, address, _bus) = bus(|mut stream| {
+        greet(&mut stream);
+        while stream.write_all(&junk()).is_ok() {}
+    });
+    let (source, stop) = stop::pair();
+    let wake = Wake::new().unwrap();
+    unblocked(move || {
+        let mut bus = Bus::open(&address, &wake, &stop).unwrap();
+        bus.listen_to(&[TRUSTED]);
+        assert!(matches!(bus.next(Some(Instant::now() + Duration::from_millis(20))), Ok(None)));
+        bus.pause(Duration::from_millis(20)).unwrap();
+        wake.ring();
+        assert!(matches!(bus.next(None), Ok(None)));
+        wake.silence();
+        drop(source);
+        assert!(matches!(bus.call(PING, Vec::new()), Err(DbusError::Stopped)));
+        assert!(matches!(bus.next(None), Err(DbusError::Stopped)));
+    });
+}
+
+#[test]
+fn signals_that_come_in_a_pause_are_kept() {
+    let (_dir, address, _bus) = bus(|mut stream| {
+        greet(&mut stream);
+        for _ in 0..1_000 {
+            stream.write_all(&junk()).unwrap();
+        }
+        stream.write_all(&signal("Early").encode()).unwrap();
+        let _ = stream.read(&mut [0]);
+    });
+    let mut bus = open(&address).0.unwrap();
+    // However slow the machine is: the signal waits in the socket, or was taken by a pause.
+    bus.pause(Duration::from_millis(50)).unwrap();
+    assert_eq!(bus.next(None).unwrap().unwrap().message.member, "Early");
 }
