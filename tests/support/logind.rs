@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ use super::wait::wait_for;
 pub const CONF: &str = "/etc/systemd/logind.conf.d/99-kubelet.conf";
 const LOGIND: &str = "org.freedesktop.login1";
 const LIMIT: Duration = Duration::from_secs(60);
+/// Connections that a flood reaches; there are fewer in a test.
+const FLOODED: u64 = 50;
 
 /// A bus and its logind.
 pub struct Machine {
@@ -43,6 +46,19 @@ struct State {
     /// The name on the bus of the last who asked for one.
     holder: String,
     reloads: u32,
+}
+
+/// A connection that never stops sending.
+pub struct Flood {
+    sent: Arc<AtomicU64>,
+    _running: Running,
+}
+
+impl Flood {
+    /// How many signals the bus has taken.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::SeqCst)
+    }
 }
 
 /// A connection that answers.
@@ -144,6 +160,28 @@ impl Machine {
         stream.write_all(&prepare_signal(&holder, true)).expect("the bus takes it");
         // It has passed the bus before the answer to this.
         ask_bus(&mut stream, "GetId", Vec::new());
+    }
+
+    /// Somebody who is not logind sends its signal to every connection there is and may come,
+    /// as fast as the bus takes it, until this is dropped.
+    pub fn flood(&self) -> Flood {
+        let mut stream = self.connect();
+        let shut = stream.try_clone().expect("a second handle");
+        let some: Vec<u8> =
+            (0..FLOODED).flat_map(|number| prepare_signal(&format!(":1.{number}"), true)).collect();
+        let sent = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&sent);
+        let running = threads::spawn("t/flood", Stack::Small, OnDeath::Nobody, move |_| {
+            stream.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
+            while stream.write_all(&some).is_ok() {
+                counted.fetch_add(FLOODED, Ordering::SeqCst);
+                // What the bus answers must not pile up there.
+                let mut answers = [0; 65_536];
+                while stream.read(&mut answers).is_ok_and(|count| count == answers.len()) {}
+            }
+        });
+        let waker = Box::new(move || drop(shut.shutdown(Shutdown::Both)));
+        Flood { sent, _running: running.expect("a thread").with_waker(waker) }
     }
 
     /// How many locks are held.

@@ -1,0 +1,283 @@
+//! Log rotation and log readers while a container that can write to its log directory exchanges
+//! the log, its rotated files and the directories above it for links, pipes and directories. A
+//! log directory outside, to which the links lead, must neither change nor be read.
+//!
+//! `RACE_SECONDS` is how long that goes on, 5 unless set; `FAULTS_SEED` repeats the attackers'
+//! choices, though not their moments.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use coracle::model::ids::ContainerId;
+use coracle::runtime::logs::read::{ReadOptions, read};
+use coracle::runtime::logs::rotate::{Reopen, Rotator, Settings};
+use coracle::util::stop::StopToken;
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use crossbeam_channel::{Receiver, bounded};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{mkdirat, mknodat, openat, renameat, renameat_with, symlinkat, unlinkat};
+
+use crate::support::dice::{Dice, random_seed};
+use crate::tell;
+
+/// Whatever goes on, a thread that has not ended so long after it should is blocked.
+const HANG: Duration = Duration::from_secs(120);
+const SECRET: &str = "2026-01-02T03:04:05Z stdout F secret\n";
+const OWN: &str = "2026-01-02T03:04:05Z stdout F own\n";
+/// Logs of this size are rotated.
+const LIMIT: u64 = 1024;
+
+/// The files outside, and an ear that hears every open, read and change of them.
+struct Canary {
+    dir: PathBuf,
+    ear: OwnedFd,
+    before: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl Canary {
+    fn new(dir: &Path) -> Canary {
+        fs::create_dir_all(dir.join("c")).unwrap();
+        for name in
+            ["0.log", "0.log.20200101-000000", "0.log.20200102-000000.gz", "0.log.20200103-000000.gz.tmp"]
+        {
+            fs::write(dir.join("c").join(name), SECRET.repeat(1000)).unwrap();
+        }
+        let before = content(dir);
+        let ear = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+        let every = WatchFlags::ALL_EVENTS;
+        for path in
+            [dir.to_owned(), dir.join("c")].into_iter().chain(before.iter().map(|(path, _)| path.clone()))
+        {
+            inotify::add_watch(&ear, path, every).unwrap();
+        }
+        Canary { dir: dir.to_owned(), ear, before }
+    }
+
+    fn assert_untouched(&self) {
+        let mut events = [0_u8; 4096];
+        let heard = rustix::io::read(&self.ear, &mut events);
+        assert_eq!(heard, Err(rustix::io::Errno::AGAIN), "something outside was opened or changed");
+        assert!(content(&self.dir) == self.before, "something outside has changed");
+    }
+}
+
+/// All files of a directory tree.
+fn content(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut open = vec![dir.to_owned()];
+    while let Some(path) = open.pop() {
+        for entry in fs::read_dir(path).unwrap() {
+            let entry = entry.unwrap();
+            match entry.file_type().unwrap().is_dir() {
+                true => open.push(entry.path()),
+                false => found.push((entry.path(), fs::read(entry.path()).unwrap())),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// `logs/pod/c/0.log`, what attackers make before they put it there, and the canary.
+struct Arena {
+    _root: tempfile::TempDir,
+    logs: PathBuf,
+    /// The container's log directory and the two above it, wherever their paths lead at the moment.
+    container: OwnedFd,
+    pod: OwnedFd,
+    all: OwnedFd,
+    canary: Canary,
+}
+
+impl Arena {
+    fn new() -> Arena {
+        let root = tempfile::tempdir().unwrap();
+        let logs = root.path().join("logs");
+        fs::create_dir_all(logs.join("pod/c")).unwrap();
+        fs::create_dir(logs.join("made")).unwrap();
+        let canary = Canary::new(&root.path().join("outside"));
+        symlink(canary.dir.join("c"), logs.join("pod/decoy")).unwrap();
+        symlink(&canary.dir, logs.join("decoy")).unwrap();
+        let open = |path: PathBuf| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            openat(CWD, path, flags, Mode::empty()).unwrap()
+        };
+        let (container, pod, all) = (open(logs.join("pod/c")), open(logs.join("pod")), open(logs.clone()));
+        Arena { _root: root, logs, container, pod, all, canary }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.logs.join("pod/c/0.log")
+    }
+
+    /// Makes something and puts it under a name of the container's directory. What cannot be done
+    /// at this moment is left.
+    fn swap(&self, dice: &mut Dice, number: u64) {
+        let things = ["own", "own", "large", "link", "zero", "pipe", "directory", "nothing"];
+        let thing = *dice.pick(&things).unwrap();
+        let name = self.name(dice);
+        let made = format!("made/{number}");
+        let mode = Mode::from_raw_mode(0o755);
+        let write = |text: &str, times| fs::write(self.logs.join(&made), text.repeat(times)).is_ok();
+        let ready = match thing {
+            "own" => write(OWN, 100),
+            "large" => {
+                let length = if dice.below(2) == 0 { 1 << 18 } else { 1 << 40 };
+                File::create(self.logs.join(&made)).is_ok_and(|file| file.set_len(length).is_ok())
+            }
+            "link" => symlinkat(self.canary.dir.join("c/0.log"), &self.all, &*made).is_ok(),
+            "zero" => symlinkat("/dev/zero", &self.all, &*made).is_ok(),
+            "pipe" => mknodat(&self.all, &*made, FileType::Fifo, Mode::from_raw_mode(0o600), 0).is_ok(),
+            "directory" => mkdirat(&self.all, &*made, mode).is_ok(),
+            _ => false,
+        };
+        if !ready || dice.below(4) == 0 {
+            let _ = unlinkat(&self.container, &*name, AtFlags::empty());
+            let _ = unlinkat(&self.container, &*name, AtFlags::REMOVEDIR);
+        }
+        if ready {
+            let exchanged = renameat_with(&self.all, &*made, &self.container, &*name, RenameFlags::EXCHANGE);
+            if exchanged.is_err() {
+                let _ = renameat(&self.all, &*made, &self.container, &*name);
+            }
+            let _ = unlinkat(&self.all, &*made, AtFlags::empty());
+            let _ = unlinkat(&self.all, &*made, AtFlags::REMOVEDIR);
+        }
+    }
+
+    /// The log's name, that of one of its rotated files, or one that the rotation may take next.
+    fn name(&self, dice: &mut Dice) -> String {
+        if dice.below(3) == 0 {
+            return "0.log".to_owned();
+        }
+        let mut names: Vec<String> = rustix::fs::Dir::read_from(&self.container)
+            .unwrap()
+            .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
+            .filter(|name| name.starts_with("0.log."))
+            .collect();
+        let ending = dice.pick(&["", ".gz", ".gz.tmp", ".tmp"]).unwrap();
+        for seconds in 0..2 {
+            let at = jiff::Zoned::now().checked_add(jiff::SignedDuration::from_secs(seconds)).unwrap();
+            names.push(format!("0.log.{}{ending}", at.strftime("%Y%m%d-%H%M%S")));
+        }
+        for name in names.clone() {
+            names.push(format!("{}{ending}", name.trim_end_matches(".tmp").trim_end_matches(".gz")));
+        }
+        dice.pick(&names).unwrap().clone()
+    }
+
+    /// The directory of the container, or of the pod, changes places with a link outside.
+    fn swap_directories(&self, dice: &mut Dice) {
+        let (dir, name) = if dice.below(2) == 0 { (&self.pod, "c") } else { (&self.all, "pod") };
+        for _ in 0..2 {
+            renameat_with(dir, name, dir, "decoy", RenameFlags::EXCHANGE).unwrap();
+            let _ = StopToken::never().wait(Duration::from_micros(dice.below(300)));
+        }
+    }
+}
+
+/// A runtime that opens its log where it was told to, and nothing else in its place.
+struct Runtime {
+    arena: Arc<Arena>,
+    opened: Arc<AtomicU64>,
+}
+
+impl Reopen for Runtime {
+    fn reopen_log(&self, _: &ContainerId) -> Result<(), String> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(self.arena.container.as_fd(), "0.log", flags, Mode::from_raw_mode(0o640))
+            .map_err(|errno| errno.to_string())?;
+        File::from(file).write_all(OWN.repeat(100).as_bytes()).map_err(|error| error.to_string())?;
+        self.opened.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// A thread that does something again and again until it is stopped, and says that it has ended.
+struct Busy {
+    running: Running,
+    ended: Receiver<()>,
+    times: Arc<AtomicU64>,
+}
+
+impl Busy {
+    fn start(name: &str, mut step: impl FnMut(u64) + Send + 'static) -> Busy {
+        let (send, ended) = bounded(1);
+        let times = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&times);
+        let running = spawn(name, Stack::Large, OnDeath::Nobody, move |stop| {
+            while !stop.is_stopped() {
+                step(counted.fetch_add(1, Ordering::SeqCst));
+            }
+            let _ = send.send(());
+        });
+        Busy { running: running.unwrap(), ended, times }
+    }
+
+    fn times(&self) -> u64 {
+        self.times.load(Ordering::SeqCst)
+    }
+
+    fn end(mut self) -> u64 {
+        self.running.ask_to_stop();
+        // A panic ends it without a word.
+        assert_eq!(self.ended.recv_timeout(HANG), Ok(()), "{} failed or is blocked", self.running.name());
+        self.times()
+    }
+}
+
+#[test]
+fn rotation_stays_in_its_directory_whatever_a_container_puts_there() {
+    let seconds = std::env::var("RACE_SECONDS").map_or(5, |text| text.parse().unwrap());
+    let seed = std::env::var("FAULTS_SEED").map_or_else(|_| random_seed(), |text| text.parse().unwrap());
+    let arena = Arc::new(Arena::new());
+    let opened = Arc::new(AtomicU64::new(0));
+    let end = Instant::now() + Duration::from_secs(seconds);
+
+    let mut attackers = Vec::new();
+    for number in 0..2 {
+        let (arena, mut dice) = (Arc::clone(&arena), Dice::new(seed + number));
+        attackers.push(Busy::start(&format!("files/{number}"), move |time| {
+            arena.swap(&mut dice, time * 2 + number);
+        }));
+    }
+    let (own, mut dice) = (Arc::clone(&arena), Dice::new(seed + 2));
+    attackers.push(Busy::start("directories", move |_| {
+        own.swap_directories(&mut dice);
+        // As often there as not.
+        let _ = StopToken::never().wait(Duration::from_micros(300));
+    }));
+
+    let runtime = Runtime { arena: Arc::clone(&arena), opened: Arc::clone(&opened) };
+    let settings = Settings { max_bytes: Some(LIMIT), max_files: 4 };
+    let (rotator, log) = (Rotator::new(settings, runtime), arena.log());
+    let rotating = Busy::start("rotation", move |_| {
+        rotator.rotate_all(&[(ContainerId::from("c"), log.clone())], &StopToken::never());
+    });
+    let log = arena.log();
+    let reading = Busy::start("reader", move |_| {
+        let mut out = Vec::new();
+        let _ = read(&log, &ReadOptions::default(), &mut out, &|| false, &StopToken::never());
+        assert!(!String::from_utf8_lossy(&out).contains("secret"));
+    });
+
+    // In a quiet moment all of it has to work, or nothing was raced for.
+    while Instant::now() < end || opened.load(Ordering::SeqCst) < 20 || reading.times() < 20 {
+        assert!(Instant::now() < end + HANG, "hardly anything was rotated or read");
+        let _ = StopToken::never().wait(Duration::from_millis(50));
+    }
+    let swaps: u64 = attackers.into_iter().map(Busy::end).sum();
+    let (passes, reads) = (rotating.end(), reading.end());
+    let rotations = opened.load(Ordering::SeqCst);
+    arena.canary.assert_untouched();
+    tell(&format!(
+        "rotation races: FAULTS_SEED={seed}: {swaps} exchanges, {passes} passes with {rotations} rotations, {reads} readers"
+    ));
+}
