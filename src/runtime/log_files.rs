@@ -1,18 +1,48 @@
 //! Where container logs are: directories, restart numbers hidden in file names, and the
 //! links by container id that log collectors follow.
 
+use std::ffi::CString;
 use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Dir;
+
 use crate::model::ids::ContainerId;
+use crate::model::log_line::LOG_LEVELS;
 use crate::model::pod::Pod;
+use crate::util::{tree, untrusted};
 
 use super::gc::legacy_link_name;
 
-/// Makes `dir` and its parents, readable for log collectors.
+/// Logs are for log collectors to read.
+const MODE: u32 = 0o755;
+
+/// Entries of a container's log directory that are looked at: the container may make any number.
+const ENTRIES: usize = 100_000;
+
+/// Makes `dir` and its parents.
 pub(super) fn make_directory(dir: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)
+    std::fs::DirBuilder::new().recursive(true).mode(MODE).create(dir)
+}
+
+/// Makes a container's log directory, `<pod>/<container>`, and its parents. A link in the place of
+/// one of the two is an error: the directory, and the log, would be made where it leads.
+pub(super) fn make_log_directory(dir: &Path) -> io::Result<()> {
+    let (Some(pod), Some(container)) = (dir.parent(), dir.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let (Some(all), Some(name)) = (pod.parent(), pod.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    make_directory(all)?;
+    let mut parent = untrusted::directory(all, 0)?;
+    for name in [name, container] {
+        parent = tree::make_at(parent.as_fd(), &CString::new(name.as_bytes())?, MODE)?.0;
+    }
+    Ok(())
 }
 
 /// The restart count that follows from the logs in a container's log directory: one more
@@ -23,11 +53,11 @@ pub(super) fn next_restart_count(container_dir: &Path) -> u32 {
         let numbered = digits.bytes().all(|b| b.is_ascii_digit());
         (numbered && (rest.is_empty() || rest.starts_with('.'))).then(|| digits.parse().ok()).flatten()
     };
-    std::fs::read_dir(container_dir)
+    let listed = untrusted::directory(container_dir, LOG_LEVELS).ok().and_then(|dir| Dir::new(dir).ok());
+    listed
         .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| number(entry.file_name().to_str()?))
+        .flat_map(|dir| dir.take(ENTRIES))
+        .filter_map(|entry| number(entry.ok()?.file_name().to_str().ok()?))
         .max()
         .map_or(0, |highest| highest.saturating_add(1))
 }
@@ -76,6 +106,24 @@ mod tests {
         check(Some("10.log"), 11);
         check(Some("99999999999.log"), 11);
         assert_eq!(next_restart_count(Path::new("/no/such/dir")), 0);
+    }
+
+    #[test]
+    fn log_directories_are_made_through_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        make_log_directory(&at("logs/pod/c")).unwrap();
+        make_log_directory(&at("logs/pod/c")).unwrap();
+        assert!(at("logs/pod/c").is_dir());
+        std::fs::create_dir(at("outside")).unwrap();
+        for (link, made) in [("logs/other", "logs/other/c"), ("logs/pod/d", "logs/pod/d")] {
+            std::os::unix::fs::symlink(at("outside"), at(link)).unwrap();
+            assert!(make_log_directory(&at(made)).is_err(), "{link}");
+        }
+        assert_eq!(std::fs::read_dir(at("outside")).unwrap().count(), 0);
+        // Nor are the numbers of another container's logs this one's.
+        std::fs::write(at("outside/7.log"), "").unwrap();
+        assert_eq!(next_restart_count(&at("logs/pod/d")), 0);
     }
 
     #[test]

@@ -218,7 +218,7 @@ impl Runtime {
         // Before any file is made: this fails at every retry until the manifest changes.
         security_context::verify_non_root(pod, container, &image.user)?;
         let log_dir = self.container_log_dir(start);
-        log_files::make_directory(&log_dir).map_err(|error| ConfigError::File {
+        log_files::make_log_directory(&log_dir).map_err(|error| ConfigError::File {
             what: "make log directory",
             path: log_dir,
             error,

@@ -176,7 +176,7 @@ fn regular(opened: Result<OwnedFd, Errno>) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::util::testing::fifo;
+    use crate::util::testing::{fifo, unblocked};
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
 
@@ -195,26 +195,28 @@ mod tests {
 
     #[test]
     fn only_regular_files_are_opened() {
-        let (dir, others) = zoo();
-        let at = |name: &str| dir.path().join(name);
-        assert_eq!(io::read_to_string(open(&at("file")).unwrap()).unwrap(), "text");
-        assert_eq!(open(&at("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
-        let place = |name: &str| Place::find(&at(name), 1).unwrap();
-        assert!(is_file(&place("file").stat().unwrap().unwrap()));
-        assert_eq!(io::read_to_string(place("file").open().unwrap()).unwrap(), "text");
-        assert!(place("none").stat().unwrap().is_none());
-        for name in others {
-            assert_eq!(open(&at(name)).unwrap_err().to_string(), "not a regular file", "{name}");
-            assert!(open_or_create(&at(name), 0o600).is_err(), "{name}");
-            assert!(create_at(place("x").dir(), Path::new(name), 0o600).is_err(), "{name}");
-            assert!(!is_file(&place(name).stat().unwrap().unwrap()), "{name}");
-        }
-        assert!(create_at(place("x").dir(), Path::new("file"), 0o600).is_err());
-        drop(create_at(place("x").dir(), Path::new("new"), 0o640).unwrap());
-        assert_eq!(std::fs::metadata(at("new")).unwrap().permissions().mode() & 0o777, 0o640);
-        drop(open_or_create(&at("newer"), 0o600).unwrap());
-        assert!(at("newer").exists());
-        assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "text");
+        unblocked(|| {
+            let (dir, others) = zoo();
+            let at = |name: &str| dir.path().join(name);
+            assert_eq!(io::read_to_string(open(&at("file")).unwrap()).unwrap(), "text");
+            assert_eq!(open(&at("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+            let place = |name: &str| Place::find(&at(name), 1).unwrap();
+            assert!(is_file(&place("file").stat().unwrap().unwrap()));
+            assert_eq!(io::read_to_string(place("file").open().unwrap()).unwrap(), "text");
+            assert!(place("none").stat().unwrap().is_none());
+            for name in others {
+                assert_eq!(open(&at(name)).unwrap_err().to_string(), "not a regular file", "{name}");
+                assert!(open_or_create(&at(name), 0o600).is_err(), "{name}");
+                assert!(create_at(place("x").dir(), Path::new(name), 0o600).is_err(), "{name}");
+                assert!(!is_file(&place(name).stat().unwrap().unwrap()), "{name}");
+            }
+            assert!(create_at(place("x").dir(), Path::new("file"), 0o600).is_err());
+            drop(create_at(place("x").dir(), Path::new("new"), 0o640).unwrap());
+            assert_eq!(std::fs::metadata(at("new")).unwrap().permissions().mode() & 0o777, 0o640);
+            drop(open_or_create(&at("newer"), 0o600).unwrap());
+            assert!(at("newer").exists());
+            assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "text");
+        });
     }
 
     #[test]
@@ -246,12 +248,14 @@ mod tests {
 
     #[test]
     fn own_files_are_bounded_and_never_waited_for() {
-        let (dir, _) = zoo();
-        let read = |name: &str, limit| read_own(&dir.path().join(name), limit);
-        assert_eq!(read("link", 4).unwrap(), b"text");
-        assert_eq!(read("file", 3).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
-        assert_eq!(read("device", 100).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
-        assert_eq!(read("pipe", 100).unwrap(), b"");
-        assert_eq!(read_own(Path::new("/dev/null"), 0).unwrap(), b"");
+        unblocked(|| {
+            let (dir, _) = zoo();
+            let read = |name: &str, limit| read_own(&dir.path().join(name), limit);
+            assert_eq!(read("link", 4).unwrap(), b"text");
+            assert_eq!(read("file", 3).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+            assert_eq!(read("device", 100).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+            assert_eq!(read("pipe", 100).unwrap(), b"");
+            assert_eq!(read_own(Path::new("/dev/null"), 0).unwrap(), b"");
+        });
     }
 }

@@ -17,15 +17,16 @@ use coracle::util::threads::{self, OnDeath, Running, Stack};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::wait::wait_for;
+use super::wait::{pause, wait_for};
 
 /// What the agent writes where logind lets a shutdown wait too short. Tests have a directory of
 /// their own there (`tests/support/enclose`).
 pub const CONF: &str = "/etc/systemd/logind.conf.d/99-kubelet.conf";
 const LOGIND: &str = "org.freedesktop.login1";
 const LIMIT: Duration = Duration::from_secs(60);
-/// Connections that a flood reaches; there are fewer in a test.
-const FLOODED: u64 = 50;
+/// Connections that a flood reaches, and how many signals each gets in a row.
+const FLOODED: u64 = 3;
+const BURST: usize = 100;
 
 /// A bus and its logind.
 pub struct Machine {
@@ -38,6 +39,8 @@ pub struct Machine {
 #[derive(Default)]
 struct State {
     allowed: Duration,
+    /// Passes before each answer.
+    delay: Duration,
     preparing: bool,
     /// The ends of the locks that see the others go.
     locks: Vec<OwnedFd>,
@@ -118,6 +121,8 @@ impl Machine {
         let thread = threads::spawn("t/logind", Stack::Small, OnDeath::Nobody, move |_| {
             while let Some(call) = read_message(&mut own) {
                 if call.kind == Kind::Call {
+                    let delay = state.lock().expect("nobody died with it").delay;
+                    pause(delay);
                     serve(&mut own, &call, &mut state.lock().expect("nobody died with it"));
                 }
             }
@@ -141,6 +146,11 @@ impl Machine {
         }
     }
 
+    /// From now on logind is busy: each answer takes so long.
+    pub fn answer_slowly(&self, delay: Duration) {
+        self.state().delay = delay;
+    }
+
     /// The machine is about to shut down, or no longer is.
     pub fn prepare(&mut self, on: bool) {
         self.set_preparing(on);
@@ -162,19 +172,21 @@ impl Machine {
         ask_bus(&mut stream, "GetId", Vec::new());
     }
 
-    /// Somebody who is not logind sends its signal to every connection there is and may come,
-    /// as fast as the bus takes it, until this is dropped.
+    /// Somebody who is not logind sends its signal to the next connections that are made, as fast
+    /// as the bus takes it, until this is dropped.
     pub fn flood(&self) -> Flood {
-        let mut stream = self.connect();
+        let (mut stream, name) = self.connect_as();
+        let own: u64 = name.strip_prefix(":1.").and_then(|number| number.parse().ok()).expect("a number");
         let shut = stream.try_clone().expect("a second handle");
+        let next = own + 1..=own + FLOODED;
         let some: Vec<u8> =
-            (0..FLOODED).flat_map(|number| prepare_signal(&format!(":1.{number}"), true)).collect();
+            next.flat_map(|number| prepare_signal(&format!(":1.{number}"), true).repeat(BURST)).collect();
         let sent = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&sent);
         let running = threads::spawn("t/flood", Stack::Small, OnDeath::Nobody, move |_| {
             stream.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
             while stream.write_all(&some).is_ok() {
-                counted.fetch_add(FLOODED, Ordering::SeqCst);
+                counted.fetch_add(FLOODED * BURST as u64, Ordering::SeqCst);
                 // What the bus answers must not pile up there.
                 let mut answers = [0; 65_536];
                 while stream.read(&mut answers).is_ok_and(|count| count == answers.len()) {}
@@ -208,6 +220,11 @@ impl Machine {
     }
 
     fn connect(&self) -> UnixStream {
+        self.connect_as().0
+    }
+
+    /// A connection, and its name on the bus.
+    fn connect_as(&self) -> (UnixStream, String) {
         let mut stream = wait_for("the bus", LIMIT, || UnixStream::connect(self.socket()).ok());
         stream.set_read_timeout(None).expect("a socket");
         let uid = rustix::process::geteuid().as_raw().to_string();
@@ -220,8 +237,8 @@ impl Machine {
             }
         }
         stream.write_all(b"BEGIN\r\n").expect("the bus takes it");
-        ask_bus(&mut stream, "Hello", Vec::new());
-        stream
+        let hello = ask_bus(&mut stream, "Hello", Vec::new());
+        (stream, hello.text(0).expect("it has a name").to_owned())
     }
 }
 

@@ -11,6 +11,7 @@ use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 use super::sample::FileSystem;
 use crate::resources::disk::{self, DiskSpace};
+use crate::util::untrusted;
 
 /// Directories that are open at once. What lies deeper is not counted.
 const DEPTH: usize = 64;
@@ -18,7 +19,7 @@ const DEPTH: usize = 64;
 /// Files with several names that are remembered, so that they count once.
 const LINKED: usize = 10_000;
 
-/// Links to directories are not followed: whoever writes there may be anybody.
+/// Links to directories are not followed: any container may have made them.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -51,10 +52,14 @@ pub(super) fn sizes(found: &DiskSpace) -> FileSystem {
     }
 }
 
+/// The directories at the end of a path that a pod may have swapped for a link: of its logs, the
+/// container's and its own.
+const LEVELS: usize = 2;
+
 /// Counts a directory with all that is below it on the same file system; `None` when it is
 /// not there, or when it is not done by `until`.
 pub(super) fn content(path: &Path, until: Instant) -> Option<Content> {
-    let top = fs::open(path, DIRECTORY, Mode::empty()).ok()?;
+    let top = untrusted::directory(path, LEVELS).ok()?;
     let own = fs::fstat(&top).ok()?;
     let mut found = Content::default();
     let mut linked = HashSet::new();
@@ -136,6 +141,8 @@ mod tests {
         assert_eq!(found.inodes, 5);
         assert!((10_000..200_000).contains(&found.bytes), "{found:?}");
         assert_eq!(content(&top.join("link"), soon), None);
+        symlink(&top, dir.path().join("swapped")).unwrap();
+        assert_eq!(content(&dir.path().join("swapped/a"), soon), None);
         assert_eq!(content(&dir.path().join("none"), soon), None);
         assert_eq!(content(&top, Instant::now()), None);
     }

@@ -11,9 +11,12 @@ use serde::Deserialize;
 use super::name::split_domain;
 use super::records::PullSecret;
 use crate::util::encoding::from_base64;
+use crate::util::untrusted;
 
 /// The files are read again after this time.
 const FRESH: Duration = Duration::from_secs(300);
+/// As large as a Secret may be.
+const FILE_LIMIT: u64 = 1 << 20;
 /// The longest name of a host (RFC 1035, 2.3.4). A longer key is that of no registry.
 /// DIFFERS: upstream matches keys of any length.
 const MAX_HOST: usize = 253;
@@ -102,7 +105,9 @@ impl Keyring {
         };
         for (kind, files) in self.files.iter().enumerate() {
             for file in files {
-                let Ok(text) = std::fs::read_to_string(file) else { continue };
+                let text =
+                    untrusted::read_own(file, FILE_LIMIT).ok().and_then(|text| String::from_utf8(text).ok());
+                let Some(text) = text else { continue };
                 match parse(&text, kind) {
                     Ok(entries) => match index(entries) {
                         Ok(index) => return index,
