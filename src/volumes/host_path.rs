@@ -4,6 +4,8 @@ use std::fs::{FileType, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 use super::VolumeError;
 use crate::model::api::HostPathVolumeSource;
 use crate::model::mount::MountedVolume;
@@ -65,13 +67,15 @@ fn make_directory(path: &Path) -> Result<(), VolumeError> {
     })
 }
 
-/// The parent must be there: a file is not worth guessing directories for.
+/// The parent must be there: a file is not worth guessing directories for. A container may
+/// put a FIFO there at the last moment, whose opening must not wait for a reader.
 fn make_file(path: &Path) -> Result<(), VolumeError> {
     OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o644)
+        .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32)
         .open(path)
         .map(drop)
         .map_err(|source| VolumeError::Io { attempt: "make file", path: path.to_owned(), source })
@@ -135,6 +139,10 @@ mod tests {
         let file = made.join("f");
         check(&file, Some("FileOrCreate"), None);
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o611, 0o600);
+        // As when a container was faster.
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(matches!(make_file(&fifo), Err(VolumeError::Io { attempt: "make file", .. })));
         let orphan = dir.path().join("x/y");
         let source = HostPathVolumeSource {
             path: orphan.display().to_string(),
