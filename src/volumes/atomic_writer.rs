@@ -1,16 +1,23 @@
-//! Files that change all at once (Go: pkg/volume/util AtomicWriter).
+//! Files that change all at once (kubelet: pkg/volume/util/atomic_writer.go).
 //!
 //! The files of one version lie in a directory whose name starts with two dots and the
-//! time. `..data` is a link to it, and what readers see are links through `..data`:
-//! exchanging that one link exchanges all files in one step.
+//! time. `..data` is a link to it, and the names in the volume's root are links through
+//! `..data`: replacing that one link replaces all files in one step.
+//!
+//! The paths come from API objects, so their number and depth are limited, and every step
+//! takes about `n log n` for `n` files. Containers see the volume read-only, but it may be
+//! writable through another mount: each directory is opened in the one above without
+//! following links, and only regular files are read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Uid};
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Uid};
 use rustix::io::{self, Errno};
 
 use super::tree;
@@ -18,22 +25,27 @@ use crate::util::stop::StopToken;
 
 /// The link to the present version.
 const DATA: &str = "..data";
-/// Its successor, for the moment before the exchange.
+/// Its successor, for the moment before it replaces the other one.
 const NEXT: &str = "..data_tmp";
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
+/// Elements of a path. A descriptor is open for each while the files are written.
+pub(super) const MAX_DEPTH: usize = 128;
+/// Files and directories of a volume. Each costs the node about 5 KiB of kernel memory that
+/// no limit of the pod covers, and a system call or more at each sync of the pod.
+pub(super) const MAX_ENTRIES: usize = 10_000;
 
 /// One file of a volume.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct File {
     pub(super) data: Vec<u8>,
     pub(super) mode: u32,
-    /// Whose it is; `None`: the agent's.
+    /// The user that owns the file; `None`: the agent's.
     pub(super) owner: Option<u32>,
 }
 
 impl File {
-    /// A file of the agent's.
+    /// A file that the agent's user owns.
     pub(super) fn new(data: Vec<u8>, mode: u32) -> File {
         File { data, mode, owner: None }
     }
@@ -47,9 +59,14 @@ impl std::fmt::Debug for File {
 }
 
 /// All files of a version, by cleaned path.
+///
+/// Paths compare element by element, so that whatever lies below a path follows right
+/// after it. A look at the neighbors of a path is enough to find a conflict.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Payload {
-    files: BTreeMap<String, File>,
+    files: BTreeMap<PathBuf, File>,
+    /// How many files and directories a version has.
+    entries: usize,
 }
 
 /// Why a path cannot be one of a volume's files.
@@ -70,6 +87,12 @@ pub enum PathError {
     /// Longer than the kernel takes.
     #[error("invalid path: must be less than or equal to {MAX_PATH} characters")]
     TooLong,
+    /// More directories in one another than a volume may have.
+    #[error("invalid path: must have at most {MAX_DEPTH} elements")]
+    TooDeep,
+    /// More than a volume may have.
+    #[error("more than {MAX_ENTRIES} files and directories for one volume")]
+    TooMany,
     /// It climbs.
     #[error("invalid path: must not contain '..': {path}")]
     Backsteps {
@@ -105,33 +128,53 @@ pub(super) enum Outcome {
 impl Payload {
     /// Adds a file; a later one of the same path wins.
     pub(super) fn insert(&mut self, path: &str, file: File) -> Result<(), PathError> {
-        let clean = check(path)?;
-        // `a` and `a/b`, in either order.
-        let below = format!("{clean}/");
-        let above =
-            |known: &String| clean.strip_prefix(known.as_str()).is_some_and(|rest| rest.starts_with('/'));
-        if let Some(known) = self.files.keys().find(|known| known.starts_with(&below) || above(known)) {
-            let path = if known.len() < clean.len() { known.clone() } else { clean };
-            return Err(PathError::Conflict { path });
+        self.insert_up_to(MAX_ENTRIES, path, file)
+    }
+
+    fn insert_up_to(&mut self, most: usize, path: &str, file: File) -> Result<(), PathError> {
+        let path = PathBuf::from(check(path)?);
+        let before = self.files.range::<Path, _>((Unbounded, Excluded(path.as_path()))).next_back();
+        let after = self.files.range::<Path, _>((Included(path.as_path()), Unbounded)).next();
+        let (before, after) = (before.map(|(path, _)| path), after.map(|(path, _)| path));
+        if after != Some(&path) {
+            // `a` and `a/b`, in either order.
+            if let Some(above) = before.filter(|before| path.starts_with(before)) {
+                return Err(PathError::Conflict { path: above.display().to_string() });
+            }
+            if after.is_some_and(|after| after.starts_with(&path)) {
+                return Err(PathError::Conflict { path: path.display().to_string() });
+            }
+            // No other path has more directories in common with this one than its neighbors.
+            let shared = [before, after].into_iter().flatten().map(|other| in_common(&path, other)).max();
+            let new = path.components().count() - shared.unwrap_or(0);
+            if self.entries + new > most {
+                return Err(PathError::TooMany);
+            }
+            self.entries += new;
         }
-        self.files.insert(clean, file);
+        self.files.insert(path, file);
         Ok(())
     }
 
     /// Adds all files of another payload; those win.
     pub(super) fn extend(&mut self, other: Payload) -> Result<(), PathError> {
-        other.files.into_iter().try_for_each(|(path, file)| self.insert(&path, file))
+        other.files.into_iter().try_for_each(|(path, file)| self.insert(&path.to_string_lossy(), file))
     }
 
     #[cfg(test)]
     pub(super) fn get(&self, path: &str) -> Option<&File> {
-        self.files.get(path)
+        self.files.get(Path::new(path))
     }
 
     /// The names in the volume's root.
-    fn roots(&self) -> BTreeSet<&str> {
-        self.files.keys().map(|path| path.split('/').next().unwrap_or_default()).collect()
+    fn roots(&self) -> BTreeSet<&OsStr> {
+        self.files.keys().map(|path| path.iter().next().unwrap_or_default()).collect()
     }
+}
+
+/// How many elements two paths have in common from the start.
+fn in_common(one: &Path, other: &Path) -> usize {
+    one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 
 /// Checks a path and takes out empty and `.` elements.
@@ -151,10 +194,11 @@ fn check(path: &str) -> Result<String, PathError> {
         return Err(PathError::Dots { path: own() });
     }
     let mut clean = String::with_capacity(path.len());
-    for element in elements {
+    for (depth, element) in elements.enumerate() {
         match element {
             ".." => return Err(PathError::Backsteps { path: own() }),
             long if long.len() > MAX_NAME => return Err(PathError::LongName),
+            _ if depth >= MAX_DEPTH => return Err(PathError::TooDeep),
             _ if element.contains('\0') => return Err(PathError::Empty { path: own() }),
             _ => {}
         }
@@ -168,39 +212,33 @@ fn check(path: &str) -> Result<String, PathError> {
 
 /// Brings the directory to the payload. Equal content is left alone, whatever its modes.
 /// `own` is called for the whole volume before readers see the new version.
+///
+/// # Errors
+/// `ECANCELED` when the token stops it; a later call finishes what is left.
 pub(super) fn write(
     dir: BorrowedFd<'_>,
     payload: &Payload,
     now: Timestamp,
     own: &dyn Fn() -> io::Result<()>,
+    stop: &StopToken,
 ) -> io::Result<Outcome> {
+    let roots = payload.roots();
     let current = current(dir)?;
-    let same = match &current {
-        Some(name) => {
-            tree::open_at(dir, name).and_then(|data| is_same(data.as_fd(), payload)).or_else(absent)?
-        }
-        None => false,
-    };
-    if same {
-        link_roots(dir, payload)?;
-        unlink_stale(dir, payload)?;
+    if let Some(name) = &current
+        && tree::open_at(dir, name).and_then(|data| is_same(data.as_fd(), payload, stop)).or_else(absent)?
+    {
+        link_roots(dir, &roots, stop)?;
+        clean_up(dir, &roots, name, stop)?;
         return Ok(Outcome::Unchanged);
     }
-    let version = new_version(dir, payload, now)?;
-    let exchanged = own().and_then(|()| exchange(dir, &version));
-    if let Err(errno) = exchanged {
+    let version = new_version(dir, payload, now, stop)?;
+    let replaced = own().and_then(|()| replace(dir, &version));
+    if let Err(errno) = replaced {
         let _ = tree::remove_at(dir, &version, &StopToken::never());
         return Err(errno);
     }
-    link_roots(dir, payload)?;
-    unlink_stale(dir, payload)?;
-    // The version before, and what a write that was cut short has left.
-    for name in tree::names(dir)? {
-        let old = name.as_bytes().starts_with(b"..2") && name != version;
-        if old && tree::remove_at(dir, &name, &StopToken::never()).is_err() {
-            log::warn!("cannot remove an old version of a volume's files: {}", name.to_string_lossy());
-        }
-    }
+    link_roots(dir, &roots, stop)?;
+    clean_up(dir, &roots, &version, stop)?;
     Ok(Outcome::Written)
 }
 
@@ -211,36 +249,98 @@ fn absent(errno: Errno) -> io::Result<bool> {
     }
 }
 
-/// Where `..data` leads, if it is one of our links.
+fn go_on(stop: &StopToken) -> io::Result<()> {
+    if stop.is_stopped() { Err(Errno::CANCELED) } else { Ok(()) }
+}
+
+/// Whether a name begins as those of versions do: two dots and a year.
+fn is_version(name: &[u8]) -> bool {
+    let rest = name.strip_prefix(b"..").unwrap_or_default();
+    rest.get(..4).is_some_and(|year| year.iter().all(u8::is_ascii_digit)) && rest.get(4) == Some(&b'_')
+}
+
+/// Where `..data` leads, if that is a version.
 fn current(dir: BorrowedFd<'_>) -> io::Result<Option<CString>> {
     match fs::readlinkat(dir, DATA, Vec::new()) {
-        Ok(name) => Ok((!name.as_bytes().contains(&b'/')).then_some(name)),
+        Ok(name) => {
+            let is_ours = is_version(name.as_bytes()) && !name.as_bytes().contains(&b'/');
+            Ok(is_ours.then_some(name))
+        }
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno),
     }
 }
 
-/// Whether a version holds exactly the payload's files with their content.
-fn is_same(data: BorrowedFd<'_>, payload: &Payload) -> io::Result<bool> {
-    for (path, file) in &payload.files {
-        match read(data, path, file.data.len()) {
-            Ok(found) if found == file.data => {}
-            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR) => return Ok(false),
-            Err(errno) => return Err(errno),
-        }
-    }
-    let mut expected: BTreeSet<&Path> = BTreeSet::new();
-    for path in payload.files.keys() {
-        expected.extend(Path::new(path).ancestors().filter(|part| !part.as_os_str().is_empty()));
-    }
-    Ok(count(data)? == expected.len())
+/// The directories above one path after another. Those that a path has in common with the
+/// one before stay open.
+struct Descent<'a> {
+    top: BorrowedFd<'a>,
+    levels: Vec<(OsString, OwnedFd)>,
 }
 
-/// Reads a file of our own making, and one byte more than expected at most.
-fn read(data: BorrowedFd<'_>, path: &str, expected: usize) -> io::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = fs::openat(data, path, flags, Mode::empty())?;
-    let mut found = vec![0; expected.saturating_add(1)];
+impl<'a> Descent<'a> {
+    fn new(top: BorrowedFd<'a>) -> Descent<'a> {
+        Descent { top, levels: Vec::new() }
+    }
+
+    /// Opens the directory that `path` is in, and gives it with the path's last element.
+    /// `open` opens one directory in another one.
+    fn parent(
+        &mut self,
+        path: &Path,
+        open: fn(BorrowedFd<'_>, &CStr) -> io::Result<OwnedFd>,
+    ) -> io::Result<(BorrowedFd<'_>, CString)> {
+        let name = path.file_name().ok_or(Errno::INVAL).and_then(c_string)?;
+        let above = path.parent().unwrap_or(Path::new(""));
+        let shared = self.levels.iter().zip(above).take_while(|((level, _), one)| level == one).count();
+        self.levels.truncate(shared);
+        for element in above.iter().skip(shared) {
+            let next = open(self.here(), &c_string(element)?)?;
+            self.levels.push((element.to_owned(), next));
+        }
+        Ok((self.here(), name))
+    }
+
+    fn here(&self) -> BorrowedFd<'_> {
+        self.levels.last().map_or(self.top, |(_, dir)| dir.as_fd())
+    }
+}
+
+fn c_string(name: &OsStr) -> io::Result<CString> {
+    CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)
+}
+
+/// Whether a version holds exactly the payload's files with their content.
+fn is_same(data: BorrowedFd<'_>, payload: &Payload, stop: &StopToken) -> io::Result<bool> {
+    let mut descent = Descent::new(data);
+    for (path, file) in &payload.files {
+        go_on(stop)?;
+        let holds = descent
+            .parent(path, tree::open_at)
+            .and_then(|(parent, name)| holds(parent, &name, &file.data))
+            .or_else(absent)?;
+        if !holds {
+            return Ok(false);
+        }
+    }
+    Ok(count(data, payload.entries)? == payload.entries)
+}
+
+/// Whether `name` is a regular file with this content.
+fn holds(parent: BorrowedFd<'_>, name: &CStr, expected: &[u8]) -> io::Result<bool> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = match fs::openat(parent, name, flags, Mode::empty()) {
+        // A socket.
+        Err(Errno::NXIO) => return Ok(false),
+        result => result?,
+    };
+    let stat = fs::fstat(&file)?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if !is_file || u64::try_from(stat.st_size) != Ok(expected.len() as u64) {
+        return Ok(false);
+    }
+    // One byte more: it may be growing.
+    let mut found = vec![0; expected.len() + 1];
     let mut filled = 0;
     while let Some(rest) = found.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match io::read(&file, rest) {
@@ -250,34 +350,63 @@ fn read(data: BorrowedFd<'_>, path: &str, expected: usize) -> io::Result<Vec<u8>
             Err(errno) => return Err(errno),
         }
     }
-    found.truncate(filled);
-    Ok(found)
+    Ok(found.get(..filled) == Some(expected))
 }
 
-/// Entries below a directory of our own making.
-fn count(dir: BorrowedFd<'_>) -> io::Result<usize> {
-    let mut open =
-        vec![fs::openat(dir, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?];
-    let mut count: usize = 0;
-    while let Some(dir) = open.pop() {
-        for name in tree::names(dir.as_fd())? {
-            count = count.saturating_add(1);
-            let stat = fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW)?;
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                open.push(tree::open_at(dir.as_fd(), &name)?);
+/// Entries below a directory, counted up to one more than `most`.
+fn count(top: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
+    let mut levels = vec![Dir::read_from(top)?];
+    let mut count = 0;
+    while let Some(level) = levels.last_mut() {
+        let Some(entry) = level.read() else {
+            levels.pop();
+            continue;
+        };
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        count += 1;
+        if count > most {
+            break;
+        }
+        let here = level.fd()?;
+        let kind = match entry.file_type() {
+            // Some file systems do not say it in the list.
+            FileType::Unknown => {
+                FileType::from_raw_mode(fs::statat(here, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode)
             }
+            kind => kind,
+        };
+        if kind == FileType::Directory {
+            let below = Dir::new(tree::open_at(here, name)?)?;
+            if levels.len() >= MAX_DEPTH {
+                return Ok(most + 1);
+            }
+            levels.push(below);
         }
     }
     Ok(count)
 }
 
 /// Makes the directory of a new version with all files in it, and gives its name.
-fn new_version(dir: BorrowedFd<'_>, payload: &Payload, now: Timestamp) -> io::Result<CString> {
+fn new_version(
+    dir: BorrowedFd<'_>,
+    payload: &Payload,
+    now: Timestamp,
+    stop: &StopToken,
+) -> io::Result<CString> {
     let random = crate::util::backoff::random_u64() % 10_000_000_000;
     let name = format!("{}{random}", now.strftime("..%Y_%m_%d_%H_%M_%S."));
     let name = CString::new(name).map_err(|_| Errno::INVAL)?;
     let made = make_dir(dir, &name).and_then(|version| {
-        payload.files.iter().try_for_each(|(path, file)| write_file(version.as_fd(), path, file))
+        let mut descent = Descent::new(version.as_fd());
+        payload.files.iter().try_for_each(|(path, file)| {
+            go_on(stop)?;
+            let (parent, name) = descent.parent(path, make_dir)?;
+            write_file(parent, &name, file)
+        })
     });
     if made.is_err() {
         let _ = tree::remove_at(dir, &name, &StopToken::never());
@@ -286,7 +415,7 @@ fn new_version(dir: BorrowedFd<'_>, payload: &Payload, now: Timestamp) -> io::Re
 }
 
 /// A directory that everyone may pass, whatever the umask.
-fn make_dir(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
+fn make_dir(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let (dir, made) = tree::make_at(parent, name, 0o755)?;
     if made {
         fs::fchmod(&dir, Mode::from_raw_mode(0o755))?;
@@ -294,18 +423,25 @@ fn make_dir(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<OwnedFd
     Ok(dir)
 }
 
-fn write_file(version: BorrowedFd<'_>, path: &str, file: &File) -> io::Result<()> {
-    let mut above: Option<OwnedFd> = None;
-    let mut rest = path;
-    while let Some((element, after)) = rest.split_once('/') {
-        let name = CString::new(element).map_err(|_| Errno::INVAL)?;
-        let parent = above.as_ref().map_or(version, OwnedFd::as_fd);
-        above = Some(make_dir(parent, &name)?);
-        rest = after;
+/// Makes directories with those above them, as far as they are missing.
+pub(super) fn make_dirs<'p>(
+    top: BorrowedFd<'_>,
+    paths: impl Iterator<Item = &'p Path>,
+    stop: &StopToken,
+) -> io::Result<()> {
+    let make = |parent: BorrowedFd<'_>, name: &CStr| tree::make_at(parent, name, 0o755).map(|(dir, _)| dir);
+    let mut descent = Descent::new(top);
+    for path in paths {
+        go_on(stop)?;
+        let (parent, name) = descent.parent(path, make)?;
+        make(parent, &name)?;
     }
-    let parent = above.as_ref().map_or(version, OwnedFd::as_fd);
+    Ok(())
+}
+
+fn write_file(parent: BorrowedFd<'_>, name: &CStr, file: &File) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = fs::openat(parent, rest, flags, Mode::from_raw_mode(0o600))?;
+    let open = fs::openat(parent, name, flags, Mode::from_raw_mode(0o600))?;
     let mut data = file.data.as_slice();
     while !data.is_empty() {
         match io::write(&open, data) {
@@ -323,7 +459,7 @@ fn write_file(version: BorrowedFd<'_>, path: &str, file: &File) -> io::Result<()
 }
 
 /// The step that readers see.
-fn exchange(dir: BorrowedFd<'_>, version: &std::ffi::CStr) -> io::Result<()> {
+fn replace(dir: BorrowedFd<'_>, version: &CStr) -> io::Result<()> {
     // Left by a write that was cut short.
     match fs::unlinkat(dir, NEXT, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
@@ -333,31 +469,50 @@ fn exchange(dir: BorrowedFd<'_>, version: &std::ffi::CStr) -> io::Result<()> {
     fs::renameat(dir, NEXT, dir, DATA)
 }
 
-/// Makes the links that readers go through, as far as they are missing.
-fn link_roots(dir: BorrowedFd<'_>, payload: &Payload) -> io::Result<()> {
-    for root in payload.roots() {
-        match fs::symlinkat(format!("{DATA}/{root}"), dir, root) {
-            Ok(()) => {}
-            Err(Errno::EXIST) => {
-                // A link is taken for ours; a mount point of the same name is in the way.
-                fs::readlinkat(dir, root, Vec::new()).map_err(|_| Errno::EXIST)?;
-            }
+/// Makes the links in the volume's root, as far as they are missing.
+fn link_roots(dir: BorrowedFd<'_>, roots: &BTreeSet<&OsStr>, stop: &StopToken) -> io::Result<()> {
+    for root in roots {
+        go_on(stop)?;
+        let mut target = OsString::from(DATA);
+        target.push("/");
+        target.push(root);
+        match fs::symlinkat(&target, dir, *root) {
+            Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
+        }
+        let stat = fs::statat(dir, *root, AtFlags::SYMLINK_NOFOLLOW)?;
+        // A link is taken for ours; a mount point of the same name is in the way.
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+            return Err(Errno::EXIST);
         }
     }
     Ok(())
 }
 
-/// Removes links to files that are no more.
-fn unlink_stale(dir: BorrowedFd<'_>, payload: &Payload) -> io::Result<()> {
-    let roots = payload.roots();
+/// Removes links to files that are no more, the version before, and what a write that was
+/// cut short has left.
+fn clean_up(
+    dir: BorrowedFd<'_>,
+    roots: &BTreeSet<&OsStr>,
+    version: &CStr,
+    stop: &StopToken,
+) -> io::Result<()> {
     for name in tree::names(dir)? {
-        if name.to_str().is_ok_and(|name| name.starts_with("..") || roots.contains(name)) {
-            continue;
-        }
-        let Ok(target) = fs::readlinkat(dir, &name, Vec::new()) else { continue };
-        if target.as_bytes().starts_with(b"..data/") {
-            fs::unlinkat(dir, &name, AtFlags::empty())?;
+        go_on(stop)?;
+        let bytes = name.to_bytes();
+        if is_version(bytes) && name.as_c_str() != version {
+            match tree::remove_at(dir, &name, stop) {
+                Ok(()) => {}
+                Err(tree::Leftover::Stopping) => return Err(Errno::CANCELED),
+                Err(tree::Leftover::Entry { path, errno }) => {
+                    log::warn!("cannot remove an old version of a volume's files: {path}: {errno}");
+                }
+            }
+        } else if !bytes.starts_with(b"..") && !roots.contains(OsStr::from_bytes(bytes)) {
+            let Ok(target) = fs::readlinkat(dir, &name, Vec::new()) else { continue };
+            if target.as_bytes().starts_with(b"..data/") {
+                fs::unlinkat(dir, &name, AtFlags::empty())?;
+            }
         }
     }
     Ok(())

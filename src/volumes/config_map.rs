@@ -1,8 +1,8 @@
 //! configMap: the keys of a ConfigMap as files. What a Secret and a part of a projected
-//! volume have in common with it is here, too.
+//! volume have in common with it is here as well.
 
 use super::VolumeError;
-use super::atomic_writer::{File, Payload};
+use super::atomic_writer::{File, PathError, Payload};
 use super::downward_api::DEFAULT_MODE;
 use crate::kube::objects::{Kind, Object, ObjectError, Objects};
 use crate::model::api::{ConfigMapVolumeSource, KeyToPath};
@@ -17,14 +17,21 @@ pub(super) fn payload(
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let items = source.items.as_deref();
-    let choice =
-        Choice { kind: Kind::ConfigMap, items, default_mode: source.default_mode, optional: source.optional };
+    let choice = Choice {
+        kind: Kind::ConfigMap,
+        name: &source.name,
+        items,
+        default_mode: source.default_mode,
+        optional: source.optional,
+    };
     choice.payload(objects.config_map(pod.namespace(), &source.name, stop))
 }
 
 /// Which keys of an object become files, and how.
 pub(super) struct Choice<'a> {
     pub(super) kind: Kind,
+    /// The object's name.
+    pub(super) name: &'a str,
     /// `None` or empty: all keys, each under its own name.
     pub(super) items: Option<&'a [KeyToPath]>,
     pub(super) default_mode: Option<i32>,
@@ -53,13 +60,15 @@ impl Choice<'_> {
         match self.items.unwrap_or_default() {
             [] => {
                 for (key, data) in object.data.iter().chain(&object.binary_data) {
-                    payload.insert(key, file(data, None))?;
+                    payload.insert(key, file(data, None)).map_err(|error| self.refused(error))?;
                 }
             }
             items => {
                 for item in items {
                     match object.get(&item.key) {
-                        Some(data) => payload.insert(&item.path, file(data, item.mode))?,
+                        Some(data) => payload
+                            .insert(&item.path, file(data, item.mode))
+                            .map_err(|error| self.refused(error))?,
                         None if optional => {}
                         None => return Err(self.missing(&item.key)),
                     }
@@ -67,6 +76,16 @@ impl Choice<'_> {
             }
         }
         Ok(payload)
+    }
+
+    /// A path that is wrong is in the pod; that there are too many comes from the object.
+    fn refused(&self, error: PathError) -> VolumeError {
+        match error {
+            PathError::TooMany => {
+                VolumeError::Content { problem: format!("{} {:?}: {error}", self.kind.word(), self.name) }
+            }
+            error => error.into(),
+        }
     }
 
     fn missing(&self, key: &str) -> VolumeError {
@@ -83,6 +102,7 @@ mod tests {
     use super::*;
     use crate::kube::objects::Key;
     use serde_json::{Value, json};
+    use std::collections::BTreeMap;
 
     fn collect(source: Value) -> Result<Payload, String> {
         let object = Object {
@@ -111,6 +131,22 @@ mod tests {
         assert_eq!(file("deep/er"), Some((&b"2"[..], 0o644)));
         assert_eq!(file("a"), Some((&b"1"[..], 0o400)));
         assert_eq!(file("b"), None);
+    }
+
+    /// An object of 1 MiB can have this many keys. They were compared with each other at each
+    /// sync of the pod, for minutes.
+    #[test]
+    fn object_with_too_many_keys_is_named() {
+        let data = (0..150_000).map(|n| (format!("{n:x}"), Vec::new())).collect();
+        for (kind, expected) in [
+            (Kind::ConfigMap, "configmap \"m\": more than 10000 files and directories for one volume"),
+            (Kind::Secret, "secret \"m\": more than 10000 files and directories for one volume"),
+        ] {
+            let object = Object { data: BTreeMap::clone(&data), ..Object::default() };
+            let choice = Choice { kind, name: "m", items: None, default_mode: None, optional: None };
+            let found = choice.payload(Ok(std::sync::Arc::new(object)));
+            assert_eq!(found.unwrap_err().to_string(), expected);
+        }
     }
 
     #[test]

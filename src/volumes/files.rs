@@ -1,31 +1,48 @@
 //! Volumes made of files that the agent writes, kept up to date.
 
-use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use rustix::io::Errno;
 
-use super::atomic_writer::{self, Payload};
+use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, PathError, Payload};
 use super::empty_dir::{self, Medium, Place};
 use super::ownership::{self, Access, Broken, Policy};
-use super::{VolumeError, paths, tree};
-use crate::model::api::{Container, EmptyDirVolumeSource};
+use super::{VolumeError, paths};
+use crate::model::api::{EmptyDirVolumeSource, VolumeMount};
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 use crate::util::stop::StopToken;
 
+/// The pod whose volumes are set up, and its directory.
+pub(super) struct Site<'a> {
+    pub(super) pod: &'a Pod,
+    /// `pods/<uid>`.
+    pub(super) path: &'a Path,
+    /// The same, opened.
+    pub(super) dir: BorrowedFd<'a>,
+    pub(super) stop: &'a StopToken,
+    nested: OnceCell<Nested>,
+}
+
+impl<'a> Site<'a> {
+    pub(super) fn new(pod: &'a Pod, path: &'a Path, dir: BorrowedFd<'a>, stop: &'a StopToken) -> Site<'a> {
+        Site { pod, path, dir, stop, nested: OnceCell::new() }
+    }
+}
+
 /// Makes the volume if it is not there, and brings its files to `payload`.
 pub(super) fn set_up(
-    pod: &Pod,
+    site: &Site<'_>,
     (plugin, volume): (&'static str, &str),
     payload: &Payload,
-    (pod_path, pod_dir): (&Path, BorrowedFd<'_>),
     allocatable_memory: Amount,
-    stop: &StopToken,
 ) -> Result<MountedVolume, VolumeError> {
+    let Site { pod, path: pod_path, dir: pod_dir, stop, .. } = *site;
     let place = Place { pod_path, pod_dir, plugin, volume, marker: format!("wrapped_{volume}") };
     // A ConfigMap is no secret: it may lie on the disk.
     let medium = if plugin == paths::CONFIG_MAP {
@@ -35,7 +52,7 @@ pub(super) fn set_up(
         Medium::Memory { bytes: empty_dir::memory_size(pod, &source, allocatable_memory) }
     };
     let dir = empty_dir::make(&place, medium, empty_dir::fs_group(pod), stop)?;
-    fill(pod, &place, dir.as_fd(), payload, stop)?;
+    fill(site, &place, dir.as_fd(), payload)?;
     Ok(MountedVolume {
         volume: volume.to_owned(),
         host_path: place.path(),
@@ -46,17 +63,22 @@ pub(super) fn set_up(
 }
 
 fn fill(
-    pod: &Pod,
+    site: &Site<'_>,
     place: &Place<'_>,
     dir: BorrowedFd<'_>,
     payload: &Payload,
-    stop: &StopToken,
 ) -> Result<(), VolumeError> {
     let path = place.path();
-    for point in nested(pod, place.volume) {
-        make_point(dir, &point).map_err(VolumeError::io("make nested mount point", &path.join(&point)))?;
+    let stop = site.stop;
+    let failed = |attempt: &'static str, errno: Errno| match errno {
+        Errno::CANCELED => VolumeError::Stopping,
+        errno => VolumeError::io(attempt, &path)(errno),
+    };
+    if let Some(points) = site.nested.get_or_init(|| Nested::of(site.pod)).of_volume(place.volume)? {
+        atomic_writer::make_dirs(dir, points.iter().map(PathBuf::as_path), stop)
+            .map_err(|errno| failed("make nested mount points in", errno))?;
     }
-    let gid = empty_dir::fs_group(pod);
+    let gid = empty_dir::fs_group(site.pod);
     let own = || match gid {
         None => Ok(()),
         Some(gid) => match ownership::give(dir, gid, (Access::Read, Policy::Always), stop, &mut |_| {}) {
@@ -65,70 +87,88 @@ fn fill(
             Err(Broken::Stopping) => Err(Errno::CANCELED),
         },
     };
-    match atomic_writer::write(dir, payload, Timestamp::now(), &own) {
-        Ok(_) => Ok(()),
-        Err(Errno::CANCELED) => Err(VolumeError::Stopping),
-        Err(errno) => Err(VolumeError::io("write the files of", &path)(errno)),
-    }
+    atomic_writer::write(dir, payload, Timestamp::now(), &own, stop)
+        .map(drop)
+        .map_err(|errno| failed("write the files of", errno))
 }
 
-/// Where other volumes are mounted inside this one, relative to it. The runtime cannot make
-/// these directories: the volume is read-only in the container.
-fn nested(pod: &Pod, volume: &str) -> BTreeSet<String> {
-    let mut points = BTreeSet::new();
-    for container in pod.all_containers() {
-        let own = mount_paths(container, |name| name == volume);
-        let all = mount_paths(container, |_| true);
-        for mine in &own {
-            let mut outer: Option<&String> = None;
-            for path in all.iter().filter(|path| below(path, mine).is_some()) {
-                // What lies in an inner volume is that volume's.
-                if outer.is_some_and(|outer| path == outer || below(path, outer).is_some()) {
-                    continue;
-                }
-                outer = Some(path);
-                points.extend(below(path, mine).map(str::to_owned));
+/// Where other volumes are mounted inside a volume, in any container. The runtime cannot
+/// make these directories: volumes of files are read-only in the container (kubelet:
+/// pkg/volume/util/nested_volumes.go).
+#[derive(Debug, Default)]
+struct Nested {
+    /// By volume; paths relative to it.
+    points: HashMap<String, BTreeSet<PathBuf>>,
+}
+
+impl Nested {
+    fn of(pod: &Pod) -> Nested {
+        let mut nested = Nested::default();
+        for container in pod.all_containers() {
+            nested.add(container.volume_mounts.as_deref().unwrap_or_default());
+        }
+        for container in pod.spec().ephemeral_containers.iter().flatten() {
+            nested.add(container.volume_mounts.as_deref().unwrap_or_default());
+        }
+        nested
+    }
+
+    /// Adds the mounts of one container. Each lies in the nearest one above it alone: what is
+    /// mounted in an inner volume is that volume's.
+    fn add(&mut self, mounts: &[VolumeMount]) {
+        // Paths compare element by element: what lies below a path follows right after it.
+        // Of two volumes at one path the later one is seen.
+        let sorted: BTreeMap<PathBuf, &str> = mounts
+            .iter()
+            .filter_map(|mount| Some((clean(&mount.mount_path)?, mount.name.as_str())))
+            .collect();
+        let mut above: Vec<(&Path, &str)> = Vec::new();
+        for (path, volume) in &sorted {
+            while above.last().is_some_and(|(outer, _)| !path.starts_with(outer)) {
+                above.pop();
             }
+            if let Some((outer, outer_volume)) = above.last()
+                && let Ok(point) = path.strip_prefix(outer)
+            {
+                self.points.entry((*outer_volume).to_owned()).or_default().insert(point.to_owned());
+            }
+            above.push((path, volume));
         }
     }
-    points
+
+    /// The mount points in a volume, which count as much as its files.
+    fn of_volume(&self, volume: &str) -> Result<Option<&BTreeSet<PathBuf>>, PathError> {
+        let Some(points) = self.points.get(volume) else { return Ok(None) };
+        let mut entries = 0;
+        for point in points {
+            let depth = point.iter().count();
+            if depth > MAX_DEPTH {
+                return Err(PathError::TooDeep);
+            }
+            entries += depth;
+        }
+        if entries > MAX_ENTRIES { Err(PathError::TooMany) } else { Ok(Some(points)) }
+    }
 }
 
-/// The cleaned mount paths of a container's volumes, sorted so that outer ones come first.
-fn mount_paths(container: &Container, of: impl Fn(&str) -> bool) -> BTreeSet<String> {
-    let mounts = container.volume_mounts.iter().flatten().filter(|mount| of(&mount.name));
-    mounts.filter_map(|mount| clean(&mount.mount_path)).collect()
-}
-
-/// Without empty and `.` elements; `None` for one that climbs.
-fn clean(path: &str) -> Option<String> {
-    let mut clean = String::new();
+/// An absolute path without empty and `.` elements; `None` for one that climbs.
+fn clean(path: &str) -> Option<PathBuf> {
+    let mut clean = String::from("/");
     for element in path.split('/').filter(|element| !matches!(*element, "" | ".")) {
         if element == ".." {
             return None;
         }
-        clean.push('/');
+        if clean.len() > 1 {
+            clean.push('/');
+        }
         clean.push_str(element);
     }
-    Some(clean)
-}
-
-fn below<'a>(path: &'a str, outer: &str) -> Option<&'a str> {
-    path.strip_prefix(outer)?.strip_prefix('/').filter(|rest| !rest.is_empty())
-}
-
-fn make_point(dir: BorrowedFd<'_>, point: &str) -> rustix::io::Result<()> {
-    let mut above: Option<OwnedFd> = None;
-    for element in point.split('/') {
-        let name = paths::c_name(element).map_err(|_| Errno::INVAL)?;
-        let parent = above.as_ref().map_or(dir, OwnedFd::as_fd);
-        above = Some(tree::make_at(parent, &name, 0o755)?.0);
-    }
-    Ok(())
+    Some(PathBuf::from(clean))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::tree;
     use super::*;
     use serde_json::json;
 
@@ -142,17 +182,52 @@ mod tests {
 
     #[test]
     fn mounts_inside_a_volume_have_their_directories() {
+        let nested = |pod: &Pod| -> Vec<String> {
+            let nested = Nested::of(pod);
+            let points = nested.of_volume("v").unwrap().into_iter().flatten();
+            points.map(|point| point.to_str().unwrap().to_owned()).collect()
+        };
         for (mounts, expected) in [
             (vec![("v", "/etc/x")], vec![]),
             (vec![("v", "/etc/x"), ("o", "/etc/x/in")], vec!["in"]),
             (vec![("o", "/etc//x/./in/"), ("v", "/etc/x/")], vec!["in"]),
-            (vec![("v", "/a"), ("o", "/a/b/c"), ("p", "/a/b/c/d"), ("q", "/a/b-c")], vec!["b-c", "b/c"]),
+            (vec![("v", "/a"), ("o", "/a/b/c"), ("p", "/a/b/c/d"), ("q", "/a/b-c")], vec!["b/c", "b-c"]),
+            // Another path comes between the two when they compare as texts.
+            (vec![("v", "/a"), ("o", "/a/b"), ("p", "/a/b-c"), ("q", "/a/b/d")], vec!["b", "b-c"]),
+            (vec![("v", "/a"), ("v", "/a/b"), ("o", "/a/b/c")], vec!["b", "c"]),
             (vec![("v", "/a"), ("o", "/ab"), ("p", "/a/../c")], vec![]),
             (vec![("o", "/a"), ("v", "/a/b")], vec![]),
+            (vec![("v", "/"), ("o", "/a/b")], vec!["a/b"]),
         ] {
-            let found: Vec<String> = nested(&pod(&mounts), "v").into_iter().collect();
-            assert_eq!(found, expected, "{mounts:?}");
+            assert_eq!(nested(&pod(&mounts)), expected, "{mounts:?}");
         }
+        let mounts = json!([{"name": "v", "mountPath": "/a"}, {"name": "o", "mountPath": "/a/later"}]);
+        let value = json!({"metadata": {"name": "p", "uid": "u"},
+            "spec": {"containers": [], "ephemeralContainers": [{"name": "e", "volumeMounts": mounts}]}});
+        let with_ephemeral = serde_json::from_value::<crate::model::api::Pod>(value).unwrap();
+        assert_eq!(nested(&Pod::from(with_ephemeral)), ["later"]);
+    }
+
+    /// Comparing each mount with all others would take 2,500,000,000 steps for each volume.
+    #[test]
+    fn effort_for_mounts_grows_with_their_number_and_not_its_square() {
+        const MOUNTS: usize = 50_000;
+        let mount = |name: &str, mount_path: String| VolumeMount {
+            name: name.to_owned(),
+            mount_path,
+            ..VolumeMount::default()
+        };
+        let mounts: Vec<VolumeMount> = (0..MOUNTS)
+            .flat_map(|n| [mount("v", format!("/{n}")), mount("o", format!("/{n}/{n}"))])
+            .collect();
+        let mut nested = Nested::default();
+        nested.add(&mounts);
+        assert_eq!(nested.points["v"].len(), MOUNTS);
+        assert_eq!(nested.of_volume("v"), Err(PathError::TooMany));
+        assert_eq!(nested.of_volume("o"), Ok(None));
+        let mut deep = Nested::default();
+        deep.add(&[mount("v", "/a".into()), mount("o", format!("/a{}", "/b".repeat(MAX_DEPTH + 1)))]);
+        assert_eq!(deep.of_volume("v"), Err(PathError::TooDeep));
     }
 
     #[test]
@@ -170,13 +245,15 @@ mod tests {
         let mut payload = Payload::default();
         let file = atomic_writer::File::new(b"x".to_vec(), 0o644);
         payload.insert("file", file.clone()).unwrap();
+        let never = StopToken::never();
+        let site = Site::new(&pod, root.path(), dir.as_fd(), &never);
         for _ in 0..2 {
-            fill(&pod, &place, dir.as_fd(), &payload, &StopToken::never()).unwrap();
+            fill(&site, &place, dir.as_fd(), &payload).unwrap();
         }
         assert!(root.path().join("in/ner").is_dir());
         assert_eq!(std::fs::read_to_string(root.path().join("file")).unwrap(), "x");
         payload.insert("in/file", file).unwrap();
-        let error = fill(&pod, &place, dir.as_fd(), &payload, &StopToken::never()).unwrap_err();
+        let error = fill(&site, &place, dir.as_fd(), &payload).unwrap_err();
         assert!(error.to_string().starts_with("cannot write the files of"), "{error}");
     }
 }

@@ -67,12 +67,14 @@ fn of_the_api(
     let namespace = pod.namespace();
     if let Some(source) = &projection.config_map {
         let items = source.items.as_deref();
-        let choice = Choice { kind: Kind::ConfigMap, items, default_mode, optional: source.optional };
+        let optional = source.optional;
+        let choice = Choice { kind: Kind::ConfigMap, name: &source.name, items, default_mode, optional };
         return choice.payload(api.objects.config_map(namespace, &source.name, stop));
     }
     if let Some(source) = &projection.secret {
         let items = source.items.as_deref();
-        let choice = Choice { kind: Kind::Secret, items, default_mode, optional: source.optional };
+        let optional = source.optional;
+        let choice = Choice { kind: Kind::Secret, name: &source.name, items, default_mode, optional };
         return choice.payload(api.objects.secret(namespace, &source.name, stop));
     }
     if let Some(source) = &projection.service_account_token {

@@ -15,10 +15,15 @@ pub(super) fn payload(
     source: &SecretVolumeSource,
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
-    let items = source.items.as_deref();
-    let choice =
-        Choice { kind: Kind::Secret, items, default_mode: source.default_mode, optional: source.optional };
     let name = source.secret_name.as_deref().unwrap_or_default();
+    let items = source.items.as_deref();
+    let choice = Choice {
+        kind: Kind::Secret,
+        name,
+        items,
+        default_mode: source.default_mode,
+        optional: source.optional,
+    };
     choice.payload(objects.secret(pod.namespace(), name, stop))
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::error::chain;
+use super::files::Site;
 use super::retries::Hope;
 use super::{
     VolumeError, Volumes, config_map, downward_api, empty_dir, files, host_path, operations, paths,
@@ -111,6 +112,7 @@ impl Volumes {
             error
         })?;
         let referenced = referenced(pod);
+        let site = Site::new(pod, &path, dir.as_fd(), stop);
         let mut ready = Vec::new();
         let mut missing = Missing::default();
         for volume in pod.spec().volumes.iter().flatten() {
@@ -127,7 +129,7 @@ impl Volumes {
                 ready.push(mounted.clone());
                 continue;
             }
-            match (self.set_up_in_turn(pod, volume, (&path, dir.as_fd()), stop), before) {
+            match (self.set_up_in_turn(&site, volume), before) {
                 (Ok(mounted), _) => ready.push(mounted),
                 (Err(NotYet::Stopping), _) => return Err(VolumeError::Stopping),
                 // The files of before are still there, and complete.
@@ -149,29 +151,25 @@ impl Volumes {
         }
         let Ok(path) = paths::pod(&self.settings.root_dir, pod.uid()) else { return };
         let Ok(dir) = tree::open(&path) else { return };
+        let site = Site::new(pod, &path, dir.as_fd(), stop);
         for volume in volumes().filter(due) {
             // What is not mounted yet is left to the set-up.
             if self.actual().get(pod.uid(), &volume.name).is_some() {
-                let _ = self.set_up_in_turn(pod, volume, (&path, dir.as_fd()), stop);
+                let _ = self.set_up_in_turn(&site, volume);
             }
         }
     }
 
     /// Sets a volume up unless it has to wait, keeps the books and raises the event.
-    fn set_up_in_turn(
-        &self,
-        pod: &Pod,
-        volume: &Volume,
-        pod_dir: (&Path, BorrowedFd<'_>),
-        stop: &StopToken,
-    ) -> Result<MountedVolume, NotYet> {
+    fn set_up_in_turn(&self, site: &Site<'_>, volume: &Volume) -> Result<MountedVolume, NotYet> {
+        let pod = site.pod;
         let changes = self.api.as_ref().map_or(0, |api| api.objects.changes(pod.uid()));
         let blocked = self.retries().blocked(pod.uid(), &volume.name, changes, Instant::now());
         if let Some(until) = blocked {
             return Err(NotYet::Waits { until, cause: "waiting to try again".to_owned() });
         }
         let begun = Instant::now();
-        let result = self.set_up_one(pod, volume, pod_dir, stop);
+        let result = self.set_up_one(site, volume);
         Plugin::of(volume).count(&result, begun);
         match result {
             Ok(mounted) => {
@@ -194,22 +192,16 @@ impl Volumes {
         }
     }
 
-    fn set_up_one(
-        &self,
-        pod: &Pod,
-        volume: &Volume,
-        pod_dir: (&Path, BorrowedFd<'_>),
-        stop: &StopToken,
-    ) -> Result<MountedVolume, VolumeError> {
+    fn set_up_one(&self, site: &Site<'_>, volume: &Volume) -> Result<MountedVolume, VolumeError> {
+        let (pod, stop) = (site.pod, site.stop);
         let allocatable = &self.settings.allocatable;
         let name = volume.name.as_str();
-        let files =
-            |plugin, payload| files::set_up(pod, (plugin, name), &payload, pod_dir, allocatable.memory, stop);
+        let files = |plugin, payload| files::set_up(site, (plugin, name), &payload, allocatable.memory);
         match Plugin::of(volume) {
             Plugin::EmptyDir(source) => {
                 let default = EmptyDirVolumeSource::default();
                 let source = source.unwrap_or(&default);
-                empty_dir::set_up(pod, name, source, pod_dir, allocatable.memory, stop)
+                empty_dir::set_up(pod, name, source, (site.path, site.dir), allocatable.memory, stop)
             }
             Plugin::HostPath(source) => self.host_path(pod, name, source, stop),
             Plugin::DownwardApi(source) => {

@@ -15,13 +15,14 @@ fn payload(files: &[(&str, &str)]) -> Payload {
 
 fn write_to(dir: &Path, payload: &Payload) -> io::Result<Outcome> {
     let fd = tree::open(dir).unwrap();
-    write(fd.as_fd(), payload, Timestamp::from_second(1_000_000_000).unwrap(), &|| Ok(()))
+    let now = Timestamp::from_second(1_000_000_000).unwrap();
+    write(fd.as_fd(), payload, now, &|| Ok(()), &StopToken::never())
 }
 
 /// Directories of versions.
 fn versions(dir: &Path) -> Vec<String> {
     let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
-    names.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.starts_with("..2")).collect()
+    names.map(|name| name.to_string_lossy().into_owned()).filter(|name| is_version(name.as_bytes())).collect()
 }
 
 /// What readers see in the volume's root.
@@ -57,6 +58,8 @@ fn paths_stay_in_the_volume() {
     }
     assert_eq!(check(&"a/".repeat(3000)), Err(PathError::TooLong));
     assert_eq!(check(&"a".repeat(256)), Err(PathError::LongName));
+    assert!(check(&"a/".repeat(MAX_DEPTH)).is_ok());
+    assert_eq!(check(&"a/".repeat(MAX_DEPTH + 1)), Err(PathError::TooDeep));
     let mut files = payload(&[("a/b", "1")]);
     let file = File::new(Vec::new(), 0);
     for path in ["a", "a/b/c"] {
@@ -116,6 +119,7 @@ fn goes_on_where_a_write_was_cut_short() {
     symlink("..data/old", at.join("old")).unwrap();
     assert_eq!(write_to(at, &files).unwrap(), Outcome::Unchanged);
     assert_eq!(visible(at), ["a", "b"]);
+    assert_eq!(versions(at).len(), 1);
     assert_eq!(write_to(at, &payload(&[("a", "3")])).unwrap(), Outcome::Written);
     assert_eq!(versions(at).len(), 1);
     assert!(!at.join(NEXT).exists());
@@ -132,10 +136,11 @@ fn a_failed_ownership_shows_nothing() {
     write_to(at, &payload(&[("a", "1")])).unwrap();
     let fd = tree::open(at).unwrap();
     let asked = Cell::new(false);
-    let result = write(fd.as_fd(), &payload(&[("a", "2")]), Timestamp::now(), &|| {
+    let own = || {
         asked.set(true);
         Err(Errno::PERM)
-    });
+    };
+    let result = write(fd.as_fd(), &payload(&[("a", "2")]), Timestamp::now(), &own, &StopToken::never());
     assert_eq!((result, asked.get()), (Err(Errno::PERM), true));
     assert_eq!(read_all(at, "a").as_deref(), Some("1"));
     assert_eq!(versions(at).len(), 1);
@@ -173,7 +178,7 @@ proptest! {
             for (path, file) in &wanted.files {
                 prop_assert_eq!(&std::fs::read(dir.path().join(path)).unwrap(), &file.data);
             }
-            let roots: Vec<String> = wanted.roots().into_iter().map(str::to_owned).collect();
+            let roots: Vec<String> = wanted.roots().into_iter().map(|name| name.to_str().unwrap().to_owned()).collect();
             prop_assert_eq!(visible(dir.path()), roots);
             prop_assert_eq!(versions(dir.path()).len(), 1);
             prop_assert_eq!(write_to(dir.path(), &wanted).unwrap(), Outcome::Unchanged);
@@ -190,7 +195,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_may_belong_to_somebody() {
+fn file_may_have_another_owner() {
     let dir = tempfile::tempdir().unwrap();
     let own = std::fs::metadata(dir.path()).unwrap().uid();
     // Only root may give files away.
@@ -207,4 +212,126 @@ fn a_file_may_belong_to_somebody() {
         format!("{:?}", files.get("token").unwrap()),
         format!("File(1 bytes, mode 600, owner Some({uid}))")
     );
+}
+
+#[test]
+fn too_many_files_are_refused() {
+    let file = || File::new(Vec::new(), 0o644);
+    let mut files = Payload::default();
+    for n in 0..MAX_ENTRIES {
+        files.insert(&n.to_string(), file()).unwrap();
+    }
+    files.insert("0", file()).unwrap();
+    assert_eq!(files.insert("more", file()), Err(PathError::TooMany));
+    // Directories count once each.
+    let mut files = Payload::default();
+    for path in ["a/b/one", "a/b/two", "a/c/one", "d"] {
+        files.insert_up_to(7, path, file()).unwrap();
+    }
+    assert_eq!(files.entries, 7);
+    files.insert_up_to(7, "d", file()).unwrap();
+    assert_eq!(files.insert_up_to(7, "e", file()), Err(PathError::TooMany));
+    files.insert_up_to(8, "a/c/two", file()).unwrap();
+}
+
+/// Files of one directory, and of one directory each: comparing each path with all others
+/// would take 10,000,000,000 steps.
+#[test]
+fn effort_grows_with_the_number_of_files_and_not_its_square() {
+    const FILES: usize = 100_000;
+    for form in ["a/#", "#/a"] {
+        let mut files = Payload::default();
+        for n in 0..FILES {
+            files
+                .insert_up_to(usize::MAX, &form.replace('#', &n.to_string()), File::new(Vec::new(), 0))
+                .unwrap();
+        }
+        assert_eq!((files.files.len(), files.roots().len()), (FILES, if form == "a/#" { 1 } else { FILES }));
+    }
+}
+
+#[test]
+fn stopped_write_is_finished_by_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    write_to(at, &payload(&[("a", "1"), ("b", "1")])).unwrap();
+    let (source, stop) = crate::util::stop::pair();
+    let next = payload(&[("a", "2"), ("c", "2")]);
+    let fd = tree::open(at).unwrap();
+    // The stop comes before the new version is visible, and right after it is complete.
+    drop(source);
+    let stopped = write(fd.as_fd(), &next, Timestamp::now(), &|| Ok(()), &stop);
+    assert_eq!((stopped, versions(at).len()), (Err(Errno::CANCELED), 1));
+    assert_eq!((read_all(at, "a").as_deref(), visible(at)), (Some("1"), vec!["a".into(), "b".into()]));
+    let (source, stop) = crate::util::stop::pair();
+    let source = Cell::new(Some(source));
+    let own = || {
+        drop(source.take());
+        Ok(())
+    };
+    assert_eq!(write(fd.as_fd(), &next, Timestamp::now(), &own, &stop), Err(Errno::CANCELED));
+    assert_eq!((read_all(at, "a").as_deref(), versions(at).len()), (Some("2"), 2));
+    assert_eq!(write_to(at, &next).unwrap(), Outcome::Unchanged);
+    assert_eq!((visible(at), versions(at).len()), (vec!["a".into(), "c".into()], 1));
+}
+
+/// A clock without a battery starts in 1970.
+#[test]
+fn early_versions_are_replaced_like_any_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let fd = tree::open(dir.path()).unwrap();
+    let early = |data: &str| {
+        let files = payload(&[("a", data)]);
+        write(fd.as_fd(), &files, Timestamp::UNIX_EPOCH, &|| Ok(()), &StopToken::never()).unwrap()
+    };
+    assert_eq!(
+        [early("1"), early("1"), early("2")],
+        [Outcome::Written, Outcome::Unchanged, Outcome::Written]
+    );
+    assert_eq!(versions(dir.path()).len(), 1);
+    assert!(versions(dir.path())[0].starts_with("..1970_01_01_"));
+}
+
+/// The volume is writable through another mount, and not everything in it is ours.
+#[test]
+fn foreign_entries_are_not_read_through() {
+    let top = tempfile::tempdir().unwrap();
+    let (at, outside) = (top.path().join("v"), top.path().join("outside"));
+    std::fs::create_dir(&at).unwrap();
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::write(outside.join("x"), "1").unwrap();
+    let files = payload(&[("d/x", "1"), ("f", "1")]);
+    let disturbances: [&dyn Fn(&Path); 5] = [
+        &|version| {
+            std::fs::remove_dir_all(version.join("d")).unwrap();
+            symlink(&outside, version.join("d")).unwrap();
+        },
+        &|version| {
+            std::fs::remove_file(version.join("f")).unwrap();
+            symlink(outside.join("x"), version.join("f")).unwrap();
+        },
+        // It would be waited for by whoever opens it without care.
+        &|version| {
+            std::fs::remove_file(version.join("f")).unwrap();
+            fs::mknodat(fs::CWD, version.join("f"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        },
+        &|version| {
+            std::fs::remove_file(version.join("f")).unwrap();
+            drop(std::os::unix::net::UnixListener::bind(version.join("f")).unwrap());
+        },
+        &|_| {
+            std::fs::remove_file(at.join(DATA)).unwrap();
+            symlink("..", at.join(DATA)).unwrap();
+        },
+    ];
+    for disturb in disturbances {
+        write_to(&at, &files).unwrap();
+        let version = at.join(&versions(&at)[0]);
+        disturb(&version);
+        assert_eq!(write_to(&at, &files).unwrap(), Outcome::Written);
+        assert_eq!(versions(&at).len(), 1);
+        assert!(std::fs::symlink_metadata(at.join("f")).unwrap().is_symlink());
+        assert_eq!(read_all(&at, "d/x").as_deref(), Some("1"));
+    }
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
 }
