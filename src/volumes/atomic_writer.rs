@@ -9,7 +9,7 @@
 //! writable through another mount: each directory is opened in the one above without
 //! following links, and only regular files are read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,7 @@ pub(super) const MAX_ENTRIES: usize = 10_000;
 pub(super) struct File {
     pub(super) data: Vec<u8>,
     pub(super) mode: u32,
-    /// The user that owns the file; `None`: the agent's.
+    /// The user that owns the file and the link to it; `None`: the agent's.
     pub(super) owner: Option<u32>,
 }
 
@@ -166,9 +166,15 @@ impl Payload {
         self.files.get(Path::new(path))
     }
 
-    /// The names in the volume's root.
-    fn roots(&self) -> BTreeSet<&OsStr> {
-        self.files.keys().map(|path| path.iter().next().unwrap_or_default()).collect()
+    /// The names in the volume's root, each with the owner of its link: that of the first
+    /// file behind it that has one.
+    fn roots(&self) -> BTreeMap<&OsStr, Option<u32>> {
+        let mut roots: BTreeMap<&OsStr, Option<u32>> = BTreeMap::new();
+        for (path, file) in &self.files {
+            let owner = roots.entry(path.iter().next().unwrap_or_default()).or_default();
+            *owner = owner.or(file.owner);
+        }
+        roots
     }
 }
 
@@ -469,9 +475,14 @@ fn replace(dir: BorrowedFd<'_>, version: &CStr) -> io::Result<()> {
     fs::renameat(dir, NEXT, dir, DATA)
 }
 
-/// Makes the links in the volume's root, as far as they are missing.
-fn link_roots(dir: BorrowedFd<'_>, roots: &BTreeSet<&OsStr>, stop: &StopToken) -> io::Result<()> {
-    for root in roots {
+/// Makes the links in the volume's root, as far as they are missing, and gives them to the
+/// owners of their files. Their group is that of the volume's root, which hands it on.
+fn link_roots(
+    dir: BorrowedFd<'_>,
+    roots: &BTreeMap<&OsStr, Option<u32>>,
+    stop: &StopToken,
+) -> io::Result<()> {
+    for (root, owner) in roots {
         go_on(stop)?;
         let mut target = OsString::from(DATA);
         target.push("/");
@@ -485,15 +496,28 @@ fn link_roots(dir: BorrowedFd<'_>, roots: &BTreeSet<&OsStr>, stop: &StopToken) -
         if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
             return Err(Errno::EXIST);
         }
+        if let Some(uid) = owner.filter(|uid| *uid != stat.st_uid) {
+            give_link(dir, root, uid)?;
+        }
     }
     Ok(())
+}
+
+/// Gives a link to a user; nothing else that takes its name in the meantime.
+fn give_link(dir: BorrowedFd<'_>, name: &OsStr, uid: u32) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let link = fs::openat(dir, name, flags, Mode::empty())?;
+    if FileType::from_raw_mode(fs::fstat(&link)?.st_mode) != FileType::Symlink {
+        return Err(Errno::EXIST);
+    }
+    fs::chownat(&link, c"", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)
 }
 
 /// Removes links to files that are no more, the version before, and what a write that was
 /// cut short has left.
 fn clean_up(
     dir: BorrowedFd<'_>,
-    roots: &BTreeSet<&OsStr>,
+    roots: &BTreeMap<&OsStr, Option<u32>>,
     version: &CStr,
     stop: &StopToken,
 ) -> io::Result<()> {
@@ -508,7 +532,7 @@ fn clean_up(
                     log::warn!("cannot remove an old version of a volume's files: {path}: {errno}");
                 }
             }
-        } else if !bytes.starts_with(b"..") && !roots.contains(OsStr::from_bytes(bytes)) {
+        } else if !bytes.starts_with(b"..") && !roots.contains_key(OsStr::from_bytes(bytes)) {
             let Ok(target) = fs::readlinkat(dir, &name, Vec::new()) else { continue };
             if target.as_bytes().starts_with(b"..data/") {
                 fs::unlinkat(dir, &name, AtFlags::empty())?;

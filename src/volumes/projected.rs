@@ -94,8 +94,8 @@ fn of_the_api(
     Ok(Payload::default())
 }
 
-/// The token's file, readable for the pod's one user if there is such a one. With an fsGroup
-/// the group gets its right when the volume is given to it.
+/// The token's file, readable for the pod's user if all containers have the same. With an
+/// fsGroup the group gets its right when the volume is given to it.
 fn token(
     pod: &Pod,
     source: &ServiceAccountTokenProjection,
@@ -120,12 +120,18 @@ fn token(
     Ok(payload)
 }
 
-/// The user that all init and regular containers run as, if each names one and it is the same.
+/// The user that all containers run as, ephemeral ones included, if each names one and it is
+/// the same (kubelet: pkg/volume/util FsUserFrom).
 fn one_user(pod: &Pod) -> Option<u32> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
     let mut found: Option<i64> = None;
-    for container in pod.all_containers() {
-        let own = container.security_context.as_ref().and_then(|context| context.run_as_user);
+    let ephemeral = pod.spec().ephemeral_containers.iter().flatten();
+    let contexts = pod
+        .all_containers()
+        .map(|container| &container.security_context)
+        .chain(ephemeral.map(|container| &container.security_context));
+    for context in contexts {
+        let own = context.as_ref().and_then(|context| context.run_as_user);
         let user = own.or(of_pod)?;
         if *found.get_or_insert(user) != user {
             return None;
@@ -271,6 +277,11 @@ mod tests {
             (
                 json!({"securityContext": user(5), "initContainers": [{"name": "i", "securityContext": user(6)}],
                     "containers": [{"name": "c"}]}),
+                None,
+            ),
+            (
+                json!({"containers": [{"name": "c", "securityContext": user(5)}],
+                    "ephemeralContainers": [{"name": "e"}]}),
                 None,
             ),
             (json!({"securityContext": user(-1), "containers": [{"name": "c"}]}), None),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coracle::kube::PodApi;
-use coracle::kube::objects::{self, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
+use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use coracle::kube::tokens::{TokenAnswer, TokenApi, Tokens};
 use coracle::model::api;
@@ -431,7 +431,8 @@ fn a_set_up_goes_on_from_every_step() {
     assert!(!dir.exists() && !place.root().join("pods/u1/volume-subpaths").exists());
 }
 
-/// An API server with one Secret, `n/s`, and tokens that are numbered.
+/// An API server with a Secret and a ConfigMap `n/s` of the same content, and tokens that are
+/// numbered.
 #[derive(Clone, Default)]
 struct Server {
     secret: Arc<Mutex<Option<Object>>>,
@@ -440,7 +441,7 @@ struct Server {
 
 impl ObjectApi for Server {
     fn read(&self, key: &Key) -> Result<Object, ObjectError> {
-        assert_eq!(*key, Key::new(Kind::Secret, "n", "s"));
+        assert_eq!((key.namespace.as_str(), key.name.as_str()), ("n", "s"));
         self.secret.lock().unwrap().clone().ok_or_else(|| objects::not_found(key))
     }
 
@@ -547,4 +548,60 @@ fn secrets_and_tokens_lie_in_memory_and_follow_their_objects() {
     assert!(queue.is_empty());
     tear_down(&volumes, pod.uid());
     assert!(place.mounts(&place.root()).is_empty());
+}
+
+/// As `ls -l` shows them and as upstream's tests of ownership read them: without following.
+#[test]
+fn links_have_the_owner_and_group_of_their_files() {
+    let Some(place) = Place::new() else { return };
+    fs::create_dir_all(place.root()).unwrap();
+    let (events, queue) = EventSink::new();
+    let server = Server::default();
+    server.set("one");
+    let api = server.api();
+    let settings = Settings { root_dir: place.root(), allocatable: NodeAllocatable::default() };
+    let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
+    let names = ["secret", "map", "fields", "all"];
+    let mounts = names.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
+    let label = json!([{"path": "pw", "fieldRef": {"fieldPath": "metadata.name"}}]);
+    let volumes_of = json!([
+        {"name": "secret", "secret": {"secretName": "s"}},
+        {"name": "map", "configMap": {"name": "s"}},
+        {"name": "fields", "downwardAPI": {"items": label}},
+        {"name": "all", "projected": {"sources": [
+            {"secret": {"name": "s"}},
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}},
+            {"serviceAccountToken": {"path": "deep/token", "expirationSeconds": 600}}]}}]);
+    for (context, user, group) in [
+        (json!({}), 0, 0),
+        (json!({"runAsUser": 1000}), 1000, 0),
+        (json!({"fsGroup": 2000}), 0, 2000),
+        (json!({"runAsUser": 1000, "fsGroup": 2000}), 1000, 2000),
+    ] {
+        let spec = json!({
+            "serviceAccountName": "default", "securityContext": context,
+            "containers": [{"name": "c", "volumeMounts": mounts}], "volumes": volumes_of,
+        });
+        let pod = pod(json!({}), spec);
+        api.register(&pod);
+        let ready = volumes.setup(&pod, &STOP()).unwrap();
+        for (volume, name) in ready.iter().zip(names) {
+            assert_eq!(volume.volume, name);
+            let of = |path: &str| {
+                let link = fs::symlink_metadata(volume.host_path.join(path)).unwrap();
+                assert!(link.is_symlink(), "{name}/{path}");
+                (link.uid(), link.gid())
+            };
+            let file = |path: &str| fs::metadata(volume.host_path.join(path)).map(|it| (it.uid(), it.gid()));
+            assert_eq!([of("..data"), of("pw"), file("pw").unwrap()], [(0, group); 3], "{name} {context}");
+            if name == "all" {
+                let token = [of("token"), file("token").unwrap(), of("deep"), file("deep/token").unwrap()];
+                assert_eq!(token, [(user, group); 4], "{context}");
+                assert_eq!(file("deep").unwrap(), (0, group), "{context}");
+            }
+        }
+        api.forget(pod.uid());
+        tear_down(&volumes, pod.uid());
+    }
+    assert!(queue.is_empty());
 }

@@ -178,7 +178,7 @@ proptest! {
             for (path, file) in &wanted.files {
                 prop_assert_eq!(&std::fs::read(dir.path().join(path)).unwrap(), &file.data);
             }
-            let roots: Vec<String> = wanted.roots().into_iter().map(|name| name.to_str().unwrap().to_owned()).collect();
+            let roots: Vec<String> = wanted.roots().into_keys().map(|name| name.to_str().unwrap().to_owned()).collect();
             prop_assert_eq!(visible(dir.path()), roots);
             prop_assert_eq!(versions(dir.path()).len(), 1);
             prop_assert_eq!(write_to(dir.path(), &wanted).unwrap(), Outcome::Unchanged);
@@ -194,20 +194,35 @@ proptest! {
     }
 }
 
+/// Only root may give files away: elsewhere the owner is the same before and after.
+fn another_user(dir: &Path) -> (u32, u32) {
+    let own = std::fs::metadata(dir).unwrap().uid();
+    (own, if own == 0 { 1000 } else { own })
+}
+
 #[test]
-fn file_may_have_another_owner() {
+fn file_and_its_link_have_the_same_owner() {
     let dir = tempfile::tempdir().unwrap();
-    let own = std::fs::metadata(dir.path()).unwrap().uid();
-    // Only root may give files away.
-    let uid = if own == 0 { 1000 } else { own };
+    let (own, uid) = another_user(dir.path());
     let mut files = Payload::default();
-    files.insert("token", File { owner: Some(uid), ..File::new(b"x".to_vec(), 0o600) }).unwrap();
+    let owned = |data: &str| File { owner: Some(uid), ..File::new(data.as_bytes().to_vec(), 0o600) };
+    files.insert("token", owned("x")).unwrap();
     files.insert("ca", File::new(b"y".to_vec(), 0o644)).unwrap();
+    files.insert("deep/ca", File::new(b"y".to_vec(), 0o644)).unwrap();
+    files.insert("deep/token", owned("z")).unwrap();
     write_to(dir.path(), &files).unwrap();
     let of = |path: &str| {
         std::fs::metadata(dir.path().join(path)).map(|it| (it.uid(), it.mode() & 0o7777)).unwrap()
     };
     assert_eq!((of("token"), of("ca")), ((uid, 0o600), (own, 0o644)));
+    let link = |path: &str| std::fs::symlink_metadata(dir.path().join(path)).unwrap().uid();
+    let links = || ["token", "ca", "deep", "..data"].map(link);
+    assert_eq!(links(), [uid, own, uid, own]);
+    // A link that an earlier version of the agent has left.
+    std::fs::remove_file(dir.path().join("token")).unwrap();
+    symlink("..data/token", dir.path().join("token")).unwrap();
+    assert_eq!(write_to(dir.path(), &files).unwrap(), Outcome::Unchanged);
+    assert_eq!(links(), [uid, own, uid, own]);
     assert_eq!(
         format!("{:?}", files.get("token").unwrap()),
         format!("File(1 bytes, mode 600, owner Some({uid}))")
