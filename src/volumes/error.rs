@@ -150,6 +150,15 @@ impl VolumeError {
         }
     }
 
+    /// Whether a hostPath volume may succeed once another volume of its pod is ready, or has
+    /// left its thread.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            VolumeError::HostPathType { .. } | VolumeError::Io { .. } | VolumeError::TooManyPending
+        )
+    }
+
     pub(super) fn io(
         attempt: &'static str,
         path: &Path,

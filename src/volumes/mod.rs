@@ -4,11 +4,13 @@
 //! markers beside it, and the removal of directories of pods that nobody knows any more.
 //! Threads: none of its own. Calls block in the pod's worker, and do a handful of system
 //! calls on the agent's own file system; what touches another one, which may hang, runs on
-//! a `vol/<uid8>` thread while the worker waits for it up to two minutes.
+//! a `vol/<uid8>` thread. The worker waits for it up to two minutes, and goes on with the
+//! pod's other volumes meanwhile.
 //! Invariants: only volumes that a container refers to are made, each once; a failed volume
-//! is not tried again before its wait is over; one operation per volume at a time; no walk
-//! in a volume follows a link out of it; removal never follows a link and never enters
-//! another file system; nothing is removed below a mount that could not be unmounted.
+//! is not tried again before its wait is over, unless another volume of its pod may have
+//! helped it; one operation per volume at a time; no walk in a volume follows a link out of
+//! it; removal never follows a link and never enters another file system; nothing is removed
+//! below a mount that could not be unmounted.
 //! Absent on purpose: a reconciler. The desired state is the pod's specification, the actual
 //! one the table in `actual` on top of the disk and the mount table, and each pod's worker
 //! compares them when something happens (DIFFERS: the Go kubelet polls every 100 ms).
@@ -29,6 +31,7 @@ mod orphans;
 mod ownership;
 mod paths;
 mod projected;
+mod queue;
 mod retries;
 mod secret;
 mod setup;

@@ -1,20 +1,20 @@
 //! Operations that may hang: those that touch file systems which are not the agent's own,
 //! such as a network mount behind a hostPath. Each runs on a thread of its own for as long
-//! as it takes; whoever waits for it does so up to a limit.
+//! as it takes; callers wait for it up to a limit.
 //!
 //! At most one is under way per pod and volume. One that hangs stays, named in the log,
-//! until the kernel lets go of it; until then the volume is not touched again.
+//! until the kernel ends the call; until then the volume is not touched again.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, bounded, select_biased};
+use crossbeam_channel::{bounded, select_biased};
 
 use super::VolumeError;
 use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
-use crate::util::threads::{self, OnDeath, Stack};
+use crate::util::threads::{self, OnDeath, Running, Stack};
 
 /// How long anyone waits: upstream's two minutes and three seconds.
 pub(super) const LIMIT: Duration = Duration::from_secs(123);
@@ -43,9 +43,42 @@ impl Drop for Entry {
     }
 }
 
+/// Passes the result on, once: that of the operation, or that it panicked.
+struct Report<T, F: FnOnce(Result<T, VolumeError>)> {
+    to: Option<F>,
+    result: Option<Result<T, VolumeError>>,
+}
+
+impl<T, F: FnOnce(Result<T, VolumeError>)> Drop for Report<T, F> {
+    fn drop(&mut self) {
+        if let Some(to) = self.to.take() {
+            to(self.result.take().unwrap_or(Err(VolumeError::Panicked)));
+        }
+    }
+}
+
+/// An operation under way. Dropping it asks the operation to stop, and leaves it behind if it
+/// does not.
+pub(super) struct Operation(Option<Running>);
+
+impl Operation {
+    /// Joins the thread of an operation whose result is there.
+    pub(super) fn finish(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if let Some(running) = self.0.take() {
+            running.stop(GRACE);
+        }
+    }
+}
+
 impl Operations {
     /// Runs `work` and waits for its end up to `limit`. `work` gets a token of its own that
-    /// is given when nobody waits any more.
+    /// stops it when the wait is over.
     pub(super) fn run<T: Send + 'static>(
         &self,
         uid: &PodUid,
@@ -54,38 +87,46 @@ impl Operations {
         stop: &StopToken,
         work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
     ) -> Result<T, VolumeError> {
-        let entry = self.enter(uid, volume)?;
-        let (tell, told) = bounded(1);
-        let short: String = uid.as_str().chars().take(8).collect();
-        let running =
-            threads::spawn(&format!("vol/{short}"), Stack::Small, OnDeath::Nobody, move |own_stop| {
-                let result = {
-                    let _entry = entry;
-                    let _waiting = threads::waiting("volume operation");
-                    work(&own_stop)
-                };
-                // Nobody may be waiting any more.
-                let _ = tell.send(result);
-            })
-            .map_err(|source| VolumeError::Thread { source })?;
+        let (report, reported) = bounded(1);
+        let to = move |result| {
+            // The wait may be over.
+            let _ = report.send(result);
+        };
+        let operation = self.start(uid, volume, to, work)?;
         let _waiting = threads::waiting("volume operation");
         let result = select_biased! {
             recv(stop.signal()) -> _ => Err(VolumeError::Stopping),
-            recv(told) -> result => match result {
-                Ok(result) => {
-                    drop(running);
-                    return result;
-                }
-                Err(_) => Err(VolumeError::Panicked),
-            },
+            recv(reported) -> result => {
+                operation.finish();
+                return result.unwrap_or(Err(VolumeError::Panicked));
+            }
             default(limit) => Err(VolumeError::Overdue),
         };
-        running.stop(GRACE);
+        drop(operation);
         // It may have ended at the last moment.
-        match told.recv_timeout(Duration::ZERO) {
-            Ok(done) => done,
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => result,
-        }
+        reported.try_recv().unwrap_or(result)
+    }
+
+    /// Starts `work` on a thread of its own, which ends with a call of `report`, also when the
+    /// work panics. `work` gets a token that stops it when the [`Operation`] is dropped.
+    pub(super) fn start<T: 'static>(
+        &self,
+        uid: &PodUid,
+        volume: &str,
+        report: impl FnOnce(Result<T, VolumeError>) + Send + 'static,
+        work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<Operation, VolumeError> {
+        let entry = self.enter(uid, volume)?;
+        let short: String = uid.as_str().chars().take(8).collect();
+        let running =
+            threads::spawn(&format!("vol/{short}"), Stack::Small, OnDeath::Nobody, move |own_stop| {
+                let mut report = Report { to: Some(report), result: None };
+                let _entry = entry;
+                let _waiting = threads::waiting("volume operation");
+                report.result = Some(work(&own_stop));
+            })
+            .map_err(|source| VolumeError::Thread { source })?;
+        Ok(Operation(Some(running)))
     }
 
     fn enter(&self, uid: &PodUid, volume: &str) -> Result<Entry, VolumeError> {
@@ -168,6 +209,28 @@ mod tests {
             .run(&uid(), "v", LIMIT, &StopToken::never(), |_| -> Result<(), _> { panic!("a test's own") });
         assert!(matches!(panicked, Err(VolumeError::Panicked)));
         assert!(!operations.is_busy(&uid()));
+    }
+
+    #[test]
+    fn every_start_is_reported_once_the_volume_is_free() {
+        let operations = Operations::default();
+        let (report, reported) = bounded(2);
+        for volume in ["fine", "panics"] {
+            let (report, again) = (report.clone(), operations.clone());
+            let to = move |result: Result<u8, _>| {
+                report.send((result, again.enter(&uid(), volume).is_ok())).unwrap()
+            };
+            let work = move |_: &StopToken| if volume == "fine" { Ok(7) } else { panic!("a test's own") };
+            let operation = operations.start(&uid(), volume, to, work).unwrap();
+            let (result, is_free) = reported.recv_timeout(LIMIT).unwrap();
+            operation.finish();
+            assert!(is_free);
+            match volume {
+                "fine" => assert_eq!(result.unwrap(), 7),
+                _ => assert!(matches!(result, Err(VolumeError::Panicked))),
+            }
+        }
+        assert!(reported.is_empty());
     }
 
     #[test]

@@ -1,17 +1,26 @@
-//! Setting up: the volumes that a pod's containers refer to, one after another.
+//! Setting up: the volumes that a pod's containers refer to, in no order.
+//!
+//! Volumes in the agent's own directories are made in turn. One that touches another file
+//! system has a thread of its own; after a moment the next volume is tried beside it, so
+//! that a file system that hangs delays no other volume.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+
+use super::atomic_writer::Payload;
 use super::error::chain;
 use super::files::Site;
+use super::operations::{self, Operation};
+use super::queue::{Next, Outcome, Queue};
 use super::retries::Hope;
 use super::{
-    VolumeError, Volumes, config_map, downward_api, empty_dir, files, host_path, operations, paths,
-    projected, secret, tree,
+    VolumeError, Volumes, config_map, downward_api, empty_dir, files, host_path, paths, projected, secret,
+    tree,
 };
 use crate::kube::objects::Objects;
 use crate::model::api::{
@@ -23,6 +32,11 @@ use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::stop::StopToken;
+use crate::util::threads;
+
+/// How long an operation on another file system is waited for before the next volume is
+/// tried beside it. Nearly all end sooner, so that a pod needs one thread for all of them.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// What a volume is made by, and what follows from that.
 #[derive(Debug, Clone, Copy)]
@@ -77,14 +91,11 @@ impl Plugin<'_> {
     }
 
     /// Counts a set-up.
-    fn count(self, result: &Result<MountedVolume, VolumeError>, begun: Instant) {
+    fn count(self, result: Result<(), ()>, begun: Option<Instant>) {
         let Some(plugin) = self.name() else { return };
-        let status = match result {
-            Ok(_) => "success",
-            Err(VolumeError::Stopping) => return,
-            Err(_) => "fail-unknown",
-        };
-        STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], begun.elapsed());
+        let status = if result.is_ok() { "success" } else { "fail-unknown" };
+        let took = begun.map(|begun| begun.elapsed()).unwrap_or_default();
+        STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], took);
     }
 
     /// Whether its content follows the pod or objects: it is brought up to date at each sync.
@@ -100,7 +111,7 @@ impl Volumes {
     /// Makes the pod's directories and every volume that one of its containers refers to.
     /// Doing it again is cheap and harmless. A volume that failed lately is not tried
     /// before its wait is over. Events about failures are raised here. May block for two
-    /// minutes per volume on a file system that hangs.
+    /// minutes on file systems that hang.
     ///
     /// # Errors
     /// [`VolumeError::NotMounted`] with the time to come back when a volume is not ready;
@@ -111,38 +122,19 @@ impl Volumes {
             self.events.warning(pod, reasons::FAILED, error.to_string());
             error
         })?;
-        let referenced = referenced(pod);
         let site = Site::new(pod, &path, dir.as_fd(), stop);
-        let mut ready = Vec::new();
-        let mut missing = Missing::default();
-        for volume in pod.spec().volumes.iter().flatten() {
-            if !referenced.contains(volume.name.as_str()) {
-                continue;
-            }
-            if stop.is_stopped() {
-                return Err(VolumeError::Stopping);
-            }
-            let before = self.actual().get(pod.uid(), &volume.name);
-            if let Some(mounted) = &before
-                && !Plugin::of(volume).is_kept_up_to_date()
-            {
-                ready.push(mounted.clone());
-                continue;
-            }
-            match (self.set_up_in_turn(&site, volume), before) {
-                (Ok(mounted), _) => ready.push(mounted),
-                (Err(NotYet::Stopping), _) => return Err(VolumeError::Stopping),
-                // The files of before are still there, and complete.
-                (Err(NotYet::Waits { .. }), Some(mounted)) => ready.push(mounted),
-                (Err(NotYet::Waits { until, cause }), None) => missing.add(&volume.name, until, &cause),
-            }
-        }
-        missing.into_result().map(|()| ready)
+        let referenced = referenced(pod);
+        let volumes = pod.spec().volumes.iter().flatten();
+        let wanted = volumes.filter(|volume| referenced.contains(volume.name.as_str()));
+        let mut set_up = SetUp::new(self, &site, wanted);
+        set_up.run()?;
+        set_up.into_result()
     }
 
     /// Brings files that tell of the pod (labels, annotations, resources), of objects of the
-    /// API, and tokens up to date. To be called at each sync of a pod that is set up; writes only what has changed. A failure
-    /// is told in an event and does no harm: the files of before stay.
+    /// API, and tokens up to date. To be called at each sync of a pod that is set up; writes
+    /// only what has changed. A failure raises an event and does no harm: the files of before
+    /// stay.
     pub fn remount(&self, pod: &Pod, stop: &StopToken) {
         let volumes = || pod.spec().volumes.iter().flatten();
         let due = |volume: &&Volume| Plugin::of(volume).is_kept_up_to_date();
@@ -152,74 +144,72 @@ impl Volumes {
         let Ok(path) = paths::pod(&self.settings.root_dir, pod.uid()) else { return };
         let Ok(dir) = tree::open(&path) else { return };
         let site = Site::new(pod, &path, dir.as_fd(), stop);
-        for volume in volumes().filter(due) {
-            // What is not mounted yet is left to the set-up.
-            if self.actual().get(pod.uid(), &volume.name).is_some() {
-                let _ = self.set_up_in_turn(&site, volume);
-            }
-        }
+        // What is not mounted yet is left to the set-up.
+        let mounted = |volume: &&Volume| self.actual().get(pod.uid(), &volume.name).is_some();
+        let mut set_up = SetUp::new(self, &site, volumes().filter(due).filter(mounted));
+        // What failed has its event.
+        let _ = set_up.run();
     }
 
-    /// Sets a volume up unless it has to wait, keeps the books and raises the event.
-    fn set_up_in_turn(&self, site: &Site<'_>, volume: &Volume) -> Result<MountedVolume, NotYet> {
-        let pod = site.pod;
-        let changes = self.api.as_ref().map_or(0, |api| api.objects.changes(pod.uid()));
-        let blocked = self.retries().blocked(pod.uid(), &volume.name, changes, Instant::now());
-        if let Some(until) = blocked {
-            return Err(NotYet::Waits { until, cause: "waiting to try again".to_owned() });
-        }
-        let begun = Instant::now();
-        let result = self.set_up_one(site, volume);
-        Plugin::of(volume).count(&result, begun);
-        match result {
-            Ok(mounted) => {
-                self.retries().succeeded(pod.uid(), &volume.name);
-                self.actual().mounted(pod.uid(), &mounted);
-                Ok(mounted)
-            }
-            Err(VolumeError::Stopping) => Err(NotYet::Stopping),
-            Err(error) => {
-                let hope = match error {
-                    VolumeError::Unsupported { .. } => Hope::None,
-                    _ => Hope::Some,
-                };
-                let cause =
-                    format!("MountVolume.SetUp failed for volume {:?} : {}", volume.name, chain(&error));
-                self.events.warning(pod, reasons::FAILED_MOUNT, cause.as_str());
-                let until = self.retries().failed(pod.uid(), &volume.name, (hope, changes), Instant::now());
-                Err(NotYet::Waits { until, cause })
-            }
-        }
+    /// Until when the volume must not be tried.
+    fn blocked(&self, pod: &Pod, volume: &Volume, changes: u64) -> Option<Instant> {
+        self.retries().blocked(pod.uid(), &volume.name, changes, Instant::now())
     }
 
-    fn set_up_one(&self, site: &Site<'_>, volume: &Volume) -> Result<MountedVolume, VolumeError> {
-        let (pod, stop) = (site.pod, site.stop);
+    /// Records a volume that is ready.
+    fn keep(&self, pod: &Pod, mounted: &MountedVolume) {
+        self.retries().succeeded(pod.uid(), &mounted.volume);
+        self.actual().mounted(pod.uid(), mounted);
+    }
+
+    /// Raises the event for a failed volume and says when it may be tried again, and why not
+    /// now.
+    fn give_up(&self, pod: &Pod, volume: &Volume, error: &VolumeError, changes: u64) -> (Instant, String) {
+        let hope = match error {
+            VolumeError::Unsupported { .. } => Hope::None,
+            _ => Hope::Some,
+        };
+        let cause = format!("MountVolume.SetUp failed for volume {:?} : {}", volume.name, chain(error));
+        self.events.warning(pod, reasons::FAILED_MOUNT, cause.as_str());
+        let until = self.retries().failed(pod.uid(), &volume.name, (hope, changes), Instant::now());
+        (until, cause)
+    }
+
+    /// Sets a volume up that needs the agent's own directories only. `None` for others.
+    fn set_up_here(&self, site: &Site<'_>, volume: &Volume) -> Option<Result<MountedVolume, VolumeError>> {
         let allocatable = &self.settings.allocatable;
+        let (pod, stop) = (site.pod, site.stop);
         let name = volume.name.as_str();
-        let files = |plugin, payload| files::set_up(site, (plugin, name), &payload, allocatable.memory);
-        match Plugin::of(volume) {
+        let files = |plugin, payload: Result<Payload, VolumeError>| {
+            files::set_up(site, (plugin, name), &payload?, allocatable.memory)
+        };
+        Some(match Plugin::of(volume) {
             Plugin::EmptyDir(source) => {
                 let default = EmptyDirVolumeSource::default();
                 let source = source.unwrap_or(&default);
                 empty_dir::set_up(pod, name, source, (site.path, site.dir), allocatable.memory, stop)
             }
-            Plugin::HostPath(source) => self.host_path(pod, name, source, stop),
+            // Nothing is looked at.
+            Plugin::HostPath(source) if source.type_.as_deref().unwrap_or_default().is_empty() => {
+                host_path::set_up(name, source)
+            }
+            Plugin::HostPath(_) => return None,
             Plugin::DownwardApi(source) => {
                 let items = source.items.as_deref();
-                files(
-                    paths::DOWNWARD_API,
-                    downward_api::payload(pod, items, source.default_mode, allocatable)?,
-                )
+                let payload = downward_api::payload(pod, items, source.default_mode, allocatable);
+                files(paths::DOWNWARD_API, payload)
             }
             Plugin::Projected(source) => {
                 let known = (self.api.as_ref(), allocatable);
-                files(paths::PROJECTED, projected::payload(pod, name, source, known, stop)?)
+                files(paths::PROJECTED, projected::payload(pod, name, source, known, stop))
             }
             Plugin::ConfigMap(source) => {
-                files(paths::CONFIG_MAP, config_map::payload(self.objects()?, pod, source, stop)?)
+                let objects = self.objects();
+                files(paths::CONFIG_MAP, objects.and_then(|it| config_map::payload(it, pod, source, stop)))
             }
             Plugin::Secret(source) => {
-                files(paths::SECRET, secret::payload(self.objects()?, pod, source, stop)?)
+                let objects = self.objects();
+                files(paths::SECRET, objects.and_then(|it| secret::payload(it, pod, source, stop)))
             }
             Plugin::Image => Ok(MountedVolume {
                 volume: name.to_owned(),
@@ -228,30 +218,13 @@ impl Volumes {
                 selinux_relabel: false,
             }),
             Plugin::Other => Err(VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() }),
-        }
+        })
     }
 
     fn objects(&self) -> Result<&Objects, VolumeError> {
         self.api.as_ref().map(|api| &api.objects).ok_or_else(|| VolumeError::Content {
             problem: "not supported due to running kubelet in standalone mode".to_owned(),
         })
-    }
-
-    /// The path may lie on a network mount whose server is gone.
-    fn host_path(
-        &self,
-        pod: &Pod,
-        volume: &str,
-        source: &HostPathVolumeSource,
-        stop: &StopToken,
-    ) -> Result<MountedVolume, VolumeError> {
-        if source.type_.as_deref().unwrap_or_default().is_empty() {
-            // Nothing is looked at.
-            return host_path::set_up(volume, source);
-        }
-        let (name, source) = (volume.to_owned(), source.clone());
-        let check = move |_: &StopToken| host_path::set_up(&name, &source);
-        self.operations.run(pod.uid(), volume, operations::LIMIT, stop, check)
     }
 
     fn make_pod_dirs(&self, pod: &Pod) -> Result<(PathBuf, OwnedFd), VolumeError> {
@@ -286,12 +259,244 @@ pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
     wanted.filter_map(|volume| Some((Plugin::of(volume).name()?, volume.name.as_str())))
 }
 
-/// Why a volume is not ready.
-enum NotYet {
-    /// Its failure has been told; it may be tried again then.
-    Waits { until: Instant, cause: String },
-    /// The pod is to end, or the agent.
-    Stopping,
+/// One volume of a set-up.
+struct Wanted<'a> {
+    volume: &'a Volume,
+    /// The first try.
+    begun: Option<Instant>,
+    state: State,
+}
+
+enum State {
+    /// To be tried, or tried again; with the last failure.
+    Waiting(Option<VolumeError>),
+    /// On its own thread; it is given up then.
+    UnderWay(Operation, Instant),
+    Ready(MountedVolume),
+    /// The failure has its event. It may be tried again then.
+    Failed {
+        until: Instant,
+        cause: String,
+    },
+}
+
+/// The end of an operation, with the number of its volume.
+type Ended = (usize, Result<MountedVolume, VolumeError>);
+
+/// Volumes of a pod while they are set up.
+struct SetUp<'a> {
+    volumes: &'a Volumes,
+    site: &'a Site<'a>,
+    /// The pod's count of changed objects before the first try.
+    changes: u64,
+    wanted: Vec<Wanted<'a>>,
+    queue: Queue,
+    report: Sender<Ended>,
+    reported: Receiver<Ended>,
+}
+
+impl<'a> SetUp<'a> {
+    fn new(volumes: &'a Volumes, site: &'a Site<'a>, wanted: impl Iterator<Item = &'a Volume>) -> SetUp<'a> {
+        let wanted: Vec<_> =
+            wanted.map(|volume| Wanted { volume, begun: None, state: State::Waiting(None) }).collect();
+        // At most one report of each volume is on its way, so that no thread waits.
+        let (report, reported) = bounded(wanted.len());
+        SetUp {
+            volumes,
+            site,
+            changes: volumes.api.as_ref().map_or(0, |api| api.objects.changes(site.pod.uid())),
+            queue: Queue::new(wanted.len()),
+            wanted,
+            report,
+            reported,
+        }
+    }
+
+    /// Tries all volumes until each is ready or has failed.
+    fn run(&mut self) -> Result<(), VolumeError> {
+        loop {
+            if self.site.stop.is_stopped() {
+                return Err(VolumeError::Stopping);
+            }
+            match self.queue.next() {
+                Next::Try(index) => self.attempt(index)?,
+                Next::Wait => self.wait()?,
+                Next::Done => break,
+            }
+        }
+        // Nothing could help these.
+        for index in 0..self.wanted.len() {
+            if let Some(Wanted { state: State::Waiting(error), .. }) = self.wanted.get_mut(index)
+                && let Some(error) = error.take()
+            {
+                self.fail(index, &error);
+            }
+        }
+        Ok(())
+    }
+
+    fn attempt(&mut self, index: usize) -> Result<(), VolumeError> {
+        let (pod, changes) = (self.site.pod, self.changes);
+        let Some(wanted) = self.wanted.get_mut(index) else { return Ok(()) };
+        let volume = wanted.volume;
+        if wanted.begun.is_none() {
+            let before = self.volumes.actual().get(pod.uid(), &volume.name);
+            if let Some(mounted) = before.filter(|_| !Plugin::of(volume).is_kept_up_to_date()) {
+                wanted.state = State::Ready(mounted);
+                self.queue.tried(index, Outcome::Ready);
+                return Ok(());
+            }
+            if let Some(until) = self.volumes.blocked(pod, volume, changes) {
+                wanted.state = State::Failed { until, cause: "waiting to try again".to_owned() };
+                self.queue.tried(index, Outcome::Hopeless);
+                return Ok(());
+            }
+            wanted.begun = Some(Instant::now());
+        }
+        if let Some(result) = self.volumes.set_up_here(self.site, volume) {
+            let outcome = self.record(index, result)?;
+            self.queue.tried(index, outcome);
+            return Ok(());
+        }
+        match self.start(index, volume) {
+            Ok(operation) => {
+                let now = Instant::now();
+                if let Some(wanted) = self.wanted.get_mut(index) {
+                    wanted.state = State::UnderWay(operation, now + operations::LIMIT);
+                }
+                self.queue.tried(index, Outcome::UnderWay);
+                while self.deadline_of(index).is_some() && self.receive(now + PATIENCE)? {}
+            }
+            Err(error) => {
+                let outcome = self.record(index, Err(error))?;
+                self.queue.tried(index, outcome);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the set-up of a volume that touches a file system which may hang: the path may
+    /// lie on a network mount whose server is gone.
+    fn start(&self, index: usize, volume: &Volume) -> Result<Operation, VolumeError> {
+        let source = volume.host_path.clone().unwrap_or_default();
+        let name = volume.name.clone();
+        let report = self.report.clone();
+        let to = move |result| {
+            // The set-up may be over.
+            let _ = report.send((index, result));
+        };
+        let work = move |_: &StopToken| host_path::set_up(&name, &source);
+        self.volumes.operations.start(self.site.pod.uid(), &volume.name, to, work)
+    }
+
+    /// Waits for the end of one operation, and gives up those that take too long.
+    fn wait(&mut self) -> Result<(), VolumeError> {
+        let deadlines = (0..self.wanted.len()).filter_map(|index| self.deadline_of(index));
+        let Some(first) = deadlines.min() else { return Ok(()) };
+        if self.receive(first)? {
+            return Ok(());
+        }
+        let now = Instant::now();
+        for index in 0..self.wanted.len() {
+            if self.deadline_of(index).is_some_and(|deadline| deadline <= now) {
+                self.end(index, Err(VolumeError::Overdue))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The deadline of a volume that is under way.
+    fn deadline_of(&self, index: usize) -> Option<Instant> {
+        match self.wanted.get(index)?.state {
+            State::UnderWay(_, deadline) => Some(deadline),
+            _ => None,
+        }
+    }
+
+    /// Waits for the end of one operation up to a time; whether there was one.
+    fn receive(&mut self, until: Instant) -> Result<bool, VolumeError> {
+        let _waiting = threads::waiting("volume operation");
+        let (index, result) = select_biased! {
+            recv(self.site.stop.signal()) -> _ => return Err(VolumeError::Stopping),
+            recv(self.reported) -> ended => match ended {
+                Ok(ended) => ended,
+                Err(_) => return Ok(false),
+            },
+            default(until.saturating_duration_since(Instant::now())) => return Ok(false),
+        };
+        // One that was given up may end later.
+        if self.deadline_of(index).is_some() {
+            self.end(index, result)?;
+        }
+        Ok(true)
+    }
+
+    /// The end of one that was under way.
+    fn end(&mut self, index: usize, result: Result<MountedVolume, VolumeError>) -> Result<(), VolumeError> {
+        let Some(wanted) = self.wanted.get_mut(index) else { return Ok(()) };
+        let state = std::mem::replace(&mut wanted.state, State::Waiting(None));
+        if let State::UnderWay(operation, _) = state
+            && !matches!(result, Err(VolumeError::Overdue))
+        {
+            operation.finish();
+        }
+        let outcome = self.record(index, result)?;
+        self.queue.ended(index, outcome);
+        Ok(())
+    }
+
+    /// Records the result of one try.
+    fn record(
+        &mut self,
+        index: usize,
+        result: Result<MountedVolume, VolumeError>,
+    ) -> Result<Outcome, VolumeError> {
+        let Some(wanted) = self.wanted.get_mut(index) else { return Ok(Outcome::Hopeless) };
+        match result {
+            Ok(mounted) => {
+                self.volumes.keep(self.site.pod, &mounted);
+                Plugin::of(wanted.volume).count(Ok(()), wanted.begun);
+                wanted.state = State::Ready(mounted);
+                Ok(Outcome::Ready)
+            }
+            Err(VolumeError::Stopping) => Err(VolumeError::Stopping),
+            Err(error) if wanted.volume.host_path.is_some() && error.may_pass() => {
+                wanted.state = State::Waiting(Some(error));
+                Ok(Outcome::Failed)
+            }
+            Err(error) => {
+                self.fail(index, &error);
+                Ok(Outcome::Hopeless)
+            }
+        }
+    }
+
+    fn fail(&mut self, index: usize, error: &VolumeError) {
+        let Some(wanted) = self.wanted.get_mut(index) else { return };
+        Plugin::of(wanted.volume).count(Err(()), wanted.begun);
+        let (until, cause) = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
+        wanted.state = State::Failed { until, cause };
+    }
+
+    /// The volumes that are ready, if all are.
+    fn into_result(self) -> Result<Vec<MountedVolume>, VolumeError> {
+        let mut ready = Vec::new();
+        let mut missing = Missing::default();
+        for Wanted { volume, state, .. } in self.wanted {
+            match state {
+                State::Ready(mounted) => ready.push(mounted),
+                State::Failed { until, cause } => {
+                    match self.volumes.actual().get(self.site.pod.uid(), &volume.name) {
+                        // The files of before are still there, and complete.
+                        Some(mounted) => ready.push(mounted),
+                        None => missing.add(&volume.name, until, &cause),
+                    }
+                }
+                State::Waiting(_) | State::UnderWay(..) => {}
+            }
+        }
+        missing.into_result().map(|()| ready)
+    }
 }
 
 /// What is not ready, while it is being gathered.
@@ -416,6 +621,56 @@ mod tests {
             assert!(queue.is_empty());
         }
         assert!(root.path().join("pods/u1/volumes/kubernetes.io~empty-dir/e").is_dir());
+    }
+
+    fn host_path(name: &str, path: &Path, kind: &str) -> serde_json::Value {
+        json!({"name": name, "hostPath": {"path": path.display().to_string(), "type": kind}})
+    }
+
+    #[test]
+    fn volume_may_need_what_a_later_one_makes() {
+        let root = tempfile::tempdir().unwrap();
+        let (volumes, queue) = volumes(root.path());
+        let made = root.path().join("made/deep");
+        let pod = pod(
+            json!([
+                host_path("same", &made.join("file"), "File"),
+                host_path("file", &made.join("file"), "FileOrCreate"),
+                host_path("dir", &made, "DirectoryOrCreate"),
+                {"name": "e", "emptyDir": {}},
+            ]),
+            &["same", "file", "dir", "e"],
+        );
+        let ready = volumes.setup(&pod, &StopToken::never()).unwrap();
+        let names: Vec<&str> = ready.iter().map(|volume| volume.volume.as_str()).collect();
+        assert_eq!(names, ["same", "file", "dir", "e"]);
+        assert!(queue.is_empty());
+        assert!(made.join("file").is_file());
+    }
+
+    #[test]
+    fn failure_that_no_other_volume_can_help_has_one_event() {
+        let root = tempfile::tempdir().unwrap();
+        let (volumes, queue) = volumes(root.path());
+        let dir = root.path().join("dir");
+        let pod = pod(
+            json!([
+                host_path("late", &dir.join("a/file"), "FileOrCreate"),
+                host_path("never", &root.path().join("none"), "Socket"),
+                {"name": "s", "secret": {"secretName": "x"}},
+                host_path("dir", &dir.join("a"), "DirectoryOrCreate"),
+            ]),
+            &["late", "never", "s", "dir"],
+        );
+        let error = volumes.setup(&pod, &StopToken::never()).unwrap_err();
+        assert!(error.to_string().starts_with("unmounted volumes=[never s], unattached"), "{error}");
+        let events: Vec<String> = queue.try_iter().map(|event| event.message).collect();
+        assert_eq!(events.len(), 2, "{events:?}");
+        assert!(events[0].contains("\"s\" : not supported due to running kubelet in standalone mode"));
+        assert!(events[1].contains("\"never\" : hostPath type check failed"));
+        let ready: BTreeSet<String> =
+            volumes.mounted(pod.uid()).into_iter().map(|mounted| mounted.volume).collect();
+        assert_eq!(ready, BTreeSet::from(["late".to_owned(), "dir".to_owned()]));
     }
 
     #[test]

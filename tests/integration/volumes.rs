@@ -1,7 +1,9 @@
 //! The `volumes` room with real mounts. Only where mounts are the test's own: in the
 //! namespaces that `tests/run` makes.
 
+use std::ffi::CString;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -604,4 +606,63 @@ fn links_have_the_owner_and_group_of_their_files() {
         tear_down(&volumes, pod.uid());
     }
     assert!(queue.is_empty());
+}
+
+/// A file system whose server does not answer.
+struct Hung {
+    server: Option<fs::File>,
+    at: PathBuf,
+}
+
+impl Hung {
+    /// `None`: the kernel has no FUSE.
+    fn mount(at: PathBuf) -> Option<Hung> {
+        let server = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
+        fs::create_dir(&at).unwrap();
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+        let options = CString::new(options).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("none", &at, "fuse", flags, options.as_c_str()).unwrap();
+        Some(Hung { server: Some(server), at })
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        // Each call that waits for an answer fails.
+        drop(self.server.take());
+        rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
+#[test]
+fn volume_that_hangs_delays_no_other_one() {
+    let Some(place) = Place::new() else { return };
+    let (volumes, queue) = place.volumes();
+    let (hung_at, made) = (place.dir.path().join("hung"), place.dir.path().join("made"));
+    let host = |name: &str, path: &Path, kind: &str| json!({"name": name, "hostPath": {"path": path.display().to_string(), "type": kind}});
+    let names = ["hung", "file", "dir", "e"];
+    let mounts = names.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
+    let spec = json!({"containers": [{"name": "c", "volumeMounts": mounts}], "volumes": [
+        host("hung", &hung_at.join("dir"), "Directory"),
+        host("file", &made.join("file"), "FileOrCreate"),
+        host("dir", &made, "DirectoryOrCreate"),
+        {"name": "e", "emptyDir": {}},
+    ]});
+    let pod = pod(json!({}), spec);
+    std::thread::scope(|scope| {
+        let Some(hung) = Hung::mount(hung_at) else {
+            eprintln!("skipped: no /dev/fuse here");
+            return;
+        };
+        let set_up = scope.spawn(|| volumes.setup(&pod, &STOP()));
+        wait_until("the other volumes to be ready", FREE, || volumes.mounted(pod.uid()).len() == 3);
+        assert!(!set_up.is_finished() && made.join("file").is_file());
+        drop(hung);
+        let error = set_up.join().unwrap().unwrap_err();
+        assert!(error.to_string().starts_with("unmounted volumes=[hung], unattached"), "{error}");
+        let told: Vec<String> = queue.try_iter().map(|event| event.message).collect();
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains("\"hung\" : hostPath type check failed"), "{told:?}");
+    });
 }

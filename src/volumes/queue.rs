@@ -1,0 +1,182 @@
+//! Which volume of a pod is tried next. Pure.
+//!
+//! A volume may need what another volume of its pod makes: a file in a directory that a
+//! hostPath volume creates. Volumes have no order, so one that failed is tried again as soon
+//! as another one is ready. It has failed when nothing is left that could help it.
+//! (DIFFERS: the Go kubelet sets all volumes up at once; one that needs another one may
+//! fail, with an event, and is tried again after its back-off.)
+
+use std::collections::VecDeque;
+
+/// How often one volume is tried. A try helps only after another volume became ready, and
+/// what makes files for others (`DirectoryOrCreate`, then `FileOrCreate`) is two steps deep.
+const MAX_TRIES: u8 = 8;
+
+/// The volumes of one set-up, by number.
+#[derive(Debug)]
+pub(super) struct Queue {
+    waiting: VecDeque<usize>,
+    /// They may succeed after another volume.
+    failed: Vec<usize>,
+    tries: Vec<u8>,
+    under_way: usize,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Try this volume.
+    Try(usize),
+    /// Wait for the end of one that is under way.
+    Wait,
+    /// Each volume is ready or has failed.
+    Done,
+}
+
+/// How a try went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Ready,
+    /// Another volume may make what is missing.
+    Failed,
+    /// No other volume can help.
+    Hopeless,
+    /// It takes long; [`Queue::ended`] follows.
+    UnderWay,
+}
+
+impl Queue {
+    pub(super) fn new(volumes: usize) -> Queue {
+        Queue { waiting: (0..volumes).collect(), failed: Vec::new(), tries: vec![0; volumes], under_way: 0 }
+    }
+
+    pub(super) fn next(&mut self) -> Next {
+        match self.waiting.pop_front() {
+            Some(volume) => {
+                if let Some(tries) = self.tries.get_mut(volume) {
+                    *tries = tries.saturating_add(1);
+                }
+                Next::Try(volume)
+            }
+            None if self.under_way > 0 => Next::Wait,
+            None => Next::Done,
+        }
+    }
+
+    /// The outcome of the try that [`Queue::next`] has asked for.
+    pub(super) fn tried(&mut self, volume: usize, outcome: Outcome) {
+        match outcome {
+            Outcome::Ready => self.try_again(),
+            Outcome::Failed => self.failed.push(volume),
+            Outcome::Hopeless => {}
+            Outcome::UnderWay => self.under_way += 1,
+        }
+    }
+
+    /// One that was under way has ended, so that others may have a thread again.
+    pub(super) fn ended(&mut self, volume: usize, outcome: Outcome) {
+        self.under_way = self.under_way.saturating_sub(1);
+        self.try_again();
+        self.tried(volume, outcome);
+    }
+
+    fn try_again(&mut self) {
+        for volume in std::mem::take(&mut self.failed) {
+            if self.tries.get(volume).is_some_and(|tries| *tries < MAX_TRIES) {
+                self.waiting.push_back(volume);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Tries all; each succeeds once those that it needs are ready. Gives the tries in order.
+    fn run(needs: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
+        let (mut queue, mut ready, mut tries) = (Queue::new(needs.len()), Vec::new(), Vec::new());
+        loop {
+            match queue.next() {
+                Next::Try(volume) => {
+                    tries.push(volume);
+                    let succeeds = needs[volume].iter().all(|needed| ready.contains(needed));
+                    if succeeds {
+                        ready.push(volume);
+                    }
+                    queue.tried(volume, if succeeds { Outcome::Ready } else { Outcome::Failed });
+                }
+                Next::Wait => panic!("nothing is under way"),
+                Next::Done => return (ready, tries),
+            }
+        }
+    }
+
+    #[test]
+    fn failed_volume_is_tried_again_after_another_one_is_ready() {
+        for (needs, ready, tries) in [
+            (vec![], vec![], vec![]),
+            (vec![vec![], vec![]], vec![0, 1], vec![0, 1]),
+            (vec![vec![1], vec![]], vec![1, 0], vec![0, 1, 0]),
+            (vec![vec![1], vec![2], vec![]], vec![2, 1, 0], vec![0, 1, 2, 0, 1, 0]),
+            // Missing for good: tried again once per success and not more.
+            (vec![vec![9], vec![], vec![]], vec![1, 2], vec![0, 1, 2, 0]),
+            (vec![vec![9], vec![9]], vec![], vec![0, 1]),
+        ] {
+            assert_eq!(run(&needs), (ready, tries), "{needs:?}");
+        }
+    }
+
+    #[test]
+    fn slow_volume_keeps_no_other_from_being_tried() {
+        let mut queue = Queue::new(3);
+        assert_eq!(queue.next(), Next::Try(0));
+        queue.tried(0, Outcome::UnderWay);
+        assert_eq!(queue.next(), Next::Try(1));
+        queue.tried(1, Outcome::Failed);
+        assert_eq!(queue.next(), Next::Try(2));
+        queue.tried(2, Outcome::Ready);
+        assert_eq!(queue.next(), Next::Try(1));
+        queue.tried(1, Outcome::Failed);
+        assert_eq!(queue.next(), Next::Wait);
+        // Its end may be what the other one needs, whatever it is.
+        queue.ended(0, Outcome::Hopeless);
+        assert_eq!(queue.next(), Next::Try(1));
+        queue.tried(1, Outcome::Hopeless);
+        assert_eq!(queue.next(), Next::Done);
+    }
+
+    proptest! {
+        #[test]
+        fn ends_with_a_bounded_number_of_tries(outcomes in proptest::collection::vec(0..5_u8, 1..200), volumes in 0..20_usize) {
+            let mut queue = Queue::new(volumes);
+            let mut outcomes = outcomes.iter().cycle();
+            let (mut under_way, mut tries) = (Vec::new(), 0);
+            loop {
+                match queue.next() {
+                    Next::Try(volume) => {
+                        tries += 1;
+                        let outcome = match outcomes.next() {
+                            Some(0) => Outcome::Ready,
+                            Some(1) => Outcome::Hopeless,
+                            Some(2) => Outcome::UnderWay,
+                            _ => Outcome::Failed,
+                        };
+                        if outcome == Outcome::UnderWay {
+                            under_way.push(volume);
+                        }
+                        queue.tried(volume, outcome);
+                    }
+                    Next::Wait => {
+                        let outcome = if outcomes.next() == Some(&0) { Outcome::Ready } else { Outcome::Failed };
+                        queue.ended(under_way.pop().unwrap(), outcome);
+                    }
+                    Next::Done => break,
+                }
+            }
+            prop_assert!(under_way.is_empty());
+            prop_assert!(tries <= volumes * usize::from(MAX_TRIES));
+        }
+    }
+}
