@@ -1,9 +1,10 @@
 //! Where things are below the root directory (reference: the kubelet's own layout).
 
 use std::ffi::CString;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use super::VolumeError;
+use super::{VolumeError, tree};
 use crate::model::ids::PodUid;
 
 /// Directory of an emptyDir's plugin below `volumes` and `plugins`.
@@ -36,6 +37,16 @@ pub(super) fn pods(root_dir: &Path) -> PathBuf {
 /// `<root-dir>/pods/<uid>`, refused unless the UID is one path element.
 pub(super) fn pod(root_dir: &Path, uid: &PodUid) -> Result<PathBuf, VolumeError> {
     Ok(pods(root_dir).join(element(uid.as_str())?))
+}
+
+/// Opens `<root-dir>/pods/<uid>`. A link in its place is not followed; one in the place of
+/// `pods` is the operator's.
+pub(super) fn open_pod(root_dir: &Path, uid: &PodUid) -> Result<OwnedFd, VolumeError> {
+    let path = pod(root_dir, uid)?;
+    let name = c_name(uid.as_str())?;
+    tree::open(&pods(root_dir))
+        .and_then(|pods| tree::open_at(pods.as_fd(), &name))
+        .map_err(VolumeError::io("open", &path))
 }
 
 /// `name`, if it is one element of a path and neither `.` nor `..`.

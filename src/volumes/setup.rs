@@ -142,7 +142,7 @@ impl Volumes {
             return;
         }
         let Ok(path) = paths::pod(&self.settings.root_dir, pod.uid()) else { return };
-        let Ok(dir) = tree::open(&path) else { return };
+        let Ok(dir) = paths::open_pod(&self.settings.root_dir, pod.uid()) else { return };
         let site = Site::new(pod, &path, dir.as_fd(), stop);
         // What is not mounted yet is left to the set-up.
         let mounted = |volume: &&Volume| self.actual().get(pod.uid(), &volume.name).is_some();

@@ -7,7 +7,7 @@
 //! ever looked at. What the walk ends with is bind-mounted by its descriptor.
 
 use std::collections::VecDeque;
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
@@ -83,6 +83,8 @@ impl SubPaths for Volumes {
 #[derive(Debug, Clone)]
 struct Target {
     pod_dir: PathBuf,
+    /// The last element of the pod's directory.
+    pod: CString,
     above: [CString; 3],
     name: CString,
 }
@@ -101,6 +103,7 @@ impl Volumes {
     fn sub_path_target(&self, wanted: &SubPath<'_>) -> Result<Target, VolumeError> {
         Ok(Target {
             pod_dir: paths::pod(&self.settings.root_dir, wanted.pod)?,
+            pod: paths::c_name(wanted.pod.as_str())?,
             above: [
                 paths::c_name(paths::SUB_PATHS)?,
                 paths::c_name(&wanted.volume.volume)?,
@@ -236,7 +239,8 @@ fn make(parent: BorrowedFd<'_>, name: &CString, mode: u32) -> io::Result<OwnedFd
 }
 
 fn target_parent(target: &Target) -> io::Result<OwnedFd> {
-    let mut dir = tree::open(&target.pod_dir)?;
+    let pods = tree::open(target.pod_dir.parent().ok_or(Errno::INVAL)?)?;
+    let mut dir = tree::open_at(pods.as_fd(), &target.pod)?;
     for name in &target.above {
         dir = tree::make_at(dir.as_fd(), name, 0o750)?.0;
     }
@@ -255,7 +259,9 @@ fn is_at(parent: BorrowedFd<'_>, target: &Target, object: &Stat) -> io::Result<b
 
 /// Takes off what an earlier container had mounted there, and removes the empty target.
 fn clear(parent: BorrowedFd<'_>, target: &Target) -> io::Result<()> {
-    let path = target.path();
+    // By descriptor: what is above it may have become a link.
+    let mut path = OsString::from(format!("/proc/self/fd/{}/", parent.as_raw_fd()));
+    path.push(OsStr::from_bytes(target.name.as_bytes()));
     for _ in 0..MAX_STACKED {
         match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
             Ok(()) => {}

@@ -2,6 +2,7 @@
 //! own data goes.
 
 use std::ffi::CStr;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
@@ -29,10 +30,10 @@ impl Volumes {
             // It may be about to mount what would be removed here.
             return Err(VolumeError::Pending);
         }
-        let dir = match tree::open(&path) {
+        let dir = match paths::open_pod(&self.settings.root_dir, uid) {
             Ok(dir) => dir,
-            Err(Errno::NOENT) => return Ok(()),
-            Err(errno) => return Err(VolumeError::io("open", &path)(errno)),
+            Err(VolumeError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
         };
         let mut left = Left::default();
         for (volume, error) in self.unmount(uid, &path, stop)? {
