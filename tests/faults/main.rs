@@ -10,6 +10,7 @@ mod api_server;
 mod certificates;
 mod clock;
 mod crashes;
+mod file_races;
 mod floods;
 mod images;
 mod methods;

@@ -20,6 +20,7 @@ pub mod manifest;
 pub mod node;
 pub mod proxy;
 pub mod pty;
+pub mod racer;
 pub mod registry;
 pub mod solo;
 pub mod tls_client;

@@ -1,0 +1,384 @@
+//! Files that change while the agent works on them: a container makes, moves and replaces
+//! entries at random, with links that lead to the node's own files. The agent must neither
+//! change nor read those, and must not hang.
+//!
+//! Each test takes `FILE_RACES_SECONDS` (default 4). `FAULTS_SEED` repeats the moves of each
+//! thread, though not how the threads interleave.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coracle::kube::PodApi;
+use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
+use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
+use coracle::kube::tokens::{TokenAnswer, TokenApi, Tokens};
+use coracle::model::api;
+use coracle::model::event::{Event, EventSink};
+use coracle::model::fields::NodeAllocatable;
+use coracle::model::ids::PodUid;
+use coracle::model::mount::{MountedVolume, SubPath, SubPaths};
+use coracle::model::pod::Pod;
+use coracle::util::stop::StopToken;
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use coracle::volumes::{Deps, Settings, VolumeError, Volumes};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use serde_json::{Value, json};
+
+use crate::support::dice::{Dice, random_seed};
+use crate::support::racer::{Attack, Canary, Racer};
+use crate::support::wait::wait_until;
+use crate::tell;
+
+/// No single operation takes so long, unless it hangs.
+const HANGS: Duration = Duration::from_secs(120);
+
+fn seed() -> u64 {
+    std::env::var("FAULTS_SEED").map_or_else(|_| random_seed(), |text| text.parse().unwrap())
+}
+
+fn duration() -> Duration {
+    let seconds = std::env::var("FILE_RACES_SECONDS").map_or(4, |text| text.parse().unwrap());
+    Duration::from_secs(seconds)
+}
+
+/// A root directory with the files that no race may reach beside it.
+struct Field {
+    dir: tempfile::TempDir,
+    canary: Canary,
+    names: Vec<String>,
+    seed: u64,
+}
+
+impl Field {
+    /// `None`: mounts would be the machine's.
+    fn new(names: &[&str]) -> Option<Field> {
+        let Some(base) = std::env::var_os("E2E_DIR") else {
+            tell("file races: skipped: no namespace of their own; run through tests/run faults");
+            return None;
+        };
+        let dir = tempfile::Builder::new().prefix("races").tempdir_in(base).unwrap();
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let canary = Canary::new(&dir.path().join("canary"), &names);
+        fs::create_dir(dir.path().join("root")).unwrap();
+        Some(Field { dir, canary, names, seed: seed() })
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("root")
+    }
+
+    fn volumes(&self, api: Option<PodApi>) -> (Arc<Volumes>, Receiver<Box<Event>>) {
+        let (events, queue) = EventSink::new();
+        let settings = Settings { root_dir: self.root(), allocatable: NodeAllocatable::default() };
+        (Arc::new(Volumes::new(settings, Deps { events, api })), queue)
+    }
+
+    fn attack(&self, dir: &Path) -> Racer {
+        let mut targets = self.canary.targets();
+        // The same, as a container would have to guess it.
+        targets.push(PathBuf::from("../../../../../../canary"));
+        targets.push(PathBuf::from("../../../../../canary"));
+        Racer::start(Attack {
+            dir: dir.to_owned(),
+            names: self.names.clone(),
+            targets,
+            threads: 1,
+            seed: self.seed,
+        })
+    }
+
+    /// Does `round` until the time is over and it has seen all that it wants to see. Each
+    /// round must end, and leave the canary alone.
+    fn race(&self, what: &str, racer: &Racer, mut round: impl FnMut(&mut Dice) -> bool) {
+        let mut dice = Dice::new(self.seed);
+        let begun = Instant::now();
+        let (mut rounds, mut done) = (0, false);
+        while begun.elapsed() < duration() || !done {
+            assert!(begun.elapsed() < duration() + HANGS, "{what}: after {rounds} rounds not all was seen");
+            done = round(&mut dice);
+            rounds += 1;
+            self.canary.assert_no_events();
+        }
+        self.canary.assert_untouched();
+        tell(&format!("file races: {what}: {rounds} rounds, {} moves, seed {}", racer.moves(), self.seed));
+    }
+}
+
+/// Another thread that does what a test says, so that the test can tell that it hangs.
+struct Hand {
+    work: crossbeam_channel::Sender<Box<dyn FnOnce() + Send>>,
+    running: Running,
+}
+
+impl Hand {
+    fn new() -> Hand {
+        let (work, todo) = bounded::<Box<dyn FnOnce() + Send>>(1);
+        let running = spawn("t/hand", Stack::Large, OnDeath::Nobody, move |_| {
+            todo.iter().for_each(|one| one());
+        })
+        .unwrap();
+        Hand { work, running }
+    }
+
+    fn does<T: Send + 'static>(&self, what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (report, reported) = bounded(1);
+        self.work.send(Box::new(move || report.send(work()).unwrap())).unwrap();
+        match reported.recv_timeout(HANGS) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => panic!("{what} hangs"),
+            Err(RecvTimeoutError::Disconnected) => panic!("{what} panicked"),
+        }
+    }
+
+    fn rests(self) {
+        drop(self.work);
+        self.running.stop(HANGS);
+    }
+}
+
+fn pod(uid: &str, labels: &Value, spec: &Value) -> Pod {
+    let value =
+        json!({"metadata": {"name": "p", "namespace": "n", "uid": uid, "labels": labels}, "spec": spec});
+    Pod::from(serde_json::from_value::<api::Pod>(value).unwrap())
+}
+
+/// Once nothing disturbs it any more, all of a pod goes.
+fn sweep(volumes: &Volumes, root: &Path) {
+    wait_until("the pods' directories to be gone", HANGS, || {
+        let _ = volumes.orphans(&|_| false, &StopToken::never());
+        fs::read_dir(root.join("pods")).unwrap().count() == 0
+    });
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!table.contains(root.to_str().unwrap()), "{table}");
+}
+
+/// The inode at a path, of what is mounted there.
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|it| (it.dev(), it.ino()))
+}
+
+/// A container runs in the volume while sub paths of it are prepared for the next one.
+#[test]
+fn sub_path_never_leads_out_of_its_volume() {
+    let Some(field) = Field::new(&["a", "b", "c"]) else { return };
+    let (volumes, _queue) = field.volumes(None);
+    let mount = json!([{"name": "e", "mountPath": "/e"}]);
+    let spec = json!({"containers": [{"name": "c", "volumeMounts": mount}],
+        "volumes": [{"name": "e", "emptyDir": {}}]});
+    let own = volumes.setup(&pod("u1", &json!({}), &spec), &StopToken::never()).unwrap().remove(0);
+    // The other one is on a disk of the node, where each operation has its own thread.
+    let host =
+        MountedVolume { volume: "h".to_owned(), host_path: field.dir.path().join("host"), ..own.clone() };
+    fs::create_dir(&host.host_path).unwrap();
+    let racers = [field.attack(&own.host_path), field.attack(&host.host_path)];
+    let hand = Hand::new();
+    let (mut inside, mut refused) = (0_u32, 0_u32);
+    field.race("sub paths", &racers[0], |dice| {
+        let index = dice.below(3) as usize;
+        let depth = 1 + dice.below(4);
+        let path: Vec<String> = (0..depth).filter_map(|_| dice.pick(&field.names).cloned()).collect();
+        let path = path.join("/");
+        let volume = if dice.below(4) == 0 { host.clone() } else { own.clone() };
+        let volumes = Arc::clone(&volumes);
+        let bound = hand.does("a sub path", move || {
+            let uid = PodUid::from("u1");
+            let wanted = SubPath { pod: &uid, container: "c", index, volume: &volume, path: &path };
+            volumes.bind(wanted, &StopToken::never())
+        });
+        match bound {
+            Ok(target) => {
+                assert!(!field.canary.is_at(&target), "the outside is mounted");
+                assert_ne!(inode(&target), inode(&field.root()), "the outside is mounted");
+                inside += 1;
+            }
+            Err(_) => refused += 1,
+        }
+        inside > 0 && refused > 0
+    });
+    drop(racers);
+    hand.rests();
+    sweep(&volumes, &field.root());
+    field.canary.assert_untouched();
+}
+
+/// The directories of pods are removed while they change in any way, above the volumes, too:
+/// as if a container had got hold of them.
+#[test]
+fn removal_of_pods_follows_nothing_out_of_them() {
+    let plugin = "kubernetes.io~empty-dir";
+    let names = ["u1", "u2", "volumes", "plugins", plugin, "e", "volume-subpaths", "containers"];
+    let Some(field) = Field::new(&names) else { return };
+    let (volumes, _queue) = field.volumes(None);
+    let pods = field.root().join("pods");
+    fs::create_dir(&pods).unwrap();
+    let racer = field.attack(&pods);
+    let hand = Hand::new();
+    let mut removed = 0;
+    let mut left = 0;
+    field.race("removal", &racer, |dice| {
+        // Something to remove, deeper than descriptors are held.
+        let top = pods.join(["u1", "u2"][dice.below(2) as usize]).join("volumes").join(plugin).join("e");
+        let deep = top.join("e/".repeat(dice.below(60) as usize));
+        if dice.below(2) == 0 {
+            make_dirs(&field.root(), deep.strip_prefix(field.root()).unwrap());
+        }
+        let volumes = Arc::clone(&volumes);
+        if dice.below(2) == 0 {
+            let torn =
+                hand.does("a tear-down", move || volumes.tear_down(&PodUid::from("u1"), &StopToken::never()));
+            assert!(matches!(torn, Ok(()) | Err(VolumeError::LeftBehind { .. } | VolumeError::Io { .. })));
+        } else {
+            let swept = hand.does("a sweep", move || volumes.orphans(&|_| false, &StopToken::never()));
+            let report = swept.unwrap();
+            removed += report.removed.len();
+            left += report.left.len();
+        }
+        removed > 0 && left > 0
+    });
+    drop(racer);
+    hand.rests();
+    for entry in fs::read_dir(&pods).unwrap() {
+        // What is no directory is not the agent's.
+        let entry = entry.unwrap();
+        if !entry.file_type().unwrap().is_dir() {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    make_plain(&pods);
+    sweep(&volumes, &field.root());
+    field.canary.assert_untouched();
+}
+
+/// Makes directories one in another, and follows no link on the way.
+fn make_dirs(root: &Path, below: &Path) {
+    use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut dir = open(root, flags, Mode::empty()).unwrap();
+    for element in below {
+        let _ = mkdirat(&dir, element, Mode::from_raw_mode(0o755));
+        let Ok(next) = openat(&dir, element, flags, Mode::empty()) else { return };
+        dir = next;
+    }
+}
+
+/// Removes what the agent leaves alone for good: data in the place of volumes that are not
+/// its own. Nothing changes any more.
+fn make_plain(pods: &Path) {
+    for pod in fs::read_dir(pods).unwrap().flatten() {
+        let _ = fs::remove_dir_all(pod.path().join("volumes"));
+        let _ = fs::remove_file(pod.path().join("volumes"));
+        for name in ["plugins", "volume-subpaths"] {
+            let _ = fs::remove_dir_all(pod.path().join(name));
+            let _ = fs::remove_file(pod.path().join(name));
+        }
+    }
+}
+
+/// Reads a file that lies below a directory wherever links lead.
+fn read_below(dir: &Path, path: &str) -> std::io::Result<String> {
+    use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
+    let dir = open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    std::io::read_to_string(fs::File::from(openat2(dir, path, flags, Mode::empty(), resolve)?))
+}
+
+/// An API server with one ConfigMap, and a token that is always the same.
+struct Server;
+
+impl ObjectApi for Server {
+    fn read(&self, key: &Key) -> Result<Object, ObjectError> {
+        if key.name != "map" {
+            return Err(objects::not_found(key));
+        }
+        let data = [("a", "1"), ("b", "2")].map(|(key, text)| (key.to_owned(), text.as_bytes().to_vec()));
+        Ok(Object { resource_version: "1".to_owned(), data: data.into(), ..Object::default() })
+    }
+
+    fn watch(&self, _: &Key, _: Sink) -> std::io::Result<Running> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl TokenApi for Server {
+    fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
+        let answer = json!({"spec": {"expirationSeconds": 3600},
+            "status": {"token": "t", "expirationTimestamp": "2100-01-01T00:00:00Z"}});
+        serde_json::from_value(answer).map_err(|error| error.to_string())
+    }
+}
+
+impl ClassApi for Server {
+    fn read_class(&self, name: &str) -> Result<Class, ClassError> {
+        Err(ClassError::NotFound(name.to_owned()))
+    }
+}
+
+/// Volumes of files are read-only in a container, but another one may have them by a hostPath
+/// volume: they are brought up to date while it changes them.
+#[test]
+fn writer_of_files_stays_in_its_volume() {
+    let names = ["..data", "..data_tmp", "a", "b", "deep", "token"];
+    let Some(field) = Field::new(&names) else { return };
+    let api = PodApi {
+        objects: Objects::new(Strategy::Get, Arc::new(Server), Box::new(|| None), Box::new(|_: &PodUid| {})),
+        tokens: Tokens::new(Box::new(Server)),
+        services: Default::default(),
+        classes: RuntimeClasses::new(Box::new(Server)),
+    };
+    let label = |path: &str| json!({"path": path, "fieldRef": {"fieldPath": "metadata.labels"}});
+    let mounts: Vec<Value> = ["all", "map"]
+        .iter()
+        .map(|name| json!({"name": name, "mountPath": format!("/{name}")}))
+        .chain([json!({"name": "none", "mountPath": "/all/in/deep"})])
+        .collect();
+    let spec = json!({
+        "serviceAccountName": "default",
+        "securityContext": {"runAsUser": 1000, "fsGroup": 2000},
+        "containers": [{"name": "c", "volumeMounts": mounts}],
+        "volumes": [
+            {"name": "all", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}},
+                {"serviceAccountToken": {"path": "deep/a/token", "expirationSeconds": 600}},
+                {"downwardAPI": {"items": [label("a"), label("deep/b")]}}]}},
+            {"name": "map", "configMap": {"name": "map"}},
+            {"name": "none", "emptyDir": {}}],
+    });
+    let first = pod("u1", &json!({"round": "0"}), &spec);
+    api.register(&first);
+    let (volumes, _queue) = field.volumes(Some(api.clone()));
+    let ready = volumes.setup(&first, &StopToken::never()).unwrap();
+    let racers = [field.attack(&ready[0].host_path), field.attack(&ready[1].host_path)];
+    let hand = Hand::new();
+    let (mut written, mut refused, mut round) = (0_u32, 0_u32, 0_u32);
+    field.race("files", &racers[0], |dice| {
+        if dice.below(4) == 0 {
+            ready.iter().for_each(|volume| clear(&volume.host_path));
+        }
+        // Half of the time nothing is new, and all files are compared.
+        round += u32::from(dice.below(2) == 0);
+        let next = pod("u1", &json!({"round": round.to_string()}), &spec);
+        // Another agent: the one that failed would wait before it tries again.
+        let (volumes, _queue) = field.volumes(Some(api.clone()));
+        let set_up = hand.does("an update of files", move || volumes.setup(&next, &StopToken::never()));
+        refused += u32::from(set_up.is_err());
+        let found = read_below(&ready[0].host_path, "..data/deep/b");
+        written += u32::from(found.is_ok_and(|found| found == format!("round=\"{round}\"")));
+        written > 0 && refused > 0
+    });
+    drop(racers);
+    hand.rests();
+    sweep(&volumes, &field.root());
+    field.canary.assert_untouched();
+}
+
+/// Removes what the agent and the container have made, so that the agent can make it again.
+fn clear(dir: &Path) {
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let _ = fs::remove_dir_all(entry.path());
+        let _ = fs::remove_file(entry.path());
+    }
+}

@@ -1,0 +1,287 @@
+//! What a container can do to the files that it shares with the agent: threads that make,
+//! move, replace and remove entries below a directory at random, as fast as they can.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, chmodat, linkat, mkdirat, mknodat, open, openat,
+    renameat, renameat_with, symlinkat, unlinkat,
+};
+use rustix::io::{Errno, Result};
+
+use super::dice::Dice;
+
+/// Directories above an entry that a move chooses.
+const DEPTH: u64 = 4;
+
+/// An attack, as it is planned.
+pub struct Attack {
+    /// What is attacked. It may vanish and come back. Not a link.
+    pub dir: PathBuf,
+    /// The names that entries get: few, so that the threads and the agent meet often.
+    pub names: Vec<String>,
+    /// What links lead to, beside entries of the directory itself.
+    pub targets: Vec<PathBuf>,
+    pub threads: u64,
+    /// Decides the moves of each thread, but not how the threads interleave.
+    pub seed: u64,
+}
+
+/// The attack under way, until it is dropped.
+pub struct Racer {
+    threads: Vec<Running>,
+    moves: Arc<AtomicU64>,
+}
+
+impl Racer {
+    pub fn start(attack: Attack) -> Racer {
+        let moves = Arc::new(AtomicU64::new(0));
+        let attack = Arc::new(attack);
+        let threads = (0..attack.threads)
+            .map(|number| {
+                let (attack, moves) = (Arc::clone(&attack), Arc::clone(&moves));
+                spawn("t/racer", Stack::Large, OnDeath::Nobody, move |stop| {
+                    let mut dice = Dice::new(attack.seed + number);
+                    while !stop.is_stopped() {
+                        if attack.step(&mut dice).is_ok() {
+                            moves.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                })
+                .expect("a thread can be started")
+            })
+            .collect();
+        Racer { threads, moves }
+    }
+
+    /// Moves that succeeded so far.
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Racer {
+    fn drop(&mut self) {
+        self.threads.iter_mut().for_each(Running::ask_to_stop);
+    }
+}
+
+impl Attack {
+    /// One move. Most of them fail, since the others have changed what it is about.
+    fn step(&self, dice: &mut Dice) -> Result<()> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let top = open(&self.dir, flags, Mode::empty())?;
+        let (parent, other) = (self.parent(&top, dice)?, self.parent(&top, dice)?);
+        let (name, new) = (self.entry(&parent, dice), self.name(dice));
+        let other_name = self.entry(&other, dice);
+        match dice.below(20) {
+            0 | 1 => mkdirat(&parent, &new, Mode::from_raw_mode(0o755)),
+            2 | 3 => self.write(&parent, &new, dice),
+            4 => symlinkat(self.target(dice), &parent, &new),
+            5 => fifo(&parent, &new),
+            // In one step, so that the agent meets what was there or what is there now.
+            6..=8 => {
+                let link = format!("link{}", dice.below(4));
+                symlinkat(self.target(dice), &parent, &link)?;
+                put(&parent, link.as_ref(), &name)
+            }
+            9 => {
+                fifo(&parent, "fifo".as_ref())?;
+                put(&parent, "fifo".as_ref(), &name)
+            }
+            10..=13 => renameat_with(&parent, &name, &other, &other_name, RenameFlags::EXCHANGE),
+            14 | 15 => renameat(&parent, &name, &other, &new),
+            16 => unlinkat(&parent, &name, AtFlags::empty()),
+            17 => unlinkat(&parent, &name, AtFlags::REMOVEDIR),
+            18 => linkat(&parent, &name, &other, &new, AtFlags::empty()),
+            _ if dice.below(2) == 0 => {
+                let mode = Mode::from_raw_mode(dice.below(0o10000) as u32 | 0o700);
+                chmodat(&parent, &name, mode, AtFlags::SYMLINK_NOFOLLOW)
+            }
+            // What was moved out of reach is not to fill the disk.
+            _ if dice.below(40) == 0 => self.remove(&top, dice),
+            _ => Err(Errno::AGAIN),
+        }
+    }
+
+    /// A directory below the attacked one. A container sees nothing else: no link is followed.
+    fn parent(&self, top: &OwnedFd, dice: &mut Dice) -> Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut dir = openat(top, ".", flags, Mode::empty())?;
+        for _ in 0..dice.below(DEPTH) {
+            match openat(&dir, self.entry(&dir, dice), flags, Mode::empty()) {
+                Ok(deeper) => dir = deeper,
+                Err(_) => break,
+            }
+        }
+        Ok(dir)
+    }
+
+    fn name(&self, dice: &mut Dice) -> OsString {
+        dice.pick(&self.names).map(OsString::from).unwrap_or_default()
+    }
+
+    /// An entry that is there, the agent's own ones included, or any name.
+    fn entry(&self, parent: &OwnedFd, dice: &mut Dice) -> OsString {
+        if dice.below(2) == 0 {
+            return self.name(dice);
+        }
+        let Ok(dir) = Dir::read_from(parent) else { return self.name(dice) };
+        let names: Vec<OsString> = dir
+            .flatten()
+            .map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())
+            .filter(|name| name != "." && name != "..")
+            .take(1000)
+            .collect();
+        dice.pick(&names).cloned().unwrap_or_else(|| self.name(dice))
+    }
+
+    fn target(&self, dice: &mut Dice) -> PathBuf {
+        if dice.below(3) > 0
+            && let Some(target) = dice.pick(&self.targets)
+        {
+            return target.clone();
+        }
+        let mut target = PathBuf::new();
+        for _ in 0..dice.below(3) {
+            target.push("..");
+        }
+        target.push(self.name(dice));
+        target
+    }
+
+    fn write(&self, parent: &OwnedFd, name: &OsStr, dice: &mut Dice) -> Result<()> {
+        // A FIFO in its place is not waited for, and no link is followed.
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = openat(parent, name, flags, Mode::from_raw_mode(0o644))?;
+        let text = vec![b'x'; dice.below(2000) as usize];
+        let _ = std::fs::File::from(file).write_all(&text);
+        Ok(())
+    }
+
+    fn remove(&self, top: &OwnedFd, dice: &mut Dice) -> Result<()> {
+        // Follows no link, and ends early when the others are in its way.
+        let name = self.entry(top, dice);
+        let _ = std::fs::remove_dir_all(self.dir.join(name));
+        Ok(())
+    }
+}
+
+fn fifo(parent: &OwnedFd, name: &OsStr) -> Result<()> {
+    mknodat(parent, name, FileType::Fifo, Mode::from_raw_mode(0o666), 0)
+}
+
+/// Puts one entry in the place of another one, a directory or not, and removes that one.
+fn put(parent: &OwnedFd, new: &OsStr, name: &OsStr) -> Result<()> {
+    let done = renameat_with(parent, new, parent, name, RenameFlags::EXCHANGE);
+    let _ = unlinkat(parent, new, AtFlags::empty());
+    done
+}
+
+/// Files that an attack leads to and the agent must leave alone.
+pub struct Canary {
+    dir: PathBuf,
+    /// What is said of each file and directory, by path.
+    before: Vec<(PathBuf, String)>,
+    events: OwnedFd,
+    names: Vec<PathBuf>,
+}
+
+impl Canary {
+    /// Makes a directory of files and directories with these names, two levels deep, so that
+    /// a path through a link to it finds something, and FIFOs, on which a reader would hang.
+    pub fn new(dir: &Path, names: &[String]) -> Canary {
+        use rustix::fs::inotify;
+        let fill = |dir: &Path, deeper: bool| {
+            std::fs::create_dir(dir).expect("the directory can be made");
+            for (number, name) in names.iter().enumerate() {
+                let path = dir.join(name);
+                match number % 3 {
+                    0 if deeper => {}
+                    1 => mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+                        .expect("a FIFO can be made"),
+                    _ => std::fs::write(&path, "secret").expect("a file can be made"),
+                }
+            }
+        };
+        fill(dir, true);
+        for name in names.iter().step_by(3) {
+            fill(&dir.join(name), false);
+        }
+        let mut names = vec![dir.to_owned()];
+        let mut next = 0;
+        while let Some(path) = names.get(next).cloned() {
+            if path.is_dir() {
+                let entries = std::fs::read_dir(&path).expect("the directory can be read");
+                names.extend(entries.map(|entry| entry.expect("an entry").path()));
+            }
+            next += 1;
+        }
+        let before = look(&names);
+        let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
+        let events = inotify::init(flags).expect("a watch of files");
+        for path in &names {
+            inotify::add_watch(&events, path, inotify::WatchFlags::ALL_EVENTS).expect("a watch of a file");
+        }
+        Canary { dir: dir.to_owned(), before, events, names }
+    }
+
+    /// All its files and directories.
+    pub fn targets(&self) -> Vec<PathBuf> {
+        self.names.clone()
+    }
+
+    /// Whether a path leads to one of its files or directories now.
+    pub fn is_at(&self, path: &Path) -> bool {
+        let inode = |path: &Path| {
+            use std::os::unix::fs::MetadataExt;
+            std::fs::metadata(path).map(|it| (it.dev(), it.ino()))
+        };
+        let Ok(found) = inode(path) else { return false };
+        self.names.iter().any(|name| inode(name).is_ok_and(|own| own == found))
+    }
+
+    /// Asserts that nothing in it was changed, opened or listed so far.
+    pub fn assert_untouched(&self) {
+        self.assert_no_events();
+        assert_eq!(look(&self.names), self.before);
+    }
+
+    /// The same as far as the kernel sends events, which is quick.
+    pub fn assert_no_events(&self) {
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut reader = rustix::fs::inotify::Reader::new(self.events.as_fd(), &mut buffer);
+        match reader.next() {
+            Err(Errno::AGAIN) => {}
+            event => panic!("{} was touched: {event:?}", self.dir.display()),
+        }
+    }
+}
+
+/// What can be said of files without opening them. The time of a change of owner, mode or
+/// number of links is part of it.
+fn look(paths: &[PathBuf]) -> Vec<(PathBuf, String)> {
+    use std::os::unix::fs::MetadataExt;
+    let look = |path: &PathBuf| {
+        let it = std::fs::symlink_metadata(path).expect("the file is there");
+        let times = (it.mtime(), it.mtime_nsec(), it.ctime(), it.ctime_nsec());
+        let text = format!(
+            "inode {} mode {:o} {}:{} {} bytes, {} links, {times:?}",
+            it.ino(),
+            it.mode(),
+            it.uid(),
+            it.gid(),
+            it.len(),
+            it.nlink()
+        );
+        (path.clone(), text)
+    };
+    paths.iter().map(look).collect()
+}
