@@ -12,6 +12,11 @@ die() {
     exit 1
 }
 
+# User and system time, in seconds, of what this script has started and waited for.
+processor_seconds() {
+    awk -v hertz="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); print int(($14 + $15) / hertz) }' "/proc/$$/stat"
+}
+
 # Two runs at once must not install at once.
 locked() { # <name> <command...>
     local name=$1
