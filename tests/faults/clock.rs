@@ -83,7 +83,7 @@ fn it_is_set() {
         let calls = per_second((solo.fake.calls().len() - called) as f64);
         tell(&format!("clock, {name}: {rate:.1} requests/s, {calls:.1} calls/s"));
         assert!(rate <= MAX_RATE && calls <= MAX_CALLS, "{rate:.1} requests/s, {calls:.1} calls/s");
-        wait_until("the next start after its wait", Duration::from_secs(30), || loops() >= 2);
+        wait_until("the next start after its wait", LONG, || loops() >= 2);
         // Once at the beginning, once for a clock that says it has run out, and the same again.
         let asked = token_requests(&solo);
         let most = 1 + jumps.len() + more_requests(bound);

@@ -24,7 +24,7 @@ use super::node::{NODE, describe, http_get, http_get_within, is_ready};
 use super::wait::{pause, wait_for, wait_until};
 
 /// Long enough for many agents on a slow machine; a test that needs it has failed anyway.
-pub const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(150);
 
 /// A stop may take this long, whatever the runtime does: the agent's threads have less than five
 /// seconds together, and the rest is for a busy machine. A call that hangs takes two minutes.
