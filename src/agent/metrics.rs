@@ -10,7 +10,8 @@ use crate::config::gates::{self, Stage};
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, SandboxState};
 use crate::probes::BUCKETS;
-use crate::resources::{Roots, own::OwnUse};
+use crate::resources::Roots;
+use crate::resources::own::{self, OwnUse};
 use crate::server::{KUBERNETES_VERSION, MetricsPage};
 use crate::sync::view::Snapshot;
 use crate::util::metrics::{Page, Type};
@@ -27,6 +28,11 @@ pub(super) fn write(sources: &Sources, which: MetricsPage, page: &mut Page) {
         MetricsPage::Cadvisor => return stats::cadvisor(&sources.stats, page),
         MetricsPage::Own => {}
     }
+    // The Go kubelet shows these before anything has happened.
+    metrics::RESTARTED_PODS.show([""]);
+    metrics::RESTARTED_PODS.show(["true"]);
+    metrics::SHUTDOWN_START.set_first(0.0);
+    metrics::SHUTDOWN_END.set_first(0.0);
     page.add(metrics::ALL);
     stats::own(&sources.stats, &sources.observe, page);
     certificates(page);
@@ -93,7 +99,21 @@ fn node(sources: &Sources, page: &mut Page) {
         "The Kubernetes release whose kubelet this stands in for.",
         Type::Gauge,
     )
-    .series(&[("git_version", KUBERNETES_VERSION), ("major", major), ("minor", minor)], 1.0);
+    .series(
+        &[
+            ("build_date", ""),
+            ("compiler", "rustc"),
+            ("git_commit", ""),
+            ("git_tree_state", ""),
+            ("git_version", KUBERNETES_VERSION),
+            ("go_version", ""),
+            ("major", major),
+            ("minor", minor),
+            // As Go names what this is built for.
+            ("platform", "linux/amd64"),
+        ],
+        1.0,
+    );
     page.family("coracle_build_info", "The version of the agent.", Type::Gauge)
         .series(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     let version = if sources.cgroups == "v2" { 2.0 } else { 1.0 };
@@ -306,6 +326,12 @@ fn process(sources: &Sources, page: &mut Page) {
     page.gauge("process_virtual_memory_max_bytes", "The most virtual memory.", most as f64);
     if let Some(bytes) = virtual_memory() {
         page.gauge("process_virtual_memory_bytes", "Virtual memory.", bytes as f64);
+    }
+    if let Some((received, sent)) = own::network_bytes(&Roots::default()) {
+        let help = "Bytes received by IP in the agent's network namespace.";
+        page.counter("process_network_receive_bytes_total", help, received as f64);
+        let help = "Bytes sent by IP in the agent's network namespace.";
+        page.counter("process_network_transmit_bytes_total", help, sent as f64);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the collector of statistics is made of, and the pages that come from it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -7,9 +8,12 @@ use jiff::{SignedDuration, Timestamp};
 use crate::cli::AgentArgs;
 use crate::config::KubeletConfiguration;
 use crate::cri::{ImageClient, RuntimeClient};
-use crate::model::api::Volume;
+use crate::model::api::{ResourceRequirements, Volume};
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
+use crate::model::pod::Pod;
+use crate::model::quantity::Amount;
+use crate::model::requests::{Overhead, pod_limits};
 use crate::observe::Observe;
 use crate::resources::Roots;
 use crate::resources::cgroups::Cgroups;
@@ -48,17 +52,53 @@ pub(super) fn collector(parts: &Parts<'_>) -> Collector {
             ("misc", config.system_cgroups.clone()),
         ],
         started: Timestamp::now(),
+        reserved_memory: reserved_memory(config),
         volume_period: (config.volume_stats_agg_period > crate::config::GoDuration::ZERO).then_some(period),
     };
     let (listed, seen) = (parts.observe.clone(), parts.observe.clone());
     let (view, volumes) = (parts.view.clone(), Arc::clone(parts.volumes));
+    let limits = parts.view.clone();
     let deps = stats::Deps {
         pods: Box::new(move || listed.listed()),
         pod: Box::new(move |uid| seen.cached(uid)),
+        memory_limit: Box::new(move |uid| memory_limit(&pod_of(&limits, uid)?)),
         volumes: Box::new(move |uid| volumes_of(&view, &volumes, uid)),
         runtime: Box::new((parts.cri.clone(), parts.images.clone())),
     };
     Collector::new(settings, deps)
+}
+
+/// What pods may not have of the machine's memory, as a cgroup around them all would be limited
+/// (Go: pkg/kubelet/cm, getNodeAllocatableInternalAbsolute).
+fn reserved_memory(config: &KubeletConfiguration) -> u64 {
+    if !config.enforce_node_allocatable.iter().any(|part| part == "pods") {
+        return 0;
+    }
+    let of = |map: &BTreeMap<String, String>| Amount::parse(map.get("memory")?).ok();
+    let sum: Amount = [&config.kube_reserved, &config.system_reserved].into_iter().filter_map(of).sum();
+    u64::try_from(sum.units()).unwrap_or(0)
+}
+
+/// The pod as its source has it, or had it until it began to end.
+fn pod_of(view: &View, uid: &PodUid) -> Option<Pod> {
+    let snapshot = view.get();
+    let entry = snapshot.pods.get(uid)?;
+    entry.pod.as_ref().or(entry.leaving.as_ref()).cloned()
+}
+
+/// What the cgroup of a pod is limited to: where a container has no limit, neither has the pod
+/// (Go: pkg/kubelet/cm/helpers_linux.go, ResourceConfigForPod).
+fn memory_limit(pod: &Pod) -> Option<u64> {
+    let has = |resources: Option<&ResourceRequirements>| {
+        let limits = resources.and_then(|resources| resources.limits.as_ref());
+        limits.is_some_and(|limits| limits.contains_key("memory"))
+    };
+    let mut containers = pod.containers().iter().chain(pod.init_containers());
+    if !has(pod.spec().resources.as_ref()) && !containers.all(|one| has(one.resources.as_ref())) {
+        return None;
+    }
+    let limit = pod_limits(pod, Overhead::Included).get("memory")?.units();
+    u64::try_from(limit).ok().filter(|limit| *limit > 0)
 }
 
 /// The mounted volumes of a pod, as its specification describes them.
@@ -67,9 +107,7 @@ fn volumes_of(view: &View, volumes: &Volumes, uid: &PodUid) -> Vec<VolumeAt> {
     if mounted.is_empty() {
         return Vec::new();
     }
-    let snapshot = view.get();
-    let Some(entry) = snapshot.pods.get(uid) else { return Vec::new() };
-    let Some(pod) = entry.pod.as_ref().or(entry.leaving.as_ref()) else { return Vec::new() };
+    let Some(pod) = pod_of(view, uid) else { return Vec::new() };
     let of = |volume: &Volume| {
         let mounted = mounted.iter().find(|mounted| mounted.volume == volume.name)?;
         place(volume, mounted, pod.name())
@@ -180,7 +218,7 @@ pub(super) fn left(until: Option<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     #[test]
     fn volumes_are_measured_by_their_kind() {
@@ -210,5 +248,46 @@ mod tests {
         assert_eq!(left(None), f64::INFINITY);
         let soon = Timestamp::now().as_second() as f64 + 100.0;
         assert!((90.0..101.0).contains(&left(Some(soon))));
+    }
+
+    #[test]
+    fn a_pod_is_limited_when_all_of_its_containers_are() {
+        let container = |limit: Option<&str>| match limit {
+            Some(limit) => json!({"name": "c", "resources": {"limits": {"memory": limit}}}),
+            None => json!({"name": "c", "resources": {"limits": {"cpu": "1"}}}),
+        };
+        let check = |spec: Value, expected: Option<u64>| {
+            let object = json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec});
+            let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+            assert_eq!(memory_limit(&pod), expected, "{spec}");
+        };
+        let (small, large, none) = (container(Some("1Mi")), container(Some("4Mi")), container(None));
+        check(json!({"containers": [small, large]}), Some(5 << 20));
+        check(json!({"containers": [small, none]}), None);
+        check(json!({"containers": [none]}), None);
+        // An init container that is larger than all others together, and one without a limit.
+        check(json!({"containers": [small], "initContainers": [large]}), Some(4 << 20));
+        check(json!({"containers": [small], "initContainers": [none]}), None);
+        check(json!({"containers": [small], "overhead": {"memory": "1Mi"}}), Some(2 << 20));
+        // A limit of the pod as a whole counts alone.
+        check(
+            json!({"containers": [small, none], "resources": {"limits": {"memory": "9Mi"}}}),
+            Some(9 << 20),
+        );
+        check(json!({"containers": [container(Some("0"))]}), None);
+    }
+
+    #[test]
+    fn reserved_memory_is_not_for_pods() {
+        let with = |enforced: &[&str]| {
+            let reserved = |memory: &str| BTreeMap::from([("memory".to_owned(), memory.to_owned())]);
+            reserved_memory(&KubeletConfiguration {
+                enforce_node_allocatable: enforced.iter().map(|part| (*part).to_owned()).collect(),
+                kube_reserved: reserved("1Mi"),
+                system_reserved: reserved("512Ki"),
+                ..KubeletConfiguration::default()
+            })
+        };
+        assert_eq!((with(&["pods"]), with(&[])), (1_572_864, 0));
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::RuntimeClient;
 use super::errors::CriError;
+use crate::model::ids::SandboxId;
 use crate::transport::generated::{MessageField, methods, runtime};
 
 impl RuntimeClient {
@@ -27,5 +28,44 @@ impl RuntimeClient {
         let filter = MessageField::some(runtime::ContainerStatsFilter::default());
         let request = runtime::ListContainerStatsRequest { filter, ..Default::default() };
         Ok(self.caller.call_within(&methods::LIST_CONTAINER_STATS, "", &request, within)?.stats)
+    }
+
+    /// The image that a sandbox was made from. It is no field of the CRI: containerd adds it to
+    /// the verbose response; `None` for runtimes that do not.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn image_of_sandbox(&self, id: &SandboxId, within: Duration) -> Result<Option<String>, CriError> {
+        let request = runtime::PodSandboxStatusRequest {
+            pod_sandbox_id: id.to_string(),
+            verbose: true,
+            ..Default::default()
+        };
+        let answer = self.caller.call_within(&methods::POD_SANDBOX_STATUS, id.as_str(), &request, within)?;
+        Ok(answer.info.get("info").and_then(|info| image_in(info)))
+    }
+}
+
+/// Image names are not longer; it becomes part of every series of the sandbox.
+const LONGEST_IMAGE: usize = 1024;
+
+fn image_in(info: &str) -> Option<String> {
+    let info: serde_json::Value = serde_json::from_str(info).ok()?;
+    let image = info.get("image")?.as_str()?;
+    (!image.is_empty() && image.len() <= LONGEST_IMAGE).then(|| image.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_image_of_a_sandbox_is_in_the_verbose_answer_of_containerd() {
+        let info = r#"{"pid":7,"image":"localhost/pause:1","runtimeSpec":{"image":{"x":[1]}}}"#;
+        assert_eq!(image_in(info).as_deref(), Some("localhost/pause:1"));
+        let long = format!(r#"{{"image":"{}"}}"#, "x".repeat(LONGEST_IMAGE + 1));
+        for other in ["", "{}", "[]", r#"{"image":""}"#, r#"{"image":7}"#, &long] {
+            assert_eq!(image_in(other), None, "{other}");
+        }
     }
 }

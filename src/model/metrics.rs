@@ -95,6 +95,8 @@ metrics! { ALL;
     POD_START_TOTAL: Histogram = "kubelet_pod_start_total_duration_seconds",
         "From the first sight of a pod to its containers running, image pulls and init containers included.",
         START;
+    FIRST_NETWORK_POD: Gauge = "kubelet_first_network_pod_start_sli_duration_seconds",
+        "The same of the first pod with a network of its own.";
     POD_WORKER: HistogramVec<1> = "kubelet_pod_worker_duration_seconds",
         "One pass of a pod's worker, by kind of work.", SHORT, ["operation_type"];
     POD_WORKER_START: Histogram = "kubelet_pod_worker_start_duration_seconds",

@@ -46,6 +46,9 @@ impl StartClock {
             metrics::POD_START_TOTAL.took(took.total);
             if let Some(own) = took.own {
                 metrics::POD_START_SLI.took(own);
+                if pod.spec().host_network != Some(true) {
+                    metrics::FIRST_NETWORK_POD.set_first(own.as_secs_f64());
+                }
             }
         }
     }

@@ -80,6 +80,76 @@ impl Machine {
     }
 }
 
+/// How the processors that are online are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Topology {
+    /// Cores: processors that share one are its threads.
+    pub cores: usize,
+    /// Packages of cores.
+    pub sockets: usize,
+}
+
+impl Topology {
+    /// Reads it from sysfs; zeros where the kernel has no such files.
+    #[must_use]
+    pub fn read(roots: &Roots) -> Self {
+        let dir = roots.sys.join("devices/system/cpu");
+        let (mut cores, mut sockets) = (Vec::new(), Vec::new());
+        for name in list(&dir).unwrap_or_default() {
+            let number = name.strip_prefix("cpu").is_some_and(|rest| rest.parse::<u32>().is_ok());
+            let part = |part: &str| {
+                read(&dir.join(&name).join("topology").join(part)).ok()?.trim().parse::<i64>().ok()
+            };
+            if number && let (Some(core), Some(socket)) = (part("core_id"), part("physical_package_id")) {
+                // Packages number their cores each on its own.
+                if !cores.contains(&(socket, core)) {
+                    cores.push((socket, core));
+                }
+                if !sockets.contains(&socket) {
+                    sockets.push(socket);
+                }
+            }
+        }
+        Topology { cores: cores.len(), sockets: sockets.len() }
+    }
+}
+
+/// Memory modules of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Dimms {
+    /// Such as `Unbuffered-DDR4`.
+    pub kind: String,
+    /// How many.
+    pub count: u64,
+    /// Of all of them.
+    pub bytes: u64,
+}
+
+/// Memory modules by kind; empty without a driver that reports them.
+#[must_use]
+pub fn dimms(roots: &Roots) -> Vec<Dimms> {
+    let top = roots.sys.join("devices/system/edac/mc");
+    let mut found: Vec<Dimms> = Vec::new();
+    for controller in list(&top).unwrap_or_default().iter().filter(|name| name.starts_with("mc")) {
+        let dir = top.join(controller);
+        for module in list(&dir).unwrap_or_default().iter().filter(|name| name.starts_with("dimm")) {
+            let text = |file: &str| Some(read(&dir.join(module).join(file)).ok()?.trim().to_owned());
+            let size = text("size").and_then(|size| size.parse::<u64>().ok());
+            if let (Some(kind), Some(mebibytes)) = (text("dimm_mem_type"), size) {
+                let at = found.iter().position(|known| known.kind == kind).unwrap_or_else(|| {
+                    found.push(Dimms { kind, ..Dimms::default() });
+                    found.len() - 1
+                });
+                // There is an entry at that place.
+                let of_kind = &mut found[at];
+                of_kind.count += 1;
+                of_kind.bytes = of_kind.bytes.saturating_add(mebibytes.saturating_mul(1 << 20));
+            }
+        }
+    }
+    found
+}
+
 /// `uname -r`.
 #[must_use]
 pub fn kernel_release() -> String {
@@ -183,6 +253,35 @@ mod tests {
         assert!(matches!(Machine::read(&roots), Err(ResourceError::Content { .. })));
         fs::remove_file(dir.path().join("proc/meminfo")).unwrap();
         assert!(matches!(Machine::read(&roots), Err(ResourceError::Io { .. })));
+    }
+
+    #[test]
+    fn cores_packages_and_modules() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = Roots { proc: dir.path().join("proc"), sys: dir.path().join("sys") };
+        assert_eq!(Topology::read(&roots), Topology::default());
+        assert!(dimms(&roots).is_empty());
+        let put = |path: String, content: &str| {
+            let path = roots.sys.join("devices/system").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        };
+        // Two packages of two cores, the first ones with two threads each; one is off.
+        for (cpu, package, core) in [(0, 0, 0), (1, 0, 0), (2, 0, 1), (3, 1, 0), (4, 1, 0), (5, 1, 1)] {
+            put(format!("cpu/cpu{cpu}/topology/core_id"), &format!("{core}\n"));
+            put(format!("cpu/cpu{cpu}/topology/physical_package_id"), &format!("{package}\n"));
+        }
+        put("cpu/cpu6/online".into(), "0\n");
+        put("cpu/cpufreq/topology/core_id".into(), "9\n");
+        assert_eq!(Topology::read(&roots), Topology { cores: 4, sockets: 2 });
+        for (module, kind, size) in
+            [("mc0/dimm0", "DDR4", "8192\n"), ("mc0/dimm1", "DDR4", "4096\n"), ("mc1/dimm0", "NVDIMM", "x\n")]
+        {
+            put(format!("edac/mc/{module}/dimm_mem_type"), &format!("{kind}\n"));
+            put(format!("edac/mc/{module}/size"), size);
+        }
+        put("edac/mc/mc0/size_mb".into(), "12288\n");
+        assert_eq!(dimms(&roots), [Dimms { kind: "DDR4".into(), count: 2, bytes: 12 << 30 }]);
     }
 
     #[test]

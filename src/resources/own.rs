@@ -52,6 +52,24 @@ impl OwnUse {
     }
 }
 
+/// Bytes that IP has received and sent in the network namespace of this process, as the
+/// Prometheus client of Go counts them for a process.
+#[must_use]
+pub fn network_bytes(roots: &Roots) -> Option<(u64, u64)> {
+    octets(&read(&roots.proc.join("self/net/netstat")).ok()?)
+}
+
+/// Two lines begin with `IpExt:`: names of columns, and their numbers.
+fn octets(netstat: &str) -> Option<(u64, u64)> {
+    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("IpExt:"));
+    let (names, numbers) = (lines.next()?, lines.next()?);
+    let of = |name: &str| {
+        let at = names.split_whitespace().position(|one| one == name)?;
+        numbers.split_whitespace().nth(at)?.parse().ok()
+    };
+    Some((of("InOctets")?, of("OutOctets")?))
+}
+
 /// The sum over all threads; one that ends meanwhile is left out.
 fn voluntary_switches(dir: &std::path::Path) -> u64 {
     let tasks = dir.join("task");
@@ -87,6 +105,21 @@ mod tests {
         let own = OwnUse::read(&Roots::default()).unwrap();
         assert!(own.resident_bytes > 0 && own.peak_resident_bytes >= own.resident_bytes);
         assert!(own.threads > 0 && own.open_files > 0);
+    }
+
+    #[test]
+    fn bytes_of_the_network_namespace() {
+        let text = "TcpExt: A B\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets OutOctets InMcastOctets\nIpExt: 0 17949363 17949031 5\n";
+        assert_eq!(octets(text), Some((17_949_363, 17_949_031)));
+        for text in [
+            "",
+            "IpExt: InOctets OutOctets\n",
+            "IpExt: InOctets\nIpExt: 1\n",
+            "IpExt: InOctets OutOctets\nIpExt: 1\n",
+        ] {
+            assert_eq!(octets(text), None, "{text}");
+        }
+        assert!(network_bytes(&Roots::default()).is_some());
     }
 
     #[test]

@@ -117,7 +117,11 @@ pub(super) fn answer(asked: &Asked, deps: &Deps) -> Option<Answer> {
         "/probes" => (deps.metrics)(MetricsPage::Probes, &mut page),
         "/resource" => (deps.metrics)(MetricsPage::Resource, &mut page),
         "/cadvisor" => (deps.metrics)(MetricsPage::Cadvisor, &mut page),
-        "/slis" => checks(deps, &mut page),
+        "/slis" => {
+            checks(deps, &mut page);
+            let at = deps.endpoints.started.as_millisecond() as f64 / 1e3;
+            page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", at);
+        }
         _ => return None,
     }
     let started = deps.endpoints.started.as_second().to_string();

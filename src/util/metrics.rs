@@ -80,8 +80,37 @@ impl Page {
     /// The whole text, families in order of their names.
     #[must_use]
     pub fn into_text(self) -> String {
-        self.families.into_values().collect()
+        // Not grown step by step: each step would copy it all.
+        let mut text = String::with_capacity(self.families.values().map(String::len).sum());
+        self.families.into_values().for_each(|family| text.push_str(&family));
+        text
     }
+}
+
+/// Labels that many series have in common, written out once.
+#[derive(Debug, Clone, Default)]
+pub struct Common(String);
+
+impl Common {
+    /// Pairs of label and value.
+    #[must_use]
+    pub fn new(labels: &[(&str, &str)]) -> Self {
+        let mut text = String::new();
+        for (label, value) in labels {
+            if !text.is_empty() {
+                text.push(',');
+            }
+            pair(&mut text, label, value);
+        }
+        Common(text)
+    }
+}
+
+fn pair(out: &mut String, label: &str, value: &str) {
+    out.push_str(label);
+    out.push_str("=\"");
+    escape(out, value, true);
+    out.push('"');
 }
 
 /// A family that is being written. Dropping it closes it.
@@ -97,6 +126,26 @@ impl Family<'_> {
     pub fn series(&mut self, labels: &[(&str, &str)], value: f64) -> &mut Self {
         self.line("", labels, None, value, None);
         self
+    }
+
+    /// One series under labels that it has in common with others and `more`; `at` as in
+    /// [`Family::sample`], without it the value is that of the scrape.
+    pub fn under(&mut self, common: &Common, more: &[(&str, &str)], value: f64, at: Option<i64>) {
+        self.text.push_str(&self.name);
+        self.text.push('{');
+        self.text.push_str(&common.0);
+        for (label, value) in more {
+            if !self.text.ends_with('{') {
+                self.text.push(',');
+            }
+            pair(&mut self.text, label, value);
+        }
+        self.text.push_str("} ");
+        number(&mut self.text, value);
+        if let Some(at) = at {
+            let _ = write!(self.text, " {at}");
+        }
+        self.text.push('\n');
     }
 
     /// One series whose value is of another moment than now, in milliseconds since 1970.
@@ -132,10 +181,7 @@ impl Family<'_> {
         for (label, value) in labels {
             self.text.push(open);
             open = ',';
-            self.text.push_str(label);
-            self.text.push_str("=\"");
-            escape(&mut self.text, value, true);
-            self.text.push('"');
+            pair(&mut self.text, label, value);
         }
         if let Some(bound) = le {
             self.text.push(open);
@@ -248,6 +294,12 @@ impl Gauge {
         self.bits.store(value.to_bits(), Ordering::Relaxed);
     }
 
+    /// Sets the value unless there is one.
+    pub fn set_first(&self, value: f64) {
+        // It fails when there is a value.
+        let _ = self.bits.compare_exchange(UNSET, value.to_bits(), Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// The value, once set.
     #[must_use]
     pub fn get(&self) -> Option<f64> {
@@ -282,6 +334,11 @@ impl<const N: usize> CounterVec<N> {
     /// One more for these label values.
     pub fn inc<V: Into<Value>>(&self, values: [V; N]) {
         *lock(&self.series).entry(values.map(Into::into)).or_insert(0) += 1;
+    }
+
+    /// Shows the series from now on, also while nothing is counted.
+    pub fn show<V: Into<Value>>(&self, values: [V; N]) {
+        lock(&self.series).entry(values.map(Into::into)).or_insert(0);
     }
 
     /// The present value of one series.
@@ -485,9 +542,16 @@ mod tests {
         assert!(text(&histogram).contains("h_seconds_bucket{le=\"+Inf\"} 0\n"));
         let gauge = Gauge::new("g", "How much.");
         assert_eq!(text(&gauge), "");
-        gauge.set(-1.5);
+        gauge.set_first(-1.5);
+        gauge.set_first(2.0);
         assert!(text(&gauge).ends_with("\ng -1.5\n"));
-        assert_eq!(text(&CounterVec::new("v_total", "By kind.", ["kind"])), "");
+        gauge.set(2.5);
+        assert_eq!(gauge.get(), Some(2.5));
+        let family = CounterVec::new("v_total", "By kind.", ["kind"]);
+        assert_eq!(text(&family), "");
+        family.inc(["a"]);
+        ["a", "b"].iter().for_each(|kind| family.show([*kind]));
+        assert!(text(&family).ends_with("\nv_total{kind=\"a\"} 1\nv_total{kind=\"b\"} 0\n"));
     }
 
     #[test]
@@ -539,11 +603,25 @@ mod tests {
             .series(&[("k", "v")], f64::NEG_INFINITY)
             .series(&[("k", "w")], 1e9);
         page.family("d", "x", Type::Gauge).sample(&[], 1.5, 1_700_000_000_123);
+        let mut family = page.family("e", "x", Type::Gauge);
+        family.under(&Common::new(&[("a", "x\"y"), ("b", "")]), &[], 1.0, None);
+        family.under(&Common::new(&[("a", "1")]), &[("c", "\n"), ("d", "2")], 2.5, Some(7));
+        family.under(&Common::default(), &[("c", "3")], 3.0, None);
+        drop(family);
         let text = page.into_text();
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(
             lines,
-            ["a NaN", "b +Inf", "c{k=\"v\"} -Inf", "c{k=\"w\"} 1000000000", "d 1.5 1700000000123"]
+            [
+                "a NaN",
+                "b +Inf",
+                "c{k=\"v\"} -Inf",
+                "c{k=\"w\"} 1000000000",
+                "d 1.5 1700000000123",
+                "e{a=\"x\\\"y\",b=\"\"} 1",
+                "e{a=\"1\",c=\"\\n\",d=\"2\"} 2.5 7",
+                "e{c=\"3\"} 3",
+            ]
         );
     }
 }

@@ -50,11 +50,12 @@ const STARTS: [&str; 15] = [
 ];
 
 /// Literals that look like metrics and are labels.
-const NO_METRICS: [&str; 9] = [
+const NO_METRICS: [&str; 10] = [
     "container_type",
     "container_state",
     "container_stats",
     "container_status",
+    "go_version",
     "kubelet_test",
     "machine_id",
     "pod_uid",

@@ -1,9 +1,13 @@
 //! Reading one cgroup, in either version. The parsers take text and are pure.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
+use super::Depth;
+use super::disks;
+use super::processes::Processes;
 use super::sample::{Details, DiskTraffic, Numbers, Pressure, Share};
 use crate::resources::cgroups::Cgroups;
 
@@ -52,125 +56,182 @@ impl Tree {
         }
     }
 
-    /// A process of the cgroup.
-    pub(super) fn first_process(&self, path: &str) -> Option<u32> {
-        self.read("memory", path, "cgroup.procs")?.lines().find_map(|line| line.trim().parse().ok())
+    /// The processes of the cgroup; `None` when there is no such cgroup.
+    pub(super) fn processes(&self, path: &str) -> Option<Processes> {
+        // As the Go kubelet: what runs without a cgroup is in the root of one controller and not
+        // always of another.
+        let of = |controller| Processes::read(&self.dir(controller, path).join("cgroup.procs"));
+        of("cpu").or_else(|| of("memory"))
     }
 
-    /// All that is said of a cgroup; `None` when there is no such cgroup.
-    pub(super) fn numbers(&self, path: &str, whole: bool) -> Option<Numbers> {
-        let mut numbers = if self.v2 { self.second(path)? } else { self.first(path)? };
-        numbers.processes = self.read("memory", path, "cgroup.procs").map(|text| text.lines().count() as u64);
-        if whole {
-            let mut details = if self.v2 { self.second_details(path) } else { self.first_details(path) };
+    /// When the cgroup was made, by the times of its directory and of a file that rarely changes
+    /// later (cadvisor: container/common/helpers.go).
+    pub(super) fn made(&self, path: &str) -> Option<Timestamp> {
+        let dir = self.dir("memory", path);
+        let file = dir.join(if self.v2 { "cgroup.events" } else { "cgroup.clone_children" });
+        let changed = |path: &Path| Timestamp::from_second(std::fs::metadata(path).ok()?.mtime()).ok();
+        [changed(&dir), changed(&file)].into_iter().flatten().min()
+    }
+
+    /// All that is said of a cgroup, without its processes; `None` when there is no such cgroup.
+    pub(super) fn numbers(&self, path: &str, depth: Depth, whole: bool) -> Option<Numbers> {
+        let mut numbers = if self.v2 { self.second(path, depth, whole)? } else { self.first(path, whole)? };
+        if let Some(details) = &mut numbers.details {
             details.path = format!("/{}", path.trim_matches('/'));
-            numbers.details = Some(Box::new(details));
         }
         Some(numbers)
     }
 
-    fn first(&self, path: &str) -> Option<Numbers> {
+    fn first(&self, path: &str, whole: bool) -> Option<Numbers> {
         let stat = self.read("memory", path, "memory.stat")?;
         let usage = self.number("memory", path, "memory.usage_in_bytes");
+        let memory_limit = self.number("memory", path, "memory.limit_in_bytes");
+        let swap_limit = self.number("memory", path, "memory.memsw.limit_in_bytes");
         let mut numbers = Numbers {
             at: Timestamp::now(),
             cpu: self.number("cpuacct", path, "cpuacct.usage"),
+            // Without accounting of swap the kernel leaves the line away.
             swap: field(&stat, "total_swap"),
             ..memory(usage, &stat, ["total_inactive_file", "total_rss"])
         };
-        let limit = self.number("memory", path, "memory.limit_in_bytes");
-        numbers.available = available(limit, numbers.working_set);
-        let limit = self.number("memory", path, "memory.memsw.limit_in_bytes");
-        numbers.swap_available = available(limit, numbers.swap);
+        numbers.available = available(memory_limit, numbers.working_set);
+        numbers.swap_available = available(swap_limit, numbers.swap);
+        if whole {
+            numbers.details = Some(Box::new(Details {
+                memory_limit: limit(memory_limit),
+                swap_limit: limit(swap_limit),
+                ..self.first_details(path, &stat)
+            }));
+        }
         Some(numbers)
     }
 
-    fn second(&self, path: &str) -> Option<Numbers> {
+    fn second(&self, path: &str, depth: Depth, whole: bool) -> Option<Numbers> {
         let stat = self.read("", path, "memory.stat")?;
+        let cpu = self.read("", path, "cpu.stat").unwrap_or_default();
         // The root has no file of its own for this.
         let usage = self
             .number("", path, "memory.current")
             .or_else(|| Some(field(&stat, "anon")?.saturating_add(field(&stat, "file")?)));
+        let pressure = |file| self.read("", path, file).as_deref().and_then(pressure);
+        let (memory_limit, swap_limit) =
+            (self.maximum(path, "memory.max"), self.maximum(path, "memory.swap.max"));
         let mut numbers = Numbers {
             at: Timestamp::now(),
-            cpu: self.cpu(path),
+            cpu: micro(field(&cpu, "usage_usec")),
             swap: self.number("", path, "memory.swap.current"),
-            cpu_pressure: self.read("", path, "cpu.pressure").as_deref().and_then(pressure),
-            memory_pressure: self.read("", path, "memory.pressure").as_deref().and_then(pressure),
-            io_pressure: self.read("", path, "io.pressure").as_deref().and_then(pressure),
+            cpu_pressure: pressure("cpu.pressure"),
+            memory_pressure: pressure("memory.pressure"),
+            io_pressure: if depth == Depth::Full { pressure("io.pressure") } else { None },
             ..memory(usage, &stat, ["inactive_file", "anon"])
         };
-        numbers.available = available(self.number("", path, "memory.max"), numbers.working_set);
-        numbers.swap_available = available(self.number("", path, "memory.swap.max"), numbers.swap);
+        numbers.available = available(memory_limit, numbers.working_set);
+        numbers.swap_available = available(swap_limit, numbers.swap);
+        if whole {
+            numbers.details = Some(Box::new(Details {
+                memory_limit: limit(memory_limit),
+                swap_limit: limit(swap_limit),
+                ..self.second_details(path, &stat, &cpu)
+            }));
+        }
         Some(numbers)
     }
 
-    fn first_details(&self, path: &str) -> Details {
+    /// A number of version 2, or `max`; `None` without the file.
+    fn maximum(&self, path: &str, file: &str) -> Option<u64> {
+        let text = self.read("", path, file)?;
+        let text = text.trim();
+        if text == "max" { Some(u64::MAX) } else { text.parse().ok() }
+    }
+
+    fn first_details(&self, path: &str, stat: &str) -> Details {
         let text = |controller, file| self.read(controller, path, file).unwrap_or_default();
-        let (stat, cpu, times) =
-            (text("memory", "memory.stat"), text("cpu", "cpu.stat"), text("cpuacct", "cpuacct.stat"));
+        let (cpu, times) = (text("cpu", "cpu.stat"), text("cpuacct", "cpuacct.stat"));
         let ticks = |name| field(&times, name).map(|ticks| ticks.saturating_mul(TICK_NANOSECONDS));
-        let mut disks = Vec::new();
-        for (file, counted) in [
-            ("blkio.throttle.io_service_bytes", Counted::Bytes),
-            ("blkio.throttle.io_serviced", Counted::Times),
-        ] {
-            let recursive = self.read("blkio", path, &format!("{file}_recursive"));
-            let text = recursive.or_else(|| self.read("blkio", path, file)).unwrap_or_default();
-            first_disks(&mut disks, &text, counted);
-        }
         Details {
             user: ticks("user"),
             system: ticks("system"),
             periods: field(&cpu, "nr_periods"),
             throttled: field(&cpu, "nr_throttled"),
             throttled_time: field(&cpu, "throttled_time"),
+            bursts: field(&cpu, "nr_bursts"),
+            burst_time: field(&cpu, "burst_time"),
             // Minus one: no limit.
             quota: self.number("cpu", path, "cpu.cfs_quota_us"),
             period: self.number("cpu", path, "cpu.cfs_period_us"),
             shares: self.number("cpu", path, "cpu.shares"),
-            cache: field(&stat, "total_cache"),
-            mapped: field(&stat, "total_mapped_file"),
+            cache: field(stat, "total_cache"),
+            mapped: field(stat, "total_mapped_file"),
+            active_file: field(stat, "total_active_file"),
+            inactive_file: field(stat, "total_inactive_file"),
+            kernel: self.number("memory", path, "memory.kmem.usage_in_bytes"),
             peak: self.number("memory", path, "memory.max_usage_in_bytes"),
             failures: self.number("memory", path, "memory.failcnt"),
-            memory_limit: limit(self.number("memory", path, "memory.limit_in_bytes")),
-            swap_limit: limit(self.number("memory", path, "memory.memsw.limit_in_bytes")),
+            reservation: limit(self.number("memory", path, "memory.soft_limit_in_bytes")),
             oom_kills: field(&text("memory", "memory.oom_control"), "oom_kill"),
             threads: self.number("pids", path, "pids.current"),
-            disks,
-            path: String::new(),
+            threads_max: most(&text("pids", "pids.max")),
+            disks: self.first_disks(path),
+            ..Details::default()
         }
     }
 
-    fn second_details(&self, path: &str) -> Details {
+    fn first_disks(&self, path: &str) -> Vec<DiskTraffic> {
+        for files in disks::FILES {
+            let mut found = Vec::new();
+            for (at, (file, counted)) in files.iter().enumerate() {
+                let text = self.read("blkio", path, file).unwrap_or_default();
+                disks::first(&mut found, &text, *counted);
+                if at == 0 && found.is_empty() {
+                    break;
+                }
+            }
+            if !found.is_empty() {
+                return found;
+            }
+        }
+        Vec::new()
+    }
+
+    fn second_details(&self, path: &str, stat: &str, cpu: &str) -> Details {
         let text = |file| self.read("", path, file).unwrap_or_default();
-        let (stat, cpu, events) = (text("memory.stat"), text("cpu.stat"), text("memory.events"));
+        let events = text("memory.events");
         let max = text("cpu.max");
         let mut max = max.split_whitespace().map(|word| word.parse().ok());
         // "max": no limit.
         let (quota, period) = (max.next().flatten(), max.next().flatten());
-        let or_none = |file| text(file).trim().parse().or(Ok::<u64, ()>(u64::MAX)).ok();
         Details {
-            user: micro(field(&cpu, "user_usec")),
-            system: micro(field(&cpu, "system_usec")),
-            periods: field(&cpu, "nr_periods"),
-            throttled: field(&cpu, "nr_throttled"),
-            throttled_time: micro(field(&cpu, "throttled_usec")),
+            user: micro(field(cpu, "user_usec")),
+            system: micro(field(cpu, "system_usec")),
+            periods: field(cpu, "nr_periods"),
+            throttled: field(cpu, "nr_throttled"),
+            throttled_time: micro(field(cpu, "throttled_usec")),
+            bursts: field(cpu, "nr_bursts"),
+            burst_time: micro(field(cpu, "burst_usec")),
             quota,
             period,
             shares: self.number("", path, "cpu.weight").map(shares),
-            cache: field(&stat, "file"),
-            mapped: field(&stat, "file_mapped"),
+            cache: field(stat, "file"),
+            mapped: field(stat, "file_mapped"),
+            active_file: field(stat, "active_file"),
+            inactive_file: field(stat, "inactive_file"),
+            kernel: field(stat, "kernel"),
             peak: self.number("", path, "memory.peak"),
             failures: field(&events, "max"),
-            memory_limit: limit(or_none("memory.max")),
-            swap_limit: limit(or_none("memory.swap.max")),
+            reservation: limit(self.maximum(path, "memory.min")),
             oom_kills: field(&events, "oom_kill"),
             threads: self.number("", path, "pids.current"),
-            disks: second_disks(&text("io.stat")),
-            path: String::new(),
+            threads_max: most(&text("pids.max")),
+            disks: disks::second(&text("io.stat")),
+            ..Details::default()
         }
     }
+}
+
+/// A limit of threads: 0 for none, as it is exported.
+fn most(text: &str) -> Option<u64> {
+    let text = text.trim();
+    if text == "max" { Some(0) } else { text.parse().ok() }
 }
 
 fn memory(usage: Option<u64>, stat: &str, [inactive, rss]: [&str; 2]) -> Numbers {
@@ -231,78 +292,20 @@ fn shares(weight: u64) -> u64 {
     2 + weight.saturating_sub(1).saturating_mul(262_142) / 9_999
 }
 
-#[derive(Clone, Copy)]
-enum Counted {
-    Bytes,
-    Times,
-}
-
-/// Lines such as `8:0 Read 4096`.
-fn first_disks(disks: &mut Vec<DiskTraffic>, text: &str, counted: Counted) {
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let (Some(device), Some(what), Some(Ok(value))) =
-            (words.next(), words.next(), words.next().map(str::parse::<u64>))
-        else {
-            continue;
-        };
-        let disk = disk(disks, device);
-        match (what, counted) {
-            ("Read", Counted::Bytes) => disk.read_bytes = value,
-            ("Write", Counted::Bytes) => disk.written_bytes = value,
-            ("Read", Counted::Times) => disk.reads = value,
-            ("Write", Counted::Times) => disk.writes = value,
-            _ => {}
-        }
-    }
-}
-
-/// Lines such as `8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0`.
-fn second_disks(text: &str) -> Vec<DiskTraffic> {
-    let mut disks = Vec::new();
-    for line in text.lines() {
-        let Some((device, rest)) = line.split_once(' ') else { continue };
-        let disk = disk(&mut disks, device);
-        for (name, value) in rest.split_whitespace().filter_map(|word| word.split_once('=')) {
-            let value = value.parse().unwrap_or(0);
-            match name {
-                "rbytes" => disk.read_bytes = value,
-                "wbytes" => disk.written_bytes = value,
-                "rios" => disk.reads = value,
-                "wios" => disk.writes = value,
-                _ => {}
-            }
-        }
-    }
-    disks
-}
-
-fn disk<'a>(disks: &'a mut Vec<DiskTraffic>, device: &str) -> &'a mut DiskTraffic {
-    let at = disks.iter().position(|disk| disk.device == device).unwrap_or_else(|| {
-        disks.push(DiskTraffic { device: device.to_owned(), ..DiskTraffic::default() });
-        disks.len() - 1
-    });
-    // There is an entry at that place.
-    &mut disks[at]
-}
-
-/// Where this process is, in the tree that containers are looked for in.
+/// The cgroup of this process, if it is one that counts for it alone: in version 1 the same of
+/// all the controllers whose numbers are shown (Go: pkg/kubelet/cm, getContainer).
 pub(super) fn own(proc: &Path, v2: bool) -> Option<String> {
     own_path(&std::fs::read_to_string(proc.join("self/cgroup")).ok()?, v2)
 }
 
-/// Lines such as `4:memory:/system.slice/x` and `0::/system.slice/x`.
+/// Lines such as `4:cpu,cpuacct:/system.slice/x` and `0::/system.slice/x`.
 fn own_path(text: &str, v2: bool) -> Option<String> {
-    let path = text.lines().find_map(|line| {
-        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-        let fits = if v2 {
-            controllers.is_empty()
-        } else {
-            controllers.split(',').any(|controller| controller == "memory")
-        };
-        fits.then_some(path)
-    })?;
-    // The whole machine is nobody's own part.
+    let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let of = |controller: &str| {
+        lines().find(|(all, _)| all.split(',').any(|one| one == controller)).map(|(_, path)| path)
+    };
+    let path = if v2 { of("")? } else { of("memory").filter(|path| of("cpuacct") == Some(path))? };
+    // The machine's own counts everything.
     (path != "/").then(|| path.to_owned())
 }
 

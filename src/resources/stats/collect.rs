@@ -6,9 +6,14 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::sample::{ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Snapshot, SystemUse, VolumeUse};
+use super::processes::{self, Budget, Processes};
+use super::sample::{
+    ContainerUse, FileSystem, NodeUse, Numbers, PodUse, SandboxUse, Snapshot, SystemUse, VolumeUse,
+};
 use super::told::{self, Answers, Disks, Need, Part};
-use super::{Depth, Settings, Shared, StatsError, VolumeAt, Wanted, Work, cgroup, places, proc, space};
+use super::{
+    Depth, Settings, Shared, StatsError, VolumeAt, Wanted, Work, cgroup, mounted, places, proc, space,
+};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, ListedPod, ListedSandbox, SandboxState};
@@ -19,6 +24,9 @@ pub(super) const WALKS: Duration = Duration::from_secs(5);
 
 /// The key of the machine's own counter.
 const ROOT: &str = "/";
+
+/// The key of this process's own counter, where it has no cgroup.
+const OWN: &str = "self";
 
 /// All pods of the last list.
 type Listed = BTreeMap<PodUid, ListedPod>;
@@ -37,17 +45,21 @@ impl Shared {
             }
         }
         let parts = self.system_paths();
-        for path in parts.iter().map(|(_, path)| path.as_str()).chain([ROOT]) {
-            if let Some(counted) = self.tree.cpu(path) {
-                let _ = work.rates.rate(path, counted, Instant::now());
+        for path in parts.iter().map(|(_, path)| path.as_deref()).chain([Some(ROOT)]) {
+            let counted = match path {
+                Some(path) => self.tree.cpu(path),
+                None => Some(proc::own_cpu()),
+            };
+            if let Some(counted) = counted {
+                let _ = work.rates.rate(path.unwrap_or(OWN), counted, Instant::now());
             }
         }
         work.rates.turn();
     }
 
     /// What has to be asked of the runtime.
-    pub(super) fn need(&self, work: &mut Work, pods: &Listed, wanted: Wanted) -> Need {
-        let ids: BTreeSet<&str> = pods.values().filter_map(running).flat_map(ids).collect();
+    pub(super) fn need(&self, work: &mut Work, listed: &Listed, wanted: Wanted) -> Need {
+        let ids: BTreeSet<&str> = pods_shown(listed).flat_map(ids).collect();
         work.places.look(&self.tree.top(), &ids, Instant::now());
         let full = wanted.depth == Depth::Full;
         let pods = match ids.iter().any(|id| work.places.get(id).is_none()) {
@@ -55,7 +67,9 @@ impl Shared {
             false if full && !ids.is_empty() => Some(Part::Layers),
             false => None,
         };
-        Need { pods, images: full }
+        let sandboxes = pods_shown(listed).filter(|_| wanted.details).filter_map(|pod| pod.sandbox);
+        let sandboxes = sandboxes.map(|sandbox| sandbox.id.clone()).collect();
+        Need { pods, images: full, sandboxes }
     }
 
     /// What files tell; `answers` for those of which no file does.
@@ -70,6 +84,7 @@ impl Shared {
         let ids: BTreeSet<&str> = live.iter().cloned().flat_map(ids).collect();
         work.places.look(&self.tree.top(), &ids, Instant::now());
         let mut once = Once { disks: Disks::default(), answers, until: Instant::now() + WALKS };
+        work.budget = if wanted.details { Budget::new() } else { Budget::none() };
         let mut found = Vec::with_capacity(live.len());
         for pod in &live {
             found.extend(self.pod(work, &mut once, pod, wanted));
@@ -105,6 +120,11 @@ impl Shared {
                 }
                 container.rootfs = layer;
             }
+            if let Some(sandbox) = &mut pod.sandbox
+                && let Some(image) = answers.sandbox_images.get(&sandbox.id)
+            {
+                sandbox.image.clone_from(image);
+            }
         }
         let node = &mut snapshot.node;
         match &answers.images {
@@ -119,16 +139,24 @@ impl Shared {
     }
 
     /// The numbers of a cgroup, with its rate.
-    fn numbers(&self, work: &mut Work, key: &str, path: &str, details: bool) -> Option<Numbers> {
-        let mut numbers = self.tree.numbers(path, details)?;
+    fn numbers(&self, work: &mut Work, key: &str, path: &str, wanted: Wanted) -> Option<Numbers> {
+        let mut numbers = self.tree.numbers(path, wanted.depth, wanted.details)?;
+        if let Some(processes) = self.tree.processes(path) {
+            numbers.processes = Some(processes.count);
+            if let Some(details) = &mut numbers.details {
+                let proc = &self.settings.roots.proc;
+                details.open = processes::open_files(proc, &processes, &mut work.budget);
+                details.files_limit = processes::files_limit(proc, &processes);
+            }
+        }
         numbers.rate = numbers.cpu.and_then(|cpu| work.rates.rate(key, cpu, Instant::now()));
         Some(numbers)
     }
 
     /// The numbers of a container or sandbox, if its cgroup is there.
-    fn placed(&self, work: &mut Work, id: &str, details: bool) -> Option<Numbers> {
+    fn placed(&self, work: &mut Work, id: &str, wanted: Wanted) -> Option<Numbers> {
         let path = work.places.get(id)?.to_owned();
-        let numbers = self.numbers(work, id, &path, details);
+        let numbers = self.numbers(work, id, &path, wanted);
         if numbers.is_none() {
             work.places.forget(id);
         }
@@ -156,7 +184,7 @@ impl Shared {
         for listed in containers(pod) {
             let id = listed.id.as_str();
             let told = once.answers.told.as_ref().and_then(|told| told.containers.get(id));
-            let numbers = self.placed(work, id, wanted.details).or_else(|| {
+            let numbers = self.placed(work, id, wanted).or_else(|| {
                 let mut numbers = told?.numbers.clone();
                 let at = once.answers.told.as_ref().and_then(|told| told.at).unwrap_or_else(Instant::now);
                 let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, at));
@@ -183,15 +211,21 @@ impl Shared {
         let sandbox_id = sandbox.map(|sandbox| sandbox.id.as_str());
         let told = sandbox_id.and_then(|id| once.answers.told.as_ref()?.pods.get(id));
         let path = sandbox_id.and_then(|id| work.places.get(id)).map(str::to_owned);
-        found.sandbox =
-            sandbox_id.and_then(|id| Some((id.to_owned(), self.placed(work, id, wanted.details)?)));
+        found.sandbox = sandbox_id.and_then(|id| {
+            let numbers = self.placed(work, id, wanted)?;
+            Some(SandboxUse { id: id.to_owned(), image: String::new(), numbers })
+        });
         let together = path.as_deref().and_then(|path| places::pod_cgroup(path, pod.uid.as_str()));
-        let together = together.and_then(|path| self.numbers(work, path, path, wanted.details));
+        let together = together.and_then(|path| self.numbers(work, path, path, wanted));
         let own = || told.map(|told| &told.numbers).filter(|own| own.cpu.is_some()).cloned();
         found.numbers = together.or_else(own).unwrap_or_else(|| {
             let mut sum = Numbers::default();
             let parts = found.containers.iter().map(|container| &container.numbers);
-            parts.chain(found.sandbox.as_ref().map(|(_, numbers)| numbers)).for_each(|part| sum.add(part));
+            parts
+                .chain(found.sandbox.as_ref().map(|sandbox| &sandbox.numbers))
+                .for_each(|part| sum.add(part));
+            // What its cgroup would be limited to, if it had one.
+            sum.available = cgroup::available((self.memory_limit)(&pod.uid), sum.working_set);
             sum
         });
         // What a pod has in its containers, whichever source that is from.
@@ -203,7 +237,8 @@ impl Shared {
             return None;
         }
         if full {
-            let process = path.and_then(|path| self.tree.first_process(&path));
+            let processes = path.and_then(|path| self.tree.processes(&path));
+            let process = processes.and_then(|processes| processes.ids.first().copied());
             let of_process = process.and_then(|process| proc::network(&self.settings.roots.proc, process));
             found.network = of_process.or_else(|| told?.network.clone());
             self.storage(work, once, &mut found);
@@ -245,58 +280,100 @@ impl Shared {
     fn node(&self, work: &mut Work, pods: &[PodUse], wanted: Wanted) -> Result<NodeUse, StatsError> {
         let settings = &self.settings;
         let mut numbers = self
-            .numbers(work, ROOT, ROOT, wanted.details)
+            .numbers(work, ROOT, ROOT, wanted)
             .ok_or_else(|| StatsError::RootCgroup(settings.cgroups.root.clone()))?;
         let meminfo = std::fs::read_to_string(settings.roots.proc.join("meminfo")).unwrap_or_default();
-        let total = super::super::machine::memory_field(&meminfo, "MemTotal");
-        numbers.available = cgroup::available(total, numbers.working_set);
+        let total = |name| super::super::machine::memory_field(&meminfo, name);
+        numbers.available = cgroup::available(total("MemTotal"), numbers.working_set);
         if let Some((used, left)) = proc::swap(&meminfo) {
             (numbers.swap, numbers.swap_available) = (Some(used), Some(left));
+        }
+        // Version 1 has these in no cgroup, old kernels of version 2 not in that of the machine.
+        for (name, pressure) in [
+            ("cpu", &mut numbers.cpu_pressure),
+            ("memory", &mut numbers.memory_pressure),
+            ("io", &mut numbers.io_pressure),
+        ] {
+            if name != "io" || wanted.depth == Depth::Full {
+                *pressure = pressure.take().or_else(|| proc::pressure(&settings.roots.proc, name));
+            }
+        }
+        let processes = proc::processes(&settings.roots.proc);
+        if let Some(details) = &mut numbers.details {
+            (details.memory_limit, details.swap_limit) = (total("MemTotal"), total("SwapTotal"));
+            // The controller of processes counts nothing here.
+            (details.threads, details.threads_max) = (processes.now, processes.most);
+            let first = Processes { count: 1, ids: vec![1] };
+            details.files_limit = processes::files_limit(&settings.roots.proc, &first);
         }
         let mut node = NodeUse {
             name: settings.node.clone(),
             booted: proc::booted(&settings.roots.proc),
             numbers,
-            system: self.system(work, pods, wanted),
+            system: self.system(work, pods, total("MemTotal"), wanted),
             ..NodeUse::default()
         };
+        if wanted.details {
+            node.file_systems = mounted::read(&settings.roots.proc, &settings.root_dir.join("pods"));
+        }
         if wanted.depth == Depth::Full {
             node.network = proc::network(&settings.roots.proc, 1);
-            node.processes = Some(proc::processes(&settings.roots.proc));
+            node.processes = Some(processes);
             let fs = space::file_system(&settings.root_dir);
             node.fs = Some(fs.ok_or_else(|| StatsError::RootFs(settings.root_dir.clone()))?);
         }
         Ok(node)
     }
 
-    fn system_paths(&self) -> Vec<(&'static str, String)> {
+    /// The parts of the machine beside the pods, and their cgroups; `None`: this process has none
+    /// of its own.
+    fn system_paths(&self) -> Vec<(&'static str, Option<String>)> {
         let configured = self.settings.system.iter().filter_map(|(name, path)| {
             let own = || cgroup::own(&self.settings.roots.proc, self.settings.cgroups.version.is_v2());
             let path = match (*name, path.as_str()) {
-                ("kubelet", "") => own()?,
+                ("kubelet", "") => own(),
                 (_, "") => return None,
-                (_, path) => path.to_owned(),
+                (_, path) => Some(path.to_owned()),
             };
             Some((*name, path))
         });
         configured.collect()
     }
 
-    fn system(&self, work: &mut Work, pods: &[PodUse], wanted: Wanted) -> Vec<SystemUse> {
+    fn system(
+        &self,
+        work: &mut Work,
+        pods: &[PodUse],
+        memory: Option<u64>,
+        wanted: Wanted,
+    ) -> Vec<SystemUse> {
+        let settings = &self.settings;
         let mut found = Vec::new();
         for (name, path) in self.system_paths() {
-            let started = Some(self.settings.started).filter(|_| name == "kubelet");
-            let numbers = self.numbers(work, &path, &path, false);
+            let numbers = match &path {
+                Some(path) => self.numbers(work, path, path, wanted),
+                // DIFFERS: the Go kubelet shows the machine's numbers then.
+                None => proc::own(&settings.roots.proc).map(|mut numbers| {
+                    numbers.rate = numbers.cpu.and_then(|cpu| work.rates.rate(OWN, cpu, Instant::now()));
+                    numbers
+                }),
+            };
+            let made = || self.tree.made(path.as_deref()?);
+            let started = if name == "kubelet" { Some(settings.started) } else { made() };
             found.extend(numbers.map(|numbers| SystemUse { name, started, numbers }));
         }
-        let together = PODS_CGROUPS.iter().find_map(|path| self.numbers(work, path, path, wanted.details));
+        let together = PODS_CGROUPS
+            .iter()
+            .find_map(|path| Some((self.tree.made(path), self.numbers(work, path, path, wanted)?)));
         // DIFFERS: without a cgroup around all pods the Go kubelet has no such entry.
-        let sum = || {
+        let (started, numbers) = together.unwrap_or_else(|| {
             let mut sum = Numbers { at: Timestamp::now(), ..Numbers::default() };
             pods.iter().for_each(|pod| sum.add(&pod.numbers));
-            sum
-        };
-        found.push(SystemUse { name: "pods", started: None, numbers: together.unwrap_or_else(sum) });
+            let limit = memory.map(|memory| memory.saturating_sub(settings.reserved_memory));
+            sum.available = cgroup::available(limit, sum.working_set.or(Some(0)));
+            (pods.iter().filter_map(|pod| pod.started).chain([settings.started]).min(), sum)
+        });
+        found.push(SystemUse { name: "pods", started, numbers });
         found
     }
 }
@@ -313,6 +390,10 @@ struct Once<'a> {
 struct Running<'a> {
     pod: &'a ListedPod,
     sandbox: Option<&'a ListedSandbox>,
+}
+
+fn pods_shown(listed: &Listed) -> impl Iterator<Item = Running<'_>> {
+    listed.values().filter_map(running)
 }
 
 /// A pod of which nothing runs has no numbers.

@@ -13,12 +13,18 @@
 //! container that has ended is not shown; what is remembered is bounded by what runs now.
 //! Absent on purpose: a history, accelerators, metrics that users define.
 
+mod cadvisor;
 mod cgroup;
 mod collect;
+mod disks;
 mod flight;
+mod mounted;
+#[cfg(test)]
+mod page_tests;
 mod pages;
 mod places;
 mod proc;
+mod processes;
 mod rates;
 mod sample;
 mod space;
@@ -35,7 +41,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded};
 use jiff::Timestamp;
 
-pub use pages::{Labels, cadvisor, resource, volumes};
+pub use cadvisor::cadvisor;
+pub use pages::{resource, volumes};
 pub use sample::{ContainerUse, FileSystem, NodeUse, Numbers, PodUse, Pressure, Share, Snapshot, VolumeUse};
 pub use summary::json;
 pub use told::Runtime;
@@ -49,6 +56,7 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 use cgroup::Tree;
 use places::Places;
+use processes::Budget;
 use rates::Rates;
 use told::{Answers, Line, Need, Part};
 
@@ -130,6 +138,8 @@ pub struct Settings {
     pub system: [(&'static str, String); 3],
     /// When the agent was started.
     pub started: Timestamp,
+    /// Bytes of memory that pods may not have.
+    pub reserved_memory: u64,
     /// `volumeStatsAggPeriod`; `None`: volumes are not looked at.
     pub volume_period: Option<Duration>,
 }
@@ -138,6 +148,8 @@ pub struct Settings {
 pub type ListPods = dyn Fn() -> Arc<BTreeMap<PodUid, ListedPod>> + Send + Sync;
 /// The last look at a pod.
 pub type LookAtPod = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
+/// The bytes of memory that a pod may use in all, if all of its containers are limited.
+pub type LimitOfPod = dyn Fn(&PodUid) -> Option<u64> + Send + Sync;
 /// The volumes of a pod that are mounted.
 pub type ListVolumes = dyn Fn(&PodUid) -> Vec<VolumeAt> + Send + Sync;
 
@@ -147,6 +159,8 @@ pub struct Deps {
     pub pods: Box<ListPods>,
     /// The names of images.
     pub pod: Box<LookAtPod>,
+    /// Its limit of memory.
+    pub memory_limit: Box<LimitOfPod>,
     /// Its volumes.
     pub volumes: Box<ListVolumes>,
     /// The runtime's own numbers.
@@ -182,6 +196,8 @@ struct Work {
     rates: Rates,
     places: Places,
     volumes: HashMap<PodUid, (Instant, Vec<VolumeUse>)>,
+    /// What is left for looking at processes.
+    budget: Budget,
 }
 
 struct State {
@@ -196,6 +212,7 @@ struct Shared {
     settings: Settings,
     pods: Box<ListPods>,
     pod: Box<LookAtPod>,
+    memory_limit: Box<LimitOfPod>,
     volumes: Box<ListVolumes>,
     line: Line,
     tree: Tree,
@@ -301,10 +318,11 @@ impl Collector {
     pub fn new(settings: Settings, deps: Deps) -> Self {
         let tree = Tree::new(&settings.cgroups);
         let state = Mutex::new(State { work: Some(Box::default()), last: None, finishing: Vec::new() });
-        let Deps { pods, pod, volumes, runtime } = deps;
+        let Deps { pods, pod, memory_limit, volumes, runtime } = deps;
         let line = Line::new(runtime);
         let done = Condvar::new();
-        Collector { shared: Arc::new(Shared { settings, pods, pod, volumes, line, tree, state, done }) }
+        let shared = Shared { settings, pods, pod, memory_limit, volumes, line, tree, state, done };
+        Collector { shared: Arc::new(shared) }
     }
 
     /// The numbers of this moment, or those of a collection that ended not a second ago.
@@ -326,10 +344,10 @@ impl Collector {
             if told.is_none() && need.pods == Some(Part::All) {
                 // Given back: the runtime may take its time.
                 drop(borrowed);
-                told = Some(shared.line.ask(need));
+                told = Some(shared.line.ask(&need));
                 continue;
             }
-            let asking = (told.is_none() && need.is_any()).then(|| self.ask(need));
+            let asking = (told.is_none() && need.is_any()).then(|| self.ask(need.clone()));
             // Of no use any more: two of them need not be kept.
             let old = shared.lock().last.take();
             drop(old);
@@ -342,7 +360,7 @@ impl Collector {
             let mut finishing = borrowed.finish_later(wanted);
             let answers = asking.map_or(Ok(known), |asking| asking.map(|answers| wait(&answers)));
             // Without a thread for it.
-            let answers = answers.unwrap_or_else(|_| shared.line.ask(need));
+            let answers = answers.unwrap_or_else(|_| shared.line.ask(&need));
             shared.complete(&mut snapshot, &answers, wanted)?;
             let snapshot = Arc::new(snapshot);
             finishing.result = Some(Arc::clone(&snapshot));
@@ -356,7 +374,7 @@ impl Collector {
         let shared = Arc::clone(&self.shared);
         let thread = threads::spawn("stats", Stack::Small, OnDeath::Nobody, move |_| {
             // The one who asked may have failed meanwhile.
-            let _ = answer.send(shared.line.ask(need));
+            let _ = answer.send(shared.line.ask(&need));
         })?;
         // It ends with the call.
         thread.leave();

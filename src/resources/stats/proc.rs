@@ -1,17 +1,26 @@
 //! Numbers of the machine and of network namespaces, from `/proc`.
 
+use std::io::Read;
 use std::path::Path;
 
 use jiff::Timestamp;
 
-use super::sample::{Interface, Network, ProcessLimit, Traffic};
+use super::sample::{Interface, Network, Numbers, Pressure, ProcessLimit, Traffic};
 use crate::resources::machine::memory_field;
 
 /// Interfaces that carry what others carry already, or nothing.
 const LEFT_OUT: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
+/// Interfaces of one network that are shown: a container may make as many as it likes.
+const INTERFACES: usize = 64;
+
+/// What is read at most of a list of interfaces.
+const LIST: u64 = 1 << 20;
+
 fn read(path: &Path) -> Option<String> {
-    std::fs::read_to_string(path).ok()
+    let mut text = String::new();
+    std::fs::File::open(path).ok()?.take(LIST).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// The network of a process.
@@ -35,7 +44,46 @@ fn interfaces(text: &str) -> Vec<Interface> {
         };
         Some(Interface { name: name.to_owned(), received: traffic(0)?, sent: traffic(8)? })
     };
-    text.lines().filter_map(line).collect()
+    text.lines().filter_map(line).take(INTERFACES).collect()
+}
+
+/// Waits of the whole machine for `cpu`, `memory` or `io`; absent where the kernel does not count
+/// them.
+pub(super) fn pressure(proc: &Path, resource: &str) -> Option<Pressure> {
+    super::cgroup::pressure(&read(&proc.join("pressure").join(resource))?)
+}
+
+/// Processor time of this process in nanoseconds.
+pub(super) fn own_cpu() -> u64 {
+    let spent = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let part = |number: i64| u64::try_from(number).unwrap_or(0);
+    part(spent.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(spent.tv_nsec))
+}
+
+/// The numbers of this process, in place of those of a cgroup of its own.
+pub(super) fn own(proc: &Path) -> Option<Numbers> {
+    let status = read(&proc.join("self/status"))?;
+    let resident = memory_field(&status, "VmRSS");
+    let (minor, major) = faults(&read(&proc.join("self/stat"))?)?;
+    Some(Numbers {
+        at: Timestamp::now(),
+        cpu: Some(own_cpu()),
+        usage: resident,
+        working_set: resident,
+        rss: memory_field(&status, "RssAnon"),
+        faults: Some(minor.saturating_add(major)),
+        major_faults: Some(major),
+        swap: memory_field(&status, "VmSwap"),
+        processes: Some(1),
+        ..Numbers::default()
+    })
+}
+
+/// Fields 10 and 12 of a `stat`; the second field, a name in parentheses, may hold blanks.
+fn faults(stat: &str) -> Option<(u64, u64)> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(7);
+    let minor = fields.next()?.parse().ok()?;
+    Some((minor, fields.nth(1)?.parse().ok()?))
 }
 
 /// When the machine was started.
@@ -89,6 +137,35 @@ vethab:     100       1    0    0    0     0          0         0      100      
     }
 
     #[test]
+    fn a_container_with_thousands_of_interfaces_shows_the_first() {
+        let all: String =
+            (0..5000).map(|at| format!("dummy{at}: 1 2 3 4 0 0 0 0 5 6 7 8 0 0 0 0\n")).collect();
+        assert_eq!(interfaces(&all).len(), INTERFACES);
+    }
+
+    #[test]
+    fn this_process_has_numbers_without_a_cgroup() {
+        let own = own(Path::new("/proc")).unwrap();
+        assert!(own.cpu > Some(0) && own.rss > Some(0) && own.faults > Some(0), "{own:?}");
+        assert!(own.working_set >= own.rss);
+        assert_eq!(faults("7 (a (b) c) S 1 7 7 0 -1 4194304 100 20 3 40 250 50"), Some((100, 3)));
+        for stat in ["", "7 (a) S 1", "7 a S"] {
+            assert_eq!(faults(stat), None);
+        }
+    }
+
+    #[test]
+    fn pressure_of_the_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("pressure")).unwrap();
+        let text = "some avg10=1.50 avg60=0.25 avg300=0.05 total=123456\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n";
+        std::fs::write(dir.path().join("pressure/io"), text).unwrap();
+        let found = pressure(dir.path(), "io").unwrap();
+        assert_eq!((found.some.total, found.some.avg10, found.full.total), (123_456, 1.5, 7));
+        assert_eq!(pressure(dir.path(), "cpu"), None);
+    }
+
+    #[test]
     fn numbers_of_the_machine() {
         assert_eq!(tasks("3.76 2.36 3.81 2/681 31768\n"), Some(681));
         assert_eq!(tasks("x"), None);
@@ -104,6 +181,7 @@ vethab:     100       1    0    0    0     0          0         0      100      
         fn no_text_makes_it_panic(text: String) {
             let _ = interfaces(&text);
             let _ = tasks(&text);
+            let _ = faults(&text);
         }
     }
 }

@@ -64,7 +64,8 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Adds what another part of the same pod uses.
+    /// Adds what another part of the same pod uses. What may still be used is not the sum of the
+    /// parts: one without a limit is enough for there to be none.
     pub(super) fn add(&mut self, other: &Numbers) {
         let sum = |mine: &mut Option<u64>, theirs: Option<u64>| {
             *mine = match (*mine, theirs) {
@@ -81,7 +82,6 @@ impl Numbers {
         sum(&mut self.faults, other.faults);
         sum(&mut self.major_faults, other.major_faults);
         sum(&mut self.swap, other.swap);
-        sum(&mut self.swap_available, other.swap_available);
         sum(&mut self.processes, other.processes);
     }
 }
@@ -101,6 +101,10 @@ pub struct Details {
     pub throttled: Option<u64>,
     /// Nanoseconds of waiting for the next period.
     pub throttled_time: Option<u64>,
+    /// Periods in which more than the quota was used.
+    pub bursts: Option<u64>,
+    /// Nanoseconds beyond the quota.
+    pub burst_time: Option<u64>,
     /// Microseconds of processor time per period; absent: no limit.
     pub quota: Option<u64>,
     /// The period in microseconds.
@@ -111,35 +115,121 @@ pub struct Details {
     pub cache: Option<u64>,
     /// Of the cache, what is mapped.
     pub mapped: Option<u64>,
+    /// Of the cache, what was used lately.
+    pub active_file: Option<u64>,
+    /// Of the cache, what was not used lately.
+    pub inactive_file: Option<u64>,
+    /// Memory of the kernel's own, in bytes.
+    pub kernel: Option<u64>,
     /// The most memory that was in use.
     pub peak: Option<u64>,
     /// How often the limit was hit.
     pub failures: Option<u64>,
     /// The limit of memory; 0: none.
     pub memory_limit: Option<u64>,
-    /// The limit of memory and swap; 0: none.
+    /// The limit of memory and swap (version 1) or of swap (version 2); 0: none.
     pub swap_limit: Option<u64>,
+    /// Memory that is kept for it; 0: none.
+    pub reservation: Option<u64>,
     /// Processes that were killed for want of memory.
     pub oom_kills: Option<u64>,
     /// Threads.
     pub threads: Option<u64>,
+    /// How many threads there may be; 0: no limit.
+    pub threads_max: Option<u64>,
+    /// What its processes have open.
+    pub open: Option<OpenFiles>,
+    /// Descriptors that its first process may have; -1: no limit.
+    pub files_limit: Option<i64>,
     /// By disk.
     pub disks: Vec<DiskTraffic>,
 }
 
-/// What was read from and written to one disk.
+/// Descriptors of all processes of a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenFiles {
+    /// All of them.
+    pub descriptors: u64,
+    /// Those that are sockets.
+    pub sockets: u64,
+}
+
+/// What of a disk is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// Bytes.
+    Bytes,
+    /// Requests that were served.
+    Served,
+    /// Requests that were joined to others.
+    Merged,
+    /// Requests that wait now.
+    Queued,
+    /// Nanoseconds of service.
+    Time,
+    /// Microseconds of the disk's time, by its cost model (version 2).
+    CostUsage,
+    /// Microseconds of waiting for that time.
+    CostWait,
+    /// Microseconds in debt.
+    CostDebt,
+    /// Microseconds of delay because of debt.
+    CostDelay,
+}
+
+/// The kind of request that is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Requests whose sender waits for them.
+    Sync,
+    /// The others.
+    Async,
+    /// Blocks given back.
+    Discard,
+    /// The sum of reads, writes and discards.
+    Total,
+    /// Without a distinction.
+    Count,
+}
+
+impl Operation {
+    /// As version 1 writes it, and as it is exported.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Operation::Read => "Read",
+            Operation::Write => "Write",
+            Operation::Sync => "Sync",
+            Operation::Async => "Async",
+            Operation::Discard => "Discard",
+            Operation::Total => "Total",
+            Operation::Count => "Count",
+        }
+    }
+}
+
+/// What a cgroup has read from and written to one disk.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DiskTraffic {
     /// `major:minor`.
     pub device: String,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// Reads.
-    pub reads: u64,
-    /// Writes.
-    pub writes: u64,
+    /// Every number that the kernel has.
+    pub counts: Vec<(Counted, Operation, u64)>,
+}
+
+impl DiskTraffic {
+    /// A number; absent when the kernel does not count in this way, 0 when it counts other
+    /// operations only.
+    #[must_use]
+    pub fn get(&self, what: Counted, operation: Operation) -> Option<u64> {
+        let mut counted = self.counts.iter().filter(|(one, ..)| *one == what).peekable();
+        counted.peek()?;
+        Some(counted.find(|(_, one, _)| *one == operation).map_or(0, |(.., value)| *value))
+    }
 }
 
 /// A network interface.
@@ -226,6 +316,17 @@ pub struct ContainerUse {
     pub logs: Option<FileSystem>,
 }
 
+/// A pod's sandbox, which runs as long as the pod does.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SandboxUse {
+    /// The runtime's id.
+    pub id: String,
+    /// The image; empty for runtimes that do not report it.
+    pub image: String,
+    /// What its own cgroup uses.
+    pub numbers: Numbers,
+}
+
 /// A pod of which something runs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PodUse {
@@ -239,8 +340,8 @@ pub struct PodUse {
     pub started: Option<Timestamp>,
     /// All of it.
     pub numbers: Numbers,
-    /// The sandbox's id and its own cgroup, where that could be read.
-    pub sandbox: Option<(String, Numbers)>,
+    /// The sandbox, where its cgroup could be read.
+    pub sandbox: Option<SandboxUse>,
     /// The sandbox's.
     pub network: Option<Network>,
     /// Its containers that run.
@@ -294,6 +395,47 @@ pub struct NodeUse {
     pub container_fs: Option<FileSystem>,
     /// Processes.
     pub processes: Option<ProcessLimit>,
+    /// All file systems of the machine, where the details were asked for.
+    pub file_systems: Vec<MountedDisk>,
+}
+
+/// A file system of the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MountedDisk {
+    /// The device, or what stands for it: the directory of a tmpfs, a name with both numbers
+    /// of an overlay.
+    pub device: String,
+    /// How full it is.
+    pub space: FileSystem,
+    /// What the disk below it has done; zeros for a file system without one.
+    pub traffic: DiskCounters,
+}
+
+/// A line of `/proc/diskstats`. Times are milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DiskCounters {
+    /// Reads.
+    pub reads: u64,
+    /// Reads that were joined to others.
+    pub reads_merged: u64,
+    /// Sectors of 512 bytes read.
+    pub sectors_read: u64,
+    /// Time of reads.
+    pub read_time: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Writes that were joined to others.
+    pub writes_merged: u64,
+    /// Sectors of 512 bytes written.
+    pub sectors_written: u64,
+    /// Time of writes.
+    pub write_time: u64,
+    /// Requests under way.
+    pub in_flight: u64,
+    /// Time in which any request was under way.
+    pub busy_time: u64,
+    /// The same, times the number of requests.
+    pub weighted_time: u64,
 }
 
 /// All of it at one time.

@@ -18,11 +18,13 @@ type Pods = Arc<Mutex<Arc<BTreeMap<PodUid, ListedPod>>>>;
 
 /// A runtime with two containers, of which `by-runtime` has no cgroup.
 #[derive(Clone, Default)]
-struct Fake {
+pub(super) struct Fake {
     layers: usize,
     by_pod: bool,
     fails: bool,
     asked: Arc<AtomicUsize>,
+    /// The sandboxes whose images were asked for.
+    pub(super) images_asked: Arc<Mutex<Vec<String>>>,
     /// Where the calls by container begin, and what they wait for.
     hangs: Option<(Sender<()>, Receiver<()>)>,
 }
@@ -120,6 +122,14 @@ impl Runtime for Fake {
         Ok(all)
     }
 
+    fn image_of_sandbox(&self, id: &SandboxId, _within: Duration) -> Result<Option<String>, CriError> {
+        self.images_asked.lock().unwrap().push(id.to_string());
+        if self.fails {
+            return Err(error());
+        }
+        Ok((id.as_str() != "nameless").then(|| "pause:1".to_owned()))
+    }
+
     fn image_fs_info(&self, _within: Duration) -> Result<runtime::ImageFsInfoResponse, CriError> {
         if self.fails {
             return Err(error());
@@ -132,7 +142,12 @@ impl Runtime for Fake {
     }
 }
 
-fn listed(uid: &str, name: &str, sandbox: &str, containers: &[(&str, &str, ContainerState)]) -> ListedPod {
+pub(super) fn listed(
+    uid: &str,
+    name: &str,
+    sandbox: &str,
+    containers: &[(&str, &str, ContainerState)],
+) -> ListedPod {
     ListedPod {
         uid: uid.into(),
         name: name.into(),
@@ -167,7 +182,7 @@ struct Machine {
     collector: Collector,
 }
 
-fn write(root: &Path, files: &[(&str, &str)]) {
+pub(super) fn write(root: &Path, files: &[(&str, &str)]) {
     for (path, content) in files {
         let path = root.join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -235,6 +250,7 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
         pod_logs_dir: root.join("logs"),
         system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", "/none".into())],
         started: Timestamp::from_second(1_650_000_000).unwrap(),
+        reserved_memory: 24_000_000,
         volume_period: Some(Duration::from_secs(60)),
     };
     let shown = Arc::clone(&pods);
@@ -247,6 +263,7 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
         pod: Box::new(move |uid| {
             Some(Arc::new(PodRuntime { containers: vec![seen.clone()], ..PodRuntime::absent(uid.clone()) }))
         }),
+        memory_limit: Box::new(|uid| (uid.as_str() == "u1").then_some(50_000_000)),
         volumes: Box::new(move |_| volumes.clone()),
         runtime: Box::new(fake.clone()),
     };
@@ -330,7 +347,7 @@ fn the_summary_has_the_fields_of_the_api_and_no_others() {
     let mut expected = BTreeSet::new();
     numbers(".node", true, true, &mut expected);
     numbers(".node.systemContainers[]", true, true, &mut expected);
-    numbers(".pods[]", false, false, &mut expected);
+    numbers(".pods[]", true, false, &mut expected);
     numbers(".pods[].containers[]", true, true, &mut expected);
     for (path, names) in [
         (
@@ -381,6 +398,10 @@ fn the_summary_has_the_fields_of_the_api_and_no_others() {
         (&pod["memory"]["workingSetBytes"], &pod["network"]["txBytes"]),
         (&json!(18_000_000), &json!(50))
     );
+    assert_eq!(pod["memory"]["availableBytes"], 50_000_000 - 18_000_000);
+    let together = &node["systemContainers"][1];
+    assert_eq!(together["memory"]["availableBytes"], 1_024_000_000 - 24_000_000 - 18_000_000);
+    assert_eq!(together["startTime"], "2020-09-13T12:26:40Z");
     assert_eq!(pod["process_stats"]["process_count"], 3);
     assert_eq!(pod["startTime"], "2020-09-13T12:26:40Z");
     let containers = pod["containers"].as_array().unwrap();
@@ -584,14 +605,14 @@ fn the_long_page_has_the_labels_that_dashboards_use() {
     let text = page.into_text();
     let of_container = "id=\"/k8s.io/c1\",image=\"docker.io/library/web:1\",name=\"c1\"";
     for start in [
-        format!("container_cpu_usage_seconds_total{{container=\"a\",cpu=\"total\",{of_container},namespace=\"default\",pod=\"web\"}} 2 "),
+        format!("container_cpu_usage_seconds_total{{container=\"a\",{of_container},namespace=\"default\",pod=\"web\",cpu=\"total\"}} 2 "),
         format!("container_memory_working_set_bytes{{container=\"a\",{of_container},namespace=\"default\",pod=\"web\"}} 9000000 "),
-        format!("container_fs_writes_total{{container=\"a\",device=\"/dev/sda\",{of_container},namespace=\"default\",pod=\"web\"}} 4 "),
-        format!("container_fs_usage_bytes{{container=\"a\",device=\"\",{of_container},namespace=\"default\",pod=\"web\"}} 4096 "),
-        "container_network_receive_bytes_total{container=\"\",interface=\"eth0\",id=\"/k8s.io/s1\",image=\"\",name=\"s1\",namespace=\"default\",pod=\"web\"} 10 ".to_owned(),
+        format!("container_fs_writes_total{{container=\"a\",{of_container},namespace=\"default\",pod=\"web\",device=\"/dev/sda\"}} 4 "),
+        format!("container_fs_usage_bytes{{container=\"a\",{of_container},namespace=\"default\",pod=\"web\",device=\"\"}} 4096 "),
+        "container_network_receive_bytes_total{container=\"\",id=\"/k8s.io/s1\",image=\"pause:1\",name=\"s1\",namespace=\"default\",pod=\"web\",interface=\"eth0\"} 10 ".to_owned(),
         "container_memory_rss{container=\"\",id=\"/\",image=\"\",name=\"\",namespace=\"\",pod=\"\"} 4000000 ".to_owned(),
         "container_pressure_cpu_waiting_seconds_total{container=\"\",id=\"/\",".to_owned(),
-        "container_network_transmit_packets_dropped_total{container=\"\",interface=\"eth0\",id=\"/\",".to_owned(),
+        "container_network_transmit_packets_dropped_total{container=\"\",id=\"/\",".to_owned(),
         "cadvisor_version_info{".to_owned(),
     ] {
         assert!(text.lines().any(|line| line.starts_with(&start)), "{start} in\n{text}");

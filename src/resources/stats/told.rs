@@ -1,9 +1,9 @@
 //! What the runtime tells of containers, for those whose cgroups cannot be read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -12,6 +12,7 @@ use super::flight::Flight;
 use super::sample::{FileSystem, Interface, Network, Numbers, Pressure, Share, Traffic};
 use super::space;
 use crate::cri::{Class, CriError, ImageClient, RuntimeClient};
+use crate::model::ids::SandboxId;
 use crate::resources::disk::{self, DiskSpace};
 use crate::transport::generated::{MessageField, methods, runtime};
 
@@ -63,16 +64,18 @@ pub(super) enum Part {
 }
 
 /// What a collection asks the runtime for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Need {
     pub(super) pods: Option<Part>,
     /// The file systems of images.
     pub(super) images: bool,
+    /// Those whose images are shown.
+    pub(super) sandboxes: Vec<SandboxId>,
 }
 
 impl Need {
-    pub(super) fn is_any(self) -> bool {
-        self.images || self.pods.is_some()
+    pub(super) fn is_any(&self) -> bool {
+        self.images || self.pods.is_some() || !self.sandboxes.is_empty()
     }
 }
 
@@ -81,6 +84,8 @@ impl Need {
 pub(super) struct Answers {
     pub(super) told: Option<Arc<Told>>,
     pub(super) images: Option<Result<Arc<runtime::ImageFsInfoResponse>, CriError>>,
+    /// Images of sandboxes by id, as far as the runtime reports them.
+    pub(super) sandbox_images: BTreeMap<String, String>,
     /// It did not tell of pods.
     pub(super) incomplete: bool,
 }
@@ -103,6 +108,11 @@ pub trait Runtime: Send + Sync {
     /// # Errors
     /// As of [`ImageClient::image_fs_info`].
     fn image_fs_info(&self, within: Duration) -> Result<runtime::ImageFsInfoResponse, CriError>;
+    /// The image of a sandbox, if the runtime reports it.
+    ///
+    /// # Errors
+    /// As of [`RuntimeClient::image_of_sandbox`].
+    fn image_of_sandbox(&self, id: &SandboxId, within: Duration) -> Result<Option<String>, CriError>;
 }
 
 impl Runtime for (RuntimeClient, ImageClient) {
@@ -117,6 +127,10 @@ impl Runtime for (RuntimeClient, ImageClient) {
     fn image_fs_info(&self, within: Duration) -> Result<runtime::ImageFsInfoResponse, CriError> {
         self.1.with_request_timeout(within).image_fs_info()
     }
+
+    fn image_of_sandbox(&self, id: &SandboxId, within: Duration) -> Result<Option<String>, CriError> {
+        self.0.image_of_sandbox(id, within)
+    }
 }
 
 /// The runtime, asked once for all who need the same.
@@ -127,16 +141,19 @@ pub(super) struct Line {
     images: Flight<runtime::ImageFsInfoResponse>,
     /// It does not know the call by pod.
     pods_refused: AtomicBool,
+    /// The images of sandboxes that were asked for, empty if not reported; they never change.
+    sandbox_images: Mutex<BTreeMap<String, String>>,
 }
 
 impl Line {
     pub(super) fn new(runtime: Box<dyn Runtime>) -> Line {
         let (pods, containers, images) = (Flight::default(), Flight::default(), Flight::default());
-        Line { runtime, pods, containers, images, pods_refused: AtomicBool::new(false) }
+        let (pods_refused, sandbox_images) = (AtomicBool::new(false), Mutex::default());
+        Line { runtime, pods, containers, images, pods_refused, sandbox_images }
     }
 
     /// Asks for what is needed. Holds no lock of the collector, for a runtime may hang.
-    pub(super) fn ask(&self, need: Need) -> Answers {
+    pub(super) fn ask(&self, need: &Need) -> Answers {
         let until = Instant::now() + LIMIT;
         let images = need.images.then(|| {
             self.images.ask(methods::IMAGE_FS_INFO.name, until, |left| self.runtime.image_fs_info(left))
@@ -145,7 +162,34 @@ impl Line {
         let told = need.pods.map(|part| self.told(part, until));
         // The client has logged it.
         let incomplete = told.as_ref().is_some_and(Result::is_err);
-        Answers { told: told.and_then(Result::ok), images, incomplete }
+        let sandbox_images = self.sandbox_images(&need.sandboxes, until);
+        Answers { told: told.and_then(Result::ok), images, sandbox_images, incomplete }
+    }
+
+    /// Asks for those that are not known yet, one by one; the first failure ends that until the
+    /// next collection.
+    fn sandbox_images(&self, wanted: &[SandboxId], until: Instant) -> BTreeMap<String, String> {
+        let known = || self.sandbox_images.lock().unwrap_or_else(PoisonError::into_inner);
+        let open: Vec<&SandboxId> = {
+            let mut known = known();
+            if !wanted.is_empty() {
+                let ids: BTreeSet<&str> = wanted.iter().map(SandboxId::as_str).collect();
+                known.retain(|id, _| ids.contains(id.as_str()));
+            }
+            wanted.iter().filter(|id| !known.contains_key(id.as_str())).collect()
+        };
+        for id in open {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            match self.runtime.image_of_sandbox(id, left.min(LEAST)) {
+                Ok(image) => drop(known().insert(id.to_string(), image.unwrap_or_default())),
+                Err(error) if error.is_not_found() => {}
+                Err(_) => break,
+            }
+        }
+        known().clone()
     }
 
     /// How many wait for a call by container.

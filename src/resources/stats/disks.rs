@@ -1,0 +1,134 @@
+//! What a cgroup has read from and written to disks. The parsers take text and are pure.
+
+use super::sample::{Counted, DiskTraffic, Operation};
+
+/// The sets of files that version 1 may have, by scheduler and age of the kernel; the first
+/// one whose first file names a disk counts (runc: libcontainer/cgroups/fs/blkio.go). Counters
+/// of sectors are left out: they do not distinguish reads and writes.
+pub(super) const FILES: [&[(&str, Counted)]; 4] = [
+    &[
+        ("blkio.bfq.io_service_bytes_recursive", Counted::Bytes),
+        ("blkio.bfq.io_serviced_recursive", Counted::Served),
+        ("blkio.bfq.io_merged_recursive", Counted::Merged),
+        ("blkio.bfq.io_queued_recursive", Counted::Queued),
+        ("blkio.bfq.io_service_time_recursive", Counted::Time),
+    ],
+    &[
+        ("blkio.io_service_bytes_recursive", Counted::Bytes),
+        ("blkio.io_serviced_recursive", Counted::Served),
+        ("blkio.io_merged_recursive", Counted::Merged),
+        ("blkio.io_queued_recursive", Counted::Queued),
+        ("blkio.io_service_time_recursive", Counted::Time),
+    ],
+    &[
+        ("blkio.throttle.io_service_bytes_recursive", Counted::Bytes),
+        ("blkio.throttle.io_serviced_recursive", Counted::Served),
+    ],
+    &[("blkio.throttle.io_service_bytes", Counted::Bytes), ("blkio.throttle.io_serviced", Counted::Served)],
+];
+
+/// Lines of version 1 such as `8:0 Read 4096`.
+pub(super) fn first(disks: &mut Vec<DiskTraffic>, text: &str, counted: Counted) {
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(device), Some(name), Some(Ok(value))) =
+            (words.next(), words.next(), words.next().map(str::parse::<u64>))
+        else {
+            continue;
+        };
+        use Operation::{Async, Discard, Read, Sync, Total, Write};
+        let known = [Read, Write, Sync, Async, Discard, Total].into_iter().find(|one| one.as_str() == name);
+        if let Some(operation) = known {
+            disk(disks, device).counts.push((counted, operation, value));
+        }
+    }
+}
+
+/// Lines of version 2 such as `8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0`.
+pub(super) fn second(text: &str) -> Vec<DiskTraffic> {
+    let mut disks = Vec::new();
+    for line in text.lines() {
+        let Some((device, rest)) = line.split_once(' ') else { continue };
+        for (name, value) in rest.split_whitespace().filter_map(|word| word.split_once('=')) {
+            let (counted, operation) = match name {
+                "rbytes" => (Counted::Bytes, Operation::Read),
+                "wbytes" => (Counted::Bytes, Operation::Write),
+                "rios" => (Counted::Served, Operation::Read),
+                "wios" => (Counted::Served, Operation::Write),
+                "cost.usage" => (Counted::CostUsage, Operation::Count),
+                "cost.wait" => (Counted::CostWait, Operation::Count),
+                "cost.indebt" => (Counted::CostDebt, Operation::Count),
+                "cost.indelay" => (Counted::CostDelay, Operation::Count),
+                _ => continue,
+            };
+            if let Ok(value) = value.parse() {
+                disk(&mut disks, device).counts.push((counted, operation, value));
+            }
+        }
+    }
+    disks
+}
+
+fn disk<'a>(disks: &'a mut Vec<DiskTraffic>, device: &str) -> &'a mut DiskTraffic {
+    let at = disks.iter().position(|disk| disk.device == device).unwrap_or_else(|| {
+        disks.push(DiskTraffic { device: device.to_owned(), ..DiskTraffic::default() });
+        disks.len() - 1
+    });
+    // There is an entry at that place.
+    &mut disks[at]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn version_1_counts_by_operation() {
+        let mut disks = Vec::new();
+        let bytes = "8:0 Read 4096\n8:0 Write 0\n8:0 Sync 1\n8:0 Async 2\n8:0 Discard 3\n8:0 Total 4096\n\
+                     259:1 Read 7\nTotal 4103\n8:16 6792\n8:0 Other 5\n8:0 Read many\n";
+        first(&mut disks, bytes, Counted::Bytes);
+        first(&mut disks, "8:0 Read 2\n8:0 Total 2\nTotal 2\n", Counted::Served);
+        let names: Vec<&str> = disks.iter().map(|disk| disk.device.as_str()).collect();
+        assert_eq!(names, ["8:0", "259:1"]);
+        let get = |counted, operation| disks[0].get(counted, operation);
+        assert_eq!(get(Counted::Bytes, Operation::Read), Some(4096));
+        assert_eq!(get(Counted::Bytes, Operation::Discard), Some(3));
+        assert_eq!(get(Counted::Bytes, Operation::Total), Some(4096));
+        assert_eq!(get(Counted::Served, Operation::Read), Some(2));
+        assert_eq!(get(Counted::Served, Operation::Write), Some(0), "counted, but not this");
+        assert_eq!(get(Counted::Merged, Operation::Read), None, "not counted at all");
+        assert_eq!(disks[1].get(Counted::Served, Operation::Read), None);
+    }
+
+    /// As a kernel 6.1 wrote it with the cost model switched on.
+    #[test]
+    fn version_2_has_one_line_per_disk() {
+        let disks = second(
+            "8:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=5 dios=6 cost.vrate=100.00 cost.usage=11 cost.wait=12 cost.indebt=13 cost.indelay=14\n259:1 \n7:0 rbytes=x\n",
+        );
+        assert_eq!(disks.len(), 1, "{disks:?}");
+        for (counted, operation, value) in [
+            (Counted::Bytes, Operation::Read, 4096),
+            (Counted::Bytes, Operation::Write, 8192),
+            (Counted::Served, Operation::Read, 1),
+            (Counted::Served, Operation::Write, 2),
+            (Counted::CostUsage, Operation::Count, 11),
+            (Counted::CostWait, Operation::Count, 12),
+            (Counted::CostDebt, Operation::Count, 13),
+            (Counted::CostDelay, Operation::Count, 14),
+        ] {
+            assert_eq!(disks[0].get(counted, operation), Some(value), "{counted:?}");
+        }
+        assert_eq!(disks[0].counts.len(), 8, "{disks:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text: String) {
+            let _ = second(&text);
+            first(&mut Vec::new(), &text, Counted::Bytes);
+        }
+    }
+}
