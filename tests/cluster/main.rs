@@ -13,6 +13,7 @@ mod logs;
 mod main_port;
 mod objects;
 mod outages;
+mod pages;
 mod plane;
 mod recording;
 mod refusals;

@@ -8,6 +8,7 @@ pub mod control_plane;
 pub mod cop;
 pub mod der;
 pub mod dice;
+pub mod exposition;
 pub mod fake_api;
 pub mod fake_cri;
 pub mod fake_streams;
