@@ -109,8 +109,7 @@ fn node(sources: &Sources, page: &mut Page) {
             ("go_version", ""),
             ("major", major),
             ("minor", minor),
-            // As Go names what this is built for.
-            ("platform", "linux/amd64"),
+            ("platform", &format!("linux/{}", crate::node::arch())),
         ],
         1.0,
     );

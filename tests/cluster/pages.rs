@@ -208,7 +208,7 @@ impl Side {
     fn series(&self, sample: &Sample) -> String {
         let of = |(name, value): (&String, &String)| {
             let mut value = self.common(value);
-            // Where the cgroup of a container is, is the agent's affair; that it is the container's is not.
+            // Each agent places the cgroup of a container itself; its name is the container's id.
             if name == "id" && !sample.label("name").is_empty() {
                 let last = value.rsplit('/').next().unwrap_or_default().to_owned();
                 assert!(sample.label("id").ends_with(sample.label("name")), "{sample:?}");

@@ -117,7 +117,7 @@ const ROWS: [Row; 36] = [
     ("container_memory_failcnt", "How often the memory limit was hit.", Type::Counter, |n| {
         detail(n, |d| d.failures.or(Some(0)))
     }),
-    ("container_oom_events_total", "Processes killed for want of memory.", Type::Counter, |n| {
+    ("container_oom_events_total", "Processes killed because memory ran out.", Type::Counter, |n| {
         detail(n, |d| d.oom_kills.or(Some(0)))
     }),
     ("container_processes", "Processes.", Type::Gauge, |n| number(n.processes)),
@@ -433,7 +433,8 @@ fn disks(subjects: &[Subject<'_>], roots: &Roots, page: &mut Page) {
                 }
             }
             if let Some(of) = of_machine {
-                for disk in subject.file_systems.iter().filter(|disk| !shown.contains(&disk.device.as_str())) {
+                for disk in subject.file_systems.iter().filter(|disk| !shown.contains(&disk.device.as_str()))
+                {
                     subject.put(&mut family, &[("device", &*disk.device)], Some(of(&disk.traffic)));
                 }
             }

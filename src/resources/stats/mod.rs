@@ -196,7 +196,7 @@ struct Work {
     rates: Rates,
     places: Places,
     volumes: HashMap<PodUid, (Instant, Vec<VolumeUse>)>,
-    /// What is left for looking at processes.
+    /// What may still be read of processes.
     budget: Budget,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! The Go kubelet takes the table of mounts at its start; here it is read for each page, and
 //! what containers and pods have mounted is left out, so that the series do not come and go.
-//! Which kinds of file systems count: cadvisor's fs package. Those of servers are left out:
-//! looking at one whose server is away would not return.
+//! Which kinds of file systems count: cadvisor's fs package. Those of servers are left out, with
+//! all that is mounted at or below them: a system call there blocks while the server is away.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,6 +17,9 @@ const KINDS: [&str; 20] = [
     "tmpfs", "overlay", "btrfs", "zfs", "ext2", "ext3", "ext4", "xfs", "squashfs", "f2fs", "jfs", "reiserfs",
     "hfs", "hfsplus", "ntfs", "vfat", "msdos", "exfat", "udf", "iso9660",
 ];
+
+/// Kinds whose answers come from a server or another process, beside all that begin with `fuse`.
+const SERVED: [&str; 7] = ["nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs"];
 
 /// What is read of the table of mounts: far more than a node has.
 const TABLE: u64 = 4 << 20;
@@ -59,6 +62,7 @@ fn text(path: &Path) -> String {
 /// One mount per device. Lines are `36 35 98:0 /root /place rw,noatime master:1 - ext3 /dev/x rw`.
 fn mounts(table: &str, pods: &Path) -> Vec<Mount> {
     let mut found: Vec<Mount> = Vec::new();
+    let mut served: Vec<PathBuf> = Vec::new();
     for line in table.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
         let (mut left, mut right) = (left.split(' ').skip(2), right.split(' '));
@@ -67,6 +71,10 @@ fn mounts(table: &str, pods: &Path) -> Vec<Mount> {
         let place = PathBuf::from(unescaped(place));
         // The root counts whatever it is on.
         let root = place == Path::new("/");
+        if !root && (SERVED.contains(&kind) || kind.starts_with("fuse")) {
+            served.push(place);
+            continue;
+        }
         if !(root || KINDS.contains(&kind)) || place.starts_with(pods) || is_of_a_container(&place) {
             continue;
         }
@@ -86,6 +94,7 @@ fn mounts(table: &str, pods: &Path) -> Vec<Mount> {
             None => {}
         }
     }
+    found.retain(|mount| !served.iter().any(|place| mount.place.starts_with(place)));
     found
 }
 
@@ -152,6 +161,10 @@ mod tests {
 44 28 0:46 / /srv/merged rw - overlay overlay rw
 45 28 0:47 / /net rw - nfs4 server:/x rw
 46 28 0:48 / /fuse rw - fuse.sshfs x rw
+48 45 8:3 / /net/below rw - ext4 /dev/sda3 rw
+49 28 8:4 / /hidden rw - ext4 /dev/sda4 rw
+50 49 0:50 / /hidden rw - nfs server:/y rw
+51 28 8:5 / /network rw - ext4 /dev/sda5 rw
 47 28 0:49 / /run/lock rw - tmpfs tmpfs rw
 a line that is none
 ";
@@ -171,12 +184,16 @@ a line that is none
                 ("/run/lock", "/run/lock", "0:49"),
                 ("/dev/sda2", "/var/lib/my data", "8:2"),
                 ("overlay_0-46", "/srv/merged", "0:46"),
+                ("/dev/sda5", "/network", "8:5"),
             ]
         );
         // The root counts on a file system of any kind.
         let live = mounts("1 0 0:2 / / rw - rootfs rootfs rw\n", Path::new("/x"));
         assert_eq!(live.len(), 1);
         assert_eq!(live[0].device, "rootfs");
+        let on_a_server =
+            mounts("1 0 0:2 / / rw - nfs server:/x rw\n2 1 8:1 / /a rw - xfs /dev/sda rw\n", Path::new("/x"));
+        assert_eq!(on_a_server.len(), 2);
     }
 
     #[test]

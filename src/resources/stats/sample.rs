@@ -131,7 +131,7 @@ pub struct Details {
     pub swap_limit: Option<u64>,
     /// Memory that is kept for it; 0: none.
     pub reservation: Option<u64>,
-    /// Processes that were killed for want of memory.
+    /// Processes that were killed because memory ran out.
     pub oom_kills: Option<u64>,
     /// Threads.
     pub threads: Option<u64>,

@@ -22,7 +22,7 @@ fn walk(value: &Value, path: &str, common: &dyn Fn(&str) -> String, found: &mut 
         Value::Array(items) => {
             for item in items {
                 let name = item["podRef"]["name"].as_str().or(item["name"].as_str()).unwrap_or_default();
-                // The rest of this volume's name is chance.
+                // The rest of this volume's name is random.
                 let name = if name.starts_with("kube-api-access-") { "kube-api-access" } else { name };
                 walk(item, &format!("{path}[{}]", common(name)), common, found);
             }
