@@ -180,7 +180,8 @@ impl Shown {
         match self {
             Shown::Ready => condition(pod, "Ready") == "True",
             Shown::Over => ["Succeeded", "Failed"].contains(&text(pod, "/status/phase")),
-            Shown::Waits => restarted && has("waiting"),
+            // The Go kubelet may report the container's end until the back-off is over.
+            Shown::Waits => restarted && (has("waiting") || has("terminated")),
             Shown::Half => has("running") && has("terminated"),
             Shown::Refused => text(pod, "/status/phase") == "Failed",
         }
