@@ -2,8 +2,14 @@
 //! imports which third-party crate, threads and unsafe through their single doors, and
 //! documents that name what exists.
 
+#[path = "tidy/documents.rs"]
+mod documents;
 #[path = "support/monitoring.rs"]
 mod monitoring;
+#[path = "tidy/threads.rs"]
+mod threads;
+#[path = "tidy/words.rs"]
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -516,7 +522,9 @@ fn has_test(name: &str) -> bool {
     let Some((file, function)) = rest.rsplit_once("::") else { return false };
     let path = match tier {
         "unit" => format!("src/{file}"),
-        "e2e" | "cluster" | "integration" | "faults" | "golden" => format!("tests/{tier}/{file}.rs"),
+        "e2e" | "cluster" | "integration" | "faults" | "golden" | "differential" => {
+            format!("tests/{tier}/{file}.rs")
+        }
         _ => return false,
     };
     let Ok(text) = std::fs::read_to_string(root().join(path)) else { return false };

@@ -15,7 +15,7 @@ pub enum Exit {
     NotReachable,
     /// The pod, container or log asked for is not there.
     NotFound,
-    /// `coracle check` found something that keeps pods from running.
+    /// `coracle check` or `coracle validate` found something that keeps pods from running.
     CheckFailed,
     /// Another agent has this root directory or this local socket.
     Locked,
@@ -31,7 +31,7 @@ pub const EXITS: &[(Exit, &str)] = &[
     (Exit::Configuration, "the configuration is wrong"),
     (Exit::NotReachable, "no agent answers on the local socket"),
     (Exit::NotFound, "the pod, container or log asked for is not there"),
-    (Exit::CheckFailed, "coracle check found something that keeps pods from running"),
+    (Exit::CheckFailed, "coracle check or validate found something that keeps pods from running"),
     (Exit::Locked, "another agent has this root directory or this local socket"),
 ];
 

@@ -151,6 +151,13 @@ pub enum Ask {
         /// `--root-dir`.
         root_dir: PathBuf,
     },
+    /// `coracle validate FILE...`: the only command that needs no agent and asks none.
+    Validate {
+        /// Manifests, and directories of manifests.
+        files: Vec<PathBuf>,
+        /// `-o`.
+        output: Output,
+    },
     /// `coracle version`.
     Version,
 }
@@ -197,6 +204,11 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "check [-o json|yaml] [--root-dir DIR]",
         "preflight: what would keep pods from running, and the fix",
     ),
+    (
+        "validate",
+        "validate FILE... [-o json|yaml]",
+        "check manifests and directories of manifests; no agent is needed",
+    ),
     ("version", "version", "the version"),
 ];
 
@@ -238,6 +250,7 @@ const TAKES: &[(&str, &[&str])] = &[
     ("top", &["once", "namespace", "all-namespaces", "output"]),
     ("images", &["output"]),
     ("check", &["output", "root-dir"]),
+    ("validate", &["output"]),
     ("version", &[]),
 ];
 
@@ -424,11 +437,18 @@ impl Options {
         let most = match name {
             "describe" | "logs" | "events" | "attach" => 1,
             // The pod, and a command of any length.
-            "debug" | "exec" | "port-forward" => usize::MAX,
+            "debug" | "exec" | "port-forward" | "validate" => usize::MAX,
             _ => 0,
         };
         if let Some(extra) = self.words.get(most) {
             return Err(format!("unexpected argument {extra:?}"));
+        }
+        if name == "validate" {
+            if self.words.is_empty() {
+                return Err("name a manifest or a directory of manifests".to_owned());
+            }
+            let files = self.words.into_iter().map(PathBuf::from).collect();
+            return Ok(Ask::Validate { files, output: self.output });
         }
         let mut words = self.words.into_iter();
         let pod = words.next();

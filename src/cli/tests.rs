@@ -330,6 +330,10 @@ fn local_commands() {
         ("check", default(check("/var/lib/kubelet"))),
         ("check --root-dir=/r", default(check("/r"))),
         ("--root-dir /r --local-socket=/r.sock check", at("/r.sock", check("/r"))),
+        (
+            "validate a.yaml /m -o json",
+            default(Ask::Validate { files: vec!["a.yaml".into(), "/m".into()], output: Output::Json }),
+        ),
         ("version", default(Ask::Version)),
     ] {
         assert_eq!(line(text).unwrap(), expected, "{text}");
@@ -339,6 +343,7 @@ fn local_commands() {
         ("pods -x", "pods: -x: unknown option"),
         ("pods web", "pods: unexpected argument \"web\""),
         ("describe", "describe: name a pod"),
+        ("validate", "validate: name a manifest or a directory of manifests"),
         ("debug --image b:1", "debug: name a pod"),
         ("debug web", "debug: --image: name an image"),
         ("debug -t web --image b:1", "debug: -t goes with -i only: a terminal is for somebody who types"),

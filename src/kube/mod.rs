@@ -3,9 +3,9 @@
 //! Owns: the client and its credentials; reflectors; the objects, tokens and services that
 //! pods need; certificates; the record of node and pod events and the rules by which they
 //! are told: similar ones combined, equal ones counted, floods cut off.
-//! Threads: `events` (always), `events-api`, `certs`, `objects`, `watch/<kind>` (with an API
-//! server only). Each waits in one place; a request that waits for the server is broken off
-//! by the client's `shut_down`.
+//! Threads: `events` (always), `events-api`, `certs`, `watch/<kind>` (with an API server only).
+//! Each waits in one place; [`client::Client::shut_down`] ends a request that waits for the
+//! server.
 //! Invariants: memory is bounded by what pods of this node name and by `events::KEPT`
 //! distinct events; a server that is away holds up nobody but those who ask it; secrets and
 //! tokens are not in logs, events or `Debug` output.

@@ -1,9 +1,10 @@
 //! The machine under the node: its memory, processors, huge pages, cgroups and disks, what
-//! this process itself takes of them, and what pods do (`stats`).
+//! this process uses of them, and what pods use ([`stats`]).
 //!
-//! Owns: nothing but the last samples of `stats`; but for `iptables` every function reads kernel files or makes one system call, and takes
-//! the roots of `/proc` and `/sys` as parameters, so that tests bring their own.
-//! Threads: none.
+//! Owns: only the last samples of `stats`. Except in `iptables`, each function reads kernel files
+//! or makes one system call. The roots of `/proc` and `/sys` are parameters, so that tests can
+//! pass their own.
+//! Threads: `stats`, while the runtime is asked for statistics (see [`stats`]).
 //! Absent on purpose: pod cgroups, eviction and device plugins; nothing in this
 //! version needs them yet.
 //! Go counterpart: pkg/kubelet/cm (facts only), cadvisor's machine package.

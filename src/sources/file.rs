@@ -105,7 +105,7 @@ impl News {
 
 /// What identifies a version of a file without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+pub(super) struct Stamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -197,7 +197,7 @@ impl Entry {
 }
 
 /// What is at the path now.
-enum Listing {
+pub(super) enum Listing {
     Missing,
     Files(Vec<PathBuf>),
 }
@@ -483,7 +483,7 @@ fn held(watch: &mut Watch, path: &Path, name: &OsStr) -> bool {
     watch.holds(name, size, Instant::now())
 }
 
-fn list(root: &Path) -> Result<Listing, Error> {
+pub(super) fn list(root: &Path) -> Result<Listing, Error> {
     let meta = match std::fs::metadata(root) {
         Ok(meta) => meta,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Listing::Missing),
@@ -510,8 +510,8 @@ fn list(root: &Path) -> Result<Listing, Error> {
     Ok(Listing::Files(paths))
 }
 
-/// What a look at one listed name brought.
-enum Reading {
+/// The result of reading one listed name.
+pub(super) enum Reading {
     /// It is not there any more, or it is a directory.
     Gone,
     /// The stamp is still the same.
@@ -521,7 +521,7 @@ enum Reading {
 }
 
 /// Reads a file if it is one, without ever waiting for a writer, a terminal or a lease.
-fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
+pub(super) fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
     let failed = |error: std::io::Error| Error::Open(path.to_owned(), error);
     // Opening a device may act on it, so the type is asked first and again once it is open.
     let meta = match std::fs::metadata(path) {

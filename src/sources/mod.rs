@@ -4,7 +4,7 @@
 //! Owns: the last good version of every manifest, in memory and, for the next start, in
 //! `Settings::state_dir`; in [`merge`], the pods of each source.
 //! Threads: `src-file` (waits on inotify, an eventfd and the list timer) and `src-http`
-//! (waits on its token, then on one GET); none of them when nothing is configured.
+//! (waits on its token, then on one GET), each only if it is configured.
 //! Posts: [`SourceSet`], always the complete current set of one source, newest wins.
 //! Raises: `InvalidManifest` events, once per fault, for the manifest and for its pods.
 //! May call: `config::yaml`, `transport::http`.
@@ -15,8 +15,8 @@
 //! only what changed.
 //! Every document goes one way: decode, default, identify, validate, refuse references.
 //! A static pod has the UID that the Go kubelet gives it (`fingerprint`).
-//! Absent on purpose: the API source (room `kube` feeds the merge), events of the merge
-//! (`sync` raises them).
+//! The source of the API server is [`bound`]: it turns a watch of room `kube` into sets.
+//! Absent on purpose: events of the merge (`sync` raises them).
 
 pub mod bound;
 mod decode;
@@ -30,6 +30,7 @@ mod http;
 mod identity;
 mod manifest;
 pub mod merge;
+pub mod offline;
 mod references;
 mod store;
 mod unsupported;

@@ -2,10 +2,9 @@
 //!
 //! Owns: everything below `<root-dir>/pods/<uid>/{volumes,volume-subpaths}`, the `ready`
 //! markers beside it, and the removal of directories of pods that nobody knows any more.
-//! Threads: none of its own. Calls block in the pod's worker, and do a handful of system
-//! calls on the agent's own file system; what touches another one, which may hang, runs on
-//! a `vol/<uid8>` thread. The worker waits for it up to two minutes, and goes on with the
-//! pod's other volumes meanwhile.
+//! Threads: `vol/<uid8>` for an operation on a file system that may hang. The pod's worker waits
+//! for it up to two minutes, and continues with the pod's other volumes meanwhile. All other
+//! calls block the worker, for a few system calls on the agent's own file system.
 //! Invariants: only volumes that a container refers to are made, each once; a failed volume
 //! is not tried again before its wait is over, unless another volume of its pod may have
 //! helped it; one operation per volume at a time; no walk in a volume follows a link out of

@@ -24,6 +24,7 @@ use crate::support::wait::{holds_for, wait_for, wait_until};
 const CONFIGURATION: i32 = 3;
 const NOT_REACHABLE: i32 = 4;
 const NOT_FOUND: i32 = 5;
+const CHECK_FAILED: i32 = 6;
 const LOCKED: i32 = 7;
 
 fn stdout(output: &Output) -> String {
@@ -419,6 +420,38 @@ fn configuration_checks() {
     let output = solo.agent_command().output().unwrap();
     assert_eq!(output.status.code(), Some(CONFIGURATION), "{}", stderr(&output));
     assert!(stderr(&output).contains("config.yaml"), "{}", stderr(&output));
+}
+
+#[test]
+fn manifests_are_validated_without_an_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let validate = |args: &[&str]| {
+        let mut command = Command::new(binary());
+        command.arg("validate").args(args).current_dir(dir.path()).output().unwrap()
+    };
+    let manifest =
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - {name: c, image: i}\n";
+    fs::write(dir.path().join("good.yaml"), manifest).unwrap();
+    let good = validate(&["good.yaml"]);
+    assert_eq!((good.status.code(), stdout(&good).as_str()), (Some(0), "good.yaml: ok: 1 pod\n"));
+
+    fs::write(dir.path().join("bad.yaml"), manifest.replace("image: i", "image: ''").replace("web", "web2"))
+        .unwrap();
+    let directory = validate(&["."]);
+    assert_eq!(directory.status.code(), Some(CHECK_FAILED), "{}", stderr(&directory));
+    let text = stdout(&directory);
+    assert!(text.contains("bad.yaml:6: error: spec.containers[0].image: Required value\n"), "{text}");
+    assert!(text.contains("good.yaml: ok: 1 pod\n"), "{text}");
+
+    let list = json_of(&stdout(&validate(&["bad.yaml", "-o", "json"])));
+    assert_eq!(list[0]["file"], "bad.yaml");
+    assert_eq!(list[0]["findings"][0]["line"], 6);
+    assert_eq!(list[0]["findings"][0]["severity"], "error");
+
+    let missing = validate(&["none.yaml"]);
+    assert_eq!(missing.status.code(), Some(CHECK_FAILED));
+    assert!(stdout(&missing).contains("none.yaml: error: cannot open none.yaml"), "{}", stdout(&missing));
+    assert_eq!(validate(&[]).status.code(), Some(2));
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod top;
+mod validate;
 mod version;
 
 use std::path::PathBuf;
@@ -154,6 +155,7 @@ fn dispatch(ask: Ask, client: &Client, console: &mut Console<'_>) -> Outcome {
         }
         Ask::Images { output } => images::run(client, console, output),
         Ask::Check { output, root_dir } => check::run(client, console, output, root_dir),
+        Ask::Validate { files, output } => validate::run(console, &files, output),
         Ask::Version => version::run(client, console),
     }
 }

@@ -1,16 +1,16 @@
 //! What the node, its pods and their containers use (Go: pkg/kubelet/stats, cadvisor).
 //!
 //! Owns: one [`Collector`] with the last samples, which rates are made from.
-//! Threads: `stats`, while the runtime is asked for somebody. Whoever asks collects, on its
-//! own thread; others who ask meanwhile wait for that one and share what it found. Nothing
-//! happens while nobody asks.
-//! The runtime is asked meanwhile (before, where all numbers are its), by one for all who
-//! need it (`flight`) and for a few seconds at most: who needs nothing of it waits for
-//! nobody's call.
+//! Threads: `stats`, while the runtime is asked for statistics. The first caller collects on its
+//! own thread; callers that arrive during a collection wait for it and share its result. Without
+//! a caller nothing is read.
+//! Calls: the runtime is asked at the same time (before, if all numbers come from it), once for
+//! all callers (`flight`), for a few seconds at most. A caller that needs only files does not
+//! wait for that call.
 //! Sources: cgroup files where a container's cgroup is found (`places`), else the runtime
 //! (`told`); `/proc`, statfs, and walks through volumes, at most once per period.
-//! Invariants: a lock is held for look-ups only; a number that cannot be told is absent; a
-//! container that has ended is not shown; what is remembered is bounded by what runs now.
+//! Invariants: a lock is held for look-ups only; an unknown number is absent; a container that
+//! has ended is not shown; the stored samples are limited to what runs now.
 //! Absent on purpose: a history, accelerators, metrics that users define.
 
 mod cadvisor;

@@ -1,0 +1,91 @@
+//! `coracle validate`: checks manifests of static pods. Needs no agent and no root.
+
+use std::path::{Path, PathBuf};
+
+use crate::cli::table::{Color, visible};
+use crate::cli::{Exit, Output};
+use crate::sources::offline::{self, Checked, Severity};
+
+use super::Outcome;
+use super::console::Console;
+
+pub(super) fn run(console: &mut Console<'_>, files: &[PathBuf], output: Output) -> Outcome {
+    let checked: Vec<Checked> = files.iter().flat_map(|path| offline::check(Path::new(path))).collect();
+    match output {
+        Output::Json => console.json(&checked)?,
+        Output::Yaml => console.yaml(&checked)?,
+        Output::Table | Output::Wide => print(console, &checked)?,
+    }
+    let failed = checked.iter().any(Checked::has_errors);
+    Ok(if failed { Exit::CheckFailed } else { Exit::Success })
+}
+
+/// A line per finding in the form of compilers, `FILE:LINE: SEVERITY: FIELD: MESSAGE`, and one
+/// for each file without an error.
+fn print(console: &mut Console<'_>, all: &[Checked]) -> std::io::Result<()> {
+    for checked in all {
+        let file = visible(&checked.file);
+        for finding in &checked.findings {
+            let (color, severity) = match finding.severity {
+                Severity::Error => (Color::Red, "error"),
+                Severity::Warning => (Color::Yellow, "warning"),
+            };
+            let line = finding.line.map_or(String::new(), |line| format!(":{line}"));
+            let severity = console.paint.put(Some(color), severity);
+            let field = finding.field.as_ref().map_or(String::new(), |field| format!("{}: ", visible(field)));
+            writeln!(console.out, "{file}{line}: {severity}: {field}{}", visible(&finding.message))?;
+        }
+        if !checked.has_errors() {
+            let ok = console.paint.put(Some(Color::Green), "ok");
+            let pods = if checked.pods.len() == 1 {
+                "1 pod".to_owned()
+            } else {
+                format!("{} pods", checked.pods.len())
+            };
+            writeln!(console.out, "{file}: {ok}: {pods}")?;
+        }
+    }
+    console.out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::table::Paint;
+
+    fn validate(files: &[PathBuf], output: Output) -> (Exit, String) {
+        let mut out = Vec::new();
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let mut console = Console { out: &mut out, paint: Paint::new(false), now };
+        let exit = run(&mut console, files, output).unwrap();
+        (exit, String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn findings_are_printed_with_file_line_and_field() {
+        let dir = tempfile::tempdir().unwrap();
+        let (good, bad) = (dir.path().join("good.yaml"), dir.path().join("bad\u{1b}.yaml"));
+        let manifest = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - {name: c, image: i}\n";
+        std::fs::write(&good, manifest.replace("spec:", "spek: 1\nspec:")).unwrap();
+        std::fs::write(&bad, manifest.replace("image: i", "image: 7")).unwrap();
+
+        let (exit, text) = validate(std::slice::from_ref(&good), Output::Table);
+        let at = good.display();
+        assert_eq!(exit, Exit::Success);
+        assert_eq!(text, format!("{at}:4: warning: spek: unknown field, ignored\n{at}: ok: 1 pod\n"));
+
+        let (exit, text) = validate(&[good, bad.clone()], Output::Table);
+        assert_eq!(exit, Exit::CheckFailed);
+        let want = "bad\\u{1b}.yaml:6: error: spec.containers[0].image: Invalid value: want a string";
+        assert!(text.contains(want) && !text.contains('\u{1b}'), "{text}");
+
+        let (exit, text) = validate(&[bad], Output::Json);
+        let list: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(exit, Exit::CheckFailed);
+        assert_eq!(list[0]["pods"], serde_json::json!([]));
+        let finding = &list[0]["findings"][0];
+        assert_eq!(finding["severity"], "error");
+        assert_eq!(finding["line"], 6);
+        assert_eq!(finding["field"], "spec.containers[0].image");
+    }
+}

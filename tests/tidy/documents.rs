@@ -1,0 +1,228 @@
+//! Documents that cannot drift: the runbook has a row for each alert and metric, numbers in
+//! documents are those of the sources, and no document outside of the repository is cited.
+
+use std::collections::BTreeSet;
+
+use super::{files, report, root};
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|why| panic!("{path}: {why}"))
+}
+
+/// The names in backticks that the rows of a document begin with.
+fn rows(text: &str) -> BTreeSet<String> {
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| row.split('`').next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_runbook_has_a_row_for_each_alert_and_no_other() {
+    let alerts = read("packaging/monitoring/alerts.yaml");
+    let alerts: BTreeSet<String> =
+        alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect();
+    assert!(alerts.len() > 10, "the alerts are not read: {alerts:?}");
+    let rows: BTreeSet<String> =
+        rows(&read("docs/operating.md")).into_iter().filter(|name| name.starts_with("Coracle")).collect();
+    let missing =
+        alerts.difference(&rows).map(|name| format!("docs/operating.md: no row for the alert {name}"));
+    let invented =
+        rows.difference(&alerts).map(|name| format!("docs/operating.md: there is no alert {name}"));
+    report(&missing.chain(invented).collect::<Vec<_>>());
+}
+
+/// The metrics that the alerts and the dashboard read, and all of coracle's own.
+fn metrics_to_explain() -> BTreeSet<String> {
+    let compatibility = read("docs/compatibility.md");
+    let known: BTreeSet<String> = rows(&compatibility);
+    let mut wanted: BTreeSet<String> =
+        known.iter().filter(|name| name.starts_with("coracle_")).cloned().collect();
+    for file in ["packaging/monitoring/alerts.yaml", "packaging/monitoring/dashboard.json"] {
+        let text = read(file);
+        let words = text.split(|one: char| !one.is_ascii_alphanumeric() && one != '_');
+        for word in words {
+            let cut = ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end));
+            let name =
+                if known.contains(word) { Some(word) } else { cut.filter(|name| known.contains(*name)) };
+            wanted.extend(name.map(str::to_owned));
+        }
+    }
+    wanted
+}
+
+#[test]
+fn the_runbook_explains_each_metric_of_the_dashboard_and_the_alerts() {
+    let wanted = metrics_to_explain();
+    assert!(wanted.len() > 30, "the metrics are not read: {wanted:?}");
+    let rows = rows(&read("docs/operating.md"));
+    let problems: Vec<String> = wanted
+        .iter()
+        .filter(|name| !rows.contains(*name))
+        .map(|name| format!("docs/operating.md: no row for the metric {name}"))
+        .collect();
+    report(&problems);
+}
+
+/// Statements of documents with what they depend on: document, its words, source file, its code.
+/// Both must be there. When the code changes, change the document and this row.
+const FACTS: &[(&str, &str, &str, &str)] = &[
+    (
+        "docs/architecture.md",
+        "at most 512; waits 1 s for the next check",
+        "src/probes/thread.rs",
+        "const MAX_RUNNING: usize = 512;",
+    ),
+    (
+        "docs/architecture.md",
+        "at most 512; waits 1 s for the next check",
+        "src/probes/thread.rs",
+        "const IDLE_LIMIT: Duration = Duration::from_secs(1);",
+    ),
+];
+
+#[test]
+fn numbers_in_documents_are_those_of_the_sources() {
+    let mut problems = Vec::new();
+    for (document, words, source, code) in FACTS {
+        if !read(document).contains(words) {
+            problems.push(format!("{document} does not say {words:?}"));
+        }
+        if !std::fs::read_to_string(root().join(source)).unwrap_or_default().contains(code) {
+            problems.push(format!("{source} does not have {code:?}, on which {document} relies"));
+        }
+    }
+    report(&problems);
+}
+
+/// Tests that `SECURITY.md` names and that are not in the sources yet.
+const EXPECTED: &[&str] = &[
+    "faults file_races::removal_of_pods_follows_nothing_out_of_them",
+    "faults file_races::sub_path_never_leads_out_of_its_volume",
+    "faults file_races::writer_of_files_stays_in_its_volume",
+    "faults floods::signals_of_strangers_cost_neither_the_lock_nor_the_shutdown",
+    "faults rotation_races::rotation_stays_in_its_directory_whatever_a_container_puts_there",
+    "unit model/expand.rs::references_without_an_end_take_no_time",
+    "unit observe/termination.rs::text_that_is_no_log_line_is_not_shown",
+    "unit runtime/env.rs::variables_that_double_end_at_the_limit",
+    "unit runtime/images/credentials.rs::hostile_patterns_cost_neither_stack_nor_time",
+    "unit runtime/logs/read.rs::only_a_regular_log_in_its_own_directory_is_shown",
+    "unit runtime/logs/rotate/tests.rs::names_of_other_forms_are_not_touched",
+    "unit transport/dbus/tests.rs::signals_of_strangers_cost_no_answer_and_no_signal_that_counts",
+    "unit util/untrusted.rs::links_are_followed_in_the_operators_part_of_a_path_only",
+    "unit util/untrusted.rs::only_regular_files_are_opened",
+    "unit volumes/atomic_writer/tests.rs::effort_grows_with_the_number_of_files_and_not_its_square",
+    "unit volumes/atomic_writer/tests.rs::foreign_entries_are_not_read_through",
+    "unit volumes/atomic_writer/tests.rs::too_many_files_are_refused",
+];
+
+#[test]
+fn the_threat_model_names_real_tests() {
+    const TIERS: &[&str] =
+        &["unit ", "integration ", "faults ", "differential ", "e2e ", "cluster ", "golden ", "fuzz "];
+    let text = read("SECURITY.md");
+    let targets: String =
+        files("src", &["/fuzz.rs"]).into_iter().map(|(_, text)| text).collect::<Vec<_>>().join("\n");
+    let quoted = text
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .flat_map(|line| line.split('`').skip(1).step_by(2));
+    let named: Vec<&str> = quoted.filter(|name| TIERS.iter().any(|tier| name.starts_with(tier))).collect();
+    assert!(named.len() > 40, "the names are not read: {named:?}");
+    let exists = |name: &str| match name.strip_prefix("fuzz ") {
+        Some(target) => targets.contains(&format!("name: \"{target}\"")),
+        None => super::has_test(name),
+    };
+    let mut problems = Vec::new();
+    for name in named.iter().filter(|name| !exists(name) && !EXPECTED.contains(name)) {
+        problems.push(format!("SECURITY.md: there is no test {name:?}"));
+    }
+    for name in EXPECTED.iter().filter(|name| exists(name)) {
+        problems.push(format!("tests/tidy/documents.rs: {name:?} exists now: remove it from EXPECTED"));
+    }
+    report(&problems);
+}
+
+/// Source files that `docs/architecture.md` names and that are not there yet.
+const EXPECTED_FILES: &[&str] = &[
+    "server/listen/accept.rs",
+    "server/listen/limiter.rs",
+    "server/http/connection.rs",
+    "transport/tls/server.rs",
+    "transport/tls/authorities.rs",
+    "transport/http1/request.rs",
+    "transport/http1/writer.rs",
+    "server/node/routes.rs",
+    "server/quota.rs",
+    "server/node/container_logs.rs",
+    "server/deps.rs",
+];
+
+#[test]
+fn the_architecture_names_real_files() {
+    let sources: Vec<String> = files("src", &[".rs"]).into_iter().map(|(file, _)| file).collect();
+    // A file is named from `src` on, or, after its room was named, by its last part.
+    let exists = |name: &str| {
+        sources.iter().any(|file| file.ends_with(&format!("/{}", name.trim_start_matches("src/"))))
+    };
+    let text = read("docs/architecture.md");
+    let named: BTreeSet<&str> = text
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|name| name.ends_with(".rs") && !name.contains(' '))
+        .collect();
+    assert!(named.len() > 30, "the names are not read: {named:?}");
+    let mut problems = Vec::new();
+    for name in named.iter().filter(|name| !EXPECTED_FILES.contains(name) && !name.starts_with("tests/")) {
+        if !exists(name) {
+            problems.push(format!("docs/architecture.md: there is no file {name}"));
+        }
+    }
+    for name in EXPECTED_FILES.iter().filter(|name| exists(name)) {
+        problems.push(format!("tests/tidy/documents.rs: {name} exists now: remove it from EXPECTED_FILES"));
+    }
+    report(&problems);
+}
+
+/// Whether a line cites a place in a document by its number: `§ 3`, `section 4.2`. Documents of
+/// standards may be cited; they do not change.
+fn cites(line: &str) -> bool {
+    let lower = line.to_lowercase();
+    let numbered = |word: &str| {
+        lower.match_indices(word).any(|(at, _)| {
+            let rest = lower[at + word.len()..].trim_start();
+            rest.starts_with(|one: char| one.is_ascii_digit())
+        })
+    };
+    let standard = lower.contains("rfc");
+    !standard && (numbered("§") || numbered("section ") || lower.contains("behavior reference"))
+}
+
+#[test]
+fn no_document_outside_of_the_repository_is_cited() {
+    let mut all = Vec::new();
+    for below in
+        ["src", "tests", "docs", "packaging", "proto", ".ci", "README.md", "CONTRIBUTING.md", "SECURITY.md"]
+    {
+        all.extend(files(below, &[]));
+    }
+    let mut problems = Vec::new();
+    for (file, text) in &all {
+        if file.starts_with("tests/golden/data/") || file == "tests/tidy/documents.rs" {
+            continue;
+        }
+        for (number, _) in text.lines().enumerate().filter(|(_, line)| cites(line)) {
+            problems.push(format!("{file}:{} cites a section: name the behaviour instead", number + 1));
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn citations_are_found() {
+    for line in ["// as § 3 has it", "(Section 4.2)", "the behavior reference lists"] {
+        assert!(cites(line), "{line}");
+    }
+    for line in ["this section is generated", "RFC 9110, section 7", "cross-section of 3"] {
+        assert!(!cites(line), "{line}");
+    }
+}

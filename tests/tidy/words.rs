@@ -1,0 +1,146 @@
+//! Words that this project does not use (`CONTRIBUTING.md` has the list, with what to write
+//! instead). Documents and scripts have none of them. For the rooms of `src` and the folders of
+//! `tests`, `tests/tidy/words_left.txt` has the number that is still there: it must not grow.
+//! `UPDATE_DOCS=1` lowers the numbers of that file to what was found.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::{files, report, root};
+
+const LIST: &str = "CONTRIBUTING.md";
+const LEFT: &str = "tests/tidy/words_left.txt";
+
+/// The first column of the list in `CONTRIBUTING.md`. A cell may have several, with commas.
+fn unwanted(text: &str) -> Vec<String> {
+    let list =
+        text.split("<!-- words:begin -->").nth(1).and_then(|rest| rest.split("<!-- words:end -->").next());
+    let rows = list.unwrap_or_default().lines().filter(|line| line.starts_with("| ")).skip(1);
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    cells.flat_map(|cell| cell.split(',')).map(|word| word.trim().to_lowercase()).collect()
+}
+
+/// The unwanted words of a text, each with its line. Words are compared without regard to case;
+/// `_` separates words, so that names of functions count. Names of types do not.
+fn found(text: &str, unwanted: &[String]) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let lower = line.to_lowercase().replace('_', " ");
+        for word in unwanted {
+            for (at, _) in lower.match_indices(word.as_str()) {
+                let before = lower[..at].chars().next_back();
+                let after = lower[at + word.len()..].chars().next();
+                let is_letter = |one: Option<char>| one.is_some_and(char::is_alphanumeric);
+                // `OnDeath::Nobody` is a name of the code.
+                let is_path = lower[..at].ends_with("::");
+                if !is_letter(before) && !is_letter(after) && !is_path {
+                    found.push((number + 1, word.clone()));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Whether a file must have none of the words.
+fn is_document(file: &str) -> bool {
+    let below = |folder: &str| file.starts_with(folder);
+    // Recordings and data are not ours to word.
+    let is_data = below("tests/golden/data/") || below("tests/bench/runs/");
+    let is_code = file.ends_with(".rs") || file.ends_with(".go") || file.ends_with(".c");
+    !is_code && !is_data && file != LIST && file != LEFT && !file.ends_with("go.sum") && !below("src/")
+}
+
+/// The room of a source file, or the folder of a test.
+fn place(file: &str) -> &str {
+    match file.match_indices('/').nth(1) {
+        Some((at, _)) => &file[..at],
+        None => file.split('/').next().unwrap_or_default(),
+    }
+}
+
+fn everything() -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for below in ["src", "tests", "packaging", "docs", ".ci", "proto", "build.rs", "Cargo.toml", "deny.toml"]
+    {
+        all.extend(files(below, &[]));
+    }
+    for document in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "clippy.toml"] {
+        all.extend(files(document, &[]));
+    }
+    // The tests of this check have the words in them.
+    all.retain(|(file, _)| file != "tests/tidy/words.rs");
+    all
+}
+
+fn list() -> Vec<String> {
+    let text = std::fs::read_to_string(root().join(LIST)).expect("CONTRIBUTING.md is readable");
+    let list = unwanted(&text);
+    assert!(list.len() > 10, "the list in {LIST} is not read: {list:?}");
+    list
+}
+
+#[test]
+fn documents_have_no_unwanted_words() {
+    let unwanted = list();
+    let mut problems = Vec::new();
+    for (file, text) in everything().iter().filter(|(file, _)| is_document(file)) {
+        for (line, word) in found(text, &unwanted) {
+            problems.push(format!("{file}:{line}: \"{word}\": {LIST} says what to write instead"));
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn unwanted_words_in_the_code_become_fewer() {
+    let unwanted = list();
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut last: BTreeMap<String, String> = BTreeMap::new();
+    for (file, text) in everything().iter().filter(|(file, _)| file.ends_with(".rs")) {
+        let words = found(text, &unwanted);
+        if let Some((line, word)) = words.last() {
+            *counts.entry(place(file).to_owned()).or_default() += words.len();
+            last.insert(place(file).to_owned(), format!("{file}:{line}: \"{word}\""));
+        }
+    }
+    let allowed = std::fs::read_to_string(root().join(LEFT)).unwrap_or_default();
+    let allowed: BTreeMap<&str, usize> = allowed
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter_map(|(place, count)| Some((place, count.parse().ok()?)))
+        .collect();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        let mut text = String::new();
+        for (place, count) in &counts {
+            let count = allowed.get(place.as_str()).map_or(*count, |allowed| *count.min(allowed));
+            let _ = writeln!(text, "{place} {count}");
+        }
+        std::fs::write(root().join(LEFT), text).expect("the counts are writable");
+        return;
+    }
+    let mut problems = Vec::new();
+    for (place, count) in &counts {
+        let limit = allowed.get(place.as_str()).copied().unwrap_or(0);
+        if *count > limit {
+            let example = &last[place];
+            problems.push(format!("{place} has {count} unwanted words, {limit} before; one is {example}"));
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn words_are_found_in_prose_and_names() {
+    let list = unwanted(
+        "x\n<!-- words:begin -->\n| Not | But |\n|---|---|\n| nobody, for ever | no client |\n<!-- words:end -->\n| a | b |",
+    );
+    assert_eq!(list, ["nobody", "for ever"]);
+    let text = "Nobody, for ever\nfn nobody_asks()\nOnDeath::Nobody\nNobodyAnswers\nbusybody for every";
+    let found: Vec<usize> = found(text, &list).into_iter().map(|(line, _)| line).collect();
+    assert_eq!(found, [1, 1, 2]);
+    assert_eq!(
+        (place("src/server/auth/mod.rs"), place("tests/tidy.rs"), place("build.rs")),
+        ("src/server", "tests", "build.rs")
+    );
+}
