@@ -522,6 +522,7 @@ fn has_test(name: &str) -> bool {
     let Some((file, function)) = rest.rsplit_once("::") else { return false };
     let path = match tier {
         "unit" => format!("src/{file}"),
+        "tidy" => format!("tests/{file}.rs"),
         "e2e" | "cluster" | "integration" | "faults" | "golden" | "differential" => {
             format!("tests/{tier}/{file}.rs")
         }
