@@ -2,7 +2,8 @@
 //! that the sources start, and no others.
 //!
 //! Names are read where threads are started: the first argument of `threads::spawn`, as a
-//! literal, as `&format!(…)`, or as a variable or method of the same file that has such a value.
+//! literal, as `&format!(…)`, as a variable of the same file that has such a value, or as a method
+//! of the same room.
 //! Test code is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,8 @@ fn is_test_code(file: &str) -> bool {
     file.starts_with("src/fuzz/")
         || file.contains("/testing")
         || file.ends_with("tests.rs")
+        // A message bus for tests.
+        || file.ends_with("/played.rs")
         || file.ends_with("/fuzz.rs")
         || file.contains("/tests/")
 }
@@ -53,14 +56,15 @@ fn value(text: &str) -> Option<String> {
 }
 
 /// The names that the argument of one `spawn` can have, or `None`.
-fn names_of(argument: &str, before: &str, whole: &str) -> Option<Vec<String>> {
+fn names_of(argument: &str, before: &str, room: &[&str]) -> Option<Vec<String>> {
     if let Some(name) = value(argument) {
         return Some(vec![name]);
     }
     let argument = argument.trim_start_matches('&').trim();
     if let Some((_, method)) = argument.rsplit_once('.') {
-        // A method of the same file: all names that its body has.
-        let (_, body) = whole.split_once(&format!("fn {}(", method.trim_end_matches("()")))?;
+        // A method of the same room: all names that its body has.
+        let head = format!("fn {}(", method.trim_end_matches("()"));
+        let (_, body) = room.iter().find_map(|text| text.split_once(&head))?;
         let body = body.split("\n    }").next()?;
         return Some(body.split('"').skip(1).step_by(2).map(str::to_owned).collect());
     }
@@ -73,13 +77,17 @@ fn started(all: &[(String, String)]) -> Vec<Result<(String, String), String>> {
     let mut found = Vec::new();
     for (file, text) in all.iter().filter(|(file, _)| !is_test_code(file) && file != "src/util/threads.rs") {
         let text = without_tests(text);
+        let same_room = |(other, _): &&(String, String)| {
+            other == file || room(file).is_some() && room(other) == room(file)
+        };
+        let texts: Vec<&str> = all.iter().filter(same_room).map(|(_, text)| text.as_str()).collect();
         for call in ["threads::spawn(", "adopt_library(", "adopt_current("] {
             for (at, _) in text.match_indices(call) {
                 let (before, rest) = text.split_at(at);
                 let rest = &rest[call.len()..];
                 let argument =
                     if value(rest).is_some() { rest } else { rest.split(',').next().unwrap_or_default() };
-                match names_of(argument, before, text) {
+                match names_of(argument, before, &texts) {
                     Some(names) => found.extend(names.into_iter().map(|name| Ok((name, file.clone())))),
                     None => {
                         let line = before.lines().count().max(1);

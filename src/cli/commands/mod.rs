@@ -1,7 +1,7 @@
-//! The local commands: they ask the agent's socket and print for people or for scripts.
+//! The local commands: they send requests to the agent's socket and print for people or for scripts.
 //!
-//! Threads: only `main`. A wait for an answer has a deadline, except while following.
-//! What comes from pods is printed with its control characters made visible, `logs` apart.
+//! Threads: only `main`. A wait for a response has a deadline, except while following.
+//! Output: text of pods is printed with its control characters escaped, except by `logs`.
 //! Go counterpart: kubectl's printers and describers, crictl.
 
 mod age;
