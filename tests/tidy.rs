@@ -548,13 +548,13 @@ fn observable_checks_name_real_tests() {
         if !seen.insert(check.id.clone()) {
             problems.push(format!("{} is there twice", check.id));
         }
-        let known = check.id.split_once(' ').is_some_and(|(document, rest)| {
+        let known = check.id.split_once(' ').is_some_and(|(subject, rest)| {
             let number = rest.split_once('/').map_or("", |(_, number)| number);
-            ["pods", "runtime", "server"].contains(&document)
+            ["pods", "runtime", "server"].contains(&subject)
                 && number.trim_end_matches(|one: char| one.is_ascii_lowercase()).parse::<u32>().is_ok()
         });
         if !known || check.what.is_empty() {
-            problems.push(format!("{}: DOCUMENT SECTION/NUMBER and some words are wanted", check.id));
+            problems.push(format!("{}: SUBJECT CHAPTER/NUMBER and some words are wanted", check.id));
         }
         for name in check.by.iter().flatten().filter(|name| !has_test(name)) {
             problems.push(format!("{}: there is no test {name:?}", check.id));

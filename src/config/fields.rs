@@ -233,7 +233,7 @@ pub static FIELDS: &[Field] = &[
     flag("enableServer", true, "serve the node API and the read-only port").works(),
     text("staticPodPath", "", "file or directory of static pod manifests").works(),
     text("podLogsDir", "/var/log/pods", "root of container logs; absolute, clean, ASCII").works(),
-    time("syncFrequency", "1m0s", "how often running pods are looked at again without cause").works(),
+    time("syncFrequency", "1m0s", "how often running pods are synced without a cause").works(),
     time("fileCheckFrequency", "20s", "how often the static pod path is read in full").works(),
     time("httpCheckFrequency", "20s", "how often the static pod URL is asked").works(),
     text("staticPodURL", "", "URL of static pod manifests").works(),

@@ -18,7 +18,7 @@ pub struct KubeletConfiguration {
     pub static_pod_path: String,
     /// Root of container logs; absolute, clean, ASCII.
     pub pod_logs_dir: String,
-    /// How often running pods are looked at again without cause.
+    /// How often running pods are synced without a cause.
     pub sync_frequency: GoDuration,
     /// How often the static pod path is read in full.
     pub file_check_frequency: GoDuration,

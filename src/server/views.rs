@@ -27,7 +27,7 @@ pub struct PodView {
     /// What the last sync failed with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// When it is looked at again without cause.
+    /// When it is synced without a cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_sync: Option<Timestamp>,
 }

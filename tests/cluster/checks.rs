@@ -1,5 +1,5 @@
-//! What the behavior reference lists as observable and needs an API server to be seen:
-//! `tests/e2e/checks.txt` names these tests. Few nodes, much on each: a start costs seconds.
+//! Observable behaviour that needs an API server; `tests/e2e/checks.txt` names these tests.
+//! Few nodes, with many checks on each, because a start costs seconds.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -31,15 +31,23 @@ fn found(text: &str, unwanted: &[String]) -> Vec<(usize, String)> {
                 let before = lower[..at].chars().next_back();
                 let after = lower[at + word.len()..].chars().next();
                 let is_letter = |one: Option<char>| one.is_some_and(char::is_alphanumeric);
-                // `OnDeath::Nobody` is a name of the code.
-                let is_path = lower[..at].ends_with("::");
-                if !is_letter(before) && !is_letter(after) && !is_path {
+                // `OnDeath::Nobody` and the user of `65534:nobody:/` are names, not words.
+                let is_name = lower[..at].ends_with(':');
+                if !is_letter(before) && !is_letter(after) && !is_name {
                     found.push((number + 1, word.clone()));
                 }
             }
         }
     }
     found
+}
+
+/// A document without the names of tests in it (`attacks::nobody_takes_all_streams`), which are
+/// counted where the tests are. Lines stay lines.
+fn without_test_names(text: &str) -> String {
+    let words =
+        |line: &str| line.split(' ').filter(|word| !word.contains("::")).collect::<Vec<_>>().join(" ");
+    text.lines().map(words).collect::<Vec<_>>().join("\n")
 }
 
 /// Whether a file must have none of the words.
@@ -85,7 +93,7 @@ fn documents_have_no_unwanted_words() {
     let unwanted = list();
     let mut problems = Vec::new();
     for (file, text) in everything().iter().filter(|(file, _)| is_document(file)) {
-        for (line, word) in found(text, &unwanted) {
+        for (line, word) in found(&without_test_names(text), &unwanted) {
             problems.push(format!("{file}:{line}: \"{word}\": {LIST} says what to write instead"));
         }
     }
@@ -137,8 +145,10 @@ fn words_are_found_in_prose_and_names() {
     );
     assert_eq!(list, ["nobody", "for ever"]);
     let text = "Nobody, for ever\nfn nobody_asks()\nOnDeath::Nobody\nNobodyAnswers\nbusybody for every";
-    let found: Vec<usize> = found(text, &list).into_iter().map(|(line, _)| line).collect();
-    assert_eq!(found, [1, 1, 2]);
+    let lines: Vec<usize> = found(text, &list).into_iter().map(|(line, _)| line).collect();
+    assert_eq!(lines, [1, 1, 2]);
+    let document = "a\n| x | `unit a.rs::nobody_asks`, nobody\nroot:65534:nobody:/";
+    assert_eq!(found(&without_test_names(document), &list), [(2, "nobody".to_owned())]);
     assert_eq!(
         (place("src/server/auth/mod.rs"), place("tests/tidy.rs"), place("build.rs")),
         ("src/server", "tests", "build.rs")
