@@ -34,6 +34,10 @@ pub(super) const MAX_DEPTH: usize = 128;
 /// Files and directories of a volume. Each costs the node about 5 KiB of kernel memory that
 /// no limit of the pod covers, and a system call or more at each sync of the pod.
 pub(super) const MAX_ENTRIES: usize = 10_000;
+/// Bytes that the files of a volume are made of, those of a replaced file included. One key of
+/// an object may become many files, and they are compared at each sync of the pod. Objects have
+/// 1 MiB at most.
+pub(super) const MAX_BYTES: usize = 32 << 20;
 
 /// One file of a volume.
 #[derive(Clone, PartialEq, Eq)]
@@ -67,6 +71,8 @@ pub(super) struct Payload {
     files: BTreeMap<PathBuf, File>,
     /// How many files and directories a version has.
     entries: usize,
+    /// How many bytes were added, with those that others replaced.
+    bytes: usize,
 }
 
 /// Why a path cannot be one of a volume's files.
@@ -93,6 +99,9 @@ pub enum PathError {
     /// More than a volume may have.
     #[error("more than {MAX_ENTRIES} files and directories for one volume")]
     TooMany,
+    /// More data than a volume may have.
+    #[error("more than {MAX_BYTES} bytes for one volume")]
+    TooLarge,
     /// It climbs.
     #[error("invalid path: must not contain '..': {path}")]
     Backsteps {
@@ -133,6 +142,10 @@ impl Payload {
 
     fn insert_up_to(&mut self, most: usize, path: &str, file: File) -> Result<(), PathError> {
         let path = PathBuf::from(check(path)?);
+        let bytes = self.bytes.saturating_add(file.data.len());
+        if bytes > MAX_BYTES {
+            return Err(PathError::TooLarge);
+        }
         let before = self.files.range::<Path, _>((Unbounded, Excluded(path.as_path()))).next_back();
         let after = self.files.range::<Path, _>((Included(path.as_path()), Unbounded)).next();
         let (before, after) = (before.map(|(path, _)| path), after.map(|(path, _)| path));
@@ -152,6 +165,7 @@ impl Payload {
             }
             self.entries += new;
         }
+        self.bytes = bytes;
         self.files.insert(path, file);
         Ok(())
     }

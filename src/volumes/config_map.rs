@@ -78,10 +78,10 @@ impl Choice<'_> {
         Ok(payload)
     }
 
-    /// A path that is wrong is in the pod; that there are too many comes from the object.
+    /// A path that is wrong is in the pod; that there is too much comes from the object, too.
     fn refused(&self, error: PathError) -> VolumeError {
         match error {
-            PathError::TooMany => {
+            PathError::TooMany | PathError::TooLarge => {
                 VolumeError::Content { problem: format!("{} {:?}: {error}", self.kind.word(), self.name) }
             }
             error => error.into(),

@@ -9,6 +9,10 @@ use crate::model::pod::Pod;
 /// The mode where the manifest names none: the API's default.
 pub(super) const DEFAULT_MODE: i32 = 0o644;
 
+/// Problems of one volume that are named; what follows them is not read.
+/// DIFFERS: upstream names all.
+pub(super) const MAX_PROBLEMS: usize = 10;
+
 /// The files of a downward API volume, or of that part of a projected one.
 pub(super) fn payload(
     pod: &Pod,
@@ -33,6 +37,9 @@ pub(super) fn payload(
                 payload.insert(&item.path, File::new(value.into_bytes(), mode))?;
             }
             Err(error) => problems.push(error.to_string()),
+        }
+        if problems.len() >= MAX_PROBLEMS {
+            break;
         }
     }
     match problems.as_slice() {

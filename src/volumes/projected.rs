@@ -6,7 +6,7 @@
 use super::VolumeError;
 use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
-use super::downward_api::{self, DEFAULT_MODE};
+use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
 use crate::kube::PodApi;
 use crate::kube::objects::Kind;
 use crate::model::api::{ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection};
@@ -27,6 +27,8 @@ pub(super) fn payload(
 ) -> Result<Payload, VolumeError> {
     let mut payload = Payload::default();
     let mut problems: Vec<String> = Vec::new();
+    // Each source that fails may have cost as much as a whole volume before.
+    let mut failed = 0;
     for projection in source.sources.iter().flatten() {
         let files = if let Some(downward) = &projection.downward_api {
             downward_api::payload(pod, downward.items.as_deref(), source.default_mode, allocatable)
@@ -41,11 +43,15 @@ pub(super) fn payload(
         match files {
             Ok(files) => payload.extend(files)?,
             Err(VolumeError::Stopping) => return Err(VolumeError::Stopping),
-            // All problems are told at once.
+            // As many problems as can be are reported at once.
             Err(error) => {
                 let text = error.to_string();
                 if !problems.contains(&text) {
                     problems.push(text);
+                }
+                failed += 1;
+                if failed >= MAX_PROBLEMS {
+                    break;
                 }
             }
         }
@@ -264,6 +270,20 @@ mod tests {
         }
         let optional = json!({"sources": [{"secret": {"name": "gone", "optional": true}}, {}]});
         assert_eq!(collect_for(&pod(json!({})), optional, Some(&api())), Ok(Payload::default()));
+    }
+
+    /// A comparison of each problem with all others would take minutes.
+    #[test]
+    fn problems_that_are_named_are_limited() {
+        let sources: Vec<Value> = (0..100)
+            .map(|n| json!({"secret": {"name": "s", "items": [{"key": format!("x{n}"), "path": "y"}]}}))
+            .collect();
+        let error = collect_for(&pod(json!({})), json!({"sources": sources}), Some(&api())).unwrap_err();
+        assert_eq!(error.matches("non-existent").count(), MAX_PROBLEMS, "{error}");
+        let items: Vec<Value> =
+            (0..100).map(|n| json!({"path": "y", "fieldRef": {"fieldPath": format!("x{n}")}})).collect();
+        let error = collect(json!({"sources": [{"downwardAPI": {"items": items}}]})).unwrap_err();
+        assert_eq!(error.matches("unsupported fieldPath").count(), MAX_PROBLEMS, "{error}");
     }
 
     #[test]

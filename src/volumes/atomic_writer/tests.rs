@@ -249,6 +249,25 @@ fn too_many_files_are_refused() {
     files.insert_up_to(8, "a/c/two", file()).unwrap();
 }
 
+/// 10,000 files made of one key of 1 MiB would be 10 GB.
+#[test]
+fn bytes_of_a_volume_are_limited() {
+    let file = || File::new(vec![b'x'; 1 << 20], 0o644);
+    let most = MAX_BYTES >> 20;
+    let mut files = Payload::default();
+    for number in 0..most {
+        files.insert(&number.to_string(), file()).unwrap();
+    }
+    files.insert("empty", File::new(Vec::new(), 0o644)).unwrap();
+    assert_eq!(files.insert("more", File::new(vec![b'x'], 0o644)), Err(PathError::TooLarge));
+    // Replacing a file costs as much as adding one.
+    let mut files = Payload::default();
+    for _ in 0..most {
+        files.insert("same", file()).unwrap();
+    }
+    assert_eq!(files.insert("same", file()), Err(PathError::TooLarge));
+}
+
 /// Files of one directory, and of one directory each: comparing each path with all others
 /// would take 10,000,000,000 steps.
 #[test]
