@@ -2,7 +2,7 @@
 //! entries at random, with links that lead to the node's own files. The agent must neither
 //! change nor read those, and must not hang.
 //!
-//! Each test takes `FILE_RACES_SECONDS` (default 4). `FAULTS_SEED` repeats the moves of each
+//! Each test takes `RACE_SECONDS` (default 4). `FAULTS_SEED` repeats the moves of each
 //! thread, though not how the threads interleave.
 
 use std::fs;
@@ -27,22 +27,13 @@ use coracle::volumes::{Deps, Settings, VolumeError, Volumes};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use serde_json::{Value, json};
 
-use crate::support::dice::{Dice, random_seed};
-use crate::support::racer::{Attack, Canary, Racer};
+use crate::support::dice::Dice;
+use crate::support::racer::{Attack, Canary, Racer, race_duration, race_seed};
 use crate::support::wait::wait_until;
 use crate::tell;
 
 /// No single operation takes so long, unless it hangs.
 const HANGS: Duration = Duration::from_secs(120);
-
-fn seed() -> u64 {
-    std::env::var("FAULTS_SEED").map_or_else(|_| random_seed(), |text| text.parse().unwrap())
-}
-
-fn duration() -> Duration {
-    let seconds = std::env::var("FILE_RACES_SECONDS").map_or(4, |text| text.parse().unwrap());
-    Duration::from_secs(seconds)
-}
 
 /// A root directory with the files that no race may reach beside it.
 struct Field {
@@ -56,14 +47,14 @@ impl Field {
     /// `None`: mounts would be the machine's.
     fn new(names: &[&str]) -> Option<Field> {
         let Some(base) = std::env::var_os("E2E_DIR") else {
-            tell("file races: skipped: no namespace of their own; run through tests/run faults");
+            tell("races: skipped: no namespace of their own; run through tests/run faults");
             return None;
         };
         let dir = tempfile::Builder::new().prefix("races").tempdir_in(base).unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let canary = Canary::new(&dir.path().join("canary"), &names);
         fs::create_dir(dir.path().join("root")).unwrap();
-        Some(Field { dir, canary, names, seed: seed() })
+        Some(Field { dir, canary, names, seed: race_seed() })
     }
 
     fn root(&self) -> PathBuf {
@@ -96,14 +87,17 @@ impl Field {
         let mut dice = Dice::new(self.seed);
         let begun = Instant::now();
         let (mut rounds, mut done) = (0, false);
-        while begun.elapsed() < duration() || !done {
-            assert!(begun.elapsed() < duration() + HANGS, "{what}: after {rounds} rounds not all was seen");
+        while begun.elapsed() < race_duration() || !done {
+            assert!(
+                begun.elapsed() < race_duration() + HANGS,
+                "{what}: after {rounds} rounds not all was seen"
+            );
             done = round(&mut dice);
             rounds += 1;
             self.canary.assert_no_events();
         }
         self.canary.assert_untouched();
-        tell(&format!("file races: {what}: {rounds} rounds, {} moves, seed {}", racer.moves(), self.seed));
+        tell(&format!("races: {what}: {rounds} rounds, {} moves, seed {}", racer.moves(), self.seed));
     }
 }
 

@@ -13,6 +13,7 @@ mod crashes;
 mod file_races;
 mod floods;
 mod images;
+mod log_races;
 mod methods;
 mod outages;
 mod races;

@@ -2,7 +2,7 @@
 //! the log, its rotated files and the directories above it for links, pipes and directories. A
 //! log directory outside, to which the links lead, must neither change nor be read.
 //!
-//! `RACE_SECONDS` is how long that goes on, 5 unless set; `FAULTS_SEED` repeats the attackers'
+//! `RACE_SECONDS` is how long that goes on, 4 unless set; `FAULTS_SEED` repeats the attackers'
 //! choices, though not their moments.
 
 use std::fs::{self, File};
@@ -20,11 +20,11 @@ use coracle::runtime::logs::rotate::{Reopen, Rotator, Settings};
 use coracle::util::stop::StopToken;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use crossbeam_channel::{Receiver, bounded};
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::fs::{mkdirat, mknodat, openat, renameat, renameat_with, symlinkat, unlinkat};
 
-use crate::support::dice::{Dice, random_seed};
+use crate::support::dice::Dice;
+use crate::support::racer::{Canary, race_duration, race_seed};
 use crate::tell;
 
 /// Whatever goes on, a thread that has not ended so long after it should is blocked.
@@ -34,55 +34,14 @@ const OWN: &str = "2026-01-02T03:04:05Z stdout F own\n";
 /// Logs of this size are rotated.
 const LIMIT: u64 = 1024;
 
-/// The files outside, and an ear that hears every open, read and change of them.
-struct Canary {
-    dir: PathBuf,
-    ear: OwnedFd,
-    before: Vec<(PathBuf, Vec<u8>)>,
-}
-
-impl Canary {
-    fn new(dir: &Path) -> Canary {
-        fs::create_dir_all(dir.join("c")).unwrap();
-        for name in
-            ["0.log", "0.log.20200101-000000", "0.log.20200102-000000.gz", "0.log.20200103-000000.gz.tmp"]
-        {
-            fs::write(dir.join("c").join(name), SECRET.repeat(1000)).unwrap();
-        }
-        let before = content(dir);
-        let ear = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
-        let every = WatchFlags::ALL_EVENTS;
-        for path in
-            [dir.to_owned(), dir.join("c")].into_iter().chain(before.iter().map(|(path, _)| path.clone()))
-        {
-            inotify::add_watch(&ear, path, every).unwrap();
-        }
-        Canary { dir: dir.to_owned(), ear, before }
+/// A log directory outside, with rotated files of each form.
+fn outside(dir: &Path) -> Canary {
+    fs::create_dir_all(dir.join("c")).unwrap();
+    for name in ["0.log", "0.log.20200101-000000", "0.log.20200102-000000.gz", "0.log.20200103-000000.gz.tmp"]
+    {
+        fs::write(dir.join("c").join(name), SECRET.repeat(1000)).unwrap();
     }
-
-    fn assert_untouched(&self) {
-        let mut events = [0_u8; 4096];
-        let heard = rustix::io::read(&self.ear, &mut events);
-        assert_eq!(heard, Err(rustix::io::Errno::AGAIN), "something outside was opened or changed");
-        assert!(content(&self.dir) == self.before, "something outside has changed");
-    }
-}
-
-/// All files of a directory tree.
-fn content(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let mut found = Vec::new();
-    let mut open = vec![dir.to_owned()];
-    while let Some(path) = open.pop() {
-        for entry in fs::read_dir(path).unwrap() {
-            let entry = entry.unwrap();
-            match entry.file_type().unwrap().is_dir() {
-                true => open.push(entry.path()),
-                false => found.push((entry.path(), fs::read(entry.path()).unwrap())),
-            }
-        }
-    }
-    found.sort();
-    found
+    Canary::over(dir)
 }
 
 /// `logs/pod/c/0.log`, what attackers make before they put it there, and the canary.
@@ -93,6 +52,7 @@ struct Arena {
     container: OwnedFd,
     pod: OwnedFd,
     all: OwnedFd,
+    outside: PathBuf,
     canary: Canary,
 }
 
@@ -102,15 +62,16 @@ impl Arena {
         let logs = root.path().join("logs");
         fs::create_dir_all(logs.join("pod/c")).unwrap();
         fs::create_dir(logs.join("made")).unwrap();
-        let canary = Canary::new(&root.path().join("outside"));
-        symlink(canary.dir.join("c"), logs.join("pod/decoy")).unwrap();
-        symlink(&canary.dir, logs.join("decoy")).unwrap();
+        let outside_dir = root.path().join("outside");
+        let canary = outside(&outside_dir);
+        symlink(outside_dir.join("c"), logs.join("pod/decoy")).unwrap();
+        symlink(&outside_dir, logs.join("decoy")).unwrap();
         let open = |path: PathBuf| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             openat(CWD, path, flags, Mode::empty()).unwrap()
         };
         let (container, pod, all) = (open(logs.join("pod/c")), open(logs.join("pod")), open(logs.clone()));
-        Arena { _root: root, logs, container, pod, all, canary }
+        Arena { _root: root, logs, container, pod, all, outside: outside_dir, canary }
     }
 
     fn log(&self) -> PathBuf {
@@ -132,7 +93,7 @@ impl Arena {
                 let length = if dice.below(2) == 0 { 1 << 18 } else { 1 << 40 };
                 File::create(self.logs.join(&made)).is_ok_and(|file| file.set_len(length).is_ok())
             }
-            "link" => symlinkat(self.canary.dir.join("c/0.log"), &self.all, &*made).is_ok(),
+            "link" => symlinkat(self.outside.join("c/0.log"), &self.all, &*made).is_ok(),
             "zero" => symlinkat("/dev/zero", &self.all, &*made).is_ok(),
             "pipe" => mknodat(&self.all, &*made, FileType::Fifo, Mode::from_raw_mode(0o600), 0).is_ok(),
             "directory" => mkdirat(&self.all, &*made, mode).is_ok(),
@@ -235,11 +196,10 @@ impl Busy {
 
 #[test]
 fn rotation_stays_in_its_directory_whatever_a_container_puts_there() {
-    let seconds = std::env::var("RACE_SECONDS").map_or(5, |text| text.parse().unwrap());
-    let seed = std::env::var("FAULTS_SEED").map_or_else(|_| random_seed(), |text| text.parse().unwrap());
+    let seed = race_seed();
     let arena = Arc::new(Arena::new());
     let opened = Arc::new(AtomicU64::new(0));
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let end = Instant::now() + race_duration();
 
     let mut attackers = Vec::new();
     for number in 0..2 {
@@ -278,6 +238,6 @@ fn rotation_stays_in_its_directory_whatever_a_container_puts_there() {
     let rotations = opened.load(Ordering::SeqCst);
     arena.canary.assert_untouched();
     tell(&format!(
-        "rotation races: FAULTS_SEED={seed}: {swaps} exchanges, {passes} passes with {rotations} rotations, {reads} readers"
+        "races: rotation: {passes} passes with {rotations} rotations, {reads} readers, {swaps} moves, seed {seed}"
     ));
 }

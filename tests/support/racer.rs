@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use rustix::fs::{
@@ -16,7 +17,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
-use super::dice::Dice;
+use super::dice::{Dice, random_seed};
 
 /// Directories above an entry that a move chooses.
 const DEPTH: u64 = 4;
@@ -185,20 +186,34 @@ fn put(parent: &OwnedFd, new: &OsStr, name: &OsStr) -> Result<()> {
     done
 }
 
-/// Files that an attack leads to and the agent must leave alone.
+/// How long each race goes on: `RACE_SECONDS`, 4 unless set.
+pub fn race_duration() -> Duration {
+    let seconds = std::env::var("RACE_SECONDS").map_or(4, |text| text.parse().expect("RACE_SECONDS"));
+    Duration::from_secs(seconds)
+}
+
+/// Decides the moves of a race: `FAULTS_SEED`, else a new one.
+pub fn race_seed() -> u64 {
+    std::env::var("FAULTS_SEED").map_or_else(|_| random_seed(), |text| text.parse().expect("FAULTS_SEED"))
+}
+
+/// A directory that an attack leads to and the agent must leave alone: an open, a read or a
+/// change of anything in it is detected.
 pub struct Canary {
     dir: PathBuf,
-    /// What is said of each file and directory, by path.
+    /// Metadata of each file and directory, by path.
     before: Vec<(PathBuf, String)>,
     events: OwnedFd,
     names: Vec<PathBuf>,
 }
 
 impl Canary {
+    /// The text of its files.
+    pub const TEXT: &str = "secret";
+
     /// Makes a directory of files and directories with these names, two levels deep, so that
     /// a path through a link to it finds something, and FIFOs, on which a reader would hang.
     pub fn new(dir: &Path, names: &[String]) -> Canary {
-        use rustix::fs::inotify;
         let fill = |dir: &Path, deeper: bool| {
             std::fs::create_dir(dir).expect("the directory can be made");
             for (number, name) in names.iter().enumerate() {
@@ -207,7 +222,7 @@ impl Canary {
                     0 if deeper => {}
                     1 => mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)
                         .expect("a FIFO can be made"),
-                    _ => std::fs::write(&path, "secret").expect("a file can be made"),
+                    _ => std::fs::write(&path, Canary::TEXT).expect("a file can be made"),
                 }
             }
         };
@@ -215,10 +230,16 @@ impl Canary {
         for name in names.iter().step_by(3) {
             fill(&dir.join(name), false);
         }
+        Canary::over(dir)
+    }
+
+    /// Watches a directory tree as it is now.
+    pub fn over(dir: &Path) -> Canary {
+        use rustix::fs::inotify;
         let mut names = vec![dir.to_owned()];
         let mut next = 0;
         while let Some(path) = names.get(next).cloned() {
-            if path.is_dir() {
+            if std::fs::symlink_metadata(&path).is_ok_and(|it| it.is_dir()) {
                 let entries = std::fs::read_dir(&path).expect("the directory can be read");
                 names.extend(entries.map(|entry| entry.expect("an entry").path()));
             }
@@ -227,8 +248,9 @@ impl Canary {
         let before = look(&names);
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         let events = inotify::init(flags).expect("a watch of files");
+        let watched = inotify::WatchFlags::ALL_EVENTS | inotify::WatchFlags::DONT_FOLLOW;
         for path in &names {
-            inotify::add_watch(&events, path, inotify::WatchFlags::ALL_EVENTS).expect("a watch of a file");
+            inotify::add_watch(&events, path, watched).expect("a watch of a file");
         }
         Canary { dir: dir.to_owned(), before, events, names }
     }
@@ -265,8 +287,9 @@ impl Canary {
     }
 }
 
-/// What can be said of files without opening them. The time of a change of owner, mode or
-/// number of links is part of it.
+/// Metadata of files, read without opening them. The time of the last change of a file's
+/// content, owner, mode or number of links is part of it, so that an equal text means an
+/// equal file.
 fn look(paths: &[PathBuf]) -> Vec<(PathBuf, String)> {
     use std::os::unix::fs::MetadataExt;
     let look = |path: &PathBuf| {
