@@ -90,6 +90,7 @@ fn targets() -> Vec<Target> {
     all.extend(crate::kube::fuzz::targets());
     all.extend(crate::sources::fuzz::targets());
     all.extend(crate::runtime::fuzz::targets());
+    all.extend(crate::volumes::fuzz::targets());
     all.extend(crate::pods::fuzz::targets());
     all.extend(crate::server::fuzz::targets());
     all

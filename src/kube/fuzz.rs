@@ -1,10 +1,11 @@
-//! Hostile objects of the API server.
+//! Hostile objects of the API server, and certificates.
 
 use serde_json::Value;
 
-use super::objects;
+use super::certificates::Facts;
+use super::objects::{self, Kind};
 use super::services::Services;
-use crate::fuzz::{Budget, Target, repeated};
+use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::model::pod::Pod;
 use crate::model::{api, typed};
 use crate::util::threads::Stack;
@@ -14,6 +15,52 @@ const OBJECT_BYTES: usize = 3 << 20;
 
 pub(crate) fn targets() -> Vec<Target> {
     vec![
+        Target {
+            name: "kube/certificate",
+            // A connection's thread.
+            stack: Stack::Small,
+            max_bytes: 256 * 1024,
+            budget: Budget { per_byte: 100, ..Budget::LINEAR },
+            worst: crate::transport::fuzz::hostile_certificates,
+            seeds: crate::transport::fuzz::certificate_seeds(),
+            run: |bytes| drop(Facts::of_der(bytes)),
+        },
+        Target {
+            name: "kube/data",
+            // Pod workers read objects.
+            stack: Stack::Small,
+            max_bytes: OBJECT_BYTES,
+            budget: Budget { per_mib: std::time::Duration::from_secs(20), per_byte: 200, ..Budget::LINEAR },
+            worst: |max| {
+                let keys = |field: &str, piece: &dyn Fn(usize) -> String| {
+                    repeated(&format!(r#"{{"metadata":{{"name":"m"}},"{field}":{{"":"""#), piece, "}}", max)
+                };
+                vec![
+                    ("short keys", keys("data", &|i| format!(r#","{i}":"""#))),
+                    ("short binary keys", keys("binaryData", &|i| format!(r#","{i}":"""#))),
+                    ("one key", keys("data", &|_| r#","k":"""#.to_owned())),
+                    ("long keys", keys("data", &|i| format!(r#","{i:0253}":"""#))),
+                    ("one large value", repeated(r#"{"data":{"k":""#, |_| "AAAA".to_owned(), r#""}}"#, max)),
+                    ("one large binary value", repeated(r#"{"binaryData":{"k":""#, |_| "AAAA".to_owned(), r#""}}"#, max)),
+                    ("escapes", repeated(r#"{"data":{"k":""#, |_| "\\u0041".to_owned(), r#""}}"#, max)),
+                    ("unknown fields", repeated(r#"{"x":1"#, |i| format!(r#","x{i}":1"#), "}", max)),
+                    ("managed fields", repeated(r#"{"metadata":{"managedFields":[{}"#, |_| ",{}".to_owned(), "]}}", max)),
+                    ("nested arrays", nested("[", "]", max)),
+                    ("nested unknown objects", nested(r#"{"x":"#, "}", max)),
+                ]
+            },
+            seeds: &[
+                br#"{"metadata":{"name":"m","uid":"u","resourceVersion":"1"},"type":"Opaque","immutable":true,"data":{"k":"dg==","l":"!"}}"#,
+                br#"{"data":{"k":"v"},"binaryData":{"b":"AA=="}}"#,
+            ],
+            run: |bytes| {
+                for kind in [Kind::ConfigMap, Kind::Secret] {
+                    let Ok(stored) = serde_json::from_slice::<objects::Stored>(bytes) else { return };
+                    let object = stored.into_object(kind);
+                    let _ = (object.get("k"), format!("{object:?}"));
+                }
+            },
+        },
         Target {
             name: "kube/services",
             stack: Stack::Large,

@@ -1,11 +1,14 @@
-//! Hostile input for the shared types: quantities, log lines, API objects.
+//! Hostile input for the shared types: quantities, log lines, references, fields, API objects.
+
+use std::borrow::Cow;
 
 use serde_json::Value;
 
 use super::api;
+use super::expand::{self, Budget as Room};
 use super::pod::Pod;
 use super::quantity::Amount;
-use super::{log_line, typed};
+use super::{fields, log_line, typed};
 use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::util::threads::Stack;
 
@@ -64,6 +67,90 @@ pub(crate) fn targets() -> Vec<Target> {
                 for cut in [false, true] {
                     let _ = log_line::termination_text(bytes, cut);
                 }
+            },
+        },
+        Target {
+            name: "model/expand",
+            stack: Stack::Small,
+            max_bytes: OBJECT_BYTES,
+            // The result has 2 MiB at most.
+            budget: Budget { per_byte: 4, ..Budget::LINEAR },
+            worst: |max| {
+                let all = |piece: &str| piece.repeat(max / piece.len()).into_bytes();
+                vec![
+                    ("large values", "$(A)".repeat(170_000).into_bytes()),
+                    ("empty values", all("$(E)")),
+                    ("unknown names", all("$(N)")),
+                    ("references without an end", all("$(")),
+                    ("an end at the end", [all("$(").as_slice(), b")"].concat().split_off(1)),
+                    ("dollar signs", all("$")),
+                    ("ends", all(")")),
+                    ("one long name", [b"$(".as_slice(), &b"x".repeat(max - 3), b")"].concat()),
+                    ("references in references", nested("$(", ")", max)),
+                    ("letters outside ASCII", all("ü")),
+                ]
+            },
+            seeds: &[b"a $(A) $$(A) $(N) $(E)", b"$(A", b"$$$(E)$x$"],
+            run: |bytes| {
+                let text = String::from_utf8_lossy(bytes);
+                let large = "x".repeat(64 * 1024);
+                let value = |name: &str| match name {
+                    "A" => Some(Cow::from(large.as_str())),
+                    "E" => Some(Cow::from("")),
+                    _ => None,
+                };
+                let mut room = Room::default();
+                for _ in 0..3 {
+                    if let Ok(text) = room.expand(&text, value) {
+                        assert!(text.len() <= expand::LIMIT);
+                    }
+                }
+            },
+        },
+        Target {
+            name: "model/fields",
+            stack: Stack::Small,
+            // As long as all annotations of an object may be.
+            max_bytes: 256 * 1024,
+            budget: Budget { base_kib: 32 * 1024, ..Budget::LINEAR },
+            worst: |max| {
+                let all = |piece: &str| piece.repeat(max / piece.len()).into_bytes();
+                vec![
+                    ("a long path", all("a.")),
+                    ("a long key", [b"metadata.labels['".as_slice(), &b"x".repeat(max - 19), b"']"].concat()),
+                    ("subscripts", all("['")),
+                    ("keys in keys", all("metadata.labels['']")),
+                    ("control characters", vec![7; max]),
+                    ("quotes", all("\"")),
+                    ("characters that are not printed", all("\u{10ffff}")),
+                    ("letters outside ASCII", all("ü")),
+                    ("huge pages", [b"limits.hugepages-".as_slice(), &b"1".repeat(max - 17)].concat()),
+                ]
+            },
+            seeds: &[
+                b"metadata.labels['a']",
+                b"metadata.annotations['']",
+                b"metadata.name",
+                b"limits.hugepages-2Mi",
+                b"requests.cpu",
+                b"metadata.labels",
+            ],
+            run: |bytes| {
+                let text = String::from_utf8_lossy(bytes).into_owned();
+                let mut object = api::Pod::default();
+                object.metadata.labels = Some([(text.clone(), text.clone())].into());
+                let pod = Pod::from(object);
+                for path in [&*text, "metadata.labels", "metadata.annotations"] {
+                    let _ = (fields::metadata_field(&pod, path), fields::file_field(&pod, path));
+                }
+                let own = api::Container { name: text.clone(), ..Default::default() };
+                let selector = api::ResourceFieldSelector {
+                    divisor: serde_json::from_value(text.clone().into()).ok(),
+                    resource: text,
+                    ..Default::default()
+                };
+                let node = fields::NodeAllocatable::default();
+                let _ = fields::resource_field(&pod, Some(&own), &selector, &node);
             },
         },
         Target {

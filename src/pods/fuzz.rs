@@ -16,7 +16,100 @@ use crate::util::threads::Stack;
 const OBJECT_BYTES: usize = 3 << 20;
 
 pub(crate) fn targets() -> Vec<Target> {
-    vec![Target {
+    vec![selectors(), sync()]
+}
+
+/// Whether a pod may run on a node with many labels and taints.
+fn selectors() -> Target {
+    Target {
+        name: "pods/selectors",
+        stack: Stack::Large,
+        max_bytes: OBJECT_BYTES,
+        budget: Budget { per_mib: std::time::Duration::from_secs(20), per_byte: 200, ..Budget::LINEAR },
+        worst: |max| {
+            let pod = |before: &str, piece: &dyn Fn(usize) -> String, end: &str| {
+                let before = format!(r#"{{"metadata":{{"name":"p"}},"spec":{{"containers":[{{"name":"c"}}],{before}"#);
+                repeated(&before, piece, &format!("{end}}}}}"), max)
+            };
+            let terms = |term: &str, piece: &dyn Fn(usize) -> String, end: &str| {
+                let before = format!(
+                    r#""affinity":{{"nodeAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":{{"nodeSelectorTerms":[{term}"#
+                );
+                pod(&before, piece, &format!("{end}]}}}}}}"))
+            };
+            let values = |operator: &str| {
+                let term = format!(r#"{{"matchExpressions":[{{"key":"l1","operator":"{operator}","values":["a""#);
+                terms(&term, &|i| format!(r#","{i}""#), "]}]}")
+            };
+            vec![
+                ("labels", pod(r#""nodeSelector":{"l1":"v""#, &|i| format!(r#","l{}":"v""#, i % LABELS), "}")),
+                ("other labels", pod(r#""nodeSelector":{"l1":"v""#, &|i| format!(r#","x{i}":"v""#), "}")),
+                ("values in", values("In")),
+                ("values not in", values("NotIn")),
+                ("values above", values("Gt")),
+                (
+                    "terms",
+                    terms("{}", &|i| format!(r#",{{"matchExpressions":[{{"key":"l{}","operator":"DoesNotExist"}}]}}"#, i % LABELS), ""),
+                ),
+                (
+                    "expressions of one term",
+                    terms(
+                        r#"{"matchExpressions":[{"key":"l1","operator":"Exists"}"#,
+                        &|i| format!(r#",{{"key":"l{}","operator":"Exists"}}"#, i % LABELS),
+                        "]}",
+                    ),
+                ),
+                (
+                    "fields of one term",
+                    terms(
+                        r#"{"matchFields":[{"key":"metadata.name","operator":"In","values":["node"]}"#,
+                        &|_| r#",{"key":"metadata.name","operator":"In","values":["node"]}"#.to_owned(),
+                        "]}",
+                    ),
+                ),
+                (
+                    "tolerations of other taints",
+                    pod(r#""tolerations":[{"key":"a"}"#, &|i| format!(r#",{{"key":"x{i}","operator":"Exists"}}"#), "]"),
+                ),
+                (
+                    "tolerations of nearly all taints",
+                    pod(r#""tolerations":[{"key":"a"}"#, &|i| format!(r#",{{"key":"t{}","operator":"Exists"}}"#, i % (LABELS - 1)), "]"),
+                ),
+                (
+                    "a long toleration",
+                    pod(r#""tolerations":[{"key":"t1","value":""#, &|_| "x".to_owned(), r#""}]"#),
+                ),
+            ]
+        },
+        seeds: &[
+            br#"{"metadata":{"name":"p"},"spec":{"containers":[{"name":"c"}],"nodeName":"node","nodeSelector":{"l1":"v"},"tolerations":[{"key":"t1","operator":"Equal","value":"v","effect":"NoExecute"},{"operator":"Exists"},{"key":"t2","operator":"Gt","value":"1"}],"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"l1","operator":"In","values":["v"]},{"key":"l2","operator":"Lt","values":["7"]}],"matchFields":[{"key":"metadata.name","operator":"NotIn","values":["x"]}]}]}}}}}"#,
+        ],
+        run: |bytes| {
+            let Ok(value) = serde_json::from_slice::<Value>(bytes) else { return };
+            let Ok(pod) = typed::decode::<api::Pod>(&value) else { return };
+            let taint = |i: usize| api::Taint {
+                key: format!("t{i}"),
+                effect: "NoExecute".to_owned(),
+                value: Some(i.to_string()),
+                ..Default::default()
+            };
+            let node = NodeView {
+                name: "node".to_owned(),
+                labels: (0..LABELS).map(|i| (format!("l{i}"), "v".to_owned())).collect(),
+                taints: (0..LABELS).map(taint).collect(),
+                ..NodeView::default()
+            };
+            let _ = admit(&Pod::from(pod), &[], &node);
+        },
+    }
+}
+
+/// Labels and taints of a node.
+const LABELS: usize = 50;
+
+/// Admission, plan and status.
+fn sync() -> Target {
+    Target {
         name: "pods/sync",
         // Pod workers have the small one.
         stack: Stack::Small,
@@ -128,7 +221,7 @@ pub(crate) fn targets() -> Vec<Target> {
                 let _ = status::compose(&status::Inputs::new(&pod, &runtime, &addresses, now));
             }
         },
-    }]
+    }
 }
 
 /// One instance of each container for each state.

@@ -16,7 +16,7 @@ const FILE_LIMIT: u64 = 1 << 20;
 
 /// Why a file says nothing. Its words go to the debug log only.
 #[derive(Debug, thiserror::Error)]
-enum EnvFileError {
+pub(super) enum EnvFileError {
     #[error("{0}")]
     Open(rustix::io::Errno),
     #[error("{0}")]
@@ -84,7 +84,7 @@ fn read(root: &Path, path: &str) -> Result<String, EnvFileError> {
 }
 
 /// The first definition of `key`. What follows it is not looked at.
-fn find(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
+pub(super) fn find(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
     let mut lines = text.lines().enumerate();
     while let Some((number, line)) = lines.next() {
         let fail = |why| Err(EnvFileError::Format { line: number + 1, why });

@@ -10,6 +10,8 @@
 
 mod answer;
 mod breaker;
+#[cfg(test)]
+pub(super) mod fuzz;
 pub(super) mod route;
 mod socket;
 mod tls;

@@ -1,8 +1,10 @@
-//! Hostile input for wire protocols: streams and D-Bus.
+//! Hostile input for wire protocols: streams, D-Bus, answers over HTTP, certificates, proxies.
 
-use super::{dbus, spdy, websocket};
-use crate::fuzz::{Budget, Target};
+use super::{api, dbus, dial, proxy, serve, spdy, websocket};
+use crate::fuzz::{Budget, Named, Target, repeated};
+use crate::util::encoding::from_base64;
 use crate::util::threads::Stack;
+use crate::util::x509::tag;
 
 /// What the D-Bus connection takes in one message.
 const DBUS_BYTES: usize = 1 << 20;
@@ -22,7 +24,204 @@ fn dbus_message(signature: &str, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Answers over HTTP as a client gets them.
+pub(super) const ANSWERS: &[&[u8]] = &[
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: x, close\r\n\r\nhi there",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 302 Found\r\nLocation: /x\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n",
+    b"HTTP/1.0 500 \nX: y\n\nto the end",
+];
+
+/// Answers that go on without an end, or of many small parts.
+pub(super) fn hostile_answers(max: usize) -> Vec<Named> {
+    let ok = "HTTP/1.1 200 OK\r\n";
+    let head = |piece: &str| repeated(ok, |_| piece.to_owned(), "\r\n", max);
+    // As much as a head may have, so that the body is read.
+    let fit = |piece: &str| repeated(ok, |_| piece.to_owned(), "\r\nx", 250 * 1024);
+    let chunked = format!("{ok}Transfer-Encoding: chunked\r\n\r\n");
+    let chunks = |piece: &str| repeated(&chunked, |_| piece.to_owned(), "0\r\n\r\n", max);
+    vec![
+        ("a head without an end", head("a: b\r\n")),
+        ("the largest head", fit("a: b\r\n")),
+        ("headers without a value", fit("a:\r\n")),
+        ("locations", fit("Location: /\r\n")),
+        (
+            "a long location",
+            repeated(&format!("{ok}Location: "), |_| "/..".to_owned(), "\r\n\r\n", 250 * 1024),
+        ),
+        ("connections", fit("Connection: a,a,a,a,close\r\n")),
+        (
+            "commas in a connection",
+            repeated(&format!("{ok}Connection: "), |_| ",".to_owned(), "\r\n\r\n", 250 * 1024),
+        ),
+        ("lengths", fit("Content-Length: 18446744073709551615\r\n")),
+        ("encodings", fit("Transfer-Encoding: chunked\r\n")),
+        ("a long status", repeated("HTTP/1.1 200 ", |_| "x".to_owned(), "", max)),
+        ("a long protocol", repeated("HTTP/1.", |_| "1".to_owned(), " 200 OK\r\n\r\n", max)),
+        (
+            "interim answers without an end",
+            repeated("", |_| "HTTP/1.1 100 Continue\r\n\r\n".to_owned(), "", max),
+        ),
+        (
+            "large interim answers",
+            repeated(
+                "",
+                |_| format!("HTTP/1.1 103 Early\r\nLink: {}\r\n\r\n", "x".repeat(250 * 1024)),
+                "",
+                max,
+            ),
+        ),
+        ("line feeds", b"\n".repeat(max)),
+        ("chunks of one byte", chunks("1\r\nx\r\n")),
+        ("chunks with words", chunks(&format!("1;{}\r\nx\r\n", "x".repeat(4000)))),
+        ("chunks of zeros before their length", chunks(&format!("{}1\r\nx\r\n", "0".repeat(4000)))),
+        ("the largest chunk", chunks("ffffffffffffffff\r\nx")),
+        ("one chunk without an end", repeated(&chunked, |_| "f".to_owned(), "", max)),
+        ("trailers", repeated(&format!("{chunked}0\r\n"), |_| "a: b\r\n".to_owned(), "\r\n", max)),
+        (
+            "a long body",
+            repeated(
+                &format!("{ok}Content-Length: 18446744073709551615\r\n\r\n"),
+                |_| "x".to_owned(),
+                "",
+                max,
+            ),
+        ),
+        ("a body to the end", repeated(&format!("{ok}\r\n"), |_| "x".to_owned(), "", max)),
+    ]
+}
+
+/// A DER value.
+fn der(tag: u8, content: &[u8]) -> Vec<u8> {
+    let bytes = content.len().to_be_bytes();
+    let length: &[u8] = match content.len() {
+        0..0x80 => &bytes[7..],
+        0x80..0x100 => &[0x81, bytes[7]],
+        0x100..0x1_0000 => &[0x82, bytes[6], bytes[7]],
+        _ => &[0x83, bytes[5], bytes[6], bytes[7]],
+    };
+    [&[tag], length, content].concat()
+}
+
+/// A certificate with this content of its subject and these extensions.
+fn certificate(subject: &[u8], extensions: &[u8]) -> Vec<u8> {
+    let algorithm = der(tag::SEQUENCE, &der(tag::OBJECT_IDENTIFIER, &[0x2b, 0x65, 0x70]));
+    let time = der(tag::UTC_TIME, b"200101000000Z");
+    let until = der(tag::GENERALIZED_TIME, b"99991231235959Z");
+    let key = [algorithm.clone(), der(tag::BIT_STRING, &[0; 33])].concat();
+    let body = [
+        der(tag::constructed(0), &der(tag::INTEGER, &[2])),
+        der(tag::INTEGER, &[1]),
+        algorithm.clone(),
+        der(tag::SEQUENCE, subject),
+        der(tag::SEQUENCE, &[time, until].concat()),
+        der(tag::SEQUENCE, subject),
+        der(tag::SEQUENCE, &key),
+        der(tag::constructed(3), &der(tag::SEQUENCE, extensions)),
+    ];
+    let body = der(tag::SEQUENCE, &body.concat());
+    der(tag::SEQUENCE, &[body, algorithm, der(tag::BIT_STRING, &[0; 65])].concat())
+}
+
+/// One attribute of a distinguished name, in a set of its own: 2.5.4 and this number.
+fn attribute(number: u8, text: &[u8]) -> Vec<u8> {
+    let kind = der(tag::OBJECT_IDENTIFIER, &[0x55, 4, number]);
+    der(tag::SET, &der(tag::SEQUENCE, &[kind, der(tag::UTF8_STRING, text)].concat()))
+}
+
+/// An extension 2.5.29 and this number.
+fn extension(number: u8, value: &[u8]) -> Vec<u8> {
+    let id = der(tag::OBJECT_IDENTIFIER, &[0x55, 0x1d, number]);
+    der(tag::SEQUENCE, &[id, der(tag::OCTET_STRING, value)].concat())
+}
+
+/// Certificates in DER that are well formed in part.
+pub(crate) fn hostile_certificates(max: usize) -> Vec<Named> {
+    let room = max / 3;
+    let many = |piece: &[u8]| piece.repeat(room / piece.len());
+    let name = attribute(3, b"jane");
+    let names = |content: Vec<u8>| extension(17, &der(tag::SEQUENCE, &content));
+    let mut nested = Vec::new();
+    while nested.len() < room {
+        // Lengths that are too long are cut off with the rest.
+        nested.extend([tag::SEQUENCE, 0x83, 0x7f, 0xff, 0xff]);
+    }
+    let mut deep = Vec::new();
+    while deep.len() < room / 100 {
+        deep = der(tag::SEQUENCE, &deep);
+    }
+    let uses = der(tag::SEQUENCE, &many(&der(tag::OBJECT_IDENTIFIER, &[0x2b, 1])));
+    let numbers =
+        |i: usize| der(tag::OBJECT_IDENTIFIER, &[0x55, 0x1d, (i >> 7) as u8 | 0x81, i as u8 & 0x7f]);
+    let kinds: Vec<u8> = (0..room / 20)
+        .flat_map(|i| der(tag::SEQUENCE, &[numbers(i), der(tag::OCTET_STRING, &[])].concat()))
+        .collect();
+    vec![
+        ("organizations", certificate(&many(&attribute(10, b"g")), &[])),
+        ("common names", certificate(&many(&name), &[])),
+        ("one long common name", certificate(&attribute(3, &b"x".repeat(room)), &[])),
+        ("attributes of one set", certificate(&der(tag::SET, &many(&attribute(10, b"g")[2..])), &[])),
+        ("empty sets", certificate(&many(&[tag::SET, 0]), &[])),
+        ("extensions of one kind", certificate(&name, &many(&extension(99, &[])))),
+        ("extensions of all kinds", certificate(&name, &kinds)),
+        ("DNS names", certificate(&name, &names(many(&der(tag::context(2), b"a"))))),
+        ("addresses", certificate(&name, &names(many(&der(tag::context(7), &[10, 0, 0, 1]))))),
+        ("usages", certificate(&name, &extension(37, &uses))),
+        ("nested values that are cut", nested.clone()),
+        ("nested values in an extension", certificate(&name, &extension(17, &nested))),
+        ("nested values", certificate(&name, &extension(17, &deep))),
+        (
+            "a long identifier",
+            certificate(
+                &der(tag::SET, &der(tag::SEQUENCE, &der(tag::OBJECT_IDENTIFIER, &vec![0x81; room]))),
+                &[],
+            ),
+        ),
+        (
+            "a long length",
+            [&[tag::SEQUENCE, 0x84, 0xff, 0xff, 0xff, 0xff][..], &vec![tag::SEQUENCE; max - 6]].concat(),
+        ),
+        ("zeros", vec![0; max]),
+    ]
+}
+
+/// The first certificate of a text in PEM.
+pub(super) fn of_pem(pem: &str) -> Vec<u8> {
+    let (_, begun) = pem.split_once("-----BEGIN CERTIFICATE-----").unwrap();
+    let (text, _) = begun.split_once("-----END CERTIFICATE-----").unwrap();
+    from_base64(&text.split_whitespace().collect::<String>()).unwrap()
+}
+
+/// Certificates in DER.
+pub(crate) fn certificate_seeds() -> &'static [&'static [u8]] {
+    let name = [attribute(10, b"group"), attribute(3, b"jane")].concat();
+    let names = [der(tag::context(2), b"a.b"), der(tag::context(7), &[10, 0, 0, 1])].concat();
+    let extensions = [
+        extension(19, &der(tag::SEQUENCE, &der(tag::BOOLEAN, &[0xff]))),
+        extension(15, &der(tag::BIT_STRING, &[5, 0xa0])),
+        extension(17, &der(tag::SEQUENCE, &names)),
+        extension(37, &der(tag::SEQUENCE, &der(tag::OBJECT_IDENTIFIER, &[0x2b, 6, 1, 5, 5, 7, 3, 2]))),
+        extension(30, &der(tag::SEQUENCE, &der(tag::constructed(0), &der(tag::SEQUENCE, &names)))),
+    ];
+    let seeds = vec![
+        certificate(&name, &extensions.concat()),
+        of_pem(include_str!("../server/auth/data/jane.crt")),
+        of_pem(include_str!("../server/auth/data/clients.crt")),
+    ];
+    // Seeds live as long as the process, which runs one target.
+    seeds.into_iter().map(|seed| &*seed.leak()).collect::<Vec<_>>().leak()
+}
+
 pub(crate) fn targets() -> Vec<Target> {
+    let mut all = own_targets();
+    all.extend(dial::fuzz::targets());
+    all.extend(api::fuzz::targets());
+    all.extend(proxy::fuzz::targets());
+    all.extend(serve::fuzz::targets());
+    all
+}
+
+fn own_targets() -> Vec<Target> {
     vec![
         Target {
             name: "transport/spdy",

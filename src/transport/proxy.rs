@@ -10,6 +10,8 @@
 //! an unknown scheme is ignored with a warning, and an environment that looks like that of a
 //! CGI script is no reason to refuse `HTTP_PROXY`.
 
+#[cfg(test)]
+pub(super) mod fuzz;
 mod no_proxy;
 pub(super) mod tunnel;
 

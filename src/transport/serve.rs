@@ -5,6 +5,8 @@
 //! an answer in HTTP, and a bundle of authorities that was replaced counts at once.
 
 mod authorities;
+#[cfg(test)]
+pub(super) mod fuzz;
 mod usage;
 
 use std::fmt;

@@ -96,13 +96,13 @@ fn fill(
 /// make these directories: volumes of files are read-only in the container (kubelet:
 /// pkg/volume/util/nested_volumes.go).
 #[derive(Debug, Default)]
-struct Nested {
+pub(super) struct Nested {
     /// By volume; paths relative to it.
     points: HashMap<String, BTreeSet<PathBuf>>,
 }
 
 impl Nested {
-    fn of(pod: &Pod) -> Nested {
+    pub(super) fn of(pod: &Pod) -> Nested {
         let mut nested = Nested::default();
         for container in pod.all_containers() {
             nested.add(container.volume_mounts.as_deref().unwrap_or_default());
@@ -137,7 +137,7 @@ impl Nested {
     }
 
     /// The mount points in a volume, which count as much as its files.
-    fn of_volume(&self, volume: &str) -> Result<Option<&BTreeSet<PathBuf>>, PathError> {
+    pub(super) fn of_volume(&self, volume: &str) -> Result<Option<&BTreeSet<PathBuf>>, PathError> {
         let Some(points) = self.points.get(volume) else { return Ok(None) };
         let mut entries = 0;
         for point in points {

@@ -23,6 +23,8 @@ mod downward_api;
 mod empty_dir;
 mod error;
 mod files;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod host_path;
 mod mounts;
 mod operations;

@@ -58,6 +58,17 @@ pub struct SeenImage {
     pub pinned: bool,
 }
 
+impl From<Image> for SeenImage {
+    fn from(image: Image) -> SeenImage {
+        SeenImage {
+            id: ImageRef::from(image.id),
+            names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
+            size_bytes: image.size,
+            pinned: image.pinned,
+        }
+    }
+}
+
 /// The file system on which images lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskUse {
@@ -242,13 +253,7 @@ impl Images for ImageClient {
 
     fn list(&self) -> Result<Vec<SeenImage>, ImageCallError> {
         let images = self.list_images().map_err(ImageCallError::Cri)?;
-        let seen = |image: Image| SeenImage {
-            id: ImageRef::from(image.id),
-            names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
-            size_bytes: image.size,
-            pinned: image.pinned,
-        };
-        Ok(images.into_iter().map(seen).collect())
+        Ok(images.into_iter().map(SeenImage::from).collect())
     }
 
     fn remove(&self, id: &ImageRef) -> Result<(), ImageCallError> {

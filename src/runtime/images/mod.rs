@@ -2,6 +2,8 @@
 //! (Go: pkg/kubelet/images). Called by pod workers, who wait here for pulls.
 
 mod credentials;
+#[cfg(test)]
+pub(super) mod fuzz;
 pub mod gc;
 pub mod name;
 mod permits;

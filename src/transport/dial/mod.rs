@@ -10,6 +10,8 @@
 
 mod answer;
 pub(super) mod error;
+#[cfg(test)]
+pub(super) mod fuzz;
 pub(super) mod lookup;
 pub(super) mod socket;
 mod tls;

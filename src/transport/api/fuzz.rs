@@ -1,0 +1,37 @@
+//! Hostile answers of an API server.
+
+use std::io::BufReader;
+
+use super::answer;
+use crate::fuzz::{Budget, Target};
+use crate::util::threads::Stack;
+
+pub(in crate::transport) fn targets() -> Vec<Target> {
+    vec![Target {
+        name: "transport/api_answer",
+        // Pod workers ask, too.
+        stack: Stack::Small,
+        max_bytes: 4 << 20,
+        // The body is not kept here.
+        budget: Budget { per_byte: 4, ..Budget::LINEAR },
+        worst: crate::transport::fuzz::hostile_answers,
+        seeds: crate::transport::fuzz::ANSWERS,
+        run: |bytes| {
+            for capacity in [1, 7, super::BUFFER_BYTES] {
+                // Byte by byte is for short ones.
+                if capacity < super::BUFFER_BYTES && bytes.len() > 64 * 1024 {
+                    continue;
+                }
+                let mut reader = BufReader::with_capacity(capacity, bytes);
+                let Ok(mut head) = answer::head(&mut reader) else { continue };
+                while let Ok(there) = head.framing.fill(&mut reader) {
+                    let count = there.len();
+                    if count == 0 {
+                        break;
+                    }
+                    head.framing.consume(&mut reader, count);
+                }
+            }
+        },
+    }]
+}
