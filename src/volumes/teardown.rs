@@ -52,7 +52,7 @@ impl Volumes {
     }
 
     /// Takes off all mounts below the pod's directory, those of sub paths first: they lie on
-    /// the volumes' own. Their servers may be gone, so that somebody else waits for that.
+    /// the volumes' own. Their servers may be gone, so another thread waits for that.
     fn unmount(
         &self,
         uid: &PodUid,
