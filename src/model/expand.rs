@@ -2,7 +2,7 @@
 //! how large all of that may become.
 //!
 //! The kernel takes the arguments and the environment of a new program up to a quarter of its
-//! stack limit, 2 MiB where nobody has changed that (execve(2)). So no container can be started
+//! stack limit, 2 MiB by default (execve(2)). So no container can be started
 //! with more, and the agent need not make it: 40 variables of which each names the one before it
 //! twice would be a terabyte. Single texts have no limit of their own: the kernel's (32 pages)
 //! depends on the machine, and not every runtime starts programs on this kernel.

@@ -65,7 +65,7 @@ enum Trouble {
 }
 
 impl Hook<'_> {
-    /// Whether the hook asks the container, or somebody else, to do something. Such a call
+    /// Whether the hook asks the container, or another program, to do something. Such a call
     /// does not end by itself when the grace is over.
     fn makes_call(&self) -> bool {
         self.handler.exec.is_some() || self.handler.http_get.is_some()

@@ -20,7 +20,7 @@ use super::gc::legacy_link_name;
 /// Logs are for log collectors to read.
 const MODE: u32 = 0o755;
 
-/// Entries of a container's log directory that are looked at: the container may make any number.
+/// Entries of a container's log directory that are read: the container may make any number.
 const ENTRIES: usize = 100_000;
 
 /// Makes `dir` and its parents.

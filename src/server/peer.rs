@@ -18,7 +18,7 @@ const NOT_HERE: &str = "this socket answers processes of the agent's own mount a
 /// Why a peer is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refused {
-    /// What it is told.
+    /// What it receives.
     pub answer: &'static str,
     /// For the log.
     pub why: String,

@@ -414,7 +414,7 @@ mod tests {
         assert!(missing.unwrap_err().is_missing());
     }
 
-    /// What reads the program's words may be somebody's slow connection.
+    /// The reader of the program's output may be a client's slow connection.
     #[test]
     fn a_program_behind_a_slow_reader_ends_with_its_limit() {
         let never = StopToken::never();

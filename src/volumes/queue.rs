@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(queue.next(), Next::Try(1));
         queue.tried(1, Outcome::Failed);
         assert_eq!(queue.next(), Next::Wait);
-        // Its end may be what the other one needs, whatever it is.
+        // Its end, also a failure, may be what the other one needs.
         queue.ended(0, Outcome::Hopeless);
         assert_eq!(queue.next(), Next::Try(1));
         queue.tried(1, Outcome::Hopeless);

@@ -189,7 +189,7 @@ impl Volumes {
                 let source = source.unwrap_or(&default);
                 empty_dir::set_up(pod, name, source, (site.path, site.dir), allocatable.memory, stop)
             }
-            // Nothing is looked at.
+            // Nothing is checked.
             Plugin::HostPath(source) if source.type_.as_deref().unwrap_or_default().is_empty() => {
                 host_path::set_up(name, source)
             }

@@ -182,7 +182,7 @@ fn host_network_pods_have_the_addresses_of_the_node() {
         ]);
         container
     };
-    // Nobody listens on 127.0.0.1: the probe has to find the pod's address.
+    // No process listens on 127.0.0.1: the probe has to find the pod's address.
     let serve = "mkdir /tmp/w; echo up > /tmp/w/ok; exec httpd -f -p 192.0.2.10:8085 -h /tmp/w";
     let mut main = asks("main", serve);
     main["readinessProbe"] = json!({"httpGet": {"port": 8085, "path": "/ok"}, "periodSeconds": 1});

@@ -173,7 +173,7 @@ fn refusing_proxies_are_named() {
         let error = ask(&client).unwrap_err();
         assert!(error.ends_with(&format!(": proxyconnect tcp: proxy {proxy}: {expected}")), "{error}");
     }
-    // One that nobody runs.
+    // One that does not run.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let error = ask(&behind.client(&format!("http://me:word@127.0.0.1:{port}"))).unwrap_err();
     let expected = format!(

@@ -121,9 +121,9 @@ impl Machine {
         let thread = threads::spawn("t/logind", Stack::Small, OnDeath::Nobody, move |_| {
             while let Some(call) = read_message(&mut own) {
                 if call.kind == Kind::Call {
-                    let delay = state.lock().expect("nobody died with it").delay;
+                    let delay = state.lock().expect("no thread panicked with it").delay;
                     pause(delay);
-                    serve(&mut own, &call, &mut state.lock().expect("nobody died with it"));
+                    serve(&mut own, &call, &mut state.lock().expect("no thread panicked with it"));
                 }
             }
         });
@@ -163,7 +163,7 @@ impl Machine {
         self.state().preparing = on;
     }
 
-    /// Somebody who is not logind sends its signal straight to whoever holds the lock.
+    /// A process that is not logind sends its signal straight to whoever holds the lock.
     pub fn forge(&self) {
         let holder = self.state().holder.clone();
         let mut stream = self.connect();
@@ -172,7 +172,7 @@ impl Machine {
         ask_bus(&mut stream, "GetId", Vec::new());
     }
 
-    /// Somebody who is not logind sends its signal to the next connections that are made, as fast
+    /// A process that is not logind sends its signal to the next connections that are made, as fast
     /// as the bus takes it, until this is dropped.
     pub fn flood(&self) -> Flood {
         let (mut stream, name) = self.connect_as();
@@ -216,7 +216,7 @@ impl Machine {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("nobody died with it")
+        self.state.lock().expect("no thread panicked with it")
     }
 
     fn connect(&self) -> UnixStream {

@@ -140,7 +140,7 @@ fn commands_know_only_literal_values() {
     assert_eq!(command(&words, &container).unwrap(), ["x$(B)", "[]", "$(NOPE)", "$(A)"]);
 }
 
-/// Each check makes the command anew, so that its cost is bounded like that of a start.
+/// Each check builds the command again, so its cost is bounded like that of a start.
 #[test]
 fn commands_cost_neither_memory_nor_time_without_limit() {
     let many: Vec<Value> = (0..50_000).map(|n| json!({"name": format!("V{n}"), "value": "x"})).collect();

@@ -69,7 +69,7 @@ fn mounts(table: &str, pods: &Path) -> Vec<Mount> {
         let (Some(numbers), Some(_), Some(place)) = (left.next(), left.next(), left.next()) else { continue };
         let (Some(kind), Some(source)) = (right.next(), right.next()) else { continue };
         let place = PathBuf::from(unescaped(place));
-        // The root counts whatever it is on.
+        // The root counts on any file system.
         let root = place == Path::new("/");
         if !root && (SERVED.contains(&kind) || kind.starts_with("fuse")) {
             served.push(place);

@@ -201,7 +201,7 @@ impl Bus {
         self.receive(until, true, None)
     }
 
-    /// Lets time pass. Signals that come meanwhile are kept for [`Bus::next`]; what nobody takes
+    /// Lets time pass. Signals that come meanwhile are kept for [`Bus::next`]; signals that are not read
     /// would fill the bus's queue for this connection, and it would drop answers and signals.
     ///
     /// # Errors
@@ -346,7 +346,7 @@ impl Bus {
     }
 
     /// Reads what is there, waiting for it. `false`: nothing came in time, or the bell rang
-    /// where that counts. Both are looked at before each read: with a peer that never stops
+    /// where that counts. Both are checked before each read: with a peer that never stops
     /// sending there is always something to read.
     fn fill(&mut self, until: Option<Instant>, bell: bool) -> Result<bool, DbusError> {
         let mut buffer = [0_u8; 4096];

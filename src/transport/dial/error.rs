@@ -110,7 +110,7 @@ impl DialError {
         matches!(self.innermost(), DialError::Stopped)
     }
 
-    /// Whether nobody listens at the peer's port.
+    /// Whether no process listens at the peer's port.
     #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self.innermost(), DialError::Connect { words, .. } if words == "connection refused")

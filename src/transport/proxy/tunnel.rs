@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A peer that says these bytes and keeps what it is told.
+    /// A peer that sends these bytes and keeps what it receives.
     struct Played<'a> {
         says: &'a [u8],
         heard: Vec<u8>,

@@ -344,7 +344,7 @@ fn foreign_entries_are_not_read_through() {
             std::fs::remove_file(version.join("f")).unwrap();
             symlink(outside.join("x"), version.join("f")).unwrap();
         },
-        // It would be waited for by whoever opens it without care.
+        // A careless open of it would block.
         &|version| {
             std::fs::remove_file(version.join("f")).unwrap();
             fs::mknodat(fs::CWD, version.join("f"), FileType::Fifo, Mode::RUSR, 0).unwrap();

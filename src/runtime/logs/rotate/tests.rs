@@ -171,7 +171,7 @@ fn rotates_and_compresses() {
         (old(2, ".gz"), "older"),
         (old(3, ""), "old old old"),
         (old(3, ".gz.tmp"), "half"),
-        ("0.log.note".to_owned(), "of somebody else"),
+        ("0.log.note".to_owned(), "of another program"),
     ] {
         fs::write(dir.path().join(name), text).unwrap();
     }
