@@ -348,14 +348,17 @@ impl Client {
     }
 
     fn replace(&self, change: impl FnOnce(&Credentials) -> Credentials) -> Result<(), ApiError> {
-        let old = {
+        let (old, streams) = {
             let mut place = self.shared.session.lock().unwrap_or_else(PoisonError::into_inner);
             let session = Session::new(place.generation + 1, change(&place.credentials))?;
-            std::mem::replace(&mut *place, Arc::new(session))
+            // Before the new session can be seen: its own streams must not be broken off. One of
+            // the old session that is opened from now on breaks itself off, see `send`.
+            let streams = self.shared.breaker.streams();
+            (std::mem::replace(&mut *place, Arc::new(session)), streams)
         };
         old.current.lock().unwrap_or_else(PoisonError::into_inner).take();
         old.connections.close_idle();
-        self.shared.breaker.break_streams();
+        streams.break_off();
         Ok(())
     }
 
@@ -459,8 +462,9 @@ impl Client {
                 None => Issued::default(),
             };
             let outcome = self.ask(&session, call, issued.token.as_ref(), deadline);
-            // A stream that was opened while other credentials took over has escaped the order
-            // to break off. INVARIANT: the session is replaced before that order is given.
+            // A stream that was opened while other credentials took over may not be among those
+            // that are broken off. INVARIANT: these are listed under the lock under which the
+            // session is replaced, so a stream that passes here was open before, or is new.
             if call.kind == Use::Stream
                 && self.generation() != session.generation
                 && !outcome.as_ref().is_err_and(ApiError::is_stopping)

@@ -2,10 +2,11 @@
 //! how large all of that may become.
 //!
 //! The kernel takes the arguments and the environment of a new program up to a quarter of its
-//! stack limit, 2 MiB by default (execve(2)). So no container can be started
-//! with more, and the agent need not make it: 40 variables of which each names the one before it
-//! twice would be a terabyte. Single texts have no limit of their own: the kernel's (32 pages)
-//! depends on the machine, and not every runtime starts programs on this kernel.
+//! stack limit: 2 MiB with the default limit (execve(2)), with which no container can be started
+//! with more. Without a limit here, 40 variables of which each names the one before it twice
+//! would be a terabyte. Sub paths of mounts count, too, though they are not arguments: they are
+//! expanded from the same variables. Single texts have no limit of their own: the kernel's (32
+//! pages) depends on the machine, and not every runtime starts programs on this kernel.
 
 use std::borrow::Cow;
 

@@ -35,25 +35,30 @@ pub fn excess(spec: &PodSpec) -> Option<Excess> {
     };
     let ephemeral = len(spec.ephemeral_containers.as_ref());
     let containers = spec.containers.len() + len(spec.init_containers.as_ref()) + ephemeral;
-    let whole = over("containers", containers, MAX_CONTAINERS)
+    let whole = over("containers with initContainers and ephemeralContainers", containers, MAX_CONTAINERS)
         .or_else(|| over("volumes", len(spec.volumes.as_ref()), MAX_VOLUMES));
     if whole.is_some() {
         return whole;
     }
-    let regular = spec.containers.iter().map(|container| ("containers", container));
-    let init = spec.init_containers.iter().flatten().map(|container| ("initContainers", container));
-    for (list, index, container) in
-        regular.enumerate().chain(init.enumerate()).map(|(index, (list, container))| (list, index, container))
-    {
-        let items = [
-            ("args", len(container.args.as_ref())),
-            ("command", len(container.command.as_ref())),
-            ("env", len(container.env.as_ref())),
-            ("envFrom", len(container.env_from.as_ref())),
-            ("ports", len(container.ports.as_ref())),
-            ("volumeDevices", len(container.volume_devices.as_ref())),
-            ("volumeMounts", len(container.volume_mounts.as_ref())),
-        ];
+    // Ephemeral containers have the same fields, but another type.
+    macro_rules! items {
+        ($container:expr) => {
+            [
+                ("args", len($container.args.as_ref())),
+                ("command", len($container.command.as_ref())),
+                ("env", len($container.env.as_ref())),
+                ("envFrom", len($container.env_from.as_ref())),
+                ("ports", len($container.ports.as_ref())),
+                ("volumeDevices", len($container.volume_devices.as_ref())),
+                ("volumeMounts", len($container.volume_mounts.as_ref())),
+            ]
+        };
+    }
+    let regular = spec.containers.iter().map(|container| ("containers", items!(container))).enumerate();
+    let init = spec.init_containers.iter().flatten().map(|container| ("initContainers", items!(container)));
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    let ephemeral = ephemeral.map(|container| ("ephemeralContainers", items!(container)));
+    for (index, (list, items)) in regular.chain(init.enumerate()).chain(ephemeral.enumerate()) {
         if let Some((field, count)) = items.into_iter().find(|(_, count)| *count > MAX_CONTAINER_ITEMS) {
             return over(&format!("{list}[{index}].{field}"), count, MAX_CONTAINER_ITEMS);
         }
@@ -72,6 +77,8 @@ mod tests {
         assert_eq!(found.as_ref().map(|one| (one.field.as_str(), one.count)), expected);
     }
 
+    const ALL: &str = "containers with initContainers and ephemeralContainers";
+
     fn named(count: usize) -> Value {
         (0..count).map(|index| json!({"name": format!("n{index}")})).collect()
     }
@@ -79,12 +86,9 @@ mod tests {
     #[test]
     fn a_list_that_is_too_long_is_named() {
         check(json!({"containers": named(1000)}), None);
-        check(json!({"containers": named(1001)}), Some(("containers", 1001)));
-        check(json!({"containers": named(600), "initContainers": named(401)}), Some(("containers", 1001)));
-        check(
-            json!({"containers": named(1), "ephemeralContainers": named(1000)}),
-            Some(("containers", 1001)),
-        );
+        check(json!({"containers": named(1001)}), Some((ALL, 1001)));
+        check(json!({"containers": named(600), "initContainers": named(401)}), Some((ALL, 1001)));
+        check(json!({"containers": named(1), "ephemeralContainers": named(1000)}), Some((ALL, 1001)));
         check(json!({"containers": [], "volumes": named(1001)}), Some(("volumes", 1001)));
         check(
             json!({"containers": [{"name": "a"}, {"name": "b", "env": named(10_001)}]}),
@@ -93,6 +97,10 @@ mod tests {
         check(
             json!({"containers": [], "initContainers": [{"name": "a", "args": vec!["x"; 10_001]}]}),
             Some(("initContainers[0].args", 10_001)),
+        );
+        check(
+            json!({"containers": [], "ephemeralContainers": [{"name": "a"}, {"name": "b", "env": named(10_001)}]}),
+            Some(("ephemeralContainers[1].env", 10_001)),
         );
     }
 }

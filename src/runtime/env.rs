@@ -105,7 +105,7 @@ impl Env {
     }
 }
 
-/// A variable as messages name it. Nothing bounds the length of its name.
+/// A variable as messages name it. The name may be of any length.
 fn field(index: usize, name: &str) -> String {
     let shown: String = name.chars().take(NAME_SHOWN).collect();
     format!("env[{index}] ({shown})")

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{Read, Seek, SeekFrom, Write as _};
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -113,10 +114,14 @@ pub fn write(
 /// The file is bind-mounted into running containers, so that the same inode must get the
 /// new text: a rename would leave them with the old one.
 fn write_in_place(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    let mut file = untrusted::open_or_create(path, MODE)?;
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
+    let (Some(pods), Some(pod)) = (dir.parent(), dir.file_name()) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
+    let dir = untrusted::make_directory(pods, &[pod], 0o750)?;
+    let mut file = untrusted::open_or_create_at(dir.as_fd(), Path::new(name), MODE)?;
     // Containers may write here as much as they like, and at this very moment.
     let mut old = Vec::new();
     let read = (&mut file).take(text.len() as u64 + 1).read_to_end(&mut old);
@@ -187,6 +192,11 @@ mod tests {
             if what == "directory" { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) }
                 .unwrap();
         }
+        // The pod's directory.
+        std::fs::create_dir(at("outside")).unwrap();
+        std::os::unix::fs::symlink(at("outside"), at("pod")).unwrap();
+        assert!(write_in_place(&at("pod/etc-hosts"), b"text").is_err());
+        assert!(!at("outside/etc-hosts").exists());
     }
 
     #[test]

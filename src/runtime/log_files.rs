@@ -1,10 +1,7 @@
 //! Where container logs are: directories, restart numbers hidden in file names, and the
 //! links by container id that log collectors follow.
 
-use std::ffi::CString;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +10,7 @@ use rustix::fs::Dir;
 use crate::model::ids::ContainerId;
 use crate::model::log_line::LOG_LEVELS;
 use crate::model::pod::Pod;
-use crate::util::{tree, untrusted};
+use crate::util::untrusted;
 
 use super::gc::legacy_link_name;
 
@@ -37,12 +34,7 @@ pub(super) fn make_log_directory(dir: &Path) -> io::Result<()> {
     let (Some(all), Some(name)) = (pod.parent(), pod.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    make_directory(all)?;
-    let mut parent = untrusted::directory(all, 0)?;
-    for name in [name, container] {
-        parent = tree::make_at(parent.as_fd(), &CString::new(name.as_bytes())?, MODE)?.0;
-    }
-    Ok(())
+    untrusted::make_directory(all, &[name, container], MODE).map(drop)
 }
 
 /// The restart count that follows from the logs in a container's log directory: one more

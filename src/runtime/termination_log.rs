@@ -1,7 +1,8 @@
 //! The file behind `terminationMessagePath`: one per container instance.
 
+use std::ffi::OsStr;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::model::api::Container;
@@ -10,9 +11,6 @@ use crate::util::backoff::random_u64;
 use crate::util::untrusted;
 
 use super::config_error::ConfigError;
-
-/// `<uid>/containers/<name>`.
-const LEVELS: usize = 3;
 
 /// Makes an empty file that everyone may write, and returns its path.
 /// `None` if the container wants none.
@@ -23,17 +21,14 @@ pub fn create(root_dir: &Path, pod: &Pod, container: &Container) -> Result<Optio
     if container.termination_message_path.as_deref().unwrap_or_default().is_empty() {
         return Ok(None);
     }
-    let dir = root_dir.join("pods").join(pod.uid().as_str()).join("containers").join(&container.name);
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o750)
-        .create(&dir)
-        .map_err(file_error("make directory", &dir))?;
+    let pods = root_dir.join("pods");
+    let below = [pod.uid().as_str(), "containers", &container.name].map(OsStr::new);
+    let path = pods.join(below.iter().collect::<PathBuf>());
+    let dir = untrusted::make_directory(&pods, &below, 0o750).map_err(file_error("make directory", &path))?;
     let name = format!("{:08x}", random_u64() as u32);
-    let path = dir.join(&name);
-    // Nothing that is there is opened, and no link in the place of the directory is followed.
-    untrusted::directory(&dir, LEVELS)
-        .and_then(|dir| untrusted::create_at(dir.as_fd(), Path::new(&name), 0o666))
+    let path = path.join(&name);
+    // Nothing that is there is opened.
+    untrusted::create_at(dir.as_fd(), Path::new(&name), 0o666)
         // The umask may have taken bits away.
         .and_then(|file| file.set_permissions(std::fs::Permissions::from_mode(0o666)))
         .map_err(file_error("create termination log", &path))?;
@@ -61,5 +56,13 @@ mod tests {
         assert_ne!(one, two);
         assert_eq!(std::fs::metadata(&one).unwrap().permissions().mode() & 0o777, 0o666);
         assert_eq!(one.file_name().unwrap().len(), 8);
+        // Nothing is made behind a link.
+        let own = one.parent().unwrap();
+        let outside = root.path().join("outside");
+        std::fs::create_dir(&outside).unwrap();
+        std::fs::rename(own, root.path().join("moved")).unwrap();
+        std::os::unix::fs::symlink(&outside, own).unwrap();
+        assert!(create(root.path(), &pod, &container).is_err());
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
     }
 }

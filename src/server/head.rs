@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 
 use super::query::{Target, is_text};
 
-/// DIFFERS: the Go kubelet takes 1 MiB.
 /// Request line and headers together; `kubectl exec` has its whole command in the target.
+///
+/// DIFFERS: the Go kubelet takes 1 MiB.
 pub(super) const HEAD_BYTES: usize = 48 * 1024;
 
 /// Header lines of one head.

@@ -24,12 +24,14 @@ pub(super) struct Refused {
     pub why: String,
 }
 
-/// Judges the peer of a connection. `any_namespace`: root of every namespace is accepted.
+/// Judges the peer of a connection. `any_namespace`: root of every namespace is accepted, if the
+/// agent's PID namespace has a number for it. The kernel reports others as process 0, for which
+/// rustix has no value; they are refused.
 pub(super) fn check(stream: &UnixStream, any_namespace: bool) -> Result<(), Refused> {
     let refused = |answer, why| Err(Refused { answer, why });
     let peer = match sockopt::socket_peercred(stream) {
         Ok(peer) => peer,
-        Err(errno) => return refused(NOT_ROOT, format!("who it is cannot be told: {errno}")),
+        Err(errno) => return refused(NOT_ROOT, format!("its credentials cannot be read: {errno}")),
     };
     let pid = peer.pid.as_raw_nonzero().to_string();
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {

@@ -98,7 +98,7 @@ impl Getter {
         Getter { agent, url: url.to_owned(), headers: headers.clone(), max_body_bytes, environment, breaker }
     }
 
-    /// Sends one request; redirects are followed, but none leads from an https URL to http.
+    /// Sends one request; redirects are followed, but not to http when this URL is https.
     ///
     /// # Errors
     /// When there is no complete answer in time, or the URL or a header is none.

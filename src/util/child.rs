@@ -162,7 +162,7 @@ pub fn stream(
     result
 }
 
-/// A program that another thread may end at any moment; `None`: it did.
+/// A program that another thread may end at any moment; `None`: it did, or the program ended.
 #[derive(Clone)]
 struct Limited(Arc<Mutex<Option<Child>>>);
 
@@ -171,7 +171,18 @@ impl Limited {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Kills the program once, with its group, as its number may be that of another one later.
+    /// Its exit status if it has ended; it is forgotten with that, because its number may be
+    /// another program's from then on. `None`: its time was over, and it was killed.
+    fn try_wait(&self) -> Option<std::io::Result<Option<ExitStatus>>> {
+        let mut child = self.lock();
+        let status = child.as_mut()?.try_wait();
+        if matches!(status, Ok(Some(_))) {
+            *child = None;
+        }
+        Some(status)
+    }
+
+    /// Kills the program with its group, unless it has ended.
     fn end(&self) {
         if let Some(mut child) = self.lock().take() {
             end(&mut child);
@@ -194,10 +205,7 @@ fn hear(
     let mut chunk = vec![0; 8 * CHUNK];
     loop {
         // Asked before the last read, so that what it said at its end is not missed.
-        let status = match limited.lock().as_mut() {
-            Some(child) => child.try_wait().map_err(failed)?,
-            None => return Err(overdue()),
-        };
+        let status = limited.try_wait().ok_or_else(overdue)?.map_err(failed)?;
         let mut open = true;
         loop {
             match said.read(&mut chunk) {
@@ -412,6 +420,21 @@ mod tests {
         assert!(matches!(error, ChildError::Io { .. }), "{error}");
         let missing = stream(&mut Command::new("/no/such/program"), long, &never, &mut |_| Ok(()));
         assert!(missing.unwrap_err().is_missing());
+    }
+
+    /// Its number may be that of another program's group when its time is over.
+    #[test]
+    fn a_program_that_has_ended_is_not_killed() {
+        let limited = Limited(Arc::new(Mutex::new(Some(sh("exit 3").spawn().unwrap()))));
+        let status = loop {
+            if let Some(status) = limited.try_wait().unwrap().unwrap() {
+                break status;
+            }
+            let _ = StopToken::never().wait(Duration::from_millis(5));
+        };
+        assert_eq!(status.code(), Some(3));
+        assert!(limited.lock().is_none(), "it would be killed at its limit");
+        assert!(limited.try_wait().is_none());
     }
 
     /// The reader of the program's output may be a client's slow connection.

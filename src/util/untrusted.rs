@@ -4,14 +4,18 @@
 //! Invariants: no link is followed in the parts of a path that a container can change; nothing
 //! that is opened here blocks; what is opened is a regular file.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+
+use super::tree;
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
@@ -124,13 +128,27 @@ pub fn open_at(dir: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
     regular(fs::openat(dir, name, FILE | OFlags::RDONLY, Mode::empty()))
 }
 
-/// Opens a file for reading and writing, and makes it if it is missing. A file that is there
-/// keeps its content and its mode.
+/// Opens a file below a directory for reading and writing, and makes it if it is missing. A file
+/// that is there keeps its content and its mode.
 ///
 /// # Errors
 /// When it cannot be opened or is no regular file.
-pub fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
-    regular(fs::open(path, FILE | OFlags::RDWR | OFlags::CREATE, Mode::from_raw_mode(mode)))
+pub fn open_or_create_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Result<File> {
+    regular(fs::openat(dir, name, FILE | OFlags::RDWR | OFlags::CREATE, Mode::from_raw_mode(mode)))
+}
+
+/// Makes the directories `below`, each in the one before, the first in `base`, and opens the last
+/// one. Links are followed in `base` only, which is made with its parents if it is missing.
+///
+/// # Errors
+/// When one of them cannot be made; a link or a file in the place of one of `below` is an error.
+pub fn make_directory(base: &Path, below: &[&OsStr], mode: u32) -> io::Result<OwnedFd> {
+    std::fs::DirBuilder::new().recursive(true).mode(mode).create(base)?;
+    let mut dir = directory(base, 0)?;
+    for name in below {
+        dir = tree::make_at(dir.as_fd(), &CString::new(name.as_bytes())?, mode)?.0;
+    }
+    Ok(dir)
 }
 
 /// Makes a file below a directory, for writing. A file of that name, or anything else, is an
@@ -206,14 +224,14 @@ mod tests {
             assert!(place("none").stat().unwrap().is_none());
             for name in others {
                 assert_eq!(open(&at(name)).unwrap_err().to_string(), "not a regular file", "{name}");
-                assert!(open_or_create(&at(name), 0o600).is_err(), "{name}");
+                assert!(open_or_create_at(place("x").dir(), Path::new(name), 0o600).is_err(), "{name}");
                 assert!(create_at(place("x").dir(), Path::new(name), 0o600).is_err(), "{name}");
                 assert!(!is_file(&place(name).stat().unwrap().unwrap()), "{name}");
             }
             assert!(create_at(place("x").dir(), Path::new("file"), 0o600).is_err());
             drop(create_at(place("x").dir(), Path::new("new"), 0o640).unwrap());
             assert_eq!(std::fs::metadata(at("new")).unwrap().permissions().mode() & 0o777, 0o640);
-            drop(open_or_create(&at("newer"), 0o600).unwrap());
+            drop(open_or_create_at(place("x").dir(), Path::new("newer"), 0o600).unwrap());
             assert!(at("newer").exists());
             assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "text");
         });

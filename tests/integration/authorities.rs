@@ -148,6 +148,8 @@ fn an_authority_of_version_1_signs_and_one_between_does_not() {
     let leaf = client(&between, plain);
     assert_eq!(verify(&all, &[&leaf, &between.der]).outcome, Ok(()));
     assert!(verify(&all, &[&leaf, &der::of_version_1(&between.der)]).outcome.is_err());
+    let why = "x509: a client certificate of version 1 is not supported";
+    assert_eq!(verify(&all, &[&der::of_version_1(&leaf), &between.der]).outcome, Err(why.to_owned()));
 }
 
 #[test]

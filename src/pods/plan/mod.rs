@@ -21,6 +21,7 @@ mod tests;
 use crate::model::api::Container;
 use crate::model::ids::{ContainerId, SandboxId};
 use crate::model::pod::{Pod, container_hash};
+use crate::model::pod_size::MAX_CONTAINERS;
 use crate::model::restart;
 use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
 use crate::model::verdict::Verdict;
@@ -223,11 +224,14 @@ fn start_over(inputs: &Inputs, sandbox: &SandboxCheck, plan: &mut Plan) {
     }
 }
 
-/// An ephemeral container is started once and never again.
+/// An ephemeral container is started once and never again. They are added to pods that were
+/// admitted, so the limit of [`MAX_CONTAINERS`] is applied here: later ones stay waiting.
 fn ephemeral(inputs: &Inputs, plan: &mut Plan) -> Vec<usize> {
-    let containers = inputs.pod.spec().ephemeral_containers.as_deref().unwrap_or_default();
+    let spec = inputs.pod.spec();
+    let others = spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len);
+    let containers = spec.ephemeral_containers.as_deref().unwrap_or_default();
     let mut start = Vec::new();
-    for (index, container) in containers.iter().enumerate() {
+    for (index, container) in containers.iter().enumerate().take(MAX_CONTAINERS.saturating_sub(others)) {
         stop_twins(inputs, "Ephemeral container", &container.name, plan);
         if inputs.runtime.newest(&container.name).is_none() && !inputs.pod.is_deleting() {
             start.push(index);

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 use super::sample::FileSystem;
+use crate::model::log_line::LOG_LEVELS;
 use crate::resources::disk::{self, DiskSpace};
 use crate::util::untrusted;
 
@@ -52,14 +53,10 @@ pub(super) fn sizes(found: &DiskSpace) -> FileSystem {
     }
 }
 
-/// The directories at the end of a path that a pod may have swapped for a link: of its logs, the
-/// container's and its own.
-const LEVELS: usize = 2;
-
 /// Counts a directory with all that is below it on the same file system; `None` when it is
 /// not there, or when it is not done by `until`.
 pub(super) fn content(path: &Path, until: Instant) -> Option<Content> {
-    let top = untrusted::directory(path, LEVELS).ok()?;
+    let top = untrusted::directory(path, LOG_LEVELS).ok()?;
     let own = fs::fstat(&top).ok()?;
     let mut found = Content::default();
     let mut linked = HashSet::new();

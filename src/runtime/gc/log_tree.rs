@@ -115,7 +115,8 @@ pub(super) fn remove_with_rotated(log: &Path, stop: &StopToken) -> io::Result<()
     };
     for entry in Dir::read_from(place.dir())? {
         if stop.is_stopped() {
-            break;
+            // Its container has to stay: without it these files would not be collected later.
+            return Err(io::ErrorKind::Interrupted.into());
         }
         let entry = entry?;
         if entry.file_name().to_bytes().starts_with(place.name().as_bytes()) {
@@ -154,7 +155,8 @@ pub(super) fn remove_tree(parent: &Path, name: &str, stop: &StopToken) -> io::Re
         Err(errno) => return Err(errno.into()),
     }
     match tree::remove_at(parent.as_fd(), &name, stop) {
-        Ok(()) | Err(Leftover::Stopping) => Ok(()),
+        Ok(()) => Ok(()),
+        Err(Leftover::Stopping) => Err(io::ErrorKind::Interrupted.into()),
         Err(Leftover::Entry { path, errno }) => {
             Err(io::Error::new(io::Error::from(errno).kind(), format!("{path}: {errno}")))
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ const FILE_LIMIT: u64 = 1 << 20;
 const MAX_HOST: usize = 253;
 /// Registries that one file, Secret or answer of a program may name. Each costs a comparison at
 /// every pull; honest ones name a few. DIFFERS: upstream takes any number.
-const MAX_ENTRIES: usize = 1_000;
+pub(super) const MAX_ENTRIES: usize = 1_000;
 /// Key of the registry that names without a host mean.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
@@ -105,9 +106,20 @@ impl Keyring {
         };
         for (kind, files) in self.files.iter().enumerate() {
             for file in files {
-                let text =
-                    untrusted::read_own(file, FILE_LIMIT).ok().and_then(|text| String::from_utf8(text).ok());
-                let Some(text) = text else { continue };
+                let text = untrusted::read_own(file, FILE_LIMIT)
+                    .and_then(|text| String::from_utf8(text).map_err(io::Error::other));
+                let text = match text {
+                    Ok(text) => text,
+                    Err(error)
+                        if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+                    {
+                        continue;
+                    }
+                    Err(error) => {
+                        log::warn!("cannot read registry credentials in {}: {error}", file.display());
+                        continue;
+                    }
+                };
                 match parse(&text, kind) {
                     Ok(entries) => match index(entries) {
                         Ok(index) => return index,
@@ -137,7 +149,7 @@ pub(super) struct TooMany;
 /// Entries by key, without those that have no user and those whose host no registry can have.
 ///
 /// # Errors
-/// When there are more entries than anybody needs.
+/// When there are more than [`MAX_ENTRIES`].
 pub(super) fn index(entries: BTreeMap<String, Entry>) -> Result<Index, TooMany> {
     if entries.len() > MAX_ENTRIES {
         return Err(TooMany);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::credentials::{Credential, DockerConfig, Entry, Index, index, lookup};
+use super::credentials::{Credential, DockerConfig, Entry, Index, MAX_ENTRIES, index, lookup};
 use super::records::PullSecret;
 use crate::kube::PodApi;
 use crate::kube::objects::Object;
@@ -42,9 +42,7 @@ impl PullSecrets {
             }
             let (namespace, name) = (pod.namespace(), reference.name.as_str());
             let problem = match api.objects.secret(namespace, name, stop) {
-                Ok(secret) => match entries(&secret).and_then(|entries| {
-                    index(entries).map_err(|_| "it names more registries than a Secret may")
-                }) {
+                Ok(secret) => match entries(&secret).and_then(|entries| all.index_more(entries)) {
                     Ok(index) => {
                         all.add(index, (namespace, name), &secret);
                         continue;
@@ -74,6 +72,18 @@ impl PullSecrets {
     pub(super) fn proofs(&self, image: &str) -> Vec<PullSecret> {
         let proof = |credential: Credential| credential.secret.as_deref().cloned();
         self.for_image(image).into_iter().filter_map(proof).collect()
+    }
+
+    /// Indexes the entries of one more Secret, unless there are too many together: each costs time
+    /// at each image.
+    ///
+    /// DIFFERS: upstream has no limit.
+    fn index_more(&self, entries: BTreeMap<String, Entry>) -> Result<Index, &'static str> {
+        let known: usize = self.index.values().map(Vec::len).sum();
+        if known + entries.len() > MAX_ENTRIES {
+            return Err("the pod's pull secrets name too many registries together");
+        }
+        index(entries).map_err(|_| "it names more registries than a Secret may")
     }
 
     fn add(&mut self, index: Index, (namespace, name): (&str, &str), secret: &Object) {
@@ -165,8 +175,10 @@ mod tests {
 
     #[test]
     fn secrets_of_both_types_are_tried_and_missing_ones_named() {
-        let many = (0..1_001).map(|n| format!("\"r{n}.example\":{{\"auth\":\"dTpw\"}}"));
-        let many = format!("{{{}}}", many.collect::<Vec<_>>().join(","));
+        let many = |count| {
+            let entries = (0..count).map(|n| format!("\"r{n}.example\":{{\"auth\":\"dTpw\"}}"));
+            secret(LEGACY.0, LEGACY.1, &format!("{{{}}}", entries.collect::<Vec<_>>().join(",")))
+        };
         let secrets = [
             (
                 "new",
@@ -185,7 +197,9 @@ mod tests {
                 ),
             ),
             ("other", secret("Opaque", JSON.1, r#"{"auths": {"r.example": {"auth": "dTpw"}}}"#)),
-            ("many", secret(LEGACY.0, LEGACY.1, &many)),
+            ("many", many(1_001)),
+            // With the three entries of the others.
+            ("rest", many(998)),
             ("broken", secret(JSON.0, JSON.1, "{")),
         ];
         let secrets = secrets.into_iter().map(|(name, object)| (Key::new(Kind::Secret, "n", name), object));
@@ -197,9 +211,11 @@ mod tests {
             services: Default::default(),
             classes: RuntimeClasses::none(),
         };
-        let pod = pod(&["gone", "", "old", "old", "new", "other", "broken", "gone", "many"]);
-        let (found, missing) = PullSecrets::of(&pod, Some(&api), &StopToken::never());
-        assert_eq!(missing, ["gone", "broken", "many"]);
+        let of = |names: &[&str]| PullSecrets::of(&pod(names), Some(&api), &StopToken::never());
+        let (found, missing) =
+            of(&["gone", "", "old", "old", "new", "other", "broken", "gone", "many", "rest"]);
+        assert_eq!(missing, ["gone", "broken", "many", "rest"]);
+        assert!(of(&["rest"]).1.is_empty());
         let users = |image: &str| -> Vec<String> {
             found.for_image(image).into_iter().map(|credential| credential.username).collect()
         };
@@ -212,7 +228,7 @@ mod tests {
         assert_eq!(proofs[1].credential_hash, sha256::hex(br#"{"username":"u","password":"p"}"#));
         let special = &found.proofs("r.example/team/x")[0].credential_hash;
         assert_eq!(*special, sha256::hex(br#"{"username":"t","password":"\u003c\u0026\u003e"}"#));
-        let (none, missing) = PullSecrets::of(&pod, None, &StopToken::never());
+        let (none, missing) = PullSecrets::of(&pod(&["old"]), None, &StopToken::never());
         assert!(none.for_image("r.example/x").is_empty() && missing.is_empty());
     }
 }

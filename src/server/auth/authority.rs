@@ -1,7 +1,6 @@
 //! The authorities of clients: `clientCAFile`, read again when it changes.
 
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,11 +10,12 @@ use jiff::Timestamp;
 
 use super::Clock;
 use crate::transport::serve::Authorities;
+use crate::util::untrusted;
 
-/// The file is looked at no more often than this.
+/// The file is checked no more often than this.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// No bundle is longer; a file that is, is something else.
+/// A larger file is an error: no bundle of authorities is as large.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The authorities of a file.
@@ -76,14 +76,11 @@ fn stamp(path: &Path) -> Option<Stamp> {
 
 fn read(path: &Path) -> Result<Arc<Authorities>, String> {
     let named = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
-    // To open a pipe would wait for somebody to write to it.
     if !fs::metadata(path).map_err(|error| named(&error))?.is_file() {
         return Err(named(&"it is no regular file"));
     }
-    let mut pem = Vec::new();
-    fs::File::open(path)
-        .and_then(|file| file.take(MAX_BYTES).read_to_end(&mut pem))
-        .map_err(|error| named(&error))?;
+    // It may be a pipe by now, which reads as empty.
+    let pem = untrusted::read_own(path, MAX_BYTES).map_err(|error| named(&error))?;
     let authorities = Authorities::of_pem(&pem).map_err(|error| named(&error))?;
     let (all, signing) = authorities.count(Timestamp::now());
     if signing < all {

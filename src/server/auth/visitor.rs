@@ -5,9 +5,10 @@ use jiff::Timestamp;
 use crate::kube::reviews::User;
 use crate::transport::serve::Verdict;
 
-/// DIFFERS: the Go kubelet answers 401 on one connection as often as it is asked.
 /// Requests in a row that may fail to authenticate before the connection is closed. A client
 /// whose token was replaced needs one or two; one that guesses has to shake hands again.
+///
+/// DIFFERS: the Go kubelet sends any number of 401 responses on one connection.
 const MAX_UNAUTHENTICATED: u32 = 3;
 
 /// Shows the client's certificates in DER, its own one first.

@@ -63,9 +63,12 @@ impl Breaker {
         self.inner.trip();
     }
 
-    /// Ends only the answers that go on for minutes; later requests are welcome.
-    pub fn break_streams(&self) {
-        self.inner.break_streams();
+    /// The answers that go on for minutes, as far as they are open now.
+    #[must_use]
+    pub fn streams(&self) -> Streams {
+        let mut open = Vec::new();
+        self.inner.streams(&mut open);
+        Streams(open)
     }
 
     /// The stop signal, for waits between requests.
@@ -115,18 +118,27 @@ impl Inner {
         }
     }
 
-    fn break_streams(&self) {
-        let (sockets, children) = {
+    fn streams(&self, open: &mut Vec<Arc<TcpStream>>) {
+        let children = {
             let state = self.lock();
-            (state.sockets.clone(), state.children.clone())
+            let streams = state.sockets.iter().filter(|(kind, _)| *kind == Use::Stream);
+            open.extend(streams.filter_map(|(_, socket)| socket.upgrade()));
+            state.children.clone()
         };
-        for (kind, socket) in sockets {
-            if let (Use::Stream, Some(socket)) = (kind, socket.upgrade()) {
-                let _ = socket.shutdown(Shutdown::Both);
-            }
-        }
         for child in children.iter().filter_map(Weak::upgrade) {
-            child.break_streams();
+            child.streams(open);
+        }
+    }
+}
+
+/// Streams that were open at one moment.
+pub struct Streams(Vec<Arc<TcpStream>>);
+
+impl Streams {
+    /// Ends them. Streams that were opened since, and calls, go on.
+    pub fn break_off(self) {
+        for socket in self.0 {
+            let _ = socket.shutdown(Shutdown::Both);
         }
     }
 }
@@ -186,9 +198,12 @@ mod tests {
     fn streams_alone_can_be_broken() {
         let parent = Breaker::default();
         let child = parent.child();
-        let ((a, _a), (b, _b)) = (socket(), socket());
+        let ((a, _a), (b, _b), (c, _c)) = (socket(), socket(), socket());
         let _reach = (child.reach(Use::Call, &a), child.reach(Use::Stream, &b));
-        parent.break_streams();
+        let streams = parent.streams();
+        let _later = child.reach(Use::Stream, &c);
+        streams.break_off();
         assert!(!is_shut(&a) && is_shut(&b) && !child.is_tripped());
+        assert!(!is_shut(&c), "it was opened later");
     }
 }

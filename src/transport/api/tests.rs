@@ -195,7 +195,7 @@ fn broken_off(server: &Server, kind: Use, answers: bool, streams: bool) -> (Dial
     let _ = told.recv_timeout(Duration::from_millis(50));
     let start = Instant::now();
     if streams {
-        breaker.break_streams();
+        breaker.streams().break_off();
     } else {
         breaker.trip();
     }

@@ -80,14 +80,18 @@ pub enum TlsSetupError {
 }
 
 impl Roots {
-    /// Who vouches for a proxy on the way to a server that these roots vouch for: they, or
-    /// whom the machine trusts.
+    /// The authorities for a proxy on the way to a server with these authorities: the same, and
+    /// those of the machine as far as they can be read.
     ///
     /// DIFFERS: upstream trusts the server's authorities alone.
     pub(super) fn of_proxy(&self) -> Roots {
         match self {
             Roots::Pem(pem) => {
                 let system = system_bundle().unwrap_or_default();
+                if let Err(error) = certificates(&system) {
+                    log::debug!("the machine's authorities are not used for proxies: {error}");
+                    return self.clone();
+                }
                 Roots::Pem([pem.as_slice(), b"\n", system.as_slice()].concat())
             }
             other => other.clone(),

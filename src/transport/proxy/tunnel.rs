@@ -118,7 +118,7 @@ fn socks5(stream: &mut (impl Read + Write), proxy: &Proxy, host: &str, port: u16
         ([VERSION, USER_AND_PASSWORD], Some((user, password))) => log_in(stream, user, password)?,
         ([VERSION, _], None) => return refused("SOCKS: the proxy wants credentials"),
         ([VERSION, _], Some(_)) => return refused("SOCKS: the proxy takes no user name and password"),
-        _ => return refused("it does not speak SOCKS 5"),
+        _ => return refused("its answer is not SOCKS 5"),
     }
     let mut request = vec![VERSION, CONNECT, 0];
     match host.parse::<IpAddr>() {
@@ -140,7 +140,7 @@ fn socks5(stream: &mut (impl Read + Write), proxy: &Proxy, host: &str, port: u16
     stream.flush()?;
     let [version, reply, _, kind] = take::<4>(stream)?;
     if version != VERSION {
-        return refused("it does not speak SOCKS 5");
+        return refused("its answer is not SOCKS 5");
     }
     if reply != 0 {
         return refused(format!("SOCKS: connect to {}: {}", join_host_port(host, port), reason(reply)));
@@ -302,7 +302,7 @@ mod tests {
             ("socks5://u:p@p", "h", &[5, 2, 1, 1], "SOCKS: the proxy refused user name and password"),
             ("socks5://u@p", "h", &[5, 2], "SOCKS: password must have 1 to 255 bytes"),
             ("socks5://p", &long, &[5, 0], "SOCKS: host name must have 1 to 255 bytes"),
-            ("socks5://p", "h", b"HTTP/1.1 400 Bad Request\r\n\r\n", "it does not speak SOCKS 5"),
+            ("socks5://p", "h", b"HTTP/1.1 400 Bad Request\r\n\r\n", "its answer is not SOCKS 5"),
             ("socks5://p", "h", &[5, 0, 5, 0, 0, 9], "SOCKS: unknown type of address"),
             ("socks5://p", "h", &[5, 0, 5, 0, 0, 4, 1], "unexpected end of file"),
         ] {

@@ -182,6 +182,10 @@ impl Authorities {
         if self.bundle.contains(&sha256::digest(own)) {
             return Ok(());
         }
+        // The library that verifies signatures reads no other version.
+        if !certificate.is_v3 {
+            return Err("x509: a client certificate of version 1 is not supported".to_owned());
+        }
         if usage.has_policies {
             return Err("x509: certificate policies are not supported".to_owned());
         }
