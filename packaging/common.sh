@@ -235,7 +235,7 @@ need_go() {
 # Prints the directory with containerd 2.x, built by "go install" once.
 containerd2() {
     local into=$CORACLE_CACHE/containerd-$CONTAINERD2_VERSION
-    locked containerd2 build_containerd2 "$into"
+    locked containerd2 build_containerd2 "$into" || return
     echo "$into"
 }
 
@@ -247,7 +247,7 @@ build_containerd2() {
     for name in containerd containerd-shim-runc-v2 ctr; do
         GOTOOLCHAIN=local GOBIN=$1 CGO_ENABLED=0 "$GO" install -trimpath \
             -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$CONTAINERD2_VERSION" \
-            -tags "no_btrfs no_devmapper no_zfs" "$module/$name@v$CONTAINERD2_VERSION" >&2
+            -tags "no_btrfs no_devmapper no_zfs" "$module/$name@v$CONTAINERD2_VERSION" >&2 || return
     done
     touch "$1/.done"
 }
