@@ -127,6 +127,21 @@ install_cargo_deny() { # <directory>
         cargo install --quiet --locked --root "$1" "cargo-deny@$CARGO_DENY_VERSION" >&2
 }
 
+# CMake's toolchain file has a fixed path (.cargo/config.toml), and grpcio-sys does not know the
+# files in packaging/grpc: after a change of theirs its development build begins again. The first
+# call in a target directory notes their state only.
+refresh_grpc() {
+    local root note key
+    root=$(project_root)
+    note=$CARGO_TARGET_DIR/grpc-files
+    key=$(cat "$root"/packaging/grpc/* | sha256sum | cut -c1-16)
+    if [ -e "$note" ] && [ "$(cat "$note")" != "$key" ]; then
+        say "packaging/grpc has changed: compiling gRPC again"
+        cargo clean --manifest-path "$root/Cargo.toml" --locked --package grpcio-sys || return
+    fi
+    mkdir -p "$CARGO_TARGET_DIR" && echo "$key" >"$note"
+}
+
 has_musl_std() {
     local libdir
     libdir=$(rustc --print target-libdir --target x86_64-unknown-linux-musl 2>/dev/null) || return 1
