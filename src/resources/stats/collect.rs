@@ -146,7 +146,7 @@ impl Shared {
             if let Some(details) = &mut numbers.details {
                 let proc = &self.settings.roots.proc;
                 details.open = processes::open_files(proc, &processes, &mut work.budget);
-                details.files_limit = processes::files_limit(proc, &processes);
+                details.files_limit = processes::files_limit(proc, &processes, &mut work.budget);
             }
         }
         numbers.rate = numbers.cpu.and_then(|cpu| work.rates.rate(key, cpu, Instant::now()));
@@ -304,7 +304,7 @@ impl Shared {
             // The controller of processes counts nothing here.
             (details.threads, details.threads_max) = (processes.now, processes.most);
             let first = Processes { count: 1, ids: vec![1] };
-            details.files_limit = processes::files_limit(&settings.roots.proc, &first);
+            details.files_limit = processes::files_limit(&settings.roots.proc, &first, &mut work.budget);
         }
         let mut node = NodeUse {
             name: settings.node.clone(),

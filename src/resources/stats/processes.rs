@@ -80,19 +80,28 @@ impl Processes {
 /// What one collection may still read.
 #[derive(Debug)]
 pub(super) struct Budget {
+    /// Processes whose descriptors are counted.
     processes: usize,
+    /// Processes whose start is read.
+    starts: usize,
     descriptors: u64,
+    /// For both.
     time: Duration,
 }
 
 impl Budget {
     pub(super) fn new() -> Self {
-        Budget { processes: ALL_PROCESSES, descriptors: ALL_DESCRIPTORS, time: ALL_TIME }
+        Budget {
+            processes: ALL_PROCESSES,
+            starts: ALL_PROCESSES,
+            descriptors: ALL_DESCRIPTORS,
+            time: ALL_TIME,
+        }
     }
 
     /// None left, as outside of a collection with details.
     pub(super) fn none() -> Self {
-        Budget { processes: 0, descriptors: 0, time: Duration::ZERO }
+        Budget { processes: 0, starts: 0, descriptors: 0, time: Duration::ZERO }
     }
 }
 
@@ -163,19 +172,40 @@ fn open_files_of(
     Ok(true)
 }
 
-/// The soft limit of open descriptors of the first process of a cgroup; -1: no limit.
-pub(super) fn files_limit(proc: &Path, processes: &Processes) -> Option<i64> {
-    let first = first(proc, processes)?;
+/// The soft limit of open descriptors of the first process of a cgroup; -1: no limit. Absent when
+/// the budget is too small to find out which process that is.
+pub(super) fn files_limit(proc: &Path, processes: &Processes, budget: &mut Budget) -> Option<i64> {
+    let first = first(proc, &processes.ids, budget)?;
     files_limit_in(&read(&proc.join(first.to_string()).join("limits"))?)
 }
 
-/// The one that was started first: a container's own, whatever was executed in it later.
-fn first(proc: &Path, processes: &Processes) -> Option<u32> {
-    if let [only] = processes.ids[..] {
-        return Some(only);
+/// The one that was started first: a container's own, whatever was executed in it later. A single
+/// process needs no budget.
+fn first(proc: &Path, ids: &[u32], budget: &mut Budget) -> Option<u32> {
+    if let [only] = ids {
+        return Some(*only);
     }
-    let started = |id: &u32| Some((started_in(&read(&proc.join(id.to_string()).join("stat"))?)?, *id));
-    processes.ids.iter().filter_map(started).min().map(|(_, id)| id)
+    budget.starts = budget.starts.checked_sub(ids.len())?;
+    let begun = Instant::now();
+    let found = earliest(proc, ids, begun + budget.time);
+    budget.time = budget.time.saturating_sub(begun.elapsed());
+    found
+}
+
+fn earliest(proc: &Path, ids: &[u32], until: Instant) -> Option<u32> {
+    let mut earliest = None;
+    for id in ids {
+        if Instant::now() >= until {
+            return None;
+        }
+        let started = read(&proc.join(id.to_string()).join("stat")).and_then(|stat| started_in(&stat));
+        // One without has ended.
+        if let Some(started) = started {
+            let one = (started, *id);
+            earliest = Some(earliest.map_or(one, |known: (u64, u32)| known.min(one)));
+        }
+    }
+    earliest.map(|(_, id)| id)
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -284,11 +314,27 @@ mod tests {
         for (id, started) in [(70, 500), (71, 400), (72, 600)] {
             process(dir.path(), id, started, &[]);
         }
-        assert_eq!(files_limit(dir.path(), &listed(&[70, 71, 72])), Some(1071));
-        assert_eq!(files_limit(dir.path(), &listed(&[72])), Some(1072));
-        assert_eq!(files_limit(dir.path(), &listed(&[73, 70])), Some(1070), "one has ended");
-        assert_eq!(files_limit(dir.path(), &listed(&[73])), None);
-        assert_eq!(files_limit(dir.path(), &listed(&[])), None);
+        let of = |ids: &[u32]| files_limit(dir.path(), &listed(ids), &mut Budget::new());
+        assert_eq!(of(&[70, 71, 72]), Some(1071));
+        assert_eq!(of(&[72]), Some(1072));
+        assert_eq!(of(&[73, 70]), Some(1070), "one has ended");
+        assert_eq!(of(&[73]), None);
+        assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn limit_is_absent_when_the_budget_for_finding_the_first_process_is_used_up() {
+        let dir = tempfile::tempdir().unwrap();
+        for (id, started) in [(70, 500), (71, 400)] {
+            process(dir.path(), id, started, &[]);
+        }
+        let of = |ids: &[u32], budget: &mut Budget| files_limit(dir.path(), &listed(ids), budget);
+        let mut budget = Budget { starts: 3, ..Budget::new() };
+        assert_eq!(of(&[70, 71], &mut budget), Some(1071));
+        assert_eq!(of(&[70, 71], &mut budget), None, "one of two is left");
+        assert_eq!(of(&[70, 71], &mut Budget { time: Duration::ZERO, ..Budget::new() }), None);
+        assert_eq!(of(&[70, 71], &mut Budget::none()), None);
+        assert_eq!(of(&[70], &mut Budget::none()), Some(1070), "a single process needs no search");
     }
 
     #[test]
@@ -302,7 +348,7 @@ mod tests {
             assert_eq!(files_limit_in(line), expected, "{line}");
         }
         let own = std::process::id();
-        assert!(files_limit(Path::new("/proc"), &listed(&[own])).is_some());
+        assert!(files_limit(Path::new("/proc"), &listed(&[own]), &mut Budget::new()).is_some());
         let found = open_files(Path::new("/proc"), &listed(&[own]), &mut Budget::new()).unwrap();
         assert!(found.descriptors >= 3, "{found:?}");
     }
