@@ -313,9 +313,13 @@ impl Shared {
 }
 
 impl Collector {
-    /// Nothing is read yet.
+    /// Nothing is read yet, except that links in the root directory are resolved: the mount table
+    /// names mounts by their real path. The directory has to exist by then.
     #[must_use]
-    pub fn new(settings: Settings, deps: Deps) -> Self {
+    pub fn new(mut settings: Settings, deps: Deps) -> Self {
+        if let Ok(real) = std::fs::canonicalize(&settings.root_dir) {
+            settings.root_dir = real;
+        }
         let tree = Tree::new(&settings.cgroups);
         let state = Mutex::new(State { work: Some(Box::default()), last: None, finishing: Vec::new() });
         let Deps { pods, pod, memory_limit, volumes, runtime } = deps;

@@ -237,6 +237,7 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
             ("cg/memory.current", ""),
         ],
     );
+    std::os::unix::fs::symlink("root", root.join("link")).unwrap();
     std::fs::remove_file(root.join("cg/memory.current")).unwrap();
     std::fs::remove_file(root.join("cg/memory.max")).unwrap();
     cgroup(root, "system.slice/coracle.service", "9\n");
@@ -246,7 +247,7 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
         node: "n1".into(),
         roots: Roots { proc: root.join("proc"), sys: root.join("sys") },
         cgroups: Cgroups { root: root.join("cg"), version: Version::V2, controllers: BTreeSet::new() },
-        root_dir: root.join("root"),
+        root_dir: root.join("link"),
         pod_logs_dir: root.join("logs"),
         system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", "/none".into())],
         started: Timestamp::from_second(1_650_000_000).unwrap(),
@@ -621,6 +622,18 @@ fn the_long_page_has_the_labels_that_dashboards_use() {
         !text.contains("container_cpu_cfs_periods_total"),
         "without a limit there is nothing to wait for"
     );
+}
+
+#[test]
+fn volumes_below_a_linked_root_directory_are_no_file_systems_of_the_machine() {
+    let machine = with_cgroups(Fake::default());
+    let root = std::fs::canonicalize(machine.dir.path()).unwrap();
+    let line = |path: &str| format!("1 0 0:9 / {} rw - tmpfs tmpfs rw\n", root.join(path).display());
+    let table = line("root/pods") + &line("logs");
+    write(&root, &[("proc/self/mountinfo", &table)]);
+    let snapshot = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let shown: Vec<&str> = snapshot.node.file_systems.iter().map(|one| one.device.as_str()).collect();
+    assert_eq!(shown, [root.join("logs").to_str().unwrap()]);
 }
 
 #[test]
