@@ -12,7 +12,7 @@ use crate::model::api::{ResourceRequirements, Volume};
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
-use crate::model::quantity::Amount;
+use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Overhead, pod_limits};
 use crate::observe::Observe;
 use crate::resources::Roots;
@@ -87,11 +87,11 @@ fn pod_of(view: &View, uid: &PodUid) -> Option<Pod> {
 }
 
 /// What the cgroup of a pod is limited to: where a container has no limit, neither has the pod
-/// (Go: pkg/kubelet/cm/helpers_linux.go, ResourceConfigForPod).
+/// (Go: pkg/kubelet/cm/helpers_linux.go, ResourceConfigForPod). A limit of zero is none.
 fn memory_limit(pod: &Pod) -> Option<u64> {
     let has = |resources: Option<&ResourceRequirements>| {
-        let limits = resources.and_then(|resources| resources.limits.as_ref());
-        limits.is_some_and(|limits| limits.contains_key("memory"))
+        let limit = resources.and_then(|resources| resources.limits.as_ref()?.get("memory"));
+        limit.is_some_and(|limit| amount(limit) > Amount::ZERO)
     };
     let mut containers = pod.containers().iter().chain(pod.init_containers());
     if !has(pod.spec().resources.as_ref()) && !containers.all(|one| has(one.resources.as_ref())) {
@@ -275,6 +275,9 @@ mod tests {
             Some(9 << 20),
         );
         check(json!({"containers": [container(Some("0"))]}), None);
+        check(json!({"containers": [small, container(Some("0"))]}), None);
+        check(json!({"containers": [small], "initContainers": [container(Some("0"))]}), None);
+        check(json!({"containers": [small, none], "resources": {"limits": {"memory": "0"}}}), None);
     }
 
     #[test]
