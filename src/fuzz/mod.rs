@@ -205,8 +205,8 @@ impl Running {
 mod tests {
     use super::*;
 
-    /// Targets that fail, each in its own way. Not among the others.
-    pub(super) fn bad_targets() -> Vec<Target> {
+    /// Targets that fail, each in its own way, and one that passes. Not among the others.
+    pub(super) fn own_targets() -> Vec<Target> {
         fn target(name: &'static str, run: fn(&[u8])) -> Target {
             let budget = Budget {
                 base: Duration::from_millis(300),
@@ -245,12 +245,44 @@ mod tests {
                     all.push(std::hint::black_box(Vec::<u8>::with_capacity(64 << 20)));
                 }
             }),
+            two_peaks(),
         ]
+    }
+
+    /// Passes: a large input takes much memory, as it may, and a small one after it takes none.
+    fn two_peaks() -> Target {
+        let budget = Budget {
+            base: Duration::from_secs(5),
+            per_mib: Duration::ZERO,
+            base_kib: 32 * 1024,
+            per_byte: 64 * 1024,
+        };
+        let run = |input: &[u8]| {
+            std::hint::black_box(vec![1_u8; input.len() << 14]);
+        };
+        let worst = |most| vec![("large", vec![b'x'; most]), ("small", b"x".to_vec())];
+        Target { name: "two_peaks", stack: Stack::Small, max_bytes: 8 << 10, budget, worst, seeds: &[], run }
+    }
+
+    /// The outcome of one target in a child of its own.
+    fn outcome_of(name: &'static str) -> Result<u64, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut running = Running::start(name, dir.path());
+        loop {
+            if let Some(outcome) = running.outcome() {
+                return outcome;
+            }
+            let _ = crate::util::stop::StopToken::never().wait(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn memory_of_one_worst_input_is_not_charged_to_the_next() {
+        assert_eq!(outcome_of("two_peaks"), Ok(2));
     }
 
     #[test]
     fn every_kind_of_failure_is_reported_with_its_case() {
-        let dir = tempfile::tempdir().unwrap();
         for (name, expected) in [
             ("bad/panic", "as expected"),
             ("bad/stack", "SIGABRT"),
@@ -259,13 +291,7 @@ mod tests {
             ("bad/memory", "KiB of memory"),
             ("bad/endless_memory", "SIGABRT"),
         ] {
-            let mut running = Running::start(name, dir.path());
-            let failure = loop {
-                if let Some(outcome) = running.outcome() {
-                    break outcome.expect_err(name);
-                }
-                let _ = crate::util::stop::StopToken::never().wait(Duration::from_millis(5));
-            };
+            let failure = outcome_of(name).expect_err(name);
             assert!(failure.contains("case worst:the only one"), "{name}: {failure}");
             assert!(failure.contains(expected), "{name}: {failure}");
         }
