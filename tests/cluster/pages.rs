@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::joined::{Joined, directory, patience, served, shared};
 use crate::support::exposition::{Exposition, Sample};
-use crate::support::launch::{differs_on_the_incumbent, incumbent_config, over};
+use crate::support::launch::{differs_on_the_incumbent, incumbent_config, make_cgroup, over};
 use crate::support::wait::{pause, wait_for, wait_until};
 
 /// Names of the two nodes. Pods carry the name of their node.
@@ -108,7 +108,7 @@ impl CgroupRoot {
     fn make(name: &str) -> CgroupRoot {
         for top in CgroupRoot::tops() {
             let dir = top.join(name.trim_start_matches('/'));
-            fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+            make_cgroup(&dir);
             // Without these nothing may run in it.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 if let Ok(all) = fs::read_to_string(top.join(file)) {

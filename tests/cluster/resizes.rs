@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::joined::{Joined, LIMIT, condition, pod, reason, shared, text};
-use crate::support::launch::incumbent;
+use crate::support::launch::{incumbent, make_cgroup};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{holds_for, pause, wait_until};
 
@@ -24,9 +24,7 @@ fn cgroups(name: &str) -> Vec<PathBuf> {
 
 fn start(name: &str, mut config: Value) -> Joined<'static> {
     if incumbent() {
-        for path in cgroups(name) {
-            fs::create_dir_all(path).expect("a cgroup");
-        }
+        cgroups(name).iter().for_each(|path| make_cgroup(path));
         config["cgroupsPerQOS"] = json!(true);
         config["cgroupRoot"] = json!(format!("/coracle-test-{name}"));
     }

@@ -46,6 +46,20 @@ pub fn binary_of(incumbent: bool) -> PathBuf {
     super::solo::binary()
 }
 
+/// Makes a cgroup for the pods of the Go kubelet. `tests/support/enclose` removes it when the test
+/// is killed before it does so; one that exists belongs to another run.
+pub fn make_cgroup(path: &Path) {
+    use std::io::Write as _;
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return,
+        made => made.unwrap_or_else(|error| panic!("{}: {error}", path.display())),
+    }
+    let base = std::env::var("E2E_DIR").expect("the end-to-end tests run through: tests/run e2e");
+    let list = Path::new(&base).join("cgroups");
+    let mut list = File::options().create(true).append(true).open(list).expect("the list of cgroups");
+    list.write_all(format!("{}\n", path.display()).as_bytes()).expect("the list of cgroups");
+}
+
 /// What the Go kubelet needs to leave the machine alone and to take no part in its troubles:
 /// its default directory of volume plugins is the machine's, and a full disk is no test's matter.
 pub fn incumbent_config(dir: &Path) -> Value {
