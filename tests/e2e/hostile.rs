@@ -4,7 +4,9 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use coracle::util::stop::{StopToken, Waited};
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
@@ -16,9 +18,12 @@ use crate::support::node::{
 };
 use crate::support::wait::{wait_for, wait_until};
 
-/// A probe that gets no chance to run for so long has been starved. The period is a second;
-/// the rest is for a machine that has other things to do.
-const STARVED: f64 = 30.0;
+/// Seconds without a probe, whose period is one second, after which probes hang. How far apart
+/// they are depends on the machine, and is printed.
+const HANG: f64 = 360.0;
+
+/// Probes that have to run while an attack is under way.
+const PROBES: usize = 3;
 
 /// A node, and a well-behaved pod on it.
 struct Besieged {
@@ -51,9 +56,20 @@ impl Besieged {
         Besieged { node, peak_before, since: moment() }
     }
 
-    /// The attack is under way: another pod is restarted all the same.
+    /// The attack is under way: the witness is probed and restarted all the same.
     fn restart_goes_on(&self) {
+        let probes = self.probes();
         restart_witness(&self.node);
+        self.wait_probes(probes + PROBES);
+    }
+
+    /// Probes of the witness so far.
+    fn probes(&self) -> usize {
+        self.node.stamps("alive").len()
+    }
+
+    fn wait_probes(&self, count: usize) {
+        wait_until("more probes", LONG * 4, || self.probes() >= count);
     }
 
     /// The attack is over.
@@ -68,7 +84,7 @@ impl Besieged {
             .filter(|pair| pair[1] >= since)
             .map(|pair| pair[1] - pair[0])
             .fold(0.0, f64::max);
-        assert!(gap < STARVED, "{attack}: no probe for {gap} s");
+        assert!(gap < HANG, "{attack}: no probe for {gap} s");
         let witness = node.pod("witness").expect("the witness is listed");
         assert_eq!(restarts(&witness, "main"), 0, "{attack}: {witness:?}");
         let peak = peak_kib(&node);
@@ -276,6 +292,7 @@ fn a_hook_that_hangs_keeps_no_pod() {
 /// A server on loopback that answers each request with a head and a body without an end.
 struct Endless {
     port: u16,
+    connections: Arc<AtomicUsize>,
     _running: Running,
 }
 
@@ -283,12 +300,15 @@ impl Endless {
     fn start(between: Duration) -> Endless {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
         let port = listener.local_addr().expect("it has an address").port();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&connections);
         let running = spawn("t/endless", Stack::Small, OnDeath::Nobody, move |stop| {
             let mut open: Vec<Running> = Vec::new();
             for stream in listener.incoming().flatten() {
                 if stop.is_stopped() {
                     return;
                 }
+                counter.fetch_add(1, Ordering::Relaxed);
                 open.retain(|one| !one.is_finished());
                 open.extend(spawn("t/drip", Stack::Small, OnDeath::Nobody, move |stop| {
                     drip(stream, between, &stop);
@@ -299,7 +319,12 @@ impl Endless {
         let running = running.with_waker(Box::new(move || {
             let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         }));
-        Endless { port, _running: running }
+        Endless { port, connections, _running: running }
+    }
+
+    /// Connections so far.
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 }
 
@@ -319,7 +344,8 @@ fn endpoints_that_never_end_hold_up_no_other_probe() {
     let node = &siege.node;
     let mut manifest = pod("attacker", json!([]));
     let servers = [Endless::start(Duration::from_secs(1)), Endless::start(Duration::ZERO)];
-    for number in 0..20 {
+    let attackers = 20;
+    for number in 0..attackers {
         let server = &servers[number % servers.len()];
         let mut container = busybox(&format!("c{number}"), FOREVER);
         container["readinessProbe"] = json!({
@@ -331,9 +357,14 @@ fn endpoints_that_never_end_hold_up_no_other_probe() {
     node.apply("attacker.json", &manifest);
     node.wait_told("attacker", "Unhealthy", "Readiness probe ");
     siege.restart_goes_on();
-    let begun = Instant::now();
-    // For some more rounds of all probes.
-    wait_until("ten more seconds of probes", LONG, || begun.elapsed() > Duration::from_secs(10));
+    // Four more rounds of the attacker's probes, and as many seconds of the witness's as its
+    // probes take at least: each holds a connection for its whole timeout.
+    let (probes, before) = (siege.probes(), servers.each_ref().map(Endless::connections));
+    for (server, before) in servers.iter().zip(before) {
+        let more = 4 * attackers / servers.len();
+        wait_until("four more rounds of probes", LONG * 4, || server.connections() >= before + more);
+    }
+    siege.wait_probes(probes + 8);
     remove_attacker(node);
     siege.finish("probes");
 }
