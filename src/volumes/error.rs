@@ -90,7 +90,7 @@ pub enum VolumeError {
     /// An earlier operation on the volume still goes on.
     #[error("an earlier operation on the volume has not ended yet")]
     Pending,
-    /// So many operations hang that no more are begun.
+    /// So many operations hang, of this pod or of all, that no more are begun.
     #[error("too many operations on volumes hang")]
     TooManyPending,
     /// An operation ended with a panic, which the log has.
@@ -150,13 +150,9 @@ impl VolumeError {
         }
     }
 
-    /// Whether a hostPath volume may succeed once another volume of its pod is ready, or has
-    /// left its thread.
+    /// Whether a hostPath volume may succeed once another volume of its pod is ready.
     pub(super) fn may_pass(&self) -> bool {
-        matches!(
-            self,
-            VolumeError::HostPathType { .. } | VolumeError::Io { .. } | VolumeError::TooManyPending
-        )
+        matches!(self, VolumeError::HostPathType { .. } | VolumeError::Io { .. })
     }
 
     pub(super) fn io(

@@ -2,7 +2,8 @@
 //! such as a network mount behind a hostPath. Each runs on a thread of its own for as long
 //! as it takes; callers wait for it up to a limit.
 //!
-//! At most one is under way per pod and volume. One that hangs stays, named in the log,
+//! At most one is under way per pod and volume, and the number per pod is limited, so that the
+//! dead mount of one pod leaves threads to all others. Unmounts have a limit of their own. One that hangs stays, named in the log,
 //! until the kernel ends the call; until then the volume is not touched again.
 
 use std::collections::HashSet;
@@ -18,8 +19,14 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 
 /// How long anyone waits: upstream's two minutes and three seconds.
 pub(super) const LIMIT: Duration = Duration::from_secs(123);
-/// Threads that may hang at once, lest a dead file server fill the process with them.
+/// Operations that may hang at once, so that a dead file server does not fill the process with
+/// threads. It applies to unmounts and to all others separately: pods must be able to end
+/// while others hang in their set-up.
 const MAX_PENDING: usize = 16;
+/// Of these, operations of one pod. The pod has one unmount at most in addition.
+const MAX_PENDING_OF_POD: usize = 3;
+/// In the place of a volume's name: the unmount of all volumes of a pod.
+pub(super) const UNMOUNT: &str = "";
 /// An operation that is given up may be about to end.
 const GRACE: Duration = Duration::from_millis(20);
 
@@ -135,7 +142,10 @@ impl Operations {
         if pending.contains(&key) {
             return Err(VolumeError::Pending);
         }
-        if pending.len() >= MAX_PENDING {
+        let is_unmount = volume == UNMOUNT;
+        let like_this = pending.iter().filter(|(_, other)| (other == UNMOUNT) == is_unmount);
+        let of_pod = like_this.clone().filter(|(owner, _)| owner == uid).count();
+        if like_this.count() >= MAX_PENDING || of_pod >= MAX_PENDING_OF_POD {
             return Err(VolumeError::TooManyPending);
         }
         pending.insert(key.clone());
@@ -236,10 +246,32 @@ mod tests {
     #[test]
     fn the_number_of_threads_is_bounded() {
         let operations = Operations::default();
-        let entries: Vec<Entry> =
-            (0..MAX_PENDING).map(|n| operations.enter(&uid(), &n.to_string()).unwrap()).collect();
-        assert!(matches!(operations.enter(&uid(), "more"), Err(VolumeError::TooManyPending)));
-        drop(entries);
-        operations.enter(&uid(), "more").unwrap();
+        let pod = |n: usize| PodUid::from(format!("u{n}").as_str());
+        for volume in ["v", UNMOUNT] {
+            let entries: Vec<Entry> =
+                (0..MAX_PENDING).map(|n| operations.enter(&pod(n), volume).unwrap()).collect();
+            let more = operations.enter(&pod(MAX_PENDING), volume);
+            assert!(matches!(more, Err(VolumeError::TooManyPending)));
+            drop(entries);
+            operations.enter(&pod(MAX_PENDING), volume).unwrap();
+        }
+    }
+
+    /// A pod with many volumes on one dead mount took all threads of the node.
+    #[test]
+    fn one_pod_leaves_threads_to_others_and_to_unmounts() {
+        let operations = Operations::default();
+        let (one, other) = (PodUid::from("u1"), PodUid::from("u2"));
+        let entered: Vec<_> = (0..100).map(|n| operations.enter(&one, &format!("v{n}"))).collect();
+        assert_eq!(entered.iter().flatten().count(), MAX_PENDING_OF_POD);
+        assert!(entered.iter().skip(3).all(|entry| matches!(entry, Err(VolumeError::TooManyPending))));
+        drop(operations.enter(&other, "v").unwrap());
+        let full: Vec<Entry> = (0..MAX_PENDING - MAX_PENDING_OF_POD)
+            .map(|n| operations.enter(&PodUid::from(format!("p{n}").as_str()), "v").unwrap())
+            .collect();
+        assert!(operations.enter(&other, "v").is_err());
+        drop(operations.enter(&other, UNMOUNT).unwrap());
+        drop((entered, full));
+        operations.enter(&one, "v99").unwrap();
     }
 }

@@ -3,6 +3,7 @@
 //! A volume may need what another volume of its pod makes: a file in a directory that a
 //! hostPath volume creates. Volumes have no order, so one that failed is tried again as soon
 //! as another one is ready. It has failed when nothing is left that could help it.
+//! One that needs a thread and gets none is held until an operation of its pod has ended.
 //! (DIFFERS: the Go kubelet sets all volumes up at once; one that needs another one may
 //! fail, with an event, and is tried again after its back-off.)
 
@@ -18,6 +19,8 @@ pub(super) struct Queue {
     waiting: VecDeque<usize>,
     /// They may succeed after another volume.
     failed: Vec<usize>,
+    /// They need a thread, and there is none for them before another operation has ended.
+    held: Vec<usize>,
     tries: Vec<u8>,
     under_way: usize,
 }
@@ -29,7 +32,7 @@ pub(super) enum Next {
     Try(usize),
     /// Wait for the end of one that is under way.
     Wait,
-    /// Each volume is ready or has failed.
+    /// Each volume is ready, has failed, or is held while no operation of its pod is under way.
     Done,
 }
 
@@ -41,23 +44,26 @@ pub(super) enum Outcome {
     Failed,
     /// No other volume can help.
     Hopeless,
+    /// It was not tried: there is no thread for it now.
+    NoThread,
     /// It takes long; [`Queue::ended`] follows.
     UnderWay,
 }
 
 impl Queue {
     pub(super) fn new(volumes: usize) -> Queue {
-        Queue { waiting: (0..volumes).collect(), failed: Vec::new(), tries: vec![0; volumes], under_way: 0 }
+        Queue {
+            waiting: (0..volumes).collect(),
+            failed: Vec::new(),
+            held: Vec::new(),
+            tries: vec![0; volumes],
+            under_way: 0,
+        }
     }
 
     pub(super) fn next(&mut self) -> Next {
         match self.waiting.pop_front() {
-            Some(volume) => {
-                if let Some(tries) = self.tries.get_mut(volume) {
-                    *tries = tries.saturating_add(1);
-                }
-                Next::Try(volume)
-            }
+            Some(volume) => Next::Try(volume),
             None if self.under_way > 0 => Next::Wait,
             None => Next::Done,
         }
@@ -65,19 +71,37 @@ impl Queue {
 
     /// The outcome of the try that [`Queue::next`] has asked for.
     pub(super) fn tried(&mut self, volume: usize, outcome: Outcome) {
+        if outcome == Outcome::NoThread {
+            self.held.push(volume);
+            return;
+        }
+        if let Some(tries) = self.tries.get_mut(volume) {
+            *tries = tries.saturating_add(1);
+        }
         match outcome {
-            Outcome::Ready => self.try_again(),
-            Outcome::Failed => self.failed.push(volume),
-            Outcome::Hopeless => {}
             Outcome::UnderWay => self.under_way += 1,
+            outcome => self.settle(volume, outcome),
         }
     }
 
-    /// One that was under way has ended, so that others may have a thread again.
+    /// One that was under way has ended, or is waited for no more.
     pub(super) fn ended(&mut self, volume: usize, outcome: Outcome) {
         self.under_way = self.under_way.saturating_sub(1);
-        self.try_again();
-        self.tried(volume, outcome);
+        self.settle(volume, outcome);
+        self.release();
+    }
+
+    /// There may be a thread for those that are held.
+    pub(super) fn release(&mut self) {
+        self.waiting.extend(self.held.drain(..));
+    }
+
+    fn settle(&mut self, volume: usize, outcome: Outcome) {
+        match outcome {
+            Outcome::Ready => self.try_again(),
+            Outcome::Failed => self.failed.push(volume),
+            Outcome::Hopeless | Outcome::NoThread | Outcome::UnderWay => {}
+        }
     }
 
     fn try_again(&mut self) {
@@ -140,29 +164,73 @@ mod tests {
         assert_eq!(queue.next(), Next::Try(1));
         queue.tried(1, Outcome::Failed);
         assert_eq!(queue.next(), Next::Wait);
-        // Its end, also a failure, may be what the other one needs.
-        queue.ended(0, Outcome::Hopeless);
+        // Its success may be what the other one needs.
+        queue.ended(0, Outcome::Ready);
         assert_eq!(queue.next(), Next::Try(1));
         queue.tried(1, Outcome::Hopeless);
         assert_eq!(queue.next(), Next::Done);
     }
 
+    #[test]
+    fn failure_of_a_slow_volume_causes_no_further_try() {
+        for outcome in [Outcome::Failed, Outcome::Hopeless] {
+            let mut queue = Queue::new(2);
+            assert_eq!(queue.next(), Next::Try(0));
+            queue.tried(0, Outcome::UnderWay);
+            assert_eq!(queue.next(), Next::Try(1));
+            queue.tried(1, Outcome::Failed);
+            assert_eq!(queue.next(), Next::Wait);
+            queue.ended(0, outcome);
+            assert_eq!(queue.next(), Next::Done, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn volume_without_a_thread_is_held_until_an_operation_ends() {
+        let mut queue = Queue::new(4);
+        assert_eq!(queue.next(), Next::Try(0));
+        queue.tried(0, Outcome::UnderWay);
+        // More often than a volume is tried: being held is no try.
+        for _ in 0..2 * MAX_TRIES {
+            for volume in [1, 2] {
+                assert_eq!(queue.next(), Next::Try(volume));
+                queue.tried(volume, Outcome::NoThread);
+            }
+            // The last one needs no thread.
+            if queue.next() == Next::Try(3) {
+                queue.tried(3, Outcome::Ready);
+                assert_eq!(queue.next(), Next::Wait);
+            }
+            queue.release();
+        }
+        assert_eq!(queue.next(), Next::Try(1));
+        queue.tried(1, Outcome::NoThread);
+        queue.ended(0, Outcome::Hopeless);
+        for volume in [2, 1] {
+            assert_eq!(queue.next(), Next::Try(volume));
+            queue.tried(volume, Outcome::NoThread);
+        }
+        // Operations of other pods have all threads.
+        assert_eq!(queue.next(), Next::Done);
+    }
+
     proptest! {
         #[test]
-        fn ends_with_a_bounded_number_of_tries(outcomes in proptest::collection::vec(0..5_u8, 1..200), volumes in 0..20_usize) {
+        fn ends_with_a_bounded_number_of_tries(outcomes in proptest::collection::vec(0..6_u8, 1..200), volumes in 0..20_usize) {
             let mut queue = Queue::new(volumes);
             let mut outcomes = outcomes.iter().cycle();
             let (mut under_way, mut tries) = (Vec::new(), 0);
             loop {
                 match queue.next() {
                     Next::Try(volume) => {
-                        tries += 1;
                         let outcome = match outcomes.next() {
                             Some(0) => Outcome::Ready,
                             Some(1) => Outcome::Hopeless,
                             Some(2) => Outcome::UnderWay,
+                            Some(3) => Outcome::NoThread,
                             _ => Outcome::Failed,
                         };
+                        tries += usize::from(outcome != Outcome::NoThread);
                         if outcome == Outcome::UnderWay {
                             under_way.push(volume);
                         }

@@ -324,7 +324,7 @@ impl<'a> SetUp<'a> {
                 Next::Done => break,
             }
         }
-        // Nothing could help these.
+        // Nothing could help these, or there is no thread for them.
         for index in 0..self.wanted.len() {
             if let Some(Wanted { state: State::Waiting(error), .. }) = self.wanted.get_mut(index)
                 && let Some(error) = error.take()
@@ -366,6 +366,12 @@ impl<'a> SetUp<'a> {
                 }
                 self.queue.tried(index, Outcome::UnderWay);
                 while self.deadline_of(index).is_some() && self.receive(now + PATIENCE)? {}
+            }
+            Err(error @ VolumeError::TooManyPending) => {
+                if let Some(Wanted { state: State::Waiting(before), .. }) = self.wanted.get_mut(index) {
+                    before.get_or_insert(error);
+                }
+                self.queue.tried(index, Outcome::NoThread);
             }
             Err(error) => {
                 let outcome = self.record(index, Err(error))?;
@@ -424,9 +430,11 @@ impl<'a> SetUp<'a> {
             },
             default(until.saturating_duration_since(Instant::now())) => return Ok(false),
         };
-        // One that was given up may end later.
         if self.deadline_of(index).is_some() {
             self.end(index, result)?;
+        } else {
+            // One that was given up has ended after all, and its thread is free.
+            self.queue.release();
         }
         Ok(true)
     }

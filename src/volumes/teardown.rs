@@ -71,7 +71,7 @@ impl Volumes {
             }
             Ok(failures)
         };
-        self.operations.run(uid, "", operations::LIMIT, stop, work)
+        self.operations.run(uid, operations::UNMOUNT, operations::LIMIT, stop, work)
     }
 }
 
