@@ -96,6 +96,16 @@ impl Queue {
         self.waiting.extend(self.held.drain(..));
     }
 
+    /// Those that have failed and that another volume may help.
+    pub(super) fn failed(&self) -> impl Iterator<Item = &usize> {
+        self.failed.iter()
+    }
+
+    /// Those that wait for a thread.
+    pub(super) fn held(&self) -> impl Iterator<Item = &usize> {
+        self.held.iter()
+    }
+
     fn settle(&mut self, volume: usize, outcome: Outcome) {
         match outcome {
             Outcome::Ready => self.try_again(),

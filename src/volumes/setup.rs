@@ -38,6 +38,10 @@ use crate::util::threads;
 /// tried beside it. Nearly all end sooner, so that a pod needs one thread for all of them.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// How long a failure is not reported because an operation under way may make what is missing.
+/// Longer than [`PATIENCE`]: a disk under load is slow, and a failure that passes is no event.
+const HELP: Duration = Duration::from_secs(10);
+
 /// What a volume is made by, and what follows from that.
 #[derive(Debug, Clone, Copy)]
 enum Plugin<'a> {
@@ -162,17 +166,13 @@ impl Volumes {
         self.actual().mounted(pod.uid(), mounted);
     }
 
-    /// Raises the event for a failed volume and says when it may be tried again, and why not
-    /// now.
-    fn give_up(&self, pod: &Pod, volume: &Volume, error: &VolumeError, changes: u64) -> (Instant, String) {
+    /// Records the failure of a volume: when it may be tried again.
+    fn give_up(&self, pod: &Pod, volume: &Volume, error: &VolumeError, changes: u64) -> Instant {
         let hope = match error {
             VolumeError::Unsupported { .. } => Hope::None,
             _ => Hope::Some,
         };
-        let cause = format!("MountVolume.SetUp failed for volume {:?} : {}", volume.name, chain(error));
-        self.events.warning(pod, reasons::FAILED_MOUNT, cause.as_str());
-        let until = self.retries().failed(pod.uid(), &volume.name, (hope, changes), Instant::now());
-        (until, cause)
+        self.retries().failed(pod.uid(), &volume.name, (hope, changes), Instant::now())
     }
 
     /// Sets a volume up that needs the agent's own directories only. `None` for others.
@@ -264,13 +264,28 @@ struct Wanted<'a> {
     volume: &'a Volume,
     /// The first try.
     begun: Option<Instant>,
+    /// The failure has its event.
+    is_reported: bool,
     state: State,
+}
+
+impl Wanted<'_> {
+    /// Whether its set-up makes files or directories, which other volumes may need.
+    fn makes_files(&self) -> bool {
+        let kind = self.volume.host_path.as_ref().and_then(|source| source.type_.as_deref());
+        matches!(kind, Some("DirectoryOrCreate" | "FileOrCreate"))
+    }
+
+    /// The text of the event of a failure.
+    fn cause(&self, error: &VolumeError) -> String {
+        format!("MountVolume.SetUp failed for volume {:?} : {}", self.volume.name, chain(error))
+    }
 }
 
 enum State {
     /// To be tried, or tried again; with the last failure.
     Waiting(Option<VolumeError>),
-    /// On its own thread; it is given up then.
+    /// On its own thread, since then.
     UnderWay(Operation, Instant),
     Ready(MountedVolume),
     /// The failure has its event. It may be tried again then.
@@ -297,8 +312,9 @@ struct SetUp<'a> {
 
 impl<'a> SetUp<'a> {
     fn new(volumes: &'a Volumes, site: &'a Site<'a>, wanted: impl Iterator<Item = &'a Volume>) -> SetUp<'a> {
-        let wanted: Vec<_> =
-            wanted.map(|volume| Wanted { volume, begun: None, state: State::Waiting(None) }).collect();
+        let wanted: Vec<_> = wanted
+            .map(|volume| Wanted { volume, begun: None, is_reported: false, state: State::Waiting(None) })
+            .collect();
         // At most one report of each volume is on its way, so that no thread waits.
         let (report, reported) = bounded(wanted.len());
         SetUp {
@@ -362,7 +378,7 @@ impl<'a> SetUp<'a> {
             Ok(operation) => {
                 let now = Instant::now();
                 if let Some(wanted) = self.wanted.get_mut(index) {
-                    wanted.state = State::UnderWay(operation, now + operations::LIMIT);
+                    wanted.state = State::UnderWay(operation, now);
                 }
                 self.queue.tried(index, Outcome::UnderWay);
                 while self.deadline_of(index).is_some() && self.receive(now + PATIENCE)? {}
@@ -395,14 +411,19 @@ impl<'a> SetUp<'a> {
         self.volumes.operations.start(self.site.pod.uid(), &volume.name, to, work)
     }
 
-    /// Waits for the end of one operation, and gives up those that take too long.
+    /// Waits for the end of one operation, and gives up those that take too long. Reports what
+    /// has failed once no other volume is likely to help it soon.
     fn wait(&mut self) -> Result<(), VolumeError> {
         let deadlines = (0..self.wanted.len()).filter_map(|index| self.deadline_of(index));
         let Some(first) = deadlines.min() else { return Ok(()) };
-        if self.receive(first)? {
+        let report_at = self.report_at(Instant::now());
+        if self.receive(report_at.map_or(first, |at| at.min(first)))? {
             return Ok(());
         }
         let now = Instant::now();
+        if report_at.is_some_and(|at| at <= now) {
+            self.report_failures();
+        }
         for index in 0..self.wanted.len() {
             if self.deadline_of(index).is_some_and(|deadline| deadline <= now) {
                 self.end(index, Err(VolumeError::Overdue))?;
@@ -411,10 +432,42 @@ impl<'a> SetUp<'a> {
         Ok(())
     }
 
+    /// When failures without an event get it; `None` when there are none, or when a volume that
+    /// may help waits for a thread.
+    fn report_at(&self, now: Instant) -> Option<Instant> {
+        let get = |index: &usize| self.wanted.get(*index);
+        if !self.queue.failed().filter_map(get).any(|wanted| !wanted.is_reported)
+            || self.queue.held().filter_map(get).any(Wanted::makes_files)
+        {
+            return None;
+        }
+        let helpers = self.wanted.iter().filter(|wanted| wanted.makes_files());
+        let until = helpers.filter_map(|wanted| match wanted.state {
+            State::UnderWay(_, begun) => Some(begun + HELP),
+            _ => None,
+        });
+        Some(until.max().unwrap_or(now))
+    }
+
+    /// Raises the events of the volumes that have failed. They are tried again all the same if
+    /// another volume becomes ready.
+    fn report_failures(&mut self) {
+        for index in self.queue.failed() {
+            if let Some(wanted) = self.wanted.get_mut(*index)
+                && let State::Waiting(Some(error)) = &wanted.state
+                && !wanted.is_reported
+            {
+                let cause = wanted.cause(error);
+                wanted.is_reported = true;
+                self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, cause);
+            }
+        }
+    }
+
     /// The deadline of a volume that is under way.
     fn deadline_of(&self, index: usize) -> Option<Instant> {
         match self.wanted.get(index)?.state {
-            State::UnderWay(_, deadline) => Some(deadline),
+            State::UnderWay(_, begun) => Some(begun + operations::LIMIT),
             _ => None,
         }
     }
@@ -482,7 +535,12 @@ impl<'a> SetUp<'a> {
     fn fail(&mut self, index: usize, error: &VolumeError) {
         let Some(wanted) = self.wanted.get_mut(index) else { return };
         Plugin::of(wanted.volume).count(Err(()), wanted.begun);
-        let (until, cause) = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
+        let until = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
+        let cause = wanted.cause(error);
+        if !wanted.is_reported {
+            wanted.is_reported = true;
+            self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, cause.as_str());
+        }
         wanted.state = State::Failed { until, cause };
     }
 
@@ -679,6 +737,49 @@ mod tests {
         let ready: BTreeSet<String> =
             volumes.mounted(pod.uid()).into_iter().map(|mounted| mounted.volume).collect();
         assert_eq!(ready, BTreeSet::from(["late".to_owned(), "dir".to_owned()]));
+    }
+
+    #[test]
+    fn failure_is_reported_once_no_operation_may_make_what_is_missing() {
+        for (kind, outcome, expected) in [
+            ("DirectoryOrCreate", Outcome::UnderWay, Some(HELP)),
+            ("DirectoryOrCreate", Outcome::NoThread, None),
+            ("Directory", Outcome::UnderWay, Some(Duration::ZERO)),
+            ("Directory", Outcome::NoThread, Some(Duration::ZERO)),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let (volumes, events) = volumes(root.path());
+            let path = root.path().join("dir");
+            let pod = pod(json!([host_path("f", &path.join("f"), "File"), host_path("d", &path, kind)]), &[]);
+            let (dir, never) = (tree::open(root.path()).unwrap(), StopToken::never());
+            let site = Site::new(&pod, root.path(), dir.as_fd(), &never);
+            let mut set_up = SetUp::new(&volumes, &site, pod.spec().volumes.iter().flatten());
+            let now = Instant::now();
+            assert_eq!(set_up.report_at(now), None);
+            let failure = || VolumeError::HostPathType { path: "p".to_owned(), wanted: "a file" };
+            assert_eq!(set_up.queue.next(), Next::Try(0));
+            let failed = set_up.record(0, Err(failure())).unwrap();
+            set_up.queue.tried(0, failed);
+            assert_eq!(set_up.queue.next(), Next::Try(1));
+            set_up.queue.tried(1, outcome);
+            let (release, hold) = bounded::<()>(0);
+            if outcome == Outcome::UnderWay {
+                let hang = move |_: &StopToken| {
+                    let _ = hold.recv();
+                    Ok(())
+                };
+                let operation = volumes.operations.start(pod.uid(), "d", |_| {}, hang).unwrap();
+                set_up.wanted[1].state = State::UnderWay(operation, now);
+            }
+            assert_eq!(set_up.report_at(now), expected.map(|wait| now + wait), "{kind} {outcome:?}");
+            set_up.report_failures();
+            assert_eq!((events.len(), set_up.report_at(now)), (1, None));
+            // Its last failure has no further event.
+            set_up.report_failures();
+            set_up.fail(0, &failure());
+            assert_eq!(events.len(), 1);
+            drop(release);
+        }
     }
 
     #[test]

@@ -635,21 +635,34 @@ impl Drop for Hung {
     }
 }
 
+fn host(name: &str, path: &Path, kind: &str) -> Value {
+    json!({"name": name, "hostPath": {"path": path.display().to_string(), "type": kind}})
+}
+
+/// A pod with these volumes, all of them mounted.
+fn pod_of(uid: &str, volumes: &[Value]) -> Pod {
+    let mounts: Vec<Value> =
+        volumes.iter().map(|volume| json!({"name": volume["name"], "mountPath": "/m"})).collect();
+    let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": uid},
+        "spec": {"containers": [{"name": "c", "volumeMounts": mounts}], "volumes": volumes}});
+    Pod::from(serde_json::from_value::<api::Pod>(value).unwrap())
+}
+
 #[test]
 fn volume_that_hangs_delays_no_other_one() {
     let Some(place) = Place::new() else { return };
     let (volumes, queue) = place.volumes();
     let (hung_at, made) = (place.dir.path().join("hung"), place.dir.path().join("made"));
-    let host = |name: &str, path: &Path, kind: &str| json!({"name": name, "hostPath": {"path": path.display().to_string(), "type": kind}});
-    let names = ["hung", "file", "dir", "e"];
-    let mounts = names.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
-    let spec = json!({"containers": [{"name": "c", "volumeMounts": mounts}], "volumes": [
-        host("hung", &hung_at.join("dir"), "Directory"),
-        host("file", &made.join("file"), "FileOrCreate"),
-        host("dir", &made, "DirectoryOrCreate"),
-        {"name": "e", "emptyDir": {}},
-    ]});
-    let pod = pod(json!({}), spec);
+    let pod = pod_of(
+        "u1",
+        &[
+            host("hung", &hung_at.join("dir"), "Directory"),
+            host("file", &made.join("file"), "FileOrCreate"),
+            host("dir", &made, "DirectoryOrCreate"),
+            json!({"name": "e", "emptyDir": {}}),
+            host("none", &place.dir.path().join("none"), "Directory"),
+        ],
+    );
     std::thread::scope(|scope| {
         let Some(hung) = Hung::mount(hung_at) else {
             eprintln!("skipped: no /dev/fuse here");
@@ -657,12 +670,55 @@ fn volume_that_hangs_delays_no_other_one() {
         };
         let set_up = scope.spawn(|| volumes.setup(&pod, &STOP()));
         wait_until("the other volumes to be ready", FREE, || volumes.mounted(pod.uid()).len() == 3);
+        // A failure is reported while the other volume hangs, which cannot make what is missing.
+        wait_until("the event of the failure", FREE, || !queue.is_empty());
         assert!(!set_up.is_finished() && made.join("file").is_file());
         drop(hung);
         let error = set_up.join().unwrap().unwrap_err();
-        assert!(error.to_string().starts_with("unmounted volumes=[hung], unattached"), "{error}");
-        let told: Vec<String> = queue.try_iter().map(|event| event.message).collect();
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].contains("\"hung\" : hostPath type check failed"), "{told:?}");
+        assert!(error.to_string().starts_with("unmounted volumes=[hung none], unattached"), "{error}");
+        let events: Vec<String> = queue.try_iter().map(|event| event.message).collect();
+        assert_eq!(events.len(), 2, "{events:?}");
+        for (event, name) in events.iter().zip(["none", "hung"]) {
+            assert!(event.contains(&format!("{name:?} : hostPath type check failed")), "{events:?}");
+        }
+    });
+}
+
+/// One pod has more volumes on a dead file server than the node has threads for operations.
+#[test]
+fn pod_whose_volumes_all_hang_leaves_threads_to_other_pods() {
+    let Some(place) = Place::new() else { return };
+    let (volumes, queue) = place.volumes();
+    let (hung_at, made) = (place.dir.path().join("hung"), place.dir.path().join("made"));
+    let mut many: Vec<Value> =
+        (0..20).map(|n| host(&format!("h{n}"), &hung_at.join(n.to_string()), "Directory")).collect();
+    many.push(json!({"name": "e", "emptyDir": {}}));
+    let dead = pod_of("hangs", &many);
+    let memory = json!({"name": "m", "emptyDir": {"medium": "Memory"}});
+    let other = pod_of("u2", &[host("v", &made, "DirectoryOrCreate"), memory]);
+    std::thread::scope(|scope| {
+        let Some(hung) = Hung::mount(hung_at) else {
+            eprintln!("skipped: no /dev/fuse here");
+            return;
+        };
+        let set_up = scope.spawn(|| volumes.setup(&dead, &STOP()));
+        let hanging = || {
+            let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+            let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+            names.filter(|name| name.trim() == "vol/hangs").count()
+        };
+        // Its last volume is ready when all before it were tried.
+        wait_until("the set-up to wait", FREE, || volumes.mounted(dead.uid()).len() == 1);
+        assert_eq!(hanging(), 3);
+        assert_eq!(volumes.setup(&other, &STOP()).unwrap().len(), 2);
+        // Also its unmount has a thread.
+        tear_down(&volumes, other.uid());
+        assert!(queue.is_empty() && !set_up.is_finished());
+        drop(hung);
+        // All were tried in the end.
+        assert!(set_up.join().unwrap().is_err());
+        let events: Vec<String> = queue.try_iter().map(|event| event.message).collect();
+        assert_eq!(events.len(), 20, "{events:?}");
+        assert!(events.iter().all(|event| event.contains("hostPath type check failed")), "{events:?}");
     });
 }
