@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::atomic_writer::MAX_BYTES;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
 
@@ -13,6 +14,25 @@ use crate::model::mount::MountedVolume;
 #[derive(Debug, Default)]
 pub(super) struct Actual {
     pods: HashMap<PodUid, BTreeMap<String, MountedVolume>>,
+    sizes: HashMap<PodUid, Sizes>,
+}
+
+/// The sizes in bytes of the volumes of a pod whose files the agent writes.
+#[derive(Debug, Default)]
+struct Sizes {
+    volumes: HashMap<String, usize>,
+    total: usize,
+}
+
+impl Sizes {
+    fn of(&self, volume: &str) -> usize {
+        self.volumes.get(volume).copied().unwrap_or_default()
+    }
+
+    fn set(&mut self, volume: &str, bytes: usize) {
+        let before = self.volumes.insert(volume.to_owned(), bytes).unwrap_or_default();
+        self.total = self.total.saturating_sub(before).saturating_add(bytes);
+    }
 }
 
 impl Actual {
@@ -32,9 +52,28 @@ impl Actual {
         volumes.insert(volume.volume.clone(), volume.clone());
     }
 
+    /// Whether the pod may have this many bytes of files in the volume, beside those that its
+    /// other volumes have. They count from now on. A volume whose update fails keeps its files
+    /// of before, so the larger size counts until [`Actual::wrote`].
+    pub(super) fn reserve(&mut self, uid: &PodUid, volume: &str, bytes: usize) -> bool {
+        let sizes = self.sizes.entry(uid.clone()).or_default();
+        let before = sizes.of(volume);
+        let fits = (sizes.total - before).saturating_add(bytes) <= MAX_BYTES;
+        if fits {
+            sizes.set(volume, before.max(bytes));
+        }
+        fits
+    }
+
+    /// The volume has files of this many bytes, and no others.
+    pub(super) fn wrote(&mut self, uid: &PodUid, volume: &str, bytes: usize) {
+        self.sizes.entry(uid.clone()).or_default().set(volume, bytes);
+    }
+
     /// Nothing of the pod can be relied on any more.
     pub(super) fn forget(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
+        self.sizes.remove(uid);
     }
 }
 
@@ -60,5 +99,27 @@ mod tests {
         actual.forget(&one);
         assert_eq!(actual.get(&one, "v"), None);
         assert!(actual.pods.is_empty());
+    }
+
+    #[test]
+    fn volumes_of_a_pod_share_one_limit_of_bytes() {
+        let mut actual = Actual::default();
+        let (one, two) = (PodUid::from("1"), PodUid::from("2"));
+        assert!(actual.reserve(&one, "v", MAX_BYTES));
+        // Nothing was written yet, or the update has failed.
+        assert!(actual.reserve(&one, "v", 1));
+        assert!(!actual.reserve(&one, "w", 1));
+        actual.wrote(&one, "v", 1);
+        assert!(actual.reserve(&one, "w", MAX_BYTES - 1));
+        actual.wrote(&one, "w", MAX_BYTES - 1);
+        assert!(!actual.reserve(&one, "x", 1));
+        // A volume that is refused keeps the files, and the size, of before.
+        assert!(!actual.reserve(&one, "v", 2));
+        assert!(actual.reserve(&one, "v", 1));
+        assert!(actual.reserve(&one, "x", 0));
+        assert!(!actual.reserve(&one, "x", usize::MAX));
+        assert!(actual.reserve(&two, "v", MAX_BYTES));
+        actual.forget(&one);
+        assert!(actual.reserve(&one, "x", MAX_BYTES));
     }
 }

@@ -15,6 +15,7 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Uid};
@@ -36,13 +37,15 @@ pub(super) const MAX_DEPTH: usize = 128;
 pub(super) const MAX_ENTRIES: usize = 10_000;
 /// Bytes that the files of a volume are made of, those of a replaced file included. One key of
 /// an object may become many files, and they are compared at each sync of the pod. Objects have
-/// 1 MiB at most.
+/// 1 MiB at most. The volumes of one pod have no more than this together: most of them lie in
+/// memory that is charged to the agent.
 pub(super) const MAX_BYTES: usize = 32 << 20;
 
 /// One file of a volume.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct File {
-    pub(super) data: Vec<u8>,
+    /// Files that are made of one key of an object share it.
+    pub(super) data: Arc<[u8]>,
     pub(super) mode: u32,
     /// The user that owns the file and the link to it; `None`: the agent's.
     pub(super) owner: Option<u32>,
@@ -50,8 +53,8 @@ pub(super) struct File {
 
 impl File {
     /// A file that the agent's user owns.
-    pub(super) fn new(data: Vec<u8>, mode: u32) -> File {
-        File { data, mode, owner: None }
+    pub(super) fn new(data: impl Into<Arc<[u8]>>, mode: u32) -> File {
+        File { data: data.into(), mode, owner: None }
     }
 }
 
@@ -173,6 +176,11 @@ impl Payload {
     /// Adds all files of another payload; those win.
     pub(super) fn extend(&mut self, other: Payload) -> Result<(), PathError> {
         other.files.into_iter().try_for_each(|(path, file)| self.insert(&path.to_string_lossy(), file))
+    }
+
+    /// How many bytes were added.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     #[cfg(test)]
@@ -462,7 +470,7 @@ pub(super) fn make_dirs<'p>(
 fn write_file(parent: BorrowedFd<'_>, name: &CStr, file: &File) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = fs::openat(parent, name, flags, Mode::from_raw_mode(0o600))?;
-    let mut data = file.data.as_slice();
+    let mut data = &*file.data;
     while !data.is_empty() {
         match io::write(&open, data) {
             Ok(0) => return Err(Errno::IO),

@@ -1,6 +1,9 @@
 //! configMap: the keys of a ConfigMap as files. What a Secret and a part of a projected
 //! volume have in common with it is here as well.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use super::VolumeError;
 use super::atomic_writer::{File, PathError, Payload};
 use super::downward_api::DEFAULT_MODE;
@@ -41,34 +44,38 @@ pub(super) struct Choice<'a> {
 
 impl Choice<'_> {
     /// The files, from what is known of the object.
-    pub(super) fn payload(
-        &self,
-        object: Result<std::sync::Arc<Object>, ObjectError>,
-    ) -> Result<Payload, VolumeError> {
+    pub(super) fn payload(&self, object: Result<Arc<Object>, ObjectError>) -> Result<Payload, VolumeError> {
         let optional = self.optional == Some(true);
         let object = match object {
             Ok(object) => object,
-            Err(error) if optional && error.is_not_found() => std::sync::Arc::default(),
+            Err(error) if optional && error.is_not_found() => Arc::default(),
             Err(ObjectError::Stopping) => return Err(VolumeError::Stopping),
             Err(error) => return Err(error.into()),
         };
-        let file = |data: &[u8], mode: Option<i32>| {
+        let file = |data: Arc<[u8]>, mode: Option<i32>| {
             let mode = mode.or(self.default_mode).unwrap_or(DEFAULT_MODE);
-            File::new(data.to_vec(), u32::try_from(mode).unwrap_or_default())
+            File::new(data, u32::try_from(mode).unwrap_or_default())
         };
         let mut payload = Payload::default();
         match self.items.unwrap_or_default() {
             [] => {
                 for (key, data) in object.data.iter().chain(&object.binary_data) {
-                    payload.insert(key, file(data, None)).map_err(|error| self.refused(error))?;
+                    payload
+                        .insert(key, file(data.as_slice().into(), None))
+                        .map_err(|error| self.refused(error))?;
                 }
             }
             items => {
+                // One copy of each value, however many items name it.
+                let mut copies: HashMap<&str, Arc<[u8]>> = HashMap::new();
                 for item in items {
                     match object.get(&item.key) {
-                        Some(data) => payload
-                            .insert(&item.path, file(data, item.mode))
-                            .map_err(|error| self.refused(error))?,
+                        Some(data) => {
+                            let data = copies.entry(&item.key).or_insert_with(|| data.into());
+                            payload
+                                .insert(&item.path, file(Arc::clone(data), item.mode))
+                                .map_err(|error| self.refused(error))?;
+                        }
                         None if optional => {}
                         None => return Err(self.missing(&item.key)),
                     }
@@ -122,15 +129,23 @@ mod tests {
     #[test]
     fn keys_become_files() {
         let files = collect(json!({"name": "m", "defaultMode": 0o440})).unwrap();
-        let file = |path: &str| files.get(path).map(|file| (file.data.as_slice(), file.mode));
+        let file = |path: &str| files.get(path).map(|file| (&*file.data, file.mode));
         assert_eq!(file("a"), Some((&b"1"[..], 0o440)));
         assert_eq!(file("raw"), Some((&[0, 255][..], 0o440)));
         let items = json!([{"key": "b", "path": "deep/er"}, {"key": "a", "path": "a", "mode": 0o400}]);
         let files = collect(json!({"name": "m", "items": items})).unwrap();
-        let file = |path: &str| files.get(path).map(|file| (file.data.as_slice(), file.mode));
+        let file = |path: &str| files.get(path).map(|file| (&*file.data, file.mode));
         assert_eq!(file("deep/er"), Some((&b"2"[..], 0o644)));
         assert_eq!(file("a"), Some((&b"1"[..], 0o400)));
         assert_eq!(file("b"), None);
+    }
+
+    #[test]
+    fn items_of_one_key_share_its_value() {
+        let items = json!([{"key": "b", "path": "x"}, {"key": "b", "path": "y"}]);
+        let files = collect(json!({"name": "m", "items": items})).unwrap();
+        let data = |path: &str| &files.get(path).unwrap().data;
+        assert!(Arc::ptr_eq(data("x"), data("y")));
     }
 
     /// An object of 1 MiB can have this many keys. They were compared with each other at each
@@ -144,7 +159,7 @@ mod tests {
         ] {
             let object = Object { data: BTreeMap::clone(&data), ..Object::default() };
             let choice = Choice { kind, name: "m", items: None, default_mode: None, optional: None };
-            let found = choice.payload(Ok(std::sync::Arc::new(object)));
+            let found = choice.payload(Ok(Arc::new(object)));
             assert_eq!(found.unwrap_err().to_string(), expected);
         }
     }

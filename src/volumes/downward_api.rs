@@ -73,7 +73,7 @@ mod tests {
             "resourceFieldRef": {"containerName": "main", "resource": "limits.cpu", "divisor": "1m"}});
         let items = json!([field("deep//labels", "metadata.labels"), cpu]);
         let files = collect(items.clone(), Some(0o440)).unwrap();
-        let file = |path: &str| files.get(path).map(|file| (file.data.as_slice(), file.mode));
+        let file = |path: &str| files.get(path).map(|file| (&*file.data, file.mode));
         assert_eq!(file("deep/labels"), Some((&b"a=\"1\"\nb=\"2\""[..], 0o440)));
         assert_eq!(file("cpu"), Some((&b"150"[..], 0o400)));
         let files = collect(items, None).unwrap();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::atomic_writer::PathError;
+use super::atomic_writer::{MAX_BYTES, PathError};
 use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
 
@@ -73,6 +73,9 @@ pub enum VolumeError {
     /// A file's place in its volume.
     #[error(transparent)]
     Path(#[from] PathError),
+    /// The files of the volume would exceed what all volumes of a pod may have.
+    #[error("more than {MAX_BYTES} bytes for the files of all volumes of the pod")]
+    FilesTooLarge,
     /// A sub path of a volume.
     #[error("cannot {what}")]
     SubPath {

@@ -196,7 +196,7 @@ mod tests {
         let files = collect(json!({"defaultMode": 256, "sources": [
             source("a", "metadata.name"), source("b", "metadata.name"), source("a", "metadata.uid")]}))
         .unwrap();
-        let file = |path: &str| files.get(path).map(|file| (file.data.as_slice(), file.mode));
+        let file = |path: &str| files.get(path).map(|file| (&*file.data, file.mode));
         assert_eq!(file("a"), Some((&b"u"[..], 0o400)));
         assert_eq!(file("b"), Some((&b"p"[..], 0o400)));
         assert_eq!(collect(json!({})), Ok(Payload::default()));
@@ -234,7 +234,7 @@ mod tests {
             ),
         ] {
             let files = collect_for(&pod(spec), source.clone(), Some(&api())).unwrap();
-            let text = |path: &str| String::from_utf8(files.get(path).unwrap().data.clone()).unwrap();
+            let text = |path: &str| String::from_utf8(files.get(path).unwrap().data.to_vec()).unwrap();
             assert_eq!(
                 (text("token"), text("ca.crt"), text("namespace")),
                 ("n/sa null".into(), "ca".into(), "n".into())

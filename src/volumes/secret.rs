@@ -46,7 +46,7 @@ mod tests {
             payload(&objects, &pod, &source, &StopToken::never()).map_err(|error| error.to_string())
         };
         let files = collect(json!({"secretName": "s", "defaultMode": 0o400})).unwrap();
-        assert_eq!(files.get("pw").map(|file| (file.data.as_slice(), file.mode)), Some((&b"x"[..], 0o400)));
+        assert_eq!(files.get("pw").map(|file| (&*file.data, file.mode)), Some((&b"x"[..], 0o400)));
         assert!(!format!("{files:?}").contains("120"), "content is not printed");
         assert_eq!(collect(json!({"secretName": "nope"})).unwrap_err(), "secret \"nope\" not found");
         assert_eq!(

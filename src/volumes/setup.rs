@@ -181,7 +181,13 @@ impl Volumes {
         let (pod, stop) = (site.pod, site.stop);
         let name = volume.name.as_str();
         let files = |plugin, payload: Result<Payload, VolumeError>| {
-            files::set_up(site, (plugin, name), &payload?, allocatable.memory)
+            let payload = payload?;
+            if !self.actual().reserve(pod.uid(), name, payload.bytes()) {
+                return Err(VolumeError::FilesTooLarge);
+            }
+            let mounted = files::set_up(site, (plugin, name), &payload, allocatable.memory)?;
+            self.actual().wrote(pod.uid(), name, payload.bytes());
+            Ok(mounted)
         };
         Some(match Plugin::of(volume) {
             Plugin::EmptyDir(source) => {
@@ -897,6 +903,47 @@ mod tests {
         assert_eq!((read(), volumes.setup(&pod, &never).unwrap()), ("2".to_owned(), ready));
         volumes.tear_down(pod.uid(), &never).unwrap();
         assert!(!path.exists());
+    }
+
+    /// 1,000 volumes of 32 MiB each would fill the node's memory.
+    #[test]
+    fn files_of_all_volumes_of_a_pod_share_one_limit() {
+        use crate::kube::objects::{Key, Kind, Object, Objects};
+        use crate::kube::{PodApi, runtime_classes::RuntimeClasses, tokens::Tokens};
+        let root = tempfile::tempdir().unwrap();
+        let (events, queue) = EventSink::new();
+        let data = [("k".to_owned(), vec![b'x'; 1 << 20])].into();
+        let object = Object { data, ..Object::default() };
+        let api = PodApi {
+            objects: Objects::fixed(vec![(Key::new(Kind::ConfigMap, "n", "map"), object)]),
+            tokens: Tokens::fixed(),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+        };
+        let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };
+        let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
+        let items: Vec<_> = (0..15).map(|n| json!({"key": "k", "path": n.to_string()})).collect();
+        let names = ["a", "b", "c", "d"];
+        let map = |name| json!({"name": name, "configMap": {"name": "map", "items": items}});
+        let few = json!({"name": "e", "configMap": {"name": "map", "items": [{"key": "k", "path": "p"}]}});
+        let mut wanted: Vec<_> = names.into_iter().map(map).collect();
+        wanted.push(few);
+        let pod = pod(json!(wanted), &["a", "b", "c", "d", "e"]);
+        api.register(&pod);
+        let error = volumes.setup(&pod, &StopToken::never()).unwrap_err();
+        assert!(error.to_string().starts_with("unmounted volumes=[c d], unattached"), "{error}");
+        let events: Vec<String> = queue.try_iter().map(|event| event.message).collect();
+        let expected = ["c", "d"].map(|name| {
+            format!(
+                "MountVolume.SetUp failed for volume {name:?} : \
+                 more than 33554432 bytes for the files of all volumes of the pod"
+            )
+        });
+        assert_eq!(events, expected);
+        // What is there stays up to date.
+        volumes.remount(&pod, &StopToken::never());
+        assert!(queue.is_empty());
+        volumes.tear_down(pod.uid(), &StopToken::never()).unwrap();
     }
 
     #[test]

@@ -176,7 +176,7 @@ proptest! {
             }
             write_to(dir.path(), &wanted).unwrap();
             for (path, file) in &wanted.files {
-                prop_assert_eq!(&std::fs::read(dir.path().join(path)).unwrap(), &file.data);
+                prop_assert_eq!(&std::fs::read(dir.path().join(path)).unwrap()[..], &*file.data);
             }
             let roots: Vec<String> = wanted.roots().into_keys().map(|name| name.to_str().unwrap().to_owned()).collect();
             prop_assert_eq!(visible(dir.path()), roots);
