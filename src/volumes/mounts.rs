@@ -1,12 +1,15 @@
 //! The mount table: what is mounted below a directory, and taking it off again.
 
 use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::{self, Errno};
 use rustix::mount::UnmountFlags;
 
-use super::VolumeError;
+use super::{VolumeError, tree};
 
 /// The kernel's table for this process.
 const TABLE: &str = "/proc/self/mountinfo";
@@ -59,14 +62,14 @@ pub(super) fn below(mounts: &[PathBuf], dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Takes off everything that is mounted below `dir`. A busy mount stays: it is an error,
-/// named below `dir`, and the others are tried all the same.
-pub(super) fn unmount_below(dir: &Path) -> Result<Vec<(String, VolumeError)>, VolumeError> {
+/// Unmounts everything below `dir`, which is in `top`. A busy mount stays: it is an error with
+/// its name below `dir`, and the others are tried all the same. Links in `top` are not followed.
+pub(super) fn unmount_below(top: &Path, dir: &Path) -> Result<Vec<(String, VolumeError)>, VolumeError> {
     let mut failures = Vec::new();
     for mount in below(&read()?, dir) {
-        match rustix::mount::unmount(mount.as_os_str().as_bytes(), UnmountFlags::NOFOLLOW) {
-            // Gone already, with the one above it or by another hand.
-            Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
+        match unmount_in(top, &mount) {
+            // Gone already, with the one above it or by another process.
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(errno) => {
                 let name = mount.strip_prefix(dir).unwrap_or(&mount).display().to_string();
                 failures.push((name, VolumeError::io("unmount", &mount)(errno)));
@@ -74,6 +77,22 @@ pub(super) fn unmount_below(dir: &Path) -> Result<Vec<(String, VolumeError)>, Vo
         }
     }
     Ok(failures)
+}
+
+/// Unmounts `mount`, which is in `top`. Each directory between them is opened in the one before:
+/// a container may exchange one for a link since the table was read, and the mount behind that
+/// link is not the pod's.
+fn unmount_in(top: &Path, mount: &Path) -> io::Result<()> {
+    let way = mount.strip_prefix(top).map_err(|_| Errno::INVAL)?;
+    let (Some(parent), Some(name)) = (way.parent(), way.file_name()) else { return Err(Errno::INVAL) };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut dir = tree::open(top)?;
+    for element in parent {
+        dir = fs::openat(&dir, element, flags, Mode::empty())?;
+    }
+    let mut path = OsString::from(format!("/proc/self/fd/{}/", dir.as_raw_fd()));
+    path.push(name);
+    rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW)
 }
 
 #[cfg(test)]
@@ -99,6 +118,26 @@ mod tests {
             ["/", "/r/p", "/r/p/a", "/r/p/a/b", "/r/p/a", "/r/pp/x"].iter().map(PathBuf::from).collect();
         let expected: Vec<PathBuf> = ["/r/p/a/b", "/r/p/a", "/r/p/a"].iter().map(PathBuf::from).collect();
         assert_eq!(below(&mounts, Path::new("/r/p")), expected);
+    }
+
+    #[test]
+    fn links_on_the_way_to_a_mount_are_not_followed() {
+        let top = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(top.path().join("u2/volumes/e/deep")).unwrap();
+        std::os::unix::fs::symlink("u2", top.path().join("u1")).unwrap();
+        std::os::unix::fs::symlink("e", top.path().join("u2/volumes/link")).unwrap();
+        for (mount, is_refused) in [
+            ("u1/volumes/e", true),
+            ("u2/volumes/link/deep", true),
+            // Nothing is mounted there, or this process has no right to unmount.
+            ("u2/volumes/e", false),
+            ("u2/volumes/e/deep", false),
+        ] {
+            let error = unmount_in(top.path(), &top.path().join(mount)).unwrap_err();
+            assert_eq!(error == Errno::NOTDIR, is_refused, "{mount}: {error}");
+        }
+        assert_eq!(unmount_in(top.path(), Path::new("/elsewhere")), Err(Errno::INVAL));
+        assert_eq!(unmount_in(top.path(), top.path()), Err(Errno::INVAL));
     }
 
     #[test]

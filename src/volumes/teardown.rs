@@ -63,11 +63,11 @@ impl Volumes {
         if mounts::below(&table, path).is_empty() {
             return Ok(Vec::new());
         }
-        let path = path.to_owned();
+        let (pods, path) = (paths::pods(&self.settings.root_dir), path.to_owned());
         let work = move |_: &StopToken| {
             let mut failures = Vec::new();
             for name in [paths::SUB_PATHS, "volumes"] {
-                failures.extend(mounts::unmount_below(&path.join(name))?);
+                failures.extend(mounts::unmount_below(&pods, &path.join(name))?);
             }
             Ok(failures)
         };
