@@ -2,7 +2,8 @@
 //!
 //! Volumes in the agent's own directories are made in turn. One that touches another file
 //! system has a thread of its own; after a moment the next volume is tried beside it, so
-//! that a file system that hangs delays no other volume.
+//! that a file system that hangs delays no other volume. The number of such threads is limited
+//! per pod: when all hang, only the pod's other volumes that need one wait for them.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
