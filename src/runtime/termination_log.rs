@@ -47,7 +47,8 @@ mod tests {
     #[test]
     fn a_new_writable_file_each_time() {
         let root = tempfile::tempdir().unwrap();
-        let pod = Pod::from(crate::model::api::Pod::default());
+        let object = serde_json::json!({"metadata": {"uid": "u"}, "spec": {"containers": []}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
         let mut container = Container { name: "c".into(), ..Container::default() };
         assert_eq!(create(root.path(), &pod, &container).unwrap(), None);
         container.termination_message_path = Some("/dev/termination-log".into());
