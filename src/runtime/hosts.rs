@@ -117,10 +117,7 @@ fn write_in_place(path: &Path, text: &[u8]) -> std::io::Result<()> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(std::io::ErrorKind::InvalidInput.into());
     };
-    let (Some(pods), Some(pod)) = (dir.parent(), dir.file_name()) else {
-        return Err(std::io::ErrorKind::InvalidInput.into());
-    };
-    let dir = untrusted::make_directory(pods, &[pod], 0o750)?;
+    let dir = untrusted::make_directory(dir, 1, 0o750)?;
     let mut file = untrusted::open_or_create_at(dir.as_fd(), Path::new(name), MODE)?;
     // Containers may write here as much as they like, and at this very moment.
     let mut old = Vec::new();

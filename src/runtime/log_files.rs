@@ -28,13 +28,7 @@ pub(super) fn make_directory(dir: &Path) -> io::Result<()> {
 /// Makes a container's log directory, `<pod>/<container>`, and its parents. A link in the place of
 /// one of the two is an error: the directory, and the log, would be made where it leads.
 pub(super) fn make_log_directory(dir: &Path) -> io::Result<()> {
-    let (Some(pod), Some(container)) = (dir.parent(), dir.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let (Some(all), Some(name)) = (pod.parent(), pod.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    untrusted::make_directory(all, &[name, container], MODE).map(drop)
+    untrusted::make_directory(dir, LOG_LEVELS, MODE).map(drop)
 }
 
 /// The restart count that follows from the logs in a container's log directory: one more

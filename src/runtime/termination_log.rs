@@ -1,6 +1,5 @@
 //! The file behind `terminationMessagePath`: one per container instance.
 
-use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +11,9 @@ use crate::util::untrusted;
 
 use super::config_error::ConfigError;
 
+/// `<uid>/containers/<name>`.
+const LEVELS: usize = 3;
+
 /// Makes an empty file that everyone may write, and returns its path.
 /// `None` if the container wants none.
 ///
@@ -21,10 +23,8 @@ pub fn create(root_dir: &Path, pod: &Pod, container: &Container) -> Result<Optio
     if container.termination_message_path.as_deref().unwrap_or_default().is_empty() {
         return Ok(None);
     }
-    let pods = root_dir.join("pods");
-    let below = [pod.uid().as_str(), "containers", &container.name].map(OsStr::new);
-    let path = pods.join(below.iter().collect::<PathBuf>());
-    let dir = untrusted::make_directory(&pods, &below, 0o750).map_err(file_error("make directory", &path))?;
+    let path = root_dir.join("pods").join(pod.uid().as_str()).join("containers").join(&container.name);
+    let dir = untrusted::make_directory(&path, LEVELS, 0o750).map_err(file_error("make directory", &path))?;
     let name = format!("{:08x}", random_u64() as u32);
     let path = path.join(&name);
     // Nothing that is there is opened.

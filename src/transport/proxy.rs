@@ -20,7 +20,7 @@ use std::net::Ipv6Addr;
 use std::sync::LazyLock;
 
 use super::dial::join_host_port;
-use crate::util::encoding::base64;
+use crate::util::encoding::{base64, from_percent};
 use no_proxy::NoProxy;
 
 /// How a proxy is spoken to.
@@ -158,21 +158,7 @@ fn split_host(text: &str) -> Option<(&str, Option<u16>)> {
 
 /// Decodes `%41`; `None` if a `%` stands for nothing or the result is no text.
 fn unescape(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        rest = after;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let (digits, after) = rest.split_at_checked(2)?;
-        let digits =
-            std::str::from_utf8(digits).ok().filter(|two| two.bytes().all(|one| one.is_ascii_hexdigit()))?;
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        rest = after;
-    }
-    String::from_utf8(bytes).ok()
+    String::from_utf8(from_percent(text)?).ok()
 }
 
 /// The proxies that environment variables name, and the targets that bypass them.

@@ -1,4 +1,4 @@
-//! Base64 (RFC 4648).
+//! Base64 (RFC 4648), and escapes of single bytes in texts.
 
 use base64::Engine;
 use base64::alphabet::{STANDARD, URL_SAFE};
@@ -29,9 +29,69 @@ pub fn from_base64_url(text: &str) -> Option<Vec<u8>> {
     BARE_URL.decode(text).ok()
 }
 
+/// Decodes `%41` (RFC 3986, 2.1); `None` if no two hexadecimal digits follow a `%`.
+#[must_use]
+pub fn from_percent(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let (digits, after) = rest.split_at_checked(2)?;
+        let digits =
+            std::str::from_utf8(digits).ok().filter(|two| two.bytes().all(|one| one.is_ascii_hexdigit()))?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = after;
+    }
+    Some(bytes)
+}
+
+/// Decodes `\040`, as the kernel writes blank, tab, newline and backslash in the table of mounts
+/// (proc(5)). What is no such escape stays as it is.
+#[must_use]
+pub fn from_octal(text: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        if let (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..]) = (first, tail) {
+            bytes.push((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'));
+            rest = tail.get(3..).unwrap_or_default();
+        } else {
+            bytes.push(*first);
+            rest = tail;
+        }
+    }
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn octal_escapes() {
+        for (text, expected) in [
+            ("/a\\040b\\134", "/a b\\"),
+            ("a\\134b\\9\\04", "a\\b\\9\\04"),
+            ("\\04", "\\04"),
+            ("\\9", "\\9"),
+            ("\\777", "\\777"),
+            ("", ""),
+        ] {
+            assert_eq!(from_octal(text.as_bytes()), expected.as_bytes());
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_decoded(bytes: Vec<u8>, text: String) {
+            proptest::prop_assert!(from_octal(&bytes).len() <= bytes.len());
+            proptest::prop_assert!(from_percent(&text).is_none_or(|bytes| bytes.len() <= text.len()));
+        }
+    }
 
     #[test]
     fn padding_is_written_and_may_be_missing() {

@@ -91,6 +91,31 @@ pub fn is_file(stat: &Stat) -> bool {
 /// # Errors
 /// When it cannot be opened or is none; a link in one of the last parts is none.
 pub fn directory(path: &Path, levels: usize) -> io::Result<OwnedFd> {
+    let (base, below) = split(path, levels);
+    let mut dir = operators(base)?;
+    for name in below {
+        dir = fs::openat(&dir, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
+    }
+    Ok(dir)
+}
+
+/// As [`directory`], and makes what is missing of the path.
+///
+/// # Errors
+/// When one of the directories cannot be made; a link or a file in the place of one of the last
+/// `levels` is an error.
+pub fn make_directory(path: &Path, levels: usize, mode: u32) -> io::Result<OwnedFd> {
+    let (base, below) = split(path, levels);
+    std::fs::DirBuilder::new().recursive(true).mode(mode).create(base)?;
+    let mut dir = operators(base)?;
+    for name in below {
+        dir = tree::make_at(dir.as_fd(), &CString::new(name.as_bytes())?, mode)?.0;
+    }
+    Ok(dir)
+}
+
+/// The part of a path that the operator chose, and the names of its last `levels` parts in order.
+fn split(path: &Path, levels: usize) -> (&Path, Vec<&OsStr>) {
     let mut below = Vec::new();
     let mut base = path;
     while below.len() < levels
@@ -99,17 +124,18 @@ pub fn directory(path: &Path, levels: usize) -> io::Result<OwnedFd> {
         below.push(name);
         base = parent;
     }
-    let base = if base.as_os_str().is_empty() { Path::new(".") } else { base };
+    below.reverse();
+    (if base.as_os_str().is_empty() { Path::new(".") } else { base }, below)
+}
+
+/// Opens a directory in whose path links are followed.
+fn operators(base: &Path) -> io::Result<OwnedFd> {
     // A link of /proc could lead into the mounts of a container.
-    let mut dir = match fs::openat2(fs::CWD, base, DIRECTORY, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+    match fs::openat2(fs::CWD, base, DIRECTORY, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
         // Before Linux 5.6.
-        Err(Errno::NOSYS) => fs::open(base, DIRECTORY, Mode::empty()),
-        result => result,
-    }?;
-    for name in below.into_iter().rev() {
-        dir = fs::openat(&dir, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
+        Err(Errno::NOSYS) => Ok(fs::open(base, DIRECTORY, Mode::empty())?),
+        result => Ok(result?),
     }
-    Ok(dir)
 }
 
 /// Opens a file for reading; a link in the place of the file is not followed.
@@ -135,20 +161,6 @@ pub fn open_at(dir: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
 /// When it cannot be opened or is no regular file.
 pub fn open_or_create_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Result<File> {
     regular(fs::openat(dir, name, FILE | OFlags::RDWR | OFlags::CREATE, Mode::from_raw_mode(mode)))
-}
-
-/// Makes the directories `below`, each in the one before, the first in `base`, and opens the last
-/// one. Links are followed in `base` only, which is made with its parents if it is missing.
-///
-/// # Errors
-/// When one of them cannot be made; a link or a file in the place of one of `below` is an error.
-pub fn make_directory(base: &Path, below: &[&OsStr], mode: u32) -> io::Result<OwnedFd> {
-    std::fs::DirBuilder::new().recursive(true).mode(mode).create(base)?;
-    let mut dir = directory(base, 0)?;
-    for name in below {
-        dir = tree::make_at(dir.as_fd(), &CString::new(name.as_bytes())?, mode)?.0;
-    }
-    Ok(dir)
 }
 
 /// Makes a file below a directory, for writing. A file of that name, or anything else, is an

@@ -10,6 +10,7 @@ use rustix::io::{self, Errno};
 use rustix::mount::UnmountFlags;
 
 use super::{VolumeError, tree};
+use crate::util::encoding::from_octal;
 
 /// The kernel's table for this process.
 const TABLE: &str = "/proc/self/mountinfo";
@@ -29,28 +30,8 @@ fn parse(table: &[u8]) -> Vec<PathBuf> {
     table
         .split(|byte| *byte == b'\n')
         .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
-        .map(|field| PathBuf::from(OsString::from_vec(unescape(field))))
+        .map(|field| PathBuf::from(OsString::from_vec(from_octal(field))))
         .collect()
-}
-
-/// The kernel writes blank, tab, newline and backslash as three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut text = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&first, after)) = rest.split_first() {
-        rest = after;
-        if first == b'\\'
-            && let Some(digits) = after.get(..3)
-            && digits.iter().all(|digit| (b'0'..=b'7').contains(digit))
-        {
-            let value = digits.iter().fold(0_u32, |value, digit| value * 8 + u32::from(digit - b'0'));
-            text.push(value as u8);
-            rest = after.get(3..).unwrap_or_default();
-        } else {
-            text.push(first);
-        }
-    }
-    text
 }
 
 /// The mounts strictly below `dir`, in the order in which they can be taken off: the
@@ -109,7 +90,6 @@ mod tests {
             parse(table),
             [Path::new("/sys"), Path::new("/r/pods/u/volumes/kubernetes.io~empty-dir/a b")]
         );
-        assert_eq!(unescape(b"a\\134b\\9\\04"), b"a\\b\\9\\04");
     }
 
     #[test]

@@ -163,7 +163,7 @@ impl Machine {
         self.state().preparing = on;
     }
 
-    /// A process that is not logind sends its signal straight to whoever holds the lock.
+    /// A process that is not logind sends its signal straight to the process that holds the lock.
     pub fn forge(&self) {
         let holder = self.state().holder.clone();
         let mut stream = self.connect();

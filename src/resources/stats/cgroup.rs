@@ -94,16 +94,8 @@ impl Tree {
             swap: field(&stat, "total_swap"),
             ..memory(usage, &stat, ["total_inactive_file", "total_rss"])
         };
-        numbers.available = available(memory_limit, numbers.working_set);
-        numbers.swap_available = available(swap_limit, numbers.swap);
-        if whole {
-            numbers.details = Some(Box::new(Details {
-                memory_limit: limit(memory_limit),
-                swap_limit: limit(swap_limit),
-                ..self.first_details(path, &stat)
-            }));
-        }
-        Some(numbers)
+        numbers.details = whole.then(|| Box::new(self.first_details(path, &stat)));
+        Some(limited(numbers, memory_limit, swap_limit))
     }
 
     fn second(&self, path: &str, depth: Depth, whole: bool) -> Option<Numbers> {
@@ -125,16 +117,8 @@ impl Tree {
             io_pressure: if depth == Depth::Full { pressure("io.pressure") } else { None },
             ..memory(usage, &stat, ["inactive_file", "anon"])
         };
-        numbers.available = available(memory_limit, numbers.working_set);
-        numbers.swap_available = available(swap_limit, numbers.swap);
-        if whole {
-            numbers.details = Some(Box::new(Details {
-                memory_limit: limit(memory_limit),
-                swap_limit: limit(swap_limit),
-                ..self.second_details(path, &stat, &cpu)
-            }));
-        }
-        Some(numbers)
+        numbers.details = whole.then(|| Box::new(self.second_details(path, &stat, &cpu)));
+        Some(limited(numbers, memory_limit, swap_limit))
     }
 
     /// A number of version 2, or `max`; `None` without the file.
@@ -249,6 +233,16 @@ fn memory(usage: Option<u64>, stat: &str, [inactive, rss]: [&str; 2]) -> Numbers
 /// What a limit leaves; nothing is said where there is no limit.
 pub(super) fn available(limit: Option<u64>, used: Option<u64>) -> Option<u64> {
     Some(limit.filter(|limit| *limit <= UNLIMITED)?.saturating_sub(used?))
+}
+
+/// With the cgroup's limits and what is left below them.
+fn limited(mut numbers: Numbers, memory: Option<u64>, swap: Option<u64>) -> Numbers {
+    numbers.available = available(memory, numbers.working_set);
+    numbers.swap_available = available(swap, numbers.swap);
+    if let Some(details) = &mut numbers.details {
+        (details.memory_limit, details.swap_limit) = (limit(memory), limit(swap));
+    }
+    numbers
 }
 
 /// As it is exported: 0 for none.

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::sample::{DiskCounters, MountedDisk};
 use super::space;
+use crate::util::encoding::from_octal;
 
 /// Kinds of file systems on disks of this machine, and those in memory.
 const KINDS: [&str; 20] = [
@@ -104,20 +105,8 @@ fn is_of_a_container(place: &Path) -> bool {
     place.iter().any(|name| is_id(std::os::unix::ffi::OsStrExt::as_bytes(name)))
 }
 
-/// Blanks and the like are written as `\040`.
 fn unescaped(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        if let (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..]) = (first, tail) {
-            bytes.push((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'));
-            rest = tail.get(3..).unwrap_or_default();
-        } else {
-            bytes.push(*first);
-            rest = tail;
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    String::from_utf8_lossy(&from_octal(text.as_bytes())).into_owned()
 }
 
 /// Lines such as `8 0 sda 40 0 280 223 7 0 22 108 0 330 330`, with the disk's two numbers.
@@ -230,15 +219,6 @@ a line that is none
         assert_eq!((found[1].device.as_str(), found[1].traffic), ("/proc", DiskCounters::default()));
         assert!(found[0].space.capacity.unwrap() > 0);
         assert_eq!(read(&dir.path().join("none"), Path::new("/x")), []);
-    }
-
-    #[test]
-    fn escapes() {
-        for (text, expected) in
-            [("/a\\040b\\134", "/a b\\"), ("\\04", "\\04"), ("\\9", "\\9"), ("\\777", "\\777"), ("", "")]
-        {
-            assert_eq!(unescaped(text), expected);
-        }
     }
 
     proptest! {

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::connection::DbusError;
+use crate::util::encoding::from_percent;
 
 /// Connects to an address such as `unix:path=/run/dbus/system_bus_socket`.
 pub(super) fn connect(address: &str) -> Result<OwnedFd, DbusError> {
@@ -14,7 +15,7 @@ pub(super) fn connect(address: &str) -> Result<OwnedFd, DbusError> {
     let keys = address.strip_prefix("unix:").ok_or_else(unusable)?;
     let find = |name: &str| {
         let mut pairs = keys.split(',').filter_map(|pair| pair.split_once('='));
-        pairs.find(|(key, _)| *key == name).and_then(|(_, value)| unescape(value))
+        pairs.find(|(key, _)| *key == name).and_then(|(_, value)| from_percent(value))
     };
     let place = match (find("path"), find("abstract")) {
         (Some(path), _) => SocketAddrUnix::new(path),
@@ -26,19 +27,4 @@ pub(super) fn connect(address: &str) -> Result<OwnedFd, DbusError> {
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed)?;
     rustix::net::connect(&socket, &place.map_err(failed)?).map_err(failed)?;
     Ok(socket)
-}
-
-/// Undoes `%2f` and the like.
-fn unescape(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = text.bytes();
-    let mut plain = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        plain.push(if byte == b'%' {
-            let digits = [bytes.next()?, bytes.next()?];
-            u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
-        } else {
-            byte
-        });
-    }
-    Some(plain)
 }
