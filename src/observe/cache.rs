@@ -1,9 +1,8 @@
-//! The last inspection of every pod, with the time it was true (Go: kubecontainer cache),
-//! and the pods that something was heard of since.
+//! The last inspection of each pod, with the time when it began (Go: kubecontainer cache), and the
+//! pods that are due for an inspection.
 //!
-//! One lock covers both, because the question is always the same: did the look at a pod
-//! begin before or after the news? News that came before a look began are answered by it;
-//! all other news stay due.
+//! One lock covers both, because they are compared: an inspection handles the events that came
+//! before it began; pods with later events stay due.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,61 +10,62 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::stream::StreamState;
+use super::stream_state::StreamState;
 use crate::model::ids::PodUid;
 use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
 
-/// News of more pods than this are answered by one full list.
+/// If more pods than this are due, one full list replaces the inspections.
 const MANY: usize = 4096;
-/// A stream that was quiet for so long before a change should have told of it.
+/// After a pause of this length, a change is not covered by an earlier event.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// The last inspection of one pod.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    /// What it showed, or why it failed. After a failure `pod` is still the last good one.
+    /// The last successful inspection.
     pub pod: Arc<PodRuntime>,
-    /// The error of the last try, if it failed.
+    /// The error of the newest inspection, if it failed.
     pub error: Option<String>,
-    /// When the list it is based on was asked for.
+    /// When the list that it is based on was requested.
     pub at: Instant,
 }
 
 /// What the `observe` thread has to do.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Due {
-    /// Pods that something was heard of and that no worker is busy with.
+    /// Pods with events that no worker is changing.
     pub pods: Vec<PodUid>,
-    /// News that cannot be ascribed to a pod: a full list is due.
+    /// The pod of an event is not known: a full list is due.
     pub unknown: bool,
-    /// An inspection failed and is to be repeated.
+    /// An inspection failed and has to be repeated.
     pub failed: bool,
-    /// A change was seen of which no event has told so far.
-    pub untold: Option<Instant>,
+    /// When a change was found that no event has reported yet.
+    pub unreported: Option<Instant>,
 }
 
 struct Inner {
     entries: HashMap<PodUid, Entry>,
     listed: Arc<BTreeMap<PodUid, ListedPod>>,
-    /// When the full list was asked for.
+    /// When the full list was requested.
     listed_at: Option<Instant>,
-    /// Pods that were listed singly after the full list.
+    /// Pods that were listed alone after the full list, and when.
     listed_since: HashMap<PodUid, Instant>,
     relisted: Option<Instant>,
     first_relist: Vec<Sender<()>>,
     /// Pods that a worker is changing, and since when.
     busy: HashMap<PodUid, Instant>,
-    /// When the last news of a pod came that no look has answered yet.
+    /// Pods with events, and when the last one came.
     due: HashMap<PodUid, Instant>,
     unknown: bool,
     failed: bool,
     last_event: Option<Instant>,
-    untold: Option<Instant>,
+    unreported: Option<Instant>,
     stream: StreamState,
     bell: Sender<()>,
 }
 
-/// Shared by the threads of this room and the pod workers. The lock covers map operations only.
+/// Shared by the threads of this room and the pod workers. The lock is held for map operations
+/// only.
 #[derive(Clone)]
 pub(super) struct Cache {
     inner: Arc<Mutex<Inner>>,
@@ -87,7 +87,7 @@ impl Default for Cache {
             unknown: false,
             failed: false,
             last_event: None,
-            untold: None,
+            unreported: None,
             stream: StreamState::Off,
             bell,
         };
@@ -97,25 +97,25 @@ impl Default for Cache {
 
 impl Inner {
     fn ring(&self) {
-        // A full bell already rings.
+        // If the bell is full, it rings already.
         let _ = self.bell.try_send(());
     }
 
-    /// A look that began at `at` answers what was heard before.
-    fn answered(&mut self, uid: &PodUid, at: Instant) {
-        if self.due.get(uid).is_some_and(|heard| *heard <= at) {
+    /// An inspection that began at `at` has handled the events before.
+    fn inspected(&mut self, uid: &PodUid, at: Instant) {
+        if self.due.get(uid).is_some_and(|received| *received <= at) {
             self.due.remove(uid);
         }
     }
 
-    /// Notes that a pod is not as it was. If its worker changed it while the stream was
-    /// open, a working stream tells of it soon, or just has.
+    /// A pod has changed. If its worker changed it while the stream was open, an event must come
+    /// soon, or has just come.
     fn changed(&mut self, uid: &PodUid, now: Instant) {
         let StreamState::Open { since } = self.stream else { return };
         let by_worker = self.busy.get(uid).is_some_and(|begun| *begun >= since);
         let quiet = self.last_event.is_none_or(|last| now.saturating_duration_since(last) > QUIET);
-        if by_worker && quiet && self.untold.is_none() {
-            self.untold = Some(now);
+        if by_worker && quiet && self.unreported.is_none() {
+            self.unreported = Some(now);
             self.ring();
         }
     }
@@ -130,15 +130,15 @@ impl Cache {
         self.lock().entries.get(uid).cloned()
     }
 
-    /// Stores an inspection unless a later one is there already. Returns what is now stored.
+    /// Stores an inspection unless a later one is stored. Returns the stored one.
     pub(super) fn put(&self, uid: &PodUid, mut pod: PodRuntime, at: Instant) -> Arc<PodRuntime> {
         let mut inner = self.lock();
-        inner.answered(uid, at);
+        inner.inspected(uid, at);
         let old = inner.entries.get(uid);
         if let Some(old) = old.filter(|old| old.at > at) {
             return Arc::clone(&old.pod);
         }
-        // A stopped sandbox reports no address; users still want to see which one it had.
+        // A stopped sandbox has no address any more; the status keeps showing the last one.
         let keep = pod.ips.is_empty() && pod.sandboxes.iter().all(|s| s.state == SandboxState::NotReady);
         if keep && let Some(old) = old {
             pod.ips.clone_from(&old.pod.ips);
@@ -152,7 +152,7 @@ impl Cache {
         pod
     }
 
-    /// Notes that an inspection failed; the `observe` thread tries again soon.
+    /// Stores the error of an inspection; the `observe` thread repeats it soon.
     pub(super) fn put_error(&self, uid: &PodUid, error: String, at: Instant) {
         let mut inner = self.lock();
         let entry = inner.entries.entry(uid.clone()).or_insert_with(|| Entry {
@@ -160,7 +160,7 @@ impl Cache {
             error: None,
             at,
         });
-        // A later inspection that went well is not spoilt by an earlier one that did not.
+        // A later inspection was successful.
         if entry.at <= at {
             entry.error = Some(error);
             inner.failed = true;
@@ -175,13 +175,13 @@ impl Cache {
         }
     }
 
-    /// A look that began at `at` found nothing new.
+    /// A list that was requested at `at` shows no change.
     pub(super) fn unchanged(&self, uid: &PodUid, at: Instant) {
-        self.lock().answered(uid, at);
+        self.lock().inspected(uid, at);
     }
 
-    /// A worker is changing this pod and will inspect it afterwards. What was heard after
-    /// that inspection began is due when it is no longer busy.
+    /// A worker is changing this pod and will inspect it afterwards. If events come after that
+    /// inspection began, the pod is due when it is no longer busy.
     pub(super) fn set_busy(&self, uid: &PodUid, busy: bool) {
         let mut inner = self.lock();
         if busy {
@@ -202,37 +202,37 @@ impl Cache {
         self.lock().entries.keys().cloned().collect()
     }
 
-    // ---- news ----
+    // ---- events ----
 
-    /// Something happened to a pod before `heard`.
-    pub(super) fn news(&self, uid: &PodUid, heard: Instant) {
+    /// An event of a pod came at `received`.
+    pub(super) fn event(&self, uid: &PodUid, received: Instant) {
         let mut inner = self.lock();
-        inner.last_event = Some(heard);
-        inner.untold = None;
+        inner.last_event = Some(received);
+        inner.unreported = None;
         if inner.due.len() >= MANY && !inner.due.contains_key(uid) {
             inner.unknown = true;
         } else {
-            inner.due.insert(uid.clone(), heard);
+            inner.due.insert(uid.clone(), received);
         }
         if !inner.busy.contains_key(uid) {
             inner.ring();
         }
     }
 
-    /// Something happened before `heard` to a pod that cannot be told.
-    pub(super) fn unknown_news(&self, heard: Instant) {
+    /// An event of an unknown pod came at `received`.
+    pub(super) fn unknown_event(&self, received: Instant) {
         let mut inner = self.lock();
-        inner.last_event = Some(heard);
+        inner.last_event = Some(received);
         inner.unknown = true;
         inner.ring();
     }
 
-    /// Whether news of the pod wait for an answer.
+    /// Whether the pod has events that no inspection has handled.
     pub(super) fn is_due(&self, uid: &PodUid) -> bool {
         self.lock().due.contains_key(uid)
     }
 
-    /// Takes what is due; what a worker is busy with stays.
+    /// Takes what is due. Pods that a worker is changing stay due.
     pub(super) fn take_due(&self) -> Due {
         let mut inner = self.lock();
         let Inner { due, busy, .. } = &mut *inner;
@@ -244,13 +244,13 @@ impl Cache {
             pods,
             unknown: std::mem::take(&mut inner.unknown),
             failed: std::mem::take(&mut inner.failed),
-            untold: inner.untold,
+            unreported: inner.unreported,
         }
     }
 
-    /// Since when a change is untold.
-    pub(super) fn untold(&self) -> Option<Instant> {
-        self.lock().untold
+    /// When a change was found that no event has reported yet.
+    pub(super) fn unreported(&self) -> Option<Instant> {
+        self.lock().unreported
     }
 
     /// Rings when something is due.
@@ -280,20 +280,19 @@ impl Cache {
         self.lock().stream.clone()
     }
 
-    /// The stream was opened or has ended.
+    /// The stream was requested or has ended.
     pub(super) fn set_stream(&self, state: StreamState) {
         let mut inner = self.lock();
         inner.stream = state;
         inner.last_event = None;
-        inner.untold = None;
+        inner.unreported = None;
         inner.ring();
     }
 
     // ---- lists ----
 
-    /// Stores a full list that was asked for at `at`, before news of its differences make
-    /// anyone read it. Pods that were listed singly since then stay as they are. Returns
-    /// what is now stored.
+    /// Stores a full list that was requested at `at`. To be called before its changes are
+    /// reported. Pods that were listed alone since then stay. Returns the stored list.
     pub(super) fn set_listed(
         &self,
         mut listed: BTreeMap<PodUid, ListedPod>,
@@ -313,7 +312,7 @@ impl Cache {
         Arc::clone(old)
     }
 
-    /// Stores a list of one pod; `None`: the runtime knows nothing of it.
+    /// Stores a list of one pod; `None`: the runtime does not know it.
     pub(super) fn set_listed_pod(&self, uid: &PodUid, pod: Option<ListedPod>, at: Instant) {
         let mut inner = self.lock();
         let Inner { listed, listed_since, listed_at, .. } = &mut *inner;
@@ -324,7 +323,7 @@ impl Cache {
         if listed.get(uid) == pod.as_ref() {
             return;
         }
-        // Copies the map only while somebody reads the old one.
+        // Copies the map only while readers hold the old one.
         let listed = Arc::make_mut(listed);
         match pod {
             Some(pod) => listed.insert(uid.clone(), pod),
@@ -332,7 +331,7 @@ impl Cache {
         };
     }
 
-    /// Everything of the list is inspected: lets the first syncs go.
+    /// All pods of the list are inspected: [`Cache::first_relist`] disconnects.
     pub(super) fn relisted(&self, at: Instant) {
         let mut inner = self.lock();
         inner.relisted = Some(at);
@@ -344,7 +343,7 @@ impl Cache {
         Arc::clone(&self.lock().listed)
     }
 
-    /// By the last inspection, or else by the list. Before the first one everything may run.
+    /// By the last inspection, else by the list. Before the first list: `true`.
     pub(super) fn still_runs(&self, uid: &PodUid) -> bool {
         let inner = self.lock();
         match inner.entries.get(uid) {
@@ -360,7 +359,7 @@ impl Cache {
         self.lock().relisted
     }
 
-    /// Becomes disconnected once the first relist is done.
+    /// Disconnects when the first relist is done.
     pub(super) fn first_relist(&self) -> Receiver<()> {
         let (tx, rx) = bounded(0);
         let mut inner = self.lock();
@@ -371,7 +370,7 @@ impl Cache {
     }
 }
 
-/// Whether sandboxes or containers came, went or changed their state.
+/// Whether sandboxes or containers were added, were removed or changed their state.
 fn differs(old: Option<&PodRuntime>, new: &PodRuntime) -> bool {
     let Some(old) = old else { return !new.sandboxes.is_empty() || !new.containers.is_empty() };
     let sandboxes = |pod: &PodRuntime| -> Vec<_> {
@@ -390,7 +389,7 @@ mod tests {
     use crossbeam_channel::TryRecvError;
 
     #[test]
-    fn older_inspections_do_not_replace_newer_ones() {
+    fn older_inspection_does_not_replace_a_newer_one() {
         let cache = Cache::default();
         let uid = PodUid::from("u");
         let early = Instant::now();
@@ -408,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_address_of_a_stopped_pod_is_kept() {
+    fn stopped_pod_keeps_its_last_address() {
         let cache = Cache::default();
         let uid = PodUid::from("u");
         let at = Instant::now();
@@ -418,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_that_nobody_looked_at_the_list_tells() {
+    fn still_runs_uses_the_list_for_pods_without_inspection() {
         let cache = Cache::default();
         let (runs, unknown, at) = (PodUid::from("r"), PodUid::from("u"), Instant::now());
         assert!(cache.still_runs(&unknown), "nothing is known yet");
@@ -442,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_relist_opens_the_gate() {
+    fn first_relist_disconnects_its_waiters() {
         let cache = Cache::default();
         let gate = cache.first_relist();
         assert_eq!(gate.try_recv(), Err(TryRecvError::Empty));
@@ -451,7 +450,6 @@ mod tests {
         assert_eq!(cache.first_relist().try_recv(), Err(TryRecvError::Disconnected));
     }
 
-    /// A moment so many milliseconds after a fixed one.
     fn at(start: Instant, milliseconds: u64) -> Instant {
         start + Duration::from_millis(milliseconds)
     }
@@ -461,23 +459,23 @@ mod tests {
     }
 
     #[test]
-    fn news_are_due_until_a_look_that_began_after_them() {
+    fn event_is_due_until_an_inspection_that_began_after_it() {
         let cache = Cache::default();
         let (uid, start) = (PodUid::from("u"), Instant::now());
         let pod = || PodRuntime::absent(uid.clone());
-        cache.news(&uid, at(start, 10));
+        cache.event(&uid, at(start, 10));
         cache.bell().try_recv().unwrap();
-        // The worker's look began earlier: it may have seen the state before the event.
+        // The worker's inspection began earlier and may show the state before the event.
         cache.put(&uid, pod(), at(start, 9));
         assert!(cache.is_due(&uid));
         cache.put(&uid, pod(), at(start, 10));
         assert!(!cache.is_due(&uid));
         assert_eq!(due(&cache), []);
 
-        // Taken, and heard of again while the look is under way: due again.
-        cache.news(&uid, at(start, 20));
+        // Another event comes during the inspection: due again.
+        cache.event(&uid, at(start, 20));
         assert_eq!(due(&cache), std::slice::from_ref(&uid));
-        cache.news(&uid, at(start, 25));
+        cache.event(&uid, at(start, 25));
         cache.put(&uid, pod(), at(start, 21));
         assert_eq!(due(&cache), std::slice::from_ref(&uid));
         cache.unchanged(&uid, at(start, 26));
@@ -485,29 +483,29 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_pod_keeps_its_news_until_it_is_idle() {
+    fn events_of_a_busy_pod_are_due_when_it_is_idle() {
         let cache = Cache::default();
         let (uid, start) = (PodUid::from("u"), Instant::now());
         let pod = || PodRuntime::absent(uid.clone());
         cache.set_busy(&uid, true);
-        cache.news(&uid, at(start, 10));
-        assert!(cache.bell().try_recv().is_err(), "nobody is to look while the worker is at it");
+        cache.event(&uid, at(start, 10));
+        assert!(cache.bell().try_recv().is_err(), "not inspected while its worker changes it");
         assert_eq!(due(&cache), []);
-        // Its own inspection answers what came before it began ...
+        // The worker's inspection handles the events before it ...
         cache.put(&uid, pod(), at(start, 11));
         cache.set_busy(&uid, false);
         assert!(cache.bell().try_recv().is_err());
         assert_eq!(due(&cache), []);
-        // ... and not what came after.
+        // ... and not the later ones.
         cache.set_busy(&uid, true);
         cache.put(&uid, pod(), at(start, 20));
-        cache.news(&uid, at(start, 21));
+        cache.event(&uid, at(start, 21));
         cache.set_busy(&uid, false);
         cache.bell().try_recv().unwrap();
         assert_eq!(due(&cache), std::slice::from_ref(&uid));
-        // An inspection that failed answers nothing and asks for another.
+        // A failed inspection handles nothing and is repeated.
         cache.set_busy(&uid, true);
-        cache.news(&uid, at(start, 30));
+        cache.event(&uid, at(start, 30));
         cache.put_error(&uid, "down".into(), at(start, 31));
         cache.set_busy(&uid, false);
         let left = cache.take_due();
@@ -516,20 +514,20 @@ mod tests {
     }
 
     #[test]
-    fn too_many_news_become_one_full_list() {
+    fn too_many_due_pods_become_one_full_list() {
         let cache = Cache::default();
         for number in 0..MANY + 10 {
-            cache.news(&PodUid::from(number.to_string()), Instant::now());
+            cache.event(&PodUid::from(number.to_string()), Instant::now());
         }
         let due = cache.take_due();
         assert!(due.unknown);
         assert_eq!(due.pods.len(), MANY);
-        cache.unknown_news(Instant::now());
+        cache.unknown_event(Instant::now());
         assert_eq!(cache.take_due(), Due { unknown: true, ..Due::default() });
     }
 
     #[test]
-    fn a_full_list_does_not_undo_a_later_list_of_one_pod() {
+    fn full_list_does_not_replace_a_later_list_of_one_pod() {
         let cache = Cache::default();
         let start = Instant::now();
         let named = |uid: &str, name: &str| ListedPod {
@@ -551,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_no_event_tells_is_noted() {
+    fn change_without_an_event_is_unreported() {
         let cache = Cache::default();
         let uid = PodUid::from("u");
         let ready = |id: &str| PodRuntime {
@@ -570,17 +568,17 @@ mod tests {
             cache.set_busy(&uid, true);
             cache.put(&uid, ready(id), Instant::now());
             cache.set_busy(&uid, false);
-            cache.take_due().untold
+            cache.take_due().unreported
         };
-        assert_eq!(act("1"), None, "without a stream nobody tells");
+        assert_eq!(act("1"), None, "no stream");
         cache.set_stream(StreamState::Open { since: Instant::now() });
-        assert_eq!(act("1"), None, "nothing has changed");
+        assert_eq!(act("1"), None, "no change");
         cache.put(&uid, ready("2"), Instant::now());
-        assert_eq!(cache.take_due().untold, None, "it may have changed before the stream was open");
+        assert_eq!(cache.take_due().unreported, None, "may have changed before the stream was open");
         assert!(act("3").is_some());
-        cache.news(&uid, Instant::now());
-        assert_eq!(cache.take_due().untold, None);
-        assert_eq!(act("4"), None, "an event has come just before");
+        cache.event(&uid, Instant::now());
+        assert_eq!(cache.take_due().unreported, None);
+        assert_eq!(act("4"), None, "an event came just before");
         assert_eq!(cache.owner_of("4"), Some(uid));
         assert_eq!(cache.owner_of("5"), None);
     }

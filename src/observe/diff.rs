@@ -1,27 +1,25 @@
-//! What changed between the last inspection of a pod and a fresh list (pure).
+//! Compares the last inspection of a pod with a fresh list (pure).
 
 use std::collections::BTreeSet;
 
 use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 
-/// What a relist found out about one pod.
+/// A change of one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Change {
-    /// Names of containers of which an instance ended or vanished since the last look.
+    /// Names of containers of which an instance exited or was removed.
     pub died: BTreeSet<String>,
 }
 
 impl Change {
-    /// Joins a later change into an earlier one that nobody has handled yet.
+    /// Merges a later change into an earlier one that was not handled yet.
     pub fn merge(&mut self, later: Change) {
         self.died.extend(later.died);
     }
 }
 
-/// Compares. `None`: nothing that matters is different.
-///
-/// `old` is what the last inspection saw, `None` if there was none; `new` is absent when
-/// the runtime no longer lists the pod.
+/// `None`: no sandbox or container was added, was removed or changed its state. `old` is the last
+/// inspection, if there was one; `new` is `None` if the runtime no longer lists the pod.
 #[must_use]
 pub fn compare(old: Option<&PodRuntime>, new: Option<&ListedPod>) -> Option<Change> {
     let mut change = Change::default();
@@ -115,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn compares_lists_with_inspections() {
+    fn change_names_the_containers_that_died() {
         let ready = [("s", SandboxState::Ready)];
         let not_ready = [("s", SandboxState::NotReady)];
         let check = |old: Option<PodRuntime>, new: Option<ListedPod>, expected: Option<&[&str]>| {

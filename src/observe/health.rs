@@ -1,21 +1,21 @@
-//! Is the runtime usable? (Go: pkg/kubelet/runtime.go). A state, not a reason to sleep.
+//! Whether the runtime is ready (Go: pkg/kubelet/runtime.go).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cri::{Handler, RuntimeFeatures};
 
-/// Without a good status answer for this long the runtime counts as down.
+/// Without a status of a ready runtime for this long, the runtime counts as down.
 const STATUS_LIMIT: Duration = Duration::from_secs(30);
-/// Without a full list for this long the observer counts as stuck.
+/// Without a full list for this long, the `observe` thread counts as stuck.
 const RELIST_LIMIT: Duration = Duration::from_secs(180);
 
-/// A judgement at one moment.
+/// The health at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeHealth {
     /// Why pods cannot be synced; empty if they can.
     pub runtime: Vec<String>,
-    /// Why pods with a network of their own cannot start.
+    /// Why the network is not ready: pods with their own network cannot start.
     pub network: Option<String>,
 }
 
@@ -38,7 +38,7 @@ struct Facts {
     handlers: Arc<[Handler]>,
 }
 
-/// The facts that judgements are made from, shared.
+/// What the health is computed from. Clones share it.
 #[derive(Clone)]
 pub(super) struct Health {
     facts: Arc<Mutex<Facts>>,
@@ -61,8 +61,8 @@ impl Default for Health {
 }
 
 impl Health {
-    /// The runtime answered.
-    pub(super) fn answered(&self, ready: Result<(), String>, network: Result<(), String>, now: Instant) {
+    /// The runtime has reported its status.
+    pub(super) fn set_status(&self, ready: Result<(), String>, network: Result<(), String>, now: Instant) {
         let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         if ready.is_ok() {
             facts.last_ok = Some(now);
@@ -72,12 +72,11 @@ impl Health {
         facts.unreachable = None;
     }
 
-    /// The runtime did not answer. A short outage is forgiven by the judgement.
-    pub(super) fn silent(&self, error: String) {
+    /// The status call failed. It does not count before [`STATUS_LIMIT`] has passed.
+    pub(super) fn set_unreachable(&self, error: String) {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).unreachable = Some(error);
     }
 
-    /// What the runtime's handlers can do.
     pub(super) fn set_handlers(&self, handlers: Vec<Handler>) {
         let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         if *facts.handlers != *handlers {
@@ -85,50 +84,48 @@ impl Health {
         }
     }
 
-    /// All handlers.
     pub(super) fn handlers(&self) -> Arc<[Handler]> {
         Arc::clone(&self.facts.lock().unwrap_or_else(PoisonError::into_inner).handlers)
     }
 
-    /// A handler by its name; the default one's is empty.
+    /// A handler by name; the default handler's name is empty.
     pub(super) fn handler(&self, name: &str) -> Option<Handler> {
         let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         facts.handlers.iter().find(|handler| handler.name == name).cloned()
     }
 
-    /// The runtime said its name and version.
     pub(super) fn set_version(&self, name: String, version: String) {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).version = Some((name, version));
     }
 
-    /// The runtime said what it can; one that is too old to say can nothing of it.
+    /// `None`: the runtime is too old to report its features and has none of them.
     pub(super) fn set_features(&self, features: Option<RuntimeFeatures>) {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).features =
             Some(features.unwrap_or_default());
     }
 
-    /// What the runtime can, once known.
+    /// `None` until the runtime has answered.
     pub(super) fn features(&self) -> Option<RuntimeFeatures> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).features
     }
 
-    /// Name and version, once known.
+    /// Name and version; `None` until the runtime has answered.
     pub(super) fn version(&self) -> Option<(String, String)> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).version.clone()
     }
 
     /// Whether the last status call failed.
-    pub(super) fn is_silent(&self) -> bool {
+    pub(super) fn is_unreachable(&self) -> bool {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).unreachable.is_some()
     }
 
     pub(super) fn get(&self, last_relist: Option<Instant>, now: Instant) -> RuntimeHealth {
         let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        judge(&facts, last_relist, now)
+        compute(&facts, last_relist, now)
     }
 }
 
-fn judge(facts: &Facts, last_relist: Option<Instant>, now: Instant) -> RuntimeHealth {
+fn compute(facts: &Facts, last_relist: Option<Instant>, now: Instant) -> RuntimeHealth {
     let mut runtime = Vec::new();
     match (facts.last_ok, &facts.not_ready) {
         (_, Some(reason)) => runtime.push(reason.clone()),
@@ -163,26 +160,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn judgements() {
+    fn health_follows_status_lists_and_outages() {
         let now = Instant::now();
         let health = Health::default();
         assert_eq!(health.get(None, now).runtime.len(), 2);
         assert_eq!(health.get(None, now).network.as_deref(), Some("network state unknown"));
-        health.answered(Ok(()), Err("cni config uninitialized".into()), now);
-        let judged = health.get(Some(now), now);
-        assert!(judged.is_usable());
-        assert_eq!(judged.network.as_deref(), Some("cni config uninitialized"));
-        health.silent("connection refused".into());
+        health.set_status(Ok(()), Err("cni config uninitialized".into()), now);
+        let computed = health.get(Some(now), now);
+        assert!(computed.is_usable());
+        assert_eq!(computed.network.as_deref(), Some("cni config uninitialized"));
+        health.set_unreachable("connection refused".into());
         assert!(health.get(Some(now), now + Duration::from_secs(30)).is_usable());
         let later = health.get(Some(now), now + Duration::from_secs(31));
         assert_eq!(later.runtime, ["container runtime is down", "connection refused"]);
-        health.answered(Ok(()), Ok(()), now + Duration::from_secs(200));
+        health.set_status(Ok(()), Ok(()), now + Duration::from_secs(200));
         let stuck = health.get(Some(now), now + Duration::from_secs(200));
         assert_eq!(
             stuck.runtime,
             ["PLEG is not healthy: pleg was last seen active 200s ago; threshold is 3m0s"]
         );
-        health.answered(Err("shutting down".into()), Ok(()), now);
+        health.set_status(Err("shutting down".into()), Ok(()), now);
         assert_eq!(health.get(Some(now), now).runtime, ["shutting down"]);
     }
 }

@@ -1,48 +1,45 @@
-//! How often to look at everything (pure). Without a stream, once a second. With one, a
-//! full list is a safety net that grows wider as long as it catches nothing.
+//! How often to list all pods (pure). Without a stream, once a second. With one, full lists are a
+//! safety net; their period doubles as long as they find nothing that the stream has missed.
 //!
-//! Why a minute at most, and not the 300 s of the Go kubelet: a list costs two calls, so a
-//! minute is as quiet as five; the health limit of three minutes keeps its meaning; and
-//! containerd 1.7 hands the first event after a restart of the agent to the reader that is
-//! gone, so that a lost event is an ordinary thing there. Doubling from a second covers
-//! the moments after a subscription, which the runtime does not confirm.
+//! The maximum is a minute and not the 300 s of the Go kubelet: a list costs only two calls; the
+//! health limit of three minutes keeps its meaning; and containerd 1.7 sends the first event after
+//! a restart of the agent to the old connection, so lost events are normal there. The doubling
+//! starts at a second because the runtime does not confirm a subscription.
 
 use std::time::{Duration, Instant};
 
-use super::stream::StreamState;
+use super::stream_state::StreamState;
 
 /// Pause between two full lists without a stream, and the first one with it.
 const RELIST_PERIOD: Duration = Duration::from_secs(1);
-/// The widest net below a stream.
+/// The longest pause between two full lists with a stream.
 const SAFETY_PERIOD: Duration = Duration::from_secs(60);
-/// Pause between two looks at the runtime's own status.
+/// Pause between two requests for the runtime's status.
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
-/// The same while a stream holds, which breaks at once if the runtime ends, and all is well.
-const CALM_STATUS_PERIOD: Duration = Duration::from_secs(10);
-/// A change of which no event has told for so long will not be told any more.
-pub(super) const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// The same while the runtime is ready and a stream is open, which breaks if the runtime exits.
+const READY_STATUS_PERIOD: Duration = Duration::from_secs(10);
+/// An event for a change must come within this time, else the stream counts as silent.
+pub(super) const REPORT_LIMIT: Duration = Duration::from_secs(2);
 
-/// What became of the stream, for the log.
+/// A change of the stream, for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// It was opened and has held until the first repeated list.
+pub(super) enum StreamChange {
+    /// It was open from one full list to the next and has missed nothing.
     Trusted,
-    /// It ended.
-    Lost(String),
-    /// There will be none.
-    None,
-    /// It is open and tells nothing.
-    Deaf,
+    Ended(String),
+    Unsupported,
+    /// It is open but reports no changes.
+    Silent,
 }
 
-/// When what is due.
+/// The due times.
 #[derive(Debug)]
 pub(super) struct Pace {
     stream: StreamState,
-    deaf: bool,
+    silent: bool,
     /// Pause after the last list, while a stream is open.
-    net: Duration,
-    told: Option<Turn>,
+    safety: Duration,
+    logged: Option<StreamChange>,
     relist: Instant,
     /// The end of the last full list.
     listed: Option<Instant>,
@@ -54,95 +51,96 @@ impl Pace {
     pub(super) fn new(now: Instant) -> Self {
         Pace {
             stream: StreamState::Off,
-            deaf: false,
-            net: RELIST_PERIOD,
-            told: None,
+            silent: false,
+            safety: RELIST_PERIOD,
+            logged: None,
             relist: now,
             listed: None,
             status: now,
         }
     }
 
-    /// Whether changes are told by the stream.
+    /// Whether the stream reports changes.
     pub(super) fn is_streaming(&self) -> bool {
-        matches!(self.stream, StreamState::Open { .. }) && !self.deaf
+        matches!(self.stream, StreamState::Open { .. }) && !self.silent
     }
 
     /// Pause between two full lists now.
     pub(super) fn period(&self) -> Duration {
-        if self.is_streaming() { self.net } else { RELIST_PERIOD }
+        if self.is_streaming() { self.safety } else { RELIST_PERIOD }
     }
 
-    /// Takes in the state of the stream. After it was opened and after it broke a full list
-    /// is due at once: events in between are lost.
-    pub(super) fn heard(
+    /// Sets the state of the stream. After its start and after its end a full list is due at once:
+    /// events in between are lost. `unreported`: since when an event for a change is overdue.
+    pub(super) fn update(
         &mut self,
         stream: &StreamState,
-        untold: Option<Instant>,
+        unreported: Option<Instant>,
         now: Instant,
-    ) -> Option<Turn> {
+    ) -> Option<StreamChange> {
         if *stream != self.stream {
             self.stream = stream.clone();
-            self.deaf = false;
-            self.net = RELIST_PERIOD;
+            self.silent = false;
+            self.safety = RELIST_PERIOD;
             self.relist = now;
             match &self.stream {
-                // A broken stream may be a dead runtime.
+                // The runtime may have exited.
                 StreamState::Broken { why } => {
                     self.status = now;
-                    return self.tell(Turn::Lost(why.clone()));
+                    return self.first_time(StreamChange::Ended(why.clone()));
                 }
-                StreamState::Unsupported => return self.tell(Turn::None),
+                StreamState::Unsupported => return self.first_time(StreamChange::Unsupported),
                 StreamState::Open { .. } | StreamState::Off => {}
             }
         }
-        let deaf = untold.is_some_and(|at| now >= at + TOLD_WITHIN);
-        if deaf != self.deaf {
-            self.deaf = deaf;
-            self.net = RELIST_PERIOD;
+        let silent = unreported.is_some_and(|at| now >= at + REPORT_LIMIT);
+        if silent != self.silent {
+            self.silent = silent;
+            self.safety = RELIST_PERIOD;
             self.relist = self.relist.min(now + RELIST_PERIOD);
-            if deaf {
-                return self.tell(Turn::Deaf);
+            if silent {
+                return self.first_time(StreamChange::Silent);
             }
         }
         None
     }
 
-    /// What is new to the log. The same end again and again is not.
-    fn tell(&mut self, turn: Turn) -> Option<Turn> {
-        let same = match (&self.told, &turn) {
-            (Some(Turn::Lost(_)), Turn::Lost(_)) => true,
-            (told, turn) => told.as_ref() == Some(turn),
+    /// `None` if the last change was the same; repeated ends are not logged.
+    fn first_time(&mut self, change: StreamChange) -> Option<StreamChange> {
+        let same = match (&self.logged, &change) {
+            (Some(StreamChange::Ended(_)), StreamChange::Ended(_)) => true,
+            (logged, change) => logged.as_ref() == Some(change),
         };
         if same {
             return None;
         }
-        self.told = Some(turn.clone());
-        Some(turn)
+        self.logged = Some(change.clone());
+        Some(change)
     }
 
     pub(super) fn is_relist_due(&self, now: Instant) -> bool {
         now >= self.relist
     }
 
-    /// A full list was made from `begun` to `now`. `missed`: it found what no event had told.
-    pub(super) fn relisted(&mut self, begun: Instant, missed: bool, now: Instant) -> Option<Turn> {
+    /// A full list was made from `begun` to `now`. `missed`: it found a change that no event had
+    /// reported.
+    pub(super) fn relisted(&mut self, begun: Instant, missed: bool, now: Instant) -> Option<StreamChange> {
         let was_due = self.is_relist_due(begun);
         self.listed = Some(now);
-        let mut turn = None;
+        let mut change = None;
         if missed || !self.is_streaming() {
-            self.net = RELIST_PERIOD;
+            self.safety = RELIST_PERIOD;
         } else if was_due {
-            // The list that followed the subscription proves nothing yet.
+            // The list right after the subscription proves nothing.
             if let StreamState::Open { since } = self.stream
-                && begun.saturating_duration_since(since) >= self.net
+                && begun.saturating_duration_since(since) >= self.safety
             {
-                self.net = (self.net * 2).min(SAFETY_PERIOD);
-                turn = self.tell(Turn::Trusted);
+                self.safety = (self.safety * 2).min(SAFETY_PERIOD);
+                change = self.first_time(StreamChange::Trusted);
             }
         }
         self.relist = now + self.period();
-        turn
+        change
     }
 
     /// A list or an inspection failed: the next list is due in a second.
@@ -150,14 +148,14 @@ impl Pace {
         self.relist = self.relist.min(now + RELIST_PERIOD).max(now);
     }
 
-    /// A list could not be made at all.
+    /// A full list failed.
     pub(super) fn list_failed(&mut self, now: Instant) {
         self.relist = now + RELIST_PERIOD;
-        // An outage is over the moment a status answer says so.
+        // The status shows when the outage is over.
         self.status = now;
     }
 
-    /// News came that cannot be ascribed: a full list is due, but not more than one a second.
+    /// An event of an unknown pod came: a full list is due, but at most one a second.
     pub(super) fn list_soon(&mut self, now: Instant) {
         let earliest = self.listed.map_or(now, |at| at + RELIST_PERIOD);
         self.relist = self.relist.min(earliest.max(now));
@@ -167,17 +165,17 @@ impl Pace {
         now >= self.status
     }
 
-    /// The runtime was asked for its status. `well`: it and its network are ready.
-    pub(super) fn asked_status(&mut self, well: bool, now: Instant) {
-        let calm = well && self.is_streaming();
-        self.status = now + if calm { CALM_STATUS_PERIOD } else { STATUS_PERIOD };
+    /// The runtime's status was requested. `ready`: the runtime and its network are ready.
+    pub(super) fn status_updated(&mut self, ready: bool, now: Instant) {
+        let is_quiet = ready && self.is_streaming();
+        self.status = now + if is_quiet { READY_STATUS_PERIOD } else { STATUS_PERIOD };
     }
 
     /// When something is due next.
-    pub(super) fn next(&self, untold: Option<Instant>) -> Instant {
+    pub(super) fn next(&self, unreported: Option<Instant>) -> Instant {
         let due = self.relist.min(self.status);
-        match untold {
-            Some(at) if !self.deaf => due.min(at + TOLD_WITHIN),
+        match unreported {
+            Some(at) if !self.silent => due.min(at + REPORT_LIMIT),
             _ => due,
         }
     }
@@ -202,9 +200,9 @@ mod tests {
             self.start + Duration::from_secs(seconds)
         }
 
-        fn open(&mut self, second: u64) -> Option<Turn> {
+        fn open(&mut self, second: u64) -> Option<StreamChange> {
             let now = self.at(second);
-            self.pace.heard(&StreamState::Open { since: now }, None, now)
+            self.pace.update(&StreamState::Open { since: now }, None, now)
         }
 
         /// The seconds at which lists are due from now on, if each takes no time.
@@ -220,24 +218,24 @@ mod tests {
     }
 
     #[test]
-    fn without_a_stream_lists_are_made_every_second() {
+    fn without_a_stream_pods_are_listed_every_second() {
         let mut bench = Bench::new();
         assert_eq!(bench.lists(3), [0, 1, 2]);
         let now = bench.at(3);
-        assert_eq!(bench.pace.heard(&StreamState::Unsupported, None, now), Some(Turn::None));
+        assert_eq!(bench.pace.update(&StreamState::Unsupported, None, now), Some(StreamChange::Unsupported));
         assert_eq!(bench.lists(3), [3, 4, 5]);
         assert!(!bench.pace.is_streaming());
     }
 
     #[test]
-    fn trust_in_a_stream_grows_until_a_change_is_missed() {
+    fn list_period_doubles_until_the_stream_misses_a_change() {
         let mut bench = Bench::new();
         assert_eq!(bench.open(0), None);
         assert_eq!(bench.lists(9), [0, 1, 3, 7, 15, 31, 63, 123, 183]);
         let now = bench.at(243);
         bench.pace.relisted(now, true, now);
         assert_eq!(bench.lists(4), [244, 246, 250, 258]);
-        // A list that was not due, because of a storm, adds no trust.
+        // A list that was not due, as in a burst of events, does not double the period.
         let now = bench.at(259);
         let period = bench.pace.period();
         bench.pace.relisted(now, false, now);
@@ -245,53 +243,53 @@ mod tests {
     }
 
     #[test]
-    fn a_break_and_an_opening_make_a_list_due_at_once() {
+    fn list_is_due_at_once_when_the_stream_starts_or_ends() {
         let mut bench = Bench::new();
         bench.open(0);
         assert_eq!(bench.lists(5), [0, 1, 3, 7, 15]);
         let now = bench.at(20);
         let broken = StreamState::Broken { why: "gone".into() };
-        assert_eq!(bench.pace.heard(&broken, None, now), Some(Turn::Lost("gone".into())));
+        assert_eq!(bench.pace.update(&broken, None, now), Some(StreamChange::Ended("gone".into())));
         assert!(bench.pace.is_relist_due(now) && bench.pace.is_status_due(now));
         assert_eq!(bench.lists(3), [20, 21, 22]);
         bench.open(23);
         assert_eq!(bench.lists(4), [23, 24, 26, 30]);
-        // The same failure again is no news, until the stream was good in between.
+        // A repeated end is logged only if the stream was trusted in between.
         let mut bench = Bench::new();
         let (one, two) = (bench.at(1), bench.at(3));
-        assert!(bench.pace.heard(&broken, None, one).is_some());
+        assert!(bench.pace.update(&broken, None, one).is_some());
         bench.open(2);
-        assert_eq!(bench.pace.heard(&StreamState::Broken { why: "again".into() }, None, two), None);
+        assert_eq!(bench.pace.update(&StreamState::Broken { why: "again".into() }, None, two), None);
         bench.open(4);
         let now = bench.at(4);
         assert_eq!(bench.pace.relisted(now, false, now), None);
         let now = bench.at(5);
-        assert_eq!(bench.pace.relisted(now, false, now), Some(Turn::Trusted));
+        assert_eq!(bench.pace.relisted(now, false, now), Some(StreamChange::Trusted));
         let now = bench.at(6);
-        assert!(bench.pace.heard(&broken, None, now).is_some());
+        assert!(bench.pace.update(&broken, None, now).is_some());
     }
 
     #[test]
-    fn an_open_stream_that_is_silent_is_not_trusted() {
+    fn silent_stream_is_replaced_by_lists_every_second() {
         let mut bench = Bench::new();
         bench.open(0);
         bench.lists(6);
         let stream = bench.pace.stream.clone();
-        let untold = Some(bench.at(40));
+        let unreported = Some(bench.at(40));
         let (soon, late) = (bench.at(41), bench.at(42));
-        assert_eq!(bench.pace.next(untold), late.min(bench.pace.status));
-        assert_eq!(bench.pace.heard(&stream, untold, soon), None);
-        assert_eq!(bench.pace.heard(&stream, untold, late), Some(Turn::Deaf));
+        assert_eq!(bench.pace.next(unreported), late.min(bench.pace.status));
+        assert_eq!(bench.pace.update(&stream, unreported, soon), None);
+        assert_eq!(bench.pace.update(&stream, unreported, late), Some(StreamChange::Silent));
         assert_eq!(bench.lists(3), [43, 44, 45]);
-        // It speaks again.
+        // It reports changes again.
         let now = bench.at(46);
-        assert_eq!(bench.pace.heard(&stream, None, now), None);
+        assert_eq!(bench.pace.update(&stream, None, now), None);
         assert!(bench.pace.is_streaming());
         assert_eq!(bench.lists(3), [46, 48, 52]);
     }
 
     #[test]
-    fn failures_are_repeated_after_a_second_and_unknown_news_are_held_back() {
+    fn failed_inspections_and_unknown_events_cause_at_most_one_list_per_second() {
         let mut bench = Bench::new();
         bench.open(0);
         assert_eq!(bench.lists(6), [0, 1, 3, 7, 15, 31]);
@@ -307,15 +305,15 @@ mod tests {
     }
 
     #[test]
-    fn the_status_is_asked_less_often_while_all_is_well() {
+    fn status_period_doubles_while_the_runtime_is_ready_and_streams() {
         let mut bench = Bench::new();
         let now = bench.at(0);
-        bench.pace.asked_status(true, now);
+        bench.pace.status_updated(true, now);
         assert_eq!(bench.pace.status, bench.at(5));
         bench.open(0);
-        bench.pace.asked_status(true, now);
+        bench.pace.status_updated(true, now);
         assert_eq!(bench.pace.status, bench.at(10));
-        bench.pace.asked_status(false, now);
+        bench.pace.status_updated(false, now);
         assert_eq!(bench.pace.status, bench.at(5));
     }
 }

@@ -1,12 +1,13 @@
-//! The `observe` thread: list, compare, inspect what changed, pass the news on.
+//! The `observe` thread: lists pods, compares, inspects what changed, reports it.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
 
-use super::pace::{Pace, Turn};
-use super::{Change, Observe, Subject, diff};
+use super::diff::{self, Change};
+use super::handle::{Observe, Subject, inspect_listed};
+use super::pace::{Pace, StreamChange};
 use crate::cri::CriError;
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -17,12 +18,12 @@ use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 
-/// News that come within so short a time after others are answered together.
+/// Events that come within this time are handled together.
 const GATHER: Duration = Duration::from_millis(10);
 
 pub(super) fn spawn(
     observe: Observe,
-    news: Post<Subject, Change>,
+    changes: Post<Subject, Change>,
     runtime_is_back: Sender<()>,
     on_death: OnDeath,
 ) -> std::io::Result<Running> {
@@ -31,7 +32,7 @@ pub(super) fn spawn(
         let pace = Pace::new(Instant::now());
         Watcher {
             observe,
-            news,
+            changes,
             runtime_is_back,
             pace,
             failures: Failures::default(),
@@ -44,8 +45,8 @@ pub(super) fn spawn(
 
 struct Watcher {
     observe: Observe,
-    news: Post<Subject, Change>,
-    /// Rung when the runtime answers again: the stream need not wait any longer.
+    changes: Post<Subject, Change>,
+    /// Rung when the runtime answers again, so that the stream is requested at once.
     runtime_is_back: Sender<()>,
     pace: Pace,
     failures: Failures,
@@ -53,12 +54,11 @@ struct Watcher {
     usable: Option<(bool, bool)>,
 }
 
-/// What a look at a pod found.
+/// The result of comparing and inspecting a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
-    Nothing,
-    Change,
-    /// It could not be inspected.
+enum Inspection {
+    Unchanged,
+    Changed,
     Failed,
 }
 
@@ -68,8 +68,8 @@ impl Watcher {
             let due = self.observe.cache.take_due();
             let stream = self.observe.cache.stream();
             let now = Instant::now();
-            let turn = self.pace.heard(&stream, due.untold, now);
-            self.log(turn);
+            let change = self.pace.update(&stream, due.unreported, now);
+            self.log(change);
             if due.failed {
                 self.pace.failed(now);
             }
@@ -77,32 +77,32 @@ impl Watcher {
                 self.pace.list_soon(now);
             }
             if self.pace.is_status_due(now) {
-                self.ask_status();
+                self.update_status();
             }
-            // One list of all is cheaper than many lists of one.
-            let crowd = due.pods.len() * 4 > self.observe.cache.listed().len() + 8;
-            let acted = if crowd || self.pace.is_relist_due(now) {
+            // One list of all pods is cheaper than many lists of one pod.
+            let many = due.pods.len() * 4 > self.observe.cache.listed().len() + 8;
+            let acted = if many || self.pace.is_relist_due(now) {
                 self.list_all(&due.pods.into_iter().collect(), stop);
                 true
             } else {
-                due.pods.iter().for_each(|uid| self.look(uid));
+                due.pods.iter().for_each(|uid| self.list_one(uid));
                 !due.pods.is_empty()
             };
-            self.tell_health();
+            self.report_health();
             if !self.wait(acted, stop) {
                 return;
             }
         }
     }
 
-    /// Waits until something is due. `false`: asked to stop.
+    /// Waits until something is due. `false`: the thread has to stop.
     fn wait(&self, acted: bool, stop: &StopToken) -> bool {
         let _waiting = threads::waiting(if self.pace.is_streaming() { "events" } else { "next relist" });
-        // A storm of events costs a few looks per second and pod, not all of the machine.
+        // Bounds the inspections per second and pod in a burst of events.
         if acted && stop.wait(GATHER) == Waited::Stopped {
             return false;
         }
-        let next = self.pace.next(self.observe.cache.untold());
+        let next = self.pace.next(self.observe.cache.unreported());
         select_biased! {
             recv(stop.signal()) -> _ => false,
             recv(self.observe.cache.bell()) -> _ => true,
@@ -110,49 +110,51 @@ impl Watcher {
         }
     }
 
-    fn log(&self, turn: Option<Turn>) {
-        match turn {
-            Some(Turn::Trusted) => {
+    fn log(&self, change: Option<StreamChange>) {
+        match change {
+            Some(StreamChange::Trusted) => {
                 metrics::EVENTED_PLEG_SUCCESSES.inc();
-                log::info!("the runtime tells of changes by its event stream");
+                log::info!("the runtime reports changes by its event stream");
             }
-            Some(Turn::Lost(why)) => {
+            Some(StreamChange::Ended(why)) => {
                 log::warn!("the runtime's event stream ended, listing every second until it is back: {why}");
             }
-            Some(Turn::None) => log::info!("the runtime has no event stream, listing every second"),
-            Some(Turn::Deaf) => {
-                log::warn!("the runtime's event stream is open but tells nothing, listing every second");
+            Some(StreamChange::Unsupported) => {
+                log::info!("the runtime has no event stream, listing every second");
+            }
+            Some(StreamChange::Silent) => {
+                log::warn!("the runtime's event stream is open but reports no changes, listing every second");
             }
             None => {}
         }
     }
 
-    fn ask_status(&mut self) {
+    fn update_status(&mut self) {
         let observe = &self.observe;
         let _waiting = threads::waiting("runtime status");
-        // A runtime that comes back may be another version.
-        if (observe.health.version().is_none() || observe.health.is_silent())
+        // After an outage the runtime may have another version.
+        if (observe.health.version().is_none() || observe.health.is_unreachable())
             && let Ok(version) = observe.cri.version()
         {
             observe.health.set_version(version.runtime_name, version.runtime_version);
         }
-        let well = match observe.cri.status() {
+        let ready = match observe.cri.status() {
             Ok(status) => {
-                let well = status.ready.is_ok() && status.network_ready.is_ok();
+                let ready = status.ready.is_ok() && status.network_ready.is_ok();
                 observe.health.set_features(status.features);
                 observe.health.set_handlers(status.handlers);
-                observe.health.answered(status.ready, status.network_ready, Instant::now());
-                well
+                observe.health.set_status(status.ready, status.network_ready, Instant::now());
+                ready
             }
             Err(error) => {
-                observe.health.silent(error.to_string());
+                observe.health.set_unreachable(error.to_string());
                 false
             }
         };
-        self.pace.asked_status(well, Instant::now());
+        self.pace.status_updated(ready, Instant::now());
     }
 
-    fn tell_health(&mut self) {
+    fn report_health(&mut self) {
         let health = self.observe.runtime_health();
         let state = (health.is_usable(), health.network.is_none());
         if self.usable == Some(state) {
@@ -166,23 +168,23 @@ impl Watcher {
             );
         }
         self.usable = Some(state);
-        self.news.put(Subject::Health, Change::default());
+        self.changes.put(Subject::Health, Change::default());
     }
 
-    /// Lists everything; of the pods in `told` something was heard.
-    fn list_all(&mut self, told: &HashSet<PodUid>, stop: &StopToken) {
+    /// Lists all pods. `reported`: the pods with events.
+    fn list_all(&mut self, reported: &HashSet<PodUid>, stop: &StopToken) {
         let begun = Instant::now();
         let first = self.observe.last_relist().is_none();
-        let result = self.relist(begun, told, stop);
+        let result = self.relist(begun, reported, stop);
         let now = Instant::now();
         match result {
             Ok(missed) => {
                 if self.failures.end() {
-                    // A full bell already rings.
+                    // If the bell is full, it rings already.
                     let _ = self.runtime_is_back.try_send(());
                 }
-                let turn = self.pace.relisted(begun, missed, now);
-                self.log(turn);
+                let change = self.pace.relisted(begun, missed, now);
+                self.log(change);
                 metrics::PLEG_RELIST.took(now.saturating_duration_since(begun));
                 if let Some(last) = self.last_list.replace(begun) {
                     metrics::PLEG_RELIST_INTERVAL.took(begun.saturating_duration_since(last));
@@ -196,12 +198,12 @@ impl Watcher {
             }
         }
         if first && self.observe.last_relist().is_some() {
-            self.news.put(Subject::FirstList, Change::default());
+            self.changes.put(Subject::FirstList, Change::default());
         }
     }
 
-    /// Returns whether a change was found that no event had told.
-    fn relist(&self, at: Instant, told: &HashSet<PodUid>, stop: &StopToken) -> Result<bool, CriError> {
+    /// Returns whether a change was found that no event had reported.
+    fn relist(&self, at: Instant, reported: &HashSet<PodUid>, stop: &StopToken) -> Result<bool, CriError> {
         let cache = &self.observe.cache;
         let listed = {
             let _waiting = threads::waiting("list of pods");
@@ -214,18 +216,18 @@ impl Watcher {
             if stop.is_stopped() {
                 return Ok(false);
             }
-            let found = self.settle(&uid, listed.get(&uid), at);
-            // The event may come while we look.
-            missed |= found == Found::Change && !told.contains(&uid) && !cache.is_due(&uid);
+            let inspection = self.inspect(&uid, listed.get(&uid), at);
+            // The event may come during the inspection.
+            missed |= inspection == Inspection::Changed && !reported.contains(&uid) && !cache.is_due(&uid);
         }
         cache.relisted(at);
         Ok(missed)
     }
 
-    /// Looks at one pod that something was heard of.
-    fn look(&self, uid: &PodUid) {
+    /// Lists and inspects one pod that had an event.
+    fn list_one(&self, uid: &PodUid) {
         let cache = &self.observe.cache;
-        // Its worker has taken it up meanwhile, and inspects it at the end.
+        // Its worker has begun to change it and inspects it afterwards.
         if cache.is_busy(uid) {
             return;
         }
@@ -235,53 +237,52 @@ impl Watcher {
             Ok(mut listed) => {
                 let pod = listed.remove(uid);
                 cache.set_listed_pod(uid, pod.clone(), at);
-                self.settle(uid, pod.as_ref(), at);
+                self.inspect(uid, pod.as_ref(), at);
             }
             Err(error) => cache.put_error(uid, error.to_string(), at),
         }
         metrics::PLEG_POD_RELIST.took(at.elapsed());
     }
 
-    /// Compares a pod with what is known of it; inspects it and passes the news on if it is
-    /// not the same.
-    fn settle(&self, uid: &PodUid, new: Option<&ListedPod>, at: Instant) -> Found {
+    /// Compares a pod with its last inspection; inspects it and reports it if it has changed.
+    fn inspect(&self, uid: &PodUid, new: Option<&ListedPod>, at: Instant) -> Inspection {
         let cache = &self.observe.cache;
-        // Its worker is at it and inspects it at the end; half-done states are not news.
+        // Its worker is changing it and inspects it afterwards; states in between do not count.
         if cache.is_busy(uid) {
-            return Found::Nothing;
+            return Inspection::Unchanged;
         }
         let entry = cache.get(uid);
-        // A worker looked at its pod while we listed: it knows better.
+        // Its worker inspected it after the list was requested.
         if entry.as_ref().is_some_and(|entry| entry.at > at) {
-            return Found::Nothing;
+            return Inspection::Unchanged;
         }
         let change = diff::compare(entry.as_ref().map(|entry| &*entry.pod), new);
-        let found = if change.is_some() { Found::Change } else { Found::Nothing };
+        let inspection = if change.is_some() { Inspection::Changed } else { Inspection::Unchanged };
         let retry = entry.as_ref().is_some_and(|entry| entry.error.is_some());
         let Some(change) = change.or_else(|| retry.then(Change::default)) else {
             cache.unchanged(uid, at);
             if new.is_none() {
                 cache.remove(uid, at);
             }
-            return Found::Nothing;
+            return Inspection::Unchanged;
         };
         match new {
-            Some(pod) => match super::inspect_listed(&self.observe.cri, pod) {
+            Some(pod) => match inspect_listed(&self.observe.cri, pod) {
                 Ok(inspected) => {
                     cache.put(uid, inspected, at);
                 }
                 Err(error) => {
-                    // The old view stays, so the same difference shows again next time.
+                    // The last inspection stays, so the next list shows the same difference.
                     log::debug!("cannot inspect pod: {error} uid={uid}");
                     cache.put_error(uid, error.to_string(), at);
-                    return Found::Failed;
+                    return Inspection::Failed;
                 }
             },
             None => {
                 cache.put(uid, PodRuntime::absent(uid.clone()), at);
             }
         }
-        self.news.put(Subject::Pod(uid.clone()), change);
-        found
+        self.changes.put(Subject::Pod(uid.clone()), change);
+        inspection
     }
 }

@@ -1,12 +1,13 @@
-//! The `observe-ev` thread: reads the runtime's event stream. An event is believed in one
-//! thing only, that something happened to its pod; what it is a look at the pod shows.
+//! The `observe-ev` thread: reads the runtime's event stream. An event only marks its pod as due;
+//! what happened is found out by an inspection.
 
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select_biased};
 
-use super::Observe;
 use super::cache::Cache;
+use super::handle::Observe;
+use super::stream_state::StreamState;
 use crate::cri::{Class, ContainerEvent, CriError};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -14,34 +15,14 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 
-/// Pause before a broken stream is opened again, doubled up to the maximum.
+/// Pause before a broken stream is requested again, doubled up to the maximum.
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// Pause before a runtime that does not offer the stream is asked again: it may have been
-/// replaced by a newer one.
+/// Pause before the stream is requested again from a runtime that does not offer it: the runtime
+/// may have been upgraded.
 const RETRY_UNSUPPORTED: Duration = Duration::from_secs(300);
-/// A stream that held for so long was a good one: the next pause is the first one again.
-const HELD: Duration = Duration::from_secs(10);
-
-/// Whether the runtime tells of changes by itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum StreamState {
-    /// Nobody has asked it to.
-    Off,
-    /// As far as can be told: it does not say when it is ready to tell, and is silent while
-    /// nothing happens.
-    Open {
-        /// When it was asked.
-        since: Instant,
-    },
-    /// It did.
-    Broken {
-        /// How it ended.
-        why: String,
-    },
-    /// It does not offer that.
-    Unsupported,
-}
+/// After a stream of this length the pause is reset.
+const GOOD: Duration = Duration::from_secs(10);
 
 pub(super) fn spawn(
     observe: Observe,
@@ -74,7 +55,7 @@ fn run(observe: &Observe, runtime_is_back: &Receiver<()>, stop: &StopToken) {
                 Class::Retry | Class::Gone => StreamState::Broken { why: error.to_string() },
             },
         };
-        if now.saturating_duration_since(since) >= HELD {
+        if now.saturating_duration_since(since) >= GOOD {
             pause = RETRY_FIRST;
         }
         let wait = match state {
@@ -85,7 +66,7 @@ fn run(observe: &Observe, runtime_is_back: &Receiver<()>, stop: &StopToken) {
             }
         };
         observe.cache.set_stream(state);
-        let _waiting = threads::waiting("next try of the event stream");
+        let _waiting = threads::waiting("retry of the event stream");
         select_biased! {
             recv(stop.signal()) -> _ => return,
             recv(runtime_is_back) -> _ => pause = RETRY_FIRST,
@@ -103,21 +84,21 @@ fn read(observe: &Observe, stop: &StopToken) -> Result<(), CriError> {
     Ok(())
 }
 
-/// Notes whose news an event brings.
-fn take(cache: &Cache, event: &ContainerEvent, heard: Instant) {
+/// Marks the pod of an event as due.
+fn take(cache: &Cache, event: &ContainerEvent, received: Instant) {
     if let Some(age) =
         event.made_at.and_then(|at| Duration::try_from(jiff::Timestamp::now().duration_since(at)).ok())
     {
         metrics::EVENTED_PLEG_LATENCY.took(age);
     }
     log::debug!("event of {} uid={}", event.id, event.uid.as_ref().map_or("", PodUid::as_str));
-    // What is gone already is told without its pod.
+    // The event of a removed sandbox or container does not name its pod.
     let known = || cache.owner_of(&event.id);
     match event.uid.clone().or_else(known) {
-        Some(uid) => cache.news(&uid, heard),
-        // Another tool's sandbox: none of our business.
+        Some(uid) => cache.event(&uid, received),
+        // A sandbox that is no pod's: another tool made it.
         None if event.sandbox_known => {}
-        None => cache.unknown_news(heard),
+        None => cache.unknown_event(received),
     }
 }
 
@@ -127,7 +108,7 @@ mod tests {
     use crate::model::runtime::{ListedPod, ListedSandbox, SandboxState};
 
     #[test]
-    fn events_are_ascribed_to_their_pods() {
+    fn events_mark_their_pods_as_due() {
         let cache = Cache::default();
         let pod = ListedPod {
             uid: "u1".into(),
@@ -149,10 +130,10 @@ mod tests {
             assert_eq!(due.unknown, unknown, "{event:?}");
         };
         check("c1", Some("u2"), true, &["u2"], false);
-        // The sandbox is gone: the runtime does not say whose it was.
+        // The sandbox was removed: the event does not name the pod.
         check("s1", None, false, &["u1"], false);
         check("s2", None, false, &[], true);
-        // Somebody else's, or a lie about what is ours.
+        // A sandbox of another tool.
         check("x", None, true, &[], false);
         check("s1", None, true, &["u1"], false);
     }
