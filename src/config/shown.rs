@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::KubeletConfiguration;
 use super::defaults::set;
+use super::kubelet::KubeletConfiguration;
 use super::load::{API_VERSION, KIND};
 
 /// Stands in the place of a secret.

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use super::duration::GoDuration;
 use super::gates::Gates;
 use super::kubelet::KubeletConfiguration;
+use super::load::clean_path;
 use super::sysctls;
 use crate::model::quantity::Amount;
 use crate::util::cpu_list;
@@ -516,7 +517,7 @@ impl Rules<'_> {
         let directory = c.pod_logs_dir.as_str();
         if !directory.starts_with('/') {
             self.fail("podLogsDir", format!("pod logs path {directory:?} must be absolute path"));
-        } else if super::clean_path(directory) != directory {
+        } else if clean_path(directory) != directory {
             self.fail("podLogsDir", format!("pod logs path {directory:?} must be normalized"));
         }
         if !directory.is_ascii() {

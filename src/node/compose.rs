@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::Settings;
 use super::conditions::{self, News, Pressures};
 use super::resources::{HUGE_PAGES, quantities};
+use super::settings::Settings;
 use crate::cri::{Handler, RuntimeFeatures};
 use crate::model::Quantity;
 use crate::model::api::{

@@ -27,22 +27,21 @@ mod reader;
 mod reporter;
 mod resources;
 mod sensors;
+mod settings;
 mod startup;
 #[cfg(test)]
 mod tests;
 mod view;
 mod watch;
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::kube::client::Client;
 use crate::kube::target::Target;
 use crate::kube::watch::{Change, Watched, spawn_reflector};
-use crate::model::api::{Node, Taint};
+use crate::model::api::Node;
 use crate::model::event::EventSink;
 use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 
@@ -53,49 +52,9 @@ pub use patch::between as node_patch;
 pub use reader::NodeReader;
 pub use resources::{Reservations, allocatable, capacity};
 pub use sensors::{Host, Listed, Sensors, Told};
+pub use settings::Settings;
 pub use view::{host_ips, view_of};
 pub use watch::NodeWatch;
-
-/// What does not change while the agent runs.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Settings {
-    /// The node's name.
-    pub name: String,
-    /// Whether to register; else somebody else makes the object.
-    pub register: bool,
-    /// `--node-labels`.
-    pub labels: BTreeMap<String, String>,
-    /// `registerWithTaints`.
-    pub taints: Vec<Taint>,
-    /// The cloud's name for the machine; may be empty.
-    pub provider_id: String,
-    /// `--cloud-provider=external`.
-    pub external_cloud: bool,
-    /// `enableControllerAttachDetach`.
-    pub controller_attach_detach: bool,
-    /// `--node-ip`.
-    pub node_ips: Vec<IpAddr>,
-    /// The port of the node API.
-    pub port: u16,
-    /// The version of Kubernetes that we behave like, such as `v1.36.3`.
-    pub kubelet_version: String,
-    /// Features that schedulers may rely on, sorted.
-    pub declared_features: Vec<String>,
-    /// `nodeStatusUpdateFrequency`.
-    pub update_every: Duration,
-    /// `nodeStatusReportFrequency`.
-    pub report_every: Duration,
-    /// `nodeLeaseDurationSeconds`.
-    pub lease_seconds: i32,
-}
-
-impl Settings {
-    /// How long a heartbeat's request may take.
-    fn request_limit(&self) -> Duration {
-        let lease = Duration::from_secs(u64::try_from(self.lease_seconds).unwrap_or(0));
-        self.update_every.min(lease).max(Duration::from_secs(1))
-    }
-}
 
 /// What this room works with.
 pub struct Deps {

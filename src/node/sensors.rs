@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Settings;
 use super::addresses::{Kernel, addresses};
 use super::compose::{Facts, Image, largest_images};
 use super::conditions::Pressures;
 use super::resources::{Reservations, allocatable, capacity};
+use super::settings::Settings;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::kube::certificates::Certificates;
 use crate::model::api::{ContainerImage, NodeAddress};

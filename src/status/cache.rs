@@ -14,7 +14,8 @@ use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
 use super::containers::{LOST_WHEN_TERMINATED, vanished};
-use super::{conditions, ended, is_terminal, transitions};
+use super::phase::is_terminal;
+use super::{conditions, ended, transitions};
 
 /// One pod's place in the cache.
 #[derive(Debug, Clone)]
@@ -179,20 +180,20 @@ impl StatusCache {
     }
 
     /// The API server knows every status up to `version`.
-    pub(super) fn set_told(&self, version: u64) {
+    pub(super) fn set_published(&self, version: u64) {
         self.lock().told = version;
     }
 
     /// Whether the API server knows every status.
     #[must_use]
-    pub fn is_told(&self) -> bool {
+    pub fn is_all_published(&self) -> bool {
         let inner = self.lock();
         inner.entries.values().all(|entry| entry.version <= inner.told)
     }
 
     /// Whether the API server knows the status of this pod, or there is none.
     #[must_use]
-    pub fn is_told_of(&self, uid: &PodUid) -> bool {
+    pub fn is_published(&self, uid: &PodUid) -> bool {
         let inner = self.lock();
         inner.entries.get(uid).is_none_or(|entry| entry.version <= inner.told)
     }

@@ -5,106 +5,18 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::model::api::{ContainerStatus, HostIP, PodCondition, PodIP, PodStatus};
+use crate::model::api::{ContainerStatus, HostIP, PodIP, PodStatus};
 use crate::model::ids::ContainerId;
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
-use crate::model::quantity::Amount;
 use crate::model::reasons;
-use crate::model::runtime::{PodRuntime, SandboxState};
+use crate::model::runtime::SandboxState;
 use crate::model::verdict::Verdict;
 
-use super::containers::{self, Kind};
-use super::{conditions, is_terminal, phase, resources};
-
-/// Why the last attempt to start a container failed; kept until one succeeds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StartReason {
-    /// CamelCase, see `model::reasons`.
-    pub reason: &'static str,
-    /// For people.
-    pub message: String,
-}
-
-/// The node's own addresses, primary first, at most two.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NodeAddresses {
-    /// Empty while unknown.
-    pub host_ips: Vec<IpAddr>,
-}
-
-impl NodeAddresses {
-    /// The addresses that statuses show: two at most.
-    fn pair(&self) -> &[IpAddr] {
-        self.host_ips.get(..2).unwrap_or(&self.host_ips)
-    }
-}
-
-/// What a status is composed from.
-#[derive(Clone, Copy)]
-pub struct Inputs<'a> {
-    /// The pod; its own status counts where `old` is absent.
-    pub pod: &'a Pod,
-    /// What the runtime says.
-    pub runtime: &'a PodRuntime,
-    /// The status that this agent stored last.
-    pub old: Option<&'a PodStatus>,
-    /// The last start failure of a container, by name.
-    pub failures: &'a dyn Fn(&str) -> Option<StartReason>,
-    /// The pod's containers have stopped and will not run again.
-    pub terminal: bool,
-    /// The pod is on its way out: nothing restarts.
-    pub deleting: bool,
-    /// The present time.
-    pub now: Timestamp,
-    /// The node's addresses.
-    pub node: &'a NodeAddresses,
-    /// The prefix of container ids, such as `containerd`.
-    pub runtime_name: &'a str,
-    /// From the plan: the present sandbox does not serve.
-    pub sandbox_needed: bool,
-    /// Readiness of a container instance.
-    pub readiness: &'a dyn Fn(&ContainerId) -> Verdict,
-    /// Startup of a container instance.
-    pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
-    /// The conditions that tell of a resize.
-    pub resizes: &'a [PodCondition],
-    /// The memory request that a container, by name, runs with: no runtime tells of it.
-    pub memory_request: &'a dyn Fn(&str) -> Option<Amount>,
-}
-
-impl<'a> Inputs<'a> {
-    /// Inputs with no history, no failures and no probes; set the other fields as needed.
-    #[must_use]
-    pub fn new(pod: &'a Pod, runtime: &'a PodRuntime, node: &'a NodeAddresses, now: Timestamp) -> Self {
-        Inputs {
-            pod,
-            runtime,
-            old: None,
-            failures: &|_| None,
-            terminal: false,
-            deleting: false,
-            now,
-            node,
-            runtime_name: "containerd",
-            sandbox_needed: false,
-            readiness: &|_| Verdict::NoProbe,
-            startup: &|_| Verdict::NoProbe,
-            resizes: &[],
-            memory_request: &|_| None,
-        }
-    }
-
-    /// The status before this one: the stored one, else the one that came with the pod.
-    pub(super) fn before(&self) -> Option<&'a PodStatus> {
-        self.old.or(self.pod.object().status.as_ref())
-    }
-
-    /// Whether the pod is being deleted, by whichever way the news came.
-    pub(super) fn is_deleting(&self) -> bool {
-        self.deleting || self.pod.is_deleting()
-    }
-}
+use super::containers::{self, Kind, all_statuses};
+use super::inputs::{Inputs, NodeAddresses, generation};
+use super::phase::is_terminal;
+use super::{conditions, phase, resources};
 
 /// How a pod stands with its `activeDeadlineSeconds`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,11 +71,6 @@ pub fn compose(inputs: &Inputs) -> PodStatus {
     status.conditions = Some(conditions::compose(inputs, &status));
     set_addresses(inputs, &mut status);
     status
-}
-
-/// `metadata.generation`, which static pods do not have.
-pub(super) fn generation(pod: &Pod) -> Option<i64> {
-    pod.object().metadata.generation.filter(|generation| *generation > 0)
 }
 
 /// When the pod was first seen, as far as anyone knows.
@@ -229,7 +136,7 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
     let before = inputs.before();
     let sidecar = |name: &str| inputs.pod.init_containers().iter().any(|c| c.name == name && is_sidecar(c));
     let before_of = |status: &ContainerStatus| {
-        before.into_iter().flat_map(super::all_statuses).find(|old| {
+        before.into_iter().flat_map(all_statuses).find(|old| {
             old.name == status.name && old.container_id.is_some() && old.container_id == status.container_id
         })
     };

@@ -7,8 +7,9 @@ use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::{reasons, restart};
 
-use super::compose::{Inputs, generation};
-use super::{DISRUPTION_TARGET, OWNED_CONDITIONS, restart_all};
+use super::condition_types::{DISRUPTION_TARGET, OWNED_CONDITIONS};
+use super::inputs::{Inputs, generation};
+use super::restart_all;
 
 /// Whether a condition holds, and if not, why.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

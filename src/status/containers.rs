@@ -5,14 +5,14 @@ use jiff::Timestamp;
 
 use crate::model::api::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, ContainerUser, LinuxContainerUser, VolumeMountStatus,
+    ContainerStatus, ContainerUser, LinuxContainerUser, PodStatus, VolumeMountStatus,
 };
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::runtime::{ContainerState as Lives, ContainerStatus as Instance};
 use crate::model::{reasons, restart};
 
-use super::compose::Inputs;
+use super::inputs::Inputs;
 use super::{resources, restart_all};
 
 /// Which of the pod's lists a container is in.
@@ -43,6 +43,13 @@ pub(super) fn convert(inputs: &Inputs, specs: &[Container], kind: Kind) -> Vec<C
         statuses.sort_by(|a, b| a.name.cmp(&b.name));
     }
     statuses
+}
+
+/// All container statuses of a pod: init, regular, ephemeral.
+pub(super) fn all_statuses(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
+    let lists =
+        [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    lists.into_iter().flatten().flatten()
 }
 
 /// Ephemeral containers in the form of the others; they never restart.

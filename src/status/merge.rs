@@ -7,7 +7,9 @@ use crate::model::api::{PodCondition, PodStatus};
 use crate::model::meta::Time;
 use crate::model::reasons;
 
-use super::{DISRUPTION_TARGET, OWNED_CONDITIONS, conditions, is_terminal};
+use super::condition_types::{DISRUPTION_TARGET, OWNED_CONDITIONS};
+use super::conditions;
+use super::phase::is_terminal;
 
 /// Whether something of the pod may still run on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

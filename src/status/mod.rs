@@ -14,9 +14,11 @@
 
 mod cache;
 mod compose;
+mod condition_types;
 mod conditions;
 mod containers;
 mod ended;
+mod inputs;
 mod merge;
 mod phase;
 pub mod publish;
@@ -28,38 +30,11 @@ mod tests;
 mod transitions;
 
 pub use cache::{Entry, StatusCache, Stored};
-pub use compose::{Deadline, Inputs, NodeAddresses, StartReason, active_deadline, compose, pod_ips};
+pub use compose::{Deadline, active_deadline, compose, pod_ips};
+pub use condition_types::{DISRUPTION_TARGET, OWNED_CONDITIONS};
 pub use conditions::{disrupt, gates_differ};
+pub use inputs::{Inputs, NodeAddresses, StartReason};
 pub use merge::Activity;
+pub use phase::is_terminal;
 pub use strategic::patch as status_patch;
 pub use transitions::IllegalTransition;
-
-use crate::model::api::{ContainerStatus, PodStatus};
-
-/// `status.phase` of a pod that will never run again.
-#[must_use]
-pub fn is_terminal(phase: Option<&str>) -> bool {
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
-
-/// The condition types that the node agent writes; all others belong to someone else.
-pub const OWNED_CONDITIONS: [&str; 8] = [
-    "PodScheduled",
-    "Ready",
-    "Initialized",
-    "ContainersReady",
-    "PodResizeInProgress",
-    "PodResizePending",
-    "PodReadyToStartContainers",
-    "AllContainersRestarting",
-];
-
-/// The condition that node agent and controllers share: why a pod had to go.
-pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
-
-/// All container statuses of a pod: init, regular, ephemeral.
-fn all_statuses(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
-    let lists =
-        [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
-    lists.into_iter().flatten().flatten()
-}

@@ -4,7 +4,13 @@ use crate::model::api::{Container, ContainerStatus, PodStatus};
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::{reasons, restart};
 
-use super::compose::Inputs;
+use super::inputs::Inputs;
+
+/// `status.phase` of a pod that will never run again.
+#[must_use]
+pub fn is_terminal(phase: Option<&str>) -> bool {
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
 
 /// A container as the phase sees it.
 enum Seen {

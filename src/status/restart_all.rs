@@ -7,9 +7,9 @@ use crate::model::api::{
 use crate::model::meta::Time;
 use crate::model::{reasons, restart};
 
-use super::compose::Inputs;
 use super::conditions::holds_before;
 use super::containers::{UNKNOWN_EXIT, waiting};
+use super::inputs::Inputs;
 
 /// Only pods have it in which a container may restart all of them.
 const CONDITION: &str = "AllContainersRestarting";

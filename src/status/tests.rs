@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model::api;
+use crate::model::api::{self, PodStatus};
 use crate::model::pod::Pod;
 use crate::model::runtime::{
     AppliedResources, ContainerState, ContainerStatus as Instance, LinuxUser, PodRuntime, SandboxState,

@@ -8,7 +8,9 @@ use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::restart;
 
-use super::{DISRUPTION_TARGET, OWNED_CONDITIONS, conditions, is_terminal};
+use super::condition_types::{DISRUPTION_TARGET, OWNED_CONDITIONS};
+use super::conditions;
+use super::phase::is_terminal;
 
 /// Bytes of termination messages in one pod; each container gets an even share.
 const MESSAGE_BUDGET_BYTES: usize = 12288;

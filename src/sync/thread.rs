@@ -715,7 +715,7 @@ impl Loop {
     /// A pod is over and nobody wants it. The end of a static one is told by its mirror first.
     fn depart(&mut self, uid: PodUid, pod: Option<Pod>) {
         let pod = pod.filter(|pod| pod.is_static() && self.deps.mirrors.is_some());
-        match pod.filter(|_| !self.deps.status.is_told_of(&uid)) {
+        match pod.filter(|_| !self.deps.status.is_published(&uid)) {
             Some(pod) => {
                 let until = Instant::now() + DEPARTED_LIMIT;
                 self.departed.push(Departed { uid, name: pod.full_name(), until });
@@ -728,7 +728,7 @@ impl Loop {
         let (before, now) = (self.departed.len(), Instant::now());
         let status = &self.deps.status;
         self.departed.retain(|departed| {
-            let stays = now < departed.until && !status.is_told_of(&departed.uid);
+            let stays = now < departed.until && !status.is_published(&departed.uid);
             if !stays {
                 status.forget(&departed.uid);
             }

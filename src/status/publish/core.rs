@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::super::cache::Entry;
 use super::super::merge::{Activity, keep_times, merge};
-use super::super::{is_terminal, strategic};
-use super::ApiPod;
+use super::super::phase::is_terminal;
+use super::super::strategic;
+use super::api_pod::ApiPod;
 use super::request::{Answer, Request, What};
 use crate::model::api::{self, PodStatus};
 use crate::model::ids::PodUid;

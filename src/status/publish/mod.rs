@@ -7,11 +7,13 @@
 //! Invariants: only the newest status is sent; a pod that fails delays no other; a patch
 //! carries the UID that it is meant for; nothing is written that the server shows already.
 
+mod api_pod;
 mod core;
 mod request;
 #[cfg(test)]
 mod tests;
 
+pub use api_pod::ApiPod;
 pub use request::{Answer, Api, Request, What};
 
 use std::time::Instant;
@@ -20,22 +22,13 @@ use crossbeam_channel::{Receiver, select_biased};
 use jiff::Timestamp;
 
 use self::core::Core;
-use super::{Activity, StatusCache};
+use super::cache::StatusCache;
+use super::merge::Activity;
 use crate::model::ids::PodUid;
-use crate::model::pod::Pod;
 use crate::util::mailbox::{self, Inbox, Post};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
-
-/// A pod as the API server shows it: an API pod, or the mirror of a static pod.
-#[derive(Debug, Clone)]
-pub struct ApiPod {
-    /// The object, its status included.
-    pub pod: Pod,
-    /// It is gone from the API server.
-    pub removed: bool,
-}
 
 /// Where pods are posted, under the UID that they have at the API server.
 pub type ApiPods = Post<PodUid, ApiPod>;
@@ -89,7 +82,7 @@ impl Publisher {
                 self.tell(&uid);
             }
             if self.core.next_due().is_none() {
-                self.deps.status.set_told(self.core.seen());
+                self.deps.status.set_published(self.core.seen());
             }
             let _waiting = threads::waiting("a status to tell");
             select_biased! {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::super::strategic::tests::apply;
 use super::*;
 use crate::model::api::{self, PodStatus};
+use crate::model::pod::Pod;
 
 /// A server that keeps pods and does as it is told, unless an answer is scripted.
 #[derive(Default)]

@@ -241,6 +241,6 @@ impl World for Seen<'_> {
     }
 
     fn is_written(&self) -> bool {
-        !self.0.publishes || self.0.status.is_told()
+        !self.0.publishes || self.0.status.is_all_published()
     }
 }

@@ -1,0 +1,48 @@
+//! The settings of the room.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::model::api::Taint;
+
+/// What does not change while the agent runs.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Settings {
+    /// The node's name.
+    pub name: String,
+    /// Whether to register; else somebody else makes the object.
+    pub register: bool,
+    /// `--node-labels`.
+    pub labels: BTreeMap<String, String>,
+    /// `registerWithTaints`.
+    pub taints: Vec<Taint>,
+    /// The cloud's name for the machine; may be empty.
+    pub provider_id: String,
+    /// `--cloud-provider=external`.
+    pub external_cloud: bool,
+    /// `enableControllerAttachDetach`.
+    pub controller_attach_detach: bool,
+    /// `--node-ip`.
+    pub node_ips: Vec<IpAddr>,
+    /// The port of the node API.
+    pub port: u16,
+    /// The version of Kubernetes that we behave like, such as `v1.36.3`.
+    pub kubelet_version: String,
+    /// Features that schedulers may rely on, sorted.
+    pub declared_features: Vec<String>,
+    /// `nodeStatusUpdateFrequency`.
+    pub update_every: Duration,
+    /// `nodeStatusReportFrequency`.
+    pub report_every: Duration,
+    /// `nodeLeaseDurationSeconds`.
+    pub lease_seconds: i32,
+}
+
+impl Settings {
+    /// How long a heartbeat's request may take.
+    pub(super) fn request_limit(&self) -> Duration {
+        let lease = Duration::from_secs(u64::try_from(self.lease_seconds).unwrap_or(0));
+        self.update_every.min(lease).max(Duration::from_secs(1))
+    }
+}

@@ -1,0 +1,106 @@
+//! What a status is composed from.
+
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+
+use crate::model::api::{PodCondition, PodStatus};
+use crate::model::ids::ContainerId;
+use crate::model::pod::Pod;
+use crate::model::quantity::Amount;
+use crate::model::runtime::PodRuntime;
+use crate::model::verdict::Verdict;
+
+/// Why the last attempt to start a container failed; kept until one succeeds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartReason {
+    /// CamelCase, see `model::reasons`.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// The node's own addresses, primary first, at most two.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeAddresses {
+    /// Empty while unknown.
+    pub host_ips: Vec<IpAddr>,
+}
+
+impl NodeAddresses {
+    /// The addresses that statuses show: two at most.
+    pub(super) fn pair(&self) -> &[IpAddr] {
+        self.host_ips.get(..2).unwrap_or(&self.host_ips)
+    }
+}
+
+/// What a status is composed from.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
+    /// The pod; its own status counts where `old` is absent.
+    pub pod: &'a Pod,
+    /// What the runtime says.
+    pub runtime: &'a PodRuntime,
+    /// The status that this agent stored last.
+    pub old: Option<&'a PodStatus>,
+    /// The last start failure of a container, by name.
+    pub failures: &'a dyn Fn(&str) -> Option<StartReason>,
+    /// The pod's containers have stopped and will not run again.
+    pub terminal: bool,
+    /// The pod is on its way out: nothing restarts.
+    pub deleting: bool,
+    /// The present time.
+    pub now: Timestamp,
+    /// The node's addresses.
+    pub node: &'a NodeAddresses,
+    /// The prefix of container ids, such as `containerd`.
+    pub runtime_name: &'a str,
+    /// From the plan: the present sandbox does not serve.
+    pub sandbox_needed: bool,
+    /// Readiness of a container instance.
+    pub readiness: &'a dyn Fn(&ContainerId) -> Verdict,
+    /// Startup of a container instance.
+    pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
+    /// The conditions that tell of a resize.
+    pub resizes: &'a [PodCondition],
+    /// The memory request that a container, by name, runs with: no runtime tells of it.
+    pub memory_request: &'a dyn Fn(&str) -> Option<Amount>,
+}
+
+impl<'a> Inputs<'a> {
+    /// Inputs with no history, no failures and no probes; set the other fields as needed.
+    #[must_use]
+    pub fn new(pod: &'a Pod, runtime: &'a PodRuntime, node: &'a NodeAddresses, now: Timestamp) -> Self {
+        Inputs {
+            pod,
+            runtime,
+            old: None,
+            failures: &|_| None,
+            terminal: false,
+            deleting: false,
+            now,
+            node,
+            runtime_name: "containerd",
+            sandbox_needed: false,
+            readiness: &|_| Verdict::NoProbe,
+            startup: &|_| Verdict::NoProbe,
+            resizes: &[],
+            memory_request: &|_| None,
+        }
+    }
+
+    /// The status before this one: the stored one, else the one that came with the pod.
+    pub(super) fn before(&self) -> Option<&'a PodStatus> {
+        self.old.or(self.pod.object().status.as_ref())
+    }
+
+    /// Whether the pod is being deleted, by whichever way the news came.
+    pub(super) fn is_deleting(&self) -> bool {
+        self.deleting || self.pod.is_deleting()
+    }
+}
+
+/// `metadata.generation`, which static pods do not have.
+pub(super) fn generation(pod: &Pod) -> Option<i64> {
+    pod.object().metadata.generation.filter(|generation| *generation > 0)
+}
