@@ -103,7 +103,7 @@ impl Sources {
         let snapshot = self.view.get();
         let mut found = None;
         for (uid, entry) in &snapshot.pods {
-            let Some(pod) = entry.pod.as_ref().or(entry.leaving.as_ref()) else { continue };
+            let Some(pod) = entry.any_pod() else { continue };
             if pod.name() == name && pod.namespace() == namespace {
                 let mut object = pod.object().clone();
                 if let Some(status) = self.status.get(uid) {

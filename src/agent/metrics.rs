@@ -187,7 +187,7 @@ fn pods(sources: &Sources, page: &mut Page) {
         }
     }
     for entry in snapshot.pods.values() {
-        let is_static = entry.pod.as_ref().or(entry.leaving.as_ref()).map(|pod| pod.is_static());
+        let is_static = entry.any_pod().map(|pod| pod.is_static());
         let phase = entry.worker.as_ref().map_or("", |worker| worker.report().phase);
         let over = matches!(phase, "Terminated" | "Finished");
         if entry.pod.is_some()
@@ -202,7 +202,7 @@ fn pods(sources: &Sources, page: &mut Page) {
             "Terminated" | "Finished" => "terminated",
             _ => "sync",
         };
-        let config = match (&entry.pod, &entry.leaving) {
+        let config = match (&entry.pod, &entry.removed) {
             (Some(_), _) => "desired",
             (None, Some(_)) => "orphan",
             (None, None) => "runtime_only",
@@ -234,7 +234,7 @@ fn pods(sources: &Sources, page: &mut Page) {
     let ephemeral: usize = snapshot
         .pods
         .values()
-        .filter_map(|entry| entry.pod.as_ref().or(entry.leaving.as_ref()))
+        .filter_map(|entry| entry.any_pod())
         .map(|pod| pod.spec().ephemeral_containers.as_ref().map_or(0, Vec::len))
         .sum();
     volumes(sources, &snapshot, page);
@@ -249,7 +249,7 @@ fn pods(sources: &Sources, page: &mut Page) {
 fn volumes(sources: &Sources, snapshot: &Snapshot, page: &mut Page) {
     let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for (uid, entry) in &snapshot.pods {
-        let Some(pod) = entry.pod.as_ref().or(entry.leaving.as_ref()) else { continue };
+        let Some(pod) = entry.any_pod() else { continue };
         let mounted = sources.volumes.mounted(uid);
         for (plugin, name) in crate::volumes::plugins(pod) {
             let is_mounted = mounted.iter().any(|volume| volume.volume == name);

@@ -24,7 +24,7 @@ use crate::server::{
     QueueReport, RuntimeReport, SourceReport, StreamDeps, ThreadRow,
 };
 use crate::status::StatusCache;
-use crate::sync::ephemeral::Counter;
+use crate::sync::ephemeral::Requester;
 use crate::sync::view::View;
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -53,7 +53,7 @@ pub(super) struct Sources {
     pub sink: EventSink,
     pub turn: Arc<Mutex<Instant>>,
     pub turn_limit: Duration,
-    pub ephemeral: Counter,
+    pub ephemeral: Requester,
     pub stats: Collector,
     pub volumes: Arc<Volumes>,
     pub endpoints: super::endpoints::Settings,
@@ -93,8 +93,8 @@ impl Sources {
             metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
             stats: super::stats::deps(&self.stats),
             add_ephemeral: {
-                let counter = self.ephemeral.clone();
-                Arc::new(move |pod, container| counter.want(pod, container))
+                let requester = self.ephemeral.clone();
+                Arc::new(move |pod, container| requester.request(pod, container))
             },
             endpoints: super::endpoints::endpoints(self),
             streams: self.streams.clone(),
@@ -105,7 +105,7 @@ impl Sources {
         for (uid, entry) in &self.view.get().pods {
             // One whose manifest is gone is shown until it has ended.
             // DIFFERS: the Go kubelet's /pods drops it at once, though it still runs.
-            let Some(pod) = entry.pod.as_ref().or(entry.leaving.as_ref()) else { continue };
+            let Some(pod) = entry.any_pod() else { continue };
             let mut object = pod.object().clone();
             if let Some(status) = self.status.get(uid) {
                 object.status = Some((*status).clone());
@@ -134,7 +134,7 @@ impl Sources {
             false => None,
         };
         let snapshot = self.view.get();
-        let wanted = snapshot.pods.values().filter_map(|entry| entry.pod.as_ref().or(entry.leaving.as_ref()));
+        let wanted = snapshot.pods.values().filter_map(|entry| entry.any_pod());
         let volumes: Vec<_> = wanted.flat_map(crate::runtime::volume_image_names).collect();
         let used: std::collections::BTreeSet<&str> = listed
             .values()

@@ -83,7 +83,7 @@ fn reserved_memory(config: &KubeletConfiguration) -> u64 {
 fn pod_of(view: &View, uid: &PodUid) -> Option<Pod> {
     let snapshot = view.get();
     let entry = snapshot.pods.get(uid)?;
-    entry.pod.as_ref().or(entry.leaving.as_ref()).cloned()
+    entry.any_pod().cloned()
 }
 
 /// What the cgroup of a pod is limited to: where a container has no limit, neither has the pod

@@ -22,8 +22,7 @@ pub(super) fn deps(
         find_pod: Arc::new(move |namespace, name| {
             let snapshot = pods.get();
             // One whose manifest is gone can be looked into until it has ended.
-            let mut all =
-                snapshot.pods.values().filter_map(|entry| entry.pod.as_ref().or(entry.leaving.as_ref()));
+            let mut all = snapshot.pods.values().filter_map(|entry| entry.any_pod());
             all.find(|pod| pod.namespace() == namespace && pod.name() == name).cloned()
         }),
         is_mirror: Arc::new(move |uid, pod| mirrors.get().mirrors.get(uid) == Some(&pod.full_name())),

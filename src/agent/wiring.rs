@@ -175,7 +175,7 @@ pub(super) fn start(
     let (probes_post, from_probes) = mailbox(newest);
     // One slot: a bell.
     let (clean_bell, clean_wait) = bounded(1);
-    let (ephemeral, wishes) = sync::ephemeral::counter();
+    let (ephemeral, ephemeral_requests) = sync::ephemeral::requests();
     let view = View::default();
     let watch = shutdown::watch(args, config)?;
     let (shutdown_post, shutdown_link) = sync::shutdown::link(watch.as_ref().map(|(_, wake)| wake.clone()));
@@ -240,7 +240,7 @@ pub(super) fn start(
                 from_workers,
                 from_probes,
                 probes: probes.clone(),
-                wishes,
+                ephemeral: ephemeral_requests,
                 node: cluster.as_ref().map(|cluster| cluster.node.clone()),
                 reader: cluster.as_ref().map(|cluster| cluster.reader(&node_name)),
                 health: cluster.as_ref().map(|cluster| cluster.health.clone()),

@@ -62,13 +62,13 @@ struct Thread {
 
 /// What became of a pod whose worker ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Aftermath {
-    /// It stays as it is (a finished pod that is still wanted), or is tried again later.
-    Stays,
-    /// It was wanted again while it ended, so it has to start anew.
-    StartAnew,
-    /// It is gone for good; nobody wants it.
-    Gone,
+pub enum AfterEnd {
+    /// The pod is kept: it has finished and is still desired, or it is retried later.
+    Kept,
+    /// The pod became desired again while it ended: it has to start again.
+    Restart,
+    /// The pod has ended and is not desired.
+    Removed,
 }
 
 /// All workers of the node.
@@ -181,8 +181,8 @@ impl Workers {
         self.start(&uid);
     }
 
-    /// Asks the pod's worker to look at it again. `false`: there is none at work.
-    pub fn look_again(&mut self, uid: &PodUid) -> bool {
+    /// Makes the pod's worker run again. `false`: it has none, or the worker has finished.
+    pub fn resync(&mut self, uid: &PodUid) -> bool {
         match self.records.get_mut(uid) {
             Some(record) if !record.finished => {
                 record.feed(Update::default());
@@ -192,20 +192,20 @@ impl Workers {
         }
     }
 
-    /// Asks every worker to look again.
-    pub fn look_again_all(&mut self) {
+    /// Makes every worker run again.
+    pub fn resync_all(&mut self) {
         for record in self.records.values_mut().filter(|record| !record.finished) {
             record.feed(Update::default());
         }
     }
 
     /// Stops a pod. One that has not started yet never will.
-    pub fn kill(&mut self, uid: &PodUid, kill: Kill) -> Aftermath {
-        let Some(record) = self.records.get_mut(uid) else { return Aftermath::Gone };
+    pub fn kill(&mut self, uid: &PodUid, kill: Kill) -> AfterEnd {
+        let Some(record) = self.records.get_mut(uid) else { return AfterEnd::Removed };
         record.again = false;
         if record.finished || !record.started {
             self.purge(uid);
-            return Aftermath::Gone;
+            return AfterEnd::Removed;
         }
         record.killed = true;
         record.removed |= kill.failure.is_none();
@@ -219,7 +219,7 @@ impl Workers {
             // Its worker panicked; the end of the pod does not wait for the next try.
             None => self.start(uid),
         }
-        Aftermath::Stays
+        AfterEnd::Kept
     }
 
     /// Takes back that a pod was to end: it starts anew, at once or when its end is over.
@@ -267,8 +267,8 @@ impl Workers {
     }
 
     /// Takes in the end of a worker. `wanted`: whether a source still names the pod.
-    pub fn ended(&mut self, uid: &PodUid, how: &Ended, wanted: bool) -> Aftermath {
-        let Some(record) = self.records.get_mut(uid) else { return Aftermath::Gone };
+    pub fn ended(&mut self, uid: &PodUid, how: &Ended, wanted: bool) -> AfterEnd {
+        let Some(record) = self.records.get_mut(uid) else { return AfterEnd::Removed };
         // The thread has sent its last word, so this join is short.
         record.thread = None;
         match how {
@@ -281,7 +281,7 @@ impl Workers {
                 record.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error =
                     Some("internal error: the pod's worker panicked (see the log)".to_owned());
                 self.retries.set(uid.clone(), Instant::now() + wait);
-                Aftermath::Stays
+                AfterEnd::Kept
             }
             Ended::Finished => {
                 record.finished = true;
@@ -290,12 +290,12 @@ impl Workers {
                 self.leave_line(uid);
                 if wanted && (again || unknown) {
                     self.purge(uid);
-                    Aftermath::StartAnew
+                    AfterEnd::Restart
                 } else if wanted {
-                    Aftermath::Stays
+                    AfterEnd::Kept
                 } else {
                     self.purge(uid);
-                    Aftermath::Gone
+                    AfterEnd::Removed
                 }
             }
         }

@@ -232,7 +232,7 @@ impl Cleaner {
             }
         };
         let snapshot = self.deps.view.get();
-        let pods = snapshot.pods.values().flat_map(|entry| entry.pod.iter().chain(&entry.leaving));
+        let pods = snapshot.pods.values().flat_map(|entry| entry.pod.iter().chain(&entry.removed));
         let of_volumes = match self.deps.runtime.images_of_volumes(pods, stop) {
             Ok(images) => images,
             Err(error) => {

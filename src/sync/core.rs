@@ -1,4 +1,4 @@
-//! What to do about each event (pure; Go: HandlePod{Additions,Updates,Removes,Cleanups}).
+//! Decides what to do about each event (pure; Go: HandlePod{Additions,Updates,Removes,Cleanups}).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,14 +16,14 @@ use crate::pods::lifecycle::Kill;
 use crate::pods::plan::resize::Rules;
 use crate::sources::merge::{Merge, Op, PodSet, Update};
 
-/// What the thread has to do, in order.
+/// What the thread has to do.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
-    /// Create the pod's worker or hand it the new version.
+    /// Create the pod's worker or pass the new version to it.
     Update(Pod),
-    /// Refuse a pod for good.
+    /// Reject a pod for good.
     Reject {
-        /// The pod.
+        /// As its source has it.
         pod: Pod,
         /// CamelCase reason.
         reason: Cow<'static, str>,
@@ -34,44 +34,44 @@ pub enum Effect {
     Kill(PodUid, Kill),
     /// Stop a pod to make room for a critical one.
     Preempt {
-        /// Who has to go.
+        /// The pod to stop.
         victim: Pod,
-        /// What is short.
+        /// The resource that is short.
         resource: String,
     },
     /// Stop a pod that only the runtime knows.
     StopUnknown(ListedPod),
-    /// The pod gets the resources that it asks for now.
+    /// A resize is granted.
     Resize {
-        /// The pod.
+        /// The pod, with the resources that it desires.
         pod: Pod,
-        /// What made it be looked at.
+        /// What made the core decide, as the metric names it.
         trigger: &'static str,
     },
-    /// It does not get them.
+    /// A resize is not granted.
     ResizePending {
-        /// The pod, with what it asks for.
+        /// The pod, with the resources that it desires.
         pod: Pod,
-        /// For how long.
+        /// Whether it is retried.
         reason: Pending,
         /// For people.
         message: String,
-        /// Whose refusal it is: a reason of admission, or the word in the metric of those that
-        /// are never granted.
+        /// For a deferred resize the reason of admission, for an infeasible one the label of the
+        /// metric.
         detail: Cow<'static, str>,
     },
-    /// It does not want them any more.
+    /// The pod no longer desires other resources than it has.
     ResizeReverted(Pod),
-    /// Forget the status of a pod that is gone.
-    Forget(PodUid),
-    /// This is how the API server shows a pod, or the mirror of a static one, now.
-    Shown(Pod),
-    /// The API server shows it no more.
-    NotShown(Pod),
-    /// A refused pod of which nothing runs any more: its end may be told, its object may go.
-    Finish(Pod),
-    /// An object of a source was left out.
-    LeftOut {
+    /// Forget the status of a pod that no longer exists.
+    ForgetStatus(PodUid),
+    /// The API server shows this version of a pod or of a mirror.
+    ApiPodChanged(Pod),
+    /// The API server no longer shows a pod or a mirror.
+    ApiPodRemoved(Pod),
+    /// Nothing of a rejected pod runs any more: its status is final, its object may be deleted.
+    FinishStatus(Pod),
+    /// A source delivered an object that cannot be used.
+    Invalid {
         /// The object.
         pod: Pod,
         /// For people.
@@ -82,40 +82,40 @@ pub enum Effect {
 pub(super) struct Desired {
     /// As its source has it.
     pub(super) pod: Pod,
-    /// The same with the resources that it was granted: so it is to run.
+    /// The same with the resources that it was granted; this is what runs.
     pub(super) granted: Pod,
     pub(super) rejected: bool,
-    /// It was refused because the machine shuts down, and for nothing else.
-    pub(super) too_late: bool,
+    /// The only reason for the rejection was a shutdown of the machine.
+    pub(super) rejected_for_shutdown: bool,
 }
 
-/// What the core may ask about the rest of the world.
+/// What the core may read of the rest of the world.
 pub struct World<'a> {
-    /// Whether a worker, or the memory of one, exists.
+    /// Whether the pod has a worker, or had one that has finished.
     pub has_worker: &'a dyn Fn(&PodUid) -> bool,
-    /// Whether the newest look at the pod still showed something running.
+    /// Whether something ran at the newest inspection of the pod.
     pub still_runs: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status is Failed or Succeeded.
     pub is_over: &'a dyn Fn(&PodUid) -> bool,
-    /// Whether the books on the pod are closed: its last status is stored.
-    pub is_closed: &'a dyn Fn(&PodUid) -> bool,
-    /// Whether the readiness gates of the pod, as the API server shows it now, speak against
-    /// its last status.
+    /// Whether the pod's last status will not change any more.
+    pub is_final: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether the readiness gates of the pod, as the API server shows it now, give another
+    /// readiness than its last status.
     pub gates_differ: &'a dyn Fn(&Pod) -> bool,
-    /// The pod with the resources that it was granted in an earlier life of the agent.
+    /// The pod with the resources that it was granted before the agent was restarted.
     pub granted: &'a dyn Fn(&Pod) -> Pod,
     /// The node, for admission.
     pub node: &'a NodeView,
 }
 
-/// Whether something runs that has no worker: its source may still name it.
+/// Whether a pod runs that has no worker. A source may still deliver it.
 #[must_use]
-pub fn has_strangers(listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> bool {
+pub fn is_running_without_worker(listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> bool {
     let mut running = listed.values().filter(|pod| pod.is_running());
     running.any(|pod| !(world.has_worker)(&pod.uid) && (world.still_runs)(&pod.uid))
 }
 
-/// The desired pods and who has spoken.
+/// The desired pods, and which sources have delivered theirs.
 pub struct Core {
     configured: BTreeSet<SourceName>,
     seen: BTreeSet<SourceName>,
@@ -123,14 +123,14 @@ pub struct Core {
     restart_rules: RuleGates,
     pub(super) resize_rules: Rules,
     pub(super) desired: BTreeMap<PodUid, Desired>,
-    /// Those that want other resources than they have, in the order in which they began to.
-    pub(super) waiting: Vec<PodUid>,
-    /// What the API server shows of static pods: objects for others to see, not to run.
+    /// Pods that desire other resources than they were granted, in the order of their requests.
+    pub(super) deferred_resizes: Vec<PodUid>,
+    /// Copies of static pods at the API server. They are not run.
     mirrors: BTreeMap<PodUid, Pod>,
 }
 
 impl Core {
-    /// A node on which these sources are configured.
+    /// No pods yet; `configured` are the sources that will deliver them.
     #[must_use]
     pub fn new(configured: BTreeSet<SourceName>) -> Self {
         Core {
@@ -140,53 +140,53 @@ impl Core {
             restart_rules: RuleGates::default(),
             resize_rules: Rules::default(),
             desired: BTreeMap::new(),
-            waiting: Vec::new(),
+            deferred_resizes: Vec::new(),
             mirrors: BTreeMap::new(),
         }
     }
 
-    /// Restart rules that are switched off have no effect, whoever wrote them.
+    /// Removes disabled restart rules from all pods.
     #[must_use]
     pub fn with_restart_rules(self, restart_rules: RuleGates) -> Self {
         Core { restart_rules, ..self }
     }
 
-    /// Resizes that the node's configuration rules out are not carried out.
+    /// Declares resizes infeasible that the node's configuration excludes.
     #[must_use]
     pub fn with_resize_rules(self, resize_rules: Rules) -> Self {
         Core { resize_rules, ..self }
     }
 
-    /// Whether every configured source has spoken.
+    /// Whether every configured source has delivered a set.
     #[must_use]
     pub fn sources_ready(&self) -> bool {
         self.configured.is_subset(&self.seen)
     }
 
-    /// Whether a source names the pod.
+    /// Whether a source has the pod.
     #[must_use]
-    pub fn wants(&self, uid: &PodUid) -> bool {
+    pub fn is_desired(&self, uid: &PodUid) -> bool {
         self.desired.contains_key(uid)
     }
 
-    /// Every desired pod, and whether it was refused.
+    /// Every desired pod, and whether it was rejected.
     pub fn desired(&self) -> impl Iterator<Item = (&PodUid, &Pod, bool)> {
         self.desired.iter().map(|(uid, desired)| (uid, &desired.pod, desired.rejected))
     }
 
-    /// The pod of this UID, if it was refused.
+    /// The desired pod of this UID, if it was rejected.
     #[must_use]
-    pub fn refused(&self, uid: &PodUid) -> Option<&Pod> {
+    pub fn rejected(&self, uid: &PodUid) -> Option<&Pod> {
         self.desired.get(uid).filter(|desired| desired.rejected).map(|desired| &desired.pod)
     }
 
-    /// The desired pod of this UID with the resources that it was granted, unless it was refused.
+    /// The desired pod of this UID with the resources that it was granted, unless it was rejected.
     #[must_use]
     pub fn admitted(&self, uid: &PodUid) -> Option<&Pod> {
         self.desired.get(uid).filter(|desired| !desired.rejected).map(|desired| &desired.granted)
     }
 
-    /// The mirrors of static pods that the API server shows.
+    /// The mirrors that the API server shows.
     #[must_use]
     pub fn mirrors(&self) -> &BTreeMap<PodUid, Pod> {
         &self.mirrors
@@ -199,8 +199,8 @@ impl Core {
         self.mirrors.values().find(|mirror| mirror.full_name() == name)
     }
 
-    /// A source handed over its complete current set.
-    pub fn source_spoke(
+    /// A source delivered its complete current set.
+    pub fn apply_set(
         &mut self,
         source: SourceName,
         set: impl Into<PodSet>,
@@ -214,7 +214,7 @@ impl Core {
             .merge
             .take_rejected()
             .into_iter()
-            .map(|rejected| Effect::LeftOut { pod: rejected.pod, message: rejected.message })
+            .map(|rejected| Effect::Invalid { pod: rejected.pod, message: rejected.message })
             .collect();
         for update in updates {
             self.route(update, world, &mut effects);
@@ -229,11 +229,11 @@ impl Core {
 
     fn route(&mut self, mut update: Update, world: &World<'_>, effects: &mut Vec<Effect>) {
         if update.source == SourceName::Api {
-            // Before anything is done about a pod: whoever tells of it knows it then.
+            // First, so that the publisher of statuses knows the pod when it gets a status.
             for pod in &update.pods {
                 effects.push(match update.op {
-                    Op::Remove => Effect::NotShown(pod.clone()),
-                    Op::Add | Op::Update | Op::Delete | Op::Reconcile => Effect::Shown(pod.clone()),
+                    Op::Remove => Effect::ApiPodRemoved(pod.clone()),
+                    Op::Add | Op::Update | Op::Delete | Op::Reconcile => Effect::ApiPodChanged(pod.clone()),
                 });
             }
             let (mirrors, pods) = update.pods.into_iter().partition(Pod::is_mirror);
@@ -252,11 +252,11 @@ impl Core {
                 let mut pods = update.pods;
                 // Static pods have no creation time and come first.
                 pods.sort_by_key(|pod| pod.object().metadata.creation_timestamp.as_ref().map(|t| t.0));
-                let waiting = self.waiting.len();
+                let deferred = self.deferred_resizes.len();
                 for pod in pods {
                     self.add(pod, world, effects);
                 }
-                if self.waiting.len() > waiting {
+                if self.deferred_resizes.len() > deferred {
                     effects.extend(self.retry_resizes("pods_added", world));
                 }
             }
@@ -266,7 +266,7 @@ impl Core {
                 for pod in update.pods {
                     resized |= self.replace(pod);
                 }
-                // First, so that the new version finds its conditions.
+                // First, so that the worker finds the conditions of the resize.
                 if resized {
                     effects.extend(self.retry_resizes("pod_updated", world));
                 }
@@ -275,11 +275,11 @@ impl Core {
             Op::Remove => {
                 for pod in update.pods {
                     self.desired.remove(pod.uid());
-                    self.waiting.retain(|waiting| waiting != pod.uid());
+                    self.deferred_resizes.retain(|other| other != pod.uid());
                     effects.push(if (world.has_worker)(pod.uid()) {
                         Effect::Kill(pod.uid().clone(), Kill::default())
                     } else {
-                        Effect::Forget(pod.uid().clone())
+                        Effect::ForgetStatus(pod.uid().clone())
                     });
                 }
                 effects.extend(self.retry_resizes("pods_removed", world));
@@ -289,8 +289,8 @@ impl Core {
                     let Some(desired) = self.desired.get_mut(pod.uid()) else { continue };
                     desired.granted = PodResources::of(&desired.granted).applied_to(&pod);
                     desired.pod = pod.clone();
-                    // Conditions that others set decide over readiness; and somebody else
-                    // may have declared the pod over.
+                    // Conditions set by others may change the readiness, and others may set a
+                    // terminal phase.
                     let gated = (world.gates_differ)(&pod);
                     let ended = pod.is_over() && !(world.is_over)(pod.uid());
                     if !desired.rejected && (gated || ended) {
@@ -301,24 +301,25 @@ impl Core {
         }
     }
 
-    /// The pods that take room here, with the resources that they were granted.
+    /// The pods that use resources of the node, with the resources that they were granted.
     pub(super) fn active(&self, world: &World<'_>) -> Vec<Pod> {
-        let takes_room =
+        let is_active =
             |one: &&Desired| !one.rejected && !one.pod.is_over() && !(world.is_over)(one.pod.uid());
-        self.desired.values().filter(takes_room).map(|one| one.granted.clone()).collect()
+        self.desired.values().filter(is_active).map(|one| one.granted.clone()).collect()
     }
 
-    /// The machine goes on: static pods that were refused for its shutdown are judged anew.
-    /// Nobody else would make them again.
+    /// The shutdown was cancelled: static pods that were rejected for it go through admission
+    /// once more. No controller would replace them.
     ///
-    /// DIFFERS: the Go kubelet's stay refused until it is restarted.
+    /// DIFFERS: the Go kubelet's stay rejected until it is restarted.
     pub fn readmit(&mut self, world: &World<'_>) -> Vec<Effect> {
-        let refused = self.desired.iter().filter(|(_, one)| one.too_late && one.pod.is_static());
-        let refused: Vec<PodUid> = refused.map(|(uid, _)| uid.clone()).collect();
+        let rejected =
+            self.desired.iter().filter(|(_, one)| one.rejected_for_shutdown && one.pod.is_static());
+        let rejected: Vec<PodUid> = rejected.map(|(uid, _)| uid.clone()).collect();
         let mut effects = Vec::new();
-        for uid in refused {
+        for uid in rejected {
             let Some(one) = self.desired.remove(&uid) else { continue };
-            effects.push(Effect::Forget(uid));
+            effects.push(Effect::ForgetStatus(uid));
             self.add(one.pod, world, &mut effects);
         }
         effects
@@ -328,8 +329,8 @@ impl Core {
         let uid = pod.uid().clone();
         let granted = (world.granted)(&pod);
         let active = self.active(world);
-        // DIFFERS: the Go kubelet refuses what runs, too, if the shutdown began before it heard
-        // of the pod; that ends then without the time that it was to have.
+        // DIFFERS: if the shutdown began before the Go kubelet learned of the pod, it rejects the
+        // pod even if it runs; its containers are then stopped without their grace period.
         let running = world.node.shutting_down && (world.still_runs)(&uid);
         let node = if running {
             Cow::Owned(NodeView { shutting_down: false, ..world.node.clone() })
@@ -338,12 +339,12 @@ impl Core {
         };
         let verdict =
             if pod.is_over() { Admission::Admit } else { admission::admit(&granted, &active, &node) };
-        let (mut rejected, mut too_late) = (false, false);
+        let (mut rejected, mut rejected_for_shutdown) = (false, false);
         match verdict {
             Admission::Admit => effects.push(Effect::Update(granted.clone())),
             Admission::Reject { reason, message } => {
                 rejected = true;
-                too_late = reason == reasons::NODE_SHUTDOWN;
+                rejected_for_shutdown = reason == reasons::NODE_SHUTDOWN;
                 effects.push(Effect::Reject { pod: pod.clone(), reason, message });
             }
             Admission::Preempt { victims, resource } => {
@@ -356,13 +357,14 @@ impl Core {
             }
         }
         if !rejected && granted != pod {
-            self.waiting.push(uid.clone());
+            self.deferred_resizes.push(uid.clone());
         }
-        self.desired.insert(uid, Desired { pod, granted, rejected, too_late });
+        self.desired.insert(uid, Desired { pod, granted, rejected, rejected_for_shutdown });
     }
 
-    /// Compares with what runs: stops pods that nobody wants, gives wanted pods a worker.
-    /// Before all sources have spoken only pods that were replaced are known to be unwanted.
+    /// Compares the desired pods with the running ones: stops pods that are not desired, starts
+    /// missing workers. Before all sources have delivered their pods, only static pods that were
+    /// replaced are known not to be desired.
     pub fn clean_up(&self, listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> Vec<Effect> {
         let ready = self.sources_ready();
         let unknown = listed
@@ -377,17 +379,17 @@ impl Core {
             .filter(|desired| ready && !world.node.shutting_down && !desired.rejected)
             .filter(|desired| !(world.has_worker)(desired.pod.uid()))
             .map(|desired| Effect::Update(desired.granted.clone()));
-        let refused = self
+        let rejected = self
             .desired
             .values()
-            .filter(|desired| desired.rejected && !(world.is_closed)(desired.pod.uid()))
+            .filter(|desired| desired.rejected && !(world.is_final)(desired.pod.uid()))
             .filter(|desired| !listed.get(desired.pod.uid()).is_some_and(ListedPod::is_running))
             .filter(|desired| !(world.still_runs)(desired.pod.uid()))
-            .map(|desired| Effect::Finish(desired.pod.clone()));
-        unknown.chain(workerless).chain(refused).collect()
+            .map(|desired| Effect::FinishStatus(desired.pod.clone()));
+        unknown.chain(workerless).chain(rejected).collect()
     }
 
-    /// Whether the source of `old`, which runs, now has another static pod under its name.
+    /// Whether the source of the running pod `old` now has another static pod of its name.
     fn is_replaced(&self, old: &ListedPod) -> bool {
         self.desired.values().any(|Desired { pod, rejected, .. }| {
             !rejected
@@ -422,11 +424,11 @@ mod tests {
         (uid.clone(), ListedPod { uid, sandboxes: vec![sandbox], ..ListedPod::default() })
     }
 
-    /// Runs the core with a set of workers that follows the effects.
+    /// A core with a set of workers that follows its effects.
     struct Bench {
         core: Core,
         workers: RefCell<BTreeSet<PodUid>>,
-        /// What is seen to run while a source speaks.
+        /// The pods that run while sets are applied.
         running: BTreeSet<PodUid>,
         node: NodeView,
     }
@@ -448,7 +450,7 @@ mod tests {
                 has_worker: &|uid| self.workers.borrow().contains(uid),
                 still_runs,
                 is_over: &|_| false,
-                is_closed: &|_| false,
+                is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
                 node: &self.node,
@@ -457,10 +459,10 @@ mod tests {
             self.follow(&effects)
         }
 
-        fn speak(&mut self, source: SourceName, set: impl Into<PodSet>) -> Vec<String> {
+        fn apply(&mut self, source: SourceName, set: impl Into<PodSet>) -> Vec<String> {
             let running = self.running.clone();
             self.ask(&|uid| running.contains(uid), |core, world| {
-                core.source_spoke(source, set, Timestamp::now(), world)
+                core.apply_set(source, set, Timestamp::now(), world)
             })
         }
 
@@ -485,11 +487,11 @@ mod tests {
                     Effect::Kill(uid, _) => format!("kill {uid}"),
                     Effect::Preempt { victim, resource } => format!("preempt {} {resource}", victim.uid()),
                     Effect::StopUnknown(pod) => format!("stop {}", pod.uid),
-                    Effect::Forget(uid) => format!("forget {uid}"),
-                    Effect::Shown(pod) => format!("shown {}", pod.uid()),
-                    Effect::NotShown(pod) => format!("not shown {}", pod.uid()),
-                    Effect::Finish(pod) => format!("finish {}", pod.uid()),
-                    Effect::LeftOut { pod, .. } => format!("left out {}", pod.uid()),
+                    Effect::ForgetStatus(uid) => format!("forget {uid}"),
+                    Effect::ApiPodChanged(pod) => format!("shown {}", pod.uid()),
+                    Effect::ApiPodRemoved(pod) => format!("removed {}", pod.uid()),
+                    Effect::FinishStatus(pod) => format!("finish {}", pod.uid()),
+                    Effect::Invalid { pod, .. } => format!("invalid {}", pod.uid()),
                     Effect::Resize { pod, trigger } => format!("resize {} {trigger}", pod.uid()),
                     Effect::ResizePending { pod, reason, .. } => {
                         format!("{} {}", reason.as_str(), pod.uid())
@@ -501,37 +503,37 @@ mod tests {
     }
 
     #[test]
-    fn an_edited_static_pod_is_removed_before_its_successor_is_added() {
+    fn edited_static_pod_is_killed_before_its_successor_starts() {
         let mut bench = Bench::new(&[SourceName::File]);
-        assert_eq!(bench.speak(SourceName::File, vec![pod("web", "1")]), ["update 1"]);
-        assert_eq!(bench.speak(SourceName::File, vec![pod("web", "1")]), Vec::<String>::new());
-        assert_eq!(bench.speak(SourceName::File, vec![pod("web", "2")]), ["kill 1", "update 2"]);
-        assert!(bench.core.wants(&"2".into()) && !bench.core.wants(&"1".into()));
+        assert_eq!(bench.apply(SourceName::File, vec![pod("web", "1")]), ["update 1"]);
+        assert_eq!(bench.apply(SourceName::File, vec![pod("web", "1")]), Vec::<String>::new());
+        assert_eq!(bench.apply(SourceName::File, vec![pod("web", "2")]), ["kill 1", "update 2"]);
+        assert!(bench.core.is_desired(&"2".into()) && !bench.core.is_desired(&"1".into()));
     }
 
     #[test]
-    fn another_incarnation_of_a_pod_is_stopped_and_started() {
+    fn new_incarnation_kills_and_restarts_the_pod() {
         let mut bench = Bench::new(&[SourceName::File]);
         let web =
             |number| PodSet { pods: vec![pod("web", "1")], incarnations: [("1".into(), number)].into() };
-        assert_eq!(bench.speak(SourceName::File, web(1)), ["update 1"]);
-        assert_eq!(bench.speak(SourceName::File, web(1)), Vec::<String>::new());
-        assert_eq!(bench.speak(SourceName::File, web(2)), ["kill 1", "update 1"]);
-        assert!(bench.core.wants(&"1".into()));
+        assert_eq!(bench.apply(SourceName::File, web(1)), ["update 1"]);
+        assert_eq!(bench.apply(SourceName::File, web(1)), Vec::<String>::new());
+        assert_eq!(bench.apply(SourceName::File, web(2)), ["kill 1", "update 1"]);
+        assert!(bench.core.is_desired(&"1".into()));
     }
 
     #[test]
-    fn nothing_unknown_is_stopped_before_all_sources_spoke() {
+    fn unknown_pods_run_until_all_sources_have_delivered() {
         let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
         let running = BTreeMap::from([listed("9", SandboxState::Ready), listed("8", SandboxState::NotReady)]);
-        bench.speak(SourceName::File, vec![]);
+        bench.apply(SourceName::File, vec![]);
         assert!(bench.clean_up(&running).is_empty());
-        bench.speak(SourceName::Http, vec![]);
+        bench.apply(SourceName::Http, vec![]);
         assert_eq!(bench.clean_up(&running), ["stop 9"]);
     }
 
     #[test]
-    fn what_was_replaced_is_stopped_though_another_source_is_silent() {
+    fn replaced_static_pod_is_stopped_before_all_sources_have_delivered() {
         let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
         let running = |uid: &str, name: &str, source| {
             let (uid, pod) = listed(uid, SandboxState::Ready);
@@ -544,24 +546,24 @@ mod tests {
             running("4", "web", None),
             running("5", "other", Some(SourceName::File)),
         ]);
-        assert_eq!(bench.speak(SourceName::File, vec![pod("web", "9")]), ["update 9"]);
+        assert_eq!(bench.apply(SourceName::File, vec![pod("web", "9")]), ["update 9"]);
         assert_eq!(bench.clean_up(&running), ["stop 1"]);
-        // The other source's own turn: now everything else is known to be unwanted.
-        bench.speak(SourceName::Http, vec![]);
+        // All sources have delivered: nothing else is desired.
+        bench.apply(SourceName::Http, vec![]);
         assert_eq!(bench.clean_up(&running), ["stop 1", "stop 2", "stop 3", "stop 4", "stop 5"]);
-        // A successor that was refused replaces nothing.
+        // A rejected successor replaces nothing.
         let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
         bench.node.allocatable.pods = 0;
-        bench.speak(SourceName::File, vec![pod("web", "9")]);
+        bench.apply(SourceName::File, vec![pod("web", "9")]);
         assert_eq!(bench.clean_up(&running), ["finish 9"]);
     }
 
     #[test]
-    fn a_pod_that_makes_room_is_told_for_what() {
+    fn preemption_names_the_resource() {
         let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
         bench.node.allocatable.pods = 1;
-        bench.speak(SourceName::Api, vec![pod("a", "1")]);
-        assert_eq!(bench.speak(SourceName::File, vec![pod("s", "2")]), ["preempt 1 pods", "update 2"]);
+        bench.apply(SourceName::Api, vec![pod("a", "1")]);
+        assert_eq!(bench.apply(SourceName::File, vec![pod("s", "2")]), ["preempt 1 pods", "update 2"]);
     }
 
     fn of_file(name: &str, uid: &str) -> Pod {
@@ -572,13 +574,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_shutdown_takes_the_refusals_of_static_pods_back() {
+    fn cancelled_shutdown_readmits_static_pods() {
         let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
         bench.node.shutting_down = true;
-        bench.speak(SourceName::Api, vec![pod("a", "1")]);
-        let refused = bench.speak(SourceName::File, vec![of_file("s", "2"), of_file("t", "3")]);
-        assert_eq!(refused, ["reject 2 NodeShutdown", "reject 3 NodeShutdown"]);
-        // For another reason now; its owner makes the other one anew, elsewhere perhaps.
+        bench.apply(SourceName::Api, vec![pod("a", "1")]);
+        let rejected = bench.apply(SourceName::File, vec![of_file("s", "2"), of_file("t", "3")]);
+        assert_eq!(rejected, ["reject 2 NodeShutdown", "reject 3 NodeShutdown"]);
+        // Pod 3 is now rejected for another reason; pod 1 has a controller and stays rejected.
         bench.node.shutting_down = false;
         bench.node.allocatable.pods = 1;
         assert_eq!(
@@ -586,41 +588,41 @@ mod tests {
             ["forget 2", "update 2", "forget 3", "reject 3 UnexpectedAdmissionError"]
         );
         assert_eq!(bench.readmit(), Vec::<String>::new());
-        assert!(bench.core.refused(&"1".into()).is_some() && bench.core.admitted(&"2".into()).is_some());
+        assert!(bench.core.rejected(&"1".into()).is_some() && bench.core.admitted(&"2".into()).is_some());
     }
 
-    /// The agent was started again just before.
+    /// As after a restart of the agent during a shutdown.
     #[test]
-    fn what_runs_is_not_refused_for_a_shutdown() {
+    fn running_pod_is_not_rejected_for_a_shutdown() {
         let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
         bench.node.shutting_down = true;
         bench.running = ["1".into(), "3".into()].into();
         assert_eq!(
-            bench.speak(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
+            bench.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
             ["shown 1", "shown 2", "update 1", "reject 2 NodeShutdown"]
         );
         bench.node.allocatable.pods = 1;
-        // Everything else counts.
-        let told = bench.speak(SourceName::File, vec![of_file("s", "3")]);
-        assert_eq!(told, ["preempt 1 pods", "update 3"]);
+        // All other checks of admission still apply.
+        let effects = bench.apply(SourceName::File, vec![of_file("s", "3")]);
+        assert_eq!(effects, ["preempt 1 pods", "update 3"]);
     }
 
     #[test]
-    fn strangers_run_and_have_no_worker() {
+    fn running_pod_without_worker_is_detected() {
         let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-        bench.speak(SourceName::File, vec![of_file("s", "1")]);
+        bench.apply(SourceName::File, vec![of_file("s", "1")]);
         let running = |uid| BTreeMap::from([listed(uid, SandboxState::Ready)]);
         let gone = BTreeMap::from([listed("2", SandboxState::NotReady)]);
         for (listed, still_runs, expected) in [
             (running("1"), true, false),
             (running("2"), true, true),
-            // A worker's look was newer.
+            // An inspection after the list shows that it has ended.
             (running("2"), false, false),
             (gone, true, false),
         ] {
             let mut found = None;
             bench.ask(&|_| still_runs, |_, world| {
-                found = Some(has_strangers(&listed, world));
+                found = Some(is_running_without_worker(&listed, world));
                 Vec::new()
             });
             assert_eq!(found, Some(expected), "{listed:?}");
@@ -628,80 +630,81 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_are_switched_off_have_no_effect() {
+    fn disabled_restart_rules_are_removed() {
         let gates = RuleGates { rules: false, restart_all: false };
         let mut bench = Bench::new(&[SourceName::Api]);
         bench.core = bench.core.with_restart_rules(gates);
         let mut object = pod("a", "1").object().clone();
         object.spec.as_mut().unwrap().containers[0].restart_policy = Some("Never".to_owned());
-        bench.speak(SourceName::Api, vec![Pod::from(object)]);
+        bench.apply(SourceName::Api, vec![Pod::from(object)]);
         let kept = bench.core.admitted(&"1".into()).unwrap();
         assert_eq!(kept.containers()[0].restart_policy, None);
     }
 
     #[test]
-    fn a_rejected_pod_gets_no_worker_and_what_runs_of_it_is_stopped() {
+    fn rejected_pod_has_no_worker_and_is_stopped_if_it_runs() {
         let mut bench = Bench::new(&[SourceName::Api]);
         bench.node.allocatable.pods = 1;
         assert_eq!(
-            bench.speak(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
+            bench.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
             ["shown 1", "shown 2", "update 1", "reject 2 OutOfpods"]
         );
         let running = BTreeMap::from([listed("2", SandboxState::Ready)]);
         assert_eq!(bench.clean_up(&running), ["stop 2"]);
-        // Not before that its end is told: a taint may have put it out at a start of the agent.
+        // Only now its status is final: a taint may have caused the rejection of a running pod
+        // when the agent was restarted.
         assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 2"]);
-        assert_eq!(bench.speak(SourceName::Api, vec![pod("a", "1")]), ["not shown 2", "forget 2"]);
+        assert_eq!(bench.apply(SourceName::Api, vec![pod("a", "1")]), ["removed 2", "forget 2"]);
     }
 
     #[test]
-    fn mirrors_are_shown_and_never_run() {
+    fn mirrors_are_not_run() {
         let mut bench = Bench::new(&[SourceName::Api]);
         let mut object = pod("web", "m1").object().clone();
         object.metadata.annotations =
             Some([("kubernetes.io/config.mirror".to_owned(), "s1".to_owned())].into());
         let mirror = Pod::from(object);
-        assert_eq!(bench.speak(SourceName::Api, vec![mirror]), ["shown m1"]);
-        assert!(!bench.core.wants(&"m1".into()) && bench.core.mirrors().len() == 1);
-        assert_eq!(bench.speak(SourceName::Api, vec![]), ["not shown m1"]);
+        assert_eq!(bench.apply(SourceName::Api, vec![mirror]), ["shown m1"]);
+        assert!(!bench.core.is_desired(&"m1".into()) && bench.core.mirrors().len() == 1);
+        assert_eq!(bench.apply(SourceName::Api, vec![]), ["removed m1"]);
         assert!(bench.core.mirrors().is_empty());
     }
 
     #[test]
-    fn a_refused_pod_that_is_deleted_is_finished_once_nothing_of_it_runs() {
+    fn deleted_rejected_pod_is_final_once_nothing_of_it_runs() {
         let mut bench = Bench::new(&[SourceName::Api]);
         bench.node.allocatable.pods = 0;
-        bench.speak(SourceName::Api, vec![pod("a", "1")]);
+        bench.apply(SourceName::Api, vec![pod("a", "1")]);
         let mut object = pod("a", "1").object().clone();
         object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
-        assert_eq!(bench.speak(SourceName::Api, vec![Pod::from(object)]), ["shown 1"]);
+        assert_eq!(bench.apply(SourceName::Api, vec![Pod::from(object)]), ["shown 1"]);
         let running = BTreeMap::from([listed("1", SandboxState::Ready)]);
         assert_eq!(bench.clean_up(&running), ["stop 1"]);
         assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 1"]);
     }
 
     #[test]
-    fn a_pod_that_somebody_declared_over_is_told_to_its_worker() {
+    fn terminal_phase_set_by_others_updates_the_worker() {
         let mut bench = Bench::new(&[SourceName::Api]);
-        assert_eq!(bench.speak(SourceName::Api, vec![pod("a", "1")]), ["shown 1", "update 1"]);
+        assert_eq!(bench.apply(SourceName::Api, vec![pod("a", "1")]), ["shown 1", "update 1"]);
         let shown = |phase: &str| {
             let mut object = pod("a", "1").object().clone();
             object.status.get_or_insert_default().phase = Some(phase.to_owned());
             vec![Pod::from(object)]
         };
-        assert_eq!(bench.speak(SourceName::Api, shown("Running")), ["shown 1"]);
-        assert_eq!(bench.speak(SourceName::Api, shown("Failed")), ["shown 1", "update 1"]);
+        assert_eq!(bench.apply(SourceName::Api, shown("Running")), ["shown 1"]);
+        assert_eq!(bench.apply(SourceName::Api, shown("Failed")), ["shown 1", "update 1"]);
     }
 
-    /// A restarted agent knows no statuses yet; what the API server shows as over takes no room.
+    /// After a restart, the agent knows phases only from the API server.
     #[test]
-    fn completed_pods_leave_their_place_to_those_that_run() {
+    fn completed_pods_use_no_resources() {
         let mut bench = Bench::new(&[SourceName::Api]);
         bench.node.allocatable.pods = 1;
         let mut done = pod("a", "1").object().clone();
         done.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
         assert_eq!(
-            bench.speak(SourceName::Api, vec![Pod::from(done), pod("b", "2")]),
+            bench.apply(SourceName::Api, vec![Pod::from(done), pod("b", "2")]),
             ["shown 1", "shown 2", "update 1", "update 2"]
         );
     }

@@ -1,9 +1,8 @@
-//! Ephemeral containers that were asked for at the local socket.
+//! Ephemeral containers that were requested on the local socket.
 //!
-//! They belong to a pod and not to its manifest, so they live here, in memory: a pod that
-//! is replaced loses them, as upstream. One that still runs when the agent starts anew runs
-//! on until it or its pod ends; nobody knows then that it was wanted, so the status of the
-//! pod does not show it any more, and it is not started again.
+//! They belong to a pod, not to its manifest, so they are kept in memory only: as upstream, a pod
+//! that is replaced loses them. After a restart of the agent they keep running until they or
+//! their pod end, but they are no longer in the pod's status and are not restarted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,66 +14,66 @@ use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::sources::ephemeral_container;
 
-/// Wishes that may wait for the sync thread.
+/// Requests that may wait for the sync thread.
 const QUEUE: usize = 16;
-/// How long to wait for its answer; a turn takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// More than this many in one pod is a mistake: they are never removed while it lives.
+/// How long to wait for the response; a turn of the sync loop takes milliseconds.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Bounds memory: ephemeral containers are never removed while their pod exists.
 const PER_POD: usize = 50;
 
-/// One wish.
-pub struct Wish {
+/// Adds an ephemeral container to a pod.
+pub struct Request {
     pub(super) pod: PodUid,
     pub(super) container: EphemeralContainer,
-    pub(super) answer: Sender<Result<(), String>>,
+    pub(super) response: Sender<Result<(), String>>,
 }
 
-/// Where wishes are handed in. Clones are the same place.
+/// Sends requests. Clones share the queue.
 #[derive(Clone)]
-pub struct Counter {
-    wishes: Sender<Wish>,
+pub struct Requester {
+    requests: Sender<Request>,
 }
 
-/// Where the sync thread finds them.
-pub struct Wishes {
-    pub(super) queue: Receiver<Wish>,
-    /// Keeps the queue open, or an abandoned one would be ready for ever.
-    _keep: Sender<Wish>,
+/// The sync thread's end of the queue.
+pub struct Requests {
+    pub(super) queue: Receiver<Request>,
+    /// Keeps the queue open: a disconnected one would always be ready.
+    _sender: Sender<Request>,
 }
 
-/// A counter and what is handed in there.
+/// Makes the two ends of the queue.
 #[must_use]
-pub fn counter() -> (Counter, Wishes) {
-    let (wishes, queue) = bounded(QUEUE);
-    (Counter { wishes: wishes.clone() }, Wishes { queue, _keep: wishes })
+pub fn requests() -> (Requester, Requests) {
+    let (sender, queue) = bounded(QUEUE);
+    (Requester { requests: sender.clone() }, Requests { queue, _sender: sender })
 }
 
-impl Counter {
-    /// Wants `container` in the pod, and waits until that is accepted or refused. It is
-    /// started by the pod's worker afterwards.
+impl Requester {
+    /// Requests `container` in the pod and waits for the response. The pod's worker starts the
+    /// container afterwards.
     ///
     /// # Errors
-    /// Why it is refused.
-    pub fn want(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), String> {
-        let (answer, reply) = bounded(1);
-        let wish = Wish { pod: pod.clone(), container, answer };
+    /// Why it was refused.
+    pub fn request(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), String> {
+        let (response, received) = bounded(1);
+        let request = Request { pod: pod.clone(), container, response };
         let busy = || "the agent is busy or stopping, try again".to_owned();
-        self.wishes.send_timeout(wish, PATIENCE).map_err(|_| busy())?;
-        reply.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(busy()))
+        self.requests.send_timeout(request, TIMEOUT).map_err(|_| busy())?;
+        received.recv_timeout(TIMEOUT).unwrap_or_else(|_| Err(busy()))
     }
 }
 
-/// The wishes that were granted.
+/// The ephemeral containers that were added.
 #[derive(Debug, Default)]
-pub(super) struct Granted {
+pub(super) struct EphemeralContainers {
     by_pod: BTreeMap<PodUid, Vec<EphemeralContainer>>,
 }
 
-impl Granted {
-    /// Grants a wish for `pod`, if its container may be added, and returns the pod with it.
-    pub(super) fn grant(&mut self, pod: &Pod, wanted: EphemeralContainer) -> Result<Pod, String> {
+impl EphemeralContainers {
+    /// Adds a container to `pod` if it is valid there, and returns the pod with it.
+    pub(super) fn add(&mut self, pod: &Pod, requested: EphemeralContainer) -> Result<Pod, String> {
         let present = self.complete(pod);
-        let container = ephemeral_container(&present, wanted)?;
+        let container = ephemeral_container(&present, requested)?;
         let list = self.by_pod.entry(pod.uid().clone()).or_default();
         if list.len() >= PER_POD {
             return Err(format!("the pod has {PER_POD} ephemeral containers already"));
@@ -83,7 +82,7 @@ impl Granted {
         Ok(self.complete(pod))
     }
 
-    /// The pod with all that was granted.
+    /// The pod with all containers that were added to it.
     pub(super) fn complete(&self, pod: &Pod) -> Pod {
         let Some(list) = self.by_pod.get(pod.uid()) else { return pod.clone() };
         let mut object = pod.object().clone();
@@ -96,9 +95,9 @@ impl Granted {
         Pod::from(object)
     }
 
-    /// Forgets pods that are gone.
-    pub(super) fn retain(&mut self, mut lives: impl FnMut(&PodUid) -> bool) {
-        self.by_pod.retain(|uid, _| lives(uid));
+    /// Forgets all other pods.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&PodUid) -> bool) {
+        self.by_pod.retain(|uid, _| keep(uid));
     }
 }
 
@@ -113,7 +112,7 @@ mod tests {
         Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
     }
 
-    fn wanted(name: &str) -> EphemeralContainer {
+    fn container(name: &str) -> EphemeralContainer {
         EphemeralContainer { name: name.into(), image: Some("i:1".into()), ..EphemeralContainer::default() }
     }
 
@@ -122,36 +121,36 @@ mod tests {
     }
 
     #[test]
-    fn grants_stay_with_their_pod() {
-        let mut granted = Granted::default();
-        assert_eq!(names(&granted.grant(&pod("1"), wanted("a")).unwrap()), ["a"]);
-        assert_eq!(names(&granted.grant(&pod("1"), wanted("b")).unwrap()), ["a", "b"]);
-        assert!(granted.grant(&pod("1"), wanted("a")).unwrap_err().contains("Duplicate"));
-        assert!(granted.grant(&pod("1"), wanted("c")).is_err());
-        assert_eq!(names(&granted.complete(&pod("2"))), Vec::<String>::new());
-        // A newer version of the pod has them, too, and only once.
-        let again = granted.complete(&pod("1"));
-        assert_eq!(names(&granted.complete(&again)), ["a", "b"]);
-        granted.retain(|uid| uid.as_str() != "1");
-        assert_eq!(names(&granted.complete(&pod("1"))), Vec::<String>::new());
+    fn added_containers_stay_until_their_pod_is_forgotten() {
+        let mut added = EphemeralContainers::default();
+        assert_eq!(names(&added.add(&pod("1"), container("a")).unwrap()), ["a"]);
+        assert_eq!(names(&added.add(&pod("1"), container("b")).unwrap()), ["a", "b"]);
+        assert!(added.add(&pod("1"), container("a")).unwrap_err().contains("Duplicate"));
+        assert!(added.add(&pod("1"), container("c")).is_err());
+        assert_eq!(names(&added.complete(&pod("2"))), Vec::<String>::new());
+        // Completing twice adds nothing.
+        let again = added.complete(&pod("1"));
+        assert_eq!(names(&added.complete(&again)), ["a", "b"]);
+        added.retain(|uid| uid.as_str() != "1");
+        assert_eq!(names(&added.complete(&pod("1"))), Vec::<String>::new());
         for number in 0..PER_POD {
-            granted.grant(&pod("1"), wanted(&format!("d{number}"))).unwrap();
+            added.add(&pod("1"), container(&format!("d{number}"))).unwrap();
         }
-        assert!(granted.grant(&pod("1"), wanted("one-more")).is_err());
+        assert!(added.add(&pod("1"), container("one-more")).is_err());
     }
 
     #[test]
-    fn a_wish_is_answered() {
-        let (counter, wishes) = counter();
-        let _clerk = threads::spawn("t/clerk", Stack::Small, OnDeath::Nobody, move |_| {
-            for (wish, answer) in wishes.queue.iter().zip([Ok(()), Err("no".to_owned())]) {
-                assert_eq!(wish.container.name, "a");
-                let _ = wish.answer.send(answer);
+    fn request_waits_for_the_response() {
+        let (requester, requests) = requests();
+        let _sync = threads::spawn("t/sync", Stack::Small, OnDeath::Nobody, move |_| {
+            for (request, response) in requests.queue.iter().zip([Ok(()), Err("no".to_owned())]) {
+                assert_eq!(request.container.name, "a");
+                let _ = request.response.send(response);
             }
         });
-        assert_eq!(counter.want(&"1".into(), wanted("a")), Ok(()));
-        assert_eq!(counter.want(&"1".into(), wanted("a")), Err("no".to_owned()));
-        // The clerk has gone home.
-        assert!(counter.want(&"1".into(), wanted("a")).is_err());
+        assert_eq!(requester.request(&"1".into(), container("a")), Ok(()));
+        assert_eq!(requester.request(&"1".into(), container("a")), Err("no".to_owned()));
+        // The receiving end is closed.
+        assert!(requester.request(&"1".into(), container("a")).is_err());
     }
 }

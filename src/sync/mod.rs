@@ -1,18 +1,26 @@
-//! Routes what the sources want and what the runtime shows to the pod workers (Go: syncLoop).
+//! Routes what the sources desire and what the runtime reports to the pod workers (Go: syncLoop).
 //!
 //! Owns: the desired pods ([`core::Core`], pure) and the [`crate::pods::workers::Workers`].
-//! Thread: `sync` (and `clean`, `shutdown` beside it). In: the mailboxes of `sources`, `observe` and of the workers that ended.
-//! Out: worker mailboxes, statuses of rejected pods, a snapshot of all pods.
-//! Invariants: a turn does no I/O and waits for nobody; a turn over 100 ms is logged. Pods that the
-//! node's labels would refuse wait beside the turns until the node has been read anew.
-//! Absent on purpose: a pause while the runtime is unhealthy. That is a state which the
-//! workers look at; sources and health answers go on.
+//! Threads: `sync`, `clean`, `shutdown`.
+//! Inbox: the mailboxes of `sources`, `observe`, `probes`, of objects and of workers that ended
+//! (`event`). Out: worker mailboxes, statuses of rejected pods, a snapshot of all pods ([`view`]).
+//! Pure cores: `core` and `resize` for pods, `deferred` for those that wait for the Node object,
+//! `departed` for those whose last status is being published, `schedule` for the periods. The
+//! thread waits for an event, lets them decide, and carries their effects out.
+//! Invariants: a turn does no I/O and does not block; a turn over 100 ms is logged.
+//! Absent on purpose: a pause while the runtime is unhealthy. That is a state that each worker
+//! checks; sources and health checks go on.
 
 pub mod clean;
 pub mod core;
+mod deferred;
+mod departed;
+mod effects;
 pub mod ephemeral;
-mod misplaced;
+mod event;
+mod publish;
 mod resize;
+mod schedule;
 pub mod shutdown;
 mod thread;
 pub mod view;

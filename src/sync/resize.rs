@@ -1,5 +1,4 @@
-//! Pods that want other resources than they have: who gets them, and when (pure but for a
-//! count).
+//! Which pods are granted a resize, and when (pure but for a metric).
 
 use crate::model::api::Container;
 use crate::model::ids::PodUid;
@@ -13,61 +12,61 @@ use crate::pods::plan::resize::{Decision, Resource, decide, differs, retry_order
 use super::core::{Core, Desired, Effect, World};
 
 impl Core {
-    /// Whether any pod waits for resources: what comes free is for it.
+    /// Whether any pod desires other resources than it was granted.
     #[must_use]
-    pub fn is_anyone_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+    pub fn has_deferred_resizes(&self) -> bool {
+        !self.deferred_resizes.is_empty()
     }
 
-    /// Whether the pod was granted what it asks for.
+    /// Whether the pod was granted the resources that it desires.
     #[must_use]
-    pub fn has_what_it_wants(&self, uid: &PodUid) -> bool {
+    pub fn has_desired_resources(&self, uid: &PodUid) -> bool {
         self.desired.get(uid).is_none_or(|one| !differs(&one.granted, &one.pod))
     }
 
-    /// Takes in a new version of a pod, which keeps what it was granted. `true`: it wants
-    /// other resources than before, or nothing else than it has once more.
+    /// Applies a new version of a pod, which keeps the resources that it was granted. Returns
+    /// whether the desired resources have changed.
     pub(super) fn replace(&mut self, pod: Pod) -> bool {
         let uid = pod.uid().clone();
         let Some(old) = self.desired.get(&uid) else {
             let granted = pod.clone();
-            self.desired.insert(uid, Desired { granted, pod, rejected: false, too_late: false });
+            self.desired.insert(uid, Desired { granted, pod, rejected: false, rejected_for_shutdown: false });
             return false;
         };
-        let (rejected, too_late) = (old.rejected, old.too_late);
-        let asked = differs(&old.pod, &pod) && !rejected && !pod.is_static();
-        if asked {
+        let (rejected, rejected_for_shutdown) = (old.rejected, old.rejected_for_shutdown);
+        let resized = differs(&old.pod, &pod) && !rejected && !pod.is_static();
+        if resized {
             count_requested(&old.pod, &pod);
         }
         let granted =
             if pod.is_static() { pod.clone() } else { PodResources::of(&old.granted).applied_to(&pod) };
-        self.desired.insert(uid.clone(), Desired { pod, granted, rejected, too_late });
-        if asked && !self.waiting.contains(&uid) {
-            self.waiting.push(uid);
+        self.desired.insert(uid.clone(), Desired { pod, granted, rejected, rejected_for_shutdown });
+        if resized && !self.deferred_resizes.contains(&uid) {
+            self.deferred_resizes.push(uid);
         }
-        asked
+        resized
     }
 
-    /// Asks for each pod that waits whether it may have what it wants by now. `trigger` is
-    /// what may have made room.
+    /// Decides about all deferred resizes. `trigger`: why some may be possible now, as the metric
+    /// names it.
     pub fn retry_resizes(&mut self, trigger: &'static str, world: &World<'_>) -> Vec<Effect> {
-        if self.waiting.is_empty() || !self.sources_ready() {
+        if self.deferred_resizes.is_empty() || !self.sources_ready() {
             return Vec::new();
         }
-        let mut waiting: Vec<(PodUid, Pod, Pod)> = std::mem::take(&mut self.waiting)
+        let mut deferred: Vec<(PodUid, Pod, Pod)> = std::mem::take(&mut self.deferred_resizes)
             .into_iter()
             .filter_map(|uid| {
                 let one = self.desired.get(&uid)?;
-                let lives = !one.rejected && !one.pod.is_deleting() && !(world.is_over)(&uid);
-                (lives && !one.pod.is_over()).then(|| (uid, one.granted.clone(), one.pod.clone()))
+                let runs = !one.rejected && !one.pod.is_deleting() && !(world.is_over)(&uid);
+                (runs && !one.pod.is_over()).then(|| (uid, one.granted.clone(), one.pod.clone()))
             })
             .collect();
-        self.waiting = waiting.iter().map(|(uid, ..)| uid.clone()).collect();
-        waiting.sort_by(|(_, granted, desired), (_, other_granted, other)| {
+        self.deferred_resizes = deferred.iter().map(|(uid, ..)| uid.clone()).collect();
+        deferred.sort_by(|(_, granted, desired), (_, other_granted, other)| {
             retry_order((granted, desired), (other_granted, other))
         });
         let mut effects = Vec::new();
-        for (uid, granted, desired) in waiting {
+        for (uid, granted, desired) in deferred {
             let others = self.active(world);
             let fits = |pod: &Pod| admission::admit_resize(pod, &others, world.node);
             let pending = |reason, message, detail| Effect::ResizePending {
@@ -92,20 +91,20 @@ impl Core {
                     pending(Pending::Infeasible, message, detail.into())
                 }
             };
-            self.waiting.retain(|other| *other != uid);
+            self.deferred_resizes.retain(|other| *other != uid);
             effects.push(effect);
         }
         effects
     }
 }
 
-/// Counts what the containers of a pod ask for otherwise than before.
+/// Counts the changes of the desired resources of containers.
 fn count_requested(before: &Pod, now: &Pod) {
     for container in now.all_containers() {
         let Some(old) = before.all_containers().find(|old| old.name == container.name) else { continue };
         for resource in Resource::ALL {
             for requirement in ["requests", "limits"] {
-                let of = |container| number(container, requirement, resource.name());
+                let of = |container| amount_of(container, requirement, resource.name());
                 let operation = match (of(old), of(container)) {
                     (old, new) if old == new => continue,
                     (None, Some(_)) => "add",
@@ -119,7 +118,7 @@ fn count_requested(before: &Pod, now: &Pod) {
     }
 }
 
-fn number(container: &Container, requirement: &str, resource: &str) -> Option<Amount> {
+fn amount_of(container: &Container, requirement: &str, resource: &str) -> Option<Amount> {
     let own = container.resources.as_ref()?;
     let map = if requirement == "limits" { &own.limits } else { &own.requests };
     map.as_ref()?.get(resource).map(amount)
@@ -155,8 +154,8 @@ mod tests {
     struct Bench {
         core: Core,
         node: NodeView,
-        /// What was granted in an earlier life: every pod one CPU.
-        remembers: bool,
+        /// Every pod was granted one CPU before the agent was restarted.
+        restarted: bool,
         over: RefCell<BTreeSet<PodUid>>,
     }
 
@@ -166,19 +165,19 @@ mod tests {
             (node.allocatable.pods, node.allocatable.cpu_milli) = (10, 4000);
             node.allocatable.memory_bytes = 1 << 30;
             let core = Core::new(BTreeSet::from([SourceName::Api]));
-            Bench { core, node, remembers: false, over: RefCell::default() }
+            Bench { core, node, restarted: false, over: RefCell::default() }
         }
 
         fn with<T>(&mut self, act: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
             let before = |wanted: &Pod| {
                 let old = pod(wanted.uid().as_str(), "1", 1);
-                if self.remembers { PodResources::of(&old).applied_to(wanted) } else { wanted.clone() }
+                if self.restarted { PodResources::of(&old).applied_to(wanted) } else { wanted.clone() }
             };
             let world = World {
                 has_worker: &|_| true,
                 still_runs: &|_| true,
                 is_over: &|uid| self.over.borrow().contains(uid),
-                is_closed: &|_| false,
+                is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &before,
                 node: &self.node,
@@ -186,10 +185,10 @@ mod tests {
             act(&mut self.core, &world)
         }
 
-        /// What came of it but for what the server shows: `update a=1` with the CPU of the pod.
-        fn speak(&mut self, pods: Vec<Pod>) -> Vec<String> {
+        /// The effects but `ApiPod…`, such as `update a=1` with the CPU of the pod.
+        fn apply(&mut self, pods: Vec<Pod>) -> Vec<String> {
             let effects =
-                self.with(|core, world| core.source_spoke(SourceName::Api, pods, Timestamp::now(), world));
+                self.with(|core, world| core.apply_set(SourceName::Api, pods, Timestamp::now(), world));
             words(&effects)
         }
 
@@ -208,7 +207,7 @@ mod tests {
                     format!("{} {}: {message}", reason.as_str(), pod.uid())
                 }
                 Effect::ResizeReverted(pod) => format!("reverted {}", pod.uid()),
-                Effect::Shown(_) | Effect::NotShown(_) => return None,
+                Effect::ApiPodChanged(_) | Effect::ApiPodRemoved(_) => return None,
                 other => format!("{other:?}"),
             })
         };
@@ -218,36 +217,36 @@ mod tests {
     const FULL: &str = "Node didn't have enough resource: cpu, requested: 3000, used: 2000, capacity: 4000";
 
     #[test]
-    fn what_fits_is_granted_and_the_rest_waits_for_room() {
+    fn resize_that_fits_is_granted_and_others_are_deferred() {
         let mut bench = Bench::new();
-        bench.speak(vec![pod("a", "1", 1), pod("b", "2", 1)]);
-        assert_eq!(bench.speak(vec![pod("a", "2", 2), pod("b", "2", 1)]), ["pod_updated a=2", "update a=2"]);
-        // Three more do not fit beside two: the pod goes on with what it has.
+        bench.apply(vec![pod("a", "1", 1), pod("b", "2", 1)]);
+        assert_eq!(bench.apply(vec![pod("a", "2", 2), pod("b", "2", 1)]), ["pod_updated a=2", "update a=2"]);
+        // Three CPUs do not fit beside two: the pod keeps its two.
         assert_eq!(
-            bench.speak(vec![pod("a", "3", 3), pod("b", "2", 1)]),
+            bench.apply(vec![pod("a", "3", 3), pod("b", "2", 1)]),
             [format!("Deferred a: {FULL}").as_str(), "update a=2"]
         );
         assert_eq!(bench.retry("periodic_retry"), [format!("Deferred a: {FULL}")]);
-        // A new pod is judged by what others were granted.
-        assert!(bench.core.is_anyone_waiting());
+        // What counts is what pods were granted.
+        assert!(bench.core.has_deferred_resizes());
         assert_eq!(cpu_of(bench.core.admitted(&"a".into()).unwrap()), "2");
-        // What the other gives back is taken in the same turn, whoever asked first.
+        // CPU that another pod gives back is granted in the same turn.
         assert_eq!(
-            bench.speak(vec![pod("a", "3", 3), pod("b", "1", 2)]),
+            bench.apply(vec![pod("a", "3", 3), pod("b", "1", 2)]),
             ["pod_updated b=1", "pod_updated a=3", "update b=1"]
         );
-        assert!(!bench.core.is_anyone_waiting());
+        assert!(!bench.core.has_deferred_resizes());
     }
 
     #[test]
-    fn room_comes_from_pods_that_end_or_go() {
-        for gone in [true, false] {
+    fn deferred_resize_is_granted_when_another_pod_ends_or_is_removed() {
+        for removed in [true, false] {
             let mut bench = Bench::new();
-            bench.speak(vec![pod("a", "2", 1), pod("b", "2", 1)]);
-            let waits = bench.speak(vec![pod("a", "3", 2), pod("b", "2", 1)]);
-            assert_eq!(waits, [format!("Deferred a: {FULL}").as_str(), "update a=2"]);
-            if gone {
-                let effects = bench.speak(vec![pod("a", "3", 2)]);
+            bench.apply(vec![pod("a", "2", 1), pod("b", "2", 1)]);
+            let deferred = bench.apply(vec![pod("a", "3", 2), pod("b", "2", 1)]);
+            assert_eq!(deferred, [format!("Deferred a: {FULL}").as_str(), "update a=2"]);
+            if removed {
+                let effects = bench.apply(vec![pod("a", "3", 2)]);
                 assert_eq!(effects.last().unwrap(), "pods_removed a=3");
             } else {
                 bench.over.borrow_mut().insert("b".into());
@@ -257,32 +256,32 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_that_is_taken_back_is_settled() {
+    fn reverted_resize_is_settled() {
         let mut bench = Bench::new();
-        bench.speak(vec![pod("a", "2", 1), pod("b", "2", 1)]);
-        bench.speak(vec![pod("a", "3", 2), pod("b", "2", 1)]);
-        assert_eq!(bench.speak(vec![pod("a", "2", 3), pod("b", "2", 1)]), ["reverted a", "update a=2"]);
-        assert!(!bench.core.is_anyone_waiting());
+        bench.apply(vec![pod("a", "2", 1), pod("b", "2", 1)]);
+        bench.apply(vec![pod("a", "3", 2), pod("b", "2", 1)]);
+        assert_eq!(bench.apply(vec![pod("a", "2", 3), pod("b", "2", 1)]), ["reverted a", "update a=2"]);
+        assert!(!bench.core.has_deferred_resizes());
     }
 
     #[test]
-    fn what_can_never_be_is_asked_once() {
+    fn infeasible_resize_is_not_retried() {
         let mut bench = Bench::new();
         bench.core.resize_rules = Rules { static_cpu: true, static_memory: false };
-        bench.speak(vec![pod("a", "1", 1)]);
-        let effects = bench.speak(vec![pod("a", "2", 2)]);
+        bench.apply(vec![pod("a", "1", 1)]);
+        let effects = bench.apply(vec![pod("a", "2", 2)]);
         assert!(effects[0].starts_with("Infeasible a: Resize is infeasible"), "{effects:?}");
-        assert!(!bench.core.is_anyone_waiting());
-        assert_eq!(bench.speak(vec![pod("a", "1", 3)]), ["reverted a", "update a=1"]);
+        assert!(!bench.core.has_deferred_resizes());
+        assert_eq!(bench.apply(vec![pod("a", "1", 3)]), ["reverted a", "update a=1"]);
     }
 
     #[test]
-    fn after_a_restart_pods_are_admitted_with_what_they_had() {
+    fn restored_pods_are_admitted_with_what_they_were_granted() {
         let mut bench = Bench::new();
-        bench.remembers = true;
-        // Together they want eight.
+        bench.restarted = true;
+        // Together they desire eight CPUs.
         assert_eq!(
-            bench.speak(vec![pod("a", "3", 2), pod("b", "3", 2), pod("c", "2", 2)]),
+            bench.apply(vec![pod("a", "3", 2), pod("b", "3", 2), pod("c", "2", 2)]),
             [
                 "update a=1",
                 "update b=1",
@@ -295,11 +294,11 @@ mod tests {
     }
 
     #[test]
-    fn wishes_are_counted_by_what_they_change() {
+    fn requested_resizes_are_counted_by_resource_and_direction() {
         let before = metrics::REQUESTED_RESIZES.get(["cpu", "limits", "increase"]);
         let mut bench = Bench::new();
-        bench.speak(vec![pod("a", "1", 1)]);
-        bench.speak(vec![pod("a", "2", 2)]);
+        bench.apply(vec![pod("a", "1", 1)]);
+        bench.apply(vec![pod("a", "2", 2)]);
         assert!(metrics::REQUESTED_RESIZES.get(["cpu", "limits", "increase"]) > before);
     }
 }

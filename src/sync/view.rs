@@ -1,4 +1,4 @@
-//! The snapshot of all pods that servers and cleaners read.
+//! The snapshot of all pods, which the server and the cleaner read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,45 +11,54 @@ use crate::sources::SourceProblem;
 /// One pod at the time of the snapshot.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// The newest version that a source gave; `None` for pods that no source names any more.
+    /// The newest version from the pod's source; `None` if no source has the pod any more.
     pub pod: Option<Pod>,
-    /// The last version of a pod that no source names any more, until it has ended.
-    pub leaving: Option<Pod>,
-    /// Whether it was refused by admission.
+    /// The last version of a pod that no source has any more, until it has ended.
+    pub removed: Option<Pod>,
+    /// Whether admission rejected the pod.
     pub rejected: bool,
-    /// Its worker, if it has one.
+    /// The pod's worker, if it has one.
     pub worker: Option<WorkerHandle>,
 }
 
-/// How one source stands.
+impl Entry {
+    /// The newest known version; `None` for a pod that only the runtime knows.
+    #[must_use]
+    pub fn any_pod(&self) -> Option<&Pod> {
+        self.pod.as_ref().or(self.removed.as_ref())
+    }
+}
+
+/// The state of one source.
 #[derive(Debug, Clone, Default)]
 pub struct SourceState {
-    /// Whether it has handed over a set.
+    /// Whether it has delivered a set.
     pub seen: bool,
-    /// How many pods it gives.
+    /// The number of pods in its newest set.
     pub pods: usize,
     /// What it could not read.
     pub problems: Vec<SourceProblem>,
 }
 
-/// All pods that the node wants or still has to do with.
+/// All pods that are desired or have not ended.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// By UID.
     pub pods: BTreeMap<PodUid, Entry>,
-    /// The mirrors of static pods that the API server shows, and whose they are by name.
+    /// The mirrors that the API server shows, by UID, with the names of their static pods.
     pub mirrors: BTreeMap<PodUid, FullName>,
     /// Every configured source.
     pub sources: BTreeMap<SourceName, SourceState>,
-    /// Whether every source has spoken: only then may anything unknown be removed.
+    /// Whether every source has delivered a set: only then may anything unknown be removed.
     pub sources_ready: bool,
-    /// New pods are refused: the machine shuts down.
+    /// The machine shuts down: new pods are rejected.
     pub shutting_down: bool,
-    /// While it does: something may run that a source is still to name.
-    pub strangers: bool,
+    /// During a shutdown: something runs without a worker, and may belong to a pod that a source
+    /// has not delivered yet.
+    pub workerless: bool,
 }
 
-/// The place where the newest snapshot is found.
+/// Access to the newest snapshot. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct View(Arc<Mutex<Arc<Snapshot>>>);
 

@@ -162,12 +162,12 @@ fn a_mirror_comes_and_goes_with_its_static_pod() {
     let deps =
         mirror::Deps { views, api: Box::new(api.client()), node: Box::new(move || Some(Arc::clone(&node))) };
     let thread = mirror::spawn(deps, OnDeath::Nobody).unwrap();
-    let wanted = vec![object(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "hash",
+    let desired = vec![object(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "hash",
         "annotations": {"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "hash"}},
         "spec": {"nodeName": "n1", "containers": [{"name": "c"}]}}))];
     api.fault(Fault::once("POST", "pods", What::Status(403, "Forbidden", None)));
     let view = mirror::View { mirrors: Some(vec![]), sources_ready: true, ..mirror::View::default() };
-    post.put((), mirror::View { wanted, ..view.clone() });
+    post.put((), mirror::View { desired, ..view.clone() });
     api.wait_for(2, |asked| asked.method == "POST");
     // A request is noted before it is answered.
     let client = api.client();

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::View;
 use super::request::{Answer, Request};
+use super::view::View;
 use crate::model::api;
 use crate::model::ids::{FullName, PodUid};
 use crate::model::meta::OwnerReference;
@@ -85,7 +85,7 @@ impl Core {
                 all.entry(mirror.full_name()).or_insert_with(Vec::new).push(mirror.uid().clone());
                 all
             });
-        let wanted: BTreeSet<FullName> = self.view.wanted.iter().map(Pod::full_name).collect();
+        let desired: BTreeSet<FullName> = self.view.desired.iter().map(Pod::full_name).collect();
         self.names.retain(|name, memory| {
             let shown = shown.get(name).map(Vec::as_slice).unwrap_or_default();
             let before = memory.deleted.len();
@@ -97,7 +97,7 @@ impl Core {
             if memory.found.as_ref().is_some_and(|(found, _)| shown.contains(&found.uid)) {
                 memory.found = None;
             }
-            wanted.contains(name) || !shown.is_empty() || memory.found.is_some()
+            desired.contains(name) || !shown.is_empty() || memory.found.is_some()
         });
         self.due = Some(now);
     }
@@ -116,7 +116,7 @@ impl Core {
     /// The next request. Without one the core is done until its due time.
     pub(super) fn next(&mut self, node: Option<&api::Node>, now: Instant) -> Option<(FullName, Request)> {
         let owner = node.and_then(owner);
-        let mut names: BTreeSet<FullName> = self.view.wanted.iter().map(Pod::full_name).collect();
+        let mut names: BTreeSet<FullName> = self.view.desired.iter().map(Pod::full_name).collect();
         names.extend(self.view.mirrors.iter().flatten().map(Pod::full_name));
         names.extend(self.names.keys().cloned());
         self.due = None;
@@ -141,10 +141,10 @@ impl Core {
 
     fn step(&mut self, name: &FullName, owner: Option<&OwnerReference>, now: Instant) -> Step {
         // Its end is not over; then the mirror shows how it ends.
-        if self.view.leaving.contains(name) {
+        if self.view.removed.contains(name) {
             return Step::Nothing;
         }
-        let pod = self.view.wanted.iter().find(|pod| pod.full_name() == *name);
+        let pod = self.view.desired.iter().find(|pod| pod.full_name() == *name);
         let memory = self.names.entry(name.clone()).or_default();
         let shown = self
             .view

@@ -4,17 +4,18 @@
 //! Inbox: what `sync` sees of static pods and mirrors, whole, newest wins ([`View`]).
 //! Out: creations and deletions of mirrors. A pod never waits for its mirror.
 //! Invariants: a mirror stays as long as something of its static pod does; nothing but a
-//! mirror is ever deleted; no mirror is deleted for want of a static pod before all sources
-//! have spoken.
+//! mirror is ever deleted; no mirror is deleted for a missing static pod before all sources have
+//! delivered their sets.
 
 mod core;
 mod request;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use request::{Answer, Api, Request};
+pub use view::View;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,25 +23,10 @@ use crossbeam_channel::select_biased;
 
 use self::core::Core;
 use crate::model::api;
-use crate::model::ids::FullName;
-use crate::model::pod::Pod;
 use crate::util::mailbox::{self, Inbox, Post};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
-
-/// What there is of static pods and of mirrors.
-#[derive(Debug, Clone, Default)]
-pub struct View {
-    /// Static pods that run or are to run: named by a source and not refused.
-    pub wanted: Vec<Pod>,
-    /// Names of which an older static pod is still being stopped.
-    pub leaving: BTreeSet<FullName>,
-    /// Mirror pods as the API server shows them; `None` until it has.
-    pub mirrors: Option<Vec<Pod>>,
-    /// Whether every source has spoken.
-    pub sources_ready: bool,
-}
 
 /// Where a view is posted.
 pub type Views = Post<(), View>;

@@ -8,6 +8,7 @@ use crossbeam_channel::{Sender, bounded};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::model::pod::Pod;
 
 fn object(value: &Value) -> Pod {
     Pod::from(serde_json::from_value::<api::Pod>(value.clone()).unwrap())
@@ -101,20 +102,20 @@ impl Bench {
     }
 
     /// Posts a view in which the mirrors are those of the server, and does what is to be done.
-    fn see(&mut self, wanted: &[Pod], leaving: &[&Pod]) -> Vec<String> {
+    fn see(&mut self, desired: &[Pod], removed: &[&Pod]) -> Vec<String> {
         let mirrors = Some(self.server.all());
-        self.see_with(wanted, leaving, mirrors, true)
+        self.see_with(desired, removed, mirrors, true)
     }
 
     fn see_with(
         &mut self,
-        wanted: &[Pod],
-        leaving: &[&Pod],
+        desired: &[Pod],
+        removed: &[&Pod],
         mirrors: Option<Vec<Pod>>,
         sources_ready: bool,
     ) -> Vec<String> {
-        let leaving = leaving.iter().map(|pod| pod.full_name()).collect();
-        self.core.look(View { wanted: wanted.to_vec(), leaving, mirrors, sources_ready }, self.now);
+        let removed = removed.iter().map(|pod| pod.full_name()).collect();
+        self.core.look(View { desired: desired.to_vec(), removed, mirrors, sources_ready }, self.now);
         self.run()
     }
 
@@ -138,13 +139,13 @@ const NOTHING: Vec<String> = Vec::new();
 #[test]
 fn a_mirror_is_made_once() {
     let mut bench = Bench::new();
-    let wanted = [pod("st", "h1")];
+    let desired = [pod("st", "h1")];
     // Before the API server has shown its pods nobody knows what is missing.
-    assert_eq!(bench.see_with(&wanted, &[], None, false), NOTHING);
-    assert_eq!(bench.see_with(&wanted, &[], Some(vec![]), false), ["create st"]);
+    assert_eq!(bench.see_with(&desired, &[], None, false), NOTHING);
+    assert_eq!(bench.see_with(&desired, &[], Some(vec![]), false), ["create st"]);
     // The watch may be late.
-    assert_eq!(bench.see_with(&wanted, &[], Some(vec![]), true), NOTHING);
-    assert_eq!(bench.see(&wanted, &[]), NOTHING);
+    assert_eq!(bench.see_with(&desired, &[], Some(vec![]), true), NOTHING);
+    assert_eq!(bench.see(&desired, &[]), NOTHING);
     assert_eq!(bench.core.next_due(), None, "nothing wakes an idle node");
     let made = &bench.server.pods["st"];
     assert_eq!(made["metadata"]["annotations"]["kubernetes.io/config.mirror"], "h1");
@@ -155,15 +156,15 @@ fn a_mirror_is_made_once() {
     assert_eq!(made["status"], json!({"phase": "Pending"}));
     // Deleted by hand: a new one.
     bench.server.pods.clear();
-    assert_eq!(bench.see(&wanted, &[]), ["create st"]);
+    assert_eq!(bench.see(&desired, &[]), ["create st"]);
 }
 
 #[test]
 fn no_mirror_without_a_node() {
     let mut bench = Bench::new();
-    let wanted = [pod("st", "h1")];
+    let desired = [pod("st", "h1")];
     bench.node = None;
-    assert_eq!(bench.see(&wanted, &[]), NOTHING);
+    assert_eq!(bench.see(&desired, &[]), NOTHING);
     assert!(bench.core.next_due().is_some_and(|due| due > bench.now));
     bench.node = Some(node());
     bench.node.as_mut().unwrap().metadata.deletion_timestamp =
@@ -212,10 +213,10 @@ fn orphans_go_when_all_is_known_and_over() {
 fn a_name_that_is_taken() {
     // By its own mirror, which the view does not show.
     let mut bench = Bench::new();
-    let wanted = [pod("st", "h1")];
-    bench.see(&wanted, &[]);
+    let desired = [pod("st", "h1")];
+    bench.see(&desired, &[]);
     bench.core = Core::default();
-    assert_eq!(bench.see_with(&wanted, &[], Some(vec![]), true), ["create st", "get st"]);
+    assert_eq!(bench.see_with(&desired, &[], Some(vec![]), true), ["create st", "get st"]);
     assert_eq!(bench.run(), NOTHING);
     // By the mirror of an older one.
     bench.core = Core::default();
@@ -228,18 +229,18 @@ fn a_name_that_is_taken() {
     let mut bench = Bench::new();
     let foreign = json!({"metadata": {"name": "st", "namespace": "n", "uid": "x"}});
     bench.server.pods.insert("st".into(), foreign);
-    assert_eq!(bench.see_with(&wanted, &[], Some(vec![]), true), ["create st", "get st"]);
+    assert_eq!(bench.see_with(&desired, &[], Some(vec![]), true), ["create st", "get st"]);
     assert_eq!(bench.run(), NOTHING);
     assert_eq!(bench.after(2), ["create st", "get st"]);
     assert_eq!(bench.after(1), NOTHING);
 }
 
 /// Requests in ten minutes, with the watch up to date all the time.
-fn ten_minutes(bench: &mut Bench, wanted: &[Pod]) -> usize {
+fn ten_minutes(bench: &mut Bench, desired: &[Pod]) -> usize {
     (0..600)
         .map(|_| {
             bench.now += Duration::from_secs(1);
-            bench.see(wanted, &[]).len()
+            bench.see(desired, &[]).len()
         })
         .sum()
 }
@@ -250,29 +251,29 @@ fn a_finalizer_on_a_mirror_is_no_hot_loop() {
     let (old, new) = (pod("st", "h1"), pod("st", "h2"));
     bench.see(std::slice::from_ref(&old), &[]);
     bench.server.holds = true;
-    let wanted = std::slice::from_ref(&new);
-    assert_eq!(bench.see(wanted, &[]), ["delete st m1", "create st", "get st"]);
-    let asked = ten_minutes(&mut bench, wanted);
+    let desired = std::slice::from_ref(&new);
+    assert_eq!(bench.see(desired, &[]), ["delete st m1", "create st", "get st"]);
+    let asked = ten_minutes(&mut bench, desired);
     assert!(asked <= 20, "{asked} requests");
     // Let go: the new one is there at once, however long the pause has become.
     bench.server.holds = false;
     bench.server.pods.clear();
-    assert_eq!(bench.see(wanted, &[]), ["get st", "create st"]);
-    assert_eq!(ten_minutes(&mut bench, wanted), 0);
+    assert_eq!(bench.see(desired, &[]), ["get st", "create st"]);
+    assert_eq!(ten_minutes(&mut bench, desired), 0);
 }
 
 #[test]
 fn a_mirror_that_somebody_changes_is_no_hot_loop() {
     let mut bench = Bench::new();
     bench.server.changes = true;
-    let wanted = [pod("st", "h1")];
-    assert_eq!(bench.see(&wanted, &[]), ["create st"]);
-    let asked = ten_minutes(&mut bench, &wanted);
+    let desired = [pod("st", "h1")];
+    assert_eq!(bench.see(&desired, &[]), ["create st"]);
+    let asked = ten_minutes(&mut bench, &desired);
     assert!(asked <= 40, "{asked} requests");
     bench.server.changes = false;
-    assert!(ten_minutes(&mut bench, &wanted) <= 2);
+    assert!(ten_minutes(&mut bench, &desired) <= 2);
     assert_eq!(bench.server.pods["st"]["metadata"]["annotations"]["kubernetes.io/config.mirror"], "h1");
-    assert_eq!(ten_minutes(&mut bench, &wanted), 0);
+    assert_eq!(ten_minutes(&mut bench, &desired), 0);
 }
 
 #[test]
@@ -307,7 +308,7 @@ fn the_recorded_mirror() {
     source["metadata"].as_object_mut().unwrap().remove("ownerReferences");
     source["metadata"]["annotations"].as_object_mut().unwrap().remove("kubernetes.io/config.mirror");
     let mut core = Core::default();
-    let view = View { wanted: vec![object(&source)], mirrors: Some(vec![]), ..View::default() };
+    let view = View { desired: vec![object(&source)], mirrors: Some(vec![]), ..View::default() };
     core.look(view, Instant::now());
     let Some((_, Request::Create(made))) = core.next(Some(&node()), Instant::now()) else { panic!() };
     assert_eq!(serde_json::to_value(made).unwrap(), recorded);
@@ -335,7 +336,7 @@ fn the_thread_follows_the_views() {
     };
     let thread = spawn(deps, OnDeath::Nobody).unwrap();
     let view = View { mirrors: Some(vec![]), sources_ready: true, ..View::default() };
-    post.put((), View { wanted: vec![pod("st", "h1")], ..view.clone() });
+    post.put((), View { desired: vec![pod("st", "h1")], ..view.clone() });
     let limit = Duration::from_secs(20);
     assert_eq!(rx.recv_timeout(limit).unwrap(), "create st");
     post.put((), view);

@@ -20,7 +20,7 @@ const WRITTEN_STEP: Duration = Duration::from_millis(50);
 /// What can be asked of the node.
 pub(super) trait World {
     /// Whether `sync` refuses new pods already.
-    fn is_told(&self) -> bool;
+    fn is_acknowledged(&self) -> bool;
     /// Whether every pod that runs is known: before that its source may still name it.
     fn is_complete(&self) -> bool;
     /// The pods that are to be stopped.
@@ -118,7 +118,7 @@ impl Core {
             match &mut self.stage {
                 Stage::Watching | Stage::Over => return actions,
                 Stage::Telling { until } => {
-                    if !(world.is_told() && world.is_complete()) && now < *until {
+                    if !(world.is_acknowledged() && world.is_complete()) && now < *until {
                         return actions;
                     }
                     self.stage = Stage::Stopping { now: Vec::new(), until: now };

@@ -23,7 +23,7 @@ struct Fake {
 }
 
 impl World for Fake {
-    fn is_told(&self) -> bool {
+    fn is_acknowledged(&self) -> bool {
         self.told.get()
     }
 

@@ -214,13 +214,13 @@ impl Manager {
 struct Seen<'a>(&'a Deps);
 
 impl World for Seen<'_> {
-    fn is_told(&self) -> bool {
+    fn is_acknowledged(&self) -> bool {
         self.0.view.get().shutting_down
     }
 
     fn is_complete(&self) -> bool {
         let view = self.0.view.get();
-        view.sources_ready || (view.shutting_down && !view.strangers)
+        view.sources_ready || (view.shutting_down && !view.workerless)
     }
 
     fn pods(&self) -> Vec<Pod> {
@@ -231,7 +231,7 @@ impl World for Seen<'_> {
             works
                 && !self.0.status.get(uid).is_some_and(|status| status::is_terminal(status.phase.as_deref()))
         });
-        active.filter_map(|(_, entry)| entry.pod.as_ref().or(entry.leaving.as_ref()).cloned()).collect()
+        active.filter_map(|(_, entry)| entry.any_pod().cloned()).collect()
     }
 
     fn has_ended(&self, uid: &PodUid) -> bool {

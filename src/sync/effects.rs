@@ -1,0 +1,158 @@
+//! Carries out what the core decided.
+
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+
+use super::core::Effect;
+use super::thread::Loop;
+use crate::model::ids::PodUid;
+use crate::model::metrics;
+use crate::model::pod::{CONFIG_MIRROR, Pod};
+use crate::model::reasons;
+use crate::pods::admission;
+use crate::pods::allocation::{Pending, summary};
+use crate::pods::lifecycle::{Failure, Kill};
+use crate::pods::workers::AfterEnd;
+use crate::sources::unsupported_fields;
+use crate::status::publish::ApiPod;
+
+impl Loop {
+    pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Update(pod) => {
+                    if !self.deps.workers.knows(pod.uid()) {
+                        self.warn_of_unsupported(&pod);
+                        self.deps.allocations.restore(&pod);
+                        if self.core.has_desired_resources(pod.uid()) {
+                            self.deps.allocations.settle(pod.uid());
+                        }
+                    }
+                    self.update(&pod);
+                }
+                Effect::Resize { pod, trigger } => self.resize(&pod, trigger),
+                Effect::ResizePending { pod, reason, message, detail } => {
+                    self.resize_pending(&pod, reason, &message, detail);
+                }
+                Effect::ResizeReverted(pod) => {
+                    if self.deps.allocations.settle(pod.uid()).is_some() {
+                        self.deps.workers.resync(pod.uid());
+                    }
+                }
+                Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
+                Effect::Kill(uid, kill) => self.kill(&uid, kill),
+                Effect::Preempt { victim, resource } => self.preempt(&victim, resource),
+                Effect::StopUnknown(pod) => self.deps.workers.stop_unknown(&pod),
+                Effect::ForgetStatus(uid) => {
+                    self.deps.status.forget(&uid);
+                    self.garbage = true;
+                }
+                Effect::ApiPodChanged(pod) => self.api_pod(pod, false),
+                Effect::ApiPodRemoved(pod) => self.api_pod(pod, true),
+                Effect::FinishStatus(pod) => {
+                    if self.deps.status.entry(pod.uid()).is_some_and(|entry| !entry.finished) {
+                        self.deps.status.finish(&pod, Timestamp::now());
+                    }
+                }
+                Effect::Invalid { pod, message } => {
+                    self.deps.events.warning(&pod, reasons::FAILED_VALIDATION, message);
+                }
+            }
+        }
+    }
+
+    /// Creates the pod's worker or passes the new version to it. `pod` has the resources that it
+    /// was granted.
+    fn update(&mut self, pod: &Pod) {
+        self.deps.allocations.grant(pod);
+        self.deps.workers.update(&self.ephemeral.complete(pod));
+    }
+
+    /// Grants a resize, which the pod's worker then carries out.
+    fn resize(&mut self, pod: &Pod, trigger: &'static str) {
+        let allocations = &self.deps.allocations;
+        if allocations.settle(pod.uid()) == Some(Pending::Deferred) {
+            metrics::DEFERRED_RESIZES_ACCEPTED.inc([trigger]);
+        }
+        allocations.begin(pod);
+        let generation = pod.object().metadata.generation.unwrap_or(0);
+        self.deps.events.normal(pod, reasons::RESIZE_STARTED, summary("started", pod, generation, ""));
+        log::info!("resize granted: {trigger} pod={} uid={}", pod.full_name(), pod.uid());
+        self.update(pod);
+    }
+
+    /// The pod keeps its resources for now.
+    fn resize_pending(&mut self, pod: &Pod, reason: Pending, message: &str, detail: Cow<'static, str>) {
+        let head = match reason {
+            // As upstream, the event names the reason of the refusal; the condition does not.
+            Pending::Deferred => detail,
+            Pending::Infeasible => {
+                metrics::INFEASIBLE_RESIZES.inc([detail]);
+                reason.as_str().into()
+            }
+        };
+        if !self.deps.allocations.pend(pod, reason, message) {
+            return;
+        }
+        let generation = pod.object().metadata.generation.unwrap_or(0);
+        let text = summary(&head, pod, generation, message);
+        self.deps.events.warning(pod, reason.event(), text);
+        self.deps.workers.resync(pod.uid());
+    }
+
+    /// Passes on a pod as the API server shows it.
+    fn api_pod(&self, pod: Pod, removed: bool) {
+        // A client that may create pods may set any annotation. A real mirror has the name of its
+        // static pod.
+        let forged = pod.annotation(CONFIG_MIRROR).and_then(|uid| self.core.admitted(&uid.into()));
+        if forged.is_some_and(|other| other.full_name() != pod.full_name()) {
+            log::warn!(
+                "ignored a pod that claims to be the mirror of another pod pod={} uid={}",
+                pod.full_name(),
+                pod.uid()
+            );
+            return;
+        }
+        if let Some(api_pods) = &self.deps.api_pods {
+            api_pods.put(pod.uid().clone(), ApiPod { pod, removed });
+        }
+    }
+
+    pub(super) fn kill(&mut self, uid: &PodUid, kill: Kill) {
+        if self.deps.workers.kill(uid, kill) == AfterEnd::Removed {
+            self.deps.status.forget(uid);
+            self.garbage = true;
+        }
+    }
+
+    fn preempt(&mut self, victim: &Pod, resource: String) {
+        metrics::PREEMPTIONS.inc([resource]);
+        self.deps.events.warning(victim, reasons::PREEMPTING, admission::PREEMPTED_MESSAGE);
+        let failure =
+            Failure { reason: reasons::PREEMPTING, message: admission::PREEMPTED_MESSAGE.to_owned() };
+        self.kill(victim.uid(), Kill { grace_override: None, failure: Some(failure) });
+    }
+
+    /// Reports fields that have no effect, once per pod.
+    fn warn_of_unsupported(&self, pod: &Pod) {
+        let fields = unsupported_fields(pod);
+        if !fields.is_empty() {
+            let text = format!("this version of coracle does not support: {}", fields.join(", "));
+            log::warn!("{text} pod={} uid={}", pod.full_name(), pod.uid());
+            self.deps.events.warning(pod, reasons::UNSUPPORTED_FIELD, text);
+        }
+    }
+
+    fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
+        metrics::ADMISSION_REJECTIONS.inc([reasons::intern(reason)]);
+        log::warn!("pod was rejected: {reason}: {message} pod={} uid={}", pod.full_name(), pod.uid());
+        self.deps.events.warning(pod, reasons::intern(reason), message);
+        let status = admission::rejected_status(pod, reason, message, pod.qos());
+        if self.deps.observe.still_runs(pod.uid()) {
+            self.deps.status.set(pod, status, Timestamp::now());
+        } else {
+            self.deps.status.set_rejected(pod, status, Timestamp::now());
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What the sync thread waits for.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::ephemeral;
+use super::shutdown::Orders;
+use crate::model::ids::PodUid;
+use crate::model::pod::SourceName;
+use crate::observe::{Change, Subject};
+use crate::pods::workers::Ended;
+use crate::sources::SourceSet;
+
+/// One event. Those from mailboxes carry everything that the mailbox held.
+pub(super) enum Event {
+    /// Pod workers ended.
+    WorkersEnded(HashMap<PodUid, Ended>),
+    /// The machine is about to shut down, or no longer is; or pods are to be stopped for that.
+    Shutdown(Orders),
+    /// The Node object changed, or was received for the first time.
+    NodeChanged,
+    /// The Node object was read for pods that wait for it.
+    NodeRead,
+    /// Sources delivered their complete current sets. Static pods come first: the API server's
+    /// pods get what is left.
+    Sources(BTreeMap<SourceName, SourceSet>),
+    /// The runtime, or what runs in it, changed.
+    Runtime(HashMap<Subject, Change>),
+    /// Verdicts of probes changed.
+    Probes(Vec<PodUid>),
+    /// Objects changed that these pods refer to.
+    Objects(Vec<PodUid>),
+    /// A request for an ephemeral container.
+    Ephemeral(Box<ephemeral::Request>),
+    /// Something is due.
+    Timer,
+}
+
+impl Event {
+    /// For the log.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Event::WorkersEnded(_) => "workers ended",
+            Event::Shutdown(_) => "shutdown",
+            Event::NodeChanged => "node changed",
+            Event::NodeRead => "node read",
+            Event::Sources(_) => "sources",
+            Event::Runtime(_) => "runtime",
+            Event::Probes(_) => "probes",
+            Event::Objects(_) => "objects",
+            Event::Ephemeral(_) => "ephemeral container",
+            Event::Timer => "timer",
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Publishes the state of the sync loop: the snapshot of all pods, and the static pods for their
+//! mirrors.
+
+use super::thread::Loop;
+use super::view::{Entry, Snapshot};
+use crate::model::metrics;
+use crate::model::pod::{Pod, SourceName};
+use crate::pods::mirror;
+
+impl Loop {
+    pub(super) fn publish(&mut self) {
+        self.ephemeral.retain(|uid| self.core.is_desired(uid));
+        if self.core.sources_ready() {
+            let (core, workers) = (&self.core, &self.deps.workers);
+            self.deps.allocations.retain(|uid| core.is_desired(uid) || workers.knows(uid));
+        }
+        let workerless = self.settings.node.shutting_down && !self.ready && self.is_running_without_worker();
+        let workers = self.deps.workers.reports();
+        let mut snapshot = Snapshot {
+            workerless,
+            sources_ready: self.ready,
+            sources: self.sources.clone(),
+            shutting_down: self.settings.node.shutting_down,
+            mirrors: self.core.mirrors().iter().map(|(uid, pod)| (uid.clone(), pod.full_name())).collect(),
+            ..Snapshot::default()
+        };
+        for (uid, pod, rejected) in self.core.desired() {
+            snapshot.pods.insert(
+                uid.clone(),
+                Entry {
+                    pod: Some(self.ephemeral.complete(pod)),
+                    removed: None,
+                    rejected,
+                    worker: workers.get(uid).cloned(),
+                },
+            );
+        }
+        for (uid, worker) in workers {
+            snapshot.pods.entry(uid).or_insert_with_key(|uid| Entry {
+                pod: None,
+                removed: self.deps.workers.pod(uid).cloned(),
+                rejected: false,
+                worker: Some(worker),
+            });
+        }
+        self.deps.view.set(snapshot);
+        if let Some(wake) = self.deps.shutdown.wake.as_ref().filter(|_| self.settings.node.shutting_down) {
+            wake.ring();
+        }
+        self.publish_mirrors();
+    }
+
+    pub(super) fn publish_mirrors(&self) {
+        metrics::MIRROR_PODS.set(self.core.mirrors().len() as f64);
+        let Some(mirrors) = &self.deps.mirrors else { return };
+        let desired = self.core.desired().filter(|(_, pod, rejected)| !rejected && pod.is_static());
+        let workers = &self.deps.workers;
+        let removed = workers.uids().filter(|uid| !self.core.is_desired(uid) && !workers.is_finished(uid));
+        // Their mirrors show the rejection.
+        let rejected = self.core.desired().filter(|(_, pod, rejected)| *rejected && pod.is_static());
+        let shown = self.sources.get(&SourceName::Api).is_some_and(|state| state.seen);
+        mirrors.put(
+            (),
+            mirror::View {
+                desired: desired.map(|(_, pod, _)| pod.clone()).collect(),
+                removed: removed
+                    .filter_map(|uid| workers.pod(uid))
+                    .filter(|pod| pod.is_static())
+                    .map(Pod::full_name)
+                    .chain(rejected.map(|(_, pod, _)| pod.full_name()))
+                    .chain(self.departed.names())
+                    .collect(),
+                mirrors: shown.then(|| self.core.mirrors().values().cloned().collect()),
+                sources_ready: self.core.sources_ready(),
+            },
+        );
+    }
+}
