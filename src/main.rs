@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use coracle::agent::{self, Outcome};
 use coracle::cli::{self, Command, Exit};
 
 fn main() -> ExitCode {
@@ -21,7 +22,12 @@ fn main() -> ExitCode {
                 cli::report(&problems);
                 Exit::Configuration
             }
-            Ok(loaded) => coracle::agent::run(*args, loaded),
+            Ok(loaded) => match agent::run(&args, &loaded, cli::effective_flags(&args.given)) {
+                Outcome::Stopped => Exit::Success,
+                Outcome::Failed => Exit::Failure,
+                Outcome::Configuration => Exit::Configuration,
+                Outcome::Locked => Exit::Locked,
+            },
         },
     };
     exit.into()

@@ -39,9 +39,8 @@ const LAYERS: &[(&str, u8)] = &[
     ("cli", 5),
 ];
 
-/// Imports within a layer: the clients stand on the transport, the command line on the agent.
-const SIDEWAYS: &[(&str, &str)] =
-    &[("model", "util"), ("cri", "transport"), ("kube", "transport"), ("agent", "cli"), ("cli", "agent")];
+/// Imports within a layer: the clients stand on the transport.
+const SIDEWAYS: &[(&str, &str)] = &[("model", "util"), ("cri", "transport"), ("kube", "transport")];
 
 /// Third-party crates and the one room that imports each.
 const DOORS: &[(&str, &str)] = &[
@@ -56,7 +55,7 @@ const DOORS: &[(&str, &str)] = &[
     ("serde_saphyr", "config"),
     ("lexopt", "cli"),
     ("flate2", "runtime"),
-    ("signal_hook", "agent"),
+    ("signal_hook", "util"),
     ("env_logger", "util"),
     ("ring", "util"),
     ("base64", "util"),

@@ -10,8 +10,7 @@ use jiff::Timestamp;
 
 use super::wiring::gates;
 use super::{StartError, shutdown};
-use crate::cli::AgentArgs;
-use crate::config::{self, KubeletConfiguration};
+use crate::config::{self, AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::kube::certificates::serving::Serving;
 use crate::kube::certificates::{

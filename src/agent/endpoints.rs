@@ -1,6 +1,5 @@
 //! What the main port's plain answers ask for: one pod, one log, one command, the settings.
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,9 +8,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 
 use super::report::Sources;
-use crate::cli::AgentArgs;
-use crate::cli::flags::{FLAGS, Syntax};
-use crate::config::{self, KubeletConfiguration};
+use crate::config::{self, AgentArgs, KubeletConfiguration};
 use crate::cri::{self, RuntimeClient};
 use crate::model::api::Pod;
 use crate::model::ids::{ContainerId, PodUid};
@@ -32,12 +29,12 @@ const ASK_RUNTIME: Duration = Duration::from_secs(5);
 pub(super) struct Settings {
     switches: Switches,
     config: Arc<KubeletConfiguration>,
-    given: BTreeMap<&'static str, String>,
+    flags: Arc<[(String, String)]>,
     checkpoints: PathBuf,
 }
 
 impl Settings {
-    pub(super) fn new(args: &AgentArgs, config: &KubeletConfiguration) -> Self {
+    pub(super) fn new(args: &AgentArgs, config: &KubeletConfiguration, flags: Vec<(String, String)>) -> Self {
         let gates = super::wiring::gates(config);
         Settings {
             switches: Switches {
@@ -52,7 +49,7 @@ impl Settings {
                 split_streams: gates.enabled("PodLogsQuerySplitStreams"),
             },
             config: Arc::new(config.clone()),
-            given: args.given.clone(),
+            flags: flags.into(),
             checkpoints: args.root_dir.join("checkpoints"),
         }
     }
@@ -63,7 +60,7 @@ pub(super) fn endpoints(sources: &Sources) -> Endpoints {
     let settings = &sources.endpoints;
     let (pods, logs, runs, checkpoints) =
         (sources.clone(), sources.clone(), sources.clone(), sources.clone());
-    let (config, given) = (Arc::clone(&settings.config), settings.given.clone());
+    let (config, flags) = (Arc::clone(&settings.config), Arc::clone(&settings.flags));
     let up = SignedDuration::try_from(sources.started.elapsed()).unwrap_or_default();
     Endpoints {
         switches: settings.switches,
@@ -74,28 +71,10 @@ pub(super) fn endpoints(sources: &Sources) -> Endpoints {
             checkpoints.checkpoint(pod, container, seconds, stop)
         }),
         configz: Arc::new(move || config::configz(&config)),
-        flags: Arc::new(move || flags(&given)),
+        flags: Arc::new(move || flags.to_vec()),
         log_dir: PathBuf::from(LOG_DIR),
         started: Timestamp::now().checked_sub(up).unwrap_or(Timestamp::UNIX_EPOCH),
     }
-}
-
-/// Every flag with what was given, or its default.
-fn flags(given: &BTreeMap<&'static str, String>) -> Vec<(String, String)> {
-    let mut flags: Vec<(String, String)> = FLAGS
-        .iter()
-        .map(|flag| {
-            let value = match given.get(flag.name) {
-                // They are there to carry secrets.
-                Some(_) if flag.syntax == Syntax::Headers => config::MASK.to_owned(),
-                Some(text) => config::without_password(text),
-                None => flag.preset(),
-            };
-            (flag.name.to_owned(), value)
-        })
-        .collect();
-    flags.sort_unstable();
-    flags
 }
 
 impl Sources {

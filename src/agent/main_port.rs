@@ -7,8 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::{StartError, chain};
-use crate::cli::AgentArgs;
-use crate::config::KubeletConfiguration;
+use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::serving::{Serving, Source};
 use crate::kube::client::Client;
 use crate::kube::reviews::{Attributes, Reviewer, User};

@@ -12,7 +12,6 @@ mod metrics;
 mod node;
 mod report;
 mod shutdown;
-pub mod signals;
 mod stats;
 mod streams;
 mod supervise;
@@ -20,8 +19,7 @@ mod wiring;
 
 use std::path::Path;
 
-use crate::cli::{AgentArgs, Exit};
-use crate::config::Loaded;
+use crate::config::{AgentArgs, Loaded};
 use crate::server::ServerError;
 use crate::util::{logging, threads};
 use supervise::{Ending, Supervisor};
@@ -59,9 +57,23 @@ pub enum StartError {
     Server(#[from] ServerError),
 }
 
-/// Runs the agent until it is asked to stop. Pods keep running.
+/// How a run of the agent ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// A signal stopped it.
+    Stopped,
+    /// The configuration is wrong, or does not fit this machine.
+    Configuration,
+    /// Another agent uses the root directory or the local socket.
+    Locked,
+    /// It could not start for another reason, or one of its threads ended.
+    Failed,
+}
+
+/// Runs the agent until a signal stops it. Pods keep running. `flags`: every flag with its value,
+/// as `/flagz` shows it.
 #[must_use]
-pub fn run(args: AgentArgs, loaded: Loaded) -> Exit {
+pub fn run(args: &AgentArgs, loaded: &Loaded, flags: Vec<(String, String)>) -> Outcome {
     threads::adopt_current("main");
     logging::init(u32::try_from(loaded.config.logging.verbosity).unwrap_or(0));
     threads::install_panic_hook();
@@ -69,47 +81,46 @@ pub fn run(args: AgentArgs, loaded: Loaded) -> Exit {
     for file in &loaded.files {
         log::info!("configuration from {}", file.display());
     }
-    if let Some(warning) = crate::cli::warning(&args, &loaded) {
+    if let Some(warning) = args.warning(loaded) {
         log::warn!("{warning}");
     }
     let supervisor = match Supervisor::listen() {
         Ok(supervisor) => supervisor,
         Err(error) => {
             log::error!("cannot listen for signals: {error}");
-            return Exit::Failure;
+            return Outcome::Failed;
         }
     };
-    let exit = match wiring::start(&args, &loaded.config, &supervisor) {
+    let outcome = match wiring::start(args, &loaded.config, flags, &supervisor) {
         Err(error) => {
             log::error!("cannot start: {}", chain(&error));
             match error {
-                StartError::Refused(_) => Exit::Configuration,
+                StartError::Refused(_) => Outcome::Configuration,
                 StartError::Server(ServerError::AlreadyRunning { .. } | ServerError::SocketInUse { .. }) => {
-                    Exit::Locked
+                    Outcome::Locked
                 }
-                _ => Exit::Failure,
+                _ => Outcome::Failed,
             }
         }
         Ok(agent) => {
-            let ending = supervisor.wait();
-            let exit = match &ending {
-                Ending::Asked => {
-                    log::info!("asked to stop; pods keep running");
-                    Exit::Success
+            let outcome = match supervisor.wait() {
+                Ending::Signal => {
+                    log::info!("stopping on a signal; pods keep running");
+                    Outcome::Stopped
                 }
                 Ending::Died(died) => {
-                    let why = died.panic.as_deref().unwrap_or("it ended by itself");
+                    let why = died.panic.as_deref().unwrap_or("its body returned");
                     log::error!("stopping because thread {} ended: {why}", died.thread);
-                    Exit::Failure
+                    Outcome::Failed
                 }
             };
             agent.stop();
-            exit
+            outcome
         }
     };
     supervisor.close();
     log::info!("stopped");
-    exit
+    outcome
 }
 
 /// An error with its causes, once each.

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::StartError;
 use super::wiring::gates;
-use crate::cli::AgentArgs;
-use crate::config::KubeletConfiguration;
+use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::pods::plan::shutdown::{Step, two_steps};
 use crate::sync::shutdown::{SYSTEM_BUS, Settings};
 use crate::util::wake::Wake;

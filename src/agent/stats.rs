@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::cli::AgentArgs;
-use crate::config::KubeletConfiguration;
+use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::api::{ResourceRequirements, Volume};
 use crate::model::ids::PodUid;

@@ -1,34 +1,28 @@
 //! Waits for signals and for threads that die; decides when the process ends.
 
-use std::time::Duration;
-
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
-use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::{Handle, Signals};
 
-use crate::util::threads::{self, Died, OnDeath, Running, Stack};
+use crate::util::signals::{Listener, Signal};
+use crate::util::threads::{self, Died, OnDeath};
 
 /// Deaths that may wait to be read; the first one decides.
 const DEATHS: usize = 16;
-/// Signals that may wait to be handled; more of the same kind add nothing.
-const SIGNALS: usize = 8;
 
 /// Why the agent stops.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
+pub(super) enum Ending {
     /// SIGTERM or SIGINT.
-    Asked,
-    /// A thread that must not end did.
+    Signal,
+    /// A thread ended that must not end.
     Died(Died),
 }
 
-/// The ears of the main thread.
-pub struct Supervisor {
-    signals: Receiver<i32>,
+/// Receives signals and deaths of threads on the main thread.
+pub(super) struct Supervisor {
+    listener: Listener,
+    signals: Receiver<Signal>,
     deaths: Receiver<Died>,
-    tell: Sender<Died>,
-    handle: Handle,
-    thread: Option<Running>,
+    report: Sender<Died>,
 }
 
 impl Supervisor {
@@ -36,37 +30,24 @@ impl Supervisor {
     ///
     /// # Errors
     /// When the handlers or the thread cannot be set up.
-    pub fn listen() -> std::io::Result<Self> {
-        let mut incoming = Signals::new([SIGTERM, SIGINT, SIGQUIT])?;
-        let handle = incoming.handle();
-        let (signal_tx, signals) = bounded(SIGNALS);
-        let (tell, deaths) = bounded(DEATHS);
-        // Closing the handle is this thread's waker: it blocks in a read of a pipe.
-        let thread = threads::spawn("signals", Stack::Small, OnDeath::Nobody, move |_| {
-            let _waiting = threads::waiting("signal");
-            for signal in incoming.forever() {
-                if signal_tx.try_send(signal).is_err() {
-                    log::warn!("signal {signal} came too often and was dropped");
-                }
-            }
-        })?;
-        Ok(Supervisor { signals, deaths, tell, handle, thread: Some(thread) })
+    pub(super) fn listen() -> std::io::Result<Self> {
+        let (listener, signals) = Listener::start()?;
+        let (report, deaths) = bounded(DEATHS);
+        Ok(Supervisor { listener, signals, deaths, report })
     }
 
-    /// What a thread that must not end is spawned with.
-    #[must_use]
-    pub fn on_death(&self) -> OnDeath {
-        OnDeath::Supervisor(self.tell.clone())
+    /// Reports the death of a thread that must not end.
+    pub(super) fn on_death(&self) -> OnDeath {
+        OnDeath::Supervisor(self.report.clone())
     }
 
-    /// Where deaths are told.
-    #[must_use]
-    pub fn deaths(&self) -> Sender<Died> {
-        self.tell.clone()
+    /// The channel behind [`Supervisor::on_death`], for rooms that start several threads.
+    pub(super) fn deaths(&self) -> Sender<Died> {
+        self.report.clone()
     }
 
-    /// Waits until the process has to end. Answers SIGQUIT meanwhile.
-    pub fn wait(&self) -> Ending {
+    /// Waits until the process has to end. On SIGQUIT it logs all threads.
+    pub(super) fn wait(&self) -> Ending {
         loop {
             let _waiting = threads::waiting("signals and deaths");
             select_biased! {
@@ -76,10 +57,10 @@ impl Supervisor {
                     }
                 }
                 recv(self.signals) -> signal => match signal {
-                    Ok(SIGQUIT) => dump_threads(),
-                    Ok(_) => return Ending::Asked,
+                    Ok(Signal::DumpThreads) => dump_threads(),
+                    Ok(Signal::Stop) => return Ending::Signal,
                     Err(_) => {
-                        let panic = Some("the signal thread is gone".to_owned());
+                        let panic = Some("the signal thread has ended".to_owned());
                         return Ending::Died(Died { thread: "signals".to_owned(), panic });
                     }
                 },
@@ -88,15 +69,12 @@ impl Supervisor {
     }
 
     /// Ends the signal thread.
-    pub fn close(mut self) {
-        self.handle.close();
-        if let Some(thread) = self.thread.take() {
-            thread.stop(Duration::from_secs(1));
-        }
+    pub(super) fn close(self) {
+        self.listener.close();
     }
 }
 
-/// Writes every thread, what it waits for and for how long, to the log.
+/// Logs each thread, what it waits for and for how long.
 fn dump_threads() {
     let mut lines = threads::report();
     lines.sort_by(|a, b| a.name.cmp(&b.name));

@@ -14,9 +14,8 @@ use super::supervise::Supervisor;
 use super::{
     StartError, cluster, endpoints, main_port, make_dir, report, restrict_dir, shutdown, stats, streams,
 };
-use crate::cli::AgentArgs;
 use crate::config::credential_providers::CredentialProviders;
-use crate::config::{self, Gates, KubeletConfiguration};
+use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
 use crate::kube::PodApi;
 use crate::kube::client::Client;
 use crate::model::event::{EventSink, EventType, Regarding};
@@ -92,6 +91,7 @@ impl Agent {
 pub(super) fn start(
     args: &AgentArgs,
     config: &KubeletConfiguration,
+    flags: Vec<(String, String)>,
     supervisor: &Supervisor,
 ) -> Result<Agent, StartError> {
     let started = Instant::now();
@@ -351,7 +351,7 @@ pub(super) fn start(
         ephemeral,
         stats,
         volumes,
-        endpoints: endpoints::Settings::new(args, config),
+        endpoints: endpoints::Settings::new(args, config, flags),
         api: client.clone(),
     };
     let server =

@@ -3,10 +3,11 @@
 //! It drives parsing, `--help` and the compatibility list. A flag that sets a configuration field
 //! takes its type, default, meaning and standing from the table of fields.
 
-use super::exit::EXITS;
-use crate::config::DefaultSet;
+use std::collections::BTreeMap;
+
 use crate::config::effects::preset_text;
 use crate::config::fields::{Kind, Standing, field};
+use crate::config::{DefaultSet, MASK, without_password};
 use crate::server::LOCAL_SOCKET;
 
 /// How the text of a flag becomes a value.
@@ -131,6 +132,25 @@ impl Flag {
 pub fn find(name: &str) -> Option<&'static Flag> {
     let name = name.replace('_', "-");
     FLAGS.iter().find(|flag| flag.name == name)
+}
+
+/// Every flag with its value: the one in `given`, or the default. Secrets are masked.
+#[must_use]
+pub fn effective(given: &BTreeMap<&'static str, String>) -> Vec<(String, String)> {
+    let mut flags: Vec<(String, String)> = FLAGS
+        .iter()
+        .map(|flag| {
+            let value = match given.get(flag.name) {
+                // Headers usually carry credentials.
+                Some(_) if flag.syntax == Syntax::Headers => MASK.to_owned(),
+                Some(text) => without_password(text),
+                None => flag.preset(),
+            };
+            (flag.name.to_owned(), value)
+        })
+        .collect();
+    flags.sort_unstable();
+    flags
 }
 
 /// Flags of older versions, with what became of them.
@@ -489,48 +509,6 @@ pub static FLAGS: &[Flag] = &[
     ),
 ];
 
-/// The flags as a Markdown table.
-#[must_use]
-pub fn flags_markdown() -> String {
-    let mut out = String::from("| Flag | Default | Sets | Effect | Meaning |\n|---|---|---|---|---|\n");
-    for flag in FLAGS {
-        let sets = if flag.field.is_empty() { String::new() } else { format!("`{}`", flag.field) };
-        let effect = flag.effect().text();
-        out +=
-            &format!("| `--{}` | `{}` | {sets} | {effect} | {} |\n", flag.name, flag.preset(), flag.help());
-    }
-    out +=
-        "\nFlags of older versions are refused, with what became of them:\n\n| Flag | Instead |\n|---|---|\n";
-    for (name, instead) in REMOVED {
-        out += &format!("| `--{name}` | {instead} |\n");
-    }
-    out += "\nExit codes:\n\n| Code | Meaning |\n|---|---|\n";
-    for (exit, meaning) in EXITS {
-        out += &format!("| {} | {meaning} |\n", exit.code());
-    }
-    out
-}
-
-/// The configuration fields as a Markdown table.
-#[must_use]
-pub fn config_markdown() -> String {
-    let mut out =
-        String::from("| Field | Type | Default | Flag | Effect | Meaning |\n|---|---|---|---|---|---|\n");
-    for field in crate::config::fields::FIELDS {
-        let flag = FLAGS.iter().find(|flag| flag.field == field.path);
-        let flag = flag.map_or(String::new(), |flag| format!("`--{}`", flag.name));
-        out += &format!(
-            "| `{}` | {} | `{}` | {flag} | {} | {} |\n",
-            field.path,
-            field.kind.word(),
-            preset_text(field.path, DefaultSet::WithFile),
-            field.standing.word(),
-            field.help
-        );
-    }
-    out
-}
-
 /// Whether a flag's syntax can give a field of this kind its value.
 #[must_use]
 pub fn fits(syntax: Syntax, kind: Kind) -> bool {
@@ -550,7 +528,51 @@ pub fn fits(syntax: Syntax, kind: Kind) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::exit::EXITS;
     use super::*;
+
+    /// The flags as a Markdown table.
+    fn flags_markdown() -> String {
+        let mut out = String::from("| Flag | Default | Sets | Effect | Meaning |\n|---|---|---|---|---|\n");
+        for flag in FLAGS {
+            let sets = if flag.field.is_empty() { String::new() } else { format!("`{}`", flag.field) };
+            let effect = flag.effect().text();
+            out += &format!(
+                "| `--{}` | `{}` | {sets} | {effect} | {} |\n",
+                flag.name,
+                flag.preset(),
+                flag.help()
+            );
+        }
+        out += "\nFlags of older versions are refused, with what became of them:\n\n| Flag | Instead |\n|---|---|\n";
+        for (name, instead) in REMOVED {
+            out += &format!("| `--{name}` | {instead} |\n");
+        }
+        out += "\nExit codes:\n\n| Code | Meaning |\n|---|---|\n";
+        for (exit, meaning) in EXITS {
+            out += &format!("| {} | {meaning} |\n", exit.code());
+        }
+        out
+    }
+
+    /// The configuration fields as a Markdown table.
+    fn config_markdown() -> String {
+        let mut out =
+            String::from("| Field | Type | Default | Flag | Effect | Meaning |\n|---|---|---|---|---|---|\n");
+        for field in crate::config::fields::FIELDS {
+            let flag = FLAGS.iter().find(|flag| flag.field == field.path);
+            let flag = flag.map_or(String::new(), |flag| format!("`--{}`", flag.name));
+            out += &format!(
+                "| `{}` | {} | `{}` | {flag} | {} | {} |\n",
+                field.path,
+                field.kind.word(),
+                preset_text(field.path, DefaultSet::WithFile),
+                field.standing.word(),
+                field.help
+            );
+        }
+        out
+    }
 
     #[test]
     fn the_table_is_sound() {

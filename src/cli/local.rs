@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use lexopt::Arg;
 
-use super::parse::{AgentArgs, Command};
-use crate::config::{GoDuration, Problem};
+use super::parse::Command;
+use crate::config::{AgentArgs, GoDuration, Problem};
 
 /// How a command prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

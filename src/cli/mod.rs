@@ -22,11 +22,11 @@ mod tests;
 use std::io::Write as _;
 
 pub use exit::Exit;
-pub use flags::{config_markdown, flags_markdown};
+pub use flags::effective as effective_flags;
 pub use local::{Ask, LocalCommand, Output};
-pub use parse::{AgentArgs, Command, DEFAULT_ROOT_DIR, parse};
+pub use parse::{Command, parse};
 
-use crate::config::{Problem, load};
+use crate::config::{AgentArgs, Problem, load};
 
 /// Says what is wrong, a line each, on stderr.
 pub fn report(problems: &[Problem]) {
@@ -52,7 +52,7 @@ pub fn print(text: &str) -> Exit {
 pub fn check_config(args: &AgentArgs) -> Exit {
     match load(&args.request) {
         Ok(loaded) => {
-            if let Some(warning) = warning(args, &loaded) {
+            if let Some(warning) = args.warning(&loaded) {
                 report(&[Problem { place: "warning".to_owned(), field: String::new(), message: warning }]);
             }
             print("ok\n")
@@ -74,13 +74,4 @@ pub fn print_config(args: &AgentArgs) -> Exit {
             Exit::Configuration
         }
     }
-}
-
-/// The one warning about fields and flags that are set without effect.
-#[must_use]
-pub fn warning(args: &AgentArgs, loaded: &crate::config::Loaded) -> Option<String> {
-    let flags: Vec<String> = args.without_effect.iter().map(|name| format!("--{name}")).collect();
-    let mut names: Vec<&str> = loaded.without_effect.clone();
-    names.extend(flags.iter().map(String::as_str));
-    crate::config::effects::warning(&names)
 }

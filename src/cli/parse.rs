@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use lexopt::Arg;
 use serde_json::{Map, Value, json};
@@ -14,12 +13,9 @@ use super::local::{LocalCommand, parse_local};
 use crate::config::check::closest;
 use crate::config::fields::{Kind, field};
 use crate::config::validate::{is_dns_subdomain, is_label_value, is_qualified_name};
-use crate::config::{GoDuration, Override, Problem, Request};
+use crate::config::{AgentArgs, GoDuration, Override, Problem};
 use crate::model::quantity::Amount;
 use crate::server::LOCAL_SOCKET;
-
-/// The directory of the agent's state unless `--root-dir` says otherwise.
-pub const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
 
 /// What the command line asks for.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,84 +36,6 @@ pub enum Command {
     Local(LocalCommand),
 }
 
-/// The agent's flags: what is not a configuration field, and how to load the configuration.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AgentArgs {
-    /// The configuration file, the drop-ins and the flags that set fields.
-    pub request: Request,
-    /// `--root-dir`.
-    pub root_dir: PathBuf,
-    /// `--local-socket`: an absolute path.
-    pub local_socket: PathBuf,
-    /// `--local-socket-any-namespace`.
-    pub local_socket_any_namespace: bool,
-    /// `--hostname-override`; empty means the host's name.
-    pub hostname_override: String,
-    /// `--node-ip`: none, one, or an IPv4 and an IPv6 address.
-    pub node_ips: Vec<IpAddr>,
-    /// `--node-labels`.
-    pub node_labels: BTreeMap<String, String>,
-    /// `--kubeconfig`.
-    pub kubeconfig: Option<PathBuf>,
-    /// `--bootstrap-kubeconfig`.
-    pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// `--cert-dir`.
-    pub cert_dir: PathBuf,
-    /// `--cloud-provider`: empty or `external`.
-    pub cloud_provider: String,
-    /// `--experimental-allocatable-ignore-eviction`.
-    pub allocatable_ignores_eviction: bool,
-    /// `--runtime-cgroups`.
-    pub runtime_cgroups: String,
-    /// `--lock-file`.
-    pub lock_file: Option<PathBuf>,
-    /// `--exit-on-lock-contention`.
-    pub exit_on_lock_contention: bool,
-    /// `--image-credential-provider-config`.
-    pub image_credential_provider_config: Option<PathBuf>,
-    /// `--image-credential-provider-bin-dir`.
-    pub image_credential_provider_bin_dir: Option<PathBuf>,
-    /// `--minimum-container-ttl-duration`.
-    pub minimum_container_ttl: Duration,
-    /// `--maximum-dead-containers-per-container`; negative means no limit.
-    pub maximum_dead_containers_per_container: i32,
-    /// `--maximum-dead-containers`; negative means no limit.
-    pub maximum_dead_containers: i32,
-    /// Flags that were given but have no effect yet and set no field.
-    pub without_effect: Vec<&'static str>,
-    /// Every flag that was given, as its last text.
-    pub given: BTreeMap<&'static str, String>,
-}
-
-impl Default for AgentArgs {
-    fn default() -> Self {
-        AgentArgs {
-            request: Request::default(),
-            root_dir: PathBuf::from(DEFAULT_ROOT_DIR),
-            local_socket: PathBuf::from(LOCAL_SOCKET),
-            local_socket_any_namespace: false,
-            hostname_override: String::new(),
-            node_ips: Vec::new(),
-            node_labels: BTreeMap::new(),
-            kubeconfig: None,
-            bootstrap_kubeconfig: None,
-            cert_dir: PathBuf::from("/var/lib/kubelet/pki"),
-            cloud_provider: String::new(),
-            allocatable_ignores_eviction: false,
-            runtime_cgroups: String::new(),
-            lock_file: None,
-            exit_on_lock_contention: false,
-            image_credential_provider_config: None,
-            image_credential_provider_bin_dir: None,
-            minimum_container_ttl: Duration::ZERO,
-            maximum_dead_containers_per_container: 1,
-            maximum_dead_containers: -1,
-            without_effect: Vec::new(),
-            given: BTreeMap::new(),
-        }
-    }
-}
-
 /// Reads the arguments, without the program's name.
 ///
 /// # Errors
@@ -128,7 +46,7 @@ where
     I::Item: Into<OsString>,
 {
     let mut parser = lexopt::Parser::from_args(args);
-    let mut line = Line::default();
+    let mut line = Line::new();
     loop {
         match parser.next() {
             Ok(None) => break,
@@ -157,7 +75,6 @@ where
 }
 
 /// What was read of the line so far.
-#[derive(Default)]
 struct Line {
     args: AgentArgs,
     problems: Vec<Problem>,
@@ -170,6 +87,18 @@ struct Line {
 }
 
 impl Line {
+    fn new() -> Self {
+        Line {
+            args: AgentArgs::new(LOCAL_SOCKET),
+            problems: Vec::new(),
+            given: Vec::new(),
+            help: false,
+            version: false,
+            check: false,
+            print: false,
+        }
+    }
+
     fn fail(&mut self, flag: &str, message: impl Into<String>) {
         let problem =
             Problem { place: "command line".to_owned(), field: flag.to_owned(), message: message.into() };

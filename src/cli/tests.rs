@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{GoDuration, Problem};
+use crate::server::LOCAL_SOCKET;
 
 fn line(text: &str) -> Result<Command, Vec<Problem>> {
     parse(text.split_whitespace())
@@ -28,7 +29,7 @@ fn problems(text: &str) -> Vec<String> {
 #[test]
 fn nothing_is_the_agent() {
     let args = agent("");
-    assert_eq!(args, AgentArgs::default());
+    assert_eq!(args, AgentArgs::new(LOCAL_SOCKET));
     assert_eq!(args.root_dir, Path::new("/var/lib/kubelet"));
 }
 
@@ -213,8 +214,8 @@ fn ways_to_leave_early() {
         ("pods --help", Command::LocalHelp("pods")),
         ("--version", Command::Version),
         ("--version=raw", Command::Version),
-        ("--check-config", Command::CheckConfig(Box::default())),
-        ("--print-config", Command::PrintConfig(Box::default())),
+        ("--check-config", Command::CheckConfig(Box::new(AgentArgs::new(LOCAL_SOCKET)))),
+        ("--print-config", Command::PrintConfig(Box::new(AgentArgs::new(LOCAL_SOCKET)))),
     ] {
         assert_eq!(line(text).unwrap(), expected, "{text}");
     }
@@ -380,7 +381,7 @@ fn flags_reach_the_configuration() {
     let args = agent(&format!("--config={} --max-pods=7 --lock-file=/k", file.display()));
     let loaded = crate::config::load(&args.request).unwrap();
     assert_eq!((loaded.config.max_pods, loaded.config.port), (7, 1));
-    let text = warning(&args, &loaded);
+    let text = args.warning(&loaded);
     assert_eq!(text.as_deref(), Some("set, but without effect in this version: --lock-file"));
     let printed: Value = crate::config::yaml::parse_documents(&loaded.to_yaml()).unwrap().remove(0).value;
     assert_eq!(printed["maxPods"], json!(7));

@@ -8,6 +8,7 @@
 //! Absent on purpose: flag names and help (room `cli`), watching files for changes, other versions.
 //! Go: pkg/kubelet/apis/config, pkg/kubelet/kubeletconfig, cmd/kubelet/app/options.
 
+mod args;
 pub mod check;
 pub mod credential_providers;
 pub mod defaults;
@@ -28,6 +29,7 @@ pub mod yaml;
 #[cfg(test)]
 mod tests;
 
+pub use args::AgentArgs;
 pub use defaults::DefaultSet;
 pub use duration::{GoDuration, NotADuration};
 pub use gates::Gates;

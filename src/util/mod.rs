@@ -1,6 +1,6 @@
-//! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`,
-//! `mailbox`, `timers`, `wake`), waits (`backoff`), files and directories (`untrusted` and
-//! `tree` for those that a container can change), memory, certificates (`x509`), log lines and
+//! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`, `mailbox`,
+//! `timers`, `wake`), the thread `signals`, waits (`backoff`), files and directories (`untrusted`
+//! and `tree` for those that a container can change), memory, certificates (`x509`), log lines and
 //! `metrics`.
 
 pub mod atomic_file;
@@ -14,6 +14,7 @@ pub mod memory;
 pub mod metrics;
 pub mod sha1;
 pub mod sha256;
+pub mod signals;
 pub mod stop;
 pub mod tail;
 #[cfg(test)]

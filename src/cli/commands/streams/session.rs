@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::event::poll;
 use serde_json::Value;
 
-use crate::agent::signals;
 use crate::cli::Exit;
 use crate::cli::table::visible;
 use crate::model::api::Pod;
 use crate::transport::spdy::{self, Event};
+use crate::util::signals;
 
 use super::super::client::{Client, encode};
 use super::super::{CommandError, Outcome, complain};
@@ -53,8 +53,9 @@ pub(in super::super) fn run(client: &Client, options: &Options) -> Outcome {
     let (stream, said) = client.upgrade(&target, PROTOCOL)?;
     let raw = tty && options.stdin && terminal::is_input();
     // Before the terminal is raw: who ends us then must not leave it so.
-    let unheard = Arc::new(AtomicBool::new(false));
-    let mut endings = signals::endings(&unheard).map_err(client.talk("prepare the signals for"))?;
+    let default_action = Arc::new(AtomicBool::new(false));
+    let mut endings =
+        signals::termination(&default_action).map_err(client.talk("prepare the signals for"))?;
     let terminal =
         if raw { Some(terminal::Raw::new().map_err(client.talk("prepare a terminal for"))?) } else { None };
     if attaches && raw {
@@ -63,7 +64,7 @@ pub(in super::super) fn run(client: &Client, options: &Options) -> Outcome {
     let mut session = Session::open(stream, options.stdin, tty);
     let outcome = session.take(&said).and_then(|()| session.run(&mut endings));
     drop(terminal);
-    unheard.store(true, Ordering::SeqCst);
+    default_action.store(true, Ordering::SeqCst);
     match outcome {
         Ok(Ended::Asked) => Ok(Exit::Failure),
         Ok(Ended::Over) => Ok(session.exit()),

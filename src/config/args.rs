@@ -1,0 +1,103 @@
+//! The agent's flags that are not configuration fields. Room `cli` parses them, room `agent`
+//! carries them out.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::effects;
+use super::load::{Loaded, Request};
+
+/// The directory of the agent's state unless `--root-dir` says otherwise.
+const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
+
+/// The agent's flags: what is not a configuration field, and how to load the configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentArgs {
+    /// The configuration file, the drop-ins and the flags that set fields.
+    pub request: Request,
+    /// `--root-dir`.
+    pub root_dir: PathBuf,
+    /// `--local-socket`: an absolute path.
+    pub local_socket: PathBuf,
+    /// `--local-socket-any-namespace`.
+    pub local_socket_any_namespace: bool,
+    /// `--hostname-override`; empty means the host's name.
+    pub hostname_override: String,
+    /// `--node-ip`: none, one, or an IPv4 and an IPv6 address.
+    pub node_ips: Vec<IpAddr>,
+    /// `--node-labels`.
+    pub node_labels: BTreeMap<String, String>,
+    /// `--kubeconfig`.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--bootstrap-kubeconfig`.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// `--cert-dir`.
+    pub cert_dir: PathBuf,
+    /// `--cloud-provider`: empty or `external`.
+    pub cloud_provider: String,
+    /// `--experimental-allocatable-ignore-eviction`.
+    pub allocatable_ignores_eviction: bool,
+    /// `--runtime-cgroups`.
+    pub runtime_cgroups: String,
+    /// `--lock-file`.
+    pub lock_file: Option<PathBuf>,
+    /// `--exit-on-lock-contention`.
+    pub exit_on_lock_contention: bool,
+    /// `--image-credential-provider-config`.
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// `--image-credential-provider-bin-dir`.
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
+    /// `--minimum-container-ttl-duration`.
+    pub minimum_container_ttl: Duration,
+    /// `--maximum-dead-containers-per-container`; negative means no limit.
+    pub maximum_dead_containers_per_container: i32,
+    /// `--maximum-dead-containers`; negative means no limit.
+    pub maximum_dead_containers: i32,
+    /// Flags that were given but have no effect yet and set no field.
+    pub without_effect: Vec<&'static str>,
+    /// Every flag that was given, with the text of its last occurrence.
+    pub given: BTreeMap<&'static str, String>,
+}
+
+impl AgentArgs {
+    /// The defaults; `local_socket` is the default of `--local-socket`.
+    #[must_use]
+    pub fn new(local_socket: &str) -> Self {
+        AgentArgs {
+            request: Request::default(),
+            root_dir: PathBuf::from(DEFAULT_ROOT_DIR),
+            local_socket: PathBuf::from(local_socket),
+            local_socket_any_namespace: false,
+            hostname_override: String::new(),
+            node_ips: Vec::new(),
+            node_labels: BTreeMap::new(),
+            kubeconfig: None,
+            bootstrap_kubeconfig: None,
+            cert_dir: PathBuf::from("/var/lib/kubelet/pki"),
+            cloud_provider: String::new(),
+            allocatable_ignores_eviction: false,
+            runtime_cgroups: String::new(),
+            lock_file: None,
+            exit_on_lock_contention: false,
+            image_credential_provider_config: None,
+            image_credential_provider_bin_dir: None,
+            minimum_container_ttl: Duration::ZERO,
+            maximum_dead_containers_per_container: 1,
+            maximum_dead_containers: -1,
+            without_effect: Vec::new(),
+            given: BTreeMap::new(),
+        }
+    }
+
+    /// One warning about all fields and flags that are set without effect; `None` if there are
+    /// none.
+    #[must_use]
+    pub fn warning(&self, loaded: &Loaded) -> Option<String> {
+        let flags: Vec<String> = self.without_effect.iter().map(|name| format!("--{name}")).collect();
+        let mut names: Vec<&str> = loaded.without_effect.clone();
+        names.extend(flags.iter().map(String::as_str));
+        effects::warning(&names)
+    }
+}

@@ -1,0 +1,93 @@
+//! Signals of the process: values on a channel for the agent, bytes on a socket for commands
+//! that wait in `poll`.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, bounded};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
+use signal_hook::flag;
+use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::pipe;
+
+use super::threads::{self, OnDeath, Running, Stack};
+
+/// Signals that may wait to be handled; more of the same kind add nothing.
+const QUEUE: usize = 8;
+
+/// A signal that the agent handles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGTERM or SIGINT.
+    Stop,
+    /// SIGQUIT.
+    DumpThreads,
+}
+
+/// The thread `signals`, which receives the signals of the agent.
+pub struct Listener {
+    handle: Handle,
+    thread: Running,
+}
+
+impl Listener {
+    /// Starts the thread. Its channel disconnects when the thread has ended.
+    ///
+    /// # Errors
+    /// When the handlers or the thread cannot be set up.
+    pub fn start() -> io::Result<(Self, Receiver<Signal>)> {
+        let mut incoming = Signals::new([SIGTERM, SIGINT, SIGQUIT])?;
+        let handle = incoming.handle();
+        let (sender, signals) = bounded(QUEUE);
+        // Closing the handle is this thread's waker: it blocks in a read of a pipe.
+        let thread = threads::spawn("signals", Stack::Small, OnDeath::Nobody, move |_| {
+            let _waiting = threads::waiting("signal");
+            for number in incoming.forever() {
+                let signal = if number == SIGQUIT { Signal::DumpThreads } else { Signal::Stop };
+                if sender.try_send(signal).is_err() {
+                    log::warn!("signal {number} came too often and was dropped");
+                }
+            }
+        })?;
+        Ok((Listener { handle, thread }, signals))
+    }
+
+    /// Ends the thread.
+    pub fn close(self) {
+        self.handle.close();
+        self.thread.stop(Duration::from_secs(1));
+    }
+}
+
+/// A socket that becomes readable when the terminal's size changes.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn window_changes() -> io::Result<UnixStream> {
+    on(&[SIGWINCH])
+}
+
+/// A socket that becomes readable when the process receives SIGINT, SIGTERM or SIGHUP. Once
+/// `default_action` is true, these signals end the process again.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn termination(default_action: &Arc<AtomicBool>) -> io::Result<UnixStream> {
+    let signals = [SIGINT, SIGTERM, SIGHUP];
+    for signal in signals {
+        flag::register_conditional_default(signal, Arc::clone(default_action))?;
+    }
+    on(&signals)
+}
+
+fn on(signals: &[i32]) -> io::Result<UnixStream> {
+    let (read, write) = UnixStream::pair()?;
+    read.set_nonblocking(true)?;
+    for signal in signals {
+        pipe::register(*signal, write.try_clone()?)?;
+    }
+    Ok(read)
+}
