@@ -1,43 +1,37 @@
-//! What a node of a cluster has beside one on its own: the client, the Node object, the
-//! lease, statuses and mirrors at the API server, and the objects that pods name.
+//! What a node of a cluster has in addition to a standalone one: the client, the Node object, the
+//! lease, statuses and mirrors at the API server, and the objects that pods refer to.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use jiff::Timestamp;
 
-use super::wiring::gates;
-use super::{StartError, shutdown};
-use crate::config::{self, AgentArgs, KubeletConfiguration};
-use crate::cri::{ImageClient, RuntimeClient};
+use super::credentials::credentials;
+use super::error::{StartError, thread};
+use super::rooms::{Context, Rooms};
+use super::settings::gates;
+use super::shutdown;
+use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::serving::Serving;
-use crate::kube::certificates::{
-    self, Identity, OpenBootstrap, Purpose, Renewed, Store, Template, bootstrap,
-};
-use crate::kube::client::{Client, CredentialSource, Credentials, Issued};
+use crate::kube::certificates::{self, Certificates, Renewed};
+use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;
-use crate::kube::{PodApi, event_sink, kubeconfig};
+use crate::kube::{PodApi, event_sink};
 use crate::model::api;
-use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
-use crate::model::kubeconfig::Kubeconfig;
-use crate::node::{self, NodeReader, NodeWatch, Reservations};
-use crate::observe::Observe;
+use crate::node::{self, NodeReader, NodeWatch};
 use crate::pods::mirror;
 use crate::resources::Roots;
-use crate::resources::machine::Machine;
 use crate::resources::system::SystemFacts;
 use crate::server::KUBERNETES_VERSION;
 use crate::sources::{self, bound};
-use crate::status::{Activity, StatusCache, publish};
+use crate::status::{Activity, publish};
 use crate::sync::shutdown::Flag;
-use crate::sync::view::{Entry, View};
-use crate::transport::api::Breaker;
+use crate::sync::view::Entry;
 use crate::util::mailbox::{Inbox, Post};
-use crate::util::threads::{Died, OnDeath, Running};
+use crate::util::threads::Running;
 
 /// The node's handles on its cluster; the threads are started later.
 pub(super) struct Cluster {
@@ -51,40 +45,28 @@ pub(super) struct Cluster {
     renewed: Option<Renewed>,
 }
 
-/// What the threads work with.
+/// What the threads work with, beside the handles of the rooms.
 pub(super) struct Parts<'a> {
-    pub(super) args: &'a AgentArgs,
-    pub(super) config: &'a KubeletConfiguration,
-    pub(super) node_name: &'a str,
-    pub(super) machine: &'a Machine,
-    pub(super) reservations: Reservations,
-    pub(super) observe: Observe,
-    pub(super) images: ImageClient,
-    pub(super) cri: RuntimeClient,
-    pub(super) events: EventSink,
     pub(super) log: &'a EventLog,
-    pub(super) status: StatusCache,
-    pub(super) view: View,
     pub(super) shutting_down: Flag,
     pub(super) sources: &'a sources::Deps,
-    /// What `sync` tells of the pods that the API server shows.
+    /// The pods as the API server shows them, from `sync`.
     pub(super) api_pods: Inbox<PodUid, publish::ApiPod>,
-    /// What it tells of static pods.
+    /// The static pods and their mirrors, from `sync`.
     pub(super) mirrors: Inbox<(), mirror::View>,
     /// The serving certificate, if the cluster issues it.
     pub(super) serving: Option<Serving>,
 }
 
-/// The handles, if a kubeconfig is given. Nothing is asked of the API server yet but the
-/// services, which pods need before anything else.
+/// Makes the client and the handles; `None` without `--kubeconfig`. Starts only the watch of
+/// services, which pods need before anything else. UIDs of pods that refer to an object that has
+/// changed go to `objects`.
 pub(super) fn connect(
-    args: &AgentArgs,
-    config: &KubeletConfiguration,
-    node_name: &str,
+    context: Context<'_>,
     objects: Post<PodUid, ()>,
-    deaths: &Sender<Died>,
 ) -> Result<Option<Cluster>, StartError> {
-    let Some((credentials, renewed)) = credentials(args, config, node_name)? else { return Ok(None) };
+    let Context { args, config, host, supervisor, .. } = context;
+    let Some((credentials, renewed)) = credentials(args, config, &host.node_name)? else { return Ok(None) };
     if let Some(proxy) = &credentials.endpoint.proxy {
         log::info!("the API server is reached through the proxy {proxy}");
     }
@@ -100,110 +82,111 @@ pub(super) fn connect(
     let strategy = Strategy::from_config(&config.config_map_and_secret_change_detection_strategy);
     let changed = move |uid: &PodUid| objects.put(uid.clone(), ());
     let (pod_api, services) =
-        PodApi::start(&client, strategy, Box::new(time_to_live), Box::new(changed), deaths)
-            .map_err(|source| StartError::Thread { name: "services", source })?;
+        PodApi::start(&client, strategy, Box::new(time_to_live), Box::new(changed), &supervisor.deaths())
+            .map_err(thread("services"))?;
     let (health, health_rings) = bounded(1);
     Ok(Some(Cluster { client, node, pod_api, health, health_rings, services, renewed }))
 }
 
 impl Cluster {
-    /// What reads our Node object anew.
+    /// Reads our Node object once more.
     pub(super) fn reader(&self, node_name: &str) -> NodeReader {
         NodeReader::new(&self.client, node_name, &self.node)
     }
 
     /// Starts the threads.
-    pub(super) fn start(self, parts: Parts<'_>, deaths: &Sender<Died>) -> Result<Vec<Running>, StartError> {
-        let thread = |name: &'static str| move |source| StartError::Thread { name, source };
-        let on_death = || OnDeath::Supervisor(deaths.clone());
+    pub(super) fn start(
+        self,
+        context: Context<'_>,
+        rooms: &Rooms,
+        parts: Parts<'_>,
+    ) -> Result<Vec<Running>, StartError> {
+        let Context { args, config, host, supervisor, .. } = context;
         let Cluster { client, node, pod_api: _, health: _, health_rings, services, renewed } = self;
         let mut threads = vec![services];
-        let config = parts.config;
-        let mut names = None;
+        let mut certificates = None;
         if renewed.is_some() || parts.serving.is_some() {
             let settings = certificates::Settings {
-                cert_dir: parts.args.cert_dir.clone(),
-                node_name: parts.node_name.to_owned(),
+                cert_dir: args.cert_dir.clone(),
+                node_name: host.node_name.clone(),
                 client: renewed,
                 serving: parts.serving,
             };
-            let (running, certificates) =
-                certificates::spawn(settings, &client, on_death()).map_err(thread("certs"))?;
+            let (running, handle) =
+                certificates::spawn(settings, &client, supervisor.on_death()).map_err(thread("certs"))?;
             threads.push(running);
-            names = Some(certificates);
+            certificates = Some(handle);
         }
         let limits = event_sink::limits(config.event_record_qps, config.event_burst);
-        threads
-            .push(event_sink::spawn(parts.log, &client, limits, on_death()).map_err(thread("events-api"))?);
-        let shutting_down = parts.shutting_down;
-        let host = node::Host {
-            machine: parts.machine.clone(),
-            system: SystemFacts::read(&Roots::default(), Path::new("/")),
-            disk: config.local_storage_capacity_isolation.then(|| parts.args.root_dir.clone()),
-            max_pods: config.max_pods,
-            pods_per_core: config.pods_per_core,
-            reservations: parts.reservations,
-            max_images: usize::try_from(config.node_status_max_images).ok(),
-            observe: parts.observe.clone(),
-            images: parts.images,
-            cri: parts.cri,
-            told: node::Told {
-                problems: Some(Arc::new(move || {
-                    shutting_down.is_on().then(|| shutdown::NOT_READY.to_owned()).into_iter().collect()
-                })),
-                ..node::Told::default()
-            },
-            listed: node::Listed::default(),
-            certificates: names,
+        let sender = event_sink::spawn(parts.log, &client, limits, supervisor.on_death());
+        threads.push(sender.map_err(thread("events-api"))?);
+        let node_deps = node::Deps {
+            client: client.clone(),
+            sensors: Box::new(sensors(context, rooms, parts.shutting_down, certificates)),
+            events: rooms.events.clone(),
+            watch: node.clone(),
+            bell: health_rings,
         };
-        threads.extend(
-            node::spawn(
-                node_settings(parts.args, config, parts.node_name),
-                node::Deps {
-                    client: client.clone(),
-                    sensors: Box::new(host),
-                    events: parts.events.clone(),
-                    watch: node.clone(),
-                    bell: health_rings,
-                },
-                deaths,
-            )
-            .map_err(thread("node"))?,
-        );
-        let (view, observe) = (parts.view, parts.observe.clone());
-        let activity = move |uid: &PodUid| match view.get().pods.get(uid) {
-            Some(Entry { worker: Some(worker), .. }) if !worker.report().has_stopped() => Activity::MayRun,
-            Some(Entry { worker: Some(_), .. }) => Activity::Stopped,
-            // A refused pod may have left-overs of an earlier life.
-            _ if observe.still_runs(uid) => Activity::MayRun,
-            _ => Activity::Stopped,
+        let node_settings = node_settings(args, config, &host.node_name);
+        threads.extend(node::spawn(node_settings, node_deps, &supervisor.deaths()).map_err(thread("node"))?);
+        let publish_deps = publish::Deps {
+            status: rooms.status.clone(),
+            pods: parts.api_pods,
+            api: Box::new(client.clone()),
+            activity: Box::new(activity(rooms)),
         };
-        threads.push(
-            publish::spawn(
-                publish::Deps {
-                    status: parts.status,
-                    pods: parts.api_pods,
-                    api: Box::new(client.clone()),
-                    activity: Box::new(activity),
-                },
-                on_death(),
-            )
-            .map_err(thread("status"))?,
-        );
+        threads.push(publish::spawn(publish_deps, supervisor.on_death()).map_err(thread("status"))?);
         let shown = node.clone();
-        threads.push(
-            mirror::spawn(
-                mirror::Deps {
-                    views: parts.mirrors,
-                    api: Box::new(client.clone()),
-                    node: Box::new(move || shown.object()),
-                },
-                on_death(),
-            )
-            .map_err(thread("mirrors"))?,
-        );
-        threads.push(bound::spawn(parts.node_name, client, parts.sources).map_err(thread("watch/pods"))?);
+        let mirror_deps = mirror::Deps {
+            views: parts.mirrors,
+            api: Box::new(client.clone()),
+            node: Box::new(move || shown.object()),
+        };
+        threads.push(mirror::spawn(mirror_deps, supervisor.on_death()).map_err(thread("mirrors"))?);
+        let pods = bound::spawn(&host.node_name, client, parts.sources);
+        threads.push(pods.map_err(thread("watch/pods"))?);
         Ok(threads)
+    }
+}
+
+fn sensors(
+    context: Context<'_>,
+    rooms: &Rooms,
+    shutting_down: Flag,
+    certificates: Option<Certificates>,
+) -> node::Host {
+    let Context { args, config, host, .. } = context;
+    node::Host {
+        machine: host.machine.clone(),
+        system: SystemFacts::read(&Roots::default(), Path::new("/")),
+        disk: config.local_storage_capacity_isolation.then(|| args.root_dir.clone()),
+        max_pods: config.max_pods,
+        pods_per_core: config.pods_per_core,
+        reservations: rooms.reservations.clone(),
+        max_images: usize::try_from(config.node_status_max_images).ok(),
+        observe: rooms.observe.clone(),
+        images: rooms.images.clone(),
+        cri: rooms.cri.clone(),
+        told: node::Told {
+            problems: Some(Arc::new(move || {
+                shutting_down.is_on().then(|| shutdown::NOT_READY.to_owned()).into_iter().collect()
+            })),
+            ..node::Told::default()
+        },
+        listed: node::Listed::default(),
+        certificates,
+    }
+}
+
+/// Whether containers of a pod may still run: until then its object must not be deleted.
+fn activity(rooms: &Rooms) -> impl Fn(&PodUid) -> Activity + Send + 'static {
+    let (view, observe) = (rooms.view.clone(), rooms.observe.clone());
+    move |uid| match view.get().pods.get(uid) {
+        Some(Entry { worker: Some(worker), .. }) if !worker.report().has_stopped() => Activity::MayRun,
+        Some(Entry { worker: Some(_), .. }) => Activity::Stopped,
+        // A rejected pod may still run from before the agent was restarted.
+        _ if observe.still_runs(uid) => Activity::MayRun,
+        _ => Activity::Stopped,
     }
 }
 
@@ -239,80 +222,6 @@ fn taint(from: &crate::config::Taint) -> api::Taint {
 /// Requests per second, and at once. Zero is the client library's default, not no limit.
 fn rate(config: &KubeletConfiguration) -> (f64, u32) {
     event_sink::limits(config.kube_api_qps, config.kube_api_burst)
-}
-
-/// No certificate yet: a request that is not made needs no refusal.
-#[derive(Debug)]
-struct Awaited;
-
-impl CredentialSource for Awaited {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
-        Err("the node's first certificate has not been issued yet".to_owned())
-    }
-
-    fn refused(&self, _: &Issued) -> bool {
-        false
-    }
-}
-
-/// What to show to the API server, and what of it is renewed. `None` on a node of its own.
-fn credentials(
-    args: &AgentArgs,
-    config: &KubeletConfiguration,
-    node_name: &str,
-) -> Result<Option<(Credentials, Option<Renewed>)>, StartError> {
-    let Some(path) = &args.kubeconfig else { return Ok(None) };
-    let now = Timestamp::now();
-    let store = Store::new(&args.cert_dir, Purpose::Client);
-    let mut own = None;
-    if path.exists() {
-        own = Some(read(path)?);
-        let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
-        let why = identity.and_then(|identity| bootstrap::why_needed(Some(&identity.certificate), now));
-        if let Some(why) = why.filter(|_| args.bootstrap_kubeconfig.is_some()) {
-            log::info!("{}: {why}; a new one is asked for", path.display());
-            own = None;
-        }
-    }
-    let opener = args.bootstrap_kubeconfig.clone().map(|path| -> OpenBootstrap {
-        Box::new(move || {
-            let (_, credentials) = read(&path).map_err(|error| error.to_string())?;
-            Client::new(credentials, None).map_err(|error| error.to_string())
-        })
-    });
-    if let Some((_, mut credentials)) = own {
-        let identity = credentials.endpoint.identity.as_ref();
-        if !config.rotate_certificates || identity.is_none() {
-            return Ok(Some((credentials, None)));
-        }
-        // The one that was issued last, which a kubeconfig with the data in place does not have.
-        let current = certificates::client_identity(&store, identity, now);
-        if let Some(current) = current.as_ref().filter(|current| !current.facts.is_expired(now)) {
-            credentials.endpoint.identity = Some(current.for_client());
-        }
-        return Ok(Some((credentials, Some(Renewed { current, bootstrap: opener, kubeconfig: None }))));
-    }
-    let Some(first) = &args.bootstrap_kubeconfig else {
-        return Err(StartError::Refused(format!(
-            "kubeconfig {}: no such file, and no --bootstrap-kubeconfig to make it with",
-            path.display()
-        )));
-    };
-    let (file, mut credentials) = read(first)?;
-    let cluster = bootstrap::Cluster::of_kubeconfig(&file, first).unwrap_or_default();
-    let current = bootstrap::good(&store, &Template::client(node_name), now);
-    credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
-    credentials.token = current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(Awaited) });
-    let renewed = Renewed { current, bootstrap: opener, kubeconfig: Some((path.clone(), cluster)) };
-    Ok(Some((credentials, Some(renewed))))
-}
-
-fn read(path: &Path) -> Result<(Kubeconfig, Credentials), StartError> {
-    let refused = |why: String| StartError::Refused(format!("kubeconfig {why}"));
-    let file = config::kubeconfig::load(path).map_err(|problem| refused(problem.to_string()))?;
-    let credentials = kubeconfig::credentials(&file, path)
-        .map_err(|error| refused(format!("{}: {error}", path.display())))?;
-    Ok((file, credentials))
 }
 
 #[cfg(test)]

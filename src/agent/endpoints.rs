@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::report::Sources;
+use super::handles::Handles;
 use crate::config::{self, AgentArgs, KubeletConfiguration};
 use crate::cri::{self, RuntimeClient};
 use crate::model::api::Pod;
@@ -35,7 +35,7 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) fn new(args: &AgentArgs, config: &KubeletConfiguration, flags: Vec<(String, String)>) -> Self {
-        let gates = super::wiring::gates(config);
+        let gates = super::settings::gates(config);
         Settings {
             switches: Switches {
                 debugging: config.enable_debugging_handlers,
@@ -56,12 +56,12 @@ impl Settings {
 }
 
 /// Makes the closures.
-pub(super) fn endpoints(sources: &Sources) -> Endpoints {
-    let settings = &sources.endpoints;
+pub(super) fn endpoints(handles: &Handles) -> Endpoints {
+    let settings = &handles.endpoints;
     let (pods, logs, runs, checkpoints) =
-        (sources.clone(), sources.clone(), sources.clone(), sources.clone());
+        (handles.clone(), handles.clone(), handles.clone(), handles.clone());
     let (config, flags) = (Arc::clone(&settings.config), Arc::clone(&settings.flags));
-    let up = SignedDuration::try_from(sources.started.elapsed()).unwrap_or_default();
+    let up = SignedDuration::try_from(handles.started.elapsed()).unwrap_or_default();
     Endpoints {
         switches: settings.switches,
         pod: Arc::new(move |namespace, name| pods.named(namespace, name)),
@@ -77,7 +77,7 @@ pub(super) fn endpoints(sources: &Sources) -> Endpoints {
     }
 }
 
-impl Sources {
+impl Handles {
     fn named(&self, namespace: &str, name: &str) -> Option<Pod> {
         let snapshot = self.view.get();
         let mut found = None;

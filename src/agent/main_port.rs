@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::{StartError, chain};
+use super::error::{StartError, chain};
+use super::host::Host;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::serving::{Serving, Source};
 use crate::kube::client::Client;
@@ -18,8 +19,7 @@ use crate::transport::serve::{Acceptor, Settings};
 pub(super) fn certificate(
     args: &AgentArgs,
     config: &KubeletConfiguration,
-    node_name: &str,
-    host_ips: &[IpAddr],
+    host: &Host,
 ) -> Result<Option<Serving>, StartError> {
     if !config.enable_server {
         return Ok(None);
@@ -32,19 +32,20 @@ pub(super) fn certificate(
             key: PathBuf::from(&config.tls_private_key_file),
         }
     } else {
-        Source::SelfSigned { dir: args.cert_dir.clone(), host: node_name.to_owned(), ips: host_ips.to_vec() }
+        Source::SelfSigned { dir: args.cert_dir.clone(), host: host.node_name.clone(), ips: host.ips.clone() }
     };
     let serving = Serving::open(&source, Timestamp::now());
     serving.map(Some).map_err(|error| StartError::Refused(format!("serving certificate: {}", chain(&error))))
 }
 
-/// The port itself.
+/// The port itself; `None` without a certificate.
 pub(super) fn main_port(
     config: &KubeletConfiguration,
     node_name: &str,
-    serving: Serving,
+    serving: Option<Serving>,
     client: Option<&Client>,
-) -> Result<MainPort, StartError> {
+) -> Result<Option<MainPort>, StartError> {
+    let Some(serving) = serving else { return Ok(None) };
     let refused = StartError::Refused;
     let authentication = &config.authentication;
     let client_ca = &authentication.x509.client_ca_file;
@@ -82,7 +83,7 @@ pub(super) fn main_port(
              authentication.anonymous.enabled: false, or authorization.mode: Webhook"
         );
     }
-    Ok(MainPort { address: SocketAddr::new(ip, port), tls, auth })
+    Ok(Some(MainPort { address: SocketAddr::new(ip, port), tls, auth }))
 }
 
 /// Anybody may come with a token, and whoever is known asks for rights: turns and rate of the

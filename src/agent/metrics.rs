@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::report::Sources;
+use super::handles::Handles;
 use super::stats;
 use crate::config::Gates;
 use crate::config::gates::{self, Stage};
@@ -17,15 +17,15 @@ use crate::sync::view::Snapshot;
 use crate::util::metrics::{Page, Type};
 
 /// Writes one of the pages.
-pub(super) fn write(sources: &Sources, which: MetricsPage, page: &mut Page) {
+pub(super) fn write(handles: &Handles, which: MetricsPage, page: &mut Page) {
     match which {
         MetricsPage::Probes => {
-            probes(sources, page);
-            start_time(sources, page);
+            probes(handles, page);
+            start_time(handles, page);
             return;
         }
-        MetricsPage::Resource => return stats::resource(&sources.stats, page),
-        MetricsPage::Cadvisor => return stats::cadvisor(&sources.stats, page),
+        MetricsPage::Resource => return stats::resource(&handles.stats, page),
+        MetricsPage::Cadvisor => return stats::cadvisor(&handles.stats, page),
         MetricsPage::Own => {}
     }
     // The Go kubelet shows these before anything has happened.
@@ -34,14 +34,14 @@ pub(super) fn write(sources: &Sources, which: MetricsPage, page: &mut Page) {
     metrics::SHUTDOWN_START.set_first(0.0);
     metrics::SHUTDOWN_END.set_first(0.0);
     page.add(metrics::ALL);
-    stats::own(&sources.stats, &sources.observe, page);
+    stats::own(&handles.stats, &handles.observe, page);
     certificates(page);
-    own_parts(sources, page);
-    node(sources, page);
-    features(sources, page);
-    runtime(sources, page);
-    pods(sources, page);
-    process(sources, page);
+    own_parts(handles, page);
+    node(handles, page);
+    features(handles, page);
+    runtime(handles, page);
+    pods(handles, page);
+    process(handles, page);
 }
 
 /// Seconds since 1970 of a moment in the past.
@@ -50,14 +50,14 @@ fn unix_time(at: Instant) -> f64 {
     now.saturating_sub(at.elapsed()).as_secs_f64()
 }
 
-fn start_time(sources: &Sources, page: &mut Page) {
-    let at = unix_time(sources.started);
+fn start_time(handles: &Handles, page: &mut Page) {
+    let at = unix_time(handles.started);
     page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", at);
 }
 
 /// Served apart, as its labels name pods.
-fn probes(sources: &Sources, page: &mut Page) {
-    let all = sources.probes.counters();
+fn probes(handles: &Handles, page: &mut Page) {
+    let all = handles.probes.counters();
     let mut family = page.family("prober_probe_total", "Probes by their result.", Type::Counter);
     for one in &all {
         for (result, count) in [("successful", one.successful), ("failed", one.failed)] {
@@ -88,8 +88,8 @@ fn probes(sources: &Sources, page: &mut Page) {
     }
 }
 
-fn node(sources: &Sources, page: &mut Page) {
-    page.family("kubelet_node_name", "The node's name.", Type::Gauge).series(&[("node", &sources.node)], 1.0);
+fn node(handles: &Handles, page: &mut Page) {
+    page.family("kubelet_node_name", "The node's name.", Type::Gauge).series(&[("node", &handles.node)], 1.0);
     let (major, minor) = KUBERNETES_VERSION
         .trim_start_matches('v')
         .split_once('.')
@@ -115,18 +115,18 @@ fn node(sources: &Sources, page: &mut Page) {
     );
     page.family("coracle_build_info", "The version of the agent.", Type::Gauge)
         .series(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
-    let version = if sources.cgroups == "v2" { 2.0 } else { 1.0 };
+    let version = if handles.cgroups == "v2" { 2.0 } else { 1.0 };
     page.gauge("kubelet_cgroup_version", "The version of the node's cgroups.", version);
     page.counter(
         "coracle_events_dropped_total",
         "Events that were dropped because the recorder's queue was full.",
-        sources.sink.lost() as f64,
+        handles.sink.lost() as f64,
     );
 }
 
 /// One series per feature gate.
-fn features(sources: &Sources, page: &mut Page) {
-    let (gates, _) = Gates::resolve(&sources.feature_gates);
+fn features(handles: &Handles, page: &mut Page) {
+    let (gates, _) = Gates::resolve(&handles.feature_gates);
     let mut family = page.family(
         "kubernetes_feature_enabled",
         "Whether a feature gate is on. Most gates are of other components or have no effect here.",
@@ -144,8 +144,8 @@ fn features(sources: &Sources, page: &mut Page) {
     }
 }
 
-fn runtime(sources: &Sources, page: &mut Page) {
-    let listed = sources.observe.listed();
+fn runtime(handles: &Handles, page: &mut Page) {
+    let listed = handles.observe.listed();
     let running = listed
         .values()
         .filter(|pod| pod.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready))
@@ -168,14 +168,14 @@ fn runtime(sources: &Sources, page: &mut Page) {
         family.series(&[("container_state", state)], count as f64);
     }
     drop(family);
-    if let Some(last) = sources.observe.last_relist() {
+    if let Some(last) = handles.observe.last_relist() {
         let help = "When all pods were listed last, in Unix time.";
         page.gauge("kubelet_pleg_last_seen_seconds", help, unix_time(last));
     }
 }
 
-fn pods(sources: &Sources, page: &mut Page) {
-    let snapshot = sources.view.get();
+fn pods(handles: &Handles, page: &mut Page) {
+    let snapshot = handles.view.get();
     let mut desired = [0_u64; 2];
     let mut active = [0_u64; 2];
     let mut working: BTreeMap<(&str, &str, &str), u64> = BTreeMap::new();
@@ -222,7 +222,7 @@ fn pods(sources: &Sources, page: &mut Page) {
             .series(&[("static", "")], counts[0] as f64)
             .series(&[("static", "true")], counts[1] as f64);
     }
-    let resizes = sources.allocations.counts();
+    let resizes = handles.allocations.counts();
     let mut family =
         page.family("kubelet_pod_pending_resizes", "Pods that wait for other resources.", Type::Gauge);
     for (reason, count) in [("deferred", resizes.deferred), ("infeasible", resizes.infeasible)] {
@@ -237,7 +237,7 @@ fn pods(sources: &Sources, page: &mut Page) {
         .filter_map(|entry| entry.any_pod())
         .map(|pod| pod.spec().ephemeral_containers.as_ref().map_or(0, Vec::len))
         .sum();
-    volumes(sources, &snapshot, page);
+    volumes(handles, &snapshot, page);
     page.gauge("kubelet_managed_ephemeral_containers", "Ephemeral containers of all pods.", ephemeral as f64);
     let mut family = page.family("kubelet_working_pods", "Pods with a worker, by what it does.", Type::Gauge);
     for ((lifecycle, config, kind), count) in working {
@@ -246,11 +246,11 @@ fn pods(sources: &Sources, page: &mut Page) {
 }
 
 /// Volumes that pods are to have, and those that are mounted.
-fn volumes(sources: &Sources, snapshot: &Snapshot, page: &mut Page) {
+fn volumes(handles: &Handles, snapshot: &Snapshot, page: &mut Page) {
     let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for (uid, entry) in &snapshot.pods {
         let Some(pod) = entry.any_pod() else { continue };
-        let mounted = sources.volumes.mounted(uid);
+        let mounted = handles.volumes.mounted(uid);
         for (plugin, name) in crate::volumes::plugins(pod) {
             let is_mounted = mounted.iter().any(|volume| volume.volume == name);
             *counts.entry((plugin, "desired_state_of_world")).or_default() += 1;
@@ -283,12 +283,12 @@ fn certificates(page: &mut Page) {
 }
 
 /// What only this agent has.
-fn own_parts(sources: &Sources, page: &mut Page) {
-    let turn = sources.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner).elapsed();
+fn own_parts(handles: &Handles, page: &mut Page) {
+    let turn = handles.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner).elapsed();
     let help = "Since the last turn of the sync loop.";
     page.gauge("coracle_sync_turn_age_seconds", help, turn.as_secs_f64());
     let help = "Events that wait for the recorder.";
-    page.gauge("coracle_events_queued", help, sources.sink.depth() as f64);
+    page.gauge("coracle_events_queued", help, handles.sink.depth() as f64);
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     for line in crate::util::threads::report() {
         // What comes after the slash is a pod or a number.
@@ -305,8 +305,8 @@ fn own_parts(sources: &Sources, page: &mut Page) {
         .series(&[("provider", "cri")], 1.0);
 }
 
-fn process(sources: &Sources, page: &mut Page) {
-    start_time(sources, page);
+fn process(handles: &Handles, page: &mut Page) {
+    start_time(handles, page);
     if let Ok(own) = OwnUse::read(&Roots::default()) {
         page.counter("process_cpu_seconds_total", "CPU time that was used.", own.cpu.as_secs_f64());
         page.gauge("process_resident_memory_bytes", "Resident memory.", own.resident_bytes as f64);

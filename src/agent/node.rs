@@ -6,7 +6,7 @@ use std::net::{IpAddr, UdpSocket};
 ///
 /// # Errors
 /// A message when the result is empty.
-pub fn name(hostname_override: &str) -> Result<String, String> {
+pub(super) fn name(hostname_override: &str) -> Result<String, String> {
     let host = if hostname_override.trim().is_empty() {
         rustix::system::uname().nodename().to_string_lossy().into_owned()
     } else {
@@ -21,8 +21,7 @@ pub fn name(hostname_override: &str) -> Result<String, String> {
 
 /// The node's addresses: those given by `--node-ip`, else the source address that the
 /// kernel would use towards the outside. Nothing is sent to find that out.
-#[must_use]
-pub fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
+pub(super) fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
     let given: Vec<IpAddr> = node_ip.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
     if !given.is_empty() {
         return given;
@@ -42,7 +41,7 @@ pub fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
 
 /// Gives the process its limits and its place in the kernel's order of victims. Neither
 /// is worth not starting for: a container or a reduced capability set may forbid it.
-pub fn prepare_process(max_open_files: i64, oom_score_adj: i32) {
+pub(super) fn prepare_process(max_open_files: i64, oom_score_adj: i32) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let wanted = u64::try_from(max_open_files).ok();
     let now = getrlimit(Resource::Nofile);

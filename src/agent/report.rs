@@ -2,105 +2,70 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use crate::cri::{ImageClient, RuntimeClient};
+use super::handles::Handles;
 use crate::kube::client::Client;
-use crate::kube::events::EventLog;
-use crate::model::event::EventSink;
 use crate::model::ids::{ImageRef, PodUid};
-use crate::model::pod::SourceName;
 use crate::model::runtime::{ContainerState, ContainerStatus};
-use crate::observe::Observe;
-use crate::pods::allocation::Allocations;
-use crate::probes::Probes;
-use crate::resources::{Roots, own::OwnUse, stats::Collector};
+use crate::resources::{Roots, own::OwnUse};
 use crate::runtime::logs::read::{ReadOptions, read, resolve};
 use crate::server::{
     Deps, HealthCheck, ImageRow, LogOptions, LogSource, MemoryReport, NodeReport, PodView, ProblemReport,
-    QueueReport, RuntimeReport, SourceReport, StreamDeps, ThreadRow,
+    QueueReport, RuntimeReport, SourceReport, ThreadRow,
 };
-use crate::status::StatusCache;
-use crate::sync::ephemeral::Requester;
-use crate::sync::view::View;
 use crate::util::stop::StopToken;
 use crate::util::threads;
-use crate::volumes::Volumes;
 
 /// How long a log that was just removed is looked for elsewhere.
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The handles that reports read from.
-#[derive(Clone)]
-pub(super) struct Sources {
-    pub node: String,
-    pub started: Instant,
-    pub endpoint: String,
-    pub cgroups: String,
-    pub feature_gates: BTreeMap<String, bool>,
-    pub places: BTreeMap<SourceName, String>,
-    pub view: View,
-    pub status: StatusCache,
-    pub allocations: Allocations,
-    pub observe: Observe,
-    pub probes: Probes,
-    pub cri: RuntimeClient,
-    pub images: ImageClient,
-    pub log: EventLog,
-    pub sink: EventSink,
-    pub turn: Arc<Mutex<Instant>>,
-    pub turn_limit: Duration,
-    pub ephemeral: Requester,
-    pub stats: Collector,
-    pub volumes: Arc<Volumes>,
-    pub endpoints: super::endpoints::Settings,
-    pub streams: StreamDeps,
-    /// The client of the cluster's API server, on a node of a cluster.
-    pub api: Option<Client>,
+/// Everything that the server asks for.
+pub(super) fn server_deps(handles: &Handles) -> Deps {
+    let (pods, waiting, running, images, status, logs) = (
+        handles.clone(),
+        handles.clone(),
+        handles.clone(),
+        handles.clone(),
+        handles.clone(),
+        handles.clone(),
+    );
+    let measured = handles.clone();
+    Deps {
+        pods: Arc::new(move |each| pods.each_pod(each)),
+        wait_pods: Arc::new(move |seen, limit| waiting.status.wait_newer(seen, &StopToken::never(), limit)),
+        running: Arc::new(move || running.running()),
+        images: Arc::new(move || images.image_rows()),
+        status: Arc::new(move || status.node_report()),
+        checks: handles.checks(),
+        log_path: Arc::new(move |uid, container, previous| logs.find_log(uid, container, previous)),
+        read_log: Arc::new(|path, options: &LogOptions, out, running, stop| {
+            let options = ReadOptions {
+                follow: options.follow,
+                tail_lines: options.tail,
+                since: options.since,
+                stream: options.stream,
+                timestamps: options.timestamps,
+                limit_bytes: options.limit_bytes,
+            };
+            read(path, &options, out, running, stop).map_err(|error| error.to_string())
+        }),
+        events: handles.log.clone(),
+        metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
+        stats: super::stats::deps(&handles.stats),
+        add_ephemeral: {
+            let requester = handles.ephemeral.clone();
+            Arc::new(move |pod, container| requester.request(pod, container))
+        },
+        endpoints: super::endpoints::endpoints(handles),
+        streams: handles.streams.clone(),
+    }
 }
 
-impl Sources {
-    /// Everything that the server asks for.
-    pub(super) fn server_deps(&self) -> Deps {
-        let (pods, waiting, running, images, status, logs) =
-            (self.clone(), self.clone(), self.clone(), self.clone(), self.clone(), self.clone());
-        let measured = self.clone();
-        Deps {
-            pods: Arc::new(move |each| pods.each_pod(each)),
-            wait_pods: Arc::new(move |seen, limit| {
-                waiting.status.wait_newer(seen, &StopToken::never(), limit)
-            }),
-            running: Arc::new(move || running.running()),
-            images: Arc::new(move || images.image_rows()),
-            status: Arc::new(move || status.node_report()),
-            checks: self.checks(),
-            log_path: Arc::new(move |uid, container, previous| logs.find_log(uid, container, previous)),
-            read_log: Arc::new(|path, options: &LogOptions, out, running, stop| {
-                let options = ReadOptions {
-                    follow: options.follow,
-                    tail_lines: options.tail,
-                    since: options.since,
-                    stream: options.stream,
-                    timestamps: options.timestamps,
-                    limit_bytes: options.limit_bytes,
-                };
-                read(path, &options, out, running, stop).map_err(|error| error.to_string())
-            }),
-            events: self.log.clone(),
-            metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
-            stats: super::stats::deps(&self.stats),
-            add_ephemeral: {
-                let requester = self.ephemeral.clone();
-                Arc::new(move |pod, container| requester.request(pod, container))
-            },
-            endpoints: super::endpoints::endpoints(self),
-            streams: self.streams.clone(),
-        }
-    }
-
+impl Handles {
     fn each_pod(&self, each: &mut dyn FnMut(PodView)) {
         for (uid, entry) in &self.view.get().pods {
             // One whose manifest is gone is shown until it has ended.

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::StartError;
-use super::wiring::gates;
+use super::error::StartError;
+use super::settings::gates;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::pods::plan::shutdown::{Step, two_steps};
 use crate::sync::shutdown::{SYSTEM_BUS, Settings};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::config::{AgentArgs, KubeletConfiguration};
-use crate::cri::{ImageClient, RuntimeClient};
+use super::rooms::{Context, Rooms};
+use crate::config::KubeletConfiguration;
 use crate::model::api::{ResourceRequirements, Volume};
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
@@ -15,34 +15,20 @@ use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Overhead, pod_limits};
 use crate::observe::Observe;
 use crate::resources::Roots;
-use crate::resources::cgroups::Cgroups;
 use crate::resources::stats::{self, Collector, VolumeAt, Wanted};
 use crate::server::{Detail, StatsDeps};
 use crate::sync::view::View;
 use crate::util::metrics::{Page, Type};
 use crate::volumes::Volumes;
 
-/// What the collector reads from.
-pub(super) struct Parts<'a> {
-    pub args: &'a AgentArgs,
-    pub config: &'a KubeletConfiguration,
-    pub node: &'a str,
-    pub cgroups: &'a Cgroups,
-    pub observe: &'a Observe,
-    pub view: &'a View,
-    pub volumes: &'a Arc<Volumes>,
-    pub cri: &'a RuntimeClient,
-    pub images: &'a ImageClient,
-}
-
-/// Makes it; nothing is read before somebody asks.
-pub(super) fn collector(parts: &Parts<'_>) -> Collector {
-    let Parts { args, config, .. } = parts;
+/// Makes the collector, which reads nothing without a request.
+pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
+    let Context { args, config, host, .. } = context;
     let period = config.volume_stats_agg_period.to_std();
     let settings = stats::Settings {
-        node: parts.node.to_owned(),
+        node: host.node_name.clone(),
         roots: Roots::default(),
-        cgroups: parts.cgroups.clone(),
+        cgroups: host.cgroups.clone(),
         root_dir: args.root_dir.clone(),
         pod_logs_dir: config.pod_logs_dir.clone().into(),
         system: [
@@ -54,15 +40,15 @@ pub(super) fn collector(parts: &Parts<'_>) -> Collector {
         reserved_memory: reserved_memory(config),
         volume_period: (config.volume_stats_agg_period > crate::config::GoDuration::ZERO).then_some(period),
     };
-    let (listed, seen) = (parts.observe.clone(), parts.observe.clone());
-    let (view, volumes) = (parts.view.clone(), Arc::clone(parts.volumes));
-    let limits = parts.view.clone();
+    let (listed, seen) = (rooms.observe.clone(), rooms.observe.clone());
+    let (view, volumes) = (rooms.view.clone(), Arc::clone(&rooms.volumes));
+    let limits = rooms.view.clone();
     let deps = stats::Deps {
         pods: Box::new(move || listed.listed()),
         pod: Box::new(move |uid| seen.cached(uid)),
         memory_limit: Box::new(move |uid| memory_limit(&pod_of(&limits, uid)?)),
         volumes: Box::new(move |uid| volumes_of(&view, &volumes, uid)),
-        runtime: Box::new((parts.cri.clone(), parts.images.clone())),
+        runtime: Box::new((rooms.cri.clone(), rooms.images.clone())),
     };
     Collector::new(settings, deps)
 }
@@ -81,8 +67,7 @@ fn reserved_memory(config: &KubeletConfiguration) -> u64 {
 /// The pod as its source has it, or had it until it began to end.
 fn pod_of(view: &View, uid: &PodUid) -> Option<Pod> {
     let snapshot = view.get();
-    let entry = snapshot.pods.get(uid)?;
-    entry.any_pod().cloned()
+    snapshot.pods.get(uid)?.any_pod().cloned()
 }
 
 /// What the cgroup of a pod is limited to: where a container has no limit, neither has the pod

@@ -2,23 +2,17 @@
 
 use std::sync::Arc;
 
+use super::rooms::Rooms;
+use super::settings::gates;
 use crate::config::KubeletConfiguration;
-use crate::cri::RuntimeClient;
-use crate::observe::Observe;
 use crate::server::StreamDeps;
-use crate::sync::view::View;
 
 /// Handles on snapshots, and the runtime.
-pub(super) fn deps(
-    config: &KubeletConfiguration,
-    view: &View,
-    observe: &Observe,
-    cri: &RuntimeClient,
-) -> StreamDeps {
-    let (pods, mirrors, observe) = (view.clone(), view.clone(), observe.clone());
+pub(super) fn deps(config: &KubeletConfiguration, rooms: &Rooms) -> StreamDeps {
+    let (pods, mirrors, observe) = (rooms.view.clone(), rooms.view.clone(), rooms.observe.clone());
     StreamDeps {
         enabled: config.enable_debugging_handlers,
-        websockets: super::wiring::gates(config).enabled("ExtendWebSocketsToKubelet"),
+        websockets: gates(config).enabled("ExtendWebSocketsToKubelet"),
         find_pod: Arc::new(move |namespace, name| {
             let snapshot = pods.get();
             // One whose manifest is gone can be looked into until it has ended.
@@ -27,6 +21,6 @@ pub(super) fn deps(
         }),
         is_mirror: Arc::new(move |uid, pod| mirrors.get().mirrors.get(uid) == Some(&pod.full_name())),
         runtime_pod: Arc::new(move |uid| observe.cached(uid)),
-        cri: cri.clone(),
+        cri: rooms.cri.clone(),
     }
 }

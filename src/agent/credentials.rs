@@ -1,0 +1,93 @@
+//! The agent's credentials for the API server: from the kubeconfig, or from a bootstrap token until
+//! the node's first certificate is issued.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use jiff::Timestamp;
+
+use super::error::StartError;
+use crate::config::{self, AgentArgs, KubeletConfiguration};
+use crate::kube::certificates::{
+    self, Identity, OpenBootstrap, Purpose, Renewed, Store, Template, bootstrap,
+};
+use crate::kube::client::{Client, CredentialSource, Credentials, Issued};
+use crate::kube::kubeconfig;
+use crate::model::kubeconfig::Kubeconfig;
+use crate::transport::api::Breaker;
+
+/// No certificate yet: a request that is not made needs no refusal.
+#[derive(Debug)]
+struct Awaited;
+
+impl CredentialSource for Awaited {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+        Err("the node's first certificate has not been issued yet".to_owned())
+    }
+
+    fn refused(&self, _: &Issued) -> bool {
+        false
+    }
+}
+
+/// The credentials for the API server, and the certificate that is renewed. `None` without
+/// `--kubeconfig`.
+pub(super) fn credentials(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    node_name: &str,
+) -> Result<Option<(Credentials, Option<Renewed>)>, StartError> {
+    let Some(path) = &args.kubeconfig else { return Ok(None) };
+    let now = Timestamp::now();
+    let store = Store::new(&args.cert_dir, Purpose::Client);
+    let mut own = None;
+    if path.exists() {
+        own = Some(read(path)?);
+        let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
+        let why = identity.and_then(|identity| bootstrap::why_needed(Some(&identity.certificate), now));
+        if let Some(why) = why.filter(|_| args.bootstrap_kubeconfig.is_some()) {
+            log::info!("{}: {why}; a new one is asked for", path.display());
+            own = None;
+        }
+    }
+    let opener = args.bootstrap_kubeconfig.clone().map(|path| -> OpenBootstrap {
+        Box::new(move || {
+            let (_, credentials) = read(&path).map_err(|error| error.to_string())?;
+            Client::new(credentials, None).map_err(|error| error.to_string())
+        })
+    });
+    if let Some((_, mut credentials)) = own {
+        let identity = credentials.endpoint.identity.as_ref();
+        if !config.rotate_certificates || identity.is_none() {
+            return Ok(Some((credentials, None)));
+        }
+        // The one that was issued last, which a kubeconfig with the data in place does not have.
+        let current = certificates::client_identity(&store, identity, now);
+        if let Some(current) = current.as_ref().filter(|current| !current.facts.is_expired(now)) {
+            credentials.endpoint.identity = Some(current.for_client());
+        }
+        return Ok(Some((credentials, Some(Renewed { current, bootstrap: opener, kubeconfig: None }))));
+    }
+    let Some(first) = &args.bootstrap_kubeconfig else {
+        return Err(StartError::Refused(format!(
+            "kubeconfig {}: no such file, and no --bootstrap-kubeconfig to make it with",
+            path.display()
+        )));
+    };
+    let (file, mut credentials) = read(first)?;
+    let cluster = bootstrap::Cluster::of_kubeconfig(&file, first).unwrap_or_default();
+    let current = bootstrap::good(&store, &Template::client(node_name), now);
+    credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
+    credentials.token = current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(Awaited) });
+    let renewed = Renewed { current, bootstrap: opener, kubeconfig: Some((path.clone(), cluster)) };
+    Ok(Some((credentials, Some(renewed))))
+}
+
+fn read(path: &Path) -> Result<(Kubeconfig, Credentials), StartError> {
+    let refused = |why: String| StartError::Refused(format!("kubeconfig {why}"));
+    let file = config::kubeconfig::load(path).map_err(|problem| refused(problem.to_string()))?;
+    let credentials = kubeconfig::credentials(&file, path)
+        .map_err(|error| refused(format!("{}: {error}", path.display())))?;
+    Ok((file, credentials))
+}

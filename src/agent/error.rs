@@ -1,0 +1,42 @@
+//! Why the agent cannot start.
+
+use std::path::PathBuf;
+
+use crate::cri::CriError;
+use crate::resources::ResourceError;
+use crate::server::ServerError;
+
+/// Why the agent cannot start. The operator sees it once.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    /// The configuration is wrong, or does not fit this machine.
+    #[error("{0}")]
+    Refused(String),
+    #[error("cannot make the directory {}", path.display())]
+    Directory { path: PathBuf, source: std::io::Error },
+    #[error("cannot read the facts of this machine")]
+    Machine(#[from] ResourceError),
+    #[error("cannot use the container runtime endpoint")]
+    Runtime(#[from] CriError),
+    #[error("cannot start the thread {name}")]
+    Thread { name: &'static str, source: std::io::Error },
+    #[error("cannot start the server")]
+    Server(#[from] ServerError),
+}
+
+/// For `map_err` on the start of a thread.
+pub(super) fn thread(name: &'static str) -> impl FnOnce(std::io::Error) -> StartError {
+    move |source| StartError::Thread { name, source }
+}
+
+/// An error with its causes, once each.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

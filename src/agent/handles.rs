@@ -1,0 +1,109 @@
+//! Third phase of a start: what the server's responses are made from.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::rooms::{Context, Rooms};
+use super::{endpoints, stats, streams};
+use crate::cri::{ImageClient, RuntimeClient};
+use crate::kube::client::Client;
+use crate::kube::events::EventLog;
+use crate::model::event::EventSink;
+use crate::model::pod::SourceName;
+use crate::observe::Observe;
+use crate::pods::allocation::Allocations;
+use crate::probes::Probes;
+use crate::resources::stats::Collector;
+use crate::server::StreamDeps;
+use crate::status::StatusCache;
+use crate::sync::ephemeral;
+use crate::sync::view::View;
+use crate::volumes::Volumes;
+
+/// The sync loop counts as stuck after this, or after twice the sync period.
+const TURN_LIMIT: Duration = Duration::from_secs(300);
+
+/// The handles on started threads.
+pub(super) struct ThreadHandles {
+    /// The path or URL of each configured source.
+    pub(super) places: BTreeMap<SourceName, String>,
+    pub(super) log: EventLog,
+    /// When the sync loop ended its last turn.
+    pub(super) turn: Arc<Mutex<Instant>>,
+    /// Requests ephemeral containers.
+    pub(super) ephemeral: ephemeral::Requester,
+}
+
+/// The handles of all rooms, and facts about the agent.
+#[derive(Clone)]
+pub(super) struct Handles {
+    pub(super) node: String,
+    pub(super) started: Instant,
+    /// The runtime's.
+    pub(super) endpoint: String,
+    /// `v1` or `v2`.
+    pub(super) cgroups: String,
+    pub(super) feature_gates: BTreeMap<String, bool>,
+    /// The path or URL of each configured source.
+    pub(super) places: BTreeMap<SourceName, String>,
+    pub(super) view: View,
+    pub(super) status: StatusCache,
+    pub(super) allocations: Allocations,
+    pub(super) observe: Observe,
+    pub(super) probes: Probes,
+    pub(super) cri: RuntimeClient,
+    pub(super) images: ImageClient,
+    pub(super) log: EventLog,
+    pub(super) sink: EventSink,
+    /// When the sync loop ended its last turn.
+    pub(super) turn: Arc<Mutex<Instant>>,
+    /// After so long without a turn the sync loop counts as stuck.
+    pub(super) turn_limit: Duration,
+    pub(super) ephemeral: ephemeral::Requester,
+    pub(super) stats: Collector,
+    pub(super) volumes: Arc<Volumes>,
+    pub(super) endpoints: endpoints::Settings,
+    pub(super) streams: StreamDeps,
+    /// The client of the API server; `None` without one.
+    pub(super) api: Option<Client>,
+}
+
+impl Handles {
+    /// `flags`: every flag with its value; `client` is `None` without an API server.
+    pub(super) fn new(
+        context: Context<'_>,
+        rooms: &Rooms,
+        threads: ThreadHandles,
+        client: Option<Client>,
+        flags: Vec<(String, String)>,
+    ) -> Self {
+        let Context { args, config, host, started, .. } = context;
+        let ThreadHandles { places, log, turn, ephemeral } = threads;
+        Handles {
+            node: host.node_name.clone(),
+            started,
+            endpoint: config.container_runtime_endpoint.clone(),
+            cgroups: host.cgroups.version.as_str().to_owned(),
+            feature_gates: config.feature_gates.clone(),
+            places,
+            view: rooms.view.clone(),
+            status: rooms.status.clone(),
+            allocations: rooms.allocations.clone(),
+            observe: rooms.observe.clone(),
+            probes: rooms.probes.clone(),
+            cri: rooms.cri.clone(),
+            images: rooms.images.clone(),
+            log,
+            sink: rooms.events.clone(),
+            turn,
+            turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
+            ephemeral,
+            stats: stats::collector(context, rooms),
+            volumes: Arc::clone(&rooms.volumes),
+            endpoints: endpoints::Settings::new(args, config, flags),
+            streams: streams::deps(config, rooms),
+            api: client,
+        }
+    }
+}

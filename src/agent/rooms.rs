@@ -1,0 +1,135 @@
+//! Second phase of a start: the handles of the rooms. Clones share their state.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::Receiver;
+
+use super::error::StartError;
+use super::host::Host;
+use super::settings;
+use super::supervise::Supervisor;
+use crate::config::{AgentArgs, KubeletConfiguration};
+use crate::cri::{ImageClient, RuntimeClient};
+use crate::kube::PodApi;
+use crate::model::event::{Event, EventSink};
+use crate::model::ids::PodUid;
+use crate::observe::Observe;
+use crate::pods::admission::Allocatable;
+use crate::pods::allocation::Allocations;
+use crate::probes::{self, Probes};
+use crate::runtime::{self, Runtime};
+use crate::status::{NodeAddresses, StatusCache};
+use crate::sync::view::View;
+use crate::util::mailbox::Post;
+use crate::volumes::{self, Volumes};
+use crate::{cri, node, observe};
+
+/// What every later phase reads.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'a> {
+    pub(super) args: &'a AgentArgs,
+    pub(super) config: &'a KubeletConfiguration,
+    pub(super) host: &'a Host,
+    pub(super) supervisor: &'a Supervisor,
+    /// When the start began.
+    pub(super) started: Instant,
+}
+
+pub(super) struct Rooms {
+    pub(super) events: EventSink,
+    pub(super) cri: RuntimeClient,
+    pub(super) images: ImageClient,
+    pub(super) status: StatusCache,
+    pub(super) allocations: Allocations,
+    pub(super) observe: Observe,
+    pub(super) reservations: node::Reservations,
+    pub(super) allocatable: Allocatable,
+    pub(super) runtime: Runtime,
+    pub(super) volumes: Arc<Volumes>,
+    pub(super) probes: Probes,
+    pub(super) view: View,
+    /// `None` without an API server.
+    pub(super) pod_api: Option<PodApi>,
+}
+
+/// Connects to the container runtime and makes the handles. Also returns the queue behind
+/// `Rooms::events`. Verdicts of probes go to `verdicts`; `pod_api` is `None` without an API server.
+pub(super) fn make(
+    context: Context<'_>,
+    pod_api: Option<PodApi>,
+    verdicts: Post<PodUid, ()>,
+) -> Result<(Rooms, Receiver<Box<Event>>), StartError> {
+    let Context { args, config, host, supervisor, .. } = context;
+    let (events, event_queue) = EventSink::new();
+    let (cri, images) = cri::connect(cri::Settings {
+        runtime_endpoint: config.container_runtime_endpoint.clone(),
+        image_endpoint: Some(config.image_service_endpoint.clone()).filter(|it| !it.is_empty()),
+        request_timeout: config.runtime_request_timeout.to_std(),
+    })?;
+    let allocations = match &pod_api {
+        Some(_) => {
+            Allocations::load(&args.root_dir).map_err(|error| StartError::Refused(error.to_string()))?
+        }
+        // Without an API server nothing is ever resized.
+        None => Allocations::default(),
+    };
+    let reservations = settings::reservations(args, config);
+    let allocatable = settings::allocatable(args, config, host, &reservations);
+    let runtime = Runtime::new(
+        settings::runtime(args, config, host, &allocatable)?,
+        runtime::Deps {
+            cri: cri.clone(),
+            images: images.clone(),
+            events: events.clone(),
+            api: pod_api.clone(),
+        },
+    );
+    let volumes = Arc::new(Volumes::new(
+        volumes::Settings {
+            root_dir: args.root_dir.clone(),
+            allocatable: settings::node_allocatable(&allocatable),
+        },
+        volumes::Deps { events: events.clone(), api: pod_api.clone() },
+    ));
+    let probes = Probes::new(probes::Deps {
+        cri: cri.clone(),
+        events: events.clone(),
+        post: verdicts,
+        on_death: supervisor.deaths(),
+    });
+    let rooms = Rooms {
+        status: StatusCache::new(),
+        observe: observe::new(cri.clone()),
+        view: View::default(),
+        events,
+        cri,
+        images,
+        allocations,
+        reservations,
+        allocatable,
+        runtime,
+        volumes,
+        probes,
+        pod_api,
+    };
+    Ok((rooms, event_queue))
+}
+
+/// The node's addresses for the statuses of pods: those of the Node object, which a cloud
+/// controller may have written, and the node's own until the object has any.
+///
+/// Without an API server there is no Node object. Like the Go kubelet, statuses then have no
+/// host IPs, and pods on the host's network have no IPs.
+pub(super) fn node_addresses(
+    watch: Option<&node::NodeWatch>,
+    own: &[IpAddr],
+) -> Arc<dyn Fn() -> NodeAddresses + Send + Sync> {
+    let known = watch.map(|watch| (watch.clone(), own.to_vec()));
+    Arc::new(move || {
+        let Some((watch, own)) = &known else { return NodeAddresses::default() };
+        let shown = watch.object().map(|node| node::host_ips(&node)).unwrap_or_default();
+        NodeAddresses { host_ips: if shown.is_empty() { own.clone() } else { shown } }
+    })
+}

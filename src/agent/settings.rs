@@ -1,0 +1,263 @@
+//! Turns the flags and the configuration into the settings of the rooms (pure, but for the files
+//! that the configuration names).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::error::StartError;
+use super::host::Host;
+use crate::config::credential_providers::CredentialProviders;
+use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
+use crate::kube::client::Client;
+use crate::model::fields::NodeAllocatable;
+use crate::model::pod::SourceName;
+use crate::model::quantity::Amount;
+use crate::model::restart::RuleGates;
+use crate::pods::admission::{Allocatable, NodeView};
+use crate::pods::plan::resize::Rules;
+use crate::resources::machine::{self, kernel_release};
+use crate::resources::{Roots, disk};
+use crate::runtime::images::gc::Policy as ImagePolicy;
+use crate::runtime::logs::rotate;
+use crate::runtime::{self, MachineNumbers, Verification, gc};
+use crate::sources::{self, FileSettings, HttpSettings};
+use crate::util::cpu_list;
+use crate::{node, server, sync};
+
+/// Links to the logs by container id, where log collectors expect them.
+pub(super) const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
+/// The default of `userNamespaces.idsPerPod`.
+const USER_NAMESPACE_IDS: u32 = 65_536;
+
+/// The defaults of the feature gates with the configuration's changes.
+pub(super) fn gates(config: &KubeletConfiguration) -> Gates {
+    Gates::resolve(&config.feature_gates).0
+}
+
+/// What is reserved for the system, and the hard eviction thresholds.
+pub(super) fn reservations(args: &AgentArgs, config: &KubeletConfiguration) -> node::Reservations {
+    let reserved = cpu_list::count(&config.reserved_system_cpus);
+    let none = BTreeMap::new();
+    let thresholds = if args.allocatable_ignores_eviction { &none } else { &config.eviction_hard };
+    node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, thresholds)
+}
+
+/// What pods may use of the machine.
+pub(super) fn allocatable(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    host: &Host,
+    reserved: &node::Reservations,
+) -> Allocatable {
+    let disk = disk::space(&disk::nearest_existing(&args.root_dir)).ok().map(|space| space.capacity_bytes);
+    let all = node::capacity(&host.machine, disk, config.max_pods, config.pods_per_core);
+    node::allocatable(&all, reserved)
+}
+
+/// The node as downward API fields show it.
+pub(super) fn node_allocatable(allocatable: &Allocatable) -> NodeAllocatable {
+    NodeAllocatable {
+        cpu: Amount::from_milli(allocatable.cpu_milli),
+        memory: Amount::from_units(allocatable.memory_bytes),
+        ephemeral_storage: Amount::from_units(allocatable.ephemeral_bytes),
+    }
+}
+
+pub(super) fn sync(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    host: &Host,
+    allocatable: Allocatable,
+    sources: &BTreeMap<SourceName, String>,
+) -> sync::Settings {
+    let gates = gates(config);
+    sync::Settings {
+        sources: sources.keys().copied().collect(),
+        node: node_view(args, config, &host.node_name, allocatable),
+        restart_rules: RuleGates {
+            rules: gates.enabled("ContainerRestartRules"),
+            restart_all: gates.enabled("RestartAllContainersOnContainerExits"),
+        },
+        resize_rules: Rules {
+            static_cpu: config.cpu_manager_policy == "static",
+            static_memory: config.memory_manager_policy == "Static",
+        },
+    }
+}
+
+fn node_view(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    node_name: &str,
+    allocatable: Allocatable,
+) -> NodeView {
+    let gates = gates(config);
+    let mut labels = BTreeMap::from([
+        ("kubernetes.io/hostname".to_owned(), node_name.to_owned()),
+        ("kubernetes.io/os".to_owned(), "linux".to_owned()),
+        ("kubernetes.io/arch".to_owned(), node::arch().to_owned()),
+    ]);
+    labels.extend(args.node_labels.clone());
+    NodeView {
+        name: node_name.to_owned(),
+        labels,
+        allocatable,
+        os: "linux".to_owned(),
+        kernel_version: kernel_release(),
+        apparmor: machine::has_apparmor(&Roots::default()),
+        allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
+        strict_supplemental_groups: true,
+        declared_features: Some(node::declared_features(|gate| gates.enabled(gate))),
+        ..NodeView::default()
+    }
+}
+
+pub(super) fn runtime(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    host: &Host,
+    allocatable: &Allocatable,
+) -> Result<runtime::Settings, StartError> {
+    let gates = gates(config);
+    let Host { machine, cgroups, node_name, ips } = host;
+    let allocatable = node_allocatable(allocatable);
+    Ok(runtime::Settings {
+        root_dir: args.root_dir.clone(),
+        pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+        container_logs_dir: PathBuf::from(CONTAINER_LOGS_DIR),
+        node_name: node_name.clone(),
+        node_ips: ips.clone(),
+        // Validation has seen to it that they parse.
+        cluster_dns: config.cluster_dns.iter().filter_map(|ip| ip.parse().ok()).collect(),
+        cluster_domain: config.cluster_domain.clone(),
+        resolv_conf: PathBuf::from(&config.resolv_conf),
+        hosts_file: PathBuf::from("/etc/hosts"),
+        seccomp_default: config.seccomp_default,
+        cpu_cfs_quota: config.cpu_cfs_quota,
+        cpu_cfs_quota_period: config.cpu_cfs_quota_period.to_std(),
+        machine: MachineNumbers {
+            memory_capacity_bytes: machine.memory_bytes,
+            cpu_count: machine.cpus,
+            hugepage_sizes: machine.huge_pages.iter().map(|pages| pages.runtime_size()).collect(),
+            cgroup_v2: cgroups.version.is_v2(),
+            swap_controller: cgroups.limits_swap(),
+            allocatable_cpu: allocatable.cpu,
+            allocatable_memory: allocatable.memory,
+            allocatable_ephemeral_storage: allocatable.ephemeral_storage,
+        },
+        single_process_oom_kill: config.single_process_oom_kill,
+        registry_pull_qps: config.registry_pull_qps,
+        registry_burst: config.registry_burst,
+        serialize_image_pulls: config.serialize_image_pulls,
+        max_parallel_image_pulls: config.max_parallel_image_pulls,
+        crash_backoff_max: config.crash_loop_back_off.max_container_restart_period.to_std(),
+        stop_signals: gates.enabled("ContainerStopSignals"),
+        credential_providers: credential_providers(args)?,
+        image_verification: if gates.enabled("KubeletEnsureSecretPulledImages") {
+            Verification::from_policy(
+                &config.image_pull_credentials_verification_policy,
+                &config.preloaded_images_verification_allowlist,
+            )
+        } else {
+            Verification::Off
+        },
+        user_namespace_ids: config
+            .user_namespaces
+            .ids_per_pod
+            .and_then(|ids| u32::try_from(ids).ok())
+            .unwrap_or(USER_NAMESPACE_IDS),
+        max_pods: u32::try_from(config.max_pods).unwrap_or(0),
+    })
+}
+
+/// Validation has seen to it that both flags are given or none.
+fn credential_providers(args: &AgentArgs) -> Result<Option<CredentialProviders>, StartError> {
+    let (Some(config), Some(bin_dir)) =
+        (&args.image_credential_provider_config, &args.image_credential_provider_bin_dir)
+    else {
+        return Ok(None);
+    };
+    config::credential_providers::load(config, bin_dir).map(Some).map_err(|problems| {
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        StartError::Refused(format!("image credential providers: {}", problems.join("; ")))
+    })
+}
+
+pub(super) fn sources(args: &AgentArgs, config: &KubeletConfiguration, node_name: &str) -> sources::Settings {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    sources::Settings {
+        node_name: node_name.to_owned(),
+        file: some(&config.static_pod_path).map(|path| FileSettings {
+            path: PathBuf::from(path),
+            check: config.file_check_frequency.to_std(),
+        }),
+        http: some(&config.static_pod_url).map(|url| HttpSettings {
+            url,
+            headers: config.static_pod_url_header.clone(),
+            check: config.http_check_frequency.to_std(),
+        }),
+        state_dir: Some(args.root_dir.join("sources")),
+    }
+}
+
+/// The configured sources, each with its path or URL.
+pub(super) fn configured(
+    settings: &sources::Settings,
+    client: Option<&Client>,
+) -> BTreeMap<SourceName, String> {
+    let file = settings.file.as_ref().map(|file| (SourceName::File, file.path.display().to_string()));
+    let http = settings.http.as_ref().map(|http| (SourceName::Http, http.url.clone()));
+    let api = client.map(|client| (SourceName::Api, client.origin()));
+    file.into_iter().chain(http).chain(api).collect()
+}
+
+pub(super) fn container_gc(args: &AgentArgs, config: &KubeletConfiguration) -> gc::Settings {
+    let limit = |count: i32| usize::try_from(count).ok();
+    gc::Settings {
+        pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+        container_logs_dir: PathBuf::from(CONTAINER_LOGS_DIR),
+        policy: gc::Policy {
+            min_age: args.minimum_container_ttl,
+            max_per_pod_container: limit(args.maximum_dead_containers_per_container),
+            max_containers: limit(args.maximum_dead_containers),
+        },
+    }
+}
+
+pub(super) fn image_gc(config: &KubeletConfiguration) -> ImagePolicy {
+    let percent = |value: i32| u8::try_from(value.clamp(0, 100)).unwrap_or(100);
+    ImagePolicy {
+        high_percent: percent(config.image_gc_high_threshold_percent),
+        low_percent: percent(config.image_gc_low_threshold_percent),
+        min_age: config.image_minimum_gc_age.to_std(),
+        max_age: Some(config.image_maximum_gc_age.to_std()).filter(|age| !age.is_zero()),
+    }
+}
+
+/// `None`: logs are not rotated.
+pub(super) fn log_rotation(config: &KubeletConfiguration) -> Option<rotate::Settings> {
+    let size = Amount::parse(&config.container_log_max_size).ok()?;
+    Some(rotate::Settings {
+        max_bytes: Some(u64::try_from(size.units()).ok()?),
+        max_files: usize::try_from(config.container_log_max_files).unwrap_or(2).max(2),
+    })
+}
+
+pub(super) fn server(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    main: Option<server::MainPort>,
+) -> server::Settings {
+    let address = |ip: &str, port: i32| {
+        let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
+        Some(SocketAddr::new(ip.parse().ok()?, port))
+    };
+    server::Settings {
+        healthz: address(&config.healthz_bind_address, config.healthz_port),
+        read_only: address(&config.address, config.read_only_port).filter(|_| config.enable_server),
+        main,
+        local_socket: args.local_socket.clone(),
+        any_namespace: args.local_socket_any_namespace,
+    }
+}
