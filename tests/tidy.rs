@@ -50,6 +50,7 @@ const DOORS: &[(&str, &str)] = &[
     ("protobuf", "transport"),
     ("futures_util", "transport"),
     ("ureq", "transport"),
+    ("httparse", "transport"),
     ("rustls", "transport"),
     ("rcgen", "kube"),
     ("pem", "kube"),

@@ -13,7 +13,7 @@ use crate::kube::certificates::serving::{Serving, Source};
 use crate::kube::client::Client;
 use crate::kube::reviews::{Attributes, Reviewer, User};
 use crate::server::{Auth, AuthSettings, MainPort, Mode, Reviews};
-use crate::transport::serve::{Acceptor, Settings};
+use crate::transport::tls::{Acceptor, Settings};
 
 /// Opens the certificate that the port shows; `None`: there is no such port.
 pub(super) fn certificate(

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::transport::serve::Session;
+use crate::transport::tls::Session;
 use crate::util::threads;
 
 /// One connection's socket. That of a TCP client is shared with those who may have to shut

@@ -74,7 +74,7 @@ use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ListedPod, PodRuntime};
-use crate::transport::serve::Acceptor;
+use crate::transport::tls::Acceptor;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};

@@ -8,27 +8,25 @@
 //! DIFFERS: HTTP/1.1 where upstream prefers HTTP/2: one connection per watch and per call
 //! under way.
 
-mod answer;
 mod breaker;
 #[cfg(test)]
 pub(super) mod fuzz;
 pub(super) mod route;
 mod socket;
-mod tls;
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+pub use super::tls::{Identity, Roots, TlsSetupError};
 pub use breaker::{Breaker, Use};
-pub use tls::{Identity, Roots, TlsSetupError};
 
 use super::dial::{join_host_port, words};
+use super::http1::{Framing, Malformed, ResponseHead};
 use super::proxy::{Proxy, ProxyScheme};
-use answer::Framing;
+use super::tls::client::Tls;
 use route::{Route, Stream};
-pub(super) use tls::Tls;
 
 pub use super::dial::DialError;
 
@@ -194,7 +192,8 @@ impl Connections {
         let stream = connection.reader.get_mut();
         let sent = stream.write_all(bytes).and_then(|()| stream.flush());
         // A server may answer and close without reading: then the answer counts.
-        let head = answer::head(&mut connection.reader).map_err(|error| match sent {
+        let outcome = head(&mut connection.reader);
+        let (head, framing) = outcome.map_err(|error| match sent {
             Err(sent) => connection.failed(&sent, "write", breaker),
             Ok(()) => connection.failed(&error, "read", breaker),
         })?;
@@ -204,14 +203,26 @@ impl Connections {
         }
         let body = Body {
             connection: Some(connection),
-            framing: head.framing,
-            close: head.close,
+            framing,
+            close: head.closes(),
             taken: 0,
             home: self.clone(),
             breaker: breaker.clone(),
         };
-        Ok(Response { status: head.status, retry_after: head.retry_after, body })
+        let retry_after = head.fields.get("Retry-After").map(str::to_owned);
+        Ok(Response { status: head.status, retry_after, body })
     }
+}
+
+/// Reads the head of a response, and where its body ends.
+fn head(reader: &mut impl BufRead) -> io::Result<(ResponseHead, Framing)> {
+    let head = ResponseHead::read(reader)?;
+    let identity = |encoding: &str| encoding.eq_ignore_ascii_case("identity");
+    if let Some(other) = head.fields.elements("Content-Encoding").find(|encoding| !identity(encoding)) {
+        return Err(Malformed(format!("content encoding {other:?} was not asked for")).into());
+    }
+    let framing = head.framing()?;
+    Ok((head, framing))
 }
 
 impl Connection {
@@ -296,7 +307,7 @@ impl Body {
     /// Keeps the connection for the next request if this one is through, which is when the
     /// body has been read to its end and dropped.
     fn give_back(&mut self) {
-        if self.framing != Framing::Done {
+        if !self.framing.is_done() {
             return;
         }
         let Some(mut connection) = self.connection.take() else { return };

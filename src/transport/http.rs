@@ -19,9 +19,11 @@ use ureq::unversioned::transport::{
 };
 
 use super::api::route::{Route, Stream};
-use super::api::{Breaker, Roots, Tls, TlsSetupError, Use};
+use super::api::{Breaker, Use};
 use super::dial::words;
 use super::proxy::{Environment, Proxy, ProxyScheme};
+use super::tls::client::Tls;
+use super::tls::{Roots, TlsSetupError};
 
 /// In each direction; the library takes no larger head. Held during a request only.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -344,8 +346,8 @@ mod tests {
 
     /// The same over TLS, with a certificate for 127.0.0.1.
     fn serve_tls(answers: Vec<Vec<u8>>) -> (String, crossbeam_channel::Receiver<String>, impl Drop) {
-        let chain = CertificateDer::from_pem_slice(include_bytes!("api/testdata/server.pem")).unwrap();
-        let key = PrivateKeyDer::from_pem_slice(include_bytes!("api/testdata/server.key")).unwrap();
+        let chain = CertificateDer::from_pem_slice(include_bytes!("tls/testdata/server.pem")).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(include_bytes!("tls/testdata/server.key")).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -401,7 +403,7 @@ mod tests {
     /// With these variables in its environment.
     fn getter_behind(url: &str, variables: &[(&str, &str)]) -> Getter {
         let headers = BTreeMap::from([("X-Key".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
-        let roots = Roots::Pem(include_bytes!("api/testdata/ca.pem").to_vec());
+        let roots = Roots::Pem(include_bytes!("tls/testdata/ca.pem").to_vec());
         let environment = Environment::new(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         });

@@ -1,7 +1,7 @@
 //! Chains of clients' certificates against crypto/x509, as the API server's authenticator
 //! verifies them.
 
-use coracle::transport::serve::Authorities;
+use coracle::transport::tls::Authorities;
 use jiff::Timestamp;
 use rcgen::{
     BasicConstraints, CertificateParams, CidrSubnet, CustomExtension, DistinguishedName, DnType,

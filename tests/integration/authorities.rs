@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use coracle::transport::serve::{Authorities, Verdict};
+use coracle::transport::tls::{Authorities, Verdict};
 use jiff::Timestamp;
 use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType,

@@ -164,7 +164,7 @@ fn refusing_proxies_are_named() {
         (b"HTTP/1.0 502 Bad Gateway\r\n\r\n", "CONNECT api.example:443: 502 Bad Gateway"),
         (
             b"220 mail.example ESMTP\r\n\r\n",
-            "CONNECT api.example:443: malformed HTTP response \"220 mail.example ESMTP\"",
+            "CONNECT api.example:443: malformed HTTP status code \"mail.example\"",
         ),
         (b"HTTP/1.1 200 OK\r\nHalf: ", "CONNECT api.example:443: EOF"),
         (b"", "CONNECT api.example:443: EOF"),

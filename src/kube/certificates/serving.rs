@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::csr::{PrivateKey, Purpose, ServingNames, Template};
 use super::store::{self, Identity, Store};
 use super::{Error, chain};
-pub use crate::transport::serve::ServingCertificate;
+pub use crate::transport::tls::ServingCertificate;
 use crate::util::atomic_file;
 
 /// Of a certificate that the node signs itself.

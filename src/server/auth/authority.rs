@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::Clock;
-use crate::transport::serve::Authorities;
+use crate::transport::tls::Authorities;
 use crate::util::untrusted;
 
 /// The file is checked no more often than this.

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use crate::kube::reviews::User;
-use crate::transport::serve::Verdict;
+use crate::transport::tls::Verdict;
 
 /// Requests in a row that may fail to authenticate before the connection is closed. A client
 /// whose token was replaced needs one or two; one that guesses has to shake hands again.

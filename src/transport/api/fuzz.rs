@@ -1,8 +1,7 @@
-//! Hostile answers of an API server.
+//! Hostile responses of an API server.
 
 use std::io::BufReader;
 
-use super::answer;
 use crate::fuzz::{Budget, Target};
 use crate::util::threads::Stack;
 
@@ -23,13 +22,13 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                     continue;
                 }
                 let mut reader = BufReader::with_capacity(capacity, bytes);
-                let Ok(mut head) = answer::head(&mut reader) else { continue };
-                while let Ok(there) = head.framing.fill(&mut reader) {
+                let Ok((_, mut framing)) = super::head(&mut reader) else { continue };
+                while let Ok(there) = framing.fill(&mut reader) {
                     let count = there.len();
                     if count == 0 {
                         break;
                     }
-                    head.framing.consume(&mut reader, count);
+                    framing.consume(&mut reader, count);
                 }
             }
         },

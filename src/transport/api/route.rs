@@ -8,12 +8,12 @@ use rustls::{ClientConnection, StreamOwned};
 
 use super::breaker::{Breaker, Use};
 use super::socket::Socket;
-use super::tls::{self, Tls};
 use crate::transport::dial::lookup::lookup;
 use crate::transport::dial::socket::Limit;
 use crate::transport::dial::{DialError, join_host_port, words};
 use crate::transport::proxy::tunnel::{self, TunnelError};
 use crate::transport::proxy::{Proxy, ProxyScheme};
+use crate::transport::tls::client::Tls;
 
 /// For look-up, connect and TLS handshake together.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -135,13 +135,15 @@ fn dial(
 }
 
 /// Makes a TLS session over `stream`, if there is to be one.
-fn secure(stream: Stream, tls: Option<&Tls>, breaker: &Breaker) -> Result<Stream, DialError> {
+fn secure(mut stream: Stream, tls: Option<&Tls>, breaker: &Breaker) -> Result<Stream, DialError> {
     let Some(tls) = tls else { return Ok(stream) };
-    tls.wrap(stream).map_err(|(error, mut stream)| match error {
+    let outcome = tls.handshake(&mut stream);
+    let session = outcome.map_err(|error| match error {
         _ if breaker.is_tripped() => DialError::Stopped,
         _ if stream.socket().is_late() => DialError::Tls("handshake timeout".to_owned()),
-        error => tls::explain(&error),
-    })
+        error => DialError::of_tls(&error),
+    })?;
+    Ok(Stream::Tls(Box::new(StreamOwned::new(session, stream))))
 }
 
 /// A connection: a socket, or TLS over a connection.
@@ -170,7 +172,9 @@ impl Stream {
         match error {
             _ if breaker.is_tripped() => DialError::Stopped,
             _ if socket.is_late() => DialError::Timeout,
-            error if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => tls::explain(error),
+            error if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
+                DialError::of_tls(error)
+            }
             error if error.kind() == io::ErrorKind::InvalidData => DialError::Malformed(error.to_string()),
             error if error.kind() == io::ErrorKind::UnexpectedEof => DialError::Eof,
             error if secure && error.kind() == io::ErrorKind::ConnectionAborted => DialError::Eof,

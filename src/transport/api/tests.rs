@@ -7,8 +7,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::net::{TcpListener, TcpStream};
 
-const CA: &[u8] = include_bytes!("testdata/ca.pem");
-const OTHER_CA: &[u8] = include_bytes!("testdata/other.pem");
+const CA: &[u8] = include_bytes!("../tls/testdata/ca.pem");
+const OTHER_CA: &[u8] = include_bytes!("../tls/testdata/other.pem");
 const SOON: Duration = Duration::from_secs(20);
 
 fn plain(port: u16) -> Endpoint {
@@ -29,8 +29,8 @@ fn secure(port: u16) -> Endpoint {
 
 fn identity() -> Identity {
     Identity {
-        certificate: include_bytes!("testdata/client.pem").to_vec(),
-        key: include_bytes!("testdata/client.key").to_vec(),
+        certificate: include_bytes!("../tls/testdata/client.pem").to_vec(),
+        key: include_bytes!("../tls/testdata/client.key").to_vec(),
     }
 }
 
@@ -330,8 +330,8 @@ fn serve_tls(connections: usize) -> Server {
         rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .build()
             .unwrap();
-    let chain = vec![CertificateDer::from_pem_slice(include_bytes!("testdata/server.pem")).unwrap()];
-    let key = PrivateKeyDer::from_pem_slice(include_bytes!("testdata/server.key")).unwrap();
+    let chain = vec![CertificateDer::from_pem_slice(include_bytes!("../tls/testdata/server.pem")).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(include_bytes!("../tls/testdata/server.key")).unwrap();
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -426,7 +426,7 @@ fn certificates_that_cannot_be_used_are_told_of() {
         Err(error) => error.to_string(),
     };
     let with = |identity| Endpoint { identity: Some(identity), ..secure(1) };
-    let other_key = include_bytes!("testdata/server.key").to_vec();
+    let other_key = include_bytes!("../tls/testdata/server.key").to_vec();
     for (endpoint, expected) in [
         (secure(1), "fine"),
         (with(identity()), "fine"),

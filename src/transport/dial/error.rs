@@ -2,6 +2,8 @@
 
 use std::io;
 
+use rustls::{AlertDescription, CertificateError};
+
 /// The two addresses of a connection, as `local->peer`.
 pub type Ends = std::sync::Arc<str>;
 
@@ -114,6 +116,50 @@ impl DialError {
     #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self.innermost(), DialError::Connect { words, .. } if words == "connection refused")
+    }
+
+    /// The error of a TLS session in the words that operators know from Go.
+    pub(in crate::transport) fn of_tls(error: &io::Error) -> DialError {
+        let Some(inner) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
+            return match error.kind() {
+                io::ErrorKind::UnexpectedEof => DialError::Eof,
+                _ => DialError::Tls(words(error)),
+            };
+        };
+        let x509 = |what: &str| DialError::Tls(format!("failed to verify certificate: x509: {what}"));
+        match inner {
+            rustls::Error::InvalidCertificate(why) => match why {
+                CertificateError::UnknownIssuer => x509("certificate signed by unknown authority"),
+                CertificateError::Expired
+                | CertificateError::ExpiredContext { .. }
+                | CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. } => {
+                    x509(&format!("certificate has expired or is not yet valid: {why}"))
+                }
+                CertificateError::NotValidForName => x509("certificate is not valid for the server's name"),
+                CertificateError::NotValidForNameContext { expected, presented } => x509(&format!(
+                    "certificate is valid for {}, not {}",
+                    if presented.is_empty() { "no name".to_owned() } else { presented.join(", ") },
+                    expected.to_str()
+                )),
+                other => x509(&other.to_string()),
+            },
+            rustls::Error::AlertReceived(alert) => {
+                let known = match alert {
+                    AlertDescription::BadCertificate => "bad certificate",
+                    AlertDescription::CertificateExpired => "expired certificate",
+                    AlertDescription::CertificateRequired => "certificate required",
+                    AlertDescription::UnknownCA => "unknown certificate authority",
+                    other => return DialError::Tls(format!("remote error: {other:?}")),
+                };
+                DialError::Tls(format!("remote error: {known}"))
+            }
+            // Mostly a server that speaks HTTP without TLS.
+            rustls::Error::InvalidMessage(_) => {
+                DialError::Tls("first record does not look like a TLS handshake".to_owned())
+            }
+            other => DialError::Tls(other.to_string()),
+        }
     }
 
     fn innermost(&self) -> &DialError {

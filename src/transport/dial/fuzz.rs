@@ -1,10 +1,11 @@
-//! Hostile answers to probes and hooks.
+//! Hostile responses to probes and hooks.
 
 use std::io::BufReader;
 
 use super::url::{Url, is_absolute};
-use super::{MAX_BODY_BYTES, Scheme, answer};
+use super::{MAX_BODY_BYTES, Scheme};
 use crate::fuzz::{Budget, Target, repeated};
+use crate::transport::http1::ResponseHead;
 use crate::util::threads::Stack;
 
 /// All header lines together, which a redirect's location is one of.
@@ -16,7 +17,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
             name: "transport/probe_answer",
             stack: Stack::Small,
             max_bytes: 4 << 20,
-            // What is kept of an answer does not depend on its size.
+            // What is kept of a response does not depend on its size.
             budget: Budget { per_byte: 4, ..Budget::LINEAR },
             worst: crate::transport::fuzz::hostile_answers,
             seeds: crate::transport::fuzz::ANSWERS,
@@ -27,8 +28,10 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                         continue;
                     }
                     let mut reader = BufReader::with_capacity(capacity, bytes);
-                    if let Ok(head) = answer::head(&mut reader) {
-                        let _ = answer::body(&mut reader, &head, MAX_BODY_BYTES);
+                    if let Ok(head) = ResponseHead::read(&mut reader)
+                        && let Ok(mut framing) = head.framing()
+                    {
+                        let _ = framing.read_up_to(&mut reader, MAX_BODY_BYTES);
                     }
                 }
             },

@@ -3,12 +3,11 @@
 //!
 //! Each call opens a connection of its own and closes it again. A deadline covers the whole
 //! call, names and redirects included, and a stop token ends it within [`STOP_LATENCY`].
-//! Certificates are not verified: who answers on a pod's address is the pod by definition.
-//! Proxies of the environment are not used. HTTP is read and written here and not by the
-//! HTTP library, because a probe sends what the manifest says, byte for byte, and users
-//! know the texts of its failures; of the library only TLS is used.
+//! Certificates are not verified: what listens on a pod's address is the pod by definition.
+//! Proxies of the environment are not used. Requests are written here and not by the HTTP
+//! library, because a probe sends what the manifest says, byte for byte, and users know the
+//! texts of its failures.
 
-mod answer;
 pub(super) mod error;
 #[cfg(test)]
 pub(super) mod fuzz;
@@ -17,20 +16,20 @@ pub(super) mod socket;
 mod tls;
 mod url;
 
-use std::io::{BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use super::http1::{Malformed, ResponseHead, is_token};
 use crate::util::stop::StopToken;
 
-use answer::{Fault, Head};
 pub use error::DialError;
 pub(super) use error::words;
 pub use socket::STOP_LATENCY;
 use socket::{Limit, Socket};
 use url::Url;
 
-/// How much of an answer's body is kept; the rest is not read.
+/// How much of a response's body is kept; the rest is not read.
 pub const MAX_BODY_BYTES: usize = 10 * 1024;
 /// Redirects on the same host that are followed.
 const MAX_REDIRECTS: usize = 10;
@@ -40,7 +39,7 @@ const MAX_REDIRECTS: usize = 10;
 pub enum Scheme {
     /// Plain.
     Http,
-    /// TLS, whoever answers.
+    /// TLS, with any certificate.
     Https,
 }
 
@@ -64,22 +63,22 @@ pub struct HttpGet<'a> {
     pub timeout: Option<Duration>,
 }
 
-/// An answer of whatever status. A status from 301 to 308 with a redirect in it means that
+/// A response of any status. A status from 301 to 308 with a redirect in it means that
 /// the redirect led to another host and was not followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpAnswer {
+pub struct HttpResponse {
     /// The HTTP status code.
     pub status: u16,
     /// The first [`MAX_BODY_BYTES`] of the body.
     pub body: Vec<u8>,
 }
 
-/// Sends one GET, follows redirects to the same host name, and reads the answer.
+/// Sends one GET, follows redirects to the same host name, and reads the response.
 ///
 /// # Errors
-/// When no complete answer comes in time; [`DialError::is_body`] tells whether only the body
+/// When no complete response comes in time; [`DialError::is_body`] tells whether only the body
 /// was cut short.
-pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpAnswer, DialError> {
+pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpResponse, DialError> {
     let limit = Limit::new(get.timeout, stop);
     let mut url = Url::new(get.scheme, get.host, get.port, get.path);
     let first_host = url.host.clone();
@@ -91,17 +90,17 @@ pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpAnswer, DialE
             cause => DialError::Get { url: url.to_string(), cause: Box::new(cause) },
         };
         let fields_sent = fields.as_ref().map_err(|error| failed(&url, error.clone()))?;
-        let (head, body) = exchange(&url, fields_sent, &limit).map_err(|cause| failed(&url, cause))?;
-        let answer = HttpAnswer { status: head.status, body };
-        let Some(location) = head.location.filter(|_| matches!(head.status, 301..=303 | 307 | 308)) else {
-            return Ok(answer);
+        let (response, location) =
+            exchange(&url, fields_sent, &limit).map_err(|cause| failed(&url, cause))?;
+        let Some(location) = location.filter(|_| matches!(response.status, 301..=303 | 307 | 308)) else {
+            return Ok(response);
         };
         let next = url.redirect(&location).ok_or_else(|| {
             let why = format!("failed to parse Location header {location:?}");
             failed(&url, DialError::Request(why))
         })?;
         if next.host != first_host {
-            return Ok(answer);
+            return Ok(response);
         }
         hops += 1;
         if hops >= MAX_REDIRECTS {
@@ -117,7 +116,7 @@ pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpAnswer, DialE
 /// Opens a TCP connection and closes it. `timeout` covers the look-up of a name, too.
 ///
 /// # Errors
-/// When nobody accepts in time.
+/// When no connection is accepted in time.
 pub fn tcp_connect(host: &str, port: u16, timeout: Duration, stop: &StopToken) -> Result<(), DialError> {
     connect(host, port, &Limit::new(Some(timeout), stop)).map(drop)
 }
@@ -154,7 +153,8 @@ fn connect(host: &str, port: u16, limit: &Limit) -> Result<Socket, DialError> {
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(Head, Vec<u8>), DialError> {
+/// A response, and where it redirects to.
+fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, Option<String>), DialError> {
     let socket = connect(&url.host, url.port(), limit).map_err(|error| match error {
         DialError::ConnectTimeout { .. } => DialError::Timeout,
         other => other,
@@ -164,26 +164,28 @@ fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(Head, Vec<u8>)
         Scheme::Http => Box::new(socket),
         Scheme::Https => Box::new(tls::wrap(socket, &url.host, limit)?),
     };
-    let broken = |fault: Fault, in_body: bool, op: &'static str| match fault {
+    let broken = |error: &io::Error, in_body: bool, op: &'static str| match error {
         _ if limit.stop.is_stopped() => DialError::Stopped,
         _ if limit.is_over() && in_body => DialError::BodyTimeout,
         _ if limit.is_over() => DialError::Timeout,
-        Fault::Malformed(what) if in_body => DialError::Body(what),
-        Fault::Malformed(what) => DialError::Malformed(what),
-        Fault::Io(error) if in_body => DialError::Body(error::words(&error)),
-        Fault::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => DialError::Eof,
-        Fault::Io(error) => DialError::Broken { op, ends: ends.clone(), words: error::words(&error) },
+        error if in_body => DialError::Body(words(error)),
+        error if Malformed::is(error) => DialError::Malformed(error.to_string()),
+        error if error.kind() == io::ErrorKind::UnexpectedEof => DialError::Eof,
+        error => DialError::Broken { op, ends: ends.clone(), words: words(error) },
     };
     let sent = stream.write_all(&fields.request(url)).and_then(|()| stream.flush());
     let mut reader = BufReader::with_capacity(2048, stream);
-    // A server may answer and close without reading: then the answer counts.
-    let head = answer::head(&mut reader).map_err(|fault| match sent {
-        Err(error) => broken(Fault::Io(error), false, "write"),
-        Ok(()) => broken(fault, false, "read"),
+    let head = ResponseHead::read(&mut reader).and_then(|head| Ok((head.framing()?, head)));
+    // A server may respond and close without reading: then the response counts.
+    let (mut framing, head) = head.map_err(|error| match sent {
+        Err(error) => broken(&error, false, "write"),
+        Ok(()) => broken(&error, false, "read"),
     })?;
     let body =
-        answer::body(&mut reader, &head, MAX_BODY_BYTES).map_err(|fault| broken(fault, true, "read"))?;
-    Ok((head, body))
+        framing.read_up_to(&mut reader, MAX_BODY_BYTES).map_err(|error| broken(&error, true, "read"))?;
+    let mut locations = head.fields.all("Location").map(|value| String::from_utf8_lossy(value).into_owned());
+    let location = locations.find(|value| !value.is_empty());
+    Ok((HttpResponse { status: head.status, body }, location))
 }
 
 /// The header fields of a request, as upstream's client would send them.
@@ -268,11 +270,6 @@ impl Fields {
         text.push_str("\r\n");
         text.into_bytes()
     }
-}
-
-/// Whether a byte may be in a header's name.
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ fn the_request_is_upstreams() {
         let (port, requests, _server) = serve(vec![ok("hi")]);
         let list = headers(&list);
         let answer = http_get(&get(port, "/a?b", &list), &never()).unwrap();
-        assert_eq!(answer, HttpAnswer { status: 200, body: b"hi".to_vec() });
+        assert_eq!(answer, HttpResponse { status: 200, body: b"hi".to_vec() });
         let request = requests.recv_timeout(Duration::from_secs(10)).unwrap();
         assert_eq!(request, expected.replace("PORT", &port.to_string()));
     }
@@ -109,7 +109,7 @@ fn redirects_stay_on_the_host() {
 
     let (port, _requests, _server) = serve(vec![redirect("http://elsewhere.example/")]);
     let answer = http_get(&get(port, "/", &[]), &never()).unwrap();
-    assert_eq!(answer, HttpAnswer { status: 302, body: b"gone".to_vec() });
+    assert_eq!(answer, HttpResponse { status: 302, body: b"gone".to_vec() });
 
     let (port, _requests, _server) = serve(vec![redirect("/again"); 10]);
     let error = http_get(&get(port, "/", &[]), &never()).unwrap_err();

@@ -1,15 +1,14 @@
 //! How a proxy opens a connection to a target: CONNECT (RFC 9110, section 9.3.6) or SOCKS 5
 //! (RFC 1928, RFC 1929). Without sockets: the caller's stream has the deadline.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::IpAddr;
 
 use super::{Proxy, ProxyScheme};
 use crate::transport::dial::join_host_port;
+use crate::transport::http1::{Malformed, ResponseHead, response};
 
-/// The head of an answer to CONNECT.
-const MAX_HEAD_BYTES: usize = 16 * 1024;
-/// Of an answer that goes into a message.
+/// Of a response that goes into a message.
 const MAX_SHOWN_CHARS: usize = 100;
 const USER_AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 
@@ -59,38 +58,20 @@ fn connect(
     request += "\r\n";
     stream.write_all(request.as_bytes())?;
     stream.flush()?;
-    let head = head(stream)?;
-    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let line = String::from_utf8_lossy(line);
-    let line = line.trim_end_matches('\r');
-    let status = line.strip_prefix("HTTP/1.").and_then(|rest| rest.split_once(' ')).map(|(_, status)| status);
-    match status.filter(|status| is_status(status)) {
-        Some(status) if status.starts_with('2') => Ok(()),
-        Some(status) => refused(format!("CONNECT {target}: {}", shown(status.trim_end()))),
-        None => refused(format!("CONNECT {target}: malformed HTTP response {:?}", shown(line))),
-    }
-}
-
-/// Three digits, and a reason or nothing after them.
-fn is_status(text: &str) -> bool {
-    let (code, rest) = text.split_at_checked(3).unwrap_or_default();
-    code.len() == 3
-        && code.bytes().all(|byte| byte.is_ascii_digit())
-        && (rest.is_empty() || rest.starts_with(' '))
-}
-
-/// Reads up to the empty line. Byte by byte: what follows belongs to the target.
-fn head(stream: &mut impl Read) -> Result<Vec<u8>, TunnelError> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") && !head.ends_with(b"\n\n") {
-        if head.len() >= MAX_HEAD_BYTES {
-            return refused("the answer to CONNECT is too long");
+    // Byte by byte: what follows the head is the target's.
+    let head = response::read_bytes(&mut BufReader::with_capacity(1, &mut *stream));
+    let head = head.and_then(|bytes| Ok(ResponseHead::parse(&bytes)?));
+    match head {
+        Ok(head) if (200..300).contains(&head.status) => Ok(()),
+        Ok(ResponseHead { status, reason, .. }) => {
+            let text = format!("{status} {reason}");
+            refused(format!("CONNECT {target}: {}", shown(text.trim_end())))
         }
-        let mut byte = [0];
-        stream.read_exact(&mut byte)?;
-        head.extend_from_slice(&byte);
+        Err(error) if Malformed::is(&error) => {
+            refused(format!("CONNECT {target}: {}", shown(&error.to_string())))
+        }
+        Err(error) => Err(error.into()),
     }
-    Ok(head)
 }
 
 /// What a message shows of a peer's words.
@@ -259,21 +240,25 @@ mod tests {
 
     #[test]
     fn refused_connect_shows_status() {
-        let long = vec![b'x'; MAX_HEAD_BYTES + 1];
+        let long = [b"HTTP/1.1 200 OK\r\nX: ".as_slice(), &[b'x'; 300 * 1024]].concat();
         for (says, expected) in [
             (
                 &b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n"[..],
                 "CONNECT h:6443: 407 Proxy Authentication Required",
             ),
-            (b"HTTP/1.1 403 \x1b[31m\r\n\r\n", "CONNECT h:6443: 403 ?[31m"),
+            (
+                b"HTTP/1.1 403 \x1b[31m\r\n\r\n",
+                "CONNECT h:6443: malformed HTTP response \"HTTP/1.1 403 \\u{1b}[31m\"",
+            ),
+            (b"HTTP/1.1 403 a\xffb\r\n\r\n", "CONNECT h:6443: 403"),
             (b"HTTP/1.1 502\r\n\r\n", "CONNECT h:6443: 502"),
             (b"HTTP/1.1 100 Continue\r\n\r\n", "CONNECT h:6443: 100 Continue"),
             (b"SSH-2.0-x\r\n\r\n", "CONNECT h:6443: malformed HTTP response \"SSH-2.0-x\""),
-            (b"HTTP/1.1 20 OK\r\n\r\n", "CONNECT h:6443: malformed HTTP response \"HTTP/1.1 20 OK\""),
-            (b"HTTP/1.1 2000 OK\r\n\r\n", "CONNECT h:6443: malformed HTTP response \"HTTP/1.1 2000 OK\""),
+            (b"HTTP/1.1 20 OK\r\n\r\n", "CONNECT h:6443: malformed HTTP status code \"20\""),
+            (b"HTTP/1.1 2000 OK\r\n\r\n", "CONNECT h:6443: malformed HTTP status code \"2000\""),
             (b"HTTP/1.1 200 OK\r\nX: y", "unexpected end of file"),
             (b"", "unexpected end of file"),
-            (&long, "the answer to CONNECT is too long"),
+            (&long, "CONNECT h:6443: server response headers exceeded 262144 bytes; aborted"),
         ] {
             assert_eq!(play("http://u:p@proxy", "h", says).0, Err(expected.to_owned()), "{says:?}");
         }

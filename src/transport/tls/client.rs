@@ -1,8 +1,8 @@
-//! TLS to a server or a proxy: who it must be, and who we are.
+//! Sessions with a server or a proxy: who it must be, and who we are.
 
 use std::fmt;
-use std::io;
-use std::sync::Arc;
+use std::io::{self, Read, Write};
+use std::sync::{Arc, LazyLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
@@ -10,12 +10,9 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{
-    AlertDescription, CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore,
-    SignatureScheme, StreamOwned,
+    ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    WantsVerifier,
 };
-
-use super::route::Stream;
-use crate::transport::dial::{DialError, words};
 
 /// Where distributions keep the certificates of public authorities, in Go's order.
 const SYSTEM_BUNDLES: &[&str] = &[
@@ -36,7 +33,7 @@ pub enum Roots {
     Pem(Vec<u8>),
     /// Those that the machine trusts.
     System,
-    /// Anybody's: the connection is encrypted, to whomever.
+    /// None is needed: any server is accepted.
     Unverified,
 }
 
@@ -84,7 +81,7 @@ impl Roots {
     /// those of the machine as far as they can be read.
     ///
     /// DIFFERS: upstream trusts the server's authorities alone.
-    pub(super) fn of_proxy(&self) -> Roots {
+    pub(in crate::transport) fn of_proxy(&self) -> Roots {
         match self {
             Roots::Pem(pem) => {
                 let system = system_bundle().unwrap_or_default();
@@ -114,12 +111,11 @@ impl Tls {
     ) -> Result<Tls, TlsSetupError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier: Arc<dyn ServerCertVerifier> = match roots {
-            Roots::Unverified => Arc::new(Anybody(Arc::clone(&provider))),
+            Roots::Unverified => Arc::new(AnyServer),
             Roots::Pem(pem) => verifier(pem, &provider)?,
             Roots::System => verifier(&system_bundle()?, &provider)?,
         };
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
+        let builder = builder(provider)
             .map_err(|error| TlsSetupError::Roots(error.to_string()))?
             .dangerous()
             .with_custom_certificate_verifier(verifier);
@@ -143,25 +139,49 @@ impl Tls {
         Ok(Tls { config: Arc::new(config), name: server_name(name)? })
     }
 
+    /// Sessions with the server `name`, which may show any certificate. None is resumed: servers
+    /// of probes are many.
+    pub(in crate::transport) fn unverified(name: &str) -> Result<Tls, TlsSetupError> {
+        static CONFIG: LazyLock<Result<Arc<ClientConfig>, rustls::Error>> = LazyLock::new(|| {
+            let mut config = builder(Arc::new(rustls::crypto::ring::default_provider()))?
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(AnyServer))
+                .with_no_client_auth();
+            config.resumption = Resumption::disabled();
+            Ok(Arc::new(config))
+        });
+        match &*CONFIG {
+            Ok(config) => Ok(Tls { config: Arc::clone(config), name: server_name(name)? }),
+            Err(error) => Err(TlsSetupError::Roots(error.to_string())),
+        }
+    }
+
     /// The same settings for the server `name`.
     pub(in crate::transport) fn to(&self, name: &str) -> Result<Tls, TlsSetupError> {
         Ok(Tls { config: Arc::clone(&self.config), name: server_name(name)? })
     }
 
     /// Makes a session over `stream`.
-    pub(super) fn wrap(&self, mut stream: Stream) -> Result<Stream, (io::Error, Stream)> {
+    ///
+    /// # Errors
+    /// Those of the stream, and a `rustls::Error` inside of an [`io::Error`].
+    pub(in crate::transport) fn handshake(
+        &self,
+        stream: &mut (impl Read + Write),
+    ) -> io::Result<ClientConnection> {
         let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
-        let mut connection = match connection {
-            Ok(connection) => connection,
-            Err(error) => return Err((io::Error::other(error), stream)),
-        };
+        let mut connection = connection.map_err(io::Error::other)?;
         while connection.is_handshaking() {
-            if let Err(error) = connection.complete_io(&mut stream) {
-                return Err((error, stream));
-            }
+            connection.complete_io(stream)?;
         }
-        Ok(Stream::Tls(Box::new(StreamOwned::new(connection, stream))))
+        Ok(connection)
     }
+}
+
+fn builder(
+    provider: Arc<CryptoProvider>,
+) -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, rustls::Error> {
+    ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()
 }
 
 fn server_name(name: &str) -> Result<ServerName<'static>, TlsSetupError> {
@@ -199,55 +219,12 @@ fn system_bundle() -> Result<Vec<u8>, TlsSetupError> {
         .ok_or_else(|| TlsSetupError::Roots("this machine has no bundle of trusted authorities".to_owned()))
 }
 
-/// An error of a TLS stream in the words that operators know from Go.
-pub(super) fn explain(error: &io::Error) -> DialError {
-    let Some(inner) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
-        return match error.kind() {
-            io::ErrorKind::UnexpectedEof => DialError::Eof,
-            _ => DialError::Tls(words(error)),
-        };
-    };
-    let x509 = |what: &str| DialError::Tls(format!("failed to verify certificate: x509: {what}"));
-    match inner {
-        rustls::Error::InvalidCertificate(why) => match why {
-            CertificateError::UnknownIssuer => x509("certificate signed by unknown authority"),
-            CertificateError::Expired
-            | CertificateError::ExpiredContext { .. }
-            | CertificateError::NotValidYet
-            | CertificateError::NotValidYetContext { .. } => {
-                x509(&format!("certificate has expired or is not yet valid: {why}"))
-            }
-            CertificateError::NotValidForName => x509("certificate is not valid for the server's name"),
-            CertificateError::NotValidForNameContext { expected, presented } => x509(&format!(
-                "certificate is valid for {}, not {}",
-                if presented.is_empty() { "no name".to_owned() } else { presented.join(", ") },
-                expected.to_str()
-            )),
-            other => x509(&other.to_string()),
-        },
-        rustls::Error::AlertReceived(alert) => {
-            let known = match alert {
-                AlertDescription::BadCertificate => "bad certificate",
-                AlertDescription::CertificateExpired => "expired certificate",
-                AlertDescription::CertificateRequired => "certificate required",
-                AlertDescription::UnknownCA => "unknown certificate authority",
-                other => return DialError::Tls(format!("remote error: {other:?}")),
-            };
-            DialError::Tls(format!("remote error: {known}"))
-        }
-        // What comes is no TLS record: mostly a server that speaks HTTP in the clear.
-        rustls::Error::InvalidMessage(_) => {
-            DialError::Tls("first record does not look like a TLS handshake".to_owned())
-        }
-        other => DialError::Tls(other.to_string()),
-    }
-}
-
-/// Takes any certificate, but wants the peer to hold its key.
+/// Accepts any certificate, also one whose signature or form is not supported: the peer could
+/// show one of its own that is.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct AnyServer;
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -261,25 +238,38 @@ impl ServerCertVerifier for Anybody {
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signed, known)
+        Ok(HandshakeSignatureValid::assertion())
     }
 
     fn verify_tls13_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signed, known)
+        Ok(HandshakeSignatureValid::assertion())
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        use SignatureScheme as S;
+        vec![
+            S::ECDSA_NISTP256_SHA256,
+            S::ECDSA_NISTP384_SHA384,
+            S::ECDSA_NISTP521_SHA512,
+            S::ED25519,
+            S::ED448,
+            S::RSA_PSS_SHA256,
+            S::RSA_PSS_SHA384,
+            S::RSA_PSS_SHA512,
+            S::RSA_PKCS1_SHA256,
+            S::RSA_PKCS1_SHA384,
+            S::RSA_PKCS1_SHA512,
+            S::ECDSA_SHA1_Legacy,
+            S::RSA_PKCS1_SHA1,
+        ]
     }
 }

@@ -4,11 +4,6 @@
 //! apart from the handshake, by [`Authorities`]: as in Go a stranger's certificate leads to
 //! an answer in HTTP, and a bundle of authorities that was replaced counts at once.
 
-mod authorities;
-#[cfg(test)]
-pub(super) mod fuzz;
-mod usage;
-
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,8 +20,6 @@ use rustls::{
     CipherSuite, DigitallySignedStruct, DistinguishedName, NamedGroup, ProtocolVersion, ServerConfig,
     ServerConnection, SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
 };
-
-pub use authorities::{Authorities, Verdict};
 
 /// Ours to show, with its key. `Debug` does not show the key.
 #[derive(Clone, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{CertificateError, RootCertStore};
 
-use super::ServeError;
+use super::server::ServeError;
 use super::usage::Usage;
 use crate::util::sha256;
 use crate::util::x509::Certificate;

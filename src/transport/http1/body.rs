@@ -1,0 +1,243 @@
+//! Where a body ends (RFC 9112, section 6), for a reader of bytes that does not know it.
+
+use std::io::{self, BufRead, Read};
+
+use super::response::Malformed;
+
+/// The line that says how long the next chunk is, or a trailer; with extensions.
+const MAX_LINE_BYTES: u64 = 16 * 1024;
+/// The same without extensions: eight digits and the line's end.
+const STRICT_LINE_BYTES: u64 = 10;
+
+/// Which chunks are accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chunks {
+    /// Extensions and trailers are skipped, lines may end in LF alone.
+    Lenient,
+    /// Each of these is an error.
+    Strict,
+}
+
+/// How much of a body is left, and how its end shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Framing {
+    state: State,
+    chunks: Chunks,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// So many bytes are left.
+    Length(u64),
+    /// So many bytes of the chunk are left; then comes the line of the next one.
+    Chunk(u64),
+    /// Before the line of the first chunk.
+    FirstChunk,
+    /// The connection's end is the body's.
+    Close,
+    /// Nothing is left.
+    Done,
+}
+
+fn malformed(what: &str) -> io::Error {
+    Malformed(what.to_owned()).into()
+}
+
+impl Framing {
+    /// A body of so many bytes.
+    #[must_use]
+    pub fn length(bytes: u64) -> Framing {
+        let state = if bytes == 0 { State::Done } else { State::Length(bytes) };
+        Framing { state, chunks: Chunks::Strict }
+    }
+
+    /// A body in chunks.
+    #[must_use]
+    pub fn chunked(chunks: Chunks) -> Framing {
+        Framing { state: State::FirstChunk, chunks }
+    }
+
+    /// A body that ends with the connection.
+    #[must_use]
+    pub fn until_close() -> Framing {
+        Framing { state: State::Close, chunks: Chunks::Strict }
+    }
+
+    /// Whether all of the body was consumed.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    /// How many bytes follow before the next chunk or the end; reads the line of a chunk if that
+    /// is next. 0: the body has ended. `u64::MAX`: only the connection's end tells.
+    ///
+    /// # Errors
+    /// Those of the reader, and [`Malformed`].
+    pub fn left(&mut self, reader: &mut impl BufRead) -> io::Result<u64> {
+        if matches!(self.state, State::Chunk(0) | State::FirstChunk) {
+            self.next_chunk(reader)?;
+        }
+        Ok(match self.state {
+            State::Length(left) | State::Chunk(left) => left,
+            State::Close => u64::MAX,
+            State::FirstChunk | State::Done => 0,
+        })
+    }
+
+    /// What is there of the body, waiting for at least a byte; empty at its end. What is used of
+    /// it is passed to [`Framing::consume`].
+    ///
+    /// # Errors
+    /// Those of the reader, `UnexpectedEof` when it ends before the body, and [`Malformed`].
+    pub fn fill<'a, R: BufRead>(&mut self, reader: &'a mut R) -> io::Result<&'a [u8]> {
+        let left = self.left(reader)?;
+        if left == 0 {
+            return Ok(&[]);
+        }
+        let there = reader.fill_buf()?;
+        if there.is_empty() {
+            return match self.state {
+                State::Close => {
+                    self.state = State::Done;
+                    Ok(&[])
+                }
+                _ => Err(io::ErrorKind::UnexpectedEof.into()),
+            };
+        }
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(there.len());
+        Ok(there.get(..most).unwrap_or_default())
+    }
+
+    /// So many bytes of what is there were used.
+    pub fn consume(&mut self, reader: &mut impl BufRead, count: usize) {
+        reader.consume(count);
+        if let State::Length(left) | State::Chunk(left) = &mut self.state {
+            *left = left.saturating_sub(count as u64);
+        }
+        if self.state == State::Length(0) {
+            self.state = State::Done;
+        }
+    }
+
+    /// Reads at most `max` bytes of the body; what follows stays unread.
+    ///
+    /// # Errors
+    /// As of [`Framing::fill`].
+    pub fn read_up_to(&mut self, reader: &mut impl BufRead, max: usize) -> io::Result<Vec<u8>> {
+        let mut body = Vec::new();
+        while body.len() < max {
+            let there = self.fill(reader)?;
+            let count = there.len().min(max - body.len());
+            if count == 0 {
+                break;
+            }
+            body.extend_from_slice(there.get(..count).unwrap_or_default());
+            self.consume(reader, count);
+        }
+        Ok(body)
+    }
+
+    fn next_chunk(&mut self, reader: &mut impl BufRead) -> io::Result<()> {
+        if self.state == State::Chunk(0) {
+            self.empty_line(reader)?;
+        }
+        let limit = if self.chunks == Chunks::Strict { STRICT_LINE_BYTES } else { MAX_LINE_BYTES };
+        let line = self.line(reader, limit)?;
+        let digits = match self.chunks {
+            Chunks::Strict => line.as_slice(),
+            Chunks::Lenient => line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii(),
+        };
+        let size = std::str::from_utf8(digits)
+            .ok()
+            .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))
+            .and_then(|text| u64::from_str_radix(text, 16).ok())
+            .ok_or_else(|| malformed("invalid byte in chunk length"))?;
+        self.state = State::Chunk(size);
+        if size == 0 {
+            match self.chunks {
+                Chunks::Strict => self.empty_line(reader)?,
+                Chunks::Lenient => {
+                    let mut trailers = reader.by_ref().take(MAX_LINE_BYTES);
+                    while !self.line(&mut trailers, MAX_LINE_BYTES)?.is_empty() {}
+                }
+            }
+            self.state = State::Done;
+        }
+        Ok(())
+    }
+
+    fn empty_line(&self, reader: &mut impl BufRead) -> io::Result<()> {
+        match self.line(reader, 2)?.is_empty() {
+            true => Ok(()),
+            false => Err(malformed("malformed chunked encoding")),
+        }
+    }
+
+    /// One line of at most `limit` bytes, without its end.
+    fn line(&self, reader: &mut impl BufRead, limit: u64) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        reader.by_ref().take(limit).read_until(b'\n', &mut line)?;
+        if line.pop_if(|last| *last == b'\n').is_none() {
+            return Err(match line.len() as u64 == limit {
+                true => malformed("malformed chunked encoding"),
+                false => io::ErrorKind::UnexpectedEof.into(),
+            });
+        }
+        if line.pop_if(|last| *last == b'\r').is_none() && self.chunks == Chunks::Strict {
+            return Err(malformed("malformed chunked encoding"));
+        }
+        Ok(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Lenient chunks and lengths: the tests of `response`.
+
+    #[test]
+    fn strict_chunks_have_neither_extensions_nor_trailers() {
+        let read = |raw: &str| {
+            let mut reader = raw.as_bytes();
+            let mut framing = Framing::chunked(Chunks::Strict);
+            let body = framing.read_up_to(&mut reader, usize::MAX)?;
+            Ok((String::from_utf8(body).unwrap(), reader.len()))
+        };
+        let kind = |error: io::Error| error.kind();
+        for (raw, body, rest) in [
+            ("0\r\n\r\nGET", "", 3),
+            ("1\r\n4\r\n0\r\n\r\n", "4", 0),
+            ("A\r\n0123456789\r\n2\r\nab\r\n00000000\r\n\r\n", "0123456789ab", 0),
+        ] {
+            assert_eq!(read(raw).map_err(kind), Ok((body.to_owned(), rest)), "{raw:?}");
+        }
+        for part in ["", "1", "1\r", "1\r\n4", "1\r\n4\r\n", "1\r\n4\r\n0\r\n", "1\r\n4\r\n0\r\n\r"] {
+            assert_eq!(read(part).map_err(kind), Err(io::ErrorKind::UnexpectedEof), "{part:?}");
+        }
+        for raw in [
+            "x\r\n",
+            "\r\n",
+            "+1\r\n4\r\n",
+            "1;a=b\r\n4\r\n",
+            "1 \r\n4\r\n",
+            "1\n4\r\n0\r\n\r\n",
+            "1\r\n44\r\n",
+            "0\r\nA: b\r\n\r\n",
+            "0\r\n\n",
+            "000000001\r\n4\r\n",
+            "0123456789",
+        ] {
+            assert_eq!(read(raw).map_err(kind), Err(io::ErrorKind::InvalidData), "{raw:?}");
+        }
+    }
+
+    #[test]
+    fn size_of_a_chunk_is_known_before_its_bytes_are_there() {
+        let mut reader = b"ffffffff\r\n".as_slice();
+        assert_eq!(Framing::chunked(Chunks::Strict).left(&mut reader).unwrap(), 0xffff_ffff);
+        assert_eq!(Framing::length(7).left(&mut b"".as_slice()).unwrap(), 7);
+        assert_eq!(Framing::length(0).left(&mut b"".as_slice()).unwrap(), 0);
+    }
+}

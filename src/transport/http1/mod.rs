@@ -1,0 +1,32 @@
+//! HTTP/1.1 without sockets (RFC 9110, RFC 9112): heads, bodies and their framing, for servers
+//! and clients alike (Go: net/http, net/textproto).
+//!
+//! The node API, the local socket, the upgrade to the runtime, probes, hooks, proxies, the API
+//! server's client and the local commands all use this one codec. `httparse` splits heads into
+//! lines and fields; what a caller accepts beyond the grammar is decided here.
+//!
+//! - [`request`]: heads of requests, strict: a head that two readers could understand in two
+//!   ways is rejected.
+//! - [`response`]: heads of responses, as tolerant as Go's client.
+//! - [`body`]: where a body ends, for both.
+//! - [`writer`]: a server's response, framed as the client's version allows.
+
+pub mod body;
+pub mod fields;
+pub mod request;
+pub mod response;
+pub mod target;
+pub mod writer;
+
+pub use body::{Chunks, Framing};
+pub use fields::Fields;
+pub use request::{RequestError, RequestHead};
+pub use response::{Malformed, ResponseHead};
+pub use target::Target;
+pub use writer::{Form, ResponseWriter};
+
+/// Whether a byte may be in a method or in a field's name (RFC 9110, section 5.6.2).
+#[must_use]
+pub fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}

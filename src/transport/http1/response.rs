@@ -1,0 +1,304 @@
+//! The head of a response, as a client reads it.
+
+use std::io::{self, BufRead, Read};
+
+use httparse::{EMPTY_HEADER, ParserConfig, Status};
+
+use super::body::{Chunks, Framing};
+use super::fields::Fields;
+use super::is_token;
+
+/// Status line and fields together.
+const MAX_HEAD_BYTES: u64 = 256 * 1024;
+/// Fields of one head.
+const MAX_FIELDS: usize = 1000;
+/// Interim responses (100 Continue, 103 Early Hints) before the final one.
+const MAX_INTERIM: usize = 5;
+/// What an error shows of a line.
+const SHOWN_BYTES: usize = 200;
+
+/// What a peer sent is not HTTP/1. Travels as an [`io::Error`] of the kind `InvalidData`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(pub String);
+
+impl From<Malformed> for io::Error {
+    fn from(error: Malformed) -> Self {
+        io::Error::new(io::ErrorKind::InvalidData, error)
+    }
+}
+
+impl Malformed {
+    /// Whether this is what `error` says.
+    #[must_use]
+    pub fn is(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|inner| inner.is::<Malformed>())
+    }
+}
+
+/// A head.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResponseHead {
+    /// The status code.
+    pub status: u16,
+    /// What stands behind it; may be empty.
+    pub reason: String,
+    /// HTTP/1.1, not 1.0.
+    pub is_1_1: bool,
+    /// The fields.
+    pub fields: Fields,
+}
+
+impl ResponseHead {
+    /// Reads the head of the final response; interim ones are skipped.
+    ///
+    /// # Errors
+    /// Those of the reader, `UnexpectedEof` when it ends too early, and [`Malformed`].
+    pub fn read(reader: &mut impl BufRead) -> io::Result<ResponseHead> {
+        for _ in 0..=MAX_INTERIM {
+            let head = ResponseHead::parse(&read_bytes(reader)?)?;
+            if !(100..200).contains(&head.status) || head.status == 101 {
+                return Ok(head);
+            }
+        }
+        Err(Malformed("too many 1xx informational responses".to_owned()).into())
+    }
+
+    /// Parses a head with the empty line at its end.
+    ///
+    /// # Errors
+    /// When it is not one, in the words of Go's client.
+    pub fn parse(bytes: &[u8]) -> Result<ResponseHead, Malformed> {
+        let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
+        let mut headers = vec![EMPTY_HEADER; lines.min(MAX_FIELDS)];
+        let mut response = httparse::Response::new(&mut headers);
+        let outcome = ParserConfig::default()
+            .allow_spaces_after_header_name_in_responses(true)
+            .allow_multiple_spaces_in_response_status_delimiters(true)
+            .parse_response(&mut response, bytes);
+        match outcome {
+            Ok(Status::Complete(_)) => {}
+            Ok(Status::Partial) | Err(httparse::Error::TooManyHeaders) if lines > MAX_FIELDS => {
+                return Err(Malformed("too many header fields".to_owned()));
+            }
+            Ok(Status::Partial) | Err(_) => return Err(explain(bytes)),
+        }
+        Ok(ResponseHead {
+            status: response.code.unwrap_or_default(),
+            reason: response.reason.unwrap_or_default().to_owned(),
+            is_1_1: response.version == Some(1),
+            fields: Fields::of(response.headers),
+        })
+    }
+
+    /// Whether the server closes the connection after this response.
+    #[must_use]
+    pub fn closes(&self) -> bool {
+        let close = self.fields.lists("connection", "close");
+        close || !(self.is_1_1 || self.fields.lists("connection", "keep-alive"))
+    }
+
+    /// Where the body ends.
+    ///
+    /// # Errors
+    /// When the fields do not say it in a way that is understood.
+    pub fn framing(&self) -> Result<Framing, Malformed> {
+        let text = |value: &[u8]| cut(&String::from_utf8_lossy(value)).to_owned();
+        let encodings = self.fields.all("transfer-encoding");
+        let chunked = |value: &[u8]| value.eq_ignore_ascii_case(b"chunked");
+        if let Some(other) = encodings.clone().find(|value| !chunked(value)) {
+            return Err(Malformed(format!("unsupported transfer encoding: {:?}", text(other))));
+        }
+        let mut length = None;
+        for value in self.fields.all("content-length") {
+            let bad = || Malformed(format!("bad Content-Length {:?}", text(value)));
+            let digits = value.iter().all(u8::is_ascii_digit);
+            let number =
+                std::str::from_utf8(value).ok().filter(|_| digits).and_then(|text| text.parse().ok());
+            let number = number.ok_or_else(bad)?;
+            if length.is_some_and(|before| before != number) {
+                return Err(bad());
+            }
+            length = Some(number);
+        }
+        let is_chunked = encodings.count() > 0;
+        Ok(match (self.status, length) {
+            (100..=199 | 204 | 304, _) => Framing::length(0),
+            _ if is_chunked => Framing::chunked(Chunks::Lenient),
+            (_, Some(length)) => Framing::length(length),
+            (_, None) => Framing::until_close(),
+        })
+    }
+}
+
+/// Reads one head as it comes, with the empty line at its end.
+///
+/// # Errors
+/// Those of the reader, `UnexpectedEof` when it ends too early, and [`Malformed`] as soon as the
+/// first line is not one of HTTP: such a peer may never send an empty line.
+pub fn read_bytes(reader: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut reader = reader.take(MAX_HEAD_BYTES);
+    loop {
+        let from = bytes.len();
+        reader.read_until(b'\n', &mut bytes)?;
+        let line = bytes.get(from..).unwrap_or_default();
+        if !line.ends_with(b"\n") {
+            return Err(match reader.limit() {
+                0 => {
+                    let text = format!("server response headers exceeded {MAX_HEAD_BYTES} bytes; aborted");
+                    Malformed(text).into()
+                }
+                _ => io::ErrorKind::UnexpectedEof.into(),
+            });
+        }
+        if from == 0 && !line.starts_with(b"HTTP/") {
+            return Err(explain(line).into());
+        }
+        if matches!(line, b"\r\n" | b"\n") {
+            return Ok(bytes);
+        }
+    }
+}
+
+/// What is wrong with a head, in the words of Go's client.
+fn explain(bytes: &[u8]) -> Malformed {
+    let text = String::from_utf8_lossy(bytes);
+    let mut lines = text.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
+    let first = lines.next().unwrap_or_default();
+    let malformed = || Malformed(format!("malformed HTTP response {:?}", cut(first)));
+    let Some((version, rest)) = first.split_once(' ') else { return malformed() };
+    let code = rest.trim_start().split(' ').next().unwrap_or_default();
+    if code.len() != 3 || !code.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Malformed(format!("malformed HTTP status code {:?}", cut(code)));
+    }
+    if !matches!(version, "HTTP/1.0" | "HTTP/1.1") {
+        return Malformed(format!("malformed HTTP version {:?}", cut(version)));
+    }
+    let is_field = |line: &str| {
+        let (name, value) = line.split_once(':').unwrap_or_default();
+        let name = name.trim_end_matches([' ', '\t']);
+        let is_text = |byte: u8| byte == b'\t' || (byte >= b' ' && byte != 0x7f);
+        !name.is_empty() && name.bytes().all(is_token) && value.bytes().all(is_text)
+    };
+    match lines.take_while(|line| !line.is_empty()).find(|line| !is_field(line)) {
+        Some(line) => Malformed(format!("malformed MIME header line: {}", cut(line))),
+        None => malformed(),
+    }
+}
+
+fn cut(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(SHOWN_BYTES)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Read = Result<(u16, Vec<u8>, bool), String>;
+
+    /// Status, body up to `max` bytes and whether the connection is closed after it.
+    fn read(text: &[u8], max: usize) -> Read {
+        let words = |error: io::Error| match error.get_ref() {
+            Some(inner) => inner.to_string(),
+            None => error.kind().to_string(),
+        };
+        let mut reader = io::BufReader::with_capacity(7, text);
+        let head = ResponseHead::read(&mut reader).map_err(words)?;
+        let mut framing = head.framing().map_err(|error| error.0)?;
+        let body = framing.read_up_to(&mut reader, max).map_err(words)?;
+        assert!(framing.is_done() || body.len() == max);
+        Ok((head.status, body, head.closes()))
+    }
+
+    #[test]
+    fn responses_of_all_kinds_are_read() {
+        let ok = |status: u16, body: &[u8], close: bool| Ok((status, body.to_vec(), close));
+        let bad = |text: &str| Err(text.to_owned());
+        let chunked = |rest: &str| format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{rest}");
+        for (text, expected) in [
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi there".to_owned(), ok(200, b"hi", false)),
+            (
+                "HTTP/1.1 200\r\nContent-Length: 0\r\nConnection: x, Close\r\n\r\n".to_owned(),
+                ok(200, b"", true),
+            ),
+            ("HTTP/1.0 500 \nX: y\n\nto the end".to_owned(), ok(500, b"to the e", true)),
+            (
+                "HTTP/1.1  404 \r\ncontent-length: 20\r\n\r\n12345678more".to_owned(),
+                ok(404, b"12345678", false),
+            ),
+            (
+                "HTTP/1.0 200 \nConnection: keep-alive\nContent-Length: 1\n\nx".to_owned(),
+                ok(200, b"x", false),
+            ),
+            (
+                "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\nContent-Length: 9\r\n\r\n".to_owned(),
+                ok(204, b"", false),
+            ),
+            ("HTTP/1.1 101 Switching\r\n\r\n".to_owned(), ok(101, b"", false)),
+            ("HTTP/1.1 200 OK\r\nContent-Length : 1\r\nX: \u{e4}\r\n\r\nx".to_owned(), ok(200, b"x", false)),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx".to_owned(),
+                ok(200, b"x", false),
+            ),
+            (chunked("3;x=y\r\nabc\r\n4\r\ndefg\r\n0\r\nTrailer: x\r\n\r\n"), ok(200, b"abcdefg", false)),
+            (chunked("ffff\r\n123456789"), ok(200, b"12345678", false)),
+            (chunked("0\r\n\r\n"), ok(200, b"", false)),
+            (chunked("3\r\nab"), bad("unexpected end of file")),
+            (chunked("3\r\nabc\r\n"), bad("unexpected end of file")),
+            (chunked("-1\r\n"), bad("invalid byte in chunk length")),
+            (chunked("ffffffffffffffffff\r\n"), bad("invalid byte in chunk length")),
+            (chunked("1\r\nabc"), bad("malformed chunked encoding")),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhi".to_owned(), bad("unexpected end of file")),
+            ("HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\nhi".to_owned(), bad("bad Content-Length \"+2\"")),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nhi".to_owned(),
+                bad("bad Content-Length \"2\""),
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: br\r\n\r\n".to_owned(),
+                bad("unsupported transfer encoding: \"br\""),
+            ),
+            (String::new(), bad("unexpected end of file")),
+            ("HTTP/1.1 200 OK\r\n".to_owned(), bad("unexpected end of file")),
+            ("SSH-2.0-x\r\n".to_owned(), bad("malformed HTTP response \"SSH-2.0-x\"")),
+            ("\r\n".to_owned(), bad("malformed HTTP response \"\"")),
+            ("HTTP/1.1 2x0 OK\r\n\r\n".to_owned(), bad("malformed HTTP status code \"2x0\"")),
+            ("HTTP/1.1 2000 OK\r\n\r\n".to_owned(), bad("malformed HTTP status code \"2000\"")),
+            ("HTTP/2 200 OK\r\n\r\n".to_owned(), bad("malformed HTTP version \"HTTP/2\"")),
+            (
+                "HTTP/1.1 200 O\u{1b}K\r\n\r\n".to_owned(),
+                bad("malformed HTTP response \"HTTP/1.1 200 O\\u{1b}K\""),
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nX: y\r\nnothing\r\n\r\n".to_owned(),
+                bad("malformed MIME header line: nothing"),
+            ),
+            ("HTTP/1.1 200 OK\r\nX: \u{7}\r\n\r\n".to_owned(), bad("malformed MIME header line: X: \u{7}")),
+        ] {
+            assert_eq!(read(text.as_bytes(), 8), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn heads_are_bounded() {
+        let long = [b"HTTP/1.1 200 OK\r\nX: ".as_slice(), &vec![b'x'; 300 * 1024]].concat();
+        assert!(read(&long, 8).unwrap_err().contains("exceeded"));
+        assert!(read(&b"HTTP/1.1 103 Early\r\n\r\n".repeat(20), 8).unwrap_err().contains("1xx"));
+        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "X: y\r\n".repeat(MAX_FIELDS + 1));
+        assert_eq!(read(many.as_bytes(), 8), Err("too many header fields".to_owned()));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_or_an_error(
+            text in "(HTTP/1\\.[01] [0-9]{3}\r\n)?[-a-zA-Z:; 0-9\r\n]{0,200}",
+            bytes: Vec<u8>,
+        ) {
+            let _ = read(text.as_bytes(), 8);
+            let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+            let _ = read(&[chunked.as_slice(), &bytes].concat(), usize::MAX);
+            let _ = read(&bytes, usize::MAX);
+        }
+    }
+}

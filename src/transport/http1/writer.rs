@@ -1,0 +1,342 @@
+//! A server's response: its head, and its body framed as the client's version allows.
+
+use std::io::{self, Write};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+/// The most that waits in memory before it is written.
+const BUFFER_BYTES: usize = 64 * 1024;
+/// A body up to this length is written together with its head.
+const SHORT_BODY_BYTES: usize = 16 * 1024;
+/// Room before a chunk for its size (8 digits are 4 GiB) and the line's end.
+const SIZE_LINE: usize = 10;
+
+/// What the form of a response depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Form {
+    /// The client speaks HTTP/1.1: a body of unknown length is sent in chunks.
+    pub is_1_1: bool,
+    /// The connection may be used for another request.
+    pub keep_alive: bool,
+    /// The request was a HEAD: the body is left out.
+    pub head_only: bool,
+}
+
+/// Writes one response. A body that is not [finished](ResponseWriter::finish) has no end that a
+/// client of HTTP/1.1 could take for one.
+pub struct ResponseWriter<'a> {
+    out: &'a mut dyn Write,
+    form: Form,
+    date: Timestamp,
+    body: Body,
+    /// What was written of the body and not sent yet; a chunk's begins after [`SIZE_LINE`] bytes.
+    buffer: Vec<u8>,
+}
+
+/// How the body is framed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Body {
+    /// There is no head yet.
+    None,
+    /// So many bytes are still to come.
+    Length(u64),
+    Chunked,
+    UntilClose,
+    /// What is written is dropped.
+    LeftOut,
+}
+
+impl<'a> ResponseWriter<'a> {
+    /// A response that goes to `out`.
+    pub fn new(out: &'a mut dyn Write, form: Form, date: Timestamp) -> Self {
+        ResponseWriter { out, form, date, body: Body::None, buffer: Vec::new() }
+    }
+
+    /// Whether the head was written.
+    #[must_use]
+    pub fn has_started(&self) -> bool {
+        self.body != Body::None
+    }
+
+    /// Writes the head and sends it at once. `length` is the body's, if it is known.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn start(&mut self, status: u16, fields: &[(&str, &str)], length: Option<u64>) -> io::Result<()> {
+        let head = self.head(status, fields, length);
+        self.out.write_all(&head)?;
+        self.out.flush()
+    }
+
+    /// Writes a response whose body is there, and sends it.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn whole(&mut self, status: u16, fields: &[(&str, &str)], body: &[u8]) -> io::Result<()> {
+        let mut head = self.head(status, fields, Some(body.len() as u64));
+        let body = if self.body == Body::LeftOut { &[] } else { body };
+        if body.len() <= SHORT_BODY_BYTES {
+            head.extend_from_slice(body);
+            self.out.write_all(&head)?;
+        } else {
+            self.out.write_all(&head)?;
+            self.out.write_all(body)?;
+        }
+        if let Body::Length(left) = &mut self.body {
+            *left = 0;
+        }
+        self.out.flush()
+    }
+
+    /// Ends the body and sends the rest of it. True: the connection may be used for another
+    /// request.
+    ///
+    /// # Errors
+    /// Those of the output, and when there is less of the body than was announced.
+    pub fn finish(mut self) -> io::Result<bool> {
+        match self.body {
+            Body::None | Body::Length(1..) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Body::Chunked | Body::Length(0) | Body::UntilClose | Body::LeftOut => {}
+        }
+        let from = self.frame();
+        if self.body == Body::Chunked {
+            self.buffer.extend_from_slice(b"0\r\n\r\n");
+        }
+        self.out.write_all(self.buffer.get(from..).unwrap_or_default())?;
+        self.out.flush()?;
+        Ok(self.form.keep_alive)
+    }
+
+    fn head(&mut self, status: u16, fields: &[(&str, &str)], length: Option<u64>) -> Vec<u8> {
+        let Form { is_1_1, head_only, .. } = self.form;
+        self.body = match length {
+            _ if head_only => Body::LeftOut,
+            Some(length) => Body::Length(length),
+            None if is_1_1 => Body::Chunked,
+            None => Body::UntilClose,
+        };
+        self.form.keep_alive &= self.body != Body::UntilClose;
+        let date = self.date.to_zoned(TimeZone::UTC).strftime("%a, %d %b %Y %H:%M:%S GMT");
+        let mut head = format!("HTTP/1.1 {status} {}\r\nServer: coracle\r\nDate: {date}\r\n", phrase(status));
+        let mut push = |name: &str, value: &str| {
+            for part in [name, ": ", value, "\r\n"] {
+                head.push_str(part);
+            }
+        };
+        for (name, value) in fields {
+            push(name, value);
+        }
+        match length {
+            Some(length) => push("Content-Length", &length.to_string()),
+            None if self.body == Body::Chunked => push("Transfer-Encoding", "chunked"),
+            None => {}
+        }
+        match (self.form.keep_alive, is_1_1) {
+            (true, false) => push("Connection", "keep-alive"),
+            (false, true) => push("Connection", "close"),
+            _ => {}
+        }
+        head.push_str("\r\n");
+        head.into_bytes()
+    }
+
+    /// Puts the size before the chunk in the buffer, and a line's end after it. Where the bytes
+    /// to send begin.
+    fn frame(&mut self) -> usize {
+        let size = self.buffer.len().saturating_sub(SIZE_LINE);
+        if self.body != Body::Chunked || size == 0 {
+            return 0;
+        }
+        let line = format!("{size:x}\r\n");
+        let from = SIZE_LINE.saturating_sub(line.len());
+        if let Some(place) = self.buffer.get_mut(from..SIZE_LINE) {
+            place.copy_from_slice(line.as_bytes());
+        }
+        self.buffer.extend_from_slice(b"\r\n");
+        from
+    }
+
+    /// Sends what is in the buffer.
+    fn send(&mut self) -> io::Result<()> {
+        let from = self.frame();
+        let sent = self.out.write_all(self.buffer.get(from..).unwrap_or_default());
+        self.buffer.clear();
+        sent
+    }
+}
+
+impl Write for ResponseWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let reserved = if self.body == Body::Chunked { SIZE_LINE } else { 0 };
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        if self.buffer.is_empty() {
+            self.buffer.resize(reserved, 0);
+        }
+        let room = (BUFFER_BYTES + reserved).saturating_sub(self.buffer.len());
+        let count = bytes.len().min(room);
+        match &mut self.body {
+            Body::None => return Err(io::Error::other("a body without a head")),
+            Body::LeftOut => return Ok(bytes.len()),
+            Body::Length(left) => match left.checked_sub(count as u64) {
+                Some(less) => *left = less,
+                None => return Err(io::Error::other("a body longer than was announced")),
+            },
+            Body::Chunked | Body::UntilClose => {}
+        }
+        self.buffer.extend_from_slice(bytes.get(..count).unwrap_or_default());
+        if count == room {
+            self.send()?;
+        }
+        Ok(count)
+    }
+
+    /// Sends what was written so far, and gives the buffer back: it may be long until more comes.
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.buffer.is_empty() {
+            self.send()?;
+            self.buffer = Vec::new();
+        }
+        self.out.flush()
+    }
+}
+
+/// What stands behind a status.
+fn phrase(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        301 => "Moved Permanently",
+        307 => "Temporary Redirect",
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        406 => "Not Acceptable",
+        408 => "Request Timeout",
+        409 => "Conflict",
+        413 => "Content Too Large",
+        417 => "Expectation Failed",
+        422 => "Unprocessable Content",
+        429 => "Too Many Requests",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        501 => "Not Implemented",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        505 => "HTTP Version Not Supported",
+        _ => "Unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORM: Form = Form { is_1_1: true, keep_alive: true, head_only: false };
+    const OLD: Form = Form { is_1_1: false, ..FORM };
+
+    /// What the client gets, without `Server` and `Date`, and whether it may ask again.
+    fn written(
+        form: Form,
+        respond: impl FnOnce(&mut ResponseWriter<'_>) -> io::Result<()>,
+    ) -> (String, Option<bool>) {
+        let mut out = Vec::new();
+        let mut writer = ResponseWriter::new(&mut out, form, Timestamp::UNIX_EPOCH);
+        let outcome = respond(&mut writer).and_then(|()| writer.finish()).ok();
+        let text = String::from_utf8(out).unwrap();
+        let ours = "Server: coracle\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n";
+        assert_eq!(text.matches(ours).count(), usize::from(!text.is_empty()), "{text}");
+        (text.replace(ours, ""), outcome)
+    }
+
+    fn stream(pieces: &'static [&'static str]) -> impl Fn(&mut ResponseWriter<'_>) -> io::Result<()> {
+        move |out| {
+            out.start(200, &[("A", "b")], None)?;
+            pieces.iter().try_for_each(|piece| out.write_all(piece.as_bytes()).and_then(|()| out.flush()))
+        }
+    }
+
+    #[test]
+    fn whole_bodies_have_their_length() {
+        let whole = |form| written(form, |out| out.whole(404, &[("A", "b")], b"abc"));
+        let head = "HTTP/1.1 404 Not Found\r\nA: b\r\nContent-Length: 3\r\n";
+        assert_eq!(whole(FORM), (format!("{head}\r\nabc"), Some(true)));
+        let close = Form { keep_alive: false, ..FORM };
+        assert_eq!(whole(close), (format!("{head}Connection: close\r\n\r\nabc"), Some(false)));
+        assert_eq!(whole(OLD), (format!("{head}Connection: keep-alive\r\n\r\nabc"), Some(true)));
+        assert_eq!(whole(Form { keep_alive: false, ..OLD }), (format!("{head}\r\nabc"), Some(false)));
+        assert_eq!(whole(Form { head_only: true, ..FORM }), (format!("{head}\r\n"), Some(true)));
+        let long = vec![b'x'; 3 * BUFFER_BYTES];
+        let (text, _) = written(FORM, |out| out.whole(200, &[], &long));
+        assert_eq!(text.len(), "HTTP/1.1 200 OK\r\nContent-Length: 196608\r\n\r\n".len() + long.len());
+    }
+
+    #[test]
+    fn bodies_of_unknown_length_are_framed_as_the_client_understands() {
+        let head = "HTTP/1.1 200 OK\r\nA: b\r\n";
+        let pieces = stream(&["ab", "", "cde"]);
+        let chunks = format!("{head}Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n");
+        assert_eq!(written(FORM, &pieces), (chunks, Some(true)));
+        assert_eq!(written(OLD, &pieces), (format!("{head}\r\nabcde"), Some(false)));
+        let head_only = Form { head_only: true, ..FORM };
+        assert_eq!(written(head_only, &pieces), (format!("{head}\r\n"), Some(true)));
+        let empty = format!("{head}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n");
+        assert_eq!(written(FORM, stream(&[])), (empty, Some(true)));
+        // The last piece and the end go together, without a flush.
+        let (text, _) = written(FORM, |out| {
+            out.start(200, &[], None)?;
+            out.write_all(b"ab")
+        });
+        assert!(text.ends_with("\r\n\r\n2\r\nab\r\n0\r\n\r\n"), "{text}");
+    }
+
+    #[test]
+    fn incomplete_body_has_no_end() {
+        let fails = |out: &mut ResponseWriter<'_>| {
+            out.start(200, &[], None)?;
+            out.write_all(b"ab")?;
+            out.flush()?;
+            Err(io::ErrorKind::InvalidData.into())
+        };
+        let (text, outcome) = written(FORM, fails);
+        assert!(outcome.is_none() && text.ends_with("2\r\nab\r\n"), "{text}");
+        let announced = |length, body: &'static [u8]| {
+            written(FORM, move |out| {
+                out.start(200, &[], Some(length))?;
+                out.write_all(body)
+            })
+        };
+        assert_eq!(announced(2, b"ab").1, Some(true));
+        assert_eq!(announced(3, b"ab").1, None);
+        // What came after it would be taken for another response.
+        assert_eq!(announced(1, b"ab").1, None);
+        assert_eq!(written(FORM, |out| out.write_all(b"a")).1, None, "without a head");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn chunks_are_read_as_they_were_written(
+            pieces in proptest::collection::vec((0..3 * BUFFER_BYTES / 2, proptest::bool::ANY), 0..6),
+        ) {
+            let (mut out, mut expected) = (Vec::new(), Vec::new());
+            let mut writer = ResponseWriter::new(&mut out, FORM, Timestamp::UNIX_EPOCH);
+            writer.start(200, &[], None).unwrap();
+            for (number, (length, flush)) in pieces.into_iter().enumerate() {
+                let piece = vec![b'a' + number as u8; length];
+                writer.write_all(&piece).unwrap();
+                expected.extend(piece);
+                if flush {
+                    writer.flush().unwrap();
+                }
+            }
+            assert!(writer.finish().unwrap());
+            let mut reader = out.as_slice();
+            super::super::response::read_bytes(&mut reader).unwrap();
+            let mut framing = super::super::Framing::chunked(super::super::Chunks::Strict);
+            assert!(framing.read_up_to(&mut reader, usize::MAX).unwrap() == expected && reader.is_empty());
+        }
+    }
+}

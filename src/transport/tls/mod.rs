@@ -1,0 +1,18 @@
+//! TLS: sessions with servers and with clients, who is trusted, and whose certificate is whose
+//! (Go: crypto/tls, crypto/x509).
+//!
+//! - `client`: sessions with the API server, the manifest URL, proxies, and whoever answers a
+//!   probe or a hook.
+//! - `server`: sessions of the node API.
+//! - `authorities`, `usage`: which certificates prove who a client is.
+
+mod authorities;
+pub(super) mod client;
+#[cfg(test)]
+pub(super) mod fuzz;
+mod server;
+mod usage;
+
+pub use authorities::{Authorities, Verdict};
+pub use client::{Identity, Roots, TlsSetupError};
+pub use server::{Acceptor, CurrentCertificate, ServeError, ServingCertificate, Session, Settings, Stream};
