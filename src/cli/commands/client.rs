@@ -1,4 +1,4 @@
-//! A small HTTP/1.0 client on the agent's Unix socket.
+//! Requests to the agent's Unix socket. In HTTP/1.0: a stream is not sent in chunks.
 
 use std::convert::Infallible;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use crate::server::connect_local;
+use crate::transport::http1::{Malformed, ResponseHead};
 
 use super::CommandError;
 
@@ -19,7 +20,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(130);
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A whole answer is at most this; 500 big pods are about 10 MB.
-const ANSWER_BYTES: u64 = 256 * 1024 * 1024;
+const ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 /// How long to wait for the next byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,13 +39,13 @@ pub(super) struct Client {
 
 /// An answer whose body is still to be read.
 pub(super) struct Reply {
-    headers: Vec<(String, String)>,
+    head: ResponseHead,
     pub body: BufReader<UnixStream>,
 }
 
 impl Reply {
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    pub(super) fn header<'a>(&'a self, name: &'a str) -> Option<&'a str> {
+        self.head.fields.get(name)
     }
 }
 
@@ -110,50 +111,33 @@ impl Client {
             .and_then(|()| stream.set_read_timeout(Some(ANSWER_LIMIT)))
             .and_then(|()| stream.write_all(request.as_bytes()));
         let mut body = BufReader::new(stream);
-        let bad = |why: &str| CommandError::Answer { target: target.to_owned(), why: why.to_owned() };
-        let line = match sent {
-            Ok(()) => self.line(&mut body)?,
-            // An agent that refuses a client does not read what it asks, and has said why.
-            Err(why) => self.line(&mut body).map_err(|_| self.talk("ask")(why))?,
-        };
-        let status: u16 = line
-            .strip_prefix("HTTP/1.")
-            .and_then(|rest| rest.split(' ').nth(1))
-            .and_then(|status| status.parse().ok())
-            .ok_or_else(|| bad("no HTTP status"))?;
-        let mut headers = Vec::new();
-        loop {
-            let line = self.line(&mut body)?;
-            if line.is_empty() {
-                break;
-            }
-            let (name, value) = line.split_once(':').ok_or_else(|| bad("a header without a colon"))?;
-            headers.push((name.to_owned(), value.trim().to_owned()));
-            if headers.len() > 100 {
-                return Err(bad("too many headers"));
-            }
-        }
-        if status != wanted {
+        let head = ResponseHead::read(&mut body).map_err(|why| match sent {
+            // An agent that rejects a client does not read its request, and has sent the reason.
+            Err(sent) => self.talk("ask")(sent),
+            Ok(()) => self.failed(target, why),
+        })?;
+        if head.status != wanted {
             let mut text = Vec::new();
             // What arrived of the reason is better than none.
             let _ = body.take(64 * 1024).read_to_end(&mut text);
             let text = String::from_utf8_lossy(&text).trim_end().to_owned();
-            return Err(CommandError::Refused { status, text });
+            return Err(CommandError::Refused { status: head.status, text });
         }
         if patience == Patience::Endless {
             body.get_ref().set_read_timeout(None).map_err(self.talk("listen to"))?;
         }
-        Ok(Reply { headers, body })
+        Ok(Reply { head, body })
     }
 
-    fn line(&self, body: &mut BufReader<UnixStream>) -> Result<String, CommandError> {
-        let mut line = Vec::new();
-        body.take(8 * 1024).read_until(b'\n', &mut line).map_err(self.talk("hear from"))?;
-        if !line.ends_with(b"\n") {
-            let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "the answer ends too early");
-            return Err(self.talk("hear from")(cut));
+    /// Why a response could not be read.
+    fn failed(&self, target: &str, why: io::Error) -> CommandError {
+        if Malformed::is(&why) {
+            return CommandError::Answer { target: target.to_owned(), why: why.to_string() };
         }
-        Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+        self.talk("hear from")(match why.kind() {
+            io::ErrorKind::UnexpectedEof => io::Error::new(why.kind(), "the answer ends too early"),
+            _ => why,
+        })
     }
 
     /// A whole document.
@@ -167,14 +151,12 @@ impl Client {
     }
 
     fn document<T: DeserializeOwned>(&self, method: &str, target: &str) -> Result<T, CommandError> {
-        let reply = self.ask(method, target, Patience::Limited)?;
-        let length: Option<u64> = reply.header("Content-Length").and_then(|text| text.parse().ok());
-        let mut bytes = Vec::new();
-        reply.body.take(ANSWER_BYTES).read_to_end(&mut bytes).map_err(self.talk("hear from"))?;
-        if length.is_some_and(|length| length != u64::try_from(bytes.len()).unwrap_or(u64::MAX)) {
-            let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "the answer ends too early");
-            return Err(self.talk("hear from")(cut));
-        }
+        let Reply { head, mut body } = self.ask(method, target, Patience::Limited)?;
+        let bytes = head
+            .framing()
+            .map_err(io::Error::from)
+            .and_then(|mut framing| framing.read_up_to(&mut body, ANSWER_BYTES))
+            .map_err(|why| self.failed(target, why))?;
         serde_json::from_slice(&bytes)
             .map_err(|why| CommandError::Answer { target: target.to_owned(), why: why.to_string() })
     }
@@ -190,7 +172,7 @@ impl Client {
         loop {
             line.clear();
             let count = (&mut body)
-                .take(ANSWER_BYTES)
+                .take(ANSWER_BYTES as u64)
                 .read_until(b'\n', &mut line)
                 .map_err(self.talk("hear from"))?;
             if count == 0 {
@@ -264,8 +246,8 @@ mod tests {
             drop(agent);
         };
         check("", "too early");
-        check("SSH-2.0\r\n", "no HTTP status");
-        check("HTTP/1.0 200 OK\r\nbad\r\n\r\n", "colon");
+        check("SSH-2.0\r\n", "malformed HTTP response");
+        check("HTTP/1.0 200 OK\r\nbad\r\n\r\n", "malformed MIME header line: bad");
         check("HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n[]", "too early");
         check("HTTP/1.0 200 OK\r\n\r\n{}", "not understood");
         check("HTTP/1.0 404 Not Found\r\n\r\nno such pod\n", "no such pod");
