@@ -54,7 +54,6 @@ const DOORS: &[(&str, &str)] = &[
     ("rustls", "transport"),
     ("rcgen", "kube"),
     ("pem", "kube"),
-    ("tiny_http", "server"),
     ("serde_saphyr", "config"),
     ("lexopt", "cli"),
     ("flate2", "runtime"),

@@ -92,7 +92,6 @@ fn targets() -> Vec<Target> {
     all.extend(crate::runtime::fuzz::targets());
     all.extend(crate::volumes::fuzz::targets());
     all.extend(crate::pods::fuzz::targets());
-    all.extend(crate::server::fuzz::targets());
     all
 }
 

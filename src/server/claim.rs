@@ -17,7 +17,7 @@ use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::FlockType;
 
-use super::ServerError;
+use super::deps::ServerError;
 
 /// The name of the root directory's claims.
 const ROOT_CLAIM: &str = "agent.lock";

@@ -1,6 +1,6 @@
 //! Hostile input for wire protocols: streams, D-Bus, answers over HTTP, certificates, proxies.
 
-use super::{api, dbus, dial, proxy, spdy, tls, websocket};
+use super::{api, dbus, dial, http1, proxy, spdy, tls, websocket};
 use crate::fuzz::{Budget, Named, Target, repeated};
 use crate::util::encoding::from_base64;
 use crate::util::threads::Stack;
@@ -218,6 +218,7 @@ pub(crate) fn targets() -> Vec<Target> {
     all.extend(api::fuzz::targets());
     all.extend(proxy::fuzz::targets());
     all.extend(tls::fuzz::targets());
+    all.extend(http1::fuzz::targets());
     all
 }
 

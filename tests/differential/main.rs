@@ -12,13 +12,6 @@
 mod der;
 #[path = "../support/dice.rs"]
 mod dice;
-// As the server has them; nothing else needs to see them.
-#[path = "../../src/server/head.rs"]
-#[allow(dead_code, reason = "the server uses more of it")]
-mod head;
-#[path = "../../src/server/query.rs"]
-#[allow(dead_code, reason = "the server uses more of it")]
-mod query;
 
 mod chains;
 mod heads;

@@ -85,7 +85,7 @@ fn a_follower_that_goes_leaves_nothing_behind() {
     node.wait_ready("quiet");
     let streams = || {
         let report = node.command(&["status", "-o", "json"]);
-        String::from_utf8_lossy(&report.stdout).matches("strm/").count()
+        String::from_utf8_lossy(&report.stdout).matches("conn/").count()
     };
     let before = streams();
     let mut children: Vec<Child> = (0..5)
@@ -100,6 +100,6 @@ fn a_follower_that_goes_leaves_nothing_behind() {
         child.kill().expect("it runs");
         child.wait().expect("it ends");
     }
-    wait_until("nobody to follow", LONG, || streams() <= before);
+    wait_until("the followers' connections to end", LONG, || streams() <= before);
     node.finish();
 }

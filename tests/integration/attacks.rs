@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -242,7 +242,7 @@ fn other_users_of_the_machine_reach_no_socket() {
     let authority = Authority::new("clients");
     let solo = guarded(&authority, &json!({}));
     let regular = Regular::start(&client(&solo, Some(&authority.issue("root", &["admins"]))));
-    let sockets = [".coracle.sock.http", "coracle.sock"].map(|name| solo.local_socket().with_file_name(name));
+    let socket = solo.local_socket();
     let directory = solo.local_socket().parent().unwrap().to_owned();
     assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
     let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -250,13 +250,14 @@ fn other_users_of_the_machine_reach_no_socket() {
     for path in directory.ancestors().filter(|path| path.starts_with(std::env::temp_dir())) {
         mode(path, 0o755);
     }
+    let parent = directory.clone();
     assert!(as_nobody(move || fs::read_dir(directory).is_ok()));
     let connect = |path: &Path| -> std::io::Result<String> {
         let path = path.to_owned();
         as_nobody(move || {
             let mut stream = UnixStream::connect(path)?;
             stream.set_read_timeout(Some(LONG))?;
-            let request = b"GET /v1/pods HTTP/1.0\r\nCoracle-Key: 0-1\r\nX-Remote-User: root\r\n\r\n";
+            let request = b"GET /v1/pods HTTP/1.0\r\nX-Remote-User: root\r\n\r\n";
             let mut answer = Vec::new();
             // One that reads nothing of it may end the connection before it or in the middle; what
             // it has said is there to be read all the same.
@@ -265,15 +266,15 @@ fn other_users_of_the_machine_reach_no_socket() {
             Ok(String::from_utf8_lossy(&answer).into_owned())
         })
     };
-    for path in &sockets {
-        assert_eq!(connect(path).unwrap_err().kind(), ErrorKind::PermissionDenied, "{}", path.display());
-    }
-    // Nor if somebody opened them to all.
-    for path in &sockets {
-        mode(path, 0o666);
-        let answer = connect(path);
-        assert!(answer.as_ref().is_ok_and(|text| text.starts_with("HTTP/1.0 403")), "{answer:?}");
-    }
+    assert_eq!(connect(&socket).unwrap_err().kind(), ErrorKind::PermissionDenied);
+    // Also if its mode was opened to all users.
+    mode(&socket, 0o666);
+    let answer = connect(&socket);
+    assert!(answer.as_ref().is_ok_and(|text| text.starts_with("HTTP/1.1 403 ")), "{answer:?}");
+    // There is no other socket beside it.
+    let sockets = fs::read_dir(&parent).unwrap().map(|entry| entry.unwrap());
+    let sockets = sockets.filter(|entry| entry.file_type().unwrap().is_socket());
+    assert_eq!(sockets.map(|entry| entry.path()).collect::<Vec<_>>(), [socket]);
     regular.end();
     solo.finish();
 }

@@ -207,7 +207,7 @@ fn refusals_have_the_kubelets_codes_and_words() {
     // What the runtime's streaming server says.
     check(&bench.exec("status/403"), 403, "reason");
     check(&bench.exec("status/200"), 500, "invalid upgrade response: status code 200");
-    check(&bench.exec("garbage"), 500, "no HTTP answer");
+    check(&bench.exec("garbage"), 500, "no HTTP response");
     // What the runtime says.
     for (kind, status) in [(Kind::NotFound, 404), (Kind::ResourceExhausted, 429), (Kind::Unknown, 500)] {
         bench.solo.fake.fail_times("Exec", 1, kind, "no luck");

@@ -8,12 +8,13 @@ use jiff::Timestamp;
 
 use super::authority::AuthorityFile;
 use super::cache::Cache;
+use super::settings::{Clock, Reviews, Settings};
 use super::visitor::{Certificates, Known};
-use super::{Clock, Reviews, Settings};
 use crate::kube::certificates::{Facts, Subject};
 use crate::kube::reviews::User;
-use crate::server::head::Head;
-use crate::server::shares::Caller;
+
+use crate::server::quota::Caller;
+use crate::transport::http1::RequestHead;
 use crate::util::encoding::from_base64_url;
 use crate::util::sha256;
 
@@ -83,7 +84,7 @@ impl Authentication {
         &self,
         known: &mut Option<Known>,
         certificates: &Certificates<'_>,
-        head: &mut Head,
+        head: &mut RequestHead,
         caller: &Caller,
         now: Timestamp,
     ) -> Result<User, Nobody> {
@@ -131,9 +132,9 @@ impl Authentication {
         user
     }
 
-    fn by_token(&self, head: &mut Head, caller: &Caller) -> Result<Option<User>, String> {
+    fn by_token(&self, head: &mut RequestHead, caller: &Caller) -> Result<Option<User>, String> {
         let Some(tokens) = &self.tokens else { return Ok(None) };
-        if head.all("authorization").any(|value| std::str::from_utf8(value).is_err()) {
+        if head.fields.all("authorization").any(|value| std::str::from_utf8(value).is_err()) {
             return Err("the Authorization header is not text".to_owned());
         }
         let token = match bearer(head) {
@@ -188,8 +189,8 @@ pub(super) fn has_certificate(user: &User) -> bool {
 }
 
 /// The token in the header.
-fn bearer(head: &Head) -> Option<String> {
-    let mut words = head.get("authorization")?.trim().splitn(3, ' ');
+fn bearer(head: &RequestHead) -> Option<String> {
+    let mut words = head.fields.get("authorization")?.trim().splitn(3, ' ');
     let scheme = words.next()?;
     let token = words.next()?;
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.to_owned())
@@ -197,12 +198,12 @@ fn bearer(head: &Head) -> Option<String> {
 
 /// The token among the protocols of a WebSocket, which is taken out of them: it is none that
 /// could be spoken.
-fn of_protocols(head: &mut Head) -> Result<Option<String>, String> {
+fn of_protocols(head: &mut RequestHead) -> Result<Option<String>, String> {
     if !head.is_websocket() {
         return Ok(None);
     }
     let (mut token, mut others) = (None, Vec::new());
-    for protocol in head.elements(PROTOCOLS) {
+    for protocol in head.fields.elements(PROTOCOLS) {
         match protocol.strip_prefix(PROTOCOL_TOKEN) {
             Some(_) if token.is_some() => {
                 return Err("multiple base64.bearer.authorization tokens specified".to_owned());
@@ -218,8 +219,8 @@ fn of_protocols(head: &mut Head) -> Result<Option<String>, String> {
     if others.is_empty() {
         return Err("missing additional subprotocol".to_owned());
     }
-    head.remove(PROTOCOLS);
-    head.headers.push((PROTOCOLS.to_owned(), others.join(",").into_bytes()));
+    head.fields.remove(PROTOCOLS);
+    head.fields.push(PROTOCOLS, others.join(",").into_bytes());
     Ok(Some(token))
 }
 
@@ -236,9 +237,9 @@ fn with_group(mut user: User) -> User {
 mod tests {
     use super::*;
 
-    fn head(headers: &str) -> Head {
+    fn head(headers: &str) -> RequestHead {
         let text = format!("GET /pods HTTP/1.1\r\nHost: n\r\n{headers}");
-        Head::parse(text.trim_end().as_bytes(), None).unwrap()
+        RequestHead::parse(format!("{}\r\n\r\n", text.trim_end()).as_bytes()).unwrap()
     }
 
     #[test]
@@ -273,7 +274,7 @@ mod tests {
             let text = format!("Connection: Upgrade\r\nUpgrade: websocket\r\n{PROTOCOLS}: {protocols}");
             let mut head = head(&text);
             let outcome = of_protocols(&mut head);
-            (outcome, head.get(PROTOCOLS).unwrap_or_default().to_owned())
+            (outcome, head.fields.get(PROTOCOLS).unwrap_or_default().to_owned())
         };
         let with = format!("v5.channel.k8s.io, {PROTOCOL_TOKEN}YWJj");
         assert_eq!(websocket(&with), (Ok(Some("abc".to_owned())), "v5.channel.k8s.io".to_owned()));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::Clock;
+use super::settings::Clock;
 use crate::transport::tls::Authorities;
 use crate::util::untrusted;
 
@@ -34,7 +34,7 @@ struct Inner {
 }
 
 /// What tells that a file is another one, or has another content: device, inode, the time of
-/// its last change (which nobody can set), and length.
+/// its last change (which no program can set), and length.
 type Stamp = (u64, u64, i64, i64, u64);
 
 impl AuthorityFile {

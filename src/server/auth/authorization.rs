@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cache::Cache;
-use super::{Clock, Mode, Reviews};
+use super::settings::{Clock, Mode, Reviews};
 use crate::kube::reviews::{Attributes, User};
-use crate::server::shares::Caller;
+use crate::server::quota::Caller;
 use crate::util::sha256;
 
 /// Answers that are remembered.

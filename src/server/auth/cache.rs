@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::Clock;
-use crate::server::shares::{Caller, Shares, Slot};
+use super::settings::Clock;
+use crate::server::quota::{Caller, Permit, Quota};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -45,11 +45,11 @@ pub(super) struct Cache<V> {
     clock: Clock,
     state: Mutex<State<V>>,
     /// Those who ask, limited by address only.
-    asking: Arc<Shares>,
+    asking: Arc<Quota>,
     /// Those who wait for their turn to ask.
-    queue: Arc<Shares>,
+    queue: Arc<Quota>,
     /// Those who wait for a question of somebody else.
-    waiting: Arc<Shares>,
+    waiting: Arc<Quota>,
 }
 
 struct State<V> {
@@ -88,8 +88,8 @@ impl<V> Drop for Ending<'_, V> {
 impl<V: Clone> Cache<V> {
     pub(super) fn new(capacity: usize, clock: Clock) -> Self {
         let state = State { entries: HashMap::new(), asking: HashMap::new(), uses: 0 };
-        let (asking, waiting) = (Shares::new(usize::MAX), Shares::new(MAX_WAITING));
-        let queue = Shares::new(MAX_QUEUE);
+        let (asking, waiting) = (Quota::new(usize::MAX), Quota::new(MAX_WAITING));
+        let queue = Quota::new(MAX_QUEUE);
         Cache { capacity, clock, state: Mutex::new(state), asking, queue, waiting }
     }
 
@@ -108,8 +108,8 @@ impl<V: Clone> Cache<V> {
             if let Some(asking) = state.asking.get(&key) {
                 let asking = Arc::clone(asking);
                 drop(state);
-                let claims = caller.claims(WAITING_PER_PEER, WAITING_PER_PEER);
-                let _place = self.waiting.take(claims).ok_or_else(too_many)?;
+                let limits = caller.limits(WAITING_PER_PEER, WAITING_PER_PEER);
+                let _place = self.waiting.take(limits).ok_or_else(too_many)?;
                 return asking.wait();
             }
             let (sender, done) = bounded(0);
@@ -137,17 +137,17 @@ fn too_many() -> String {
 
 impl<V> Cache<V> {
     /// Waits until fewer questions of the caller's address are asked.
-    pub(super) fn turn(&self, caller: &Caller) -> Result<Slot, String> {
-        let claims = caller.claims(ASKING_PER_PEER, ASKING_PER_PEER);
-        if let Some(slot) = self.asking.take(claims.clone()) {
+    pub(super) fn turn(&self, caller: &Caller) -> Result<Permit, String> {
+        let limits = caller.limits(ASKING_PER_PEER, ASKING_PER_PEER);
+        if let Some(slot) = self.asking.take(limits.clone()) {
             return Ok(slot);
         }
         // Who waits holds a thread, even when its connection has made room for another.
-        let places = caller.claims(QUEUE_PER_PEER, QUEUE_PER_PEER);
+        let places = caller.limits(QUEUE_PER_PEER, QUEUE_PER_PEER);
         let _place = self.queue.take(places).ok_or_else(too_many)?;
         // When the agent stops, the questions before it end at once.
         let never = StopToken::never();
-        self.asking.wait(claims, TURN_LIMIT, "a turn to review", &never).ok_or_else(too_many)
+        self.asking.wait(limits, TURN_LIMIT, "a turn to review", &never).ok_or_else(too_many)
     }
 
     fn lock(&self) -> MutexGuard<'_, State<V>> {
@@ -323,7 +323,7 @@ mod tests {
         // Nobody's threads pile up in the queue.
         let held: Vec<_> = (0..ASKING_PER_PEER).map(|_| cache.turn(&from("10.0.0.1")).unwrap()).collect();
         let places: Vec<_> = (0..MAX_QUEUE)
-            .filter_map(|_| cache.queue.take(from("10.0.0.1").claims(QUEUE_PER_PEER, QUEUE_PER_PEER)))
+            .filter_map(|_| cache.queue.take(from("10.0.0.1").limits(QUEUE_PER_PEER, QUEUE_PER_PEER)))
             .collect();
         assert_eq!(places.len(), QUEUE_PER_PEER);
         assert_eq!(cache.turn(&from("10.0.0.1")).map(drop), Err(too_many()), "at once");
@@ -332,7 +332,7 @@ mod tests {
 
         // Of those who wait for somebody else's question some places stay free as well.
         let held: Vec<_> = (0..MAX_WAITING)
-            .filter_map(|_| cache.waiting.take(from("10.0.0.1").claims(WAITING_PER_PEER, WAITING_PER_PEER)))
+            .filter_map(|_| cache.waiting.take(from("10.0.0.1").limits(WAITING_PER_PEER, WAITING_PER_PEER)))
             .collect();
         assert_eq!(held.len(), WAITING_PER_PEER);
     }

@@ -3,9 +3,11 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use super::*;
+use crate::kube::reviews::Attributes;
 use crate::util::encoding::from_base64;
 
 thread_local! {
@@ -78,9 +80,9 @@ impl Door {
         let credentials =
             if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}") };
         let text = format!("{request} HTTP/1.1\r\nHost: n\r\nX-Remote-User: admin\r\n{credentials}");
-        let mut head = Head::parse(text.trim_end().as_bytes(), None).unwrap();
-        let outcome = self.auth.admit(&mut Visitor::default(), &Vec::new, &mut head);
-        assert_eq!(head.get("authorization"), None);
+        let mut head = RequestHead::parse(format!("{}\r\n\r\n", text.trim_end()).as_bytes()).unwrap();
+        let outcome = self.auth.admit(&mut Visitor::default(), &Vec::new, &mut head, None);
+        assert_eq!(head.fields.get("authorization"), None);
         outcome.map_err(|refusal| (refusal.status, refusal.text))
     }
 }
@@ -241,8 +243,8 @@ fn a_connection_verifies_its_certificate_once_until_authorities_or_time_change()
     };
     let mut visitor = Visitor::default();
     let mut ask = |time: &str| {
-        let mut head = Head::parse(b"GET /pods HTTP/1.1\r\nHost: n", None).unwrap();
-        let outcome = door.auth.admit_at(&mut visitor, &show, &mut head, time.parse().unwrap());
+        let mut head = RequestHead::parse(b"GET /pods HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
+        let outcome = door.auth.admit_at(&mut visitor, &show, &mut head, None, time.parse().unwrap());
         (outcome.map(|user| user.name).map_err(|refusal| refusal.status), shown.get())
     };
     let jane = || Ok("jane".to_owned());
@@ -283,9 +285,9 @@ fn a_client_certificate_of_the_bundle_is_accepted_and_signs_no_other() {
     let settings = Settings { client_ca_file: Some(file), mode: Mode::AlwaysAllow, ..settings() };
     let door = Door::new(settings);
     let ask = |pem: &str, year: u16| {
-        let mut head = Head::parse(b"GET /pods HTTP/1.1\r\nHost: n", None).unwrap();
+        let mut head = RequestHead::parse(b"GET /pods HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
         let time = format!("{year}-06-01T00:00:00Z").parse().unwrap();
-        let outcome = door.auth.admit_at(&mut Visitor::default(), &|| vec![der(pem)], &mut head, time);
+        let outcome = door.auth.admit_at(&mut Visitor::default(), &|| vec![der(pem)], &mut head, None, time);
         outcome.map(|user| user.name).map_err(|refusal| refusal.status)
     };
     assert_eq!(ask(JANE, 2026), Ok("jane".to_owned()));

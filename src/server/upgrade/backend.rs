@@ -1,4 +1,4 @@
-//! The runtime's end of a stream: dial, ask, read the head of the answer.
+//! The runtime's end of a stream: connect, send a request, read the head of the response.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::server::auth::PROTOCOL_TOKEN;
-use crate::server::client::{Ready, is_passing, timespec};
-use crate::server::head::Head;
+use crate::server::http::connection::{Ready, is_passing, timespec};
+use crate::transport::http1::{Framing, RequestHead, ResponseHead};
 use crate::util::threads;
 
-use super::answer::{ANSWER_LIMIT, Refusal};
+use super::rejection::{RESPONSE_LIMIT, Rejection};
 
 /// The runtime is on this machine.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
@@ -25,11 +25,11 @@ const HEAD_LIMIT: Duration = Duration::from_secs(30);
 const HEAD_BYTES: usize = 64 * 1024;
 /// The most of an error's text.
 const BODY_BYTES: usize = 256 * 1024;
-/// Between two signs of life of a silent peer, and so many missed ones end it; Go's values.
+/// The interval of TCP keep-alive probes, and how many lost ones end a connection; Go's values.
 const KEEPALIVE: (Duration, u32) = (Duration::from_secs(15), 9);
 
-/// Headers of the client that end here. A body is not passed on, the token is none of the
-/// runtime's business, and the others are said anew.
+/// Headers of the client that are not passed on: there is no body, the runtime must not get the
+/// token, and the others are written again.
 // DIFFERS: the Go kubelet sends the client's token on to the runtime.
 const OURS: [&str; 8] = [
     "Host",
@@ -51,9 +51,9 @@ struct Url<'a> {
 }
 
 impl<'a> Url<'a> {
-    fn parse(url: &'a str) -> Result<Self, Refusal> {
-        // Not the URL itself, which opens the stream to whoever knows it.
-        let bad = |why: &str| Refusal::closing(500, format!("the runtime's streaming URL {why}\n"));
+    fn parse(url: &'a str) -> Result<Self, Rejection> {
+        // Not the URL itself, which is enough to open the stream.
+        let bad = |why: &str| Rejection::closing(500, format!("the runtime's streaming URL {why}\n"));
         let rest = url.strip_prefix("http://").ok_or_else(|| bad("is not http://"))?;
         let at = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, target) = rest.split_at(at);
@@ -77,24 +77,32 @@ impl<'a> Url<'a> {
 }
 
 /// The client's own request, for the runtime.
-pub(super) fn forwarded(head: &Head, url: &str) -> Vec<u8> {
+pub(super) fn forwarded(head: &RequestHead, peer: Option<SocketAddr>, url: &str) -> Vec<u8> {
     let mut out = begin(url, &head.method);
-    for (name, value) in &head.headers {
+    for (name, value) in head.fields.iter() {
         let ours = OURS.iter().any(|ours| name.eq_ignore_ascii_case(ours));
         if !ours {
             header(&mut out, name, value);
         }
     }
-    let protocols: Vec<&str> =
-        head.elements("Sec-WebSocket-Protocol").filter(|word| !word.starts_with(PROTOCOL_TOKEN)).collect();
+    let protocols: Vec<&str> = head
+        .fields
+        .elements("Sec-WebSocket-Protocol")
+        .filter(|word| !word.starts_with(PROTOCOL_TOKEN))
+        .collect();
     if !protocols.is_empty() {
         header(&mut out, "Sec-WebSocket-Protocol", protocols.join(", ").as_bytes());
     }
-    finish(out, head)
+    finish(out, head, peer)
 }
 
 /// A request of ours for SPDY with one of these protocols in it.
-pub(super) fn spdy_request(head: &Head, url: &str, protocols: &[&str]) -> Vec<u8> {
+pub(super) fn spdy_request(
+    head: &RequestHead,
+    peer: Option<SocketAddr>,
+    url: &str,
+    protocols: &[&str],
+) -> Vec<u8> {
     let mut out = begin(url, "POST");
     header(&mut out, "Connection", b"Upgrade");
     header(&mut out, "Upgrade", b"SPDY/3.1");
@@ -102,7 +110,7 @@ pub(super) fn spdy_request(head: &Head, url: &str, protocols: &[&str]) -> Vec<u8
     for protocol in protocols {
         header(&mut out, "X-Stream-Protocol-Version", protocol.as_bytes());
     }
-    finish(out, head)
+    finish(out, head, peer)
 }
 
 fn begin(url: &str, method: &str) -> Vec<u8> {
@@ -110,9 +118,9 @@ fn begin(url: &str, method: &str) -> Vec<u8> {
     Url::parse(url).map_or_else(|_| Vec::new(), |url| url.begin(method))
 }
 
-fn finish(mut out: Vec<u8>, head: &Head) -> Vec<u8> {
-    let mut hops: Vec<String> = head.elements("X-Forwarded-For").map(str::to_owned).collect();
-    hops.extend(head.peer.map(|peer| peer.ip().to_string()));
+fn finish(mut out: Vec<u8>, head: &RequestHead, peer: Option<SocketAddr>) -> Vec<u8> {
+    let mut hops: Vec<String> = head.fields.elements("X-Forwarded-For").map(str::to_owned).collect();
+    hops.extend(peer.map(|peer| peer.ip().to_string()));
     if !hops.is_empty() {
         header(&mut out, "X-Forwarded-For", hops.join(", ").as_bytes());
     }
@@ -128,7 +136,7 @@ fn header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 }
 
 /// Small pieces go out at once, and a dead peer is noticed.
-pub(in super::super) fn tune(socket: BorrowedFd<'_>) {
+pub(in crate::server) fn tune(socket: BorrowedFd<'_>) {
     let (pause, missed) = KEEPALIVE;
     // A Unix socket needs none of this and refuses some of it.
     let _ = sockopt::set_tcp_nodelay(socket, true)
@@ -143,16 +151,16 @@ pub(super) struct Runtime(TcpStream);
 
 impl Runtime {
     /// Connects.
-    pub(super) fn dial(url: &str, wake: &UnixStream) -> Result<Runtime, Refusal> {
+    pub(super) fn dial(url: &str, wake: &UnixStream) -> Result<Runtime, Rejection> {
         let address = Url::parse(url)?.address;
         connect(address, wake).map_err(|why| {
-            Refusal::closing(500, format!("error dialing backend: dial tcp {address}: connect: {why}\n"))
+            Rejection::closing(500, format!("error dialing backend: dial tcp {address}: connect: {why}\n"))
         })
     }
 
-    /// Sends a request and reads the head of the answer.
-    pub(super) fn ask(&mut self, request: &[u8], wake: &UnixStream) -> Result<Reply, Refusal> {
-        let lost = |why: String| Refusal::closing(500, format!("the runtime's streaming server: {why}\n"));
+    /// Sends a request and reads the head of the response.
+    pub(super) fn ask(&mut self, request: &[u8], wake: &UnixStream) -> Result<Reply, Rejection> {
+        let lost = |why: String| Rejection::closing(500, format!("the runtime's streaming server: {why}\n"));
         let deadline = Instant::now() + HEAD_LIMIT;
         let mut rest = request;
         while !rest.is_empty() {
@@ -166,10 +174,10 @@ impl Runtime {
         loop {
             let end = raw.windows(4).position(|four| four == b"\r\n\r\n");
             if let Some(end) = end {
-                return Reply::parse(raw, end + 4).ok_or_else(|| lost("no HTTP answer".to_owned()));
+                return Reply::parse(raw, end + 4).ok_or_else(|| lost("no HTTP response".to_owned()));
             }
             if raw.len() > HEAD_BYTES || self.read_more(&mut raw, wake, deadline)? == 0 {
-                return Err(lost("no HTTP answer".to_owned()));
+                return Err(lost("no HTTP response".to_owned()));
             }
         }
     }
@@ -179,7 +187,7 @@ impl Runtime {
         into: &mut Vec<u8>,
         wake: &UnixStream,
         deadline: Instant,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<usize, Rejection> {
         let mut chunk = [0; 4096];
         loop {
             match self.read(&mut chunk) {
@@ -193,11 +201,11 @@ impl Runtime {
         }
     }
 
-    fn wait(&self, flags: PollFlags, wake: &UnixStream, deadline: Instant) -> Result<(), Refusal> {
+    fn wait(&self, flags: PollFlags, wake: &UnixStream, deadline: Instant) -> Result<(), Rejection> {
         match wait(self.0.as_fd(), flags, wake, deadline) {
             Ready::Yes => Ok(()),
-            Ready::Late => Err(Refusal::closing(500, "the runtime's streaming server: i/o timeout\n")),
-            Ready::Stopped => Err(Refusal::closing(500, "the server stops\n")),
+            Ready::Late => Err(Rejection::closing(500, "the runtime's streaming server: i/o timeout\n")),
+            Ready::Stopped => Err(Rejection::closing(500, "the server stops\n")),
         }
     }
 }
@@ -239,9 +247,9 @@ impl Runtime {
         self.0.write(bytes)
     }
 
-    /// The client has said its last.
+    /// The client sends nothing more.
     pub(super) fn finish_write(&mut self) {
-        // A peer that is gone already needs no farewell.
+        // It fails for a peer that is gone already.
         let _ = self.0.shutdown(Shutdown::Write);
     }
 }
@@ -266,62 +274,68 @@ fn wait(fd: BorrowedFd<'_>, flags: PollFlags, wake: &UnixStream, deadline: Insta
     }
 }
 
-/// The head of the runtime's answer, and what came with it.
+/// The head of the runtime's response, and what came with it.
 #[derive(Debug)]
 pub(super) struct Reply {
     /// All that was read.
     pub raw: Vec<u8>,
-    head: usize,
-    status: u16,
+    length: usize,
+    head: ResponseHead,
 }
 
 impl Reply {
-    fn parse(raw: Vec<u8>, head: usize) -> Option<Reply> {
-        let text = std::str::from_utf8(raw.get(..head)?).ok()?;
-        let status = text.strip_prefix("HTTP/1.")?.split(' ').nth(1)?;
-        let status = status.trim_end().parse().ok()?;
-        Some(Reply { raw, head, status })
+    /// `length` is the head's.
+    fn parse(raw: Vec<u8>, length: usize) -> Option<Reply> {
+        let head = ResponseHead::parse(raw.get(..length)?).ok()?;
+        Some(Reply { raw, length, head })
     }
 
     /// What came behind the head.
     pub(super) fn rest(&self) -> &[u8] {
-        self.raw.get(self.head..).unwrap_or_default()
+        self.raw.get(self.length..).unwrap_or_default()
     }
 
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
-        let head = std::str::from_utf8(self.raw.get(..self.head)?).ok()?;
-        let lines = head.split("\r\n").skip(1).filter_map(|line| line.split_once(':'));
-        lines.into_iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    pub(super) fn header<'a>(&'a self, name: &'a str) -> Option<&'a str> {
+        self.head.fields.all(name).next().and_then(|value| std::str::from_utf8(value).ok())
     }
 
-    /// The answer, if the runtime has agreed to the upgrade; else its reasons, whole.
-    pub(super) fn switched(mut self, runtime: &mut Runtime, wake: &UnixStream) -> Result<Reply, Refusal> {
-        if self.status == 101 {
+    /// The response, if the runtime has accepted the upgrade; else why not, all of it.
+    pub(super) fn switched(mut self, runtime: &mut Runtime, wake: &UnixStream) -> Result<Reply, Rejection> {
+        let status = self.head.status;
+        if status == 101 {
             return Ok(self);
         }
-        if self.status < 400 {
-            let text = format!("invalid upgrade response: status code {}\n", self.status);
-            return Err(Refusal::closing(500, text));
+        if status < 400 {
+            let text = format!("invalid upgrade response: status code {status}\n");
+            return Err(Rejection::closing(500, text));
         }
-        let deadline = Instant::now() + ANSWER_LIMIT;
-        let length = self.header("Content-Length").and_then(|length| length.parse::<usize>().ok());
-        let chunked = self.header("Transfer-Encoding").is_some();
+        let deadline = Instant::now() + RESPONSE_LIMIT;
         loop {
-            let whole = match length {
-                _ if chunked => self.rest().ends_with(b"0\r\n\r\n"),
-                Some(length) => self.rest().len() >= length,
-                None => false,
-            };
+            let (body, is_whole) = self.body();
             // What arrived of the reasons is better than nothing.
-            if whole
+            if is_whole
                 || self.rest().len() > BODY_BYTES
                 || runtime.read_more(&mut self.raw, wake, deadline).unwrap_or(0) == 0
             {
-                break;
+                let text = String::from_utf8_lossy(&body).trim().to_owned();
+                return Err(Rejection::passed_on(self.raw, text));
             }
         }
-        let text = String::from_utf8_lossy(self.rest()).trim().to_owned();
-        Err(Refusal::passed_on(self.raw, text))
+    }
+
+    /// As much of the body as has arrived, and whether that is all of it.
+    fn body(&self) -> (Vec<u8>, bool) {
+        let mut framing = self.head.framing().unwrap_or_else(|_| Framing::until_close());
+        let has_end = framing != Framing::until_close();
+        let (mut body, mut rest) = (Vec::new(), self.rest());
+        while let Ok(there) = framing.fill(&mut rest)
+            && !there.is_empty()
+        {
+            let count = there.len();
+            body.extend_from_slice(there);
+            framing.consume(&mut rest, count);
+        }
+        (body, has_end && framing.is_done())
     }
 }
 
@@ -344,40 +358,61 @@ mod tests {
         ] {
             let parsed = Url::parse(url)
                 .map(|url| (url.address.to_string(), url.target.to_owned()))
-                .map_err(|refusal| refusal.status());
+                .map_err(|rejection| rejection.status());
             let expected = expected.map(|(address, target)| (address.to_owned(), target.to_owned()));
             assert_eq!(parsed, expected, "{url}");
         }
     }
 
     #[test]
-    fn the_clients_request_goes_on_without_its_secrets() {
+    fn forwarded_request_has_no_credentials() {
         let lines = "POST /exec/a/b/c HTTP/1.1\r\nHost: node:10250\r\nConnection: Upgrade\r\nupgrade: websocket\r\n\
             authorization: Bearer sesame\r\nContent-Length: 0\r\nX-Forwarded-For: 192.0.2.1\r\n\
-            Sec-WebSocket-Protocol: v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2U";
-        let head = Head::parse(lines.as_bytes(), Some("192.0.2.2:5".parse().unwrap())).unwrap();
-        let text = String::from_utf8(forwarded(&head, "http://127.0.0.1:1/exec/t")).unwrap();
+            Sec-WebSocket-Protocol: v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2U\r\n\r\n";
+        let head = RequestHead::parse(lines.as_bytes()).unwrap();
+        let peer = Some("192.0.2.2:5".parse().unwrap());
+        let text = String::from_utf8(forwarded(&head, peer, "http://127.0.0.1:1/exec/t")).unwrap();
         assert_eq!(
             text,
             "POST /exec/t HTTP/1.1\r\nHost: 127.0.0.1:1\r\nConnection: Upgrade\r\nupgrade: websocket\r\n\
              Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nX-Forwarded-For: 192.0.2.1, 192.0.2.2\r\n\r\n"
         );
-        let text = String::from_utf8(spdy_request(&head, "http://127.0.0.1:1", &["p", "q"])).unwrap();
+        let text = String::from_utf8(spdy_request(&head, peer, "http://127.0.0.1:1", &["p", "q"])).unwrap();
         assert!(text.starts_with("POST / HTTP/1.1\r\n") && !text.contains("sesame"), "{text}");
         assert!(text.contains("X-Stream-Protocol-Version: p\r\nX-Stream-Protocol-Version: q\r\n"), "{text}");
     }
 
     #[test]
-    fn heads_of_answers() {
+    fn responses_of_the_runtime_are_read() {
         let raw = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nrest".to_vec();
         let head = raw.len() - 4;
         let reply = Reply::parse(raw, head).unwrap();
         assert_eq!(
-            (reply.status, reply.rest(), reply.header("upgrade")),
+            (reply.head.status, reply.rest(), reply.header("upgrade")),
             (101, &b"rest"[..], Some("SPDY/3.1"))
         );
         for bad in ["\r\n\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 abc\r\n\r\n"] {
             assert!(Reply::parse(bad.into(), bad.len()).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn body_of_a_rejection_has_a_known_end() {
+        let body = |raw: &str| {
+            let length = raw.find("\r\n\r\n").unwrap() + 4;
+            let (body, is_whole) = Reply::parse(raw.into(), length).unwrap().body();
+            (String::from_utf8(body).unwrap(), is_whole)
+        };
+        let chunked = "HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n";
+        for (raw, text, is_whole) in [
+            ("HTTP/1.1 500 No\r\nContent-Length: 3\r\n\r\nabc".to_owned(), "abc", true),
+            ("HTTP/1.1 500 No\r\nContent-Length: 3\r\n\r\nab".to_owned(), "ab", false),
+            ("HTTP/1.1 500 No\r\n\r\nabc".to_owned(), "abc", false),
+            (format!("{chunked}1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"), "abc", true),
+            (format!("{chunked}1\r\na\r\n2\r\nb"), "ab", false),
+            (format!("{chunked}nonsense\r\n"), "", false),
+        ] {
+            assert_eq!(body(&raw), (text.to_owned(), is_whole), "{raw:?}");
         }
     }
 }

@@ -251,8 +251,8 @@ impl Channels {
 
     /// After the runtime's last byte.
     pub(super) fn runtime_ended(&mut self, client: &mut Vec<u8>) {
-        let told = self.streams.iter().any(|stream| stream.channel == ERROR && stream.ended);
-        if !told {
+        let has_status = self.streams.iter().any(|stream| stream.channel == ERROR && stream.ended);
+        if !has_status {
             self.lost("error reading from error stream: the runtime has closed the connection");
         }
         self.finish(client);

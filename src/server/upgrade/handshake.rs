@@ -1,23 +1,23 @@
 //! The beginning of a WebSocket (RFC 6455).
 
-use crate::server::head::Head;
+use crate::transport::http1::RequestHead;
 use crate::util::encoding::base64;
 use crate::util::sha1;
 
-use super::answer::Refusal;
+use super::rejection::Rejection;
 
 /// Shows that a server has read the key as a WebSocket's.
 const SALT: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// The client's key.
-pub(super) fn key(head: &Head) -> Result<&str, Refusal> {
-    if !head.lists("Sec-WebSocket-Version", "13") {
-        return Err(Refusal::closing(400, "WebSocket version 13 only\n"));
+pub(super) fn key(head: &RequestHead) -> Result<&str, Rejection> {
+    if !head.fields.lists("Sec-WebSocket-Version", "13") {
+        return Err(Rejection::closing(400, "WebSocket version 13 only\n"));
     }
-    let key = head.get("Sec-WebSocket-Key").unwrap_or_default();
+    let key = head.fields.get("Sec-WebSocket-Key").unwrap_or_default();
     // 16 bytes in base64.
     if key.len() != 24 {
-        return Err(Refusal::closing(400, "no Sec-WebSocket-Key\n"));
+        return Err(Rejection::closing(400, "no Sec-WebSocket-Key\n"));
     }
     Ok(key)
 }

@@ -1,10 +1,10 @@
 //! What a request wants (pure).
 
 use crate::cri::Streams;
-use crate::server::StreamDeps;
-use crate::server::head::Head;
+use crate::server::deps::StreamDeps;
+use crate::transport::http1::RequestHead;
 
-use super::answer::Refusal;
+use super::rejection::Rejection;
 use super::{channels, tunnel};
 
 /// Which of the three it is.
@@ -56,13 +56,13 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn read(head: &Head, deps: &StreamDeps) -> Result<Wanted, Refusal> {
+    pub(super) fn read(head: &RequestHead, deps: &StreamDeps) -> Result<Wanted, Rejection> {
         if !deps.enabled {
-            return Err(Refusal::closing(405, "Debug endpoints are disabled.\n"));
+            return Err(Rejection::closing(405, "Debug endpoints are disabled.\n"));
         }
         let mut wanted = path(&head.target.path)?;
         if !matches!(head.method.as_str(), "GET" | "POST") {
-            return Err(Refusal::closing(405, "405: Method Not Allowed"));
+            return Err(Rejection::closing(405, "405: Method Not Allowed"));
         }
         wanted.mode = mode(head, wanted.verb, deps.websockets);
         match wanted.verb {
@@ -79,7 +79,7 @@ impl Wanted {
     }
 }
 
-fn path(path: &str) -> Result<Wanted, Refusal> {
+fn path(path: &str) -> Result<Wanted, Rejection> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let verb = match parts.first() {
         Some(&"exec") => Verb::Exec,
@@ -91,7 +91,7 @@ fn path(path: &str) -> Result<Wanted, Refusal> {
         (Verb::PortForward, &[namespace, pod, uid]) => (namespace, pod, uid, ""),
         (Verb::Exec | Verb::Attach, &[namespace, pod, container]) => (namespace, pod, "", container),
         (Verb::Exec | Verb::Attach, &[namespace, pod, uid, container]) => (namespace, pod, uid, container),
-        _ => return Err(Refusal::closing(404, "404: Page Not Found")),
+        _ => return Err(Rejection::closing(404, "404: Page Not Found")),
     };
     Ok(Wanted {
         verb,
@@ -106,19 +106,19 @@ fn path(path: &str) -> Result<Wanted, Refusal> {
     })
 }
 
-fn streams(head: &Head) -> Result<Streams, Refusal> {
+fn streams(head: &RequestHead) -> Result<Streams, Rejection> {
     let is_on = |key: &str| head.target.get(key) == Some("1");
     let (tty, stdin, stdout) = (is_on("tty"), is_on("input"), is_on("output"));
     // A terminal has one output.
     let stderr = is_on("error") && !tty;
     if !(stdin || stdout || stderr) {
-        return Err(Refusal::closing(400, "you must specify at least 1 of stdin, stdout, stderr"));
+        return Err(Rejection::closing(400, "you must specify at least 1 of stdin, stdout, stderr"));
     }
     Ok(Streams { stdin, stdout, stderr, tty })
 }
 
-fn ports(head: &Head) -> Result<Vec<u16>, Refusal> {
-    let refused = |text: String| Refusal::closing(400, text);
+fn ports(head: &RequestHead) -> Result<Vec<u16>, Rejection> {
+    let refused = |text: String| Rejection::closing(400, text);
     let mut ports = Vec::new();
     let mut any = false;
     for text in head.target.all("port").flat_map(|value| value.split(',')) {
@@ -147,14 +147,14 @@ fn ports(head: &Head) -> Result<Vec<u16>, Refusal> {
     Ok(ports)
 }
 
-fn mode(head: &Head, verb: Verb, websockets: bool) -> Mode {
-    if !head.lists("Connection", "upgrade") {
+fn mode(head: &RequestHead, verb: Verb, websockets: bool) -> Mode {
+    if !head.fields.lists("Connection", "upgrade") {
         return Mode::Plain;
     }
     if !websockets || !head.is_websocket() {
         return Mode::Splice;
     }
-    let offered = || head.elements("Sec-WebSocket-Protocol");
+    let offered = || head.fields.elements("Sec-WebSocket-Protocol");
     match verb {
         Verb::PortForward => {
             let hidden: Vec<String> = offered()

@@ -1,17 +1,16 @@
 //! Moves bytes between a client and the runtime, on one thread.
 
-use std::io;
-use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::io::{self, Write};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::server::client::{Client, Ready, is_passing, timespec};
+use crate::server::http::connection::{Connection, Pace, is_passing, timespec};
 use crate::util::threads;
 
-use super::answer::ANSWER_LIMIT;
 use super::backend::Runtime;
 use super::channels::Channels;
+use super::rejection::RESPONSE_LIMIT;
 use super::tunnel::Tunnel;
 
 /// Read at once. Large, because each read and each write is a system call.
@@ -26,19 +25,14 @@ const ROUNDS: u32 = 8;
 /// A stream that moved nothing for so long gives its buffers back.
 const REST: Duration = Duration::from_secs(1);
 
-/// When the client has said its last, the runtime may be silent for so long.
+/// After the client's last byte the runtime may be silent for so long.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// What one direction makes for the other without being asked (answers to pings) is bounded
-/// by this. More than one read makes of bytes: who does not take what waits for him is heard all
-/// the same, or two that first speak and then listen would wait for each other.
+/// The limit of what waits for one side. More than one read leads to: a side that does not read is
+/// still read from, or two sides that write before they read would wait for each other.
 const BACKLOG: usize = 2 * CHUNK;
 
-/// What a client that was served may still send before the socket closes, and for how long:
-/// a close with unread input would take what it has not read yet with it.
-const FAREWELL: (usize, Duration) = (1024 * 1024, Duration::from_secs(1));
-
-/// What is said to both before anything is read from them.
+/// What is sent to both before anything is read from them.
 #[derive(Debug, Default)]
 pub(super) struct Greeting {
     pub client: Vec<u8>,
@@ -104,18 +98,17 @@ impl Between {
 }
 
 /// A client and the runtime, connected.
-pub(super) struct Line<'a> {
-    client: Client,
+pub(super) struct Line {
+    client: Connection,
     runtime: Runtime,
-    wake: &'a UnixStream,
     /// What waits to be written to each.
     out: Greeting,
     /// Whether more may be read from the client.
     client_open: bool,
-    /// It was seen to go while nothing was wanted of it.
+    /// It has left while nothing was to be read from it.
     client_gone: bool,
-    /// Whether the runtime was told that the client has said its last.
-    told: bool,
+    /// Whether the runtime has got the end of the client's bytes.
+    end_sent: bool,
     scratch: Vec<u8>,
 }
 
@@ -129,16 +122,15 @@ enum Go {
     Break,
 }
 
-impl<'a> Line<'a> {
-    pub(super) fn new(client: Client, runtime: Runtime, wake: &'a UnixStream) -> Self {
+impl Line {
+    pub(super) fn new(client: Connection, runtime: Runtime) -> Self {
         Line {
             client,
             runtime,
-            wake,
             out: Greeting::default(),
             client_open: true,
             client_gone: false,
-            told: false,
+            end_sent: false,
             scratch: Vec::new(),
         }
     }
@@ -155,23 +147,23 @@ impl<'a> Line<'a> {
         while go == Go::On {
             go = self.turn(&mut between);
         }
-        // The runtime's end first: it needs no farewell.
-        let Line { mut client, runtime, wake, out, .. } = self;
+        let Line { mut client, runtime, out, .. } = self;
         drop(runtime);
-        if go == Go::Last && client.write_all(&out.client, wake, ANSWER_LIMIT).is_ok() {
-            farewell(client, wake);
+        client.set_pace(Some(Pace::within(RESPONSE_LIMIT)));
+        if go == Go::Last && client.write_all(&out.client).is_ok() {
+            client.close(true);
         }
     }
 
     /// One wait and what it brought.
     fn turn(&mut self, between: &mut Between) -> Go {
-        // What was left by the turn before is tried first: mostly it fits.
+        // What the last turn left is written first: mostly it fits.
         if !self.write_client() {
             return Go::Break;
         }
         self.write_runtime();
-        if !self.client_open && self.out.runtime.is_empty() && !self.told {
-            self.told = true;
+        if !self.client_open && self.out.runtime.is_empty() && !self.end_sent {
+            self.end_sent = true;
             self.runtime.finish_write();
         }
         let from_client = self.client_open
@@ -199,7 +191,7 @@ impl<'a> Line<'a> {
         }
         loop {
             let mut client_flags = self.client.flags(from_client, !self.out.client.is_empty());
-            // That a client goes is to be heard of even while the runtime takes nothing from it.
+            // A client that leaves is noticed even while the runtime reads nothing from it.
             let watches = client_flags.is_empty() && self.client_open && !self.client_gone;
             if watches {
                 client_flags = PollFlags::RDHUP;
@@ -207,13 +199,13 @@ impl<'a> Line<'a> {
             let mut runtime_flags = PollFlags::empty();
             runtime_flags.set(PollFlags::IN, from_runtime);
             runtime_flags.set(PollFlags::OUT, !self.out.runtime.is_empty());
-            // A socket of which nothing is wanted could still wake the poll for ever: it goes last,
-            // and is left away.
+            // A socket without flags could still wake the poll again and again: it goes last and is
+            // left out.
             let client = PollFd::new(&self.client, client_flags);
             let runtime = PollFd::new(&self.runtime, runtime_flags);
-            let wake = PollFd::new(self.wake, PollFlags::IN);
+            let shutdown = PollFd::new(&**self.client.shutdown(), PollFlags::IN);
             let swapped = client_flags.is_empty();
-            let mut fds = if swapped { [wake, runtime, client] } else { [wake, client, runtime] };
+            let mut fds = if swapped { [shutdown, runtime, client] } else { [shutdown, client, runtime] };
             let used = 1 + usize::from(!client_flags.is_empty()) + usize::from(!runtime_flags.is_empty());
             let limit = if !self.client_open || self.client_gone {
                 Some(LAST_WORDS)
@@ -223,10 +215,10 @@ impl<'a> Line<'a> {
                 None
             };
             let outcome = poll(fds.split_at_mut(used).0, timespec(limit).as_ref());
-            let [woken, first, second] = fds.map(|fd| !fd.revents().is_empty());
+            let [stopped, first, second] = fds.map(|fd| !fd.revents().is_empty());
             let (client, runtime) = if swapped { (second, first) } else { (first, second) };
             match outcome {
-                _ if woken => return Err(Go::Break),
+                _ if stopped => return Err(Go::Break),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return Err(Go::Break),
                 Ok(0) if limit == Some(LAST_WORDS) => return Err(Go::Break),
@@ -279,11 +271,12 @@ impl<'a> Line<'a> {
 
     /// Reads from the client. TLS gives a record of 16 KiB at a time: several make one write.
     fn fill(&mut self) -> io::Result<usize> {
-        let mut filled = self.client.read(&mut self.scratch)?;
+        let mut filled = self.client.try_read(&mut self.scratch)?;
         let mut last = filled;
         while last >= RECORD && filled < CHUNK {
             // An end or an error comes again at the next read.
-            last = self.client.read(self.scratch.get_mut(filled..).unwrap_or_default()).unwrap_or_default();
+            last =
+                self.client.try_read(self.scratch.get_mut(filled..).unwrap_or_default()).unwrap_or_default();
             filled += last;
         }
         Ok(filled)
@@ -295,7 +288,7 @@ impl<'a> Line<'a> {
             let count = match self.runtime.read(&mut self.scratch) {
                 Ok(count) if count > 0 => count,
                 Err(why) if is_passing(&why) => return Go::On,
-                // Its end, in order or not: what it has said still goes to the client.
+                // Its end, in order or not: what it has sent still goes to the client.
                 Ok(_) | Err(_) => {
                     between.runtime_ended(&mut self.out);
                     return Go::Last;
@@ -304,7 +297,7 @@ impl<'a> Line<'a> {
             let bytes = self.scratch.get(..count).unwrap_or_default();
             let mut sent = 0;
             if matches!(between, Between::Raw) {
-                sent = match self.client.write(bytes) {
+                sent = match self.client.try_write(bytes) {
                     Ok(sent) => sent,
                     Err(why) if is_passing(&why) => 0,
                     Err(_) => return Go::Break,
@@ -329,8 +322,8 @@ impl<'a> Line<'a> {
         let client = &mut self.client;
         let outcome = match self.out.client.is_empty() {
             // TLS may owe records of what it took before.
-            true => client.flush().map(drop),
-            false => write_all(&mut self.out.client, |bytes| client.write(bytes)),
+            true => client.try_flush().map(drop),
+            false => write_all(&mut self.out.client, |bytes| client.try_write(bytes)),
         };
         match outcome {
             Ok(()) => true,
@@ -341,7 +334,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// A runtime that takes nothing more may still have something to say.
+    /// A runtime that reads nothing more may still send something.
     fn write_runtime(&mut self) {
         let runtime = &mut self.runtime;
         if write_all(&mut self.out.runtime, |bytes| runtime.write(bytes)).is_err() {
@@ -371,24 +364,4 @@ fn write_all(out: &mut Vec<u8>, mut write: impl FnMut(&[u8]) -> io::Result<usize
         out.drain(..sent);
     }
     outcome
-}
-
-/// Ends the connection without taking from the client what it has not read yet.
-pub(super) fn farewell(mut client: Client, wake: &UnixStream) {
-    client.finish_write();
-    let (mut bytes, limit) = FAREWELL;
-    let deadline = Instant::now() + limit;
-    let mut chunk = [0; 4096];
-    while bytes > 0 {
-        match client.read(&mut chunk) {
-            Ok(0) => return,
-            Ok(count) => bytes = bytes.saturating_sub(count),
-            Err(why) if is_passing(&why) => {
-                if client.wait(true, false, wake, deadline) != Ready::Yes || client.flush().is_err() {
-                    return;
-                }
-            }
-            Err(_) => return,
-        }
-    }
 }

@@ -5,14 +5,14 @@ use super::*;
 use crate::cri::Streams;
 use crate::transport::{spdy, websocket};
 
-fn head(line: &str, more: &str) -> Head {
+fn head(line: &str, more: &str) -> RequestHead {
     let upgrade = "Connection: keep-alive, Upgrade\r\n";
-    Head::parse(format!("{line} HTTP/1.1\r\nHost: a\r\n{upgrade}{more}").as_bytes(), None).unwrap()
+    RequestHead::parse(format!("{line} HTTP/1.1\r\nHost: a\r\n{upgrade}{more}\r\n\r\n").as_bytes()).unwrap()
 }
 
 fn read(line: &str, more: &str) -> Result<Wanted, (u16, String)> {
-    let refused = |refusal: Refusal| (refusal.status(), refusal.text().to_owned());
-    Wanted::read(&head(line, more), &StreamDeps::none()).map_err(refused)
+    let rejected = |rejection: Rejection| (rejection.status(), rejection.text().to_owned());
+    Wanted::read(&head(line, more), &StreamDeps::none()).map_err(rejected)
 }
 
 const SPDY: &str = "Upgrade: SPDY/3.1";
@@ -45,8 +45,8 @@ fn paths_and_queries_are_understood() {
         assert_eq!(read(line, SPDY).map(|_| ()).map_err(|(status, _)| status), Err(status), "{line}");
     }
     let off = StreamDeps { enabled: false, ..StreamDeps::none() };
-    let refusal = Wanted::read(&head("POST /exec/x", SPDY), &off).unwrap_err();
-    assert_eq!((refusal.status(), refusal.text()), (405, "Debug endpoints are disabled."));
+    let rejection = Wanted::read(&head("POST /exec/x", SPDY), &off).unwrap_err();
+    assert_eq!((rejection.status(), rejection.text()), (405, "Debug endpoints are disabled."));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn protocols_decide_who_translates() {
     let off = StreamDeps { websockets: false, ..StreamDeps::none() };
     let v5 = head("GET /exec/a/b/c?output=1", &websocket("v5.channel.k8s.io"));
     assert_eq!(Wanted::read(&v5, &off).unwrap().mode, Mode::Splice);
-    let plain = Head::parse(b"GET /exec/a/b/c?output=1 HTTP/1.1\r\nHost: a", None).unwrap();
+    let plain = RequestHead::parse(b"GET /exec/a/b/c?output=1 HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     assert_eq!(Wanted::read(&plain, &StreamDeps::none()).unwrap().mode, Mode::Plain);
 }
 
@@ -130,7 +130,7 @@ const ALL: Streams = Streams { stdin: true, stdout: true, stderr: true, tty: fal
 #[test]
 fn channels_become_streams_and_back() {
     let (mut channels, greeting) = open(ALL);
-    assert_eq!(messages(&greeting.client), [vec![1]], "the client hears that it is connected");
+    assert_eq!(messages(&greeting.client), [vec![1]], "the client is connected");
     assert!(!channels.takes(), "the runtime drops what comes before it has taken a stream");
     let (mut client, mut runtime) = (Vec::new(), Vec::new());
     assert!(channels.runtime(&taken(&[1, 3, 5, 7]), &mut client, &mut runtime));

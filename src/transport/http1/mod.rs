@@ -13,6 +13,8 @@
 
 pub mod body;
 pub mod fields;
+#[cfg(test)]
+pub(super) mod fuzz;
 pub mod request;
 pub mod response;
 pub mod target;

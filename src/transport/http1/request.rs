@@ -9,8 +9,9 @@ use super::fields::Fields;
 use super::is_token;
 use super::target::{Target, is_text};
 
-/// DIFFERS: the Go kubelet takes 1 MiB.
 /// Request line and fields together; `kubectl exec` sends its whole command in the target.
+///
+/// DIFFERS: the Go kubelet takes 1 MiB.
 pub const HEAD_BYTES: usize = 48 * 1024;
 
 /// Fields of one head.

@@ -1,8 +1,8 @@
 //! TLS: sessions with servers and with clients, who is trusted, and whose certificate is whose
 //! (Go: crypto/tls, crypto/x509).
 //!
-//! - `client`: sessions with the API server, the manifest URL, proxies, and whoever answers a
-//!   probe or a hook.
+//! - `client`: sessions with the API server, the manifest URL, proxies, and servers of probes and
+//!   hooks.
 //! - `server`: sessions of the node API.
 //! - `authorities`, `usage`: which certificates prove who a client is.
 

@@ -107,7 +107,7 @@ impl Acceptor {
             true => builder.with_client_cert_verifier(Arc::new(KeyHolders(Arc::clone(&provider)))),
             false => builder.with_no_client_auth(),
         };
-        let shown = Shown { current, provider, made: Mutex::default(), told: AtomicBool::new(false) };
+        let shown = Shown { current, provider, made: Mutex::default(), logged: AtomicBool::new(false) };
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         // A resumed session would need its client's certificate kept; whoever asks often
@@ -193,8 +193,8 @@ struct Shown {
     current: Box<CurrentCertificate>,
     provider: Arc<CryptoProvider>,
     made: Mutex<Option<(u64, Arc<CertifiedKey>)>>,
-    /// That there is none was told.
-    told: AtomicBool,
+    /// Whether it was logged that there is none.
+    logged: AtomicBool,
 }
 
 impl fmt::Debug for Shown {
@@ -206,8 +206,8 @@ impl fmt::Debug for Shown {
 impl ResolvesServerCert for Shown {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let Some(current) = (self.current)() else {
-            // Once: whoever connects must not write the log.
-            if !self.told.swap(true, Ordering::Relaxed) {
+            // Once: clients must not fill the log.
+            if !self.logged.swap(true, Ordering::Relaxed) {
                 log::warn!("no serving certificate available for the kubelet");
             }
             return None;

@@ -1,0 +1,63 @@
+//! How callers are authenticated and authorized, and the API server that decides.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::kube::reviews::{Attributes, Reviewer, User};
+
+/// The clock, which tests replace.
+pub(super) type Clock = fn() -> Instant;
+
+/// Requests to the API server, each bounded in time.
+pub trait Reviews: Send + Sync {
+    /// Whose token this is; `None`: it is not valid.
+    ///
+    /// # Errors
+    /// When there is no decision.
+    fn token(&self, token: &str) -> Result<Option<User>, String>;
+
+    /// Whether a user may do this.
+    ///
+    /// # Errors
+    /// When there is no decision.
+    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String>;
+}
+
+impl Reviews for Reviewer {
+    fn token(&self, token: &str) -> Result<Option<User>, String> {
+        Reviewer::token(self, token).map_err(|error| error.to_string())
+    }
+
+    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String> {
+        Reviewer::access(self, user, attributes).map_err(|error| error.to_string())
+    }
+}
+
+/// How requests are authorized.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mode {
+    /// Every authenticated caller may do everything.
+    AlwaysAllow,
+    /// The API server decides; its decisions are cached for so long.
+    Webhook {
+        /// Of access that was allowed.
+        allowed: Duration,
+        /// Of access that was denied.
+        denied: Duration,
+    },
+}
+
+/// How callers are authenticated and authorized.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The node's name, which reviews are about.
+    pub node: String,
+    /// `authentication.x509.clientCAFile`.
+    pub client_ca_file: Option<PathBuf>,
+    /// Bearer tokens are reviewed, and the results cached for so long.
+    pub tokens: Option<Duration>,
+    /// Whether a caller without credentials is the anonymous user.
+    pub anonymous: bool,
+    /// How requests are authorized.
+    pub mode: Mode,
+}

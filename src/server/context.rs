@@ -1,0 +1,105 @@
+//! What all connections share: where responses come from, the limits, and the end of the server.
+
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::auth::Auth;
+use super::deps::Deps;
+use super::listen::hangups::Hangups;
+use super::listen::limiter::ConnectionLimiter;
+use super::quota::Quota;
+use crate::transport::tls::Acceptor;
+
+/// Streams at once over all listeners but the node API: each has a thread for as long as it lasts.
+pub(super) const STREAMS: usize = 16;
+
+/// DIFFERS: the Go kubelet has no limits here.
+/// Streams of the node API: a cluster follows many logs at once.
+pub(super) const MAIN_STREAMS: usize = 192;
+
+/// Maximum per client address. An API server is one address, and mostly one certificate, for all
+/// its users: a request does not name its user, so fairness among them is the API server's own
+/// matter. Hence a large share, which still leaves a third to callers that connect to the node
+/// directly.
+pub(super) const STREAMS_PER_PEER: usize = 128;
+
+/// Maximum per user of a token, from all addresses: no API server sends a token, so this is a
+/// person or a program. Two of them do not use up what the API server leaves.
+pub(super) const STREAMS_PER_TOKEN: usize = 32;
+
+/// Responses at once that grow with what runs on the node (a list of pods, metrics, statistics):
+/// each is in memory as a whole until its client has read it.
+pub(super) const RESPONSES: usize = 32;
+
+/// Maximum of those per client address.
+pub(super) const RESPONSES_PER_PEER: usize = 24;
+
+/// The node API's port.
+pub struct MainPort {
+    /// `address:port`; `::` accepts both families.
+    pub address: SocketAddr,
+    /// Makes its sessions.
+    pub tls: Acceptor,
+    /// Authenticates and authorizes its callers.
+    pub auth: Auth,
+}
+
+/// What listeners and connections share.
+pub(super) struct Context {
+    pub deps: Deps,
+    /// Readable as soon as the server stops.
+    pub shutdown: Arc<UnixStream>,
+    /// The requests under way.
+    pub hangups: Arc<Hangups>,
+    pub streams: Arc<Quota>,
+    /// Streams of the node API, which has more of them.
+    pub main_streams: Arc<Quota>,
+    /// Large responses of the node API.
+    pub responses: Arc<Quota>,
+    /// The node API; `None`: off.
+    pub main: Option<MainPort>,
+    /// Its connections.
+    pub limiter: Arc<ConnectionLimiter>,
+    /// Whether the local socket accepts root of other namespaces, too.
+    pub any_namespace: bool,
+    connections: AtomicU64,
+}
+
+impl Context {
+    pub(super) fn new(
+        deps: Deps,
+        main: Option<MainPort>,
+        any_namespace: bool,
+        hangups: Arc<Hangups>,
+        shutdown: UnixStream,
+    ) -> Arc<Context> {
+        Arc::new(Context {
+            deps,
+            shutdown: Arc::new(shutdown),
+            hangups,
+            streams: Quota::new(STREAMS),
+            main_streams: Quota::new(MAIN_STREAMS),
+            responses: Quota::new(RESPONSES),
+            main,
+            limiter: Arc::default(),
+            any_namespace,
+            connections: AtomicU64::new(0),
+        })
+    }
+
+    /// A number for the next connection's thread.
+    pub(super) fn number(&self) -> u64 {
+        self.connections.fetch_add(1, Ordering::Relaxed) % 100_000
+    }
+}
+
+#[cfg(test)]
+impl Context {
+    /// One without listeners, and the other end of its `shutdown`.
+    pub(super) fn alone(deps: Deps) -> (Arc<Context>, UnixStream) {
+        let (end, shutdown) = UnixStream::pair().unwrap();
+        (Context::new(deps, None, false, Hangups::new().unwrap(), shutdown), end)
+    }
+}

@@ -1,0 +1,367 @@
+//! One connection: the handshake, then requests one after the other, each on this thread.
+//!
+//! On the node API each request has an authenticated and authorized caller, and the connection
+//! may be used again. The other listeners take one request without a body per connection.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use super::connection::{Connection, Pace, Ready, Socket};
+use super::exchange::exchange;
+use super::request::{Listener, Method, Request, first_element};
+use crate::server::auth::{self, Rejection, Visitor};
+use crate::server::context::{Context, MainPort};
+use crate::server::listen::limiter::Admission;
+use crate::server::node::metrics;
+use crate::server::quota::Caller;
+use crate::server::upgrade;
+use crate::transport::http1::request::{HEAD_BYTES, head_length};
+use crate::transport::http1::target::takes_gzip;
+use crate::transport::http1::{Form, Malformed, RequestError, RequestHead, ResponseWriter};
+use crate::util::memory;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+/// The handshake must be over by then.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+
+/// A head, and a body, must have arrived so long after its first byte. The time of a new
+/// connection begins with it, or with the end of its handshake.
+const HEAD_LIMIT: Duration = Duration::from_secs(10);
+
+/// Between two requests, as the Go kubelet.
+const IDLE_LIMIT: Duration = Duration::from_secs(90);
+
+/// The bodies that have a meaning are a number or two.
+const BODY_BYTES: u64 = 8 * 1024;
+
+/// Request line and headers together where no `kubectl exec` sends its command. Tools send less
+/// than 1 KiB.
+const SHORT_HEAD_BYTES: usize = 16 * 1024;
+
+/// How long a client may take to read a short response.
+const RESPONSE_LIMIT: Duration = Duration::from_secs(10);
+
+/// What Go's server sends to a client that does not speak TLS.
+const PLAIN_HTTP: &str = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+
+/// After which the connection is closed.
+const LAST: Form = Form { is_1_1: true, keep_alive: false, head_only: false };
+
+const GET_ONLY: RequestError = RequestError(405, "GET only\n");
+const LATE: RequestError = RequestError(408, "the request took too long\n");
+const LARGE_BODY: RequestError = RequestError(413, "the request's body is too large\n");
+const LARGE_HEAD: RequestError = RequestError(431, "the request's head is too large\n");
+
+/// Why there is no request.
+enum NoRequest {
+    /// The client has ended the connection, or the time for another request is over.
+    Ended,
+    /// The connection is lost, or the server stops.
+    Lost,
+    Rejected(RequestError),
+}
+
+impl From<RequestError> for NoRequest {
+    fn from(error: RequestError) -> Self {
+        NoRequest::Rejected(error)
+    }
+}
+
+impl From<io::Error> for NoRequest {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => LATE.into(),
+            _ if Malformed::is(&error) => RequestError(400, "malformed chunk\n").into(),
+            _ => NoRequest::Lost,
+        }
+    }
+}
+
+/// Starts the thread of one connection; those of the node API have been admitted.
+///
+/// # Errors
+/// When the kernel refuses a thread.
+pub(in crate::server) fn spawn(
+    listener: Listener,
+    socket: Socket,
+    admission: Option<Admission>,
+    context: &Arc<Context>,
+) -> io::Result<Running> {
+    let name = format!("conn/{}", context.number());
+    let context = Arc::clone(context);
+    threads::spawn(&name, Stack::Large, OnDeath::Nobody, move |_| {
+        let connection = Connection::new(socket, Arc::clone(&context.shutdown));
+        match (&context.main, &admission) {
+            (Some(main), Some(admission)) => serve_main(connection, main, admission, &context),
+            _ => serve(connection, listener, &context),
+        }
+    })
+}
+
+/// Rejects a connection that gets no thread: what fits the socket's buffer is sent.
+pub(in crate::server) fn reject_socket(mut socket: Socket, status: u16, text: &str) {
+    use io::Write;
+    // It fails for a client that is gone.
+    let _ = socket.write(&rejection(LAST, status, text));
+    socket.shutdown_write();
+}
+
+/// A response to a request that is rejected before it is routed.
+fn rejection(form: Form, status: u16, text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut fields = vec![("Content-Type", "text/plain; charset=utf-8")];
+    fields.extend((status == 405).then_some(("Allow", "GET")));
+    // Writing to memory does not fail.
+    let _ = ResponseWriter::new(&mut out, form, Timestamp::now()).whole(status, &fields, text.as_bytes());
+    out
+}
+
+/// Rejects a request, or what was to become one, and ends the connection.
+fn reject(connection: Connection, RequestError(status, text): RequestError) {
+    finish(connection, &rejection(LAST, status, text));
+}
+
+/// Sends the last bytes. Something may not have been read: closing now could lose them.
+fn finish(mut connection: Connection, bytes: &[u8]) {
+    use io::Write;
+    connection.set_pace(Some(Pace::within(RESPONSE_LIMIT)));
+    if connection.write_all(bytes).is_ok() {
+        connection.close(true);
+    }
+}
+
+/// Serves the one request of a connection without TLS.
+fn serve(mut connection: Connection, listener: Listener, context: &Context) {
+    match read_head(&mut connection, Some(Instant::now()), SHORT_HEAD_BYTES) {
+        Ok(head) => serve_one(connection, listener, head, context),
+        Err(NoRequest::Ended | NoRequest::Lost) => {}
+        Err(NoRequest::Rejected(error)) => reject(connection, error),
+    }
+}
+
+fn serve_one(connection: Connection, listener: Listener, head: RequestHead, context: &Context) {
+    let is_local = listener == Listener::Local;
+    if is_local && is_upgrade(&head) {
+        return upgrade::serve(connection, head, context);
+    }
+    let method = match Method::of(&head.method) {
+        Method::Get => Method::Get,
+        Method::Head if !is_local => Method::Head,
+        // What changes something has all its parameters in the target.
+        Method::Post if is_local => Method::Post,
+        _ => return reject(connection, GET_ONLY),
+    };
+    if !head.framing().is_done() {
+        return reject(connection, RequestError(413, "no request bodies here\n"));
+    }
+    let _timed = metrics::count(listener, &head.method, &head.target.path);
+    let form = Form { keep_alive: false, ..form(&head) };
+    let request = request(method, head, Vec::new());
+    exchange(connection, listener, &request, &Caller::default(), form, context);
+}
+
+/// Whether a request is for a stream of bytes in both directions.
+fn is_upgrade(head: &RequestHead) -> bool {
+    matches!(first_element(&head.target.path), "exec" | "attach" | "portForward")
+}
+
+fn form(head: &RequestHead) -> Form {
+    Form { is_1_1: head.is_1_1, keep_alive: head.keeps_alive(), head_only: head.method == "HEAD" }
+}
+
+fn request(method: Method, head: RequestHead, body: Vec<u8>) -> Request {
+    let gzip = head.fields.elements("accept-encoding").any(takes_gzip);
+    let accept = head.fields.elements("accept").collect::<Vec<_>>().join(",");
+    Request { method, target: head.target, accept, gzip, body }
+}
+
+/// Serves the requests of one connection of the node API.
+fn serve_main(connection: Connection, main: &MainPort, admission: &Admission, context: &Context) {
+    let Some(mut connection) = shake_hands(connection, main) else { return };
+    let mut visitor = Visitor::default();
+    // A client that vanishes without a word must not keep its stream forever.
+    upgrade::tune(connection.as_fd());
+    let mut begin = Some(Instant::now());
+    loop {
+        let head = match read_head(&mut connection, begin.take(), HEAD_BYTES) {
+            Ok(head) => head,
+            Err(NoRequest::Ended) => return connection.close(false),
+            Err(NoRequest::Lost) => return,
+            Err(NoRequest::Rejected(error)) => return reject(connection, error),
+        };
+        let Some(again) = serve_next(connection, head, &mut visitor, main, admission, context) else {
+            return;
+        };
+        connection = again;
+        connection.rest();
+        // The handler went deep, and the next request may be far away.
+        memory::give_back_stack();
+        admission.idle(Instant::now());
+    }
+}
+
+fn shake_hands(mut connection: Connection, main: &MainPort) -> Option<Connection> {
+    let deadline = Instant::now() + HANDSHAKE_LIMIT;
+    if connection.wait(true, false, deadline) != Ready::Yes {
+        return None;
+    }
+    if connection.peek_is_http() {
+        finish(connection, PLAIN_HTTP.as_bytes());
+        return None;
+    }
+    let mut connection = connection.into_tls(main.tls.session().ok()?);
+    loop {
+        match connection.handshake() {
+            Ok(true) => return Some(connection),
+            Ok(false) => {}
+            Err(why) => {
+                log::debug!("TLS handshake with {:?} failed: {why}", connection.peer());
+                return None;
+            }
+        }
+        let owes = connection.owes();
+        if connection.wait(!owes, owes, deadline) != Ready::Yes {
+            return None;
+        }
+    }
+}
+
+/// Reads the next head. `begin` is when it was to begin at the latest; `None`: after a pause of
+/// [`IDLE_LIMIT`] at most.
+fn read_head(
+    connection: &mut Connection,
+    begin: Option<Instant>,
+    max_bytes: usize,
+) -> Result<RequestHead, NoRequest> {
+    let idle = Instant::now() + IDLE_LIMIT;
+    let mut deadline = begin.map(|begin| begin + HEAD_LIMIT);
+    let mut searched = 0;
+    loop {
+        let input = connection.input();
+        if let Some(length) = head_length(input, searched) {
+            if length > max_bytes {
+                return Err(LARGE_HEAD.into());
+            }
+            let head = RequestHead::parse(input.get(..length).unwrap_or_default())?;
+            io::BufRead::consume(connection, length);
+            return Ok(head);
+        }
+        searched = input.len();
+        if searched > max_bytes {
+            return Err(LARGE_HEAD.into());
+        }
+        if searched > 0 && deadline.is_none() {
+            deadline = Some(Instant::now() + HEAD_LIMIT);
+        }
+        connection.set_deadline(deadline.unwrap_or(idle));
+        match connection.read_more() {
+            Ok(0) => return Err(NoRequest::Ended),
+            Ok(_) => {}
+            Err(why) if why.kind() == io::ErrorKind::TimedOut && searched == 0 => {
+                return Err(NoRequest::Ended);
+            }
+            Err(why) => return Err(why.into()),
+        }
+    }
+}
+
+/// Serves one request. The connection comes back if it may be used for another one.
+fn serve_next(
+    mut connection: Connection,
+    mut head: RequestHead,
+    visitor: &mut Visitor,
+    main: &MainPort,
+    admission: &Admission,
+    context: &Context,
+) -> Option<Connection> {
+    let _timed = metrics::count(Listener::Main, &head.method, &head.target.path);
+    let no_body = head.framing().is_done();
+    let admitted = {
+        let _waiting = threads::waiting("a review");
+        main.auth.admit(visitor, &|| connection.certificates(), &mut head, connection.peer())
+    };
+    let user = match admitted {
+        Ok(user) => user,
+        Err(rejected) => return deny(connection, &head, &rejected, no_body && visitor.may_go_on()),
+    };
+    admission.busy(Instant::now());
+    log::debug!("{} {} by {}", head.method, head.target.path, user.name);
+    if is_upgrade(&head) {
+        match no_body {
+            true => upgrade::serve(connection, head, context),
+            false => reject(connection, RequestError(400, "no request body here\n")),
+        }
+        return None;
+    }
+    let body = match read_body(&mut connection, &head) {
+        Ok(body) => body,
+        Err(NoRequest::Ended | NoRequest::Lost) => return None,
+        Err(NoRequest::Rejected(error)) => {
+            reject(connection, error);
+            return None;
+        }
+    };
+    let caller = Caller::new(connection.peer(), auth::named_by_token(user));
+    let form = form(&head);
+    let request = request(Method::of(&head.method), head, body);
+    exchange(connection, Listener::Main, &request, &caller, form, context)
+}
+
+/// Reads the body; what comes after it stays unread.
+fn read_body(connection: &mut Connection, head: &RequestHead) -> Result<Vec<u8>, NoRequest> {
+    use io::Write;
+    let mut framing = head.framing();
+    let mut body = Vec::new();
+    if framing.is_done() {
+        return Ok(body);
+    }
+    if head.expects_continue() && connection.input().is_empty() {
+        connection.set_pace(Some(Pace::within(RESPONSE_LIMIT)));
+        connection.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+        connection.flush()?;
+    }
+    connection.set_deadline(Instant::now() + HEAD_LIMIT);
+    loop {
+        // Known before its bytes are there.
+        let left = framing.left(connection)?;
+        if left.saturating_add(body.len() as u64) > BODY_BYTES {
+            return Err(LARGE_BODY.into());
+        }
+        let there = framing.fill(connection)?;
+        let count = there.len();
+        if count == 0 {
+            return Ok(body);
+        }
+        body.extend_from_slice(there);
+        framing.consume(connection, count);
+    }
+}
+
+/// Responds to a caller that is not authenticated or not authorized, and closes the connection
+/// unless the caller may send another request.
+fn deny(
+    mut connection: Connection,
+    head: &RequestHead,
+    rejected: &Rejection,
+    again: bool,
+) -> Option<Connection> {
+    use io::Write;
+    let Rejection { status, text } = rejected;
+    let form = form(head);
+    let keep_alive = again && form.keep_alive;
+    let bytes = rejection(Form { keep_alive, ..form }, *status, text);
+    if !keep_alive {
+        finish(connection, &bytes);
+        return None;
+    }
+    connection.set_pace(Some(Pace::within(RESPONSE_LIMIT)));
+    connection.write_all(&bytes).and_then(|()| connection.flush()).ok()?;
+    Some(connection)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,301 @@
+//! The thread `listen`: accepts the connections of all listeners, and stops the requests whose
+//! clients leave.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+
+use super::bind::{Bound, Unlink};
+use super::peer;
+use crate::server::context::Context;
+use crate::server::deps::ServerError;
+use crate::server::http::connection::Socket;
+use crate::server::http::request::Listener;
+use crate::server::http::serve;
+use crate::util::backoff::Failures;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+/// How long to wait before a port in use is tried again, as the Go kubelet does.
+const REBIND: Duration = Duration::from_secs(5);
+
+/// A pause after a failed accept (mostly for want of descriptors): long enough not to spin.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// When the server stops, connections in a call that cannot be ended are left behind after this.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+/// Events that are handled between two system calls.
+const EVENTS: usize = 64;
+
+/// The event of the server's stop; those of requests count from 1.
+const STOP: u64 = 0;
+
+/// The event of the first listener; those of the others are below it.
+const FIRST_PORT: u64 = u64::MAX;
+
+/// A listener and its connections.
+pub(in crate::server) struct Port {
+    listener: Listener,
+    bound: Option<Bound>,
+    /// Where to listen, while that is not possible.
+    later: Option<SocketAddr>,
+    /// Until when nothing is accepted.
+    paused: Option<Instant>,
+    open: Vec<Running>,
+    rejected: Failures,
+    _unlink: Option<Unlink>,
+}
+
+impl Port {
+    fn new(listener: Listener, bound: Option<Bound>) -> Port {
+        let rejected = Failures::default();
+        Port { listener, bound, later: None, paused: None, open: Vec::new(), rejected, _unlink: None }
+    }
+
+    /// A TCP port.
+    pub(in crate::server) fn tcp(
+        listener: Listener,
+        what: &'static str,
+        address: SocketAddr,
+    ) -> Result<Port, ServerError> {
+        let bound = Bound::tcp(address).map_err(|source| ServerError::Bind { what, address, source })?;
+        Ok(Port::new(listener, Some(bound)))
+    }
+
+    /// A TCP port that is tried again while it is in use.
+    pub(in crate::server) fn tcp_or_later(
+        listener: Listener,
+        what: &'static str,
+        address: SocketAddr,
+    ) -> Port {
+        match Bound::tcp(address) {
+            Ok(bound) => Port::new(listener, Some(bound)),
+            Err(why) => {
+                log::warn!("cannot listen on {address} ({what}), trying again every {REBIND:?}: {why}");
+                let paused = Some(Instant::now() + REBIND);
+                Port { later: Some(address), paused, ..Port::new(listener, None) }
+            }
+        }
+    }
+
+    /// The local socket, which is removed with this.
+    pub(in crate::server) fn local(path: &Path) -> Result<Port, ServerError> {
+        let bound = Bound::local(path)?;
+        Ok(Port { _unlink: Some(Unlink(path.to_owned())), ..Port::new(Listener::Local, Some(bound)) })
+    }
+
+    /// The address that it has; `None`: it has no port, or none yet.
+    pub(in crate::server) fn address(&self) -> Option<SocketAddr> {
+        self.bound.as_ref().and_then(Bound::address)
+    }
+
+    /// Goes on accepting, if its pause is over.
+    fn resume(&mut self, index: usize, context: &Context, now: Instant) {
+        if self.paused.is_none_or(|until| now < until) {
+            return;
+        }
+        self.paused = None;
+        if let Some(address) = self.later {
+            match Bound::tcp(address) {
+                Ok(bound) => {
+                    log::info!("listening on {address} now");
+                    (self.bound, self.later) = (Some(bound), None);
+                }
+                Err(_) => {
+                    self.paused = Some(now + REBIND);
+                    return;
+                }
+            }
+        }
+        self.watch(index, context, now);
+    }
+
+    fn watch(&mut self, index: usize, context: &Context, now: Instant) {
+        let Some(bound) = &self.bound else { return };
+        let event = EventData::new_u64(FIRST_PORT - index as u64);
+        if let Err(why) = epoll::add(&*context.hangups, bound, event, EventFlags::IN) {
+            log::warn!("cannot wait for connections: {why}");
+            self.paused = Some(now + ACCEPT_PAUSE);
+        }
+    }
+
+    /// Accepts one connection.
+    fn accept(&mut self, context: &Arc<Context>) {
+        let Some(bound) = &self.bound else { return };
+        match bound.accept() {
+            Ok(socket) => self.admit(socket, context),
+            Err(why)
+                if matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            Err(why) => {
+                log::warn!("cannot accept a connection: {why}");
+                // It fails only for a descriptor that is not watched.
+                let _ = epoll::delete(&*context.hangups, bound);
+                self.paused = Some(Instant::now() + ACCEPT_PAUSE);
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: Socket, context: &Arc<Context>) {
+        self.open.retain(|connection| !connection.is_finished());
+        if let Err(why) = socket.set_nonblocking() {
+            log::debug!("dropping a connection: {why}");
+            return;
+        }
+        if let Socket::Unix(stream) = &socket
+            && let Err(rejected) = peer::check(stream, context.any_namespace)
+        {
+            if self.rejected.count() {
+                log::warn!("refused at the local socket ({} so far): {}", self.rejected, rejected.why);
+            }
+            return serve::reject_socket(socket, 403, rejected.answer);
+        }
+        let full = self.open.len() >= self.listener.max_connections();
+        let admission = match &socket {
+            Socket::Tcp(stream) if self.listener == Listener::Main => {
+                let peer = socket.peer().map(|peer| peer.ip());
+                // Admitting one may evict another: not in vain.
+                let admission =
+                    peer.filter(|_| !full).and_then(|ip| context.limiter.admit(ip, stream, Instant::now()));
+                // There is no TLS session yet for a response.
+                let Some(admission) = admission else {
+                    log::debug!("a connection from {peer:?} is dropped: there are too many");
+                    return;
+                };
+                Some(admission)
+            }
+            _ if full => return serve::reject_socket(socket, 503, "too many connections\n"),
+            _ => None,
+        };
+        match serve::spawn(self.listener, socket, admission, context) {
+            Ok(running) => self.open.push(running),
+            Err(why) => log::warn!("cannot spawn a connection thread: {why}"),
+        }
+    }
+}
+
+/// Starts the thread. `stopper` is the other end of the context's `shutdown`.
+///
+/// # Errors
+/// When the kernel refuses the thread.
+pub(in crate::server) fn spawn(
+    ports: Vec<Port>,
+    context: Arc<Context>,
+    stopper: UnixStream,
+    on_death: OnDeath,
+) -> io::Result<Running> {
+    let stopper = Arc::new(stopper);
+    let waker = Arc::clone(&stopper);
+    let mut listening = Listening { ports, context, stopper };
+    let running = threads::spawn("listen", Stack::Small, on_death, move |stop| listening.run(&stop))?;
+    Ok(running.with_waker(Box::new(move || shut(&waker))))
+}
+
+/// Makes the other end readable.
+fn shut(stopper: &UnixStream) {
+    // It fails when that was done before.
+    let _ = stopper.shutdown(Shutdown::Both);
+}
+
+/// The listeners. Dropping this ends them and all connections.
+struct Listening {
+    ports: Vec<Port>,
+    context: Arc<Context>,
+    stopper: Arc<UnixStream>,
+}
+
+impl Listening {
+    fn run(&mut self, stop: &StopToken) {
+        let context = Arc::clone(&self.context);
+        let hangups = &*context.hangups;
+        if let Err(why) = epoll::add(hangups, &*context.shutdown, EventData::new_u64(STOP), EventFlags::IN) {
+            log::error!("cannot wait for connections: {why}");
+            return;
+        }
+        let begun = Instant::now();
+        for (index, port) in self.ports.iter_mut().enumerate() {
+            port.watch(index, &context, begun);
+        }
+        let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
+        while !stop.is_stopped() {
+            let now = Instant::now();
+            for (index, port) in self.ports.iter_mut().enumerate() {
+                port.resume(index, &context, now);
+            }
+            events.clear();
+            if let Err(why) = self.wait(now, &mut events) {
+                log::error!("cannot wait for connections: {why}");
+                return;
+            }
+            for event in &events {
+                let data = event.data.u64();
+                let index = usize::try_from(FIRST_PORT - data).unwrap_or(usize::MAX);
+                match self.ports.get_mut(index) {
+                    Some(port) => port.accept(&context),
+                    None if data == STOP => {}
+                    None => hangups.stop(data),
+                }
+            }
+        }
+    }
+
+    fn wait(&self, now: Instant, events: &mut Vec<Event>) -> io::Result<()> {
+        let _waiting = threads::waiting("connections");
+        let until = self.ports.iter().filter_map(|port| port.paused).min();
+        let limit = until.and_then(|until| {
+            // Not shorter than the pause: a timer may be early by a part of a millisecond.
+            Timespec::try_from(until.saturating_duration_since(now) + Duration::from_millis(1)).ok()
+        });
+        match epoll::wait(&*self.context.hangups, rustix::buffer::spare_capacity(events), limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(why) => Err(why.into()),
+        }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        shut(&self.stopper);
+        self.context.hangups.stop_all();
+        let mut open: Vec<Running> = Vec::new();
+        // No new ones.
+        for port in self.ports.drain(..) {
+            open.extend(port.open);
+        }
+        open.iter_mut().for_each(Running::ask_to_stop);
+        let deadline = Instant::now() + STOP_LIMIT;
+        for connection in open {
+            connection.stop(deadline.saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn port_in_use_is_tried_again() {
+        let served = crate::server::node::tests::Served::new(|_| {});
+        let (context, _end) = Context::alone(served.deps.clone());
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        assert!(Port::tcp(Listener::Healthz, "test", address).is_err());
+        let mut port = Port::tcp_or_later(Listener::Healthz, "test", address);
+        let begun = port.paused.unwrap();
+        port.resume(0, &context, begun - Duration::from_secs(1));
+        assert_eq!((port.address(), port.paused), (None, Some(begun)));
+        port.resume(0, &context, begun);
+        assert_eq!((port.address(), port.paused), (None, Some(begun + REBIND)));
+        drop(taken);
+        port.resume(0, &context, begun + REBIND);
+        assert_eq!((port.address(), port.paused), (Some(address), None));
+    }
+}

@@ -1,0 +1,171 @@
+//! Listening sockets: TCP ports and the local socket.
+
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use crate::server::deps::ServerError;
+use crate::server::http::connection::Socket;
+
+/// Connections that wait to be accepted, as in std.
+const BACKLOG: i32 = 128;
+
+/// A listening socket, which does not block.
+pub(in crate::server) enum Bound {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl AsFd for Bound {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Bound::Tcp(tcp) => tcp.as_fd(),
+            Bound::Unix(unix) => unix.as_fd(),
+        }
+    }
+}
+
+impl Bound {
+    /// Binds a TCP port.
+    pub(in crate::server) fn tcp(address: SocketAddr) -> io::Result<Self> {
+        let tcp = listen(address)?;
+        tcp.set_nonblocking(true)?;
+        Ok(Bound::Tcp(tcp))
+    }
+
+    /// The address it has.
+    pub(in crate::server) fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Bound::Tcp(tcp) => tcp.local_addr().ok(),
+            Bound::Unix(_) => None,
+        }
+    }
+
+    /// The next connection.
+    pub(super) fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Bound::Tcp(tcp) => tcp.accept().map(|(stream, _)| Socket::Tcp(Arc::new(stream))),
+            Bound::Unix(unix) => unix.accept().map(|(stream, _)| Socket::Unix(stream)),
+        }
+    }
+
+    /// Makes the local socket, mode 0600 from its first moment under its name. A stale one is
+    /// replaced; one on which a process listens, also another program, is an error.
+    pub(in crate::server) fn local(path: &Path) -> Result<Self, ServerError> {
+        match connect_local(path) {
+            Ok(_) => return Err(ServerError::SocketInUse { path: path.to_owned() }),
+            // Its queue is full, so there is a listener.
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
+                return Err(ServerError::SocketInUse { path: path.to_owned() });
+            }
+            Err(_) => {}
+        }
+        let failed = |source| ServerError::Socket { path: path.to_owned(), source };
+        let unix = bind_private(path).map_err(failed)?;
+        unix.set_nonblocking(true).map_err(failed)?;
+        Ok(Bound::Unix(unix))
+    }
+}
+
+/// Binds a TCP port. An unspecified address is that of both families, as in Go, whether it is
+/// written `0.0.0.0` or `::`, and whatever the machine's default is.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.ip().is_unspecified()
+        && let Ok(both) = listen_on_both(address.port())
+    {
+        return Ok(both);
+    }
+    // Also where the kernel has one family only.
+    TcpListener::bind(address)
+}
+
+fn listen_on_both(port: u16) -> io::Result<TcpListener> {
+    let fd = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_ipv6_v6only(&fd, false)?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    rustix::net::bind(&fd, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    rustix::net::listen(&fd, BACKLOG)?;
+    Ok(TcpListener::from(fd))
+}
+
+/// Binds under a temporary name, takes the rights of others away, then renames it to `path`.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // Hidden, and named after the socket: the sockets of other agents may be beside it.
+    let temporary = path.with_file_name(format!(".{name}.new"));
+    remove(&temporary)?;
+    let unix = UnixListener::bind(&temporary)?;
+    std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&temporary, path)?;
+    Ok(unix)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Connects to a Unix socket without ever blocking: a full queue is `WouldBlock`.
+///
+/// # Errors
+/// As of connect(2): no listener, no such file, no permission.
+pub fn connect_local(path: &Path) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &address)?;
+    let stream = UnixStream::from(fd);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Removes the local socket when it is dropped.
+pub(in crate::server) struct Unlink(pub PathBuf);
+
+impl Drop for Unlink {
+    fn drop(&mut self) {
+        if let Err(why) = remove(&self.0) {
+            log::debug!("cannot remove {}: {why}", self.0.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpStream;
+
+    #[test]
+    fn unspecified_address_is_that_of_both_families() {
+        for address in ["0.0.0.0:0", "[::]:0"] {
+            let bound = Bound::tcp(address.parse().unwrap()).unwrap();
+            let port = bound.address().unwrap().port();
+            // A machine without IPv6 is no reason to fail.
+            let v6 =
+                std::net::UdpSocket::bind("[::1]:0").is_err() || TcpStream::connect(("::1", port)).is_ok();
+            assert!(v6 && TcpStream::connect(("127.0.0.1", port)).is_ok(), "{address}");
+        }
+    }
+
+    #[test]
+    fn socket_in_use_is_an_error_and_a_stale_one_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("coracle.sock");
+        let _bound = Bound::local(&path).unwrap();
+        assert!(matches!(Bound::local(&path), Err(ServerError::SocketInUse { .. })));
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let stale = dir.path().join("stale.sock");
+        drop(UnixListener::bind(&stale).unwrap());
+        assert!(stale.exists());
+        let _bound = Bound::local(&stale).unwrap();
+        assert!(connect_local(&stale).is_ok());
+    }
+}

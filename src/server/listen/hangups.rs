@@ -1,0 +1,176 @@
+//! Requests under way, by their sockets: a client that closes its connection, or its direction
+//! of it, stops its request. One epoll descriptor for all of them, which the thread `listen`
+//! waits on; so no connection needs a second thread while its own makes the response.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+use crate::util::stop::{self, StopSource, StopToken};
+
+/// The sockets whose clients may leave.
+pub(in crate::server) struct Hangups {
+    epoll: OwnedFd,
+    requests: Mutex<Requests>,
+}
+
+#[derive(Default)]
+struct Requests {
+    next: u64,
+    running: HashMap<u64, StopSource>,
+    /// The server stops: so does every request.
+    closed: bool,
+}
+
+/// A request under way, with its token.
+pub(in crate::server) struct Watched {
+    hangups: Arc<Hangups>,
+    id: u64,
+    pub(in crate::server) stop: StopToken,
+}
+
+impl Hangups {
+    pub(in crate::server) fn new() -> io::Result<Arc<Hangups>> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        Ok(Arc::new(Hangups { epoll, requests: Mutex::default() }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches the socket of a request that begins. To be followed by [`Hangups::forget`], unless
+    /// the socket is closed.
+    pub(in crate::server) fn watch(self: &Arc<Self>, socket: BorrowedFd<'_>) -> Watched {
+        let watched = self.begin();
+        // Once: a direction that has ended would be reported again and again.
+        let flags = EventFlags::RDHUP | EventFlags::ONESHOT;
+        if let Err(why) = epoll::add(&self.epoll, socket, EventData::new_u64(watched.id), flags) {
+            log::debug!("a client that leaves is noticed at the next write only: {why}");
+        }
+        watched
+    }
+
+    /// A request that only the stop of the server stops: its client may end its direction.
+    pub(in crate::server) fn begin(self: &Arc<Self>) -> Watched {
+        let (source, stop) = stop::pair();
+        let mut requests = self.lock();
+        requests.next += 1;
+        let id = requests.next;
+        if !requests.closed {
+            requests.running.insert(id, source);
+        }
+        Watched { hangups: Arc::clone(self), id, stop }
+    }
+
+    /// Ends the watch of a socket.
+    pub(in crate::server) fn forget(&self, socket: BorrowedFd<'_>) {
+        // It fails where `watch` did.
+        let _ = epoll::delete(&self.epoll, socket);
+    }
+
+    /// Stops the request of this number, if it still runs.
+    pub(super) fn stop(&self, id: u64) {
+        let source = self.lock().running.remove(&id);
+        drop(source);
+    }
+
+    /// Whether the server stops.
+    pub(in crate::server) fn is_stopped(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// Stops all requests, and each that begins from now on.
+    pub(in crate::server) fn stop_all(&self) {
+        let running = {
+            let mut requests = self.lock();
+            requests.closed = true;
+            std::mem::take(&mut requests.running)
+        };
+        drop(running);
+    }
+}
+
+/// The epoll descriptor. The events of requests have the numbers that [`Hangups::stop`] takes,
+/// which count from 1.
+impl AsFd for Hangups {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.hangups.stop(self.id);
+    }
+}
+
+#[cfg(test)]
+impl Hangups {
+    /// Handles the events that are there, without waiting; how many.
+    pub(in crate::server) fn turn(&self) -> usize {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(8);
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(self, rustix::buffer::spare_capacity(&mut events), Some(&now)).unwrap();
+        events.iter().for_each(|event| self.stop(event.data.u64()));
+        events.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::util::stop::Waited;
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    #[test]
+    fn request_stops_when_its_client_leaves() {
+        let hangups = Hangups::new().unwrap();
+        let (client, server) = UnixStream::pair().unwrap();
+        let (other, other_server) = UnixStream::pair().unwrap();
+        let watched = hangups.watch(server.as_fd());
+        let _other = hangups.watch(other_server.as_fd());
+        use std::io::Write;
+        (&client).write_all(b"the next request").unwrap();
+        assert_eq!((hangups.turn(), watched.stop.is_stopped()), (0, false));
+        // Half of it is enough, with unread bytes before it.
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!((hangups.turn(), watched.stop.is_stopped()), (1, true));
+        assert_eq!(hangups.turn(), 0, "once");
+        assert!(!_other.stop.is_stopped());
+        drop(other);
+        assert_eq!(hangups.turn(), 1);
+        assert!(_other.stop.is_stopped());
+    }
+
+    #[test]
+    fn next_request_of_a_connection_is_watched_again() {
+        let hangups = Hangups::new().unwrap();
+        let (client, server) = UnixStream::pair().unwrap();
+        for _ in 0..2 {
+            drop(hangups.watch(server.as_fd()));
+            hangups.forget(server.as_fd());
+        }
+        let watched = hangups.watch(server.as_fd());
+        drop(client);
+        assert_eq!((hangups.turn(), watched.stop.is_stopped()), (1, true));
+        drop(watched);
+        assert!(hangups.lock().running.is_empty());
+    }
+
+    #[test]
+    fn every_request_stops_with_the_server() {
+        let hangups = Hangups::new().unwrap();
+        let (_client, server) = UnixStream::pair().unwrap();
+        let before = hangups.watch(server.as_fd());
+        assert_eq!(before.stop.wait(Duration::ZERO), Waited::TimedOut);
+        hangups.stop_all();
+        hangups.forget(server.as_fd());
+        assert!(before.stop.is_stopped() && hangups.watch(server.as_fd()).stop.is_stopped());
+    }
+}

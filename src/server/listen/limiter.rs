@@ -1,0 +1,299 @@
+//! Which connections the node API may have at once. Unauthenticated connections are evicted
+//! first, slowest first, of the address that has most of them; a connection whose request is
+//! being served is never evicted.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::net::{IpAddr, Shutdown, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+/// DIFFERS: the Go kubelet has no limits here.
+/// All connections; each costs a thread.
+const ALL: usize = 384;
+
+/// Maximum per client address: an API server has the streams of all its users.
+const PER_PEER: usize = 256;
+
+/// Maximum of connections in their handshake, their first head or their review.
+const UNAUTHENTICATED: usize = 96;
+
+/// Maximum of those per client address.
+const UNAUTHENTICATED_PER_PEER: usize = 32;
+
+/// What a connection is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// No request of it was authorized yet.
+    Unauthenticated,
+    /// A request of it is being served.
+    Busy,
+    /// It was served and may send another request.
+    Idle,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    peer: Peer,
+    state: State,
+    since: Instant,
+    socket: Weak<TcpStream>,
+}
+
+/// What connections are counted by: an IPv4 address, or a network of 2^64 IPv6 addresses, which
+/// one client may have all of.
+pub(in crate::server) type Peer = [u8; 8];
+
+pub(in crate::server) fn peer(ip: IpAddr) -> Peer {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => {
+            let [a, b, c, d] = ip.octets();
+            // No IPv6 address of a client begins like this.
+            [0, 0, 0, 0, a, b, c, d]
+        }
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, e, f, g, h, ..] = ip.octets();
+            [a, b, c, d, e, f, g, h]
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    next: u64,
+    all: Vec<Entry>,
+}
+
+/// The connections of the main port.
+#[derive(Debug, Default)]
+pub(in crate::server) struct ConnectionLimiter {
+    entries: Mutex<Entries>,
+}
+
+/// A connection that is counted until this is dropped.
+#[derive(Debug)]
+pub(in crate::server) struct Admission {
+    limiter: Arc<ConnectionLimiter>,
+    id: u64,
+}
+
+impl ConnectionLimiter {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Admits a new connection, if need be in place of another; `None`: all others are being
+    /// served.
+    pub(in crate::server) fn admit(
+        self: &Arc<Self>,
+        ip: IpAddr,
+        socket: &Arc<TcpStream>,
+        now: Instant,
+    ) -> Option<Admission> {
+        let peer = peer(ip);
+        let mut entries = self.lock();
+        let theirs = |entry: &Entry| entry.peer == peer;
+        let new = |entry: &Entry| entry.state == State::Unauthenticated;
+        let idle = |entry: &Entry| entry.state == State::Idle;
+        if entries.count(|one| new(one) && theirs(one)) >= UNAUTHENTICATED_PER_PEER {
+            entries.evict(|one| new(one) && theirs(one));
+        }
+        if entries.count(new) >= UNAUTHENTICATED {
+            entries.evict_unauthenticated();
+        }
+        let fits = (entries.count(theirs) < PER_PEER || entries.evict(|one| idle(one) && theirs(one)))
+            && (entries.all.len() < ALL || entries.evict(idle) || entries.evict_unauthenticated());
+        if !fits {
+            return None;
+        }
+        entries.next += 1;
+        let id = entries.next;
+        let socket = Arc::downgrade(socket);
+        entries.all.push(Entry { id, peer, state: State::Unauthenticated, since: now, socket });
+        Some(Admission { limiter: Arc::clone(self), id })
+    }
+}
+
+impl Entries {
+    fn count(&self, which: impl Fn(&Entry) -> bool) -> usize {
+        self.all.iter().filter(|one| which(one)).count()
+    }
+
+    /// Evicts the slowest unauthenticated connection of the address that has most of them: a client
+    /// with one or two of them gets the time that it needs, however fast others connect.
+    fn evict_unauthenticated(&mut self) -> bool {
+        let mut by_peer: HashMap<Peer, (usize, Reverse<Instant>)> = HashMap::new();
+        for one in self.all.iter().filter(|one| one.state == State::Unauthenticated) {
+            let (count, oldest) = by_peer.entry(one.peer).or_insert((0, Reverse(one.since)));
+            *count += 1;
+            // The reverse of the earliest is the greatest.
+            *oldest = (*oldest).max(Reverse(one.since));
+        }
+        let most = by_peer.into_iter().max_by_key(|(_, most)| *most);
+        most.is_some_and(|(peer, _)| {
+            self.evict(|one| one.state == State::Unauthenticated && one.peer == peer)
+        })
+    }
+
+    /// Evicts the connection that has been in its state for longest; false if there is none.
+    fn evict(&mut self, which: impl Fn(&Entry) -> bool) -> bool {
+        let found =
+            self.all.iter().enumerate().filter(|(_, one)| which(one)).min_by_key(|(_, one)| one.since);
+        let Some(at) = found.map(|(at, _)| at) else { return false };
+        let gone = self.all.swap_remove(at);
+        if let Some(socket) = gone.socket.upgrade() {
+            // One that is closed already fails here.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        true
+    }
+}
+
+impl Admission {
+    /// A request is served from now on.
+    pub(in crate::server) fn busy(&self, now: Instant) {
+        self.change(|own| (own.state, own.since) = (State::Busy, now));
+    }
+
+    /// The request was served. A connection whose request was rejected stays unauthenticated, as
+    /// old as it is.
+    pub(in crate::server) fn idle(&self, now: Instant) {
+        self.change(|own| {
+            if own.state == State::Busy {
+                (own.state, own.since) = (State::Idle, now);
+            }
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Entry)) {
+        if let Some(own) = self.limiter.lock().all.iter_mut().find(|one| one.id == self.id) {
+            change(own);
+        }
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.limiter.lock().all.retain(|one| one.id != self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    struct Room {
+        limiter: Arc<ConnectionLimiter>,
+        sockets: Vec<Arc<TcpStream>>,
+        begun: Instant,
+        socket: Arc<TcpStream>,
+    }
+
+    impl Room {
+        fn new() -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let socket = Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            Room { limiter: Arc::default(), sockets: Vec::new(), begun: Instant::now(), socket }
+        }
+
+        fn at(&self, second: u64) -> Instant {
+            self.begun + Duration::from_secs(second)
+        }
+
+        fn admit(&mut self, ip: &str, second: u64) -> Option<Admission> {
+            let socket = Arc::new(self.socket.try_clone().unwrap());
+            let admission = self.limiter.admit(ip.parse().unwrap(), &socket, self.at(second));
+            self.sockets.push(socket);
+            admission
+        }
+
+        fn has(&self, admission: &Admission) -> bool {
+            self.limiter.lock().all.iter().any(|one| one.id == admission.id)
+        }
+
+        fn len(&self) -> usize {
+            self.limiter.lock().all.len()
+        }
+    }
+
+    #[test]
+    fn slowest_unauthenticated_connection_of_an_address_is_evicted() {
+        let mut room = Room::new();
+        let slow = room.admit("10.0.0.1", 0).unwrap();
+        let let_in = room.admit("10.0.0.1", 1).unwrap();
+        let_in.busy(room.at(1));
+        slow.idle(room.at(1));
+        let mut others: Vec<_> = (0..31).map(|n| room.admit("10.0.0.1", 2 + n).unwrap()).collect();
+        assert!(room.has(&slow));
+        // The same one, mapped.
+        others.push(room.admit("::ffff:10.0.0.1", 50).unwrap());
+        assert!(!room.has(&slow) && room.has(&let_in) && room.has(&others[0]));
+        let other = room.admit("10.0.0.2", 51).unwrap();
+        assert!(room.has(&others[0]) && room.has(&other));
+        drop((slow, other));
+        assert_eq!(room.len(), 33);
+        drop(others);
+        drop(let_in);
+        assert_eq!(room.len(), 0);
+    }
+
+    #[test]
+    fn unauthenticated_connections_of_all_addresses_are_limited() {
+        let mut room = Room::new();
+        let admissions: Vec<_> =
+            (0..200_u64).map(|n| room.admit(&format!("10.0.1.{n}"), n).unwrap()).collect();
+        assert_eq!(room.len(), UNAUTHENTICATED);
+        assert!(!room.has(&admissions[0]) && room.has(&admissions[199]));
+    }
+
+    #[test]
+    fn single_connection_of_an_address_outlasts_floods_of_others() {
+        let mut room = Room::new();
+        let alone = room.admit("10.0.0.1", 0).unwrap();
+        let limiter: Vec<_> =
+            (0..500).map(|n| room.admit(&format!("10.0.1.{}", n % 40), 1 + n).unwrap()).collect();
+        assert_eq!(room.len(), UNAUTHENTICATED);
+        assert!(room.has(&alone) && room.has(&limiter[499]) && !room.has(&limiter[0]));
+    }
+
+    #[test]
+    fn ipv6_addresses_of_one_network_count_together() {
+        let mut room = Room::new();
+        let admissions: Vec<_> =
+            (0..40_u64).map(|n| room.admit(&format!("fd00::1:{n}"), n).unwrap()).collect();
+        assert_eq!(room.len(), UNAUTHENTICATED_PER_PEER);
+        assert!(!room.has(&admissions[0]));
+    }
+
+    #[test]
+    fn idle_connections_are_evicted_and_busy_ones_are_not() {
+        let mut room = Room::new();
+        let mut admissions = Vec::new();
+        for n in 0..PER_PEER as u64 {
+            let admission = room.admit("10.0.0.1", n).unwrap();
+            admission.busy(room.at(n));
+            if n == 7 {
+                admission.idle(room.at(n));
+            }
+            admissions.push(admission);
+        }
+        let last = room.admit("10.0.0.1", 999).unwrap();
+        assert!(!room.has(&admissions[7]) && room.has(&last));
+        last.busy(room.at(999));
+        assert!(room.admit("10.0.0.1", 1000).is_none());
+        let others: Vec<_> = (0..ALL - PER_PEER)
+            .map(|n| {
+                let admission = room.admit(&format!("10.1.0.{}", n % 8), 1001).unwrap();
+                admission.busy(room.at(1001));
+                admission
+            })
+            .collect();
+        assert_eq!(room.len(), ALL);
+        assert!(room.admit("10.2.0.1", 1002).is_none());
+        drop(others);
+        assert!(room.admit("10.2.0.1", 1003).is_some());
+    }
+}

@@ -1,0 +1,51 @@
+//! The one request that changes something: an ephemeral container for a pod that runs.
+
+use super::select::find;
+use super::views::DebugReply;
+use crate::model::api::EphemeralContainer;
+use crate::model::ids::PodUid;
+use crate::server::deps::Deps;
+use crate::server::http::response::Response;
+use crate::transport::http1::Target;
+use crate::util::backoff::random_u64;
+
+/// Responds to a POST.
+pub(in crate::server) fn route(path: &str, target: &Target, deps: &Deps) -> Result<Response, Response> {
+    if path != "/v1/debug" {
+        return Err(Response::text(405, "GET only\n"));
+    }
+    let view = find(target, deps)?;
+    let text = |key: &str| target.get(key).filter(|text| !text.is_empty()).map(str::to_owned);
+    let command: Vec<String> = target.all("command").map(str::to_owned).collect();
+    let flag = |key: &str| target.get(key).is_some_and(|text| text == "1").then_some(true);
+    let container = EphemeralContainer {
+        name: text("name").unwrap_or_else(random_name),
+        image: text("image"),
+        command: (!command.is_empty()).then_some(command),
+        target_container_name: text("target"),
+        stdin: flag("input"),
+        tty: flag("tty"),
+        ..EphemeralContainer::default()
+    };
+    let reply = DebugReply {
+        namespace: view.namespace().to_owned(),
+        pod: view.name().to_owned(),
+        container: container.name.clone(),
+    };
+    (deps.add_ephemeral)(&PodUid::from(view.uid()), container)
+        .map_err(|why| Response::text(422, format!("{why}\n")))?;
+    Ok(Response::json(&reply))
+}
+
+/// `debugger-` and five letters, as kubectl names them.
+fn random_name() -> String {
+    const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut rest = random_u64();
+    let mut name = String::from("debugger-");
+    for _ in 0..5 {
+        let at = usize::try_from(rest % LETTERS.len() as u64).unwrap_or(0);
+        name.push(LETTERS.get(at).copied().map_or('b', char::from));
+        rest /= LETTERS.len() as u64;
+    }
+    name
+}

@@ -1,0 +1,82 @@
+//! The local socket's own paths.
+
+use jiff::Timestamp;
+
+use super::select::{container_names, default_container, find, sorted_pods};
+use super::streams;
+use super::views::{Described, PodsReply, VersionReply};
+use crate::model::event::Regarding;
+use crate::model::ids::PodUid;
+use crate::server::deps::{Deps, LogOptions};
+use crate::server::http::response::{Reply, Response};
+use crate::transport::http1::Target;
+
+/// Responds to a GET.
+pub(in crate::server) fn route(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Response> {
+    let response = match path {
+        "/v1/pods" => Response::json(&PodsReply { pods: sorted_pods(deps) }),
+        "/v1/pods/watch" => return Ok(Reply::stream(streams::pods)),
+        "/v1/describe" => describe(target, deps)?,
+        "/v1/logs" => return logs(target, deps),
+        "/v1/status" => Response::json(&(deps.status)()),
+        "/v1/events" => {
+            let since = target.parsed("since")?.unwrap_or(0);
+            if target.flag("follow")? {
+                return Ok(Reply::stream(move |out, deps, stop| streams::events(out, deps, since, stop)));
+            }
+            Response::json(&deps.events.recent(since))
+        }
+        "/v1/images" => match (deps.images)() {
+            Ok(images) => Response::json(&images),
+            Err(why) => Response::text(502, format!("{why}\n")),
+        },
+        "/v1/version" => Response::json(&VersionReply::own()),
+        _ => Response::not_found(),
+    };
+    Ok(Reply::Whole(response))
+}
+
+fn describe(target: &Target, deps: &Deps) -> Result<Response, Response> {
+    let view = find(target, deps)?;
+    let uid = PodUid::from(view.uid());
+    let mut events = deps.events.recent(0);
+    events.retain(|event| matches!(&event.regarding, Regarding::Pod { uid: of, .. } if *of == uid));
+    Ok(Response::json(&Described { view, events }))
+}
+
+fn logs(target: &Target, deps: &Deps) -> Result<Reply, Response> {
+    let options = LogOptions {
+        follow: target.flag("follow")?,
+        tail: target.parsed("tail")?,
+        since: target.parsed::<Timestamp>("since")?,
+        stream: None,
+        timestamps: target.flag("timestamps")?,
+        limit_bytes: target.parsed("limitBytes")?,
+    };
+    let previous = target.flag("previous")?;
+    let view = find(target, deps)?;
+    let names = container_names(&view.pod);
+    let container = match target.get("container").filter(|name| !name.is_empty()) {
+        Some(name) if names.contains(&name) => name,
+        Some(name) => {
+            let list = names.join(", ");
+            return Err(Response::text(
+                404,
+                format!(
+                    "pod {}/{} has no container {name:?}; it has: {list}\n",
+                    view.namespace(),
+                    view.name()
+                ),
+            ));
+        }
+        None => {
+            default_container(&view.pod).ok_or_else(|| Response::text(404, "the pod has no containers\n"))?
+        }
+    };
+    let source = (deps.log_path)(&PodUid::from(view.uid()), container, previous)
+        .map_err(|why| Response::text(404, format!("{why}\n")))?;
+    let (container, of) = (container.to_owned(), names.len());
+    Ok(Reply::stream(move |out, deps, stop| {
+        streams::logs(&source, &options, (&container, of), out, deps, stop)
+    }))
+}

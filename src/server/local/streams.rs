@@ -1,0 +1,187 @@
+//! Responses that go on: logs, changes of pods, events. One JSON document per line.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Write};
+use std::time::Duration;
+
+use super::select::sorted_pods;
+use super::views::{PodChange, PodView};
+use crate::server::deps::{Deps, LogOptions, LogSource};
+use crate::server::http::response::Response;
+use crate::transport::http1::ResponseWriter;
+use crate::util::stop::{StopToken, Waited};
+
+/// How long a watcher waits for a change before it checks its stop signal again.
+const WATCH_SLICE: Duration = Duration::from_secs(1);
+
+/// Changes that come close together are sent together.
+const GATHER: Duration = Duration::from_millis(200);
+
+/// How long a quiet event stream sleeps; only a bound, the stop signal ends it at once.
+const QUIET: Duration = Duration::from_secs(600);
+
+/// A container's log, for `coracle logs`. `container`: its name, and how many the pod has.
+pub(super) fn logs(
+    source: &LogSource,
+    options: &LogOptions,
+    (container, of): (&str, usize),
+    out: &mut ResponseWriter<'_>,
+    deps: &Deps,
+    stop: &StopToken,
+) -> io::Result<()> {
+    // Names come from manifests; nothing in them may end the line.
+    let container: String = container.chars().filter(char::is_ascii_graphic).collect();
+    let of = of.to_string();
+    let fields = [TEXT, ("Coracle-Container", container.as_str()), ("Coracle-Containers", of.as_str())];
+    let mut late = LateHead { out, fields: &fields };
+    if options.follow {
+        // So that the client knows at once that it is connected.
+        late.flush()?;
+    }
+    match (deps.read_log)(&source.path, options, &mut late, &*source.running, stop) {
+        Err(why) if !late.out.has_started() => Response::text(400, format!("{why}\n")).write(late.out),
+        Err(why) => {
+            log::debug!("reading {} ended early: {why}", source.path.display());
+            Ok(())
+        }
+        Ok(()) => late.flush(),
+    }
+}
+
+const TEXT: (&str, &str) = ("Content-Type", "text/plain; charset=utf-8");
+const LINES: (&str, &str) = ("Content-Type", "application/x-ndjson");
+
+/// Sends the head with the first byte, so that an early error still has its own status.
+struct LateHead<'a, 'b> {
+    out: &'a mut ResponseWriter<'b>,
+    fields: &'a [(&'a str, &'a str)],
+}
+
+impl LateHead<'_, '_> {
+    fn begin(&mut self) -> io::Result<()> {
+        if self.out.has_started() { Ok(()) } else { self.out.start(200, self.fields, None) }
+    }
+}
+
+impl Write for LateHead<'_, '_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.begin()?;
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.begin()?;
+        self.out.flush()
+    }
+}
+
+fn line(out: &mut dyn Write, value: &impl serde::Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_vec(value).map_err(io::Error::other)?;
+    text.push(b'\n');
+    out.write_all(&text)
+}
+
+/// Events from a sequence number on.
+pub(super) fn events(
+    out: &mut ResponseWriter<'_>,
+    deps: &Deps,
+    mut since: u64,
+    stop: &StopToken,
+) -> io::Result<()> {
+    out.start(200, &[LINES], None)?;
+    while !stop.is_stopped() {
+        for event in deps.events.recent(since) {
+            since = since.max(event.seq);
+            line(out, &event)?;
+        }
+        out.flush()?;
+        let _ = deps.events.wait_newer(since, stop, QUIET);
+    }
+    Ok(())
+}
+
+/// Changes of pods.
+pub(super) fn pods(out: &mut ResponseWriter<'_>, deps: &Deps, stop: &StopToken) -> io::Result<()> {
+    out.start(200, &[LINES], None)?;
+    let mut known = Known::default();
+    let mut version = (deps.wait_pods)(0, Duration::ZERO);
+    loop {
+        for change in known.changes(sorted_pods(deps)) {
+            line(out, &change)?;
+        }
+        out.flush()?;
+        if stop.wait(GATHER) == Waited::Stopped {
+            return Ok(());
+        }
+        // A changed status ends the wait; a new or removed pod shows within a slice.
+        version = version.max((deps.wait_pods)(version, WATCH_SLICE));
+    }
+}
+
+/// What was sent to a watcher.
+#[derive(Default)]
+struct Known {
+    hasher: RandomState,
+    /// By UID: hash of the document, and enough to report its end.
+    pods: HashMap<String, (u64, PodView)>,
+}
+
+impl Known {
+    fn changes(&mut self, pods: Vec<PodView>) -> Vec<PodChange> {
+        let mut before = std::mem::take(&mut self.pods);
+        let mut changes = Vec::new();
+        for view in pods {
+            let next_sync = view.next_sync;
+            // The time of its next sync is no change of a pod.
+            let lasting = PodView { next_sync: None, ..view };
+            // What cannot be written hashes as empty and fails when it is sent.
+            let text = serde_json::to_vec(&lasting).unwrap_or_default();
+            let hash = self.hasher.hash_one(&text);
+            let view = PodView { next_sync, ..lasting };
+            let old = before.remove(view.uid());
+            self.pods.insert(view.uid().to_owned(), (hash, identity(&view)));
+            match old {
+                None => changes.push(PodChange::Added(view)),
+                Some((old, _)) if old != hash => changes.push(PodChange::Modified(view)),
+                Some(_) => {}
+            }
+        }
+        changes.extend(before.into_values().map(|(_, view)| PodChange::Deleted(view)));
+        changes
+    }
+}
+
+fn identity(view: &PodView) -> PodView {
+    let mut small = PodView::default();
+    small.pod.metadata.name = view.pod.metadata.name.clone();
+    small.pod.metadata.namespace = view.pod.metadata.namespace.clone();
+    small.pod.metadata.uid = view.pod.metadata.uid.clone();
+    small
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watcher_gets_changes_only() {
+        let view = |uid: &str, phase: &str| {
+            let mut view = PodView { phase: phase.into(), ..PodView::default() };
+            view.pod.metadata.uid = Some(uid.into());
+            view
+        };
+        let mut known = Known::default();
+        let kinds = |changes: Vec<PodChange>| {
+            let text = |change: &PodChange| match change {
+                PodChange::Added(view) => format!("+{}", view.uid()),
+                PodChange::Modified(view) => format!("~{}", view.uid()),
+                PodChange::Deleted(view) => format!("-{}", view.uid()),
+            };
+            changes.iter().map(text).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(kinds(known.changes(vec![view("a", "Syncing"), view("b", "Syncing")])), "+a +b");
+        assert_eq!(kinds(known.changes(vec![view("a", "Syncing"), view("b", "Terminating")])), "~b");
+        assert_eq!(kinds(known.changes(vec![view("b", "Terminating"), view("c", "")])), "+c -a");
+    }
+}

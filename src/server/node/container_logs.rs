@@ -1,0 +1,219 @@
+//! `/containerLogs/{namespace}/{pod}/{container}`: what `kubectl logs` shows.
+
+use std::io::{self, Write};
+
+use jiff::Timestamp;
+
+use crate::model::api::{ContainerStatus, PodStatus};
+use crate::model::ids::PodUid;
+use crate::model::log_line;
+use crate::server::deps::{Deps, LogOptions};
+use crate::server::http::request::{Method, Request};
+use crate::server::http::response::{Reply, Response};
+use crate::server::local::select::container_names;
+use crate::transport::http1::{ResponseWriter, Target};
+use crate::util::stop::StopToken;
+
+/// Responds to one request.
+pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+    let target = &request.target;
+    let elements: Vec<&str> = target.path.trim_start_matches('/').split('/').collect();
+    let [_, namespace, name, container] = *elements.as_slice() else {
+        return Err(Response::no_route());
+    };
+    if request.method != Method::Get {
+        return Err(Response::not_allowed("GET"));
+    }
+    for (element, message) in [
+        (name, r#"{"message": "Missing podID."}"#),
+        (container, r#"{"message": "Missing container name."}"#),
+        (namespace, r#"{"message": "Missing podNamespace."}"#),
+    ] {
+        if element.is_empty() {
+            return Err(Response::text(400, message));
+        }
+    }
+    let endpoints = &deps.endpoints;
+    let query = Query::read(target, Timestamp::now())?;
+    query.check(endpoints.switches.split_streams)?;
+    let pod = (endpoints.pod)(namespace, name)
+        .ok_or_else(|| Response::text(404, format!("pod {name:?} does not exist")))?;
+    if !container_names(&pod).contains(&container) {
+        return Err(Response::text(404, format!("container {container:?} not found in pod {name:?}")));
+    }
+    let stream = query.stream(endpoints.switches.split_streams)?;
+    let options = LogOptions { stream, ..query.options };
+    let id = instance(pod.status.as_ref(), name, container, query.previous)
+        .map_err(|why| Response::text(400, why))?;
+    let uid = PodUid::from(pod.metadata.uid.unwrap_or_default());
+    Ok(Reply::stream(move |out, deps, stop| show(&uid, &id, &options, out, deps, stop)))
+}
+
+/// Sends the head before the log is looked up, so that a client that follows knows at once
+/// that it is connected. From then on an error can only be text.
+fn show(
+    uid: &PodUid,
+    id: &str,
+    options: &LogOptions,
+    out: &mut ResponseWriter<'_>,
+    deps: &Deps,
+    stop: &StopToken,
+) -> io::Result<()> {
+    out.start(200, &[("Content-Type", "text/plain; charset=utf-8")], None)?;
+    let bare = id.split_once("://").map_or(id, |(_, id)| id);
+    let outcome = match (deps.endpoints.instance_log)(uid, bare) {
+        Ok(source) => (deps.read_log)(&source.path, options, out, &*source.running, stop),
+        Err(why) => {
+            log::debug!("no log of {id}: {why}");
+            Err(format!("unable to retrieve container logs for {id}"))
+        }
+    };
+    match outcome {
+        Err(why) if !stop.is_stopped() => out.write_all(why.as_bytes()),
+        _ => Ok(()),
+    }
+}
+
+/// The parameters, read but not checked.
+#[derive(Debug, PartialEq)]
+struct Query {
+    options: LogOptions,
+    previous: bool,
+    since_seconds: Option<i64>,
+    has_since_time: bool,
+    tail: Option<i64>,
+    limit: Option<i64>,
+    stream: Option<String>,
+}
+
+impl Query {
+    fn read(target: &Target, now: Timestamp) -> Result<Query, Response> {
+        let number = |key: &str| target.get(key).map(whole).transpose();
+        // The old form of tailLines, which it overrides.
+        let tail = match target.get("tail").filter(|tail| !tail.is_empty()) {
+            Some("all") => None,
+            Some(tail) => Some(whole(tail)?),
+            None => number("tailLines")?,
+        };
+        let (limit, since_seconds) = (number("limitBytes")?, number("sinceSeconds")?);
+        let since_time = match target.get("sinceTime") {
+            None => None,
+            // The zero time, as Go reads it.
+            Some("" | "null") => Some(Timestamp::MIN),
+            Some(text) => Some(text.parse().map_err(|_| undecodable())?),
+        };
+        let ago = since_seconds
+            .map(|ago| now.checked_sub(jiff::SignedDuration::from_secs(ago)).unwrap_or(Timestamp::MIN));
+        Ok(Query {
+            options: LogOptions {
+                follow: switch(target, "follow"),
+                // What does not fit is rejected by `check`.
+                tail: tail.and_then(|lines| u64::try_from(lines).ok()),
+                since: ago.or(since_time),
+                stream: None,
+                timestamps: switch(target, "timestamps"),
+                limit_bytes: limit.and_then(|bytes| u64::try_from(bytes).ok()),
+            },
+            previous: switch(target, "previous"),
+            since_seconds,
+            has_since_time: since_time.is_some(),
+            tail,
+            limit,
+            stream: target.get("stream").map(str::to_owned),
+        })
+    }
+
+    fn check(&self, split_streams: bool) -> Result<(), Response> {
+        let stream = self.stream.as_deref().unwrap_or("All");
+        let valid = self.tail.is_none_or(|lines| lines >= 0)
+            && self.limit.is_none_or(|bytes| bytes >= 1)
+            && self.since_seconds.is_none_or(|seconds| seconds >= 1)
+            && !(self.since_seconds.is_some() && self.has_since_time)
+            && (!split_streams
+                || stream == "All"
+                || (matches!(stream, "Stdout" | "Stderr") && self.tail.is_none()));
+        if valid { Ok(()) } else { Err(Response::text(422, r#"{"message": "Invalid request."}"#)) }
+    }
+
+    fn stream(&self, split_streams: bool) -> Result<Option<log_line::Stream>, Response> {
+        match self.stream.as_deref() {
+            None | Some("All") => Ok(None),
+            Some("Stdout") if split_streams => Ok(Some(log_line::Stream::Stdout)),
+            Some("Stderr") if split_streams => Ok(Some(log_line::Stream::Stderr)),
+            Some(other) => Err(Response::text(
+                400,
+                format!(
+                    "unable to return the given log stream: {other:?}. Please enable PodLogsQuerySplitStreams feature gate in kubelet"
+                ),
+            )),
+        }
+    }
+}
+
+fn undecodable() -> Response {
+    Response::text(400, r#"{"message": "Unable to decode query."}"#)
+}
+
+fn whole(text: &str) -> Result<i64, Response> {
+    text.parse().map_err(|_| undecodable())
+}
+
+/// As API machinery reads a bool: there is no wrong one.
+fn switch(target: &Target, key: &str) -> bool {
+    target.get(key).is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
+}
+
+/// The id, with the runtime's name before it, of the instance whose log is meant; else why
+/// there is none.
+fn instance(
+    status: Option<&PodStatus>,
+    pod: &str,
+    container: &str,
+    previous: bool,
+) -> Result<String, String> {
+    let which = format!("container {container:?} in pod {pod:?}");
+    let found = status.and_then(|status| status_of(status, container));
+    let Some(found) = found else { return Err(format!("{which} is not available")) };
+    let state = found.state.clone().unwrap_or_default();
+    let last = found
+        .last_state
+        .as_ref()
+        .and_then(|last| last.terminated.as_ref())
+        .map(|ended| ended.container_id.clone().unwrap_or_default());
+    let filled = |id: Option<String>| id.filter(|id| !id.is_empty());
+    if previous {
+        return filled(last).ok_or_else(|| format!("previous terminated {which} not found"));
+    }
+    if state.running.is_some() {
+        return Ok(found.container_id.clone().unwrap_or_default());
+    }
+    if let Some(ended) = state.terminated {
+        // Its container may never have been made.
+        return filled(ended.container_id).or(filled(last)).ok_or_else(|| format!("{which} is terminated"));
+    }
+    if last.is_some() {
+        return filled(last).ok_or_else(|| format!("{which} is terminated"));
+    }
+    Err(match state.waiting {
+        None => format!("{which} is waiting to start - no logs yet"),
+        Some(waiting) => {
+            let reason = match waiting.reason.as_deref().unwrap_or_default() {
+                "ErrImagePull" => "image can't be pulled",
+                "ImagePullBackOff" => "trying and failing to pull image",
+                other => other,
+            };
+            format!("{which} is waiting to start: {reason}")
+        }
+    })
+}
+
+fn status_of<'a>(status: &'a PodStatus, container: &str) -> Option<&'a ContainerStatus> {
+    [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses]
+        .into_iter()
+        .flatten()
+        .flatten()
+        .find(|status| status.name == container)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+//! `/metrics` and its siblings: other rooms write the text.
+
+use std::io::Write;
+use std::time::Instant;
+
+use super::health;
+use crate::model::metrics::{HTTP_DURATION, HTTP_INFLIGHT, HTTP_REQUESTS};
+use crate::runtime::logs::gzip::Gzip;
+use crate::server::deps::{Deps, MetricsPage};
+use crate::server::http::request::{Listener, Request};
+use crate::server::http::response::Response;
+use crate::util::metrics::{CounterVec, Metric as _, Page, Type};
+
+/// Counts a request to the kubelet's own ports, and times it until the guard is dropped.
+pub(in crate::server) fn count(listener: Listener, method: &str, path: &str) -> Option<Timed> {
+    let server_type = match listener {
+        Listener::ReadOnly => "readonly",
+        Listener::Main => "readwrite",
+        Listener::Healthz | Listener::Local => return None,
+    };
+    let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("other");
+    let path = match first_elements(path) {
+        // The Go kubelet has nothing of these on its other port.
+        "checkpoint" | "configz" | "debug" | "flagz" | "statusz" if listener != Listener::Main => "other",
+        path => path,
+    };
+    let long_running = if LONG_RUNNING.contains(&path) { "true" } else { "false" };
+    let labels = [method, path, server_type, long_running];
+    HTTP_REQUESTS.inc(labels);
+    HTTP_INFLIGHT.add(labels, 1);
+    Some(Timed { labels, begun: Instant::now() })
+}
+
+/// Methods and paths that become labels; others must not, since clients choose them.
+const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE"];
+const PATHS: [&str; 19] = [
+    "attach",
+    "checkpoint",
+    "configz",
+    "containerLogs",
+    "debug",
+    "exec",
+    "flagz",
+    "healthz",
+    "logs",
+    "metrics",
+    "metrics/cadvisor",
+    "metrics/probes",
+    "metrics/resource",
+    "pods",
+    "portForward",
+    "run",
+    "runningpods",
+    "stats",
+    "statusz",
+];
+
+/// Those that take as long as their client wants. Upstream has port-forward among them, but
+/// in a spelling that it no longer has.
+const LONG_RUNNING: [&str; 3] = ["exec", "attach", "debug"];
+
+/// See [`count`].
+pub(in crate::server) struct Timed {
+    labels: [&'static str; 4],
+    begun: Instant,
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        HTTP_INFLIGHT.add(self.labels, -1);
+        HTTP_DURATION.took(self.labels, self.begun.elapsed());
+    }
+}
+
+/// The start of a path that is one of ours.
+fn first_elements(path: &str) -> &'static str {
+    let path = path.trim_matches('/');
+    let mut elements = path.split('/');
+    let first = elements.next().unwrap_or_default();
+    let page = elements.next().filter(|_| first == "metrics");
+    let known = |known: &&str| match page {
+        Some(page) => known.strip_prefix("metrics/") == Some(page),
+        None => *known == first,
+    };
+    PATHS.into_iter().find(known).unwrap_or("other")
+}
+
+/// How often each health check was made, by what came out. On its own page only.
+static CHECKS: CounterVec<3> = CounterVec::new(
+    "kubernetes_healthchecks_total",
+    "Health checks that were made.",
+    ["name", "type", "status"],
+);
+
+/// Counts a health check.
+pub(super) fn count_check(name: &'static str, passes: bool) {
+    CHECKS.inc([name, "healthz", if passes { "success" } else { "error" }]);
+}
+
+/// Responds to a path below `/metrics`; `None`: there is no such page.
+pub(in crate::server) fn respond(request: &Request, deps: &Deps) -> Option<Response> {
+    let mut page = Page::new();
+    match request.target.path.strip_prefix("/metrics")?.trim_end_matches('/') {
+        "" => (deps.metrics)(MetricsPage::Own, &mut page),
+        "/probes" => (deps.metrics)(MetricsPage::Probes, &mut page),
+        "/resource" => (deps.metrics)(MetricsPage::Resource, &mut page),
+        "/cadvisor" => (deps.metrics)(MetricsPage::Cadvisor, &mut page),
+        "/slis" => {
+            checks(deps, &mut page);
+            let at = deps.endpoints.started.as_millisecond() as f64 / 1e3;
+            page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", at);
+        }
+        _ => return None,
+    }
+    let started = deps.endpoints.started.as_second().to_string();
+    let response = Response {
+        content_type: content_type(&request.accept),
+        headers: vec![("Process-Start-Time-Unix", started)],
+        ..Response::text(200, page.into_text())
+    };
+    Some(if request.gzip { packed(response) } else { response })
+}
+
+/// The one format that there is, with the escaping that the client wants: no name here needs
+/// any, so each of them is right.
+///
+/// DIFFERS: who asks for the binary format first gets it from the Go kubelet.
+fn content_type(accept: &str) -> &'static str {
+    const UNDERSCORES: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
+    const KNOWN: [(&str, &str); 4] = [
+        ("underscores", UNDERSCORES),
+        ("allow-utf-8", "text/plain; version=0.0.4; charset=utf-8; escaping=allow-utf-8"),
+        ("dots", "text/plain; version=0.0.4; charset=utf-8; escaping=dots"),
+        ("values", "text/plain; version=0.0.4; charset=utf-8; escaping=values"),
+    ];
+    let mut chosen = UNDERSCORES;
+    for form in accept.split(',') {
+        let mut parts = form.split(';').map(str::trim);
+        let media = parts.next().unwrap_or_default();
+        let value =
+            |name| parts.clone().filter_map(|part| part.split_once('=')).find(|(key, _)| *key == name);
+        let escaping =
+            value("escaping").and_then(|(_, value)| KNOWN.iter().find(|(known, _)| *known == value));
+        chosen = escaping.map_or(chosen, |(_, whole)| whole);
+        if media == "text/plain" && value("version").is_none_or(|(_, version)| version == "0.0.4") {
+            break;
+        }
+    }
+    chosen
+}
+
+/// Compressed, if that works.
+fn packed(mut response: Response) -> Response {
+    let mut gzip = Gzip::new(Vec::with_capacity(response.body.len() / 8));
+    match gzip.write_all(&response.body).and_then(|()| gzip.finish()) {
+        Ok(body) => {
+            response.headers.push(("Content-Encoding", "gzip".to_owned()));
+            Response { body, ..response }
+        }
+        Err(_) => response,
+    }
+}
+
+/// One series per health check.
+///
+/// DIFFERS: each is made for the page; the Go kubelet shows those that were requested before.
+fn checks(deps: &Deps, page: &mut Page) {
+    count_check("ping", true);
+    let mut family = page.family("kubernetes_healthcheck", "Whether a health check passes.", Type::Gauge);
+    family.series(&[("name", "ping"), ("type", "healthz")], 1.0);
+    for check in [health::log()].iter().chain(&deps.checks).filter(|check| check.name != "ping") {
+        let passes = health::run(check).is_ok();
+        family.series(&[("name", check.name), ("type", "healthz")], if passes { 1.0 } else { 0.0 });
+    }
+    drop(family);
+    CHECKS.write(page);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_is_the_one_with_the_escaping_that_is_wanted() {
+        for (accept, escaping) in [
+            ("", "underscores"),
+            ("*/*", "underscores"),
+            ("text/plain", "underscores"),
+            ("application/openmetrics-text;version=1.0.0", "underscores"),
+            // Prometheus 3, and one that wants the binary format first.
+            (
+                "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
+                 application/openmetrics-text;version=0.0.1;q=0.5,\
+                 text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+                "allow-utf-8",
+            ),
+            (
+                "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.7,\
+                 text/plain;version=0.0.4;escaping=values;q=0.3",
+                "values",
+            ),
+            ("text/plain;version=0.0.4,text/html;escaping=dots", "underscores"),
+            ("text/html; escaping=dots , text/plain", "dots"),
+            ("text/plain;escaping=none", "underscores"),
+            (";;=,,escaping", "underscores"),
+        ] {
+            let expected = format!("text/plain; version=0.0.4; charset=utf-8; escaping={escaping}");
+            assert_eq!(content_type(accept), expected, "{accept}");
+        }
+    }
+
+    #[test]
+    fn only_known_paths_become_labels() {
+        for (path, label) in [
+            ("/healthz", "healthz"),
+            ("/healthz/syncloop", "healthz"),
+            ("/pods/", "pods"),
+            ("/metrics", "metrics"),
+            ("/metrics/probes", "metrics/probes"),
+            ("/metrics/resource", "metrics/resource"),
+            ("/metrics/other", "other"),
+            ("/metrics/slis", "other"),
+            ("/metrics/cadvisor", "metrics/cadvisor"),
+            ("/containerLogs/a/b/c", "containerLogs"),
+            ("/stats/summary", "stats"),
+            ("/", "other"),
+            ("/anything/at/all", "other"),
+        ] {
+            assert_eq!(first_elements(path), label, "{path}");
+        }
+        assert!(count(Listener::Local, "GET", "/pods").is_none());
+        for (listener, method, path, labels) in [
+            (Listener::ReadOnly, "GET", "/pods", ["GET", "pods", "readonly", "false"]),
+            (Listener::ReadOnly, "GET", "/debug/pprof/heap", ["GET", "other", "readonly", "false"]),
+            (Listener::Main, "GET", "/debug/pprof/heap", ["GET", "debug", "readwrite", "true"]),
+            (Listener::Main, "BREW", "/exec/a/b/c", ["other", "exec", "readwrite", "true"]),
+        ] {
+            let timed = count(listener, method, path);
+            assert!(HTTP_REQUESTS.get(labels) > 0 && HTTP_INFLIGHT.get(labels) > 0);
+            drop(timed);
+            assert!(HTTP_DURATION.count(labels) > 0);
+        }
+    }
+}

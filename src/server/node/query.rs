@@ -1,0 +1,333 @@
+//! Node log queries: `/logs/?query=<service or file>`, for `enableSystemLogQuery`.
+
+use std::fmt::Write as _;
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::files;
+use crate::runtime::logs::gzip::Gzip;
+use crate::server::http::response::{Reply, Response};
+use crate::transport::http1::Target;
+use crate::util::child::{self, ChildError, Limits};
+use crate::util::stop::StopToken;
+
+/// A query may take so long in all.
+const LIMIT: Duration = Duration::from_secs(30);
+/// The list of a machine's units.
+const UNITS_BYTES: usize = 4 * 1024 * 1024;
+const MAX_TAIL: i64 = 100_000;
+const MAX_NAME: usize = 256;
+const MAX_SERVICES: usize = 4;
+
+/// A query.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Query {
+    services: Vec<String>,
+    files: Vec<String>,
+    since: Option<Timestamp>,
+    until: Option<Timestamp>,
+    tail: Option<i64>,
+    boot: Option<i64>,
+    pattern: String,
+}
+
+impl Query {
+    /// The parameters; `None` when there is none of a query.
+    pub(super) fn read(target: &Target) -> Result<Option<Query>, Response> {
+        let mut problems = Vec::new();
+        let mut query = Query::default();
+        let queries: Vec<&str> = target.all("query").collect();
+        for one in &queries {
+            if one.contains(['/', '\\']) {
+                query.files.push((*one).to_owned());
+            } else if !one.trim().is_empty() {
+                query.services.push((*one).to_owned());
+            }
+        }
+        if !queries.is_empty() && query.files.is_empty() && query.services.is_empty() {
+            problems.push(invalid("query", &json(&queries), "query cannot be empty"));
+        }
+        let filled = |key| target.get(key).filter(|text| !text.is_empty());
+        for (key, place) in [("sinceTime", &mut query.since), ("untilTime", &mut query.until)] {
+            match filled(key).map(|text| (text, text.parse())) {
+                None => {}
+                Some((_, Ok(time))) => *place = Some(time),
+                Some((text, Err(_))) => problems.push(invalid(key, &json(&text), "invalid time format")),
+            }
+        }
+        for (key, place) in [("boot", &mut query.boot), ("tailLines", &mut query.tail)] {
+            match filled(key).map(|text| (text, text.parse())) {
+                None => {}
+                Some((_, Ok(number))) => *place = Some(number),
+                Some((text, Err(_))) => {
+                    let why = format!("strconv.Atoi: parsing {}: invalid syntax", json(&text));
+                    problems.push(invalid(key, &json(&text), &why));
+                }
+            }
+        }
+        filled("pattern").unwrap_or_default().clone_into(&mut query.pattern);
+        refuse(400, &problems)?;
+        Ok((query != Query::default()).then_some(query))
+    }
+
+    /// Whether it makes sense.
+    pub(super) fn check(&self, root: &Path) -> Result<(), Response> {
+        let mut problems = Vec::new();
+        for service in &self.services {
+            let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '@');
+            if service.len() > MAX_NAME {
+                problems.push(invalid("query", &json(service), "length must be less than 100"));
+            } else if !service.chars().all(safe) {
+                problems.push(invalid("query", &json(service), "input contains unsupported characters"));
+            }
+        }
+        if self.services.len() > MAX_SERVICES {
+            let count = self.services.len();
+            problems.push(format!("query: Too many: {count}: must have at most {MAX_SERVICES} items"));
+        }
+        match self.files.as_slice() {
+            [] if self.services.is_empty() => {
+                problems.push("query: Required value: cannot be empty with options".to_owned());
+            }
+            [] => {}
+            files if !self.services.is_empty() => {
+                let both = format!("[{}], [{}]", files.join(" "), self.services.join(" "));
+                problems.push(invalid("query", &json(&both), "cannot specify a file and service"));
+            }
+            [file] if self.has_options() => {
+                problems.push(invalid("query", &json(&[file]), "cannot specify file with options"));
+            }
+            [file] if file.split('/').any(|part| part == "..") => {
+                problems.push(invalid("query", &json(&[file]), "no such file or directory"));
+            }
+            [file] => {
+                if let Err(why) = files::open(root, file.trim_start_matches('/')) {
+                    problems.push(invalid("query", &json(&[file]), &words(&why)));
+                }
+            }
+            files => problems.push(invalid("query", &json(&files), "cannot specify more than one file")),
+        }
+        if let (Some(since), Some(until)) = (self.since, self.until)
+            && since > until
+        {
+            problems.push(invalid("untilTime", &json(&until.to_string()), "must be after `sinceTime`"));
+        }
+        if let Some(boot) = self.boot.filter(|boot| *boot > 0) {
+            problems.push(invalid("boot", &boot.to_string(), "must be less than 1"));
+        }
+        if let Some(tail) = self.tail.filter(|tail| !(0..=MAX_TAIL).contains(tail)) {
+            let why = format!("must be between 0 and {MAX_TAIL}, inclusive");
+            problems.push(invalid("tailLines", &tail.to_string(), &why));
+        }
+        refuse(406, &problems)
+    }
+
+    /// The file, if the query names one.
+    pub(super) fn file(&self) -> Option<&str> {
+        self.files.first().map(String::as_str)
+    }
+
+    fn has_options(&self) -> bool {
+        self.since.is_some()
+            || self.until.is_some()
+            || self.tail.is_some()
+            || self.boot.is_some()
+            || !self.pattern.is_empty()
+    }
+
+    /// The arguments of journalctl.
+    fn arguments(&self, services: &[&str]) -> Vec<String> {
+        let mut arguments =
+            vec!["--utc".to_owned(), "--no-pager".to_owned(), "--output=short-precise".to_owned()];
+        // Without the zone it would be taken for the node's own.
+        let at = |time: Timestamp| time.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
+        arguments.extend(self.since.map(|since| format!("--since={}", at(since))));
+        arguments.extend(self.until.map(|until| format!("--until={}", at(until))));
+        if let Some(tail) = self.tail {
+            arguments.extend(["--pager-end".to_owned(), format!("--lines={tail}")]);
+        }
+        arguments.extend(services.iter().map(|service| format!("--unit={service}")));
+        if !self.pattern.is_empty() {
+            arguments.push(format!("--grep={}", self.pattern));
+        }
+        if let Some(boot) = self.boot {
+            arguments.extend(["--boot".to_owned(), boot.to_string()]);
+        }
+        arguments
+    }
+
+    /// Writes the logs of the services. A failure becomes a line of the body: the status was
+    /// sent already.
+    fn write(&self, journalctl: &str, out: &mut dyn Write, root: &Path, stop: &StopToken) -> io::Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let units = units(journalctl, left(), stop);
+        let (native, files): (Vec<&str>, Vec<&str>) = self
+            .services
+            .iter()
+            .map(String::as_str)
+            // DIFFERS: the Go kubelet looks for it anywhere in the list, so that `ssh` is looked for
+            // in the journal because there is an `openssh.service`, and never in a file.
+            .partition(|service| units.lines().any(|unit| unit.strip_suffix(".service") == Some(service)));
+        if !native.is_empty() {
+            let mut command = Command::new(journalctl);
+            command.args(self.arguments(&native));
+            let mut broken = None;
+            let outcome = child::stream(&mut command, left(), stop, &mut |bytes| {
+                out.write_all(bytes).inspect_err(|why| broken = Some(why.kind()))
+            });
+            if let Some(kind) = broken {
+                return Err(kind.into());
+            }
+            if let Err(why) = outcome
+                && self.boot.is_none_or(|boot| boot == 0)
+            {
+                log::debug!("{why}");
+                out.write_all(b"\nerror: journal output not available\n")?;
+            }
+        }
+        if files.is_empty() {
+            return Ok(());
+        }
+        if self.has_options() {
+            let names = files.join(" ");
+            return write!(
+                out,
+                "\noptions present and query resolved to log files for [{names}]\ntry without specifying options\n"
+            );
+        }
+        for service in files {
+            if left().is_zero() || stop.is_stopped() {
+                return out.write_all(b"\ncontext error: context deadline exceeded\n");
+            }
+            match copy(root, service, out, deadline, stop) {
+                Err(Failed::Read(why)) if why.kind() == ErrorKind::NotFound => {
+                    write!(out, "\nlog not found for {service}\n")?;
+                }
+                Err(Failed::Read(why)) => {
+                    write!(out, "\nerror getting log for {service}: {}\n", words(&why))?
+                }
+                Err(Failed::Write(why)) => return Err(why),
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The response to a query for services.
+pub(super) fn reply(query: Query, gzip: bool) -> Reply {
+    Reply::stream(move |out, deps, stop| {
+        let text = ("Content-Type", "text/plain;charset=UTF-8");
+        let fields: &[_] = if gzip { &[text, ("Content-Encoding", "gzip")] } else { &[text] };
+        out.start(200, fields, None)?;
+        let root = &deps.endpoints.log_dir;
+        if !gzip {
+            return query.write("journalctl", out, root, stop);
+        }
+        let mut packed = Gzip::new(out);
+        query.write("journalctl", &mut packed, root, stop)?;
+        packed.finish().map(drop)
+    })
+}
+
+/// What the journal knows by name, or nothing where there is no journal.
+fn units(journalctl: &str, limit: Duration, stop: &StopToken) -> String {
+    let limits = Limits { time: limit, output_bytes: UNITS_BYTES };
+    match child::run(Command::new(journalctl).args(["--field", "_SYSTEMD_UNIT"]), b"", limits, stop) {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Ok(_) => String::new(),
+        Err(why @ ChildError::Start { .. }) => {
+            log::debug!("no journal: {why}");
+            String::new()
+        }
+        Err(why) => {
+            log::warn!("cannot list the journal's units: {why}");
+            String::new()
+        }
+    }
+}
+
+enum Failed {
+    Read(io::Error),
+    Write(io::Error),
+}
+
+/// Copies the first of the files that a service may log to.
+fn copy(
+    root: &Path,
+    service: &str,
+    out: &mut dyn Write,
+    deadline: Instant,
+    stop: &StopToken,
+) -> Result<(), Failed> {
+    let mut missing = ErrorKind::NotFound.into();
+    for name in [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")] {
+        match files::open(root, &name) {
+            Ok((found, metadata)) if metadata.is_file() => {
+                let mut file = files::read(&found).map_err(Failed::Read)?;
+                let mut block = vec![0; 64 * 1024];
+                loop {
+                    // Half a log that looks whole would be a lie.
+                    if Instant::now() >= deadline || stop.is_stopped() {
+                        return Err(Failed::Read(ErrorKind::TimedOut.into()));
+                    }
+                    match file.read(&mut block) {
+                        Ok(0) => return Ok(()),
+                        Ok(count) => {
+                            out.write_all(block.get(..count).unwrap_or_default()).map_err(Failed::Write)?;
+                        }
+                        Err(why) if why.kind() == ErrorKind::Interrupted => {}
+                        Err(why) => return Err(Failed::Read(why)),
+                    }
+                }
+            }
+            Ok(_) => {}
+            Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => missing = why,
+            Err(why) => return Err(Failed::Read(why)),
+        }
+    }
+    Err(Failed::Read(match missing.kind() {
+        ErrorKind::NotFound => missing,
+        _ => ErrorKind::NotFound.into(),
+    }))
+}
+
+fn words(why: &io::Error) -> String {
+    match why.kind() {
+        ErrorKind::NotFound => "no such file or directory".to_owned(),
+        ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        ErrorKind::TimedOut => "context deadline exceeded".to_owned(),
+        _ => why.to_string(),
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+fn invalid(field: &str, value: &str, why: &str) -> String {
+    format!("{field}: Invalid value: {value}: {why}")
+}
+
+/// All problems in one text, as Go joins errors.
+fn refuse(status: u16, problems: &[String]) -> Result<(), Response> {
+    let mut text = String::new();
+    match problems {
+        [] => return Ok(()),
+        [one] => text.push_str(one),
+        several => {
+            let _ = write!(text, "[{}]", several.join(", "));
+        }
+    }
+    text.push('\n');
+    Err(Response::text(status, text))
+}
+
+#[cfg(test)]
+mod tests;

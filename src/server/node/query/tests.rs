@@ -1,0 +1,190 @@
+use std::io::Read as _;
+
+use super::*;
+use crate::server::http::request::Method;
+use crate::server::node::tests::{Seen, Served, request};
+
+fn tree() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("nested")).unwrap();
+    std::fs::write(dir.path().join("plain"), "plain\n").unwrap();
+    std::fs::write(dir.path().join("dotted.log"), "dotted\n").unwrap();
+    std::fs::write(dir.path().join("nested/nested.log"), "nested\n").unwrap();
+    std::os::unix::fs::symlink("/etc/hostname", dir.path().join("link.log")).unwrap();
+    dir
+}
+
+fn served(dir: &tempfile::TempDir) -> Served {
+    let root = dir.path().to_owned();
+    Served::new(|endpoints| {
+        endpoints.log_dir = root;
+        endpoints.switches.system_log_query = true;
+    })
+}
+
+#[test]
+fn every_parameter_is_judged() {
+    let dir = tree();
+    let served = served(&dir);
+    let long = "x".repeat(257);
+    for (query, status, text) in [
+        ("query=", 400, "query: Invalid value: [\"\"]: query cannot be empty\n".to_owned()),
+        ("query=%20%20", 400, "query: Invalid value: [\"  \"]: query cannot be empty\n".to_owned()),
+        ("sinceTime=x", 400, "sinceTime: Invalid value: \"x\": invalid time format\n".to_owned()),
+        ("untilTime=x", 400, "untilTime: Invalid value: \"x\": invalid time format\n".to_owned()),
+        (
+            "boot=x&tailLines=y",
+            400,
+            "[boot: Invalid value: \"x\": strconv.Atoi: parsing \"x\": invalid syntax, tailLines: Invalid value: \"y\": strconv.Atoi: parsing \"y\": invalid syntax]\n".to_owned(),
+        ),
+        ("boot=0", 406, "query: Required value: cannot be empty with options\n".to_owned()),
+        ("query=a&boot=1", 406, "boot: Invalid value: 1: must be less than 1\n".to_owned()),
+        ("query=a&tailLines=-1", 406, "tailLines: Invalid value: -1: must be between 0 and 100000, inclusive\n".to_owned()),
+        (
+            "query=a&tailLines=100001",
+            406,
+            "tailLines: Invalid value: 100001: must be between 0 and 100000, inclusive\n".to_owned(),
+        ),
+        (
+            "query=a&sinceTime=2026-01-02T00:00:00Z&untilTime=2026-01-01T00:00:00Z",
+            406,
+            "untilTime: Invalid value: \"2026-01-01T00:00:00Z\": must be after `sinceTime`\n".to_owned(),
+        ),
+        ("query=a;b", 406, "query: Invalid value: \"a;b\": input contains unsupported characters\n".to_owned()),
+        ("query=a%20b", 406, "query: Invalid value: \"a b\": input contains unsupported characters\n".to_owned()),
+        (
+            &format!("query={long}"),
+            406,
+            format!("query: Invalid value: \"{long}\": length must be less than 100\n"),
+        ),
+        (
+            "query=a&query=b&query=c&query=d&query=e",
+            406,
+            "query: Too many: 5: must have at most 4 items\n".to_owned(),
+        ),
+        (
+            "query=/plain&query=a",
+            406,
+            "query: Invalid value: \"[/plain], [a]\": cannot specify a file and service\n".to_owned(),
+        ),
+        (
+            "query=/plain&query=/b",
+            406,
+            "query: Invalid value: [\"/plain\",\"/b\"]: cannot specify more than one file\n".to_owned(),
+        ),
+        (
+            "query=/plain&boot=0",
+            406,
+            "query: Invalid value: [\"/plain\"]: cannot specify file with options\n".to_owned(),
+        ),
+        ("query=/none", 406, "query: Invalid value: [\"/none\"]: no such file or directory\n".to_owned()),
+        ("query=/../secret", 406, "query: Invalid value: [\"/../secret\"]: no such file or directory\n".to_owned()),
+        ("query=/link.log", 406, "query: Invalid value: [\"/link.log\"]: no such file or directory\n".to_owned()),
+    ] {
+        let seen = served.get(&format!("/logs/?{query}"));
+        assert_eq!(seen.brief(), (status, text), "{query}");
+    }
+    let seen = served.get("/logs/plain?query=a");
+    assert_eq!(seen.brief(), (406, "path not allowed in query mode\n".to_owned()));
+    // Without a parameter of a query it is the file server.
+    assert_eq!(served.get("/logs/plain").text(), "plain\n");
+    assert_eq!(served.get("/logs/?query=/plain").text(), "plain\n");
+    assert_eq!(served.get("/logs/?query=/nested").header("Location"), "nested/");
+    assert!(served.get("/logs/?other=x").text().contains("dotted.log"));
+}
+
+#[test]
+fn without_the_switch_a_query_is_nothing() {
+    let dir = tree();
+    let mut served = served(&dir);
+    served.deps.endpoints.switches.system_log_query = false;
+    assert!(served.get("/logs/?query=a;b").text().contains("dotted.log"));
+}
+
+/// A journal of one unit, which tells what it was asked.
+fn journal(dir: &Path) -> String {
+    let path = dir.join("journalctl");
+    let script = "#!/bin/sh\nif [ \"$1\" = --field ]; then echo kubelet.service; else echo \"$@\"; fi\n";
+    crate::util::testing::program(&path, script);
+    path.display().to_string()
+}
+
+fn written(query: &str, journalctl: &str, root: &Path) -> String {
+    let query = Query::read(&Target::parse(&format!("/logs/?{query}"))).unwrap().unwrap();
+    query.check(root).unwrap();
+    let mut out = Vec::new();
+    query.write(journalctl, &mut out, root, &StopToken::never()).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn services_come_from_the_journal_or_from_files() {
+    let dir = tree();
+    let tools = tempfile::tempdir().unwrap();
+    let journalctl = journal(tools.path());
+    for (query, expected) in [
+        ("query=kubelet", "--utc --no-pager --output=short-precise --unit=kubelet\n"),
+        (
+            "query=kubelet&sinceTime=2026-01-01T02:00:00.5%2B02:00&untilTime=2026-02-01T00:00:00Z&tailLines=5&pattern=a%20b&boot=-1",
+            "--utc --no-pager --output=short-precise --since=2026-01-01 00:00:00 UTC --until=2026-02-01 00:00:00 UTC --pager-end --lines=5 --unit=kubelet --grep=a b --boot -1\n",
+        ),
+        ("query=plain", "plain\n"),
+        ("query=dotted", "dotted\n"),
+        ("query=nested", "nested\n"),
+        ("query=none", "\nlog not found for none\n"),
+        // The end of a unit's name is no unit.
+        ("query=let", "\nlog not found for let\n"),
+        // A link that leads out is none.
+        ("query=link", "\nlog not found for link\n"),
+        ("query=..", "\nlog not found for ..\n"),
+        ("query=kubelet&query=plain", "--utc --no-pager --output=short-precise --unit=kubelet\nplain\n"),
+        (
+            "query=plain&tailLines=1",
+            "\noptions present and query resolved to log files for [plain]\ntry without specifying options\n",
+        ),
+    ] {
+        assert_eq!(written(query, &journalctl, dir.path()), expected, "{query}");
+    }
+    // Without a journal there are the files.
+    assert_eq!(written("query=plain", "/no/such/journalctl", dir.path()), "plain\n");
+}
+
+/// The reader cannot tell a part from the whole otherwise.
+#[test]
+fn a_file_that_is_cut_off_is_no_whole_one() {
+    let dir = tree();
+    let copied = |deadline: Instant| {
+        let mut out = Vec::new();
+        let why = match copy(dir.path(), "plain", &mut out, deadline, &StopToken::never()) {
+            Err(Failed::Read(why)) => words(&why),
+            Err(Failed::Write(why)) => panic!("{why}"),
+            Ok(()) => String::new(),
+        };
+        (String::from_utf8(out).unwrap(), why)
+    };
+    assert_eq!(copied(Instant::now()), (String::new(), "context deadline exceeded".to_owned()));
+    assert_eq!(copied(Instant::now() + LIMIT), ("plain\n".to_owned(), String::new()));
+}
+
+#[test]
+fn answers_are_compressed_on_request() {
+    let dir = tree();
+    let served = served(&dir);
+    let mut request = request(Method::Get, "/logs/?query=plain");
+    request.gzip = true;
+    let Seen { status, headers, body } = served.ask(&request);
+    assert_eq!((status, headers["Content-Encoding"].as_str()), (200, "gzip"));
+    assert_eq!(headers["Content-Type"], "text/plain;charset=UTF-8");
+    assert!(body.starts_with(&[0x1f, 0x8b]));
+    let mut unpack = std::process::Command::new("gzip")
+        .arg("-dc")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    unpack.stdin.take().unwrap().write_all(&body).unwrap();
+    let mut text = String::new();
+    unpack.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    unpack.wait().unwrap();
+    assert_eq!(text, "plain\n");
+}

@@ -1,0 +1,79 @@
+//! The paths of the node API.
+
+use super::{container_logs, files, health, metrics, run, stats, zpages};
+use crate::server::deps::{Deps, HealthCheck};
+use crate::server::http::request::{Method, Request, first_element};
+use crate::server::http::response::{Reply, Response};
+use crate::server::local::views;
+
+/// Responds to a request that is authorized. Streams of bytes in both directions (exec, attach,
+/// port-forward) have been handled before.
+pub(in crate::server) fn route(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+    let path = request.target.path.as_str();
+    let first = first_element(path);
+    let reads = matches!(request.method, Method::Get | Method::Head);
+    match first {
+        "healthz" | "metrics" if path.ends_with('/') => return Err(Response::not_found()),
+        "healthz" => return whole(health::respond(&checks(deps), &request.target)),
+        "metrics" if reads => {
+            return whole(metrics::respond(request, deps).unwrap_or_else(Response::not_found));
+        }
+        "stats" if path == "/stats" => return Err(Response::with_slash(&request.target)),
+        "stats" => return stats::respond(request, deps),
+        "pods" if !matches!(path, "/pods" | "/pods/") => return Err(Response::no_route()),
+        "pods" if reads => return whole(Response::written(views::pod_list(&*deps.pods))),
+        "metrics" | "pods" => return Err(Response::not_allowed("GET")),
+        _ => {}
+    }
+    let switches = deps.endpoints.switches;
+    if !switches.debugging {
+        // Other paths do not exist then.
+        let rejection =
+            if first == "runningpods" { debugging_disabled("/run/") } else { debugging_disabled(path) };
+        return Err(rejection.unwrap_or_else(Response::not_found));
+    }
+    match first {
+        "runningpods" | "logs" if matches!(path, "/runningpods" | "/logs") => {
+            Err(Response::with_slash(&request.target))
+        }
+        "checkpoint" if path == "/checkpoint" && switches.checkpoint => {
+            Err(Response::with_slash(&request.target))
+        }
+        "configz" | "flagz" | "statusz" if path.trim_start_matches('/') != first => {
+            Err(Response::not_found())
+        }
+        "runningpods" if path != "/runningpods/" => Err(Response::no_route()),
+        "runningpods" if reads => whole(Response::json(&views::running_list(&(deps.running)()))),
+        "runningpods" => Err(Response::not_allowed("GET")),
+        "containerLogs" => container_logs::respond(request, deps),
+        "logs" => files::respond(request, deps),
+        "run" => run::respond(request, deps),
+        "checkpoint" if switches.checkpoint => run::checkpoint(request, deps),
+        "configz" => whole(zpages::configz(deps)),
+        "flagz" if switches.flagz => zpages::flagz(request, deps).map(Reply::Whole),
+        "statusz" if switches.statusz => zpages::statusz(request, deps).map(Reply::Whole),
+        "debug" => whole(zpages::debug(request, deps)),
+        _ => Err(Response::not_found()),
+    }
+}
+
+fn whole(response: Response) -> Result<Reply, Response> {
+    Ok(Reply::Whole(response))
+}
+
+/// The checks that the Go kubelet has here. The node's status reports a runtime that fails; a
+/// failed check would only get the agent restarted.
+fn checks(deps: &Deps) -> Vec<HealthCheck> {
+    let own = deps.checks.iter().filter(|check| check.name == "syncloop").cloned();
+    std::iter::once(health::log()).chain(own).collect()
+}
+
+/// Paths that only the node API serves, and only with `enableDebuggingHandlers`.
+const DEBUG_PATHS: [&str; 7] =
+    ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/logs/", "/debug/pprof/"];
+
+/// The rejection of a path that is served for debugging only.
+pub(in crate::server) fn debugging_disabled(path: &str) -> Option<Response> {
+    let debugs = DEBUG_PATHS.iter().any(|debug| path.starts_with(debug));
+    debugs.then(|| Response::text(405, "Debug endpoints are disabled.\n"))
+}

@@ -1,0 +1,64 @@
+//! `/run` and `/checkpoint`: what is done to one container while the client waits.
+
+use crate::model::api::Pod;
+use crate::model::ids::PodUid;
+use crate::server::deps::Deps;
+use crate::server::http::request::{Method, Request};
+use crate::server::http::response::{Reply, Response};
+use crate::server::local::select::container_names;
+
+/// Responds to `/run/{namespace}/{pod}[/{uid}]/{container}`.
+pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+    let elements: Vec<&str> = request.target.path.trim_start_matches('/').split('/').collect();
+    // As upstream, the UID is read and not compared: a pod's name leaves no doubt on its node.
+    let ([_, namespace, name, container] | [_, namespace, name, _, container]) = *elements.as_slice() else {
+        return Err(Response::no_route());
+    };
+    let pod = find(request, deps, namespace, name)?;
+    // Split at each blank: there is no quoting, and two blanks make an empty argument.
+    let command = request.target.get("cmd").unwrap_or_default().split(' ').map(str::to_owned).collect();
+    let uid = PodUid::from(pod.metadata.uid.unwrap_or_default());
+    let container = container.to_owned();
+    Ok(Reply::stream(move |out, deps, stop| {
+        let response = match (deps.endpoints.run)(&uid, &container, command, stop) {
+            // Declared as JSON, whatever the command says.
+            Ok(body) => Response { body, content_type: "application/json", ..Response::text(200, "") },
+            Err(why) => Response::text(500, why),
+        };
+        response.write(out)
+    }))
+}
+
+/// Responds to `/checkpoint/{namespace}/{pod}/{container}`.
+pub(super) fn checkpoint(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+    let elements: Vec<&str> = request.target.path.trim_start_matches('/').split('/').collect();
+    let [_, namespace, name, container] = *elements.as_slice() else {
+        return Err(Response::no_route());
+    };
+    let pod = find(request, deps, namespace, name)?;
+    if !container_names(&pod).contains(&container) {
+        return Err(Response::text(404, format!("container {container} does not exist")));
+    }
+    let seconds = match request.target.all("timeout").last() {
+        Some(text) => {
+            text.parse().map_err(|_| Response::text(404, "cannot parse value of timeout parameter"))?
+        }
+        None => 0,
+    };
+    let (failed, container) =
+        (format!("checkpointing of {namespace}/{name}/{container} failed"), container.to_owned());
+    Ok(Reply::stream(move |out, deps, stop| {
+        let response = match (deps.endpoints.checkpoint)(&pod, &container, seconds, stop) {
+            Ok(path) => Response::json(&serde_json::json!({"items": [path.to_string_lossy()]})),
+            Err(why) => Response::text(500, format!("{failed} ({why})")),
+        };
+        response.write(out)
+    }))
+}
+
+fn find(request: &Request, deps: &Deps, namespace: &str, name: &str) -> Result<Pod, Response> {
+    if request.method != Method::Post {
+        return Err(Response::not_allowed("POST"));
+    }
+    (deps.endpoints.pod)(namespace, name).ok_or_else(|| Response::text(404, "pod does not exist"))
+}

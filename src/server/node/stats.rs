@@ -1,0 +1,27 @@
+//! `/stats/summary`: what the node, its pods and their containers use.
+
+use crate::server::deps::{Deps, Detail};
+use crate::server::http::request::{Method, Request};
+use crate::server::http::response::{Reply, Response};
+
+/// Responds to a path below `/stats`.
+pub(in crate::server) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+    if request.target.path.trim_end_matches('/') != "/stats/summary" {
+        return Err(Response::no_route());
+    }
+    if !matches!(request.method, Method::Get | Method::Head | Method::Post) {
+        return Err(Response::not_allowed("GET, POST"));
+    }
+    // As upstream: no other value is true.
+    let only = request.target.get("only_cpu_and_memory") == Some("true");
+    let detail = if only { Detail::CpuAndMemory } else { Detail::Whole };
+    match (deps.stats.summary)(detail) {
+        Ok(body) => Ok(Reply::Whole(Response {
+            status: 200,
+            content_type: "application/json",
+            body,
+            headers: Vec::new(),
+        })),
+        Err(why) => Err(Response::text(500, format!("Internal Error: {why}\n"))),
+    }
+}

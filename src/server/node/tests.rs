@@ -1,0 +1,239 @@
+//! The node API's responses without a port, and what the tests of each path share.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::model::event::EventSink;
+use crate::runtime::logs::read::{ReadOptions, read};
+use crate::server::deps::{Deps, Endpoints, LogOptions, StatsDeps, StreamDeps};
+use crate::server::http::request::{Listener, Method, Request};
+use crate::server::http::response::Reply;
+use crate::server::local::views::{NodeReport, PodView};
+use crate::server::route;
+use crate::server::tests::endpoints;
+use crate::transport::http1::{Form, ResponseHead, ResponseWriter, Target};
+use crate::util::stop::StopToken;
+use crate::util::threads::{OnDeath, Running};
+
+/// Everything behind the responses.
+pub(in crate::server) struct Served {
+    pub deps: Deps,
+    _events: Running,
+}
+
+/// A response as a client sees it.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::server) struct Seen {
+    pub status: u16,
+    pub headers: BTreeMap<String, String>,
+    pub body: Vec<u8>,
+}
+
+impl Seen {
+    pub(in crate::server) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub(in crate::server) fn brief(&self) -> (u16, String) {
+        (self.status, self.text())
+    }
+
+    pub(in crate::server) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", String::as_str)
+    }
+}
+
+impl Served {
+    pub(in crate::server) fn new(change: impl FnOnce(&mut Endpoints)) -> Self {
+        let (_, inbox) = EventSink::new();
+        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+        let mut endpoints = endpoints();
+        change(&mut endpoints);
+        let deps = Deps {
+            pods: Arc::new(|each| each(PodView::default())),
+            wait_pods: Arc::new(|seen, _| seen),
+            running: Arc::new(Vec::new),
+            images: Arc::new(|| Ok(Vec::new())),
+            status: Arc::new(NodeReport::default),
+            checks: Vec::new(),
+            log_path: Arc::new(|_, _, _| Err("not here".into())),
+            read_log: Arc::new(|path, options: &LogOptions, out, running, stop| {
+                let options = ReadOptions {
+                    follow: options.follow,
+                    tail_lines: options.tail,
+                    since: options.since,
+                    stream: options.stream,
+                    timestamps: options.timestamps,
+                    limit_bytes: options.limit_bytes,
+                };
+                read(path, &options, out, running, stop).map_err(|why| why.to_string())
+            }),
+            events,
+            metrics: Arc::new(|_, _| {}),
+            stats: StatsDeps::none(),
+            add_ephemeral: Arc::new(|_, _| Ok(())),
+            endpoints,
+            streams: StreamDeps::none(),
+        };
+        Served { deps, _events: running }
+    }
+
+    pub(in crate::server) fn ask(&self, request: &Request) -> Seen {
+        let mut raw = Vec::new();
+        let form = Form { is_1_1: false, keep_alive: false, head_only: false };
+        let mut out = ResponseWriter::new(&mut raw, form, jiff::Timestamp::UNIX_EPOCH);
+        match route::route(Listener::Main, request, &self.deps) {
+            Reply::Whole(response) => response.write(&mut out).unwrap(),
+            Reply::Stream(stream) => stream(&mut out, &self.deps, &StopToken::never()).unwrap(),
+        }
+        out.finish().unwrap();
+        let end = raw.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
+        let head = ResponseHead::parse(&raw[..end]).unwrap();
+        let text = |value: &[u8]| String::from_utf8(value.to_vec()).unwrap();
+        let headers = head.fields.iter().map(|(name, value)| (name.to_owned(), text(value))).collect();
+        Seen { status: head.status, headers, body: raw[end..].to_vec() }
+    }
+
+    pub(in crate::server) fn get(&self, target: &str) -> Seen {
+        self.ask(&request(Method::Get, target))
+    }
+
+    pub(in crate::server) fn post(&self, target: &str) -> Seen {
+        self.ask(&request(Method::Post, target))
+    }
+}
+
+pub(in crate::server) fn request(method: Method, target: &str) -> Request {
+    Request { method, target: Target::parse(target), ..Request::default() }
+}
+
+#[test]
+fn each_path_has_its_methods() {
+    let served = Served::new(|_| {});
+    let pods = served.get("/pods");
+    assert_eq!((pods.status, pods.header("Content-Type")), (200, "application/json"));
+    for (method, path, status) in [
+        (Method::Get, "/healthz", 200),
+        (Method::Get, "/pods/", 200),
+        (Method::Post, "/pods", 405),
+        (Method::Get, "/runningpods/", 200),
+        (Method::Post, "/runningpods/", 405),
+        (Method::Get, "/metrics", 200),
+        (Method::Get, "/metrics/nothing", 404),
+        (Method::Get, "/metrics/", 404),
+        (Method::Get, "/healthz/", 404),
+        (Method::Get, "/run/default/web/a", 405),
+        (Method::Post, "/containerLogs/default/web/a", 405),
+        (Method::Head, "/containerLogs/default/web/a", 405),
+        (Method::Post, "/logs/", 405),
+        (Method::Get, "/logs", 307),
+        (Method::Get, "/stats", 307),
+        (Method::Get, "/runningpods", 307),
+        (Method::Get, "/runningpods/a", 404),
+        (Method::Get, "/pods/a", 404),
+        (Method::Get, "/configz/a", 404),
+        (Method::Get, "/flagz/a", 404),
+        (Method::Get, "/checkpoint", 307),
+        (Method::Get, "/checkpoint/default/web/a", 405),
+        (Method::Post, "/configz", 200),
+        (Method::Get, "/configz", 200),
+        (Method::Get, "/debug/pprof/", 404),
+        (Method::Get, "/debug/pprof/heap", 404),
+        (Method::Post, "/debug/pprof/heap", 405),
+        (Method::Get, "/debug/flags", 404),
+        (Method::Get, "/debug", 404),
+        (Method::Get, "/exec/default/web/a", 404),
+        (Method::Get, "/", 404),
+        (Method::Get, "/v1/pods", 404),
+    ] {
+        let seen = served.ask(&request(method, path));
+        assert_eq!(seen.status, status, "{method:?} {path}: {}", seen.text());
+        if status == 405 {
+            assert!(!seen.header("Allow").is_empty(), "{path}");
+        }
+    }
+}
+
+#[test]
+fn missing_slash_is_redirected() {
+    let served = Served::new(|_| {});
+    let seen = served.get("/logs?query=a&boot=<0>");
+    assert_eq!(seen.header("Location"), "/logs/?query=a&boot=<0>");
+    assert_eq!(seen.text(), "<a href=\"/logs/?query=a&amp;boot=&lt;0&gt;\">Temporary Redirect</a>.\n\n");
+}
+
+#[test]
+fn debugging_can_be_switched_off() {
+    let served = Served::new(|endpoints| endpoints.switches.debugging = false);
+    for path in [
+        "/run/default/web/a",
+        "/exec/default/web/a",
+        "/attach/default/web/a",
+        "/portForward/default/web",
+        "/containerLogs/default/web/a",
+        "/logs/",
+        "/runningpods/",
+        "/debug/pprof/",
+    ] {
+        assert_eq!(served.get(path).brief(), (405, "Debug endpoints are disabled.\n".to_owned()), "{path}");
+    }
+    for path in ["/configz", "/checkpoint/default/web/a", "/debug/flags/v", "/flagz", "/statusz"] {
+        assert_eq!(served.get(path).status, 404, "{path}");
+    }
+    for path in ["/healthz", "/pods", "/metrics"] {
+        assert_eq!(served.get(path).status, 200, "{path}");
+    }
+}
+
+#[test]
+fn single_endpoints_can_be_switched_off() {
+    let served = Served::new(|endpoints| {
+        endpoints.switches.system_logs = false;
+        endpoints.switches.debug_flags = false;
+        endpoints.switches.profiling = false;
+        endpoints.switches.checkpoint = false;
+        endpoints.switches.flagz = false;
+        endpoints.switches.statusz = false;
+    });
+    for (path, status, text) in [
+        ("/logs/", 405, "logs endpoint is disabled.\n"),
+        ("/logs/syslog", 405, "logs endpoint is disabled.\n"),
+        ("/debug/flags/v", 405, "flags endpoint is disabled.\n"),
+        ("/debug/pprof/heap", 405, "profiling endpoint is disabled.\n"),
+        ("/flagz", 404, "404 page not found\n"),
+        ("/statusz", 404, "404 page not found\n"),
+    ] {
+        assert_eq!(served.get(path).brief(), (status, text.to_owned()), "{path}");
+    }
+    assert_eq!(served.post("/checkpoint/default/web/a").status, 404);
+}
+
+#[test]
+fn commands_run_and_checkpoints_are_made() {
+    let served = Served::new(|_| {});
+    let run = served.post("/run/default/web/a?cmd=echo+a++b");
+    assert_eq!(run.brief(), (200, r#"uid1 a ["echo", "a", "", "b"]"#.to_owned()));
+    assert_eq!(run.header("Content-Type"), "application/json");
+    assert_eq!(run.header("Content-Length"), run.body.len().to_string());
+    assert_eq!(served.post("/run/default/web/any-uid/a?cmd=x").text(), r#"uid1 a ["x"]"#);
+    assert_eq!(
+        served.post("/run/default/web/a?cmd=fail").brief(),
+        (500, "command 'fail' exited with 1: ".to_owned())
+    );
+    assert_eq!(served.post("/run/default/nobody/a?cmd=x").brief(), (404, "pod does not exist".to_owned()));
+    assert_eq!(served.post("/run/default/web").status, 404);
+
+    for (target, status, text) in [
+        ("/checkpoint/default/web/a", 200, r#"{"items":["/ck/Some(\"web\")-a-0.tar"]}"#),
+        ("/checkpoint/default/web/a?timeout=1&timeout=7", 200, r#"{"items":["/ck/Some(\"web\")-a-7.tar"]}"#),
+        ("/checkpoint/default/web/a?timeout=x", 404, "cannot parse value of timeout parameter"),
+        ("/checkpoint/default/web/a?timeout=13", 500, "checkpointing of default/web/a failed (not offered)"),
+        ("/checkpoint/default/web/none", 404, "container none does not exist"),
+        ("/checkpoint/default/nobody/a", 404, "pod does not exist"),
+    ] {
+        let seen = served.post(target);
+        assert_eq!(seen.status, status, "{target}");
+        let path = seen.text().replace("\\\"", "\"");
+        assert_eq!(path, text.replace("\\\"", "\""), "{target}");
+    }
+}
