@@ -1,6 +1,6 @@
-/* The sandbox's first process: holds the pod's namespaces open and, where the pod shares
- * its process namespace, collects the zombies. The kernel ignores the default action of
- * signals for the first process of a namespace, so the handlers are set explicitly. */
+/* The sandbox's first process: holds the pod's namespaces open, and collects the zombies if the
+ * pod shares its process namespace. The kernel ignores the default action of signals for the first
+ * process of a namespace, so the handlers are set explicitly. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
