@@ -253,7 +253,7 @@ fn uses_crate(code: &str, name: &str) -> bool {
     code.match_indices(name).any(|(start, _)| {
         let before = code[..start].chars().next_back().unwrap_or(' ');
         let after = &code[start + name.len()..];
-        // `a::name::b` is somebody's module of that name, `::name::b` is the crate.
+        // `a::name::b` is another module of that name, `::name::b` is the crate.
         let own_word = !(before.is_alphanumeric() || before == '_');
         let inside_path = code[..start].ends_with("::")
             && code[..start - 2]
@@ -569,7 +569,7 @@ fn open_checks() -> String {
     let all = checks();
     let covered = all.iter().filter(|check| check.by.is_ok()).count();
     let mut text = format!(
-        "{covered} of {} checks have a test; the others:\n\n| Check | What | Why not |\n|---|---|---|\n",
+        "{covered} of {} checks have a test; the others:\n\n| Check | FaultResponse | Why not |\n|---|---|---|\n",
         all.len()
     );
     for check in &all {

@@ -6,11 +6,11 @@
 mod support;
 
 mod agent;
-mod bare;
-mod book;
+mod bare_calls;
 mod node_api;
 mod process;
 mod registered;
+mod results;
 mod rounds;
 mod runtime;
 
@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use book::Book;
+use results::Results;
 use rounds::Plan;
 use runtime::Runtime;
 use support::containerd::Containerd;
@@ -26,7 +26,7 @@ use support::control_plane::{Choice, ControlPlane};
 
 /// What the command line asks for.
 #[derive(Debug, Default)]
-struct Wishes {
+struct Options {
     against: Option<PathBuf>,
     raw: Option<PathBuf>,
     quick: bool,
@@ -35,29 +35,29 @@ struct Wishes {
     api: bool,
 }
 
-fn wishes(args: impl Iterator<Item = String>) -> Result<Wishes, String> {
-    let mut wishes = Wishes::default();
+fn options(args: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options = Options::default();
     let mut args = args;
     while let Some(arg) = args.next() {
         let mut path = || args.next().map(PathBuf::from).ok_or_else(|| format!("{arg} needs a value"));
         match arg.as_str() {
-            "--against" => wishes.against = Some(path()?),
-            "--raw" => wishes.raw = Some(path()?),
-            "--quick" => wishes.quick = true,
-            "--full" => wishes.full = true,
-            "--registered" => wishes.registered = true,
-            "--api" => wishes.api = true,
+            "--against" => options.against = Some(path()?),
+            "--raw" => options.raw = Some(path()?),
+            "--quick" => options.quick = true,
+            "--full" => options.full = true,
+            "--registered" => options.registered = true,
+            "--api" => options.api = true,
             // What cargo adds for every benchmark program.
             "--bench" => {}
             other => return Err(format!("unknown argument {other}")),
         }
     }
-    Ok(wishes)
+    Ok(options)
 }
 
 fn main() -> ExitCode {
-    let wishes = match wishes(std::env::args().skip(1)) {
-        Ok(wishes) => wishes,
+    let options = match options(std::env::args().skip(1)) {
+        Ok(options) => options,
         Err(problem) => {
             eprintln!("error: {problem}");
             return ExitCode::from(2);
@@ -68,52 +68,53 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let base = Path::new(&base);
-    let plan = Plan::new(wishes.quick, wishes.full);
-    let mut book = Book::new(wishes.raw.as_deref(), base);
+    let plan = Plan::new(options.quick, options.full);
+    let mut results = Results::new(options.raw.as_deref(), base);
     let runtime = Runtime::connect(Containerd::start(&base.join("bench")));
-    book.environment(&runtime.describe(), Path::new(&binary), wishes.against.as_deref());
+    results.environment(&runtime.describe(), Path::new(&binary), options.against.as_deref());
 
     let mut failed = false;
-    let mut attempt = |what: &str, deed: &mut dyn FnMut(&mut Book)| {
+    let mut attempt = |what: &str, operation: &mut dyn FnMut(&mut Results)| {
         eprintln!("==> {what}");
-        if catch_unwind(AssertUnwindSafe(|| deed(&mut book))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| operation(&mut results))).is_err() {
             eprintln!("==> {what}: broken off");
             failed = true;
         }
         runtime.clear();
     };
     eprintln!("==> load average {}", std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim());
-    if wishes.registered || wishes.api {
+    if options.registered || options.api {
         let plane =
             ControlPlane::start_with(&base.join("plane"), &Choice { scheduler: false, ..Choice::default() });
-        let subjects = [(book::CORACLE, Some(Path::new(&binary))), (book::OTHER, wishes.against.as_deref())];
+        let subjects =
+            [(results::CORACLE, Some(Path::new(&binary))), (results::OTHER, options.against.as_deref())];
         for (subject, binary) in subjects {
             let Some(binary) = binary else { continue };
-            if wishes.registered {
-                attempt(&format!("{subject}, registered"), &mut |book| {
-                    registered::measure(book, subject, binary, &runtime, &plane, base, &plan);
+            if options.registered {
+                attempt(&format!("{subject}, registered"), &mut |results| {
+                    registered::measure(results, subject, binary, &runtime, &plane, base, &plan);
                 });
             }
-            if wishes.api {
-                attempt(&format!("{subject}, its node API"), &mut |book| {
-                    node_api::measure(book, subject, binary, &runtime, &plane, base, wishes.quick);
+            if options.api {
+                attempt(&format!("{subject}, its node API"), &mut |results| {
+                    node_api::measure(results, subject, binary, &runtime, &plane, base, options.quick);
                 });
             }
         }
-        book.print();
+        results.print();
         return if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
     // Before and after the agents, so that a machine that changes its speed shows.
-    attempt("bare CRI calls", &mut |book| bare::measure(book, &runtime, base, &plan));
-    attempt("coracle", &mut |book| {
-        rounds::measure(book, book::CORACLE, Path::new(&binary), &runtime, base, &plan);
+    attempt("bare CRI calls", &mut |results| bare_calls::measure(results, &runtime, base, &plan));
+    attempt("coracle", &mut |results| {
+        rounds::measure(results, results::CORACLE, Path::new(&binary), &runtime, base, &plan);
     });
-    if let Some(other) = &wishes.against {
-        attempt("the other agent", &mut |book| {
-            rounds::measure(book, book::OTHER, other, &runtime, base, &plan);
+    if let Some(other) = &options.against {
+        attempt("the other agent", &mut |results| {
+            rounds::measure(results, results::OTHER, other, &runtime, base, &plan);
         });
     }
-    attempt("bare CRI calls again", &mut |book| bare::measure(book, &runtime, base, &plan));
-    book.print();
+    attempt("bare CRI calls again", &mut |results| bare_calls::measure(results, &runtime, base, &plan));
+    results.print();
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

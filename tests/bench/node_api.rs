@@ -14,9 +14,9 @@ use coracle::model::api::{Node, Pod};
 use serde_json::{Value, json};
 
 use crate::agent::{Agent, READ_ONLY, SECURE};
-use crate::book::Book;
 use crate::process::{cpu_seconds, memory};
 use crate::registered::{administrator, is_ready, manifest, node_is_ready};
+use crate::results::Results;
 use crate::runtime::{LONG, Runtime};
 use crate::support::control_plane::ControlPlane;
 use crate::support::node::{FOREVER, http_get};
@@ -30,7 +30,7 @@ const LOG_SIZE: &str = "2Gi";
 /// Pods besides those that are called.
 const CROWD: usize = 100;
 const STREAMS: usize = 100;
-/// Longer than anybody's cache of statistics that was made for a moment before.
+/// Longer than any agent caches statistics.
 const SPACED: Duration = Duration::from_millis(1500);
 
 /// How often.
@@ -42,7 +42,7 @@ struct Counts {
 
 /// All measures of one binary.
 pub fn measure(
-    book: &mut Book,
+    results: &mut Results,
     subject: &'static str,
     binary: &Path,
     runtime: &Runtime,
@@ -55,16 +55,16 @@ pub fn measure(
     } else {
         Counts { execs: 30, reads: 5, scrapes: 15 }
     };
-    let mut one = Served::start(subject, binary, runtime, plane, base);
-    one.execs(book, &counts);
-    one.logs(book, &counts);
-    one.forwards(book, &counts);
-    one.streams(book);
-    one.scrapes(book, &counts);
+    let mut one = NodeUnderTest::start(subject, binary, runtime, plane, base);
+    one.execs(results, &counts);
+    one.logs(results, &counts);
+    one.forwards(results, &counts);
+    one.streams(results);
+    one.scrapes(results, &counts);
     one.agent.stop();
 }
 
-struct Served<'a> {
+struct NodeUnderTest<'a> {
     subject: &'static str,
     agent: Agent,
     plane: &'a ControlPlane,
@@ -86,14 +86,14 @@ impl Call {
     }
 }
 
-impl<'a> Served<'a> {
+impl<'a> NodeUnderTest<'a> {
     fn start(
         subject: &'static str,
         binary: &Path,
         runtime: &Runtime,
         plane: &'a ControlPlane,
         base: &Path,
-    ) -> Served<'a> {
+    ) -> NodeUnderTest<'a> {
         let node = format!("{subject}-api");
         let dir = base.join(format!("api-{subject}"));
         let mut agent = Agent::serving(binary, dir, runtime, &node, plane, LOG_SIZE);
@@ -103,7 +103,7 @@ impl<'a> Served<'a> {
             admin.get::<Node>(&Target::node(&node)).is_ok_and(|node| node_is_ready(&node))
         });
         agent.wait_healthy();
-        Served { subject, agent, plane, admin }
+        NodeUnderTest { subject, agent, plane, admin }
     }
 
     fn name(&self, what: &str) -> String {
@@ -158,7 +158,7 @@ impl<'a> Served<'a> {
         (out.lines().map(Call::read).collect(), spent)
     }
 
-    fn execs(&self, book: &mut Book, counts: &Counts) {
+    fn execs(&self, results: &mut Results, counts: &Counts) {
         self.create("web", &format!("{} {FOREVER}", web()), false);
         self.wait_ready("web");
         let (count, target) = (counts.execs.to_string(), self.container("web"));
@@ -167,14 +167,14 @@ impl<'a> Served<'a> {
             self.call("exec", &[flag, &target, "true"]);
             let (calls, spent) = self.call("exec", &["--count", &count, flag, &target, "true"]);
             for call in &calls {
-                book.put(self.subject, &format!("exec of true, {protocol}"), "ms", call.seconds * 1e3);
+                results.put(self.subject, &format!("exec of true, {protocol}"), "ms", call.seconds * 1e3);
             }
             let each = spent * 1e3 / amount(calls.len());
-            book.put(self.subject, &format!("exec of true, {protocol}: processor for one"), "ms", each);
+            results.put(self.subject, &format!("exec of true, {protocol}: processor for one"), "ms", each);
         }
     }
 
-    fn logs(&self, book: &mut Book, counts: &Counts) {
+    fn logs(&self, results: &mut Results, counts: &Counts) {
         let script = format!(
             "line=$(head -c {} /dev/zero | tr '\\0' x); yes $line | head -c {}; {FOREVER}",
             LINE - 1,
@@ -188,42 +188,42 @@ impl<'a> Served<'a> {
         };
         wait_until("the log to be written", LONG, || grown().is_some_and(|bytes| bytes >= MIB << 20));
         let mut last = None;
-        wait_until("the log to be whole", LONG, || {
+        wait_until("the log to be complete", LONG, || {
             pause(Duration::from_millis(500));
             let now = grown();
             std::mem::replace(&mut last, now) == now
         });
         let path = format!("/containerLogs/{}", self.container("log"));
-        self.bulk(book, "log", &["--count", &counts.reads.to_string(), &path], "get");
+        self.bulk(results, "log", &["--count", &counts.reads.to_string(), &path], "get");
         self.delete("log");
     }
 
-    fn forwards(&self, book: &mut Book, counts: &Counts) {
+    fn forwards(&self, results: &mut Results, counts: &Counts) {
         let pod = format!("default/{}", self.name("web"));
         let count = counts.reads.to_string();
-        self.bulk(book, "port-forward", &["--count", &count, "--path", "/big", &pod, "8080"], "forward");
+        self.bulk(results, "port-forward", &["--count", &count, "--path", "/big", &pod, "8080"], "forward");
         let count = counts.execs.to_string();
         let (calls, _) = self.call("forward", &["--count", &count, "--path", "/small", &pod, "8080"]);
         for call in calls {
-            book.put(self.subject, "port-forward, a small page", "ms", call.seconds * 1e3);
+            results.put(self.subject, "port-forward, a small page", "ms", call.seconds * 1e3);
         }
     }
 
     /// Calls that bring [`MIB`] each.
-    fn bulk(&self, book: &mut Book, what: &str, args: &[&str], verb: &str) {
+    fn bulk(&self, results: &mut Results, what: &str, args: &[&str], verb: &str) {
         let (calls, spent) = self.call(verb, args);
         let whole = f64::from(u32::try_from(MIB).unwrap_or(u32::MAX));
         let mut sum = 0.0;
         for call in calls {
             assert!(call.mib >= whole && call.mib < whole * 1.01, "{what}: {call:?}");
-            book.put(self.subject, &format!("{what}, throughput"), "MiB/s", call.mib / call.seconds);
+            results.put(self.subject, &format!("{what}, throughput"), "MiB/s", call.mib / call.seconds);
             sum += call.mib;
         }
-        book.put(self.subject, &format!("{what}, processor"), "ms/MiB", spent * 1e3 / sum);
+        results.put(self.subject, &format!("{what}, processor"), "ms/MiB", spent * 1e3 / sum);
     }
 
     /// Streams that are open and say nothing.
-    fn streams(&self, book: &mut Book) {
+    fn streams(&self, results: &mut Results) {
         pause(Duration::from_secs(5));
         let before = memory(self.agent.pid());
         let count = STREAMS.to_string();
@@ -245,7 +245,7 @@ impl<'a> Served<'a> {
         pause(Duration::from_secs(5));
         let after = memory(self.agent.pid());
         let mut put = |what: &str, unit: &'static str, value: f64| {
-            book.put(self.subject, &format!("{STREAMS} idle exec streams: {what}"), unit, value);
+            results.put(self.subject, &format!("{STREAMS} idle exec streams: {what}"), unit, value);
         };
         put("resident before", "MiB", before.resident);
         put("resident", "MiB", during.resident);
@@ -258,7 +258,7 @@ impl<'a> Served<'a> {
         put("processor", "%", idle * 100.0);
     }
 
-    fn scrapes(&self, book: &mut Book, counts: &Counts) {
+    fn scrapes(&self, results: &mut Results, counts: &Counts) {
         for number in 0..CROWD {
             self.create(&format!("many-{number}"), FOREVER, true);
         }
@@ -276,19 +276,19 @@ impl<'a> Served<'a> {
             let idle = cpu_seconds(self.agent.pid()) - before;
             let (calls, spent) = self.call("get", &["--gzip", "--count", &count, "--pause", &spaced, path]);
             for call in &calls {
-                book.put(self.subject, &what, "ms", call.seconds * 1e3);
-                book.put(self.subject, &format!("{what}: sent"), "KiB", call.mib * 1024.0);
+                results.put(self.subject, &what, "ms", call.seconds * 1e3);
+                results.put(self.subject, &format!("{what}: sent"), "KiB", call.mib * 1024.0);
             }
             let each = (spent - idle) * 1e3 / amount(calls.len());
-            book.put(self.subject, &format!("{what}: processor for one"), "ms", each);
+            results.put(self.subject, &format!("{what}: processor for one"), "ms", each);
             let (plain, _) = self.call("get", &[path]);
             for call in plain {
-                book.put(self.subject, &format!("{what}: uncompressed"), "KiB", call.mib * 1024.0);
+                results.put(self.subject, &format!("{what}: uncompressed"), "KiB", call.mib * 1024.0);
             }
         }
-        book.note(self.subject, "the runtime's answers: calls, mean ms", &json!(runtime_operations()));
+        results.note(self.subject, "the runtime's answers: calls, mean ms", &json!(runtime_operations()));
         let after = memory(self.agent.pid());
-        book.put(self.subject, &format!("resident after all, {} pods", CROWD + 1), "MiB", after.resident);
+        results.put(self.subject, &format!("resident after all, {} pods", CROWD + 1), "MiB", after.resident);
         for number in 0..CROWD {
             let target = Target::pod("default", &self.name(&format!("many-{number}")));
             self.admin.delete(&target, &DeleteOptions::default()).unwrap_or_else(|error| panic!("{error}"));

@@ -16,8 +16,8 @@ use crossbeam_channel::{Receiver, bounded};
 use serde_json::{Value, json};
 
 use crate::agent::{self, Agent};
-use crate::book::Book;
 use crate::process::cpu_seconds;
+use crate::results::Results;
 use crate::rounds::{Plan, footprint, process_memory};
 use crate::runtime::{LONG, Runtime};
 use crate::support::control_plane::ControlPlane;
@@ -32,7 +32,7 @@ const CROWD: usize = 30;
 
 /// All measures of one binary.
 pub fn measure(
-    book: &mut Book,
+    results: &mut Results,
     subject: &'static str,
     binary: &Path,
     runtime: &Runtime,
@@ -40,46 +40,46 @@ pub fn measure(
     base: &Path,
     plan: &Plan,
 ) {
-    let mut one = Joined::start(book, subject, binary, runtime, plane, base);
-    one.idle(book, plan, 0);
+    let mut one = JoinedNode::start(results, subject, binary, runtime, plane, base);
+    one.idle(results, plan, 0);
     for (network, host) in [("host network", true), ("pod network", false)] {
-        one.singles(book, network, host);
+        one.singles(results, network, host);
     }
-    one.crowd(book, plan);
-    process_memory(book, subject, &one.agent, "registered, after all, no pods");
+    one.many_pods(results, plan);
+    process_memory(results, subject, &one.agent, "registered, after all, no pods");
     one.agent.stop();
     let complaints = one.agent.complaints();
     if !complaints.is_empty() {
-        book.note(subject, "warnings and errors of its logs", &json!(complaints));
+        results.note(subject, "warnings and errors of its logs", &json!(complaints));
     }
 }
 
 /// What the watch said of a pod, and when.
-struct Seen {
+struct ObservedPod {
     at: Instant,
     name: String,
     /// `None` when it has gone.
     ready: Option<bool>,
 }
 
-struct Joined<'a> {
+struct JoinedNode<'a> {
     subject: &'static str,
     agent: Agent,
     plane: &'a ControlPlane,
     admin: Client,
-    seen: Receiver<Seen>,
+    seen: Receiver<ObservedPod>,
     _watch: Running,
 }
 
-impl<'a> Joined<'a> {
+impl<'a> JoinedNode<'a> {
     fn start(
-        book: &mut Book,
+        results: &mut Results,
         subject: &'static str,
         binary: &Path,
         runtime: &Runtime,
         plane: &'a ControlPlane,
         base: &Path,
-    ) -> Joined<'a> {
+    ) -> JoinedNode<'a> {
         let kubeconfig = plane.node_kubeconfig(subject);
         let dir = base.join(format!("reg-{subject}"));
         let mut agent = Agent::joining(binary, dir, runtime, subject, &kubeconfig);
@@ -99,7 +99,7 @@ impl<'a> Joined<'a> {
             };
             for pod in pods {
                 let ready = (!gone).then(|| is_ready(&pod));
-                let _ = tell.send(Seen { at, name: pod.metadata.name.unwrap_or_default(), ready });
+                let _ = tell.send(ObservedPod { at, name: pod.metadata.name.unwrap_or_default(), ready });
             }
         };
         let watch =
@@ -108,29 +108,29 @@ impl<'a> Joined<'a> {
         wait_until("the node to be ready", LONG, || {
             admin.get::<Node>(&Target::node(subject)).is_ok_and(|node| node_is_ready(&node))
         });
-        book.put(subject, "start to node Ready", "ms", begun.elapsed().as_secs_f64() * 1e3);
+        results.put(subject, "start to node Ready", "ms", begun.elapsed().as_secs_f64() * 1e3);
         agent.wait_healthy();
-        Joined { subject, agent, plane, admin, seen, _watch: watch }
+        JoinedNode { subject, agent, plane, admin, seen, _watch: watch }
     }
 
     /// Comes to rest and stays there a while.
-    fn idle(&self, book: &mut Book, plan: &Plan, count: usize) {
+    fn idle(&self, results: &mut Results, plan: &Plan, count: usize) {
         pause(plan.settle * 2);
-        let before = self.asked();
+        let before = self.received();
         let begun = Instant::now();
-        footprint(book, self.subject, &self.agent, plan, count);
+        footprint(results, self.subject, &self.agent, plan, count);
         let span = Duration::from_secs(60).max(plan.idle);
         pause(span.saturating_sub(begun.elapsed()));
         let minutes = begun.elapsed().as_secs_f64() / 60.0;
         let new = self.asked_since(&before);
         let measure = format!("requests per minute, idle, {count} pods");
-        book.put(self.subject, &measure, "1/min", count_of(&new) / minutes);
-        book.note(self.subject, &measure, &json!(new));
+        results.put(self.subject, &measure, "1/min", count_of(&new) / minutes);
+        results.note(self.subject, &measure, &json!(new));
     }
 
     /// Pods one after the other, and what they cost in requests.
-    fn singles(&self, book: &mut Book, network: &str, host: bool) {
-        let before = self.asked();
+    fn singles(&self, results: &mut Results, network: &str, host: bool) {
+        let before = self.received();
         let names: Vec<String> =
             (0..SINGLES).map(|number| format!("{}-{}-{number}", self.subject, &network[..3])).collect();
         for name in &names {
@@ -138,27 +138,27 @@ impl<'a> Joined<'a> {
             self.create(name, host);
             let at = self.wait_seen(std::slice::from_ref(name), Some(true));
             let took = at.duration_since(begun).as_secs_f64() * 1e3;
-            book.put(self.subject, &format!("created → Ready, {network}"), "ms", took);
+            results.put(self.subject, &format!("created → Ready, {network}"), "ms", took);
             pause(Duration::from_millis(1200));
         }
-        // The last events are told.
+        // The last events are sent.
         pause(Duration::from_secs(2));
         let new: BTreeMap<String, usize> =
             self.asked_since(&before).into_iter().filter(|(kind, _)| !of_the_node(kind)).collect();
         let pods = f64::from(u32::try_from(SINGLES).unwrap_or(u32::MAX));
         let measure = format!("requests per pod start, {network}");
-        book.put(self.subject, &measure, "", count_of(&new) / pods);
-        book.note(self.subject, &measure, &json!(new));
+        results.put(self.subject, &measure, "", count_of(&new) / pods);
+        results.note(self.subject, &measure, &json!(new));
         for name in &names {
             let begun = Instant::now();
             self.delete(name);
             let at = self.wait_seen(std::slice::from_ref(name), None);
             let took = at.duration_since(begun).as_secs_f64() * 1e3;
-            book.put(self.subject, &format!("deleted → gone, {network}"), "ms", took);
+            results.put(self.subject, &format!("deleted → gone, {network}"), "ms", took);
         }
     }
 
-    fn crowd(&self, book: &mut Book, plan: &Plan) {
+    fn many_pods(&self, results: &mut Results, plan: &Plan) {
         let names: Vec<String> = (0..CROWD).map(|number| format!("{}-many-{number}", self.subject)).collect();
         let cpu = cpu_seconds(self.agent.pid());
         let begun = Instant::now();
@@ -167,18 +167,18 @@ impl<'a> Joined<'a> {
         }
         let at = self.wait_seen(&names, Some(true));
         let took = at.duration_since(begun).as_secs_f64() * 1e3;
-        book.put(self.subject, &format!("{CROWD} created → all Ready"), "ms", took);
+        results.put(self.subject, &format!("{CROWD} created → all Ready"), "ms", took);
         pause(Duration::from_secs(2));
         let spent = cpu_seconds(self.agent.pid()) - cpu;
-        book.put(self.subject, &format!("processor for {CROWD} starts"), "s", spent);
-        self.idle(book, plan, CROWD);
+        results.put(self.subject, &format!("processor for {CROWD} starts"), "s", spent);
+        self.idle(results, plan, CROWD);
         let begun = Instant::now();
         for name in &names {
             self.delete(name);
         }
         let at = self.wait_seen(&names, None);
         let took = at.duration_since(begun).as_secs_f64() * 1e3;
-        book.put(self.subject, &format!("{CROWD} deleted → all gone"), "ms", took);
+        results.put(self.subject, &format!("{CROWD} deleted → all gone"), "ms", took);
     }
 
     fn create(&self, name: &str, host_network: bool) {
@@ -198,7 +198,7 @@ impl<'a> Joined<'a> {
         let deadline = Instant::now() + LONG;
         loop {
             let seen = self.seen.recv_deadline(deadline);
-            let seen = seen.unwrap_or_else(|_| panic!("waited in vain for {missing:?} to be {wanted:?}"));
+            let seen = seen.unwrap_or_else(|_| panic!("timed out waiting for {missing:?} to be {wanted:?}"));
             if seen.ready == wanted && missing.remove(&seen.name) && missing.is_empty() {
                 return seen.at;
             }
@@ -206,7 +206,7 @@ impl<'a> Joined<'a> {
     }
 
     /// The requests of this node so far: their kinds by identity.
-    fn asked(&self) -> BTreeMap<String, String> {
+    fn received(&self) -> BTreeMap<String, String> {
         let user = format!("system:node:{}", self.subject);
         let text =
             |one: &Value, at: &str| one.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -225,7 +225,7 @@ impl<'a> Joined<'a> {
     /// How many of each kind are new.
     fn asked_since(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, usize> {
         let mut kinds = BTreeMap::new();
-        for (id, kind) in self.asked() {
+        for (id, kind) in self.received() {
             if !before.contains_key(&id) {
                 *kinds.entry(kind).or_default() += 1;
             }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::agent::{Agent, full_name};
-use crate::book::Book;
 use crate::process::{self, cpu_seconds};
+use crate::results::Results;
 use crate::runtime::{LONG, Runtime, Started, millis, now_nanos};
 use crate::support::wait::{pause, wait_until};
 
@@ -63,7 +63,7 @@ impl Plan {
 
 /// All measures of one binary.
 pub fn measure(
-    book: &mut Book,
+    results: &mut Results,
     subject: &'static str,
     binary: &Path,
     runtime: &Runtime,
@@ -74,62 +74,62 @@ pub fn measure(
     for number in 0..plan.starts {
         if number > 0 {
             let took = agent.stop();
-            book.put(subject, "SIGTERM to end", "ms", took.as_secs_f64() * 1e3);
+            results.put(subject, "SIGTERM to end", "ms", took.as_secs_f64() * 1e3);
         }
         let begun = agent.launch();
         agent.wait_healthy();
-        book.put(subject, "start to /healthz ok", "ms", begun.elapsed().as_secs_f64() * 1e3);
+        results.put(subject, "start to /healthz ok", "ms", begun.elapsed().as_secs_f64() * 1e3);
     }
-    footprint(book, subject, &agent, plan, 0);
+    footprint(results, subject, &agent, plan, 0);
     for number in 0..plan.singles {
-        single(book, subject, &agent, runtime, number);
+        single(results, subject, &agent, runtime, number);
     }
     for &count in &plan.crowds {
         for round in 0..plan.rounds {
-            crowd(book, subject, &mut agent, runtime, plan, count, round);
+            many_pods(results, subject, &mut agent, runtime, plan, count, round);
         }
     }
     // The first look was at an agent that has just started; this one knows its runtime.
-    at_rest(book, subject, &agent, plan, "after all, no pods");
+    at_rest(results, subject, &agent, plan, "after all, no pods");
     agent.stop();
     let complaints = agent.complaints();
     if !complaints.is_empty() {
-        book.note(subject, "warnings and errors of its logs", &json!(complaints));
+        results.note(subject, "warnings and errors of its logs", &json!(complaints));
     }
 }
 
 /// Its memory and threads now.
-pub fn process_memory(book: &mut Book, subject: &'static str, agent: &Agent, when: &str) {
+pub fn process_memory(results: &mut Results, subject: &'static str, agent: &Agent, when: &str) {
     let memory = process::memory(agent.pid());
-    book.put(subject, &format!("resident, {when}"), "MiB", memory.resident);
-    book.put(subject, &format!("proportional (PSS), {when}"), "MiB", memory.proportional);
-    book.put(subject, &format!("anonymous, {when}"), "MiB", memory.anonymous);
-    book.put(subject, &format!("peak resident, {when}"), "MiB", memory.peak);
-    book.put(subject, &format!("threads, {when}"), "", memory.threads);
-    book.note(subject, &format!("resident KiB by mapping, {when}"), &process::mappings(agent.pid()));
+    results.put(subject, &format!("resident, {when}"), "MiB", memory.resident);
+    results.put(subject, &format!("proportional (PSS), {when}"), "MiB", memory.proportional);
+    results.put(subject, &format!("anonymous, {when}"), "MiB", memory.anonymous);
+    results.put(subject, &format!("peak resident, {when}"), "MiB", memory.peak);
+    results.put(subject, &format!("threads, {when}"), "", memory.threads);
+    results.note(subject, &format!("resident KiB by mapping, {when}"), &process::mappings(agent.pid()));
 }
 
-/// Lets the agent come to rest, watches it rest, then looks at its memory.
-pub fn footprint(book: &mut Book, subject: &'static str, agent: &Agent, plan: &Plan, count: usize) {
-    at_rest(book, subject, agent, plan, &format!("{count} pods"));
+/// Waits until the agent is idle, measures it while idle, then reads its memory.
+pub fn footprint(results: &mut Results, subject: &'static str, agent: &Agent, plan: &Plan, count: usize) {
+    at_rest(results, subject, agent, plan, &format!("{count} pods"));
 }
 
-fn at_rest(book: &mut Book, subject: &'static str, agent: &Agent, plan: &Plan, when: &str) {
+fn at_rest(results: &mut Results, subject: &'static str, agent: &Agent, plan: &Plan, when: &str) {
     pause(plan.settle);
     let idle = process::idle(agent.pid(), plan.idle);
-    book.put(subject, &format!("idle processor, {when}"), "%", idle.cpu_percent);
-    book.put(subject, &format!("idle wake-ups, {when}"), "1/s", idle.wakeups_per_second);
-    book.note(subject, &format!("idle threads, {when}: name, wake-ups/s, µs/s"), &idle.by_thread);
-    process_memory(book, subject, agent, when);
+    results.put(subject, &format!("idle processor, {when}"), "%", idle.cpu_percent);
+    results.put(subject, &format!("idle wake-ups, {when}"), "1/s", idle.wakeups_per_second);
+    results.note(subject, &format!("idle threads, {when}: name, wake-ups/s, µs/s"), &idle.by_thread);
+    process_memory(results, subject, agent, when);
 }
 
-fn single(book: &mut Book, subject: &'static str, agent: &Agent, runtime: &Runtime, number: usize) {
+fn single(results: &mut Results, subject: &'static str, agent: &Agent, runtime: &Runtime, number: usize) {
     let name = format!("one{number}");
     let names = [name.clone()];
     let begun = now_nanos();
     agent.apply(&names);
     let first = runtime.wait_attempt(&full_name(&name), 0);
-    book.put(subject, ONE_STARTED, "ms", millis(begun, first.at));
+    results.put(subject, ONE_STARTED, "ms", millis(begun, first.at));
     wait_until("the pod to be known as running", LONG, || agent.known_running() == 1);
     // Past the moment of the next relist, wherever that is: the kill comes at rest.
     pause(Duration::from_millis(1500 + 130 * u64::try_from(number).unwrap_or(0)));
@@ -137,13 +137,13 @@ fn single(book: &mut Book, subject: &'static str, agent: &Agent, runtime: &Runti
     let begun = now_nanos();
     process::kill(pid);
     let second = runtime.wait_attempt(&full_name(&name), first.attempt + 1);
-    book.put(subject, RESTARTED, "ms", millis(begun, second.at));
+    results.put(subject, RESTARTED, "ms", millis(begun, second.at));
     wait_until("the pod to be known as running", LONG, || agent.known_running() == 1);
     pause(Duration::from_millis(1500));
     let begun = now_nanos();
     agent.withdraw(&names);
     runtime.wait_empty();
-    book.put(subject, ONE_STOPPED, "ms", millis(begun, now_nanos()));
+    results.put(subject, ONE_STOPPED, "ms", millis(begun, now_nanos()));
     agent.wait_no_pods();
 }
 
@@ -151,8 +151,8 @@ fn attempts(started: &[Started]) -> BTreeMap<String, String> {
     started.iter().map(|one| (one.pod.clone(), one.id.to_string())).collect()
 }
 
-fn crowd(
-    book: &mut Book,
+fn many_pods(
+    results: &mut Results,
     subject: &'static str,
     agent: &mut Agent,
     runtime: &Runtime,
@@ -171,32 +171,32 @@ fn crowd(
     });
     let before = runtime.started();
     let last = before.iter().map(|one| one.at).max().unwrap_or(0);
-    book.put(subject, &started(count), "ms", millis(begun, last));
+    results.put(subject, &started(count), "ms", millis(begun, last));
     wait_until("all pods to be known as running", LONG, || agent.known_running() == count);
-    book.put(subject, &format!("{count} pods known as running"), "ms", millis(begun, now_nanos()));
+    results.put(subject, &format!("{count} pods known as running"), "ms", millis(begun, now_nanos()));
     pause(Duration::from_secs(2));
-    book.put(subject, &format!("processor for {count} starts"), "s", cpu_seconds(agent.pid()) - cpu);
+    results.put(subject, &format!("processor for {count} starts"), "s", cpu_seconds(agent.pid()) - cpu);
     if round == 0 {
-        footprint(book, subject, agent, plan, count);
+        footprint(results, subject, agent, plan, count);
     }
-    takeover(book, subject, agent, runtime, count, &before);
+    takeover(results, subject, agent, runtime, count, &before);
     if round == 0 {
         pause(plan.settle);
-        process_memory(book, subject, agent, &format!("{count} pods, agent restarted"));
+        process_memory(results, subject, agent, &format!("{count} pods, agent restarted"));
     }
     let cpu = cpu_seconds(agent.pid());
     let begun = now_nanos();
     agent.withdraw(&names);
     runtime.wait_empty();
-    book.put(subject, &stopped(count), "ms", millis(begun, now_nanos()));
+    results.put(subject, &stopped(count), "ms", millis(begun, now_nanos()));
     agent.wait_no_pods();
-    book.put(subject, &format!("{count} pods gone from /pods"), "ms", millis(begun, now_nanos()));
-    book.put(subject, &format!("processor for {count} stops"), "s", cpu_seconds(agent.pid()) - cpu);
+    results.put(subject, &format!("{count} pods gone from /pods"), "ms", millis(begun, now_nanos()));
+    results.put(subject, &format!("processor for {count} stops"), "s", cpu_seconds(agent.pid()) - cpu);
 }
 
 /// Replaces the agent above running pods.
 fn takeover(
-    book: &mut Book,
+    results: &mut Results,
     subject: &'static str,
     agent: &mut Agent,
     runtime: &Runtime,
@@ -214,15 +214,15 @@ fn takeover(
         known.is_some()
     });
     let took = known.map_or(Duration::ZERO, |known| known.duration_since(begun));
-    book.put(subject, &format!("agent restarted, {count} statuses known"), "ms", took.as_secs_f64() * 1e3);
+    results.put(subject, &format!("agent restarted, {count} statuses known"), "ms", took.as_secs_f64() * 1e3);
     agent.wait_healthy();
     pause(Duration::from_secs(3));
     let after = attempts(&runtime.started());
     let changed = attempts(before).iter().filter(|(pod, id)| after.get(*pod) != Some(*id)).count();
     let measure = format!("agent restarted, containers restarted of {count}");
-    book.put(subject, &measure, "", f64::from(u32::try_from(changed).unwrap_or(u32::MAX)));
+    results.put(subject, &measure, "", f64::from(u32::try_from(changed).unwrap_or(u32::MAX)));
     if changed > 0 {
-        book.note(
+        results.note(
             subject,
             "containers that did not stay",
             &json!({"before": attempts(before), "after": after}),

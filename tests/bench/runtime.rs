@@ -1,5 +1,5 @@
-//! The runtime as the benchmark looks at it: the same for every subject, and seldom enough
-//! not to disturb. Times of starts are the runtime's own (`ContainerStatus.started_at`).
+//! How the benchmark reads the runtime: in the same way for every subject, and rarely enough
+//! not to disturb it. Times of starts are the runtime's own (`ContainerStatus.started_at`).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

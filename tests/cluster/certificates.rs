@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::joined::{Joined, LIMIT, directory, pod, text};
+use crate::joined::{JoinedNode, LIMIT, directory, pod, text};
 use crate::support::control_plane::{API_SERVER, CONTROLLERS, Choice, ControlPlane};
-use crate::support::launch::differs_on_the_incumbent;
+use crate::support::launch::skip_on_go_kubelet;
 use crate::support::node::{FOREVER, Node, busybox, simple};
 use crate::support::wait::{pause, wait_for, wait_until};
 
 const BY_TOKEN: &str = "system:bootstrap:";
 
-/// Nobody else reads what has a key, or points at one.
+/// Asserts that only root can read the files with keys and the links to them.
 fn assert_private(dir: &Path) {
     let mut keys = 0;
     for entry in fs::read_dir(dir).expect("the directory is there").flatten() {
-        // Files come under other names first, and the next certificate may just be coming.
+        // Files are written under temporary names first, and the next certificate may be written just now.
         let Ok(mut file) = File::open(entry.path()) else { continue };
         let mode = file.metadata().expect("it is open").permissions().mode() & 0o777;
         let mut text = String::new();
@@ -33,8 +33,8 @@ fn assert_private(dir: &Path) {
     assert!(keys > 0, "no key in {}", dir.display());
 }
 
-/// Who asked for the client certificates of a node that were signed.
-fn askers(plane: &ControlPlane, node: &str) -> Vec<String> {
+/// The users that requested the signed client certificates of a node.
+fn requesters(plane: &ControlPlane, node: &str) -> Vec<String> {
     let list = plane.get(&["csr"]).unwrap_or_default();
     let user = format!("system:node:{node}");
     let signed = list["items"].as_array().into_iter().flatten();
@@ -45,17 +45,17 @@ fn askers(plane: &ControlPlane, node: &str) -> Vec<String> {
 
 /// Signed requests for client certificates of a node.
 fn signed(plane: &ControlPlane, node: &str) -> usize {
-    askers(plane, node).len()
+    requesters(plane, node).len()
 }
 
-/// Those of them that took the token with which a node joins.
+/// The ones that were requested with the bootstrap token.
 fn joined_by_token(plane: &ControlPlane, node: &str) -> usize {
-    askers(plane, node).iter().filter(|one| one.starts_with(BY_TOKEN)).count()
+    requesters(plane, node).iter().filter(|one| one.starts_with(BY_TOKEN)).count()
 }
 
 #[test]
 fn a_node_joins_by_token_and_renews_its_certificate() {
-    // Short-lived, so that there is something to renew.
+    // Short-lived, so that renewals happen during the test.
     let choice =
         Choice { scheduler: false, ..Choice::default() }.flag(CONTROLLERS, "--cluster-signing-duration=90s");
     let plane = ControlPlane::start_with(&directory("boot-cp"), &choice);
@@ -70,7 +70,7 @@ fn a_node_joins_by_token_and_renews_its_certificate() {
         "--cert-dir",
         &pki.display().to_string(),
     ];
-    let joined = Joined::prepare_with(&plane, "boot", json!({"rotateCertificates": true}), &flags);
+    let joined = JoinedNode::prepare_with(&plane, "boot", json!({"rotateCertificates": true}), &flags);
     let mut joined = joined.start_and_wait();
     joined.node.apply("web.json", &simple("web"));
     joined.bind(&pod("boot-api", json!([busybox("main", FOREVER)])));
@@ -81,7 +81,7 @@ fn a_node_joins_by_token_and_renews_its_certificate() {
     let text = fs::read_to_string(&kubeconfig).expect("it is readable");
     assert!(text.contains("kubelet-client-current.pem"), "{text}");
 
-    // Renewed twice, and nobody has noticed.
+    // Renewed twice, without an effect on pods.
     let running = joined.node.running_ids();
     wait_until("two more certificates", LIMIT * 3, || signed(&plane, "boot") >= 3);
     joined.wait_node_ready();
@@ -89,7 +89,7 @@ fn a_node_joins_by_token_and_renews_its_certificate() {
     joined.wait_ready("boot-late");
     assert!(running.iter().all(|id| joined.node.running_ids().contains(id)));
 
-    // Started again it uses what it has, though that may be due for renewal at once.
+    // After a restart it uses the stored certificate, though a renewal may be due at once.
     joined.node.stop_agent();
     joined.node.start_agent();
     joined.bind(&pod("boot-again", json!([busybox("main", FOREVER)])));
@@ -99,8 +99,8 @@ fn a_node_joins_by_token_and_renews_its_certificate() {
     joined.finish(&["boot-api", "boot-late", "boot-again"]);
 }
 
-/// Attempts of the agent that ask the API server so far, those without a good answer included.
-fn attempts(joined: &Joined<'_>) -> f64 {
+/// Attempts of requests to the API server so far, failed ones included.
+fn attempts(joined: &JoinedNode<'_>) -> f64 {
     let page = wait_for("the metrics", LIMIT, || {
         let (code, page) = joined.node.read_only("/metrics");
         (code == 200).then_some(page)
@@ -109,11 +109,11 @@ fn attempts(joined: &Joined<'_>) -> f64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-/// Certificates run out while nobody could renew them. Pods go on; the node that may ask with
-/// a bootstrap token comes back by itself, the other one with a new kubeconfig.
+/// Certificates expire while the API server is unreachable. Pods continue; the node with a
+/// bootstrap token recovers by itself, the other one with a new kubeconfig.
 #[test]
-fn certificates_that_have_run_out() {
-    if differs_on_the_incumbent("run out", "it ends five minutes later, and asks at its next start") {
+fn pods_survive_expired_certificates_and_the_node_recovers() {
+    if skip_on_go_kubelet("run out", "it ends five minutes later, and asks at its next start") {
         return;
     }
     let choice = Choice { scheduler: false, ..Choice::default() };
@@ -128,13 +128,13 @@ fn certificates_that_have_run_out() {
         if rotates {
             flags.extend(["--bootstrap-kubeconfig", &bootstrap]);
         }
-        Joined::prepare_with(&plane, name, json!({"rotateCertificates": rotates}), &flags)
+        JoinedNode::prepare_with(&plane, name, json!({"rotateCertificates": rotates}), &flags)
     };
     let (mut asks, mut waits) = (node("asks", true), node("waits", false));
     for joined in [&mut asks, &mut waits] {
         joined.node.start_agent();
     }
-    // However long the node is away, nobody puts them out.
+    // The pods tolerate the taints of an unreachable node for any time.
     let lasting = |name: &str| {
         let mut pod = pod(name, json!([busybox("main", FOREVER)]));
         pod["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
@@ -151,9 +151,9 @@ fn certificates_that_have_run_out() {
     }
     let running = [&asks, &waits].map(|joined| joined.node.running_ids());
 
-    // All that takes long on a slow machine is done: only now time counts. The short certificates
-    // go into the same files.
-    let renewed = |joined: &Joined<'_>| {
+    // Everything that takes long on a slow machine is done: only now lifetimes matter. The short
+    // certificates are written to the same files.
+    let renewed = |joined: &JoinedNode<'_>| {
         let lease = plane.get(&["lease", "-n", "kube-node-lease", &joined.name]).unwrap_or_default();
         text(&lease, "/spec/renewTime").to_owned()
     };
@@ -171,13 +171,13 @@ fn certificates_that_have_run_out() {
         wait_until("the lease to be renewed with it", LIMIT, || renewed(joined) != before);
     }
     assert!(born.elapsed() < life / 2, "too slow a machine for this: {:?}", born.elapsed());
-    assert_eq!(signed(&plane, "asks"), 0, "its own is good for a while");
-    // Nothing can be renewed while it would be time for it.
+    assert_eq!(signed(&plane, "asks"), 0, "its own certificate is valid for a while");
+    // The API server is down when a renewal is due.
     plane.stop(API_SERVER);
     pause((life + Duration::from_secs(5)).saturating_sub(born.elapsed()));
     plane.resume(API_SERVER);
 
-    // Its old certificate opens nothing any more: the bootstrap token does. The controllers, too,
+    // Its old certificate is refused: the bootstrap token is accepted. The controllers, too,
     // come back only after a while.
     wait_until("the next certificate", LIMIT * 3, || signed(&plane, "asks") == 1);
     asks.wait_node_ready();
@@ -187,13 +187,13 @@ fn certificates_that_have_run_out() {
     let pki = Node::base("asks").join("pki/kubelet-client-current.pem");
     let issued = fs::read(&pki).expect("the new certificate is kept");
 
-    // Who has nothing to ask with is refused, and not ever more often.
+    // A node without valid credentials is refused, and its requests stay rare.
     waits.bind(&lasting("waits-late"));
     waits.node.apply("two.json", &simple("two"));
     waits.node.wait_ready("two");
     let (sent, begun) = (attempts(&waits), Instant::now());
     pause(Duration::from_secs(8));
-    // A refused one waits ever longer.
+    // Its back-off grows.
     let more = wait_for("another attempt", LIMIT, || {
         let more = attempts(&waits) - sent;
         (more > 0.0).then_some(more)
@@ -201,13 +201,13 @@ fn certificates_that_have_run_out() {
     let rate = more / begun.elapsed().as_secs_f64();
     assert!(rate <= 10.0, "{rate:.1} requests/s");
     let late = plane.get(&["pod", "waits-late"]).unwrap_or_default();
-    assert_eq!(late["status"]["containerStatuses"], json!(null), "nobody has told it of the pod");
+    assert_eq!(late["status"]["containerStatuses"], json!(null), "the agent has not received the pod");
     for (joined, before) in [&asks, &waits].into_iter().zip(&running) {
         let now = joined.node.running_ids();
         assert!(before.iter().all(|id| now.contains(id)), "{}: pods go on", joined.name);
     }
 
-    // At the next start what was issued is used, though the kubeconfig's own has run out.
+    // At the next start the issued certificate is used, though that of the kubeconfig has expired.
     asks.node.stop_agent();
     asks.node.start_agent();
     asks.bind(&lasting("asks-later"));

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, condition, pod, text};
-use crate::support::launch::differs_on_the_incumbent;
+use crate::joined::{JoinedNode, LIMIT, condition, pod, text};
+use crate::support::launch::skip_on_go_kubelet;
 use crate::support::node::{FOREVER, busybox, simple};
 use crate::support::wait::{holds_for, wait_for, wait_until};
 
@@ -20,23 +20,23 @@ fn held(name: &str, script: &str) -> Value {
     pod
 }
 
-fn delete(joined: &Joined<'_>, pod: &str, grace: u32) {
+fn delete(joined: &JoinedNode<'_>, pod: &str, grace: u32) {
     let grace = format!("--grace-period={grace}");
-    // One that is told to end a second time may have done so.
+    // A container that has received SIGTERM twice may have ended.
     joined.plane.kubectl(&["delete", "pod", pod, "--wait=false", "--ignore-not-found", &grace]);
 }
 
-fn let_go(joined: &Joined<'_>, pod: &str) {
+fn let_go(joined: &JoinedNode<'_>, pod: &str) {
     joined.plane.kubectl(&["patch", "pod", pod, "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
     joined.wait_gone(pod);
 }
 
-fn told(joined: &Joined<'_>, about: &str, reason: &str, part: &str) -> bool {
+fn has_event(joined: &JoinedNode<'_>, about: &str, reason: &str, part: &str) -> bool {
     joined.events(about).iter().any(|(one, message)| one == reason && message.contains(part))
 }
 
-/// What the node has asked for, as verb and URI.
-fn asked(joined: &Joined<'_>, part: &str) -> Vec<(String, String)> {
+/// The requests of the node, as verb and URI.
+fn asked(joined: &JoinedNode<'_>, part: &str) -> Vec<(String, String)> {
     let user = format!("system:node:{}", joined.name);
     let mine = joined.plane.requests().into_iter().filter(|one| text(one, "/user/username") == user);
     mine.map(|one| (text(&one, "/verb").to_owned(), text(&one, "/requestURI").to_owned()))
@@ -45,8 +45,8 @@ fn asked(joined: &Joined<'_>, part: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn deleted_pods_show_how_they_ended() {
-    let joined = Joined::start("ends");
+fn deleted_pods_report_their_final_state() {
+    let joined = JoinedNode::start("ends");
     joined.bind(&held("ends-zero", "trap 'exit 0' TERM; while :; do sleep 0.1; done"));
     joined.bind(&held("ends-signal", "trap 'exit 143' TERM; while :; do sleep 0.1; done"));
     joined.bind(&pod("ends-deaf", json!([busybox("main", "trap '' TERM; while :; do sleep 0.1; done")])));
@@ -54,7 +54,7 @@ fn deleted_pods_show_how_they_ended() {
     unstarted["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "ends-none"}}]);
     unstarted["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
     joined.bind(&unstarted);
-    // A label is there for a pod that is bound right after it.
+    // A label counts for a pod that is bound right after it was set.
     joined.plane.kubectl(&["label", "node", "ends", "example.org/room=now"]);
     let mut labeled = pod("ends-label", json!([busybox("main", FOREVER)]));
     labeled["spec"]["nodeSelector"] = json!({"example.org/room": "now"});
@@ -68,9 +68,9 @@ fn deleted_pods_show_how_they_ended() {
         json!([{"name": "K", "valueFrom": {"configMapKeyRef": {"name": "ends-cm", "key": "k"}}}]);
     joined.bind(&key);
 
-    // The first question about pods is a streaming list of this node's; others are not its.
+    // The first request for pods is a streaming list of this node's pods; others are forbidden.
     let first = || asked(&joined, "/api/v1/pods").into_iter().next();
-    let (_, first) = wait_for("the question about pods", LIMIT, first);
+    let (_, first) = wait_for("the request for pods", LIMIT, first);
     for part in
         ["watch=true", "sendInitialEvents=true", "resourceVersionMatch=NotOlderThan", "spec.nodeName%3Dends"]
     {
@@ -83,10 +83,10 @@ fn deleted_pods_show_how_they_ended() {
     for name in ["ends-zero", "ends-signal", "ends-deaf", "ends-label"] {
         joined.wait_ready(name);
     }
-    // A shorter grace does not break off a stop that is under way.
+    // A shorter grace period does not shorten a stop that has begun.
     let begun = Instant::now();
     delete(&joined, "ends-deaf", 6);
-    wait_until("the stop to begin", LIMIT, || told(&joined, "ends-deaf", "Killing", ""));
+    wait_until("the stop to begin", LIMIT, || has_event(&joined, "ends-deaf", "Killing", ""));
     delete(&joined, "ends-deaf", 1);
 
     for (name, phase) in [("ends-zero", "Succeeded"), ("ends-signal", "Failed"), ("ends-unstarted", "Failed")]
@@ -104,7 +104,7 @@ fn deleted_pods_show_how_they_ended() {
     });
     joined.plane.kubectl(&["patch", "configmap", "ends-cm", "-p", r#"{"data":{"k":"v"}}"#]);
     joined.wait_ready("ends-key");
-    wait_until("the event's teller", LIMIT, || {
+    wait_until("the source of the event", LIMIT, || {
         let described = joined.plane.kubectl(&["describe", "pod", "ends-label"]);
         described.lines().any(|line| line.contains("Started") && line.contains("kubelet"))
     });
@@ -116,8 +116,8 @@ fn deleted_pods_show_how_they_ended() {
 }
 
 #[test]
-fn runtime_classes_choose_the_handler() {
-    let joined = Joined::start("class");
+fn runtime_class_selects_the_handler() {
+    let joined = JoinedNode::start("class");
     let class = |name: &str, handler: &str| {
         json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
             "metadata": {"name": name}, "handler": handler})
@@ -126,11 +126,11 @@ fn runtime_classes_choose_the_handler() {
     let mut odd = pod("class-odd", json!([busybox("main", FOREVER)]));
     odd["spec"]["runtimeClassName"] = json!("class-odd");
     joined.bind(&odd);
-    // Made while its class is there, bound when it is not any more.
+    // Created while its class exists, bound after the class was deleted.
     joined.plane.apply(&class("class-late", "runc"));
     let mut late = pod("class-late", json!([busybox("main", FOREVER)]));
     late["spec"]["runtimeClassName"] = json!("class-late");
-    late["spec"]["schedulerName"] = json!("nobody");
+    late["spec"]["schedulerName"] = json!("none");
     joined.plane.apply(&late);
     joined.plane.kubectl(&["delete", "runtimeclass", "class-late"]);
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "class-late"},
@@ -138,7 +138,7 @@ fn runtime_classes_choose_the_handler() {
     let path = "/api/v1/namespaces/default/pods/class-late/binding";
     let bound = joined.plane.try_kubectl(&["create", "--raw", path, "-f", "-"], &binding.to_string());
     assert!(bound.status.success(), "{bound:?}");
-    let refused = |pod: &str, part: &str| told(&joined, pod, "FailedCreatePodSandBox", part);
+    let refused = |pod: &str, part: &str| has_event(&joined, pod, "FailedCreatePodSandBox", part);
     wait_until("the runtime's refusal", LIMIT, || refused("class-odd", "class-no-such-handler"));
     wait_until("the missing class", LIMIT, || {
         refused("class-late", "runtimeclass.node.k8s.io \"class-late\" not found")
@@ -157,8 +157,8 @@ fn runtime_classes_choose_the_handler() {
 }
 
 #[test]
-fn a_node_is_kept_right() {
-    let mut joined = Joined::start("kept");
+fn wrong_node_fields_are_corrected() {
+    let mut joined = JoinedNode::start("kept");
     joined.bind(&pod("kept-web", json!([busybox("main", FOREVER)])));
     let mut fixed = simple("web");
     fixed["metadata"]["uid"] = json!("kept-fixed-1");
@@ -166,8 +166,8 @@ fn a_node_is_kept_right() {
     let before = joined.wait_ready("kept-web");
     let mirror = joined.wait_ready("web-kept");
 
-    // A runtime that was slow to list them is asked again.
-    let node = joined.plane.wait(&["node", "kept"], "told of its images", LIMIT, |node| {
+    // The list is read again if the runtime was slow.
+    let node = joined.plane.wait(&["node", "kept"], "shown with its images", LIMIT, |node| {
         condition(node, "Ready") == "True" && node["status"]["images"].is_array()
     });
     let sizes: Vec<i64> = node["status"]["images"].as_array().into_iter().flatten().map(size).collect();
@@ -183,7 +183,7 @@ fn a_node_is_kept_right() {
     joined.plane.kubectl(&["annotate", "pod", "web-kept", "example.org/note=seen"]);
     fixed["spec"]["containers"][0]["env"] = json!([{"name": "COLOR", "value": "green"}]);
     joined.node.apply("web.json", &fixed);
-    // A label of ours comes back while the agent runs.
+    // A changed label of the agent is corrected while it runs.
     joined.plane.kubectl(&["label", "node", "kept", "kubernetes.io/os=none", "--overwrite"]);
     joined.plane.wait(&["node", "kept"], "labeled again", LIMIT, |node| {
         text(node, "/metadata/labels/kubernetes.io~1os") == "linux"
@@ -192,7 +192,7 @@ fn a_node_is_kept_right() {
     let now = joined.wait_ready("web-kept");
     assert_eq!(text(&now, "/metadata/uid"), text(&mirror, "/metadata/uid"));
 
-    // While nobody looks: another pod of the name, another boot, other flags.
+    // While the agent is stopped: another pod of the name, another boot, other flags.
     joined.node.stop_agent();
     joined.plane.kubectl(&["delete", "pod", "kept-web", "--force", "--grace-period=0"]);
     joined.bind(&pod("kept-web", json!([busybox("main", FOREVER)])));
@@ -203,12 +203,14 @@ fn a_node_is_kept_right() {
     let flags = ["--kubeconfig", &kubeconfig, "--node-labels", "example.org/new=1"];
     joined.node.set_flags(&flags.map(str::to_owned));
     joined.node.start_agent();
-    let known = joined.plane.wait(&["node", "kept"], "told of the boot", LIMIT, |node| {
+    let known = joined.plane.wait(&["node", "kept"], "shown with the boot", LIMIT, |node| {
         text(node, "/status/nodeInfo/bootID") != "the-one-before"
             && text(node, "/metadata/labels/kubernetes.io~1hostname") == "kept"
     });
     assert_eq!(known["metadata"]["labels"].get("example.org/new"), None, "labels are for new nodes");
-    wait_until("the event of the boot", LIMIT, || told(&joined, "kept", "Rebooted", "has been rebooted"));
+    wait_until("the event of the boot", LIMIT, || {
+        has_event(&joined, "kept", "Rebooted", "has been rebooted")
+    });
     let after = joined.wait_pod("kept-web", "the new one", |pod| condition(pod, "Ready") == "True");
     assert_ne!(text(&after, "/metadata/uid"), text(&before, "/metadata/uid"));
     wait_until("the old pod to be stopped", LIMIT, || joined.node.running_ids().len() == 2);
@@ -224,8 +226,8 @@ fn size(image: &Value) -> i64 {
 }
 
 #[test]
-fn a_node_says_what_is_wrong_with_it() {
-    let joined = Joined::start("wrong");
+fn node_conditions_report_failures() {
+    let joined = JoinedNode::start("wrong");
     let said = |what: &str, status: &str, part: &str| {
         joined.plane.wait(&["node", "wrong"], what, LIMIT, |node| {
             let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -239,7 +241,7 @@ fn a_node_says_what_is_wrong_with_it() {
     // The taint of a node that is not ready keeps the scheduler away, not a binding.
     joined.bind(&pod("wrong-web", json!([busybox("main", FOREVER)])));
     wait_until("the pod's event", LIMIT, || {
-        told(&joined, "wrong-web", "NetworkNotReady", "network is not ready: ")
+        has_event(&joined, "wrong-web", "NetworkNotReady", "network is not ready: ")
     });
     assert!(joined.node.running_ids().is_empty());
     // A rename into the directory is not noticed by containerd, a write is.
@@ -247,7 +249,8 @@ fn a_node_says_what_is_wrong_with_it() {
     joined.wait_ready("wrong-web");
     said("well", "True", "");
 
-    // Found after half a minute, and told at the next look at the node: `LIMIT` is for the machine.
+    // Detected after half a minute, and reported with the next node status: `LIMIT` is for a slow
+    // machine.
     joined.node.containerd.stop();
     said("without runtime", "False", "container runtime is down");
     joined.node.containerd.resume();
@@ -263,11 +266,11 @@ fn a_node_says_what_is_wrong_with_it() {
     assert!(renewals.len() >= 2, "{renewals:?}");
     assert!(renewals.windows(2).all(|pair| pair[1] - pair[0] > 7.0), "{renewals:?}");
 
-    if differs_on_the_incumbent("a deleted node", "it is registered again only by a restart") {
+    if skip_on_go_kubelet("a deleted node", "it is registered again only by a restart") {
         joined.finish(&["wrong-web"]);
         return;
     }
-    // Deleted by somebody it registers again, and keeps its pods.
+    // A node that a user deletes registers again and keeps its pods.
     let running = joined.node.running_ids();
     let old = joined.object().unwrap_or_default();
     joined.plane.kubectl(&["delete", "node", "wrong", "--wait=false"]);

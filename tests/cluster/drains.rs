@@ -1,15 +1,15 @@
-//! A node is emptied for work on it, and pods are told to leave it by a taint.
+//! A node is drained, and a taint evicts its pods.
 
 use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, condition, directory, pod, text};
+use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, text};
 use crate::support::control_plane::{Choice, ControlPlane};
 use crate::support::node::{FOREVER, busybox, simple};
 use crate::support::wait::{holds_for, wait_until};
 
-/// A container that writes how it ended, which takes it a moment, into the volume `out`.
+/// A container that takes a moment to end, and writes that it ended to the volume `out`.
 fn graceful(name: &str) -> Value {
     let script =
         format!("trap 'sleep 0.5; echo ended > /out/{name}; exit 0' TERM; while :; do sleep 0.1; done");
@@ -28,7 +28,7 @@ fn spec(name: &str, out: &str) -> Value {
     })
 }
 
-fn of(joined: &Joined<'_>, label: &str) -> Vec<Value> {
+fn of(joined: &JoinedNode<'_>, label: &str) -> Vec<Value> {
     let list = joined.plane.get(&["pods", "-l", &format!("app={label}")]).unwrap_or_default();
     list["items"].as_array().cloned().unwrap_or_default()
 }
@@ -38,8 +38,8 @@ fn ready(pods: &[Value], count: usize) -> bool {
 }
 
 #[test]
-fn a_drained_node_is_empty_but_for_its_own() {
-    let joined = Joined::start("drain");
+fn drained_node_keeps_only_its_own_pods() {
+    let joined = JoinedNode::start("drain");
     let out = joined.node.shared().join("out");
     fs::create_dir(&out).expect("a directory for the pods");
     let place = out.display().to_string();
@@ -65,7 +65,7 @@ fn a_drained_node_is_empty_but_for_its_own() {
     let old: Vec<Value> = of(&joined, "drain-web").iter().map(|pod| pod["metadata"]["uid"].clone()).collect();
     assert_eq!(joined.node.running_ids().len(), 5);
 
-    // kubectl waits until the API server shows them no more, and by then nothing of them runs.
+    // kubectl waits until the pods are deleted, and by then none of their containers runs.
     let args = ["drain", "drain", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=180s"];
     let refused = joined.plane.try_kubectl(&args, "");
     assert!(!refused.status.success(), "a pod without a controller is not evicted without force");
@@ -77,15 +77,15 @@ fn a_drained_node_is_empty_but_for_its_own() {
     assert!(!out.join("drain-each").exists());
     assert!(joined.plane.get(&["pod", "drain-bare"]).is_none());
     assert!(ready(&of(&joined, "drain-each"), 1));
-    let told = |reason: &str| joined.events("drain").iter().any(|(one, _)| one == reason);
-    wait_until("the node's event", LIMIT, || told("NodeNotSchedulable"));
+    let has_event = |reason: &str| joined.events("drain").iter().any(|(one, _)| one == reason);
+    wait_until("the node's event", LIMIT, || has_event("NodeNotSchedulable"));
 
     joined.plane.kubectl(&["uncordon", "drain"]);
-    wait_until("the pods to come back", LIMIT, || {
+    wait_until("the pods to run again", LIMIT, || {
         let pods = of(&joined, "drain-web");
         ready(&pods, 2) && pods.iter().all(|pod| !old.contains(&pod["metadata"]["uid"]))
     });
-    wait_until("the node's other event", LIMIT, || told("NodeSchedulable"));
+    wait_until("the node's other event", LIMIT, || has_event("NodeSchedulable"));
     for set in ["replicaset/drain-web", "daemonset/drain-each"] {
         joined.plane.kubectl(&["delete", set, "--cascade=foreground", "--timeout=180s"]);
     }
@@ -94,11 +94,11 @@ fn a_drained_node_is_empty_but_for_its_own() {
     joined.finish(&[]);
 }
 
-/// Nobody evicts here but the node itself: there is no controller.
+/// Only the node itself evicts here: there is no controller.
 #[test]
-fn a_taint_ends_pods_when_the_agent_starts() {
+fn no_execute_taint_evicts_pods_when_the_agent_starts() {
     let plane = ControlPlane::start_with(&directory("taint-cp"), &Choice::bare());
-    let mut joined = Joined::prepare(&plane, "taint", json!({})).start_and_wait();
+    let mut joined = JoinedNode::prepare(&plane, "taint", json!({})).start_and_wait();
     joined.bind(&pod("taint-web", json!([busybox("main", FOREVER)])));
     let mut tolerant = pod("taint-stays", json!([busybox("main", FOREVER)]));
     tolerant["spec"]["tolerations"] = json!([{"key": "example.org/work", "operator": "Exists"}]);
@@ -110,13 +110,13 @@ fn a_taint_ends_pods_when_the_agent_starts() {
     plane.kubectl(&["taint", "node", "taint", "example.org/work=now:NoExecute"]);
     plane.wait(&["node", "taint"], "tainted", LIMIT, |node| node["spec"]["taints"].is_array());
     let running = joined.node.running_ids();
-    holds_for("nobody is put out by the agent", std::time::Duration::from_secs(2), || {
+    holds_for("the agent evicts no pod", std::time::Duration::from_secs(2), || {
         joined.node.running_ids() == running
     });
 
     joined.node.stop_agent();
     joined.node.start_agent();
-    let failed = joined.wait_pod("taint-web", "put out", |pod| text(pod, "/status/phase") == "Failed");
+    let failed = joined.wait_pod("taint-web", "evicted", |pod| text(pod, "/status/phase") == "Failed");
     assert_eq!(text(&failed, "/status/reason"), "TaintToleration", "{}", failed["status"]);
     for name in ["taint-stays", "own-taint"] {
         let stays = joined.wait_ready(name);

@@ -1,4 +1,4 @@
-//! A node's whole traffic beside the recorded one of a Go kubelet 1.36.3 in the same scenario.
+//! All requests of a node, compared with the recorded ones of a Go kubelet 1.36.3 in the same scenario.
 //!
 //! In `data`: `requests.jsonl`, every request in order (seconds, verb, URI, code, body);
 //! `events.txt`, the events before the deletions; `scenario.yaml`, the pods. The scenario: node1
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, directory, text};
+use crate::joined::{JoinedNode, LIMIT, directory, text};
 use crate::recording::{
     Request, asked_by, common, differences, kinds, merge, recorded, without_early_refusals,
 };
 use crate::support::control_plane::{Choice, ControlPlane};
-use crate::support::launch::differs_on_the_incumbent;
+use crate::support::launch::skip_on_go_kubelet;
 use crate::support::wait::{pause, wait_until};
 
-/// What is recorded and not asked by us, or the other way round, and why.
+/// Requests that only one of both sends, and why.
 const KINDS: &[(&str, &str)] = &[
-    ("get pods", "the watch has told already what a patch is computed from"),
-    ("get nodes", "the watch has told it; only before its labels refuse a pod is it read"),
+    ("get pods", "the watch has delivered what a patch is computed from"),
+    ("get nodes", "the watch has delivered it; it is read only before its labels reject a pod"),
     ("patch nodes/status", "the node is ready when it registers, and says so at once"),
     ("get csinodes", "a CSINode comes with CSI volumes"),
     ("create csinodes", "as above"),
@@ -48,7 +48,11 @@ const FIELDS: &[(&str, &str, &str)] = &[
         "a container that ended and has to wait is shown as waiting at once",
     ),
     ("Event", "/count", "repeats may come before the first one was sent"),
-    ("Event", "/involvedObject/resourceVersion", "nobody reads it, and pods would be kept for it"),
+    (
+        "Event",
+        "/involvedObject/resourceVersion",
+        "no client reads it, and pods would be kept in memory for it",
+    ),
 ];
 
 /// Events that only one of both has, and why: a part of the line.
@@ -57,10 +61,10 @@ const EVENTS: &[(&str, &str)] = &[
     (NOT_READ_YET, "an API server that is short of time; what is missing is named afterwards"),
 ];
 
-/// The end of what is said of an object that the API server has not shown in time.
+/// The end of the message about an object that did not appear in time.
 const NOT_READ_YET: &str = "timed out waiting for the condition";
 
-/// What the Node says of the machine.
+/// Fields of the Node that depend on the machine.
 const MACHINE: &[&str] = &[
     "/status/capacity",
     "/status/allocatable",
@@ -84,7 +88,7 @@ fn scenario() -> (Vec<Request>, BTreeSet<String>) {
     let kubeconfig = plane.node_kubeconfig("node1").display().to_string();
     let flags = ["--kubeconfig", &kubeconfig, "--node-labels", "example.org/zone=a"];
     let config = json!({"clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local"});
-    let mut joined = Joined::prepare_with(&plane, "node1", config, &flags);
+    let mut joined = JoinedNode::prepare_with(&plane, "node1", config, &flags);
     let script = "trap exit TERM; while :; do sleep 1; done";
     let container = json!({"name": "c", "image": "localhost/busybox:1", "command": ["sh", "-c", script]});
     joined.node.apply(
@@ -108,9 +112,9 @@ fn scenario() -> (Vec<Request>, BTreeSet<String>) {
         pod["status"]["phase"] == "Failed"
             && !pod["status"]["containerStatuses"][0]["state"]["terminated"].is_null()
     });
-    let told = || -> BTreeSet<String> {
+    let node_events = || -> BTreeSet<String> {
         let list = plane.get(&["events", "-A"]).unwrap_or_default();
-        // The API server tells of itself too, when it mends what a slow start left.
+        // The API server reports events of its own too, when it repairs what a slow start left.
         let of_node = list["items"].as_array().into_iter().flatten();
         let of_node = of_node.filter(|event| text(event, "/source/component") == "kubelet");
         let events = of_node.map(|event| {
@@ -119,14 +123,14 @@ fn scenario() -> (Vec<Request>, BTreeSet<String>) {
         });
         events.collect()
     };
-    // A slow machine may still be telling them; what never comes is named at the end.
+    // A slow machine may still be sending them; the comparison below names the missing ones.
     let wanted = recorded_events();
     let comes = |one: &&String| EVENTS.iter().all(|(part, _)| !one.contains(part));
     let begun = Instant::now();
     let events = loop {
-        let told = told();
-        if wanted.iter().filter(comes).all(|one| told.contains(one)) || begun.elapsed() > LIMIT {
-            break told;
+        let found = node_events();
+        if wanted.iter().filter(comes).all(|one| found.contains(one)) || begun.elapsed() > LIMIT {
+            break found;
         }
         pause(Duration::from_millis(500));
     };
@@ -136,7 +140,9 @@ fn scenario() -> (Vec<Request>, BTreeSet<String>) {
     for gone in ["simple", "config", "st-node1"] {
         joined.wait_gone(gone);
     }
-    wait_until("the forced one to end", LIMIT, || !joined.node.running_of_all().contains_key(FORCED));
+    wait_until("the pod deleted by force to end", LIMIT, || {
+        !joined.node.running_of_all().contains_key(FORCED)
+    });
     joined.node.stop_agent();
     (without_early_refusals(asked_by(&plane.requests(), "system:node:node1")), events)
 }
@@ -171,11 +177,11 @@ fn of_the_end(one: &Request) -> bool {
     one.name() == FORCED && one.body["status"]["observedGeneration"] == 2
 }
 
-/// The pod that is put away by force.
+/// The pod that is deleted by force.
 const FORCED: &str = "init-and-probe";
 
-/// Those whose attempts go on as long as the scenario does. It takes longer on a slow machine:
-/// compared is what they ask in the time of the recording.
+/// Pods that are retried during the whole scenario, which takes longer on a slow machine: only the
+/// requests within the time of the recording are compared.
 const ENDLESS: &[&str] = &["missing-cm", "missing-secret-volume", "bad-image"];
 
 /// The status of a pod after each of its patches, with the time.
@@ -192,7 +198,7 @@ fn statuses(requests: &[Request], pod: &str) -> Vec<(f64, Value)> {
         .collect()
 }
 
-/// The requests for a pod. A pod that crashes again and again is looked at up to the end of its
+/// The requests for a pod. A pod that crashes again and again is compared up to the end of its
 /// second restart: how many there are later is a matter of the clock.
 fn of_pod<'a>(requests: &'a [Request], pod: &str, length: f64) -> (Vec<&'a Request>, Value) {
     let mut all = statuses(requests, pod);
@@ -214,18 +220,18 @@ fn of_pod<'a>(requests: &'a [Request], pod: &str, length: f64) -> (Vec<&'a Reque
     (requests.iter().filter(of_pod).collect(), last)
 }
 
-/// What a test has to say, at once and at its end.
+/// The differences that were found; the test fails at its end.
 #[derive(Default)]
-struct Verdict(Vec<String>);
+struct Differences(Vec<String>);
 
-impl Verdict {
+impl Differences {
     fn check(&mut self, holds: bool, what: impl FnOnce() -> String) {
         if !holds {
             self.0.push(what());
         }
     }
 
-    /// Two objects, but for what is known.
+    /// Compares two objects, without the known differences.
     fn same(&mut self, object: &str, recorded: &Value, ours: &Value) {
         for (path, recorded, ours) in differences("", &common(recorded), &common(ours)) {
             let known =
@@ -241,15 +247,15 @@ fn first<'a>(requests: &'a [Request], kind: &str) -> &'a Value {
 }
 
 #[test]
-fn the_traffic_is_the_recorded_one_or_less() {
-    if differs_on_the_incumbent("golden_api", "the recording is its own, and what it asks varies by a few") {
+fn requests_do_not_exceed_the_recorded_ones() {
+    if skip_on_go_kubelet("golden_api", "the recording is its own, and what it asks varies by a few") {
         return;
     }
     let theirs = recorded();
     let (ours, events) = scenario();
-    let mut verdict = Verdict::default();
+    let mut verdict = Differences::default();
 
-    // Which requests there are at all.
+    // The kinds of requests.
     let (their_kinds, our_kinds) = (kinds(&theirs), kinds(&ours));
     let all: BTreeSet<&String> = their_kinds.keys().chain(our_kinds.keys()).collect();
     println!("{:<40} {:>8} {:>6}", "request", "recorded", "ours");
@@ -274,7 +280,7 @@ fn the_traffic_is_the_recorded_one_or_less() {
         verdict.check(times <= most, || format!("watched {times} times instead of {most}: {watch}"));
     }
 
-    // What is registered.
+    // The registration.
     let machine = |node: &Value| {
         let mut node = node.clone();
         for pointer in MACHINE {
@@ -325,10 +331,10 @@ fn the_traffic_is_the_recorded_one_or_less() {
             format!("{most} / {asked}")
         );
         let list = || {
-            let told = |one: &&Request| {
+            let line = |one: &&Request| {
                 format!("  {:.2} {} {} {} {}", one.at, one.verb, one.path, one.code, one.body)
             };
-            our_requests.iter().map(told).collect::<Vec<_>>().join("\n")
+            our_requests.iter().map(line).collect::<Vec<_>>().join("\n")
         };
         verdict.check(our_patches <= their_patches && asked <= most, || {
             format!("{pod}: {our_patches} status patches instead of {their_patches}, {asked} requests instead of {most}:\n{}", list())
@@ -360,7 +366,7 @@ fn the_traffic_is_the_recorded_one_or_less() {
                 let field = said("/involvedObject/fieldPath");
                 let key = format!("{} {} {field}", said("/involvedObject/name"), said("/reason"));
                 let mut body = common(&one.body);
-                // Its time.
+                // The time.
                 body["metadata"]["name"] = json!("<name>");
                 (key, body)
             })

@@ -7,19 +7,19 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::control_plane::{Choice, ControlPlane};
-use crate::support::launch::incumbent;
+use crate::support::launch::runs_go_kubelet;
 use crate::support::node::Node;
 
-/// Debug builds of everything but the control plane, side by side.
+/// Debug builds of everything but the control plane, running in parallel.
 pub const LIMIT: Duration = Duration::from_secs(90);
 
-/// The same for what the agent does in its own time: the Go kubelet looks at some things only
-/// once in a minute or two.
+/// The same for periodic work of the agent: the Go kubelet does some of it only once in a
+/// minute or two.
 pub fn patience() -> Duration {
-    if incumbent() { LIMIT * 3 } else { LIMIT }
+    if runs_go_kubelet() { LIMIT * 3 } else { LIMIT }
 }
 
-/// The control plane that tests share which do not stop it. It ends with the program.
+/// The control plane that all tests share, except those that stop it. It ends with the program.
 pub fn shared() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     PLANE.get_or_init(|| {
@@ -31,8 +31,7 @@ pub fn shared() -> &'static ControlPlane {
     })
 }
 
-/// What lets the API server into the node's API, and whom it vouches for: the configuration
-/// of a node in any cluster.
+/// Authentication and authorization of the node API, as configured on a node of any cluster.
 pub fn served(plane: &ControlPlane) -> Value {
     json!({
         "address": "0.0.0.0",
@@ -45,36 +44,41 @@ pub fn served(plane: &ControlPlane) -> Value {
     })
 }
 
-/// A node that has joined.
-pub struct Joined<'a> {
+/// A node that belongs to the cluster.
+pub struct JoinedNode<'a> {
     pub plane: &'a ControlPlane,
     pub node: Node,
-    /// Its name, and of the test; objects of the test carry it.
+    /// The name of the node and the test; names of objects begin with it.
     pub name: String,
 }
 
-impl<'a> Joined<'a> {
+impl<'a> JoinedNode<'a> {
     /// A node of the shared control plane, registered and ready.
-    pub fn start(name: &str) -> Joined<'static> {
-        let joined = Joined::prepare(shared(), name, json!({}));
+    pub fn start(name: &str) -> JoinedNode<'static> {
+        let joined = JoinedNode::prepare(shared(), name, json!({}));
         joined.start_and_wait()
     }
 
     /// A node that is yet to be started, with a certificate of its own.
-    pub fn prepare(plane: &'a ControlPlane, name: &str, config: Value) -> Joined<'a> {
+    pub fn prepare(plane: &'a ControlPlane, name: &str, config: Value) -> JoinedNode<'a> {
         let kubeconfig = plane.node_kubeconfig(name);
-        Joined::prepare_with(plane, name, config, &["--kubeconfig", &kubeconfig.display().to_string()])
+        JoinedNode::prepare_with(plane, name, config, &["--kubeconfig", &kubeconfig.display().to_string()])
     }
 
     /// A node that is yet to be started, with these flags.
-    pub fn prepare_with(plane: &'a ControlPlane, name: &str, config: Value, flags: &[&str]) -> Joined<'a> {
+    pub fn prepare_with(
+        plane: &'a ControlPlane,
+        name: &str,
+        config: Value,
+        flags: &[&str],
+    ) -> JoinedNode<'a> {
         let mut node = Node::prepare_as(name, name, config);
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         node.set_flags(&flags);
-        Joined { plane, node, name: name.to_owned() }
+        JoinedNode { plane, node, name: name.to_owned() }
     }
 
-    /// Starts the agent and waits until the cluster counts on the node.
+    /// Starts the agent and waits until the node is ready for pods.
     pub fn start_and_wait(mut self) -> Self {
         self.node.start_agent();
         self.wait_node_ready();
@@ -111,7 +115,7 @@ impl<'a> Joined<'a> {
             }
             assert!(
                 begun.elapsed() < patience(),
-                "waited in vain for pod {name} to be {what}; last seen: {}\n{}",
+                "timed out waiting for pod {name} to be {what}; last seen: {}\n{}",
                 last.borrow()["status"],
                 self.plane.kubectl(&[
                     "get",
@@ -129,12 +133,12 @@ impl<'a> Joined<'a> {
         self.wait_pod(name, "ready", |pod| condition(pod, "Ready") == "True")
     }
 
-    /// Waits until the API server shows the pod no more.
+    /// Waits until the pod is deleted at the API server.
     pub fn wait_gone(&self, name: &str) {
         let begun = std::time::Instant::now();
         while let Some(pod) = self.plane.get(&["pod", name]) {
             if begun.elapsed() > patience() {
-                // What every thread waits for goes to the agent's log, which is printed.
+                // The stacks of all threads are written to the agent's log, which is printed.
                 crate::support::containerd::kill(self.node.pid(), "QUIT");
                 crate::support::wait::pause(Duration::from_secs(1));
                 let asked =
@@ -152,7 +156,7 @@ impl<'a> Joined<'a> {
                         )
                     })
                     .collect();
-                panic!("waited in vain for pod {name} to be gone: {pod}; asked:\n{}", asked.join("\n"));
+                panic!("timed out waiting for pod {name} to be gone: {pod}; asked:\n{}", asked.join("\n"));
             }
             crate::support::wait::pause(Duration::from_millis(200));
         }

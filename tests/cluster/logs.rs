@@ -5,33 +5,33 @@ use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, pod, shared, text};
-use crate::support::launch::incumbent;
+use crate::joined::{JoinedNode, LIMIT, pod, shared, text};
+use crate::support::launch::runs_go_kubelet;
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::wait_until;
 
 /// A node whose port the API server reaches.
-fn reachable(name: &str, config: Value) -> Joined<'static> {
+fn reachable(name: &str, config: Value) -> JoinedNode<'static> {
     let mut all = json!({"address": "0.0.0.0"});
     if let (Some(all), Value::Object(config)) = (all.as_object_mut(), config) {
         all.extend(config);
     }
-    Joined::prepare(shared(), name, all).start_and_wait()
+    JoinedNode::prepare(shared(), name, all).start_and_wait()
 }
 
-/// Words that kubectl has to fail with.
-fn refused(joined: &Joined<'_>, args: &[&str], words: &str) {
+/// The error message that kubectl must print.
+fn refused(joined: &JoinedNode<'_>, args: &[&str], words: &str) {
     let output = joined.plane.try_kubectl(args, "");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && errors.contains(words), "{args:?}: {errors}");
 }
 
-/// kubectl that follows. Dropping it kills it.
-struct Followed(Child);
+/// `kubectl logs -f`. Dropping it kills the process.
+struct FollowedLog(Child);
 
-impl Followed {
-    fn start(joined: &Joined<'_>, args: &[&str]) -> Followed {
-        Followed(joined.plane.kubectl_command(args).stdout(Stdio::piped()).spawn().expect("kubectl runs"))
+impl FollowedLog {
+    fn start(joined: &JoinedNode<'_>, args: &[&str]) -> FollowedLog {
+        FollowedLog(joined.plane.kubectl_command(args).stdout(Stdio::piped()).spawn().expect("kubectl runs"))
     }
 
     /// Reads until each of the words has ended a line.
@@ -44,11 +44,11 @@ impl Followed {
                 return;
             }
         }
-        panic!("it ended before it said {missing:?}");
+        panic!("it ended before it printed {missing:?}");
     }
 }
 
-impl Drop for Followed {
+impl Drop for FollowedLog {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -56,13 +56,13 @@ impl Drop for Followed {
 }
 
 #[test]
-fn kubectl_logs_with_every_flag() {
+fn kubectl_logs_supports_every_flag() {
     let joined = reachable("kubelogs", json!({}));
     let a = format!("for n in 1 2 3 4 5; do echo a$n; sleep 1.2; done; touch /d/done; {FOREVER}");
     let b = format!("echo b1 >&2; {FOREVER}");
-    // Its first life ends at once, its second goes on.
+    // Its first instance ends at once, its second one keeps running.
     let c = format!("if [ -e /d/c ]; then echo second; {FOREVER}; fi; touch /d/c; echo first; exit 1");
-    // Ends once somebody has heard it.
+    // Ends once a client has received its output.
     let d = "n=0; while [ $n -lt 20 ]; do n=$((n+1)); echo d$n; sleep 0.1; done";
     let mut talk = pod("talk", json!([busybox("a", &a), busybox("b", &b), busybox("c", &c)]));
     talk["spec"]["initContainers"] = json!([busybox("i", "echo init")]);
@@ -78,7 +78,7 @@ fn kubectl_logs_with_every_flag() {
     wait_until("all lines", LIMIT, || logs(&["-c", "a"]).ends_with("a5\n"));
 
     assert_eq!(logs(&["-c", "a"]), "a1\na2\na3\na4\na5\n");
-    // The first container, without a choice.
+    // The first container is the default.
     assert_eq!(logs(&["--tail=1"]), "a5\n");
     assert_eq!(logs(&["--tail=2"]), "a4\na5\n");
     assert_eq!(logs(&["--tail=0"]), "");
@@ -92,12 +92,12 @@ fn kubectl_logs_with_every_flag() {
     let since = format!("--since-time={}", times[2]);
     let from: Vec<&str> = ["a3\n", "a4\n", "a5\n"].into();
     assert!(logs(&[&since]).ends_with(&from.concat()) && !logs(&[&since]).contains("a1"), "{since}");
-    wait_until("a quiet time", LIMIT, || logs(&["--since=2s"]).is_empty());
+    wait_until("a time without events", LIMIT, || logs(&["--since=2s"]).is_empty());
     assert_eq!(logs(&["-c", "b"]), "b1\n");
     assert_eq!(logs(&["-c", "i"]), "init\n");
 
-    // Two lives.
-    wait_until("the second life", LIMIT, || logs(&["-c", "c"]) == "second\n");
+    // Two instances.
+    wait_until("the second instance", LIMIT, || logs(&["-c", "c"]) == "second\n");
     assert_eq!(logs(&["-c", "c", "-p"]), "first\n");
     refused(
         &joined,
@@ -122,15 +122,15 @@ fn kubectl_logs_with_every_flag() {
     let several = ["--since=1h", "--tail=3", "--limit-bytes=5", "--insecure-skip-tls-verify-backend"];
     assert_eq!(logs(&several), "a3\na4");
     assert_eq!(logs(&["-c", "a", "--ignore-errors", "--pod-running-timeout=5s", "--tail=1"]), "a5\n");
-    // All of them at once, with what they have said before.
-    let mut both = Followed::start(&joined, &["logs", "-f", "talk", "--all-containers", "--timestamps"]);
+    // All of them at once, with their earlier output.
+    let mut both = FollowedLog::start(&joined, &["logs", "-f", "talk", "--all-containers", "--timestamps"]);
     both.wait_for(&["a1", "a5", "b1", "second", "init"]);
     drop(both);
     refused(&joined, &["logs", "talk", "-c", "none"], "container none is not valid for pod talk");
 
-    // Following ends with the container, and everything came.
+    // Following ends with the container, and no line is missing.
     joined.bind(&short);
-    wait_until("its first words", LIMIT, || {
+    wait_until("its first output", LIMIT, || {
         let output = joined.plane.try_kubectl(&["logs", "short"], "");
         output.status.success() && output.stdout.starts_with(b"d1\n")
     });
@@ -138,7 +138,7 @@ fn kubectl_logs_with_every_flag() {
     assert_eq!(joined.plane.kubectl(&["logs", "-f", "short"]), wanted);
     assert_eq!(joined.plane.kubectl(&["logs", "-f", "short", "--tail=2"]), "d19\nd20\n");
 
-    // One that waits says why.
+    // A waiting container gives its reason.
     let mut waits = pod("waits", json!([busybox("main", FOREVER)]));
     waits["spec"]["containers"][0]["image"] = json!("registry.invalid/none:1");
     waits["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
@@ -152,7 +152,7 @@ fn kubectl_logs_with_every_flag() {
 }
 
 #[test]
-fn a_follower_hears_at_once_and_leaves_nothing_behind() {
+fn followed_log_arrives_at_once_and_leaks_nothing() {
     let joined = reachable("follow", json!({}));
     joined.bind(&pod("slow", json!([busybox("main", &format!("echo one; sleep 5; echo two; {FOREVER}"))])));
     joined.wait_ready("slow");
@@ -165,9 +165,9 @@ fn a_follower_hears_at_once_and_leaves_nothing_behind() {
     let mut lines = BufReader::new(child.stdout.take().expect("its output is piped")).lines();
     assert_eq!(lines.next().expect("a line").expect("text"), "one");
     assert_eq!(lines.next().expect("a line").expect("text"), "two");
-    if !incumbent() {
+    if !runs_go_kubelet() {
         let threads = || {
-            let report = joined.node.says(&["status", "-o", "json"]);
+            let report = joined.node.cli(&["status", "-o", "json"]);
             report.matches("\"conn/").count()
         };
         let open = threads();
@@ -182,7 +182,7 @@ fn a_follower_hears_at_once_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn the_node_proxy_reaches_the_plain_answers() {
+fn node_proxy_returns_plain_responses() {
     let joined = reachable("plain", json!({"enableSystemLogQuery": true}));
     joined.bind(&pod("plain-web", json!([busybox("main", FOREVER)])));
     joined.wait_ready("plain-web");
@@ -196,7 +196,7 @@ fn the_node_proxy_reaches_the_plain_answers() {
     let pods = json("pods");
     assert_eq!(text(&pods, "/items/0/metadata/name"), "plain-web");
     assert_eq!(text(&pods, "/items/0/status/phase"), "Running");
-    // What the runtime runs is known a moment later.
+    // The agent lists the running containers a moment later.
     wait_until("the pod among those that run", LIMIT, || {
         text(&json("runningpods/"), "/items/0/spec/containers/0/name") == "main"
     });

@@ -4,25 +4,25 @@
 
 mod certificates;
 mod checks;
-mod debugs;
 mod drains;
 mod golden_api;
 mod joined;
-mod lives;
+mod kubectl_debug;
+mod kubectl_top;
 mod logs;
 mod main_port;
 mod objects;
 mod outages;
 mod pages;
+mod permissions;
 mod plane;
+mod pods_and_nodes;
 mod recording;
 mod refusals;
 mod resizes;
-mod rights;
 mod shutdowns;
 mod stats;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod takeover;
-mod tops;

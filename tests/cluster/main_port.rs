@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, patience, served, shared, text};
+use crate::joined::{JoinedNode, LIMIT, patience, served, shared, text};
 use crate::support::control_plane::ControlPlane;
 use crate::support::launch::over;
 use crate::support::tls_client::{Answer, Identity, TlsClient};
@@ -40,19 +40,19 @@ fn request(plane: &ControlPlane, node: &str) -> Option<Value> {
 }
 
 #[test]
-fn the_api_server_and_its_users_are_let_in_as_they_may() {
+fn node_api_allows_what_rbac_allows() {
     let plane = shared();
     let config = over(served(plane), json!({"serverTLSBootstrap": true}));
     let mut config = config;
     config["authentication"]["anonymous"]["enabled"] = json!(true);
-    let joined = Joined::prepare(plane, "door", config).start_and_wait();
+    let joined = JoinedNode::prepare(plane, "door", config).start_and_wait();
     let port =
         joined.object().expect("the node is there")["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
             .as_u64()
             .and_then(|port| u16::try_from(port).ok())
-            .expect("the node tells its port");
+            .expect("the node reports its port");
 
-    // Without a certificate there is no handshake; with the one that was asked for there is.
+    // Without a serving certificate there is no handshake; with the issued one there is.
     assert!(by_proxy(plane, "door", "/healthz").is_err());
     let csr = wait_for("a request for a serving certificate", patience(), || request(plane, "door"));
     let name = text(&csr, "/metadata/name").to_owned();
@@ -63,7 +63,7 @@ fn the_api_server_and_its_users_are_let_in_as_they_may() {
     assert!(metrics.contains("kubelet_node_name{node=\"door\"} 1"), "{metrics:.2000}");
     assert!(by_proxy(plane, "door", "/pods").is_ok_and(|pods| pods.contains("\"PodList\"")));
 
-    // Those that come straight to it.
+    // Clients that connect directly.
     let client = TlsClient::new(port, None);
     let said = |answer: Answer| (answer.status, answer.body);
     let forbidden = |user: &str, subresources: &str| {
@@ -75,7 +75,7 @@ fn the_api_server_and_its_users_are_let_in_as_they_may() {
     let forged = "X-Remote-User: admin\r\nX-Remote-Group: system:masters\r\nImpersonate-User: admin\r\n";
     assert_eq!(said(client.get_with("/pods", forged)), forbidden("system:anonymous", "pods proxy"));
     assert_eq!(said(client.get_by("/metrics", "nonsense")), (401, "Unauthorized".to_owned()));
-    for account in ["door-scraper", "door-nobody", "door-looker", "door-reader"] {
+    for account in ["door-scraper", "door-unbound", "door-looker", "door-reader"] {
         plane.kubectl(&["create", "serviceaccount", account]);
     }
     const ROLES: [(&str, &str, &str); 3] = [
@@ -90,26 +90,26 @@ fn the_api_server_and_its_users_are_let_in_as_they_may() {
         plane.kubectl(&["create", "clusterrolebinding", role, &of, &to]);
     }
     let token = |account: &str| plane.kubectl(&["create", "token", account]).trim().to_owned();
-    let (scraper, nobody) = (token("door-scraper"), token("door-nobody"));
+    let (scraper, unbound) = (token("door-scraper"), token("door-unbound"));
     let user = |account: &str| format!("system:serviceaccount:default:{account}");
-    // The answer to who may what is some moments old.
-    wait_until("the right to be known", LIMIT, || client.get_by("/metrics", &scraper).status == 200);
+    // Cached authorizations are some seconds old.
+    wait_until("the permission to take effect", LIMIT, || client.get_by("/metrics", &scraper).status == 200);
     for page in ["cadvisor", "resource", "probes", "slis"] {
         assert_eq!(client.get_by(&format!("/metrics/{page}"), &scraper).status, 200, "{page}");
     }
-    // Reading the head alone is another verb, which nobody has.
+    // HEAD is another verb, which no account may use.
     let head = format!("HEAD /metrics HTTP/1.1\r\nHost: n\r\nAuthorization: Bearer {scraper}\r\n\r\n");
     assert_eq!(client.send(&head).status, 403);
     let (looker, reader) = (token("door-looker"), token("door-reader"));
-    wait_until("the right to look at pods", LIMIT, || client.get_by("/pods", &looker).status == 200);
+    wait_until("the permission to list pods", LIMIT, || client.get_by("/pods", &looker).status == 200);
     assert_eq!(client.get_by("/runningpods/", &looker).status, 200);
-    wait_until("the right to read logs", LIMIT, || client.get_by("/logs/", &reader).status == 200);
+    wait_until("the permission to read logs", LIMIT, || client.get_by("/logs/", &reader).status == 200);
     assert_eq!(said(client.get_by("/logs/", &looker)), forbidden(&user("door-looker"), "log"));
     assert_eq!(said(client.get_by("/pods", &reader)), forbidden(&user("door-reader"), "pods proxy"));
     assert_eq!(said(client.get_by("/pods", &scraper)), forbidden(&user("door-scraper"), "pods proxy"));
-    assert_eq!(said(client.get_by("/metrics", &nobody)), forbidden(&user("door-nobody"), "metrics"));
+    assert_eq!(said(client.get_by("/metrics", &unbound)), forbidden(&user("door-unbound"), "metrics"));
 
-    // Another node is nobody here, the administrator somebody.
+    // Another node has no rights here, the administrator has.
     let other = identity(&plane.node_kubeconfig("door-other"));
     let answer = TlsClient::new(port, Some(&other)).get("/pods");
     assert_eq!(said(answer), forbidden("system:node:door-other", "pods proxy"));
@@ -122,7 +122,7 @@ fn the_api_server_and_its_users_are_let_in_as_they_may() {
             plane.kubectl(&["delete", kind, name]);
         }
     }
-    plane.kubectl(&["delete", "serviceaccount", "door-nobody"]);
+    plane.kubectl(&["delete", "serviceaccount", "door-unbound"]);
     plane.kubectl(&["delete", "csr", &name]);
     joined.finish(&[]);
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, directory, pod, text};
+use crate::joined::{JoinedNode, LIMIT, directory, pod, text};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::registry::{Registry, base64};
 use crate::support::wait::{holds_for, wait_until};
@@ -19,8 +19,8 @@ fn object(kind: &str, name: &str, field: &str, data: Value) -> Value {
 }
 
 #[test]
-fn objects_reach_volumes_and_environments_and_edits_follow() {
-    let joined = Joined::start("objs");
+fn objects_appear_in_volumes_and_environments_and_edits_are_applied() {
+    let joined = JoinedNode::start("objs");
     joined.plane.apply(&object(
         "ConfigMap",
         "objs-cm",
@@ -72,8 +72,8 @@ fn objects_reach_volumes_and_environments_and_edits_follow() {
 }
 
 #[test]
-fn what_is_missing_is_named_and_waited_for() {
-    let joined = Joined::start("miss");
+fn missing_objects_are_reported_and_pods_wait_for_them() {
+    let joined = JoinedNode::start("miss");
     let mut volume = pod("miss-volume", json!([busybox("main", FOREVER)]));
     volume["spec"]["volumes"] = json!([{"name": "cm", "configMap": {"name": "miss-cm"}}]);
     volume["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "cm", "mountPath": "/cm"}]);
@@ -82,11 +82,11 @@ fn what_is_missing_is_named_and_waited_for() {
         json!([{"name": "K", "valueFrom": {"secretKeyRef": {"name": "miss-secret", "key": "k"}}}]);
     joined.bind(&volume);
     joined.bind(&env);
-    let told = |pod: &str, reason: &str, part: &str| {
+    let has_event = |pod: &str, reason: &str, part: &str| {
         joined.events(pod).iter().any(|(one, message)| one == reason && message.contains(part))
     };
     wait_until("the volume's event", LIMIT, || {
-        told("miss-volume", "FailedMount", "configmap \"miss-cm\" not found")
+        has_event("miss-volume", "FailedMount", "configmap \"miss-cm\" not found")
     });
     joined.wait_pod("miss-env", "refused by its environment", |pod| {
         let waiting = |field| text(pod, &format!("/status/containerStatuses/0/state/waiting/{field}"));
@@ -101,8 +101,8 @@ fn what_is_missing_is_named_and_waited_for() {
     joined.finish(&["miss-volume", "miss-env"]);
 }
 
-/// What the API server says of a token.
-fn review(joined: &Joined<'_>, token: &str) -> Value {
+/// The TokenReview of a token.
+fn review(joined: &JoinedNode<'_>, token: &str) -> Value {
     let body =
         json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
     let path = "/apis/authentication.k8s.io/v1/tokenreviews";
@@ -111,10 +111,10 @@ fn review(joined: &Joined<'_>, token: &str) -> Value {
     serde_json::from_slice::<Value>(&answer.stdout).expect("a TokenReview")["status"].clone()
 }
 
-/// The token in the file is good, it is that of its pod alone, and ends with it.
+/// The token in the file is valid, belongs to its pod alone, and becomes invalid with it.
 #[test]
-fn each_pod_has_a_token_of_its_own() {
-    let joined = Joined::start("token");
+fn each_pod_has_its_own_token() {
+    let joined = JoinedNode::start("token");
     let token = |name: &str| {
         let mut main = busybox("main", FOREVER);
         main["volumeMounts"] = json!([{"name": "token", "mountPath": "/t"}]);
@@ -139,7 +139,7 @@ fn each_pod_has_a_token_of_its_own() {
         assert_eq!(extra("pod-uid"), pod["metadata"]["uid"]);
         assert_eq!(extra("node-name"), "token");
     }
-    // Asked for as long as the pod wants it, and no more often than there are tokens: one for
+    // Requested for as long as the pod wants it, and no more often than there are tokens: one for
     // the account of each pod beside the one that it names.
     let asked: Vec<Value> = joined
         .plane
@@ -148,7 +148,7 @@ fn each_pod_has_a_token_of_its_own() {
         .filter(|one| text(one, "/user/username") == "system:node:token")
         .filter(|one| text(one, "/objectRef/subresource") == "token")
         .filter(|one| text(one, "/stage") == "ResponseComplete")
-        // Asked at once, the API server may not know yet whose the pod is (403), or of the pod
+        // Requested at once, the API server may not know yet whose the pod is (403), or of the pod
         // itself (404, where another pod has the same account), and is asked again.
         .filter(|one| one["responseStatus"]["code"] == json!(201))
         .map(|one| one["requestObject"]["spec"]["expirationSeconds"].clone())
@@ -164,10 +164,10 @@ fn each_pod_has_a_token_of_its_own() {
     joined.finish(&["token-two"]);
 }
 
-/// An image that one pod's secret opened is on the node, and still not for everybody.
+/// An image that was pulled with the secret of one pod is on the node, but not for other pods.
 #[test]
-fn a_private_image_is_for_those_with_its_secret() {
-    let joined = Joined::start("priv");
+fn private_image_requires_its_pull_secret() {
+    let joined = JoinedNode::start("priv");
     let registry = Registry::with_password(&directory("priv-images"), "user", "door");
     let auths = json!({"auths": {registry.host(): {"auth": base64(b"user:door")}}});
     joined.plane.apply(&json!({

@@ -1,5 +1,5 @@
-//! Every page of numbers beside the Go kubelet's, series by series: two nodes of one machine,
-//! one with each agent, have the same pods. What the Go kubelet shows and coracle does not is
+//! Every page of metrics and statistics compared with the Go kubelet's, series by series: two nodes
+//! on one machine, one with each agent, have the same pods. Series that only the Go kubelet has are
 //! listed here or in `docs/compatibility.md` with its reason; the counts are printed.
 
 mod documented;
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, directory, patience, served, shared};
+use crate::joined::{JoinedNode, directory, patience, served, shared};
 use crate::support::exposition::{Exposition, Sample};
-use crate::support::launch::{differs_on_the_incumbent, incumbent_config, make_cgroup, over};
+use crate::support::launch::{go_kubelet_config, make_cgroup, over, skip_on_go_kubelet};
 use crate::support::wait::{pause, wait_for, wait_until};
 
 /// Names of the two nodes. Pods carry the name of their node.
@@ -92,11 +92,11 @@ const EQUAL: [&str; 13] = [
 ];
 
 /// A node, its pods, and what stands for the names and ids that differ between the two.
-struct Side {
-    joined: Joined<'static>,
+struct NodeUnderTest {
+    joined: JoinedNode<'static>,
     /// Container and sandbox ids, UIDs and names, each with what it stands for.
     names: Vec<(String, String)>,
-    /// Goes after the node.
+    /// Removed after the node.
     _cgroups: Option<CgroupRoot>,
 }
 
@@ -146,13 +146,13 @@ impl Drop for CgroupRoot {
     }
 }
 
-impl Side {
-    fn start(name: &'static str, incumbent: bool) -> Side {
-        // What volumes hold is measured by the Go kubelet in its own time.
+impl NodeUnderTest {
+    fn start(name: &'static str, go_kubelet: bool) -> NodeUnderTest {
+        // The Go kubelet measures volumes periodically.
         let mut config = over(served(shared()), json!({"volumeStatsAggPeriod": "5s"}));
-        let cgroups = incumbent.then(|| CgroupRoot::make(&format!("/coracle-{name}")));
+        let cgroups = go_kubelet.then(|| CgroupRoot::make(&format!("/coracle-{name}")));
         if let Some(root) = &cgroups {
-            config = over(config, incumbent_config(&directory(name)));
+            config = over(config, go_kubelet_config(&directory(name)));
             let own =
                 json!({"cgroupsPerQOS": true, "cgroupRoot": root.0, "enforceNodeAllocatable": ["pods"]});
             config = over(config, own);
@@ -160,13 +160,13 @@ impl Side {
         let kubeconfig = shared().node_kubeconfig(name).display().to_string();
         let mut flags = vec!["--kubeconfig", &kubeconfig];
         let socket = directory(name).join("cd/containerd.sock").display().to_string();
-        if incumbent {
-            // Its statistics have a way to containerd of their own.
+        if go_kubelet {
+            // Its statistics use their own connection to containerd.
             flags.extend(["--containerd", &socket]);
         }
-        let mut joined = Joined::prepare_with(shared(), name, config, &flags);
-        joined.node.give_to_incumbent(incumbent);
-        Side { joined: joined.start_and_wait(), names: Vec::new(), _cgroups: cgroups }
+        let mut joined = JoinedNode::prepare_with(shared(), name, config, &flags);
+        joined.node.use_go_kubelet(go_kubelet);
+        NodeUnderTest { joined: joined.start_and_wait(), names: Vec::new(), _cgroups: cgroups }
     }
 
     fn page(&self, path: &str) -> Exposition {
@@ -182,7 +182,7 @@ impl Side {
     }
 
     /// Learns the ids of everything that runs.
-    fn learn(&mut self) {
+    fn read_ids(&mut self) {
         let (runtime, _) = self.joined.node.cri();
         let mut names = Vec::new();
         let label = |labels: &BTreeMap<String, String>, key: &str| {
@@ -255,20 +255,20 @@ impl Side {
     }
 }
 
-/// What a comparison has found.
+/// The result of a comparison.
 #[derive(Default)]
 struct Report {
-    /// Of the Go kubelet, not here, and without an exception.
+    /// Series of the Go kubelet that are missing here without an exception.
     missing: Vec<String>,
     /// Counts, and exceptions with their reasons.
     lines: Vec<String>,
 }
 
 impl Report {
-    /// Prints the counts whatever becomes of the test; `tests/run` shows them again at the end.
+    /// Prints the counts also when the test fails; `tests/run` shows them again at the end.
     fn print(&self) {
         for line in &self.lines {
-            // Not by the macro, whose text a test that passes keeps to itself.
+            // Not by the macro, whose output the test harness hides when a test passes.
             let _ = std::io::stderr().write_all(format!("series: {line}\n").as_bytes());
         }
     }
@@ -306,7 +306,7 @@ impl Report {
 }
 
 /// Pages whose series are compared one by one.
-fn compare_pages(ours: &Side, theirs: &Side, report: &mut Report) {
+fn compare_pages(ours: &NodeUnderTest, theirs: &NodeUnderTest, report: &mut Report) {
     for (page, exceptions) in [
         ("/metrics/cadvisor", &OF_CGROUPS[..]),
         ("/metrics/resource", &NONE),
@@ -336,7 +336,7 @@ fn compare_pages(ours: &Side, theirs: &Side, report: &mut Report) {
 
 /// `/metrics`: its families and their labels. Which of them are there depends on what has
 /// happened to the agent; what coracle lacks is listed in `docs/compatibility.md`.
-fn compare_own(ours: &Side, theirs: &Side, report: &mut Report) {
+fn compare_own(ours: &NodeUnderTest, theirs: &NodeUnderTest, report: &mut Report) {
     let documented = documented::read();
     let (own, other) = (ours.page("/metrics").families(), theirs.page("/metrics").families());
     let mut missing = Vec::new();
@@ -378,17 +378,17 @@ fn compare_own(ours: &Side, theirs: &Side, report: &mut Report) {
 }
 
 /// The fields of both summaries.
-fn compare_summaries(ours: &Side, theirs: &Side, report: &mut Report) {
+fn compare_summaries(ours: &NodeUnderTest, theirs: &NodeUnderTest, report: &mut Report) {
     for query in ["", "?only_cpu_and_memory=true"] {
-        let paths = |side: &Side| shape::paths(&side.summary(query), &|text| side.common(text));
+        let paths = |side: &NodeUnderTest| shape::paths(&side.summary(query), &|text| side.common(text));
         let (own, other) = (paths(ours), paths(theirs));
         report.compare(&format!("/stats/summary{query}"), &own, other.iter(), &OF_SUMMARY);
     }
 }
 
-/// Compares until nothing is missing: the Go kubelet corrects some fields of a container some
+/// Repeats the comparison until nothing is missing: the Go kubelet corrects some fields of a container some
 /// seconds after its start.
-fn compare(ours: &Side, theirs: &Side) {
+fn compare(ours: &NodeUnderTest, theirs: &NodeUnderTest) {
     let mut last = Report::default();
     let begun = Instant::now();
     while begun.elapsed() < patience() {
@@ -407,8 +407,8 @@ fn compare(ours: &Side, theirs: &Side) {
 }
 
 /// Numbers that follow from the manifests are the same; the Go kubelet's are some seconds old.
-fn wait_equal(ours: &Side, theirs: &Side) {
-    let values = |side: &Side| -> BTreeMap<String, f64> {
+fn wait_equal(ours: &NodeUnderTest, theirs: &NodeUnderTest) {
+    let values = |side: &NodeUnderTest| -> BTreeMap<String, f64> {
         let all = side.all_series("/metrics/cadvisor").into_iter();
         all.filter(|(series, _)| {
             let name = series.split('{').next().unwrap_or_default();
@@ -427,7 +427,7 @@ fn wait_equal(ours: &Side, theirs: &Side) {
     });
     let line = format!("/metrics/cadvisor: {count} numbers of {} families are equal", EQUAL.len());
     Report { lines: vec![line], ..Report::default() }.print();
-    let left = |side: &Side| -> BTreeMap<String, u64> {
+    let left = |side: &NodeUnderTest| -> BTreeMap<String, u64> {
         let summary = side.summary("");
         let pods = summary["pods"].as_array().into_iter().flatten();
         pods.filter_map(|pod| {
@@ -443,18 +443,18 @@ fn wait_equal(ours: &Side, theirs: &Side) {
 }
 
 #[test]
-fn every_series_of_the_go_kubelet_is_there() {
-    if differs_on_the_incumbent("the pages of numbers", "the test starts both agents itself") {
+fn every_metric_series_of_the_go_kubelet_exists() {
+    if skip_on_go_kubelet("the pages of numbers", "the test starts both agents itself") {
         return;
     }
-    let mut ours = Side::start(OURS, false);
-    let mut theirs = Side::start(THEIRS, true);
+    let mut ours = NodeUnderTest::start(OURS, false);
+    let mut theirs = NodeUnderTest::start(THEIRS, true);
     for side in [&ours, &theirs] {
         scenario::start(&side.joined);
     }
     for side in [&mut ours, &mut theirs] {
         scenario::wait(&side.joined);
-        side.learn();
+        side.read_ids();
         wait_until("the numbers of all containers", patience(), || side.is_complete());
     }
     wait_until("volumes in the Go kubelet's summary", patience(), || {
@@ -471,14 +471,14 @@ fn every_series_of_the_go_kubelet_is_there() {
         // What the end of a test asserts of an agent is not meant for the Go kubelet.
         if side.joined.name == THEIRS {
             side.joined.node.stop_agent();
-            side.joined.node.give_to_incumbent(false);
+            side.joined.node.use_go_kubelet(false);
             side.joined.node.start_agent();
         }
         let names: Vec<String> =
             scenario::parts().iter().map(|part| part.name_on(&side.joined.name)).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         side.joined.node.remove("static.json");
-        let Side { joined, .. } = side;
+        let NodeUnderTest { joined, .. } = side;
         joined.finish(&names);
     }
 }

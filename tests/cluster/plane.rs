@@ -34,18 +34,18 @@ fn made_in(name: &str, choice: &Choice) -> (PathBuf, ControlPlane) {
 }
 
 #[test]
-fn survives_its_api_server_and_leaves_nothing() {
+fn control_plane_survives_an_api_server_restart_and_leaves_no_process() {
     let (dir, plane) = made_in("cp1", &Choice::default());
     let version: Value = serde_json::from_str(&plane.kubectl(&["get", "--raw", "/version"])).expect("JSON");
     assert_eq!(text(&version, "/gitVersion"), "v1.36.3");
 
     plane.kubectl(&["create", "namespace", "room"]);
-    // The controllers put the account there without which no pod is admitted.
+    // A controller creates the service account without which no pod is admitted.
     let account = ["serviceaccount", "default", "-n", "room"];
     plane.wait(&account, "made", LIMIT, |_| true);
     plane.apply(&pod("waiting"));
     let unbound = ["pod", "waiting", "-n", "room"];
-    let seen = plane.wait(&unbound, "looked at by the scheduler", LIMIT, |pod| {
+    let seen = plane.wait(&unbound, "handled by the scheduler", LIMIT, |pod| {
         text(pod, "/status/conditions/0/reason") == "Unschedulable"
     });
     assert_eq!(text(&seen, "/spec/nodeName"), "");
@@ -64,12 +64,12 @@ fn survives_its_api_server_and_leaves_nothing() {
 }
 
 #[test]
-fn ends_with_the_program_that_runs_it() {
+fn control_plane_ends_with_its_parent_process() {
     let (_, plane) = made_in("cp2", &Choice::bare());
     let pids = plane.pids();
     assert_eq!(pids.len(), 3, "{pids:?}");
     plane.freeze(ETCD);
-    // The program itself; it has no time to tidy up.
+    // SIGKILL to the program itself: it cannot clean up.
     kill(pids[0], "KILL");
     wait_ended(&pids[1..]);
     assert!(plane.command("pid etcd").is_err());
@@ -79,7 +79,7 @@ fn ends_with_the_program_that_runs_it() {
 
 /// What a node may do, and that the audit log has it.
 #[test]
-fn nodes_have_the_rights_of_nodes() {
+fn nodes_have_only_the_permissions_of_nodes() {
     let plane = ControlPlane::shared();
     let own = plane.node_kubeconfig("n1");
     let node =
@@ -96,7 +96,7 @@ fn nodes_have_the_rights_of_nodes() {
     refused(&own, &["get", "secrets", "-A"], "", "can only read namespaced object of this type");
     refused(&plane.bootstrap_kubeconfig(), &["get", "nodes"], "", "cannot list resource \"nodes\"");
 
-    // Only what is its own: what of it is bound, named by its pods, or said of its node.
+    // Only its own objects: pods bound to it, objects that these name, and its Node.
     const NO: &str = "(Forbidden)";
     refused(&own, &["get", "pods", "-A"], "", NO);
     let mine = plane.kubectl_as(&own, &["get", "pods", "-A", "--field-selector=spec.nodeName=n1"], "");
@@ -126,7 +126,7 @@ fn nodes_have_the_rights_of_nodes() {
 
 /// A request for a certificate with the bootstrap token is approved and signed.
 #[test]
-fn joining_nodes_get_their_certificate() {
+fn bootstrap_certificate_request_is_approved_and_signed() {
     let plane = ControlPlane::shared();
     let request = plane.request("n3");
     let csr = json!({
@@ -144,9 +144,9 @@ fn joining_nodes_get_their_certificate() {
     plane.wait(&["csr", "csr-n3"], "signed", LIMIT, |csr| !text(csr, "/status/certificate").is_empty());
 }
 
-/// A watch from before the compaction is answered with 410 by a server that has forgotten too.
+/// A watch from before the compaction is answered with 410 after the API server has restarted.
 #[test]
-fn forgets_history_when_told() {
+fn compacted_history_is_answered_with_410() {
     let (_, plane) = made_in("cp5", &Choice::bare());
     let before = plane.get(&["configmap", "kube-root-ca.crt"]).expect("it is made at the start");
     let version = text(&before, "/metadata/resourceVersion");
@@ -164,7 +164,7 @@ fn forgets_history_when_told() {
         let all = String::from_utf8_lossy(&all);
         all.contains("too old resource version") || all.contains("has been compacted")
     });
-    // A frozen server is one that does not answer; thawed, it does.
+    // A frozen server does not respond; after thawing it does.
     plane.freeze(API_SERVER);
     let output = plane.try_kubectl(&["get", "--raw", "/readyz", "--request-timeout=1s"], "");
     assert!(!output.status.success());

@@ -104,9 +104,9 @@ pub fn asked_by(log: &[Value], user: &str) -> Vec<Request> {
     all.iter().map(request).collect()
 }
 
-/// Without the refusals that came too early: whose a new pod is the API server learns by watching
-/// itself, and what the pod needs may be asked for before. What was right to ask is granted later; to
-/// a list that followed a refused watch, that watch.
+/// Without early 403 responses: the API server learns the node of a new pod by its own watch, and the
+/// node may request the objects of the pod before that. The same request is permitted later; of a list
+/// that followed a refused watch, that watch.
 pub fn without_early_refusals(all: Vec<Request>) -> Vec<Request> {
     let granted = |one: &Request, after: &[Request]| {
         after.iter().any(|later| {

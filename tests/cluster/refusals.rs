@@ -1,8 +1,8 @@
-//! What the node API says no to, to the letter: the table is the Go kubelet's word.
+//! Error responses of the node API, byte by byte: the table was recorded from the Go kubelet.
 
 use serde_json::json;
 
-use crate::joined::{Joined, pod, shared};
+use crate::joined::{JoinedNode, pod, shared};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::tls_client::{Answer, TlsClient};
 
@@ -94,8 +94,8 @@ fn body(answer: &Answer) -> &str {
 }
 
 #[test]
-fn refusals_are_the_go_kubelets_to_the_letter() {
-    let joined = Joined::prepare(shared(), "refuses", json!({"address": "0.0.0.0"})).start_and_wait();
+fn error_responses_equal_the_go_kubelets() {
+    let joined = JoinedNode::prepare(shared(), "refuses", json!({"address": "0.0.0.0"})).start_and_wait();
     joined.bind(&pod("web", json!([busybox("main", FOREVER)])));
     joined.wait_ready("web");
     let node = joined.object().expect("the node is there");

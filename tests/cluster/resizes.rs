@@ -1,12 +1,12 @@
-//! `kubectl patch pod --subresource resize`: more and less of CPU and memory for pods that run.
+//! `kubectl patch pod --subresource resize`: CPU and memory of running pods.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, condition, pod, reason, shared, text};
-use crate::support::launch::{incumbent, make_cgroup};
+use crate::joined::{JoinedNode, LIMIT, condition, pod, reason, shared, text};
+use crate::support::launch::{make_cgroup, runs_go_kubelet};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{holds_for, pause, wait_until};
 
@@ -22,19 +22,19 @@ fn cgroups(name: &str) -> Vec<PathBuf> {
     controllers.filter(|path| path.is_dir() && !path.is_symlink()).map(|path| path.join(&group)).collect()
 }
 
-fn start(name: &str, mut config: Value) -> Joined<'static> {
-    if incumbent() {
+fn start(name: &str, mut config: Value) -> JoinedNode<'static> {
+    if runs_go_kubelet() {
         cgroups(name).iter().for_each(|path| make_cgroup(path));
         config["cgroupsPerQOS"] = json!(true);
         config["cgroupRoot"] = json!(format!("/coracle-test-{name}"));
     }
-    Joined::prepare(shared(), name, config).start_and_wait()
+    JoinedNode::prepare(shared(), name, config).start_and_wait()
 }
 
-fn finish(joined: Joined<'static>, pods: &[&str]) {
+fn finish(joined: JoinedNode<'static>, pods: &[&str]) {
     let name = joined.name.clone();
     joined.finish(pods);
-    if incumbent() {
+    if runs_go_kubelet() {
         cgroups(&name).iter().for_each(|path| remove(path));
     }
 }
@@ -61,7 +61,7 @@ fn resources(cpu: &str, memory: &str) -> Value {
     json!({"requests": both, "limits": both})
 }
 
-fn resize(joined: &Joined<'_>, name: &str, cpu: &str, memory: &str) {
+fn resize(joined: &JoinedNode<'_>, name: &str, cpu: &str, memory: &str) {
     let patch = json!({"spec": {"containers": [{"name": "main", "resources": resources(cpu, memory)}]}});
     joined.plane.kubectl(&["patch", "pod", name, "--subresource", "resize", "--patch", &patch.to_string()]);
 }
@@ -70,7 +70,7 @@ fn main_of(pod: &Value) -> &Value {
     &pod["status"]["containerStatuses"][0]
 }
 
-/// Whether the resize is over and the container has this.
+/// Whether the resize is done and the container has these resources.
 fn has(pod: &Value, cpu: &str, memory: &str) -> bool {
     let generation = &pod["metadata"]["generation"];
     main_of(pod)["resources"] == resources(cpu, memory)
@@ -80,27 +80,30 @@ fn has(pod: &Value, cpu: &str, memory: &str) -> bool {
         && pod["status"]["observedGeneration"] == *generation
 }
 
-fn wait_has(joined: &Joined<'_>, name: &str, cpu: &str, memory: &str) -> Value {
+fn wait_has(joined: &JoinedNode<'_>, name: &str, cpu: &str, memory: &str) -> Value {
     joined.wait_pod(name, &format!("resized to {cpu} and {memory}"), |pod| has(pod, cpu, memory))
 }
 
 /// The messages of the events with a reason, in no order.
-fn told(joined: &Joined<'_>, name: &str, reason: &str) -> Vec<String> {
+fn event_messages(joined: &JoinedNode<'_>, name: &str, reason: &str) -> Vec<String> {
     let events = joined.events(name).into_iter();
     events.filter(|(one, _)| one == reason).map(|(_, message)| message).collect()
 }
 
-fn wait_told(joined: &Joined<'_>, name: &str, reason: &str, words: &str) {
+fn wait_event(joined: &JoinedNode<'_>, name: &str, reason: &str, words: &str) {
     let begun = std::time::Instant::now();
-    while !told(joined, name, reason).iter().any(|message| message.contains(words)) {
+    while !event_messages(joined, name, reason).iter().any(|message| message.contains(words)) {
         let all = joined.events(name);
-        assert!(begun.elapsed() < LIMIT, "waited in vain for {reason} about {words}; there are {all:?}");
+        assert!(
+            begun.elapsed() < LIMIT,
+            "timed out waiting for event {reason} about {words}; there are {all:?}"
+        );
         pause(std::time::Duration::from_millis(200));
     }
 }
 
 #[test]
-fn more_and_less_without_a_restart() {
+fn resize_up_and_down_without_a_restart() {
     let joined = start("resized", json!({}));
     joined.bind(&sized("resized-web", FOREVER, "100m", "64Mi"));
     let first = joined.wait_ready("resized-web");
@@ -119,8 +122,8 @@ fn more_and_less_without_a_restart() {
              \"generation\":{generation}}}",
             all["limits"], all["requests"]
         );
-        wait_told(&joined, "resized-web", "ResizeStarted", &format!("Pod resize started: {summary}"));
-        wait_told(&joined, "resized-web", "ResizeCompleted", &format!("Pod resize completed: {summary}"));
+        wait_event(&joined, "resized-web", "ResizeStarted", &format!("Pod resize started: {summary}"));
+        wait_event(&joined, "resized-web", "ResizeCompleted", &format!("Pod resize completed: {summary}"));
     }
     assert_eq!(joined.node.running_ids(), running, "nothing was restarted");
     let metric = |series: &str| joined.node.metric(series);
@@ -135,7 +138,7 @@ fn more_and_less_without_a_restart() {
 }
 
 #[test]
-fn a_policy_of_restarts_is_kept_for_its_resource_alone() {
+fn restart_resize_policy_applies_to_its_resource_only() {
     let joined = start("policy", json!({}));
     let mut web = sized("policy-web", FOREVER, "100m", "64Mi");
     web["spec"]["containers"][0]["resizePolicy"] = json!([
@@ -154,12 +157,12 @@ fn a_policy_of_restarts_is_kept_for_its_resource_alone() {
     });
     assert_ne!(joined.node.running_ids(), running);
     assert!(!text(main_of(&now), "/lastState/terminated/containerID").is_empty());
-    wait_told(&joined, "policy-web", "Killing", "Container main resize requires restart");
+    wait_event(&joined, "policy-web", "Killing", "Container main resize requires restart");
     finish(joined, &["policy-web"]);
 }
 
 /// CPUs that the node has for pods, in thousandths.
-fn allocatable(joined: &Joined<'_>) -> i64 {
+fn allocatable(joined: &JoinedNode<'_>) -> i64 {
     let node = joined.object().expect("it is registered");
     let cpu = text(&node, "/status/allocatable/cpu");
     match cpu.strip_suffix('m') {
@@ -169,7 +172,7 @@ fn allocatable(joined: &Joined<'_>) -> i64 {
 }
 
 #[test]
-fn who_does_not_fit_waits_for_room_over_a_restart_of_the_agent() {
+fn deferred_resize_survives_agent_restart() {
     let mut joined = start("defers", json!({}));
     let all = allocatable(&joined);
     joined.bind(&sized("waits-big", FOREVER, &format!("{}m", all - 500), "64Mi"));
@@ -194,15 +197,15 @@ fn who_does_not_fit_waits_for_room_over_a_restart_of_the_agent() {
         (message.as_str(), &json!(2)),
         "{pending}"
     );
-    wait_told(
+    wait_event(
         &joined,
         "waits-web",
         "ResizeDeferred",
         "Pod resize OutOfcpu: {\"containers\":[{\"name\":\"main\"",
     );
-    wait_told(&joined, "waits-web", "ResizeDeferred", &message);
+    wait_event(&joined, "waits-web", "ResizeDeferred", &message);
 
-    // What was granted outlives the agent: the pod is admitted with it, and waits on.
+    // The allocation survives the agent: the pod is admitted with it, and its resize stays deferred.
     let running = joined.node.running_ids();
     joined.node.kill_agent();
     joined.node.start_agent();
@@ -210,8 +213,8 @@ fn who_does_not_fit_waits_for_room_over_a_restart_of_the_agent() {
     let same = || joined.node.running_ids() == running;
     holds_for("the same containers run on", std::time::Duration::from_secs(5), same);
     joined.wait_pod("waits-web", "still deferred", deferred);
-    // The API server may show what the last agent told it.
-    wait_until("the resize that waits to be counted", LIMIT, || {
+    // The API server may still show the report of the last agent.
+    wait_until("the deferred resize to be counted", LIMIT, || {
         joined.node.metric("kubelet_pod_pending_resizes{reason=\"deferred\"}") >= 1.0
     });
 
@@ -221,9 +224,9 @@ fn who_does_not_fit_waits_for_room_over_a_restart_of_the_agent() {
     let series = "kubelet_pod_deferred_accepted_resizes_total";
     let accepted = |trigger: &str| joined.node.metric(&format!("{series}{{retry_trigger=\"{trigger}\"}}"));
     assert!(accepted("pod_terminated") + accepted("pods_removed") > 0.0);
-    wait_told(&joined, "waits-web", "ResizeCompleted", "\"generation\":2}");
+    wait_event(&joined, "waits-web", "ResizeCompleted", "\"generation\":2}");
 
-    // A resize while nobody looks is carried out at the start.
+    // A resize that was requested while the agent was stopped is done at its start.
     joined.node.stop_agent();
     resize(&joined, "waits-web", "300m", "128Mi");
     joined.node.start_agent();
@@ -233,7 +236,7 @@ fn who_does_not_fit_waits_for_room_over_a_restart_of_the_agent() {
 }
 
 #[test]
-fn cpus_of_their_own_are_not_resized() {
+fn exclusive_cpus_are_not_resized() {
     let config = json!({"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "500m"}});
     let joined = start("owncpu", config);
     joined.bind(&sized("owncpu-web", FOREVER, "100m", "64Mi"));
@@ -244,8 +247,8 @@ fn cpus_of_their_own_are_not_resized() {
         joined.wait_pod("owncpu-web", "refused", |pod| reason(pod, "PodResizePending") == "Infeasible");
     assert_eq!(main_of(&infeasible)["resources"], resources("100m", "64Mi"));
     let words = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \\\"static\\\"";
-    wait_told(&joined, "owncpu-web", "ResizeInfeasible", words);
-    // Taken back, it is forgotten; memory is another matter.
+    wait_event(&joined, "owncpu-web", "ResizeInfeasible", words);
+    // A withdrawn request is dropped; memory can still be resized.
     resize(&joined, "owncpu-web", "100m", "96Mi");
     let now = wait_has(&joined, "owncpu-web", "100m", "96Mi");
     assert_eq!(main_of(&now)["restartCount"], json!(0));
@@ -254,7 +257,7 @@ fn cpus_of_their_own_are_not_resized() {
 }
 
 #[test]
-fn memory_in_use_is_not_taken_away() {
+fn memory_limit_is_not_reduced_below_usage() {
     let joined = start("inuse", json!({}));
     let script =
         format!("dd if=/dev/zero of=/dev/shm/used bs=1M count=60 2>/dev/null; touch /tmp/done; {FOREVER}");
@@ -270,9 +273,9 @@ fn memory_in_use_is_not_taken_away() {
     assert_eq!(main_of(&refused)["allocatedResources"]["memory"], json!("32Mi"));
     assert_eq!(main_of(&refused)["resources"]["limits"]["memory"], json!("128Mi"));
     let words = "attempting to set container \\\"main\\\" memory limit (33554432) below current usage (";
-    wait_told(&joined, "inuse-web", "ResizeError", "Pod resize error: {");
-    wait_told(&joined, "inuse-web", "ResizeError", words);
-    wait_told(&joined, "inuse-web", "ResizeError", "cannot decrease memory limits: ");
+    wait_event(&joined, "inuse-web", "ResizeError", "Pod resize error: {");
+    wait_event(&joined, "inuse-web", "ResizeError", words);
+    wait_event(&joined, "inuse-web", "ResizeError", "cannot decrease memory limits: ");
     resize(&joined, "inuse-web", "100m", "96Mi");
     let now = wait_has(&joined, "inuse-web", "100m", "96Mi");
     assert_eq!(main_of(&now)["restartCount"], json!(0));
@@ -282,7 +285,7 @@ fn memory_in_use_is_not_taken_away() {
 
 /// The state files are those of the Go kubelet; one that cannot be read is not overwritten.
 #[test]
-fn a_broken_state_file_stops_the_start() {
+fn corrupt_resize_state_file_prevents_the_start() {
     let mut joined = start("broken", json!({}));
     joined.bind(&sized("broken-web", FOREVER, "100m", "64Mi"));
     joined.wait_ready("broken-web");

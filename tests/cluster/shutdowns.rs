@@ -1,4 +1,5 @@
-//! The machine shuts down: logind is told to wait, and pods end in order, each with its time.
+//! The machine shuts down: an inhibitor lock delays logind, and pods end in order, each within its
+//! grace period.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -6,15 +7,15 @@ use std::time::{Duration, Instant};
 use coracle::transport::dbus::wire::Value as DbusValue;
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, condition, directory, pod, reason, shared, text};
-use crate::support::launch::{differs_on_the_incumbent, incumbent};
+use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, reason, shared, text};
+use crate::support::launch::{runs_go_kubelet, skip_on_go_kubelet};
 use crate::support::logind::{CONF, Machine};
 use crate::support::manifest::{FOREVER, busybox, simple};
 use crate::support::wait::{holds_for, wait_until};
 
 const BUS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 const TERMINATED: &str = "Pod was terminated in response to imminent node shutdown.";
-/// What the agent gives statuses to reach the API server.
+/// How long the agent waits for statuses to reach the API server.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
 const WATCHED: &str = "shutdowns of the machine wait for the pods";
 
@@ -31,23 +32,23 @@ fn priority(mut pod: Value, class: &str) -> Value {
 }
 
 #[test]
-fn pods_end_in_order_before_the_machine() {
+fn graceful_shutdown_stops_pods_in_order() {
     let name = "bye";
     let mut machine = Machine::new(&directory(name).join("dbus"), Duration::from_secs(5));
     machine.start();
     let periods = json!({"shutdownGracePeriod": "80s", "shutdownGracePeriodCriticalPods": "20s"});
-    let mut joined = Joined::prepare(shared(), name, periods);
+    let mut joined = JoinedNode::prepare(shared(), name, periods);
     joined.node.set_env(BUS, machine.address());
     let joined = joined.start_and_wait();
     wait_until("the lock to be taken", LIMIT, || machine.locks() == 1);
-    // logind let a shutdown wait for 5 s; it was told better.
+    // logind's own maximum delay is 5 s; the agent has raised it.
     assert_eq!(machine.reloads(), 1);
     let conf = fs::read_to_string(CONF).expect("it is there");
     assert!(conf.contains("[Login]\nInhibitDelayMaxSec=80\n"), "{conf}");
     let words = ["shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay"];
-    assert_eq!(machine.asked().1, words.map(|word| DbusValue::Text(word.to_owned())));
+    assert_eq!(machine.received().1, words.map(|word| DbusValue::Text(word.to_owned())));
 
-    // They end with an error: the Go kubelet tells of no shutdown where none does.
+    // They end with an error: the Go kubelet reports no shutdown for pods that end without one.
     // An ordinary pod that ends when the test lets it, and a critical one that ends at once.
     let go = joined.node.shared().join("go");
     let mut slow = busybox(
@@ -76,7 +77,7 @@ fn pods_end_in_order_before_the_machine() {
     assert_eq!(text(&late, "/status/reason"), "NodeShutdown");
     let message = text(&late, "/status/message");
     assert!(message.ends_with("Pod was rejected as the node is shutting down."), "{message}");
-    // The second group waits for the first, and the machine for both.
+    // The second group waits for the first, and the shutdown waits for both.
     let running = || joined.node.running_of_all();
     let both = running();
     assert!(both.contains_key("bye-ordinary") && both.contains_key("bye-critical"), "{both:?}");
@@ -96,11 +97,11 @@ fn pods_end_in_order_before_the_machine() {
     });
     // By then the API server knows, unless telling it took longer than a machine is kept waiting
     // for that; from the Go kubelet it hears later.
-    let may_be_late = incumbent() || ran.elapsed() >= TOLD_WITHIN;
+    let may_be_late = runs_go_kubelet() || ran.elapsed() >= TOLD_WITHIN;
     for name in ["bye-ordinary", "bye-critical"] {
         let pod = joined.wait_pod(name, "failed", |pod| {
             let failed = pod["status"]["phase"] == "Failed";
-            assert!(failed || may_be_late, "{name} is not told: {}", pod["status"]);
+            assert!(failed || may_be_late, "{name} is not has_event: {}", pod["status"]);
             failed
         });
         assert_eq!((text(&pod, "/status/reason"), text(&pod, "/status/message")), ("Terminated", TERMINATED));
@@ -118,7 +119,7 @@ fn pods_end_in_order_before_the_machine() {
     machine.prepare(false);
     joined.wait_node_ready();
     // The Go kubelet closes the old lock's descriptor a second time, which by then is the new one.
-    if !incumbent() {
+    if !runs_go_kubelet() {
         wait_until("the lock to be taken again", LIMIT, || machine.locks() == 1);
     }
     joined.bind(&pod("bye-next", json!([busybox("main", FOREVER)])));
@@ -134,9 +135,9 @@ fn pods_end_in_order_before_the_machine() {
 }
 
 #[test]
-fn a_bus_that_comes_and_goes() {
-    if differs_on_the_incumbent(
-        "a_bus_that_comes_and_goes",
+fn shutdown_works_after_the_message_bus_restarts() {
+    if skip_on_go_kubelet(
+        "shutdown_works_after_the_message_bus_restarts",
         "it wants the bus at its start, and believes everyone",
     ) {
         return;
@@ -147,36 +148,36 @@ fn a_bus_that_comes_and_goes() {
         {"priority": 0, "shutdownGracePeriodSeconds": 20},
         {"priority": 1000, "shutdownGracePeriodSeconds": 20},
     ]});
-    let mut joined = Joined::prepare(shared(), name, by_priority);
+    let mut joined = JoinedNode::prepare(shared(), name, by_priority);
     joined.node.set_env(BUS, machine.address());
     joined.node.apply("st.json", &simple("st"));
-    // Without a bus the node is a node, and says once what it cannot do.
+    // Without a bus the node works, and logs once that shutdowns are not watched.
     let joined = joined.start_and_wait();
     joined.node.wait_ready("st");
     let warned = || joined.node.log().matches("cannot be watched").count();
     wait_until("the warning", LIMIT, || warned() == 1);
     holds_for("one warning", Duration::from_secs(3), || warned() == 1);
     machine.start();
-    // A bus that was never there is looked for ever more rarely.
+    // The retries for a bus that never existed become rarer.
     wait_until("the lock to be taken", LIMIT * 4, || machine.locks() == 1);
-    wait_until("the good news", LIMIT, || joined.node.log().contains(WATCHED));
-    assert_eq!((machine.reloads(), machine.asked().0), (0, 1));
+    wait_until("the log line that shutdowns are watched", LIMIT, || joined.node.log().contains(WATCHED));
+    assert_eq!((machine.reloads(), machine.received().0), (0, 1));
 
-    // Any user of the machine can send this.
+    // Any local user can send this.
     machine.forge();
-    holds_for("the node goes on", Duration::from_secs(2), || {
+    holds_for("the node ignores it", Duration::from_secs(2), || {
         machine.locks() == 1 && !joined.node.log().contains("the machine shuts down")
     });
-    // Another logind has another lock; the old one goes when the new one is there.
+    // A new logind has a new lock; the old one is released when the new one is held.
     machine.start_logind();
-    wait_until("the lock of the new logind", LIMIT, || machine.asked().0 == 2 && machine.locks() == 1);
-    // A lock outlives the bus, and a bus that is back is found soon.
+    wait_until("the lock of the new logind", LIMIT, || machine.received().0 == 2 && machine.locks() == 1);
+    // A lock survives the bus, and a restarted bus is found soon.
     machine.stop();
     holds_for("the lock is held without a bus", Duration::from_secs(2), || machine.locks() == 1);
     machine.start();
-    wait_until("the lock by the new bus", LIMIT, || machine.asked().0 == 3 && machine.locks() == 1);
+    wait_until("the lock by the new bus", LIMIT, || machine.received().0 == 3 && machine.locks() == 1);
 
-    // What was signaled while nobody listened is heard of all the same.
+    // A shutdown that began while the agent was disconnected is detected.
     machine.stop();
     machine.set_preparing(true);
     machine.start();
@@ -184,7 +185,7 @@ fn a_bus_that_comes_and_goes() {
     assert!(joined.node.running("st").is_empty());
     let stopped = joined.node.pod("st").and_then(|pod| pod.status).unwrap_or_default();
     assert_eq!((stopped.phase.as_deref(), stopped.message.as_deref()), (Some("Failed"), Some(TERMINATED)));
-    // The shutdown does not come: all is as before, the static pod too.
+    // The shutdown is canceled: everything is as before, the static pod too.
     machine.prepare(false);
     wait_until("the lock to be taken again", LIMIT, || machine.locks() == 1);
     joined.wait_node_ready();
@@ -193,8 +194,8 @@ fn a_bus_that_comes_and_goes() {
     joined.wait_ready(&mirror);
     joined.bind(&pod("bus-api", json!([busybox("main", FOREVER)])));
     joined.wait_ready("bus-api");
-    // The end of the agent alone stops nothing, and holds no shutdown up.
-    let Joined { mut node, .. } = joined;
+    // The end of the agent alone stops no pod, and delays no shutdown.
+    let JoinedNode { mut node, .. } = joined;
     let before = node.running("st");
     node.stop_agent();
     assert_eq!(machine.locks(), 0);
@@ -208,18 +209,20 @@ fn a_bus_that_comes_and_goes() {
     node.stop_agent();
     machine.set_preparing(true);
     node.start_agent();
-    let told = |pod: &str, reason: &str| {
+    let has_event = |pod: &str, reason: &str| {
         let status = node.pod(pod).and_then(|pod| pod.status).unwrap_or_default();
         status.phase.as_deref() == Some("Failed") && status.reason.as_deref() == Some(reason)
     };
-    wait_until("the end of what ran", LIMIT, || told("st", "Terminated") && node.running("st").is_empty());
+    wait_until("the end of the running pod", LIMIT, || {
+        has_event("st", "Terminated") && node.running("st").is_empty()
+    });
     node.apply("late.json", &simple("late"));
     // The API server names its pods when the shutdown is known already.
     let ended = shared().wait(&["pod", "bus-api"], "over", LIMIT, |pod| pod["status"]["phase"] == "Failed");
     assert_eq!((text(&ended, "/status/reason"), text(&ended, "/status/message")), ("Terminated", TERMINATED));
-    wait_until("the refusal of what is new", LIMIT, || told("late", "NodeShutdown"));
+    wait_until("the rejection of the new pod", LIMIT, || has_event("late", "NodeShutdown"));
     assert_eq!(machine.locks(), 0);
-    // It goes on: both run.
+    // After the canceled shutdown both run.
     machine.prepare(false);
     node.wait_ready("st");
     node.wait_ready("late");

@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, pod, served, shared, text};
-use crate::support::launch::{incumbent, over};
+use crate::joined::{JoinedNode, LIMIT, pod, served, shared, text};
+use crate::support::launch::{over, runs_go_kubelet};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{wait_for, wait_until};
 
 #[test]
-fn the_summary_comes_through_the_api_server() {
+fn summary_is_available_through_the_api_server() {
     let plane = shared();
     let config = over(served(plane), json!({"serverTLSBootstrap": true}));
-    let joined = Joined::prepare(plane, "stats", config).start_and_wait();
+    let joined = JoinedNode::prepare(plane, "stats", config).start_and_wait();
     let two = pod("summed", json!([busybox("main", FOREVER), busybox("side", FOREVER)]));
     joined.bind(&two);
     let shown = joined.wait_ready("summed");
@@ -63,7 +63,7 @@ fn the_summary_comes_through_the_api_server() {
     // The API server asks for the certificate that it gave out, of a year.
     let left = joined.node.metric("kubelet_certificate_manager_server_ttl_seconds");
     assert!((86_400.0..=366.0 * 86_400.0).contains(&left), "{left}");
-    if !incumbent() {
+    if !runs_go_kubelet() {
         assert!(joined.node.metric("kubelet_certificate_manager_client_ttl_seconds") > 1e9);
     }
     let parts = own.lines().filter(|line| line.starts_with("kubelet_node_startup_"));

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, pod, shared};
-use crate::support::cop::{self, Holding, cpu_time};
-use crate::support::forwarded::Forwarded;
-use crate::support::launch::incumbent;
+use crate::joined::{JoinedNode, pod, shared};
+use crate::support::launch::runs_go_kubelet;
 use crate::support::node::{FOREVER, busybox};
+use crate::support::port_forward::PortForward;
+use crate::support::process_usage::{self, ProcessUsage, cpu_time};
 use crate::support::pty::Pty;
 use crate::support::wait::pause;
 
@@ -29,8 +29,8 @@ const CONNECTIONS: usize = 100;
 const WEB: &str =
     "echo ready; mkdir -p /tmp/www; echo hello > /tmp/www/index.html; httpd -p 8080 -h /tmp/www;";
 
-/// What memory may have grown by after six hundred streams more: what the allocator keeps, and
-/// less than two kilobytes of each.
+/// The limit of memory growth after six hundred more streams: memory that the allocator keeps, and
+/// less than two kilobytes per stream.
 const SPARE_KIB: u64 = 1024;
 
 fn copy_mib() -> u64 {
@@ -38,9 +38,9 @@ fn copy_mib() -> u64 {
 }
 
 /// A node that the API server reaches, with a web server and something to attach to.
-fn start(name: &str, gates: Value) -> Joined<'static> {
+fn start(name: &str, gates: Value) -> JoinedNode<'static> {
     let config = json!({"address": "0.0.0.0", "featureGates": gates});
-    let joined = Joined::prepare(shared(), name, config).start_and_wait();
+    let joined = JoinedNode::prepare(shared(), name, config).start_and_wait();
     let mut web = pod(&format!("{name}-web"), json!([busybox("main", &format!("{WEB} {FOREVER}"))]));
     web["spec"]["volumes"] = json!([{"name": "data", "emptyDir": {}}]);
     web["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
@@ -66,10 +66,10 @@ fn checksum(path: &Path) -> String {
     String::from_utf8_lossy(&output.expect("md5sum runs").stdout).into_owned()
 }
 
-fn everything(name: &str, gates: Value) -> Joined<'static> {
+fn everything(name: &str, gates: Value) -> JoinedNode<'static> {
     let joined = start(name, gates);
     let (web, cat) = (format!("{name}-web"), format!("{name}-cat"));
-    let before = joined.node.holding().expect("the agent runs");
+    let before = joined.node.usage().expect("the agent runs");
     let run = |args: &[&str], input: &str| joined.plane.try_kubectl(args, input);
 
     let output = run(&["exec", &web, "--", "sh", "-c", "echo out; echo err >&2; exit 7"], "");
@@ -92,8 +92,8 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
     pty.types("exit 5\n");
     assert_eq!(pty.wait_ended(LIMIT).code(), Some(5));
 
-    // The input ends, and the program with it, when its words have been heard: what is said at the
-    // very end may not reach the one attached.
+    // The input ends, and the program with it, after its output was received: the last bytes may not
+    // reach an attached client.
     let mut attach = joined.plane.kubectl_command(&["attach", "-i", &cat]);
     let attach = attach.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut attached = attach.spawn().expect("kubectl runs");
@@ -105,7 +105,7 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
     said.map_while(Result::ok).for_each(drop);
     assert!(attached.wait().expect("it ends").success());
 
-    // A terminal that was there before anybody came, and stays when they go.
+    // A terminal that exists before clients attach, and stays when they leave.
     let shell = format!("{name}-shell");
     let attach = || joined.plane.kubectl_command(&["attach", "-it", &shell]);
     let mut pty = Pty::spawn(&attach(), 100, 40);
@@ -125,7 +125,7 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
 
     copies(&joined, &web);
 
-    let forwarded = Forwarded::start(&mut joined.plane.kubectl_command(&["port-forward", &web, ":8080"]));
+    let forwarded = PortForward::start(&mut joined.plane.kubectl_command(&["port-forward", &web, ":8080"]));
     assert_eq!(forwarded.get("/index.html"), (200, "hello\n".to_owned()));
     forwarded.get_parallel(CONNECTIONS, "/index.html", "hello\n");
     drop(forwarded);
@@ -136,21 +136,21 @@ fn everything(name: &str, gates: Value) -> Joined<'static> {
     // How much at once there was the first time is a matter of chance, and so is what the allocator
     // keeps for it. What leaks grows every time.
     let stays = (0..3).any(|_| {
-        let warm = joined.node.holding().expect("the agent runs");
+        let warm = joined.node.usage().expect("the agent runs");
         repeats(&joined, &web, 6);
         leaves_nothing(&joined, before);
-        let now = joined.node.holding();
-        println!("held {before:?} before, {warm:?} once warm, {now:?} at the end");
-        incumbent() || comes_back(&joined, warm)
+        let now = joined.node.usage();
+        println!("used {before:?} before, {warm:?} once warm, {now:?} at the end");
+        runs_go_kubelet() || comes_back(&joined, warm)
     });
     assert!(stays, "memory grows");
     joined
 }
 
 /// Whether the agent has no more memory than before, but for what an allocator keeps.
-fn comes_back(joined: &Joined<'_>, warm: Holding) -> bool {
+fn comes_back(joined: &JoinedNode<'_>, warm: ProcessUsage) -> bool {
     let begun = Instant::now();
-    let held = || joined.node.holding().expect("the agent runs").anonymous_kib;
+    let held = || joined.node.usage().expect("the agent runs").anonymous_kib;
     while held() > warm.anonymous_kib + SPARE_KIB {
         if begun.elapsed() > Duration::from_secs(20) {
             return false;
@@ -160,16 +160,16 @@ fn comes_back(joined: &Joined<'_>, warm: Holding) -> bool {
     true
 }
 
-/// Asserts that threads and descriptors are back to what they were. Of the Go kubelet's nobody
-/// knows when.
-pub fn leaves_nothing(joined: &Joined<'_>, before: Holding) {
-    if !incumbent() {
-        cop::assert_back_to(before, joined.node.pid(), u64::MAX);
+/// Asserts that threads and descriptors are back to what they were. Not of the Go kubelet, for
+/// which no time is known.
+pub fn leaves_nothing(joined: &JoinedNode<'_>, before: ProcessUsage) {
+    if !runs_go_kubelet() {
+        process_usage::assert_back_to(before, joined.node.pid(), u64::MAX);
     }
 }
 
 /// Streams of each kind that end well, that fail, and whose clients are killed.
-fn repeats(joined: &Joined<'_>, web: &str, rounds: usize) {
+fn repeats(joined: &JoinedNode<'_>, web: &str, rounds: usize) {
     for _ in 0..rounds {
         let output = joined.plane.try_kubectl(&["exec", "-i", web, "--", "wc", "-c"], &"x".repeat(100_000));
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "100000", "{output:?}");
@@ -185,13 +185,14 @@ fn repeats(joined: &Joined<'_>, web: &str, rounds: usize) {
         assert_eq!((said.ok(), line.as_str()), (Some(6), "ready\n"));
         follower.kill().expect("it runs");
         follower.wait().expect("it ends");
-        let forwarded = Forwarded::start(&mut joined.plane.kubectl_command(&["port-forward", web, ":8080"]));
+        let forwarded =
+            PortForward::start(&mut joined.plane.kubectl_command(&["port-forward", web, ":8080"]));
         forwarded.get_parallel(CONNECTIONS, "/index.html", "hello\n");
     }
 }
 
-/// A file there and back again.
-fn copies(joined: &Joined<'_>, web: &str) {
+/// Copies a file into a container and back.
+fn copies(joined: &JoinedNode<'_>, web: &str) {
     // The disk of the tests is memory: one test at a time, and at most two copies.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -225,16 +226,16 @@ fn copies(joined: &Joined<'_>, web: &str) {
     fs::remove_file(&file).expect("the copy was made");
 }
 
-fn finish(joined: Joined<'static>, name: &str) {
+fn finish(joined: JoinedNode<'static>, name: &str) {
     let [web, cat, shell] = ["web", "cat", "shell"].map(|pod| format!("{name}-{pod}"));
     joined.finish(&[&web, &cat, &shell]);
 }
 
-/// A node that declares the feature gets the clients' WebSockets as they are.
+/// To a node that declares the feature the API server forwards the clients' WebSockets.
 #[test]
-fn websockets_end_at_the_node() {
+fn websocket_streams_are_served_by_the_node() {
     let joined = everything("wsnode", json!({}));
-    if !incumbent() {
+    if !runs_go_kubelet() {
         for subresource in ["exec", "attach", "portforward"] {
             let series =
                 format!("kubelet_websocket_streaming_requests_total{{subresource=\"{subresource}\"}}");
@@ -244,9 +245,9 @@ fn websockets_end_at_the_node() {
     finish(joined, "wsnode");
 }
 
-/// To others the API server speaks SPDY, and the node does not read it.
+/// To other nodes the API server uses SPDY, which the node forwards unread.
 #[test]
-fn spdy_passes_through_the_node() {
+fn spdy_streams_are_forwarded_to_the_runtime() {
     let joined = everything("spdynode", json!({"ExtendWebSocketsToKubelet": false}));
     finish(joined, "spdynode");
 }

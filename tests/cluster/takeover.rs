@@ -1,5 +1,5 @@
-//! A node changes hands: the Go kubelet stops, coracle starts on its root directory, runtime and
-//! name, and later the other way round. Nothing that runs may notice.
+//! Takeover of a node: the Go kubelet stops, coracle starts on its root directory, runtime and name,
+//! and later the other way round. Running pods must not be affected.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,26 +7,26 @@ use std::time::{Duration, Instant};
 use coracle::transport::generated::runtime as rt;
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, condition, directory, pod, shared, text};
-use crate::support::launch::{differs_on_the_incumbent, incumbent_config};
+use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, shared, text};
+use crate::support::launch::{go_kubelet_config, skip_on_go_kubelet};
 use crate::support::node::{FOREVER, busybox, simple};
 use crate::support::wait::{holds_for, pause, wait_until};
 
-/// Longer than the Go kubelet's housekeeping and its list of containers together.
+/// Longer than the periods of the Go kubelet's housekeeping and relist together.
 const SETTLE: Duration = Duration::from_secs(12);
 
-/// Everything of the pods that a change of hands must leave alone.
+/// Everything of the pods that a takeover must not change.
 #[derive(Debug, PartialEq)]
-struct Picture {
+struct PodStates {
     /// Pod → container → ids.
     running: BTreeMap<String, BTreeMap<String, Vec<String>>>,
-    /// Those that run: of others, whoever has the node removes what is too much.
+    /// Only running ones: the agent of the node removes surplus ended ones at any time.
     sandboxes: Vec<String>,
     /// Pod → what the API server shows of it.
     shown: BTreeMap<String, Value>,
 }
 
-fn picture(joined: &Joined<'_>, pods: &[&str]) -> Picture {
+fn pod_states(joined: &JoinedNode<'_>, pods: &[&str]) -> PodStates {
     let shown = pods.iter().map(|name| ((*name).to_owned(), shown(joined, name))).collect();
     let (runtime, _) = joined.node.cri();
     let mut sandboxes: Vec<String> = runtime
@@ -37,11 +37,11 @@ fn picture(joined: &Joined<'_>, pods: &[&str]) -> Picture {
         .map(|one| one.id)
         .collect();
     sandboxes.sort();
-    Picture { running: joined.node.running_of_all(), sandboxes, shown }
+    PodStates { running: joined.node.running_of_all(), sandboxes, shown }
 }
 
 /// UIDs, addresses, start times, and each container's id, restarts and state.
-fn shown(joined: &Joined<'_>, name: &str) -> Value {
+fn shown(joined: &JoinedNode<'_>, name: &str) -> Value {
     let pod = joined.plane.get(&["pod", name]).unwrap_or_else(|| panic!("{name} is there"));
     let containers: Vec<Value> = ["initContainerStatuses", "containerStatuses"]
         .iter()
@@ -73,14 +73,14 @@ fn restarts(pod: &Value) -> Value {
     pod["status"]["containerStatuses"][0]["restartCount"].clone()
 }
 
-/// A pod with most of what leaves traces on a node.
+/// A pod with most features that have state on a node.
 fn rich(name: &str, map: &str) -> Value {
     let mount = json!([{"name": "data", "mountPath": "/data"}, {"name": "map", "mountPath": "/map"},
         {"name": "all", "mountPath": "/all"}]);
     let mut main = busybox("main", &format!("cat /proc/uptime >> /data/starts; {FOREVER}"));
     main["volumeMounts"] = mount.clone();
     main["resources"] = json!({"requests": {"cpu": "10m"}, "limits": {"cpu": "500m", "memory": "64Mi"}});
-    // A minute for each answer: it is not to flip because the machine is slow.
+    // A minute for each response: a slow machine must not change the result.
     let probe = json!({"exec": {"command": ["test", "-e", "/data/starts"]}, "periodSeconds": 2, "timeoutSeconds": 60});
     main["readinessProbe"] = probe;
     main["env"] = json!([{"name": "K", "valueFrom": {"configMapKeyRef": {"name": map, "key": "k"}}}]);
@@ -100,8 +100,8 @@ fn rich(name: &str, map: &str) -> Value {
     pod
 }
 
-/// Fails once, then runs: what comes after counts on from one restart.
-fn stumbling(name: &str) -> Value {
+/// Fails once, then runs: later restarts count from one.
+fn failing_once(name: &str) -> Value {
     let mut main =
         busybox("main", &format!("test -e /data/fell || {{ touch /data/fell; exit 3; }}; {FOREVER}"));
     main["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
@@ -151,11 +151,11 @@ spec:
 status: {}
 ";
 
-/// Stops whoever has the node and lets the other one start, who must change nothing.
-fn hand_over(joined: &mut Joined<'_>, to_incumbent: bool, pods: &[&str]) {
-    let before = picture(joined, pods);
+/// Stops the agent of the node and starts the other one, which must change nothing.
+fn switch_agent(joined: &mut JoinedNode<'_>, to_incumbent: bool, pods: &[&str]) {
+    let before = pod_states(joined, pods);
     joined.node.stop_agent();
-    joined.node.give_to_incumbent(to_incumbent);
+    joined.node.use_go_kubelet(to_incumbent);
     joined.node.start_agent();
     let name = joined.name.clone();
     joined.plane.wait(&["node", &name], "ready", LIMIT, |node| {
@@ -171,7 +171,7 @@ fn hand_over(joined: &mut Joined<'_>, to_incumbent: bool, pods: &[&str]) {
     }
     let begun = Instant::now();
     loop {
-        let after = picture(joined, pods);
+        let after = pod_states(joined, pods);
         assert_eq!(after.running, before.running);
         assert_eq!(after.sandboxes, before.sandboxes);
         let mut was = before.shown.clone();
@@ -191,17 +191,17 @@ fn hand_over(joined: &mut Joined<'_>, to_incumbent: bool, pods: &[&str]) {
 }
 
 #[test]
-fn the_node_changes_hands_and_back() {
-    if differs_on_the_incumbent("a change of hands", "the test starts both agents itself") {
+fn node_is_taken_over_and_returned_without_restarts() {
+    if skip_on_go_kubelet("a change of hands", "the test starts both agents itself") {
         return;
     }
-    let mut joined = Joined::prepare(shared(), "hands", incumbent_config(&directory("hands")));
+    let mut joined = JoinedNode::prepare(shared(), "hands", go_kubelet_config(&directory("hands")));
     let map = |value: &str| {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "hands-cm", "namespace": "default"},
             "data": {"k": value}})
     };
     joined.plane.apply(&map("one"));
-    joined.node.give_to_incumbent(true);
+    joined.node.use_go_kubelet(true);
     let mut fixed = simple("fixed");
     fixed["metadata"]["uid"] = json!("a-uid-of-its-own");
     joined.node.write("web.yaml", COMPONENT);
@@ -209,29 +209,29 @@ fn the_node_changes_hands_and_back() {
     joined.node.apply("fixed.json", &fixed);
     let mut joined = joined.start_and_wait();
     joined.bind(&rich("hands-rich", "hands-cm"));
-    joined.bind(&stumbling("hands-fell"));
+    joined.bind(&failing_once("hands-fell"));
     joined.bind(&pod("hands-goes", json!([busybox("main", FOREVER)])));
     let pods = ["hands-rich", "hands-fell", "hands-goes", "web-hands", "plain-hands", "fixed-hands"];
     joined.wait_pod("hands-fell", "up again", |pod| restarts(pod) == json!(1));
     for name in pods {
         joined.wait_ready(name);
     }
-    let sh = |joined: &Joined<'_>, pod: &str, container: &str, script: &str| {
+    let sh = |joined: &JoinedNode<'_>, pod: &str, container: &str, script: &str| {
         let pod = joined.plane.get(&["pod", pod]).expect("it is there");
         joined.node.exec(&id_of(&pod, container), &["sh", "-c", script])
     };
 
-    hand_over(&mut joined, false, &pods);
+    switch_agent(&mut joined, false, &pods);
     assert_eq!(
         sh(&joined, "hands-rich", "main", "wc -l < /data/starts; cat /map/k /all/name; stat -c %g /data")
             .replace('\n', " "),
         "1 onehands-rich2000 "
     );
     assert_eq!(sh(&joined, "web-hands", "web", "wc -l < /data/starts"), "1\n");
-    let listed = joined.node.says(&["pods"]);
+    let listed = joined.node.cli(&["pods"]);
     assert!(pods.iter().all(|name| listed.contains(name)), "{listed}");
 
-    // From here on coracle does what there is to do.
+    // From here on coracle applies all changes.
     joined.plane.apply(&map("two"));
     wait_until("the edit in the volume", LIMIT, || sh(&joined, "hands-rich", "main", "cat /map/k") == "two");
     let fell = joined.wait_ready("hands-fell");
@@ -262,18 +262,18 @@ fn the_node_changes_hands_and_back() {
     for name in pods {
         joined.wait_ready(name);
     }
-    hand_over(&mut joined, true, &pods);
+    switch_agent(&mut joined, true, &pods);
     assert_eq!(sh(&joined, "hands-late", "main", "wc -l < /data/starts"), "1\n");
     assert_eq!(sh(&joined, "late-hands", "web", "wc -l < /data/starts"), "1\n");
 
-    // And the Go kubelet goes on with what coracle has made.
+    // And the Go kubelet takes over what coracle has created.
     let late = joined.wait_ready("hands-late");
     joined.plane.kubectl(&["delete", "pod", "hands-late", "--wait=true", "--timeout=180s"]);
     let left = joined.node.root().join("pods").join(text(&late, "/metadata/uid"));
     wait_until("its directory to go", LIMIT, || !left.exists());
     joined.node.remove("late.yaml");
     joined.wait_gone("late-hands");
-    joined.node.give_to_incumbent(false);
+    joined.node.use_go_kubelet(false);
     joined.finish(&["hands-rich", "hands-fell"]);
     shared().kubectl(&["delete", "configmap", "hands-cm"]);
 }

@@ -12,8 +12,8 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use serde_json::json;
 
 use crate::der::{of_version_1, value};
-use crate::dice::Dice;
 use crate::peer::{Peer, encode};
+use crate::random::Random;
 use crate::{Cases, mutate, pick, rarely};
 
 const NAMES: [&str; 4] = ["root", "a", "b", "c"];
@@ -22,49 +22,49 @@ const NAMES: [&str; 4] = ["root", "a", "b", "c"];
 struct Keys(Vec<Vec<u8>>);
 
 impl Keys {
-    fn new(dice: &mut Dice) -> Keys {
-        let key = |dice: &mut Dice| {
-            let secret: Vec<u8> = (0..32).map(|_| dice.below(256) as u8).collect();
+    fn new(random: &mut Random) -> Keys {
+        let key = |random: &mut Random| {
+            let secret: Vec<u8> = (0..32).map(|_| random.below(256) as u8).collect();
             let algorithm = value(0x30, &value(6, &[0x2b, 0x65, 0x70]));
             // PKCS #8 (RFC 8410).
             value(0x30, &[value(2, &[0]), algorithm, value(4, &value(4, &secret))].concat())
         };
-        Keys((0..12).map(|_| key(dice)).collect())
+        Keys((0..12).map(|_| key(random)).collect())
     }
 
-    fn pick(&self, dice: &mut Dice) -> KeyPair {
-        let der = PrivatePkcs8KeyDer::from(dice.pick(&self.0).unwrap().as_slice());
+    fn pick(&self, random: &mut Random) -> KeyPair {
+        let der = PrivatePkcs8KeyDer::from(random.pick(&self.0).unwrap().as_slice());
         KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ED25519).unwrap()
     }
 }
 
 /// A certificate's parameters, most of the time those of an authority or of a client.
-fn params(dice: &mut Dice, is_client: bool) -> CertificateParams {
+fn params(random: &mut Random, is_client: bool) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, if is_client { "jane" } else { pick(dice, &NAMES) });
-    let (from, to) = match dice.below(24) {
+    params.distinguished_name.push(DnType::CommonName, if is_client { "jane" } else { pick(random, &NAMES) });
+    let (from, to) = match random.below(24) {
         0 => (2020, 2025),
         1 => (2027, 2030),
         _ => (2020, 2030),
     };
     (params.not_before, params.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(to, 1, 1));
-    params.is_ca = match dice.below(if is_client { 4 } else { 12 }) {
+    params.is_ca = match random.below(if is_client { 4 } else { 12 }) {
         0 => IsCa::NoCa,
         1 => IsCa::ExplicitNoCa,
-        2 if is_client && !rarely(dice, 10) => IsCa::NoCa,
-        3 | 4 => IsCa::Ca(BasicConstraints::Constrained(dice.below(3) as u8)),
+        2 if is_client && !rarely(random, 10) => IsCa::NoCa,
+        3 | 4 => IsCa::Ca(BasicConstraints::Constrained(random.below(3) as u8)),
         _ if is_client => IsCa::NoCa,
         _ => IsCa::Ca(BasicConstraints::Unconstrained),
     };
     use KeyUsagePurpose::{CrlSign, DigitalSignature, KeyCertSign};
-    params.key_usages = match dice.below(10) {
+    params.key_usages = match random.below(10) {
         0 => vec![DigitalSignature],
         1 => vec![CrlSign],
         2..=5 => vec![KeyCertSign, DigitalSignature],
         _ => Vec::new(),
     };
-    params.extended_key_usages = match dice.below(16) {
+    params.extended_key_usages = match random.below(16) {
         0 => vec![Purpose::ServerAuth],
         1 => vec![Purpose::Any],
         2 => vec![Purpose::Other(vec![1, 2, 3])],
@@ -72,30 +72,30 @@ fn params(dice: &mut Dice, is_client: bool) -> CertificateParams {
         _ => Vec::new(),
     };
     let name = |text: &str| SanType::DnsName(text.try_into().unwrap());
-    params.subject_alt_names = match dice.below(8) {
+    params.subject_alt_names = match random.below(8) {
         0 => vec![name("a.example.org")],
         1 => vec![name("example.com"), SanType::IpAddress("10.0.0.1".parse().unwrap())],
         2 => vec![SanType::Rfc822Name("a@example.org".try_into().unwrap())],
         3 => vec![SanType::URI("https://example.org/a".try_into().unwrap())],
         _ => Vec::new(),
     };
-    if rarely(dice, 10) {
-        let tree = |dice: &mut Dice| match dice.below(5) {
+    if rarely(random, 10) {
+        let tree = |random: &mut Random| match random.below(5) {
             0 => GeneralSubtree::DnsName("example.org".into()),
             1 => GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix("10.0.0.0".parse().unwrap(), 8)),
             2 => GeneralSubtree::Rfc822Name("example.org".into()),
             3 => GeneralSubtree::DirectoryName(DistinguishedName::new()),
             _ => GeneralSubtree::DnsName(".example.com".into()),
         };
-        let (one, other) = (tree(dice), tree(dice));
+        let (one, other) = (tree(random), tree(random));
         let (permitted_subtrees, excluded_subtrees) =
-            if rarely(dice, 2) { (vec![one], Vec::new()) } else { (vec![one], vec![other]) };
+            if rarely(random, 2) { (vec![one], Vec::new()) } else { (vec![one], vec![other]) };
         params.name_constraints = Some(NameConstraints { permitted_subtrees, excluded_subtrees });
     }
-    if rarely(dice, 12) {
+    if rarely(random, 12) {
         // Policies, their constraints, and extensions that are unknown.
         let (id, value): (&[u64], &[u8]) = pick(
-            dice,
+            random,
             &[
                 (&[2, 5, 29, 32], &[0x30, 6, 0x30, 4, 6, 2, 0x2a, 3]),
                 (&[2, 5, 29, 36], &[0x30, 3, 0x80, 1, 0]),
@@ -106,23 +106,23 @@ fn params(dice: &mut Dice, is_client: bool) -> CertificateParams {
             ],
         );
         let mut extension = CustomExtension::from_oid_content(id, value.to_vec());
-        extension.set_criticality(rarely(dice, 2));
+        extension.set_criticality(rarely(random, 2));
         params.custom_extensions.push(extension);
     }
     params
 }
 
 /// A chain as a client shows it, and the certificates of the bundle.
-fn case(dice: &mut Dice, keys: &Keys) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+fn case(random: &mut Random, keys: &Keys) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let mut all: Vec<(Issuer<'static, KeyPair>, Vec<u8>)> = Vec::new();
-    for number in 0..=dice.below(4) {
-        let params = params(dice, false);
-        let key = keys.pick(dice);
+    for number in 0..=random.below(4) {
+        let params = params(random, false);
+        let key = keys.pick(random);
         // Most of the time signed by the one before.
-        let by = if number == 0 || rarely(dice, 6) {
+        let by = if number == 0 || rarely(random, 6) {
             None
-        } else if rarely(dice, 6) {
-            dice.pick(&all)
+        } else if rarely(random, 6) {
+            random.pick(&all)
         } else {
             all.last()
         };
@@ -133,40 +133,40 @@ fn case(dice: &mut Dice, keys: &Keys) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         let der = certificate.unwrap().der().to_vec();
         all.push((Issuer::new(params, key), der));
     }
-    let by = if rarely(dice, 6) { dice.pick(&all) } else { all.last() }.unwrap();
-    let own = params(dice, true).signed_by(&keys.pick(dice), &by.0).unwrap().der().to_vec();
+    let by = if rarely(random, 6) { random.pick(&all) } else { all.last() }.unwrap();
+    let own = params(random, true).signed_by(&keys.pick(random), &by.0).unwrap().der().to_vec();
     let mut others: Vec<Vec<u8>> = all.iter().map(|(_, der)| der.clone()).collect();
     let mut roots: Vec<Vec<u8>> = vec![others[0].clone()];
-    roots.extend(others.iter().filter(|_| rarely(dice, 6)).cloned());
-    if rarely(dice, 12) {
+    roots.extend(others.iter().filter(|_| rarely(random, 6)).cloned());
+    if rarely(random, 12) {
         roots.push(own.clone());
     }
-    others.retain(|_| !rarely(dice, 12));
-    if rarely(dice, 2) {
+    others.retain(|_| !rarely(random, 12));
+    if rarely(random, 2) {
         others.reverse();
     }
-    for der in roots.iter_mut().chain(&mut others).filter(|_| rarely(dice, 30)) {
+    for der in roots.iter_mut().chain(&mut others).filter(|_| rarely(random, 30)) {
         *der = of_version_1(der);
     }
     let mut chain = vec![own];
     chain.extend(others);
     for der in chain.iter_mut().chain(&mut roots) {
-        if rarely(dice, 60) {
-            mutate(dice, der);
+        if rarely(random, 60) {
+            mutate(random, der);
         }
     }
     (chain, roots)
 }
 
 #[test]
-fn a_chain_that_counts_counts_for_go_and_a_verdict_holds_as_long_as_it_says() {
-    let (mut cases, mut dice) = Cases::new("chains", 4_000);
+fn accepted_chain_is_accepted_by_go_until_the_stated_time() {
+    let (mut cases, mut random) = Cases::new("chains", 4_000);
     let mut peer = Peer::start();
-    let keys = Keys::new(&mut dice);
+    let keys = Keys::new(&mut random);
     let time = |year: u64| -> Timestamp { format!("{year}-06-01T00:00:00Z").parse().unwrap() };
     while cases.next() {
-        let (chain, roots) = case(&mut dice, &keys);
-        let now = time(if rarely(&mut dice, 10) { 2015 + dice.below(20) } else { 2026 });
+        let (chain, roots) = case(&mut random, &keys);
+        let now = time(if rarely(&mut random, 10) { 2015 + random.below(20) } else { 2026 });
         let pem: String =
             roots.iter().map(|der| pem::encode(&pem::Pem::new("CERTIFICATE", der.as_slice()))).collect();
         let authorities = Authorities::of_pem(pem.as_bytes());
@@ -186,7 +186,7 @@ fn a_chain_that_counts_counts_for_go_and_a_verdict_holds_as_long_as_it_says() {
             (false, false) => cases.count("refused by both"),
         }
         if let (Ok(authorities), Some(verdict)) = (&authorities, &verdict) {
-            let other = time(2015 + dice.below(20));
+            let other = time(2015 + random.below(20));
             let then = authorities.verify(&chain, other);
             if verdict.holds(other) && then.outcome.is_ok() != verdict.outcome.is_ok() {
                 cases.differs(&format!("the verdict does not hold at {other}: {}", shown()));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::dice::Dice;
+use crate::random::Random;
 use coracle::transport::http1::request::head_length;
 use coracle::transport::http1::{Chunks, Framing, RequestHead};
 
@@ -116,50 +116,52 @@ const ODD_LINES: [&str; 11] = [
     "\u{e4}: b",
 ];
 
-fn head(dice: &mut Dice) -> Vec<u8> {
+fn head(random: &mut Random) -> Vec<u8> {
     let mut text = String::new();
-    text += if rarely(dice, 40) { pick(dice, &ODD_METHODS) } else { pick(dice, &METHODS) };
-    text += if rarely(dice, 60) { pick(dice, &["  ", "\t", ""]) } else { " " };
-    match dice.below(60) {
-        0 => text += pick(dice, &["*", "http://node/a", "//node/a", "a", "", "node:80", "/%2f/a", "/?", "?"]),
+    text += if rarely(random, 40) { pick(random, &ODD_METHODS) } else { pick(random, &METHODS) };
+    text += if rarely(random, 60) { pick(random, &["  ", "\t", ""]) } else { " " };
+    match random.below(60) {
+        0 => {
+            text += pick(random, &["*", "http://node/a", "//node/a", "a", "", "node:80", "/%2f/a", "/?", "?"])
+        }
         _ => {
-            for _ in 0..=dice.below(4) {
+            for _ in 0..=random.below(4) {
                 text += "/";
                 // Most of the time something plain: odd elements are refused by one side or both.
-                let most = if rarely(dice, 4) { ELEMENTS.len() } else { 11 };
-                text += pick(dice, &ELEMENTS[..most]);
+                let most = if rarely(random, 4) { ELEMENTS.len() } else { 11 };
+                text += pick(random, &ELEMENTS[..most]);
             }
         }
     }
-    if rarely(dice, 2) {
+    if rarely(random, 2) {
         text += "?";
-        let most = if rarely(dice, 4) { PARAMS.len() } else { 10 };
-        let params: Vec<&str> = (0..dice.below(4)).map(|_| pick(dice, &PARAMS[..most])).collect();
+        let most = if rarely(random, 4) { PARAMS.len() } else { 10 };
+        let params: Vec<&str> = (0..random.below(4)).map(|_| pick(random, &PARAMS[..most])).collect();
         text += &params.join("&");
     }
-    text += if rarely(dice, 60) { pick(dice, &["  ", "\t", ""]) } else { " " };
-    text += if rarely(dice, 40) { pick(dice, &ODD_VERSIONS) } else { pick(dice, &VERSIONS) };
+    text += if rarely(random, 60) { pick(random, &["  ", "\t", ""]) } else { " " };
+    text += if rarely(random, 40) { pick(random, &ODD_VERSIONS) } else { pick(random, &VERSIONS) };
     let mut lines = Vec::new();
-    if !rarely(dice, 20) {
-        lines.push(if rarely(dice, 3) { pick(dice, &HOSTS) } else { HOSTS[0] });
+    if !rarely(random, 20) {
+        lines.push(if rarely(random, 3) { pick(random, &HOSTS) } else { HOSTS[0] });
     }
-    for _ in 0..dice.below(4) {
-        lines.push(pick(dice, &HEADERS));
+    for _ in 0..random.below(4) {
+        lines.push(pick(random, &HEADERS));
     }
-    if rarely(dice, 20) {
-        lines.push(pick(dice, &ODD_LINES));
+    if rarely(random, 20) {
+        lines.push(pick(random, &ODD_LINES));
     }
-    if rarely(dice, 40) {
-        lines.push(pick(dice, &HOSTS));
+    if rarely(random, 40) {
+        lines.push(pick(random, &HOSTS));
     }
     for line in lines {
-        text += if rarely(dice, 200) { pick(dice, &["\n", "\r", "\r\r\n", "\r\n\t"]) } else { "\r\n" };
+        text += if rarely(random, 200) { pick(random, &["\n", "\r", "\r\r\n", "\r\n\t"]) } else { "\r\n" };
         text += line;
     }
     // Latin-1, as heads are.
     let mut bytes: Vec<u8> = text.chars().map(|one| u8::try_from(u32::from(one)).unwrap_or(b'?')).collect();
-    if rarely(dice, 8) {
-        mutate(dice, &mut bytes);
+    if rarely(random, 8) {
+        mutate(random, &mut bytes);
     }
     bytes.extend(b"\r\n\r\n");
     bytes
@@ -238,11 +240,11 @@ fn difference(ours: &RequestHead, theirs: &Value) -> Option<String> {
 }
 
 #[test]
-fn a_head_that_is_accepted_is_accepted_by_go_and_read_in_the_same_way() {
-    let (mut cases, mut dice) = Cases::new("heads", 40_000);
+fn accepted_request_head_is_accepted_by_go_and_parsed_equally() {
+    let (mut cases, mut random) = Cases::new("heads", 40_000);
     let mut peer = Peer::start();
     while cases.next() {
-        let bytes = head(&mut dice);
+        let bytes = head(&mut random);
         let length = head_length(&bytes, 0).unwrap();
         let ours = RequestHead::parse(&bytes[..length]);
         let theirs = peer.ask(&json!({"ask": "head", "data": encode(&bytes)}));

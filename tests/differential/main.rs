@@ -10,8 +10,8 @@
 
 #[path = "../support/der.rs"]
 mod der;
-#[path = "../support/dice.rs"]
-mod dice;
+#[path = "../support/random.rs"]
+mod random;
 
 mod chains;
 mod heads;
@@ -25,7 +25,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use dice::{Dice, random_seed};
+use random::{Random, random_seed};
 
 /// The cases of one test.
 struct Cases {
@@ -43,7 +43,7 @@ const REPORTED: usize = 20;
 
 impl Cases {
     /// So many cases, unless the environment says for how long.
-    fn new(name: &'static str, count: u64) -> (Cases, Dice) {
+    fn new(name: &'static str, count: u64) -> (Cases, Random) {
         let number = |name: &str| {
             std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number in the environment"))
         };
@@ -52,7 +52,7 @@ impl Cases {
         let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
         let (counts, differences) = (BTreeMap::new(), Vec::new());
         let cases = Cases { name, seed, until, left: count, done: 0, counts, differences };
-        (cases, Dice::new(seed))
+        (cases, Random::new(seed))
     }
 
     /// Whether there is another case.
@@ -94,21 +94,21 @@ impl Cases {
 }
 
 /// True in one of so many cases.
-fn rarely(dice: &mut Dice, one_in: u64) -> bool {
-    dice.below(one_in) == 0
+fn rarely(random: &mut Random, one_in: u64) -> bool {
+    random.below(one_in) == 0
 }
 
 /// One of several.
-fn pick<T: Copy>(dice: &mut Dice, among: &[T]) -> T {
-    *dice.pick(among).expect("there is one")
+fn pick<T: Copy>(random: &mut Random, among: &[T]) -> T {
+    *random.pick(among).expect("there is one")
 }
 
 /// Changes, adds or removes a few bytes.
-fn mutate(dice: &mut Dice, bytes: &mut Vec<u8>) {
-    for _ in 0..=dice.below(3) {
-        let at = dice.below(bytes.len() as u64 + 1) as usize;
-        let byte = dice.below(256) as u8;
-        match dice.below(3) {
+fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
+    for _ in 0..=random.below(3) {
+        let at = random.below(bytes.len() as u64 + 1) as usize;
+        let byte = random.below(256) as u8;
+        match random.below(3) {
             0 => bytes.insert(at, byte),
             1 if at < bytes.len() => bytes[at] = byte,
             _ if at < bytes.len() => drop(bytes.remove(at)),

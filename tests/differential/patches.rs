@@ -6,8 +6,8 @@ use coracle::node::node_patch;
 use coracle::status::status_patch;
 use serde_json::{Map, Value, json};
 
-use crate::dice::Dice;
 use crate::peer::Peer;
+use crate::random::Random;
 use crate::{Cases, pick, rarely};
 
 const TIMES: [&str; 3] = ["2026-01-01T00:00:00Z", "2026-01-02T03:04:05Z", "2026-06-01T12:00:00Z"];
@@ -17,20 +17,23 @@ const QUANTITIES: [&str; 6] = ["0", "1", "250m", "64Mi", "1.5Gi", "2e3"];
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 /// Some of several, each once, in any order.
-fn some<T: Copy>(dice: &mut Dice, among: &[T]) -> Vec<T> {
-    let mut chosen: Vec<T> = among.iter().copied().filter(|_| rarely(dice, 2)).collect();
+fn some<T: Copy>(random: &mut Random, among: &[T]) -> Vec<T> {
+    let mut chosen: Vec<T> = among.iter().copied().filter(|_| rarely(random, 2)).collect();
     for at in (1..chosen.len()).rev() {
-        chosen.swap(at, dice.below(at as u64 + 1) as usize);
+        chosen.swap(at, random.below(at as u64 + 1) as usize);
     }
     chosen
 }
 
-/// An object of fields that are there or not.
-fn fields(dice: &mut Dice, all: &[(&str, &dyn Fn(&mut Dice) -> Value)]) -> Map<String, Value> {
+/// Makes a random value of a field.
+type MakeValue<'a> = &'a dyn Fn(&mut Random) -> Value;
+
+/// An object with some of these fields.
+fn fields(random: &mut Random, all: &[(&str, MakeValue<'_>)]) -> Map<String, Value> {
     let mut object = Map::new();
     for (name, make) in all {
-        if !rarely(dice, 3) {
-            object.insert((*name).to_owned(), make(dice));
+        if !rarely(random, 3) {
+            object.insert((*name).to_owned(), make(random));
         }
     }
     object
@@ -41,65 +44,65 @@ fn with(mut object: Map<String, Value>, more: Value) -> Value {
     Value::Object(object)
 }
 
-fn text(dice: &mut Dice) -> Value {
-    json!(pick(dice, &TEXTS))
+fn text(random: &mut Random) -> Value {
+    json!(pick(random, &TEXTS))
 }
 
-fn time(dice: &mut Dice) -> Value {
-    json!(pick(dice, &TIMES))
+fn time(random: &mut Random) -> Value {
+    json!(pick(random, &TIMES))
 }
 
-fn amounts(dice: &mut Dice) -> Value {
-    let names = some(dice, &["cpu", "memory", "ephemeral-storage", "hugepages-2Mi"]);
+fn amounts(random: &mut Random) -> Value {
+    let names = some(random, &["cpu", "memory", "ephemeral-storage", "hugepages-2Mi"]);
     names
         .into_iter()
-        .map(|name| (name.to_owned(), json!(pick(dice, &QUANTITIES))))
+        .map(|name| (name.to_owned(), json!(pick(random, &QUANTITIES))))
         .collect::<Map<_, _>>()
         .into()
 }
 
-fn resources(dice: &mut Dice) -> Value {
-    Value::Object(fields(dice, &[("limits", &amounts), ("requests", &amounts)]))
+fn resources(random: &mut Random) -> Value {
+    Value::Object(fields(random, &[("limits", &amounts), ("requests", &amounts)]))
 }
 
-fn conditions(dice: &mut Dice, kinds: &[&str], times: [&str; 2]) -> Value {
-    let kinds = some(dice, kinds);
-    let one = |kind: &str, dice: &mut Dice| {
+fn conditions(random: &mut Random, kinds: &[&str], times: [&str; 2]) -> Value {
+    let kinds = some(random, kinds);
+    let one = |kind: &str, random: &mut Random| {
         let object =
-            fields(dice, &[(times[0], &time), (times[1], &time), ("reason", &text), ("message", &text)]);
-        with(object, json!({"type": kind, "status": pick(dice, &["True", "False", "Unknown"])}))
+            fields(random, &[(times[0], &time), (times[1], &time), ("reason", &text), ("message", &text)]);
+        with(object, json!({"type": kind, "status": pick(random, &["True", "False", "Unknown"])}))
     };
-    kinds.into_iter().map(|kind| one(kind, dice)).collect()
+    kinds.into_iter().map(|kind| one(kind, random)).collect()
 }
 
-fn addresses(dice: &mut Dice) -> Value {
-    some(dice, &IPS).into_iter().map(|ip| json!({"ip": ip})).collect()
+fn addresses(random: &mut Random) -> Value {
+    some(random, &IPS).into_iter().map(|ip| json!({"ip": ip})).collect()
 }
 
-fn state(dice: &mut Dice) -> Value {
-    match dice.below(4) {
-        0 => json!({"waiting": fields(dice, &[("reason", &text), ("message", &text)])}),
-        1 => json!({"running": fields(dice, &[("startedAt", &time)])}),
+fn state(random: &mut Random) -> Value {
+    match random.below(4) {
+        0 => json!({"waiting": fields(random, &[("reason", &text), ("message", &text)])}),
+        1 => json!({"running": fields(random, &[("startedAt", &time)])}),
         2 => {
             let object = fields(
-                dice,
+                random,
                 &[("reason", &text), ("message", &text), ("startedAt", &time), ("finishedAt", &time)],
             );
-            json!({"terminated": with(object, json!({"exitCode": dice.below(3)}))})
+            json!({"terminated": with(object, json!({"exitCode": random.below(3)}))})
         }
         _ => json!({}),
     }
 }
 
-fn containers(dice: &mut Dice) -> Value {
-    let one = |name: &str, dice: &mut Dice| {
-        let flag = |dice: &mut Dice| json!(rarely(dice, 2));
-        let mounts = |dice: &mut Dice| -> Value {
+fn containers(random: &mut Random) -> Value {
+    let one = |name: &str, random: &mut Random| {
+        let flag = |random: &mut Random| json!(rarely(random, 2));
+        let mounts = |random: &mut Random| -> Value {
             let one = |path: &str| json!({"name": path, "mountPath": format!("/{path}"), "readOnly": true});
-            some(dice, &NAMES).into_iter().map(one).collect()
+            some(random, &NAMES).into_iter().map(one).collect()
         };
         let object = fields(
-            dice,
+            random,
             &[
                 ("state", &state),
                 ("lastState", &state),
@@ -110,32 +113,32 @@ fn containers(dice: &mut Dice) -> Value {
                 ("volumeMounts", &mounts),
             ],
         );
-        let rest = json!({"name": name, "ready": rarely(dice, 2), "restartCount": dice.below(3),
-            "image": "i", "imageID": pick(dice, &TEXTS)});
+        let rest = json!({"name": name, "ready": rarely(random, 2), "restartCount": random.below(3),
+            "image": "i", "imageID": pick(random, &TEXTS)});
         with(object, rest)
     };
-    let names = some(dice, &NAMES);
-    names.into_iter().map(|name| one(name, dice)).collect()
+    let names = some(random, &NAMES);
+    names.into_iter().map(|name| one(name, random)).collect()
 }
 
-fn pod_status(dice: &mut Dice) -> Map<String, Value> {
+fn pod_status(random: &mut Random) -> Map<String, Value> {
     let kinds = ["Ready", "Initialized", "PodScheduled", "ContainersReady", "example.org/gate"];
-    let all = |dice: &mut Dice| conditions(dice, &kinds, ["lastProbeTime", "lastTransitionTime"]);
-    let phase = |dice: &mut Dice| json!(pick(dice, &["Pending", "Running", "Succeeded", "Failed"]));
+    let all = |random: &mut Random| conditions(random, &kinds, ["lastProbeTime", "lastTransitionTime"]);
+    let phase = |random: &mut Random| json!(pick(random, &["Pending", "Running", "Succeeded", "Failed"]));
     fields(
-        dice,
+        random,
         &[
             ("phase", &phase),
             ("reason", &text),
             ("message", &text),
-            ("hostIP", &|dice| json!(pick(dice, &IPS))),
+            ("hostIP", &|random| json!(pick(random, &IPS))),
             ("hostIPs", &addresses),
-            ("podIP", &|dice| json!(pick(dice, &IPS))),
+            ("podIP", &|random| json!(pick(random, &IPS))),
             ("podIPs", &addresses),
             ("startTime", &time),
-            ("qosClass", &|dice| json!(pick(dice, &["BestEffort", "Burstable", "Guaranteed"]))),
-            ("observedGeneration", &|dice| json!(1 + dice.below(5))),
-            ("resize", &|dice| json!(pick(dice, &["Deferred", "Infeasible"]))),
+            ("qosClass", &|random| json!(pick(random, &["BestEffort", "Burstable", "Guaranteed"]))),
+            ("observedGeneration", &|random| json!(1 + random.below(5))),
+            ("resize", &|random| json!(pick(random, &["Deferred", "Infeasible"]))),
             ("conditions", &all),
             ("containerStatuses", &containers),
             ("initContainerStatuses", &containers),
@@ -147,19 +150,19 @@ fn pod_status(dice: &mut Dice) -> Map<String, Value> {
 }
 
 /// The same but for some fields, and within the lists for some elements.
-fn changed(dice: &mut Dice, old: &Map<String, Value>, other: Map<String, Value>) -> Map<String, Value> {
+fn changed(random: &mut Random, old: &Map<String, Value>, other: Map<String, Value>) -> Map<String, Value> {
     let mut new = old.clone();
     // Now and then nothing but the order of lists.
-    if !rarely(dice, 10) {
+    if !rarely(random, 10) {
         for (key, value) in &other {
-            if rarely(dice, 3) {
+            if rarely(random, 3) {
                 new.insert(key.clone(), value.clone());
             }
         }
-        new.retain(|key, _| other.contains_key(key) || !rarely(dice, 3));
+        new.retain(|key, _| other.contains_key(key) || !rarely(random, 3));
     }
     for list in new.values_mut().filter_map(Value::as_array_mut) {
-        match dice.below(6) {
+        match random.below(6) {
             0 => list.reverse(),
             1 => drop(list.pop()),
             2 if !list.is_empty() => drop(list.remove(0)),
@@ -201,12 +204,12 @@ fn check(cases: &mut Cases, peer: &mut Peer, kind: &str, old: &Value, wanted: &V
 }
 
 #[test]
-fn a_patch_of_a_pod_status_leads_to_the_status_that_is_wanted() {
-    let (mut cases, mut dice) = Cases::new("pod patches", 6_000);
+fn pod_status_patch_produces_the_desired_status() {
+    let (mut cases, mut random) = Cases::new("pod patches", 6_000);
     let mut peer = Peer::start();
     while cases.next() {
-        let (old, other) = (pod_status(&mut dice), pod_status(&mut dice));
-        let new = changed(&mut dice, &old, other);
+        let (old, other) = (pod_status(&mut random), pod_status(&mut random));
+        let new = changed(&mut random, &old, other);
         let typed =
             |status: Map<String, Value>| -> PodStatus { serde_json::from_value(status.into()).unwrap() };
         let (old, new) = (typed(old), typed(new));
@@ -219,52 +222,52 @@ fn a_patch_of_a_pod_status_leads_to_the_status_that_is_wanted() {
     cases.end("reached", 2);
 }
 
-fn node(dice: &mut Dice) -> (Value, Map<String, Value>) {
-    let labels = |dice: &mut Dice| -> Value {
-        let names = some(dice, &NAMES);
-        names.into_iter().map(|name| (name.to_owned(), text(dice))).collect::<Map<_, _>>().into()
+fn node(random: &mut Random) -> (Value, Map<String, Value>) {
+    let labels = |random: &mut Random| -> Value {
+        let names = some(random, &NAMES);
+        names.into_iter().map(|name| (name.to_owned(), text(random))).collect::<Map<_, _>>().into()
     };
     let kinds = ["Ready", "MemoryPressure", "DiskPressure", "NetworkUnavailable", "example.org/x"];
-    let all = |dice: &mut Dice| conditions(dice, &kinds, ["lastHeartbeatTime", "lastTransitionTime"]);
-    let addresses = |dice: &mut Dice| -> Value {
+    let all = |random: &mut Random| conditions(random, &kinds, ["lastHeartbeatTime", "lastTransitionTime"]);
+    let addresses = |random: &mut Random| -> Value {
         let kinds = ["InternalIP", "InternalIP", "Hostname", "ExternalIP"];
-        let ips = some(dice, &IPS);
+        let ips = some(random, &IPS);
         // The server puts those of one type together. So does the node, and so are those that a
         // cloud controller has sent to the server.
-        let mut all: Vec<(&str, &str)> = ips.into_iter().map(|ip| (pick(dice, &kinds), ip)).collect();
+        let mut all: Vec<(&str, &str)> = ips.into_iter().map(|ip| (pick(random, &kinds), ip)).collect();
         all.sort();
         all.into_iter().map(|(kind, ip)| json!({"type": kind, "address": ip})).collect()
     };
-    let images = |dice: &mut Dice| -> Value {
-        some(dice, &NAMES)
+    let images = |random: &mut Random| -> Value {
+        some(random, &NAMES)
             .into_iter()
-            .map(|name| json!({"names": [name, "x"], "sizeBytes": dice.below(3)}))
+            .map(|name| json!({"names": [name, "x"], "sizeBytes": random.below(3)}))
             .collect()
     };
-    let info = |dice: &mut Dice| {
+    let info = |random: &mut Random| {
         let mut info = json!({"architecture": "amd64", "bootID": "", "containerRuntimeVersion": "",
             "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "",
             "operatingSystem": "linux", "osImage": "", "systemUUID": ""});
-        info["bootID"] = text(dice);
-        info["kernelVersion"] = text(dice);
+        info["bootID"] = text(random);
+        info["kernelVersion"] = text(random);
         info
     };
-    let endpoints = |dice: &mut Dice| json!({"kubeletEndpoint": {"Port": 10250 + dice.below(2)}});
-    let handlers = |dice: &mut Dice| -> Value {
-        let one = |name: &str, dice: &mut Dice| match rarely(dice, 2) {
+    let endpoints = |random: &mut Random| json!({"kubeletEndpoint": {"Port": 10250 + random.below(2)}});
+    let handlers = |random: &mut Random| -> Value {
+        let one = |name: &str, random: &mut Random| match rarely(random, 2) {
             true => json!({"name": name}),
-            false => json!({"name": name, "features": {"userNamespaces": rarely(dice, 2)}}),
+            false => json!({"name": name, "features": {"userNamespaces": rarely(random, 2)}}),
         };
-        let names = some(dice, &NAMES);
-        names.into_iter().map(|name| one(name, dice)).collect()
+        let names = some(random, &NAMES);
+        names.into_iter().map(|name| one(name, random)).collect()
     };
-    let texts = |dice: &mut Dice| json!(some(dice, &NAMES));
-    let attached = |dice: &mut Dice| -> Value {
-        some(dice, &NAMES).into_iter().map(|name| json!({"name": name, "devicePath": ""})).collect()
+    let texts = |random: &mut Random| json!(some(random, &NAMES));
+    let attached = |random: &mut Random| -> Value {
+        some(random, &NAMES).into_iter().map(|name| json!({"name": name, "devicePath": ""})).collect()
     };
-    let features = |dice: &mut Dice| json!({"supplementalGroupsPolicy": rarely(dice, 2)});
+    let features = |random: &mut Random| json!({"supplementalGroupsPolicy": rarely(random, 2)});
     let status = fields(
-        dice,
+        random,
         &[
             ("capacity", &amounts),
             ("allocatable", &amounts),
@@ -280,23 +283,24 @@ fn node(dice: &mut Dice) -> (Value, Map<String, Value>) {
             ("features", &features),
         ],
     );
-    let metadata = with(fields(dice, &[("labels", &labels), ("annotations", &labels)]), json!({"name": "n"}));
+    let metadata =
+        with(fields(random, &[("labels", &labels), ("annotations", &labels)]), json!({"name": "n"}));
     (metadata, status)
 }
 
 #[test]
-fn a_patch_of_a_node_leads_to_the_node_that_is_wanted() {
-    let (mut cases, mut dice) = Cases::new("node patches", 6_000);
+fn node_patch_produces_the_desired_node() {
+    let (mut cases, mut random) = Cases::new("node patches", 6_000);
     let mut peer = Peer::start();
     while cases.next() {
-        let (metadata, old) = node(&mut dice);
-        let (other_metadata, other) = node(&mut dice);
-        let new = changed(&mut dice, &old, other);
+        let (metadata, old) = node(&mut random);
+        let (other_metadata, other) = node(&mut random);
+        let new = changed(&mut random, &old, other);
         let typed = |metadata: Value, status: Map<String, Value>| -> Node {
             let object = json!({"metadata": metadata, "spec": {"podCIDR": "10.1.0.0/16"}, "status": status});
             serde_json::from_value(object).unwrap()
         };
-        let new_metadata = if rarely(&mut dice, 2) { other_metadata } else { metadata.clone() };
+        let new_metadata = if rarely(&mut random, 2) { other_metadata } else { metadata.clone() };
         let (old, new) = (typed(metadata, old), typed(new_metadata, new));
         let patch = node_patch(&old, &new);
         check(&mut cases, &mut peer, "Node", &json!(old), &json!(new), patch);

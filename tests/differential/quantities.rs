@@ -3,8 +3,8 @@
 use coracle::model::quantity::{Amount, NotAQuantity, canonical};
 use serde_json::json;
 
-use crate::dice::Dice;
 use crate::peer::Peer;
+use crate::random::Random;
 use crate::{Cases, mutate, pick, rarely};
 
 const SUFFIXES: [&str; 17] =
@@ -12,34 +12,34 @@ const SUFFIXES: [&str; 17] =
 const ODD_SUFFIXES: [&str; 14] =
     ["i", "K", "mi", "ki", "MI", "kk", "e", "Ee", "eE3", " ", "Gi ", "B", "x", "Ni"];
 
-fn digits(dice: &mut Dice, most: u64) -> String {
-    (0..dice.below(most)).map(|_| pick(dice, &["0", "0", "0", "1", "2", "5", "9"])).collect()
+fn digits(random: &mut Random, most: u64) -> String {
+    (0..random.below(most)).map(|_| pick(random, &["0", "0", "0", "1", "2", "5", "9"])).collect()
 }
 
-fn text(dice: &mut Dice) -> String {
+fn text(random: &mut Random) -> String {
     let mut text = String::new();
-    if rarely(dice, 8) {
-        text += pick(dice, &["-", "+", "--", " "]);
+    if rarely(random, 8) {
+        text += pick(random, &["-", "+", "--", " "]);
     }
-    let long = if rarely(dice, 10) { 70 } else { 8 };
-    text += &digits(dice, long);
-    if rarely(dice, 2) {
+    let long = if rarely(random, 10) { 70 } else { 8 };
+    text += &digits(random, long);
+    if rarely(random, 2) {
         text += ".";
-        text += &digits(dice, long);
+        text += &digits(random, long);
     }
-    match dice.below(10) {
-        0 => text += pick(dice, &ODD_SUFFIXES),
+    match random.below(10) {
+        0 => text += pick(random, &ODD_SUFFIXES),
         1 | 2 => {
-            text += pick(dice, &["e", "E"]);
-            text += pick(dice, &["", "", "-", "+"]);
-            let most = if rarely(dice, 10) { 200 } else { 12 };
-            text += &dice.below(most).to_string();
+            text += pick(random, &["e", "E"]);
+            text += pick(random, &["", "", "-", "+"]);
+            let most = if rarely(random, 10) { 200 } else { 12 };
+            text += &random.below(most).to_string();
         }
-        _ => text += pick(dice, &SUFFIXES),
+        _ => text += pick(random, &SUFFIXES),
     }
-    if rarely(dice, 20) {
+    if rarely(random, 20) {
         let mut bytes = text.into_bytes();
-        mutate(dice, &mut bytes);
+        mutate(random, &mut bytes);
         text = String::from_utf8_lossy(&bytes).into_owned();
     }
     text
@@ -59,11 +59,11 @@ fn known(text: &str, ours: &Result<Amount, NotAQuantity>) -> Option<&'static str
 }
 
 #[test]
-fn a_quantity_is_the_same_for_apimachinery() {
-    let (mut cases, mut dice) = Cases::new("quantities", 60_000);
+fn quantities_equal_those_of_apimachinery() {
+    let (mut cases, mut random) = Cases::new("quantities", 60_000);
     let mut peer = Peer::start();
     while cases.next() {
-        let text = text(&mut dice);
+        let text = text(&mut random);
         let theirs = peer.ask(&json!({"ask": "quantity", "text": text}));
         let parsed = Amount::parse(&text);
         let known = known(&text, &parsed);

@@ -5,8 +5,8 @@ use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 
 use crate::der::{SUBJECT, changed, value};
-use crate::dice::Dice;
 use crate::peer::{Peer, encode};
+use crate::random::Random;
 use crate::{Cases, mutate, pick, rarely};
 
 const KINDS: [&[u8]; 7] = [
@@ -44,42 +44,42 @@ const TEXTS: [&[u8]; 16] = [
     b"\0a\0b",
 ];
 
-fn attribute(dice: &mut Dice) -> Vec<u8> {
-    let kind = if rarely(dice, 30) { pick(dice, &ODD_KINDS) } else { pick(dice, &KINDS) };
-    let tag = if rarely(dice, 12) { pick(dice, &ODD_STRINGS) } else { pick(dice, &STRINGS) };
-    let most = if rarely(dice, 8) { TEXTS.len() } else { 5 };
+fn attribute(random: &mut Random) -> Vec<u8> {
+    let kind = if rarely(random, 30) { pick(random, &ODD_KINDS) } else { pick(random, &KINDS) };
+    let tag = if rarely(random, 12) { pick(random, &ODD_STRINGS) } else { pick(random, &STRINGS) };
+    let most = if rarely(random, 8) { TEXTS.len() } else { 5 };
     let mut parts =
-        [value(if rarely(dice, 100) { 0x0c } else { 6 }, kind), value(tag, pick(dice, &TEXTS[..most]))]
+        [value(if rarely(random, 100) { 0x0c } else { 6 }, kind), value(tag, pick(random, &TEXTS[..most]))]
             .concat();
-    if rarely(dice, 60) {
+    if rarely(random, 60) {
         parts.extend(value(0x0c, b"more"));
     }
-    value(if rarely(dice, 100) { 0x31 } else { 0x30 }, &parts)
+    value(if rarely(random, 100) { 0x31 } else { 0x30 }, &parts)
 }
 
-fn subject(dice: &mut Dice) -> Vec<u8> {
+fn subject(random: &mut Random) -> Vec<u8> {
     let mut content = Vec::new();
-    for _ in 0..dice.below(5) {
+    for _ in 0..random.below(5) {
         let mut set = Vec::new();
-        for _ in 0..if rarely(dice, 4) { dice.below(4) } else { 1 } {
-            set.extend(attribute(dice));
+        for _ in 0..if rarely(random, 4) { random.below(4) } else { 1 } {
+            set.extend(attribute(random));
         }
-        content.extend(value(if rarely(dice, 100) { 0x30 } else { 0x31 }, &set));
+        content.extend(value(if rarely(random, 100) { 0x30 } else { 0x31 }, &set));
     }
-    if rarely(dice, 10) {
-        mutate(dice, &mut content);
+    if rarely(random, 10) {
+        mutate(random, &mut content);
     }
     value(0x30, &content)
 }
 
 #[test]
-fn a_subject_that_is_read_is_read_in_the_same_way_by_go() {
-    let (mut cases, mut dice) = Cases::new("subjects", 30_000);
+fn accepted_subject_is_parsed_equally_by_go() {
+    let (mut cases, mut random) = Cases::new("subjects", 30_000);
     let mut peer = Peer::start();
     let key = KeyPair::generate().unwrap();
     let template = CertificateParams::default().self_signed(&key).unwrap().der().to_vec();
     while cases.next() {
-        let subject = subject(&mut dice);
+        let subject = subject(&mut random);
         let certificate = changed(&template, |fields| fields[SUBJECT] = subject.clone());
         let ours = Facts::of_der(&certificate).and_then(|facts| facts.subject);
         let theirs = peer.ask(&json!({"ask": "subject", "data": encode(&certificate)}));

@@ -1,4 +1,4 @@
-//! Pods that the node does not take: one verdict, one event, and nothing made for them.
+//! Pods that the node rejects: one status, one event, and no sandbox or volume.
 
 use serde_json::{Value, json};
 
@@ -12,14 +12,14 @@ fn with(name: &str, change: impl FnOnce(&mut Value)) -> Value {
 }
 
 #[test]
-fn what_cannot_run_here_is_refused_once() {
+fn unfit_pods_are_rejected_once() {
     let node = Node::start("refused");
     let port = json!([{"containerPort": 80, "hostPort": 18080}]);
     node.apply("first.json", &with("first", |spec| spec["containers"][0]["ports"] = port.clone()));
     node.wait_ready("first");
     let refused = [
         (
-            // Static pods are critical: room is looked for, and there is nobody to send away.
+            // Static pods are critical: preemption is tried, and there is no pod to evict.
             with("big", |spec| {
                 spec["containers"][0]["resources"] = json!({"requests": {"cpu": "100000"}});
             }),
@@ -57,16 +57,17 @@ fn what_cannot_run_here_is_refused_once() {
         let message = status.message.unwrap_or_default();
         assert!(message.starts_with("Pod was rejected: ") && message.contains(words), "{name}: {message}");
         assert!(status.container_statuses.is_none_or(|list| list.is_empty()), "{name}");
-        let told = wait_for("the refusal's event", LONG, || {
-            let told: Vec<_> = node.told(name).into_iter().filter(|event| event.kind == "Warning").collect();
-            (!told.is_empty()).then_some(told)
+        let events = wait_for("the event of the rejection", LONG, || {
+            let events: Vec<_> =
+                node.events(name).into_iter().filter(|event| event.kind == "Warning").collect();
+            (!events.is_empty()).then_some(events)
         });
-        assert_eq!(told.len(), 1, "{name}: {told:#?}");
-        assert_eq!((told[0].reason.as_str(), told[0].count), (*reason, 1), "{name}");
+        assert_eq!(events.len(), 1, "{name}: {events:#?}");
+        assert_eq!((events[0].reason.as_str(), events[0].count), (*reason, 1), "{name}");
     }
     let sandboxes = runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox");
     let names: Vec<_> =
         sandboxes.iter().filter_map(|one| one.metadata.as_ref()).map(|one| one.name.clone()).collect();
-    assert_eq!(names, ["first-e2e"], "nothing was made for those refused");
+    assert_eq!(names, ["first-e2e"], "nothing was created for rejected pods");
     node.finish();
 }

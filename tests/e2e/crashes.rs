@@ -1,4 +1,4 @@
-//! The agent is killed at random moments while pods start.
+//! The agent is killed at random times while pods start.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,11 +8,10 @@ use crate::support::wait::{pause, wait_until};
 
 const PODS: usize = 20;
 
-/// A small generator: the moments are random, but a failed run can be repeated with the
-/// seed that it printed.
-struct Moments(u64);
+/// Random delays; a failed run can be repeated with the seed that it printed.
+struct RandomDelays(u64);
 
-impl Moments {
+impl RandomDelays {
     fn next(&mut self) -> Duration {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -22,14 +21,14 @@ impl Moments {
 }
 
 #[test]
-fn killed_at_random_moments_every_pod_runs_exactly_once() {
+fn pods_run_once_though_the_agent_is_killed_at_random_times() {
     let seed = std::env::var("E2E_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| {
         std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(1, |since| since.as_secs() | 1)
     });
     println!("E2E_SEED={seed}");
-    let mut moments = Moments(seed);
+    let mut moments = RandomDelays(seed);
     let mut node = Node::start("crash");
     for number in 0..PODS {
         let mut manifest = simple(&format!("pod{number:02}"));
@@ -54,12 +53,12 @@ fn killed_at_random_moments_every_pod_runs_exactly_once() {
         let running = node.running_of_all();
         running.len() == PODS && running.values().flat_map(BTreeMap::values).all(|ids| ids.len() == 1)
     });
-    // What a start that was broken off has left may be on its way out.
+    // Leftovers of an interrupted start may still be removed.
     wait_until("one sandbox each", LONG, || {
         (0..PODS).all(|number| node.running_sandboxes(&format!("pod{number:02}")).len() == 1)
     });
     let mut strangers = Vec::new();
-    wait_until("no task beside the pods' own", LONG, || {
+    wait_until("no task except those of the pods", LONG, || {
         node.running_tasks().is_some_and(|(own, others)| {
             strangers = others;
             own.len() == 2 * PODS
@@ -68,5 +67,5 @@ fn killed_at_random_moments_every_pod_runs_exactly_once() {
     if !strangers.is_empty() {
         eprintln!("tasks that containerd runs and its CRI does not know: {strangers:?}");
     }
-    node.finish_spotless();
+    node.finish_with_empty_runtime();
 }

@@ -8,7 +8,7 @@ use crate::support::node::{LONG, Node, busybox, container_id, pod, uid};
 use crate::support::wait::wait_until;
 
 #[test]
-fn variables_expand_and_know_the_pod() {
+fn environment_variables_expand_and_have_pod_fields() {
     let node = Node::start("env");
     let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
     let resource =

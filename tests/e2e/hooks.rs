@@ -1,16 +1,16 @@
-//! Hooks around a container's life, and how long its end may take.
+//! Lifecycle hooks of containers, and how long their termination may take.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::look::moment;
 use crate::support::node::{FOREVER, LONG, Node, STAMP, busybox, container, pod, restarts, waiting_reason};
+use crate::support::node_inspection::moment;
 use crate::support::wait::{holds_for, wait_until};
 use crate::support::web::{Reply, Web};
 
-/// Runs until it is told to end, notes when it was told in /out/NAME-term and when it last
-/// lived in /out/NAME-beat. A deaf one goes on after that.
+/// Runs until SIGTERM; writes the time of the signal to /out/NAME-term and the last time at which it
+/// ran to /out/NAME-beat. A deaf one ignores the signal.
 fn noting(name: &str, deaf: bool) -> String {
     let end = if deaf { "" } else { "; exit 0" };
     format!(
@@ -33,7 +33,7 @@ fn shell(script: &str) -> Value {
 }
 
 #[test]
-fn what_happens_before_the_signal_counts_against_the_grace() {
+fn pre_stop_hook_time_counts_against_the_grace_period() {
     let web = Web::start();
     web.set("/bye", Reply::text(500, "no"));
     let node = Node::start("prestop");
@@ -66,52 +66,51 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
         node.wait_gone(name);
         moment() - removed
     };
-    // Those first whose end is timed.
+    // First the containers whose termination is timed.
     let (without_grace, endless) = (gone("nograce"), gone("endless"));
     for name in names {
         gone(name);
     }
-    let told = |name: &str| node.wait_stamp(&format!("{name}-term"));
+    let signaled = |name: &str| node.wait_stamp(&format!("{name}-term"));
     let last = |name: &str| node.last_stamp(&format!("{name}-beat"));
 
-    let waited = told("slow") - node.wait_stamp("slow-pre");
+    let waited = signaled("slow") - node.wait_stamp("slow-pre");
     assert!((2.9..20.0).contains(&waited), "the signal came {waited} s after the hook began");
-    assert!(last("slow") - told("slow") < 8.0, "who ends at the signal is not waited for");
+    assert!(last("slow") - signaled("slow") < 8.0, "a container that ends at the signal is not waited for");
 
-    // The grace of 12 s begins after the removal and before the hook has written its first word, on
-    // a busy machine long before: the one shows a signal that comes too early, the other one that
-    // comes too late.
-    let waited = told("endless") - removed;
+    // The grace period of 12 s begins after the removal and before the first output of the hook, on a
+    // busy machine long before: one limit detects an early signal, the other one a late signal.
+    let waited = signaled("endless") - removed;
     assert!(waited >= 11.9, "an endless hook has the whole grace: {waited} s");
-    let waited = told("endless") - node.wait_stamp("endless-pre");
+    let waited = signaled("endless") - node.wait_stamp("endless-pre");
     assert!(waited < 40.0, "an endless hook ends with the grace: {waited} s");
-    // A container may hear of its end late, and its last sign of life is older than the end: both
-    // on a busy machine. What it was given counts from the removal until it is gone.
+    // On a busy machine a container may receive the signal late, and its last time stamp is older
+    // than its end. The grace period counts from the removal until the container is gone.
     assert!(endless >= 13.9, "gone {endless} s after the removal, with 2 s after the signal");
-    let lived = last("endless") - told("endless");
+    let lived = last("endless") - signaled("endless");
     assert!(lived < 15.0, "killed {lived} s after the signal");
-    let lived = last("endless-hook") - told("endless");
+    let lived = last("endless-hook") - signaled("endless");
     assert!(lived > 0.0, "the hook ended {} s before the signal", -lived);
 
     assert!(without_grace >= 1.9, "without grace gone {without_grace} s after the removal");
-    let lived = last("nograce") - told("nograce");
+    let lived = last("nograce") - signaled("nograce");
     assert!(lived < 15.0, "without grace killed {lived} s after the signal");
 
-    let request = web.asked("/bye").first().cloned().expect("the hook asked");
+    let request = web.received("/bye").first().cloned().expect("the request of the hook");
     assert_eq!(
         (request.method.as_str(), request.header("User-Agent").as_deref()),
         ("GET", Some("kube-lifecycle/1.36"))
     );
-    assert!(node.told_of("http", "FailedPreStopHook").is_empty(), "any answer is a success");
-    node.wait_told("failing", "FailedPreStopHook", "");
-    let failed = node.told_of("failing", "FailedPreStopHook");
+    assert!(node.events_with_reason("http", "FailedPreStopHook").is_empty(), "any answer is a success");
+    node.wait_event("failing", "FailedPreStopHook", "");
+    let failed = node.events_with_reason("failing", "FailedPreStopHook");
     assert_eq!(
         failed.iter().map(|event| (event.kind.as_str(), event.message.as_str())).collect::<Vec<_>>(),
         [("Warning", "PreStopHook failed")]
     );
 
     for name in names {
-        let killing = node.told_of(name, "Killing");
+        let killing = node.events_with_reason(name, "Killing");
         assert_eq!(killing.iter().map(|event| event.count).sum::<u64>(), 1, "{name}: {killing:#?}");
         assert_eq!(
             (killing[0].message.as_str(), killing[0].field.as_str()),
@@ -122,7 +121,7 @@ fn what_happens_before_the_signal_counts_against_the_grace() {
 }
 
 #[test]
-fn the_next_container_waits_for_the_hook_of_the_one_before() {
+fn next_container_waits_for_the_previous_post_start_hook() {
     let node = Node::start("poststart");
     let mut manifest = pod("web", json!([busybox("first", FOREVER), busybox("second", FOREVER)]));
     manifest["spec"]["containers"][0]["lifecycle"] =
@@ -139,14 +138,14 @@ fn the_next_container_waits_for_the_hook_of_the_one_before() {
     let mut failing = pod("failing", json!([busybox("main", FOREVER)]));
     failing["spec"]["containers"][0]["lifecycle"] = json!({"postStart": shell("echo no luck >&2; exit 4")});
     node.apply("failing.json", &failing);
-    let event = node.wait_told("failing", "FailedPostStartHook", "PostStartHook failed");
+    let event = node.wait_event("failing", "FailedPostStartHook", "PostStartHook failed");
     assert_eq!(event.kind, "Warning");
-    node.wait_told("failing", "Killing", "FailedPostStartHook");
+    node.wait_event("failing", "Killing", "FailedPostStartHook");
     let seen = node.wait_pod("failing", "waiting after its hook", LONG, |pod| {
         ["PostStartHookError", "CrashLoopBackOff"].contains(&waiting_reason(pod, "main"))
     });
     assert!(!container(&seen, "main").is_some_and(|one| one.ready));
     node.wait_pod("failing", "started again", LONG, |pod| restarts(pod, "main") >= 1);
-    assert!(!node.says(&["events"]).contains("no luck"), "what a hook says may be secret");
+    assert!(!node.cli(&["events"]).contains("no luck"), "the output of a hook may be secret");
     node.finish();
 }

@@ -1,5 +1,5 @@
-//! Hostile pods: each attack runs beside a well-behaved pod, whose probes and restarts go on,
-//! and on an agent that stays below twice its memory and leaks nothing.
+//! Hostile pods: each attack runs beside a well-behaved pod, whose probes and restarts
+//! continue, and on an agent that stays below twice its memory and leaks nothing.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -12,30 +12,30 @@ use coracle::util::stop::{StopToken, Waited};
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
-use crate::support::look::moment;
 use crate::support::node::{
     FOREVER, LONG, Node, STAMP, busybox, container_id, ended, is_ready, pod, push, restarts, simple,
 };
+use crate::support::node_inspection::moment;
 use crate::support::wait::{wait_for, wait_until};
 
 /// Seconds without a probe, whose period is one second, after which a pod counts as starved: many
-/// times what a busy machine needs. The longest gap is printed.
+/// times the gap on a busy machine. The longest gap is printed.
 const STARVED: f64 = 60.0;
 
 /// Probes that have to run while an attack is under way.
 const PROBES: usize = 3;
 
 /// A node, and a well-behaved pod on it.
-struct Besieged {
+struct AttackedNode {
     node: Node,
-    /// Resident memory of the agent at its highest, in KiB, before the attack.
+    /// Peak resident memory of the agent before the attack, in KiB.
     peak_before: u64,
     /// When the attack began.
     since: f64,
 }
 
-impl Besieged {
-    fn start(name: &str) -> Besieged {
+impl AttackedNode {
+    fn start(name: &str) -> AttackedNode {
         let config = json!({"containerLogMaxSize": "1Mi", "containerLogMonitorInterval": "3s"});
         let node = Node::start_with(name, config);
         let mut witness = pod("witness", json!([busybox("main", FOREVER), busybox("other", FOREVER)]));
@@ -46,17 +46,17 @@ impl Besieged {
         node.apply("witness.json", &node.with_out(witness));
         node.wait_ready("witness");
         node.wait_stamp("alive");
-        // What a restart, a removal and their events need has been in memory once.
+        // A restart, a removal and their events have allocated their memory once.
         node.apply("first.json", &simple("first"));
         node.wait_ready("first");
         node.remove("first.json");
         node.wait_gone("first");
         restart_witness(&node);
         let peak_before = peak_kib(&node);
-        Besieged { node, peak_before, since: moment() }
+        AttackedNode { node, peak_before, since: moment() }
     }
 
-    /// The attack is under way: the witness is probed and restarted all the same.
+    /// During the attack the well-behaved pod is still probed and restarted.
     fn restart_goes_on(&self) {
         let probes = self.probes();
         restart_witness(&self.node);
@@ -72,10 +72,10 @@ impl Besieged {
         wait_until("more probes", LONG * 4, || self.probes() >= count);
     }
 
-    /// The attack is over.
+    /// Checks after the attack.
     fn finish(self, attack: &str) {
-        let Besieged { node, peak_before, since } = self;
-        // One more probe, so that a starved end shows, too.
+        let AttackedNode { node, peak_before, since } = self;
+        // One more probe, so that starvation at the end is detected, too.
         let now = moment();
         wait_until("another probe", LONG, || node.last_stamp("alive") > now);
         let stamps = node.stamps("alive");
@@ -132,10 +132,10 @@ fn remove_attacker(node: &Node) {
 }
 
 #[test]
-fn a_fork_bomb_and_ten_thousand_short_processes_starve_nobody() {
-    let siege = Besieged::start("hforks");
+fn fork_bomb_and_many_short_processes_do_not_delay_other_pods() {
+    let siege = AttackedNode::start("hforks");
     let node = &siege.node;
-    // The bound is the test's: 300 processes at once, and 10,000 in all.
+    // The limits are those of the test: 300 processes at once, and 10,000 in all.
     let script = "for i in $(seq 300); do sleep 1000 & done
         forks() { n=0; while [ $n -lt 2500 ]; do /bin/true; n=$((n+1)); done; }
         forks & a=$!; forks & b=$!; forks & c=$!; forks; wait $a $b $c";
@@ -148,8 +148,8 @@ fn a_fork_bomb_and_ten_thousand_short_processes_starve_nobody() {
 }
 
 #[test]
-fn a_flood_of_output_is_rotated_and_starves_nobody() {
-    let siege = Besieged::start("hflood");
+fn flood_of_output_is_rotated_and_does_not_delay_other_pods() {
+    let siege = AttackedNode::start("hflood");
     let node = &siege.node;
     node.apply(
         "attacker.json",
@@ -158,7 +158,7 @@ fn a_flood_of_output_is_rotated_and_starves_nobody() {
     node.wait_ready("attacker");
     siege.restart_goes_on();
     wait_file(node, "done");
-    let tail = node.says(&["logs", "attacker", "--tail", "1"]);
+    let tail = node.cli(&["logs", "attacker", "--tail", "1"]);
     assert!(tail.len() < 100, "{tail:?}");
     // At most five files of a container are kept (containerLogMaxFiles).
     let logs = || -> Vec<u64> {
@@ -186,8 +186,8 @@ fn a_flood_of_output_is_rotated_and_starves_nobody() {
 }
 
 #[test]
-fn a_hundred_thousand_files_in_a_volume_go_with_their_pod() {
-    let siege = Besieged::start("hfiles");
+fn hundred_thousand_files_in_a_volume_are_removed_with_their_pod() {
+    let siege = AttackedNode::start("hfiles");
     let node = &siege.node;
     let script = "cd /v; for i in $(seq 100); do mkdir d$i; (cd d$i; seq 1000 | xargs touch); done
         d=deep; for i in $(seq 200); do mkdir $d && cd $d; done";
@@ -204,8 +204,8 @@ fn a_hundred_thousand_files_in_a_volume_go_with_their_pod() {
 }
 
 #[test]
-fn links_in_volumes_lead_nowhere_when_their_pod_goes() {
-    let siege = Besieged::start("hlinks");
+fn removal_of_a_pod_follows_no_links_in_volumes() {
+    let siege = AttackedNode::start("hlinks");
     let node = &siege.node;
     let canary = node.shared().join("canary");
     std::fs::create_dir_all(canary.join("deep")).expect("the directory can be made");
@@ -231,8 +231,8 @@ fn links_in_volumes_lead_nowhere_when_their_pod_goes() {
 }
 
 #[test]
-fn commands_without_an_end_go_with_their_pod() {
-    let siege = Besieged::start("hexec");
+fn endless_exec_commands_end_with_their_pod() {
+    let siege = AttackedNode::start("hexec");
     let node = &siege.node;
     node.apply("attacker.json", &simple("attacker"));
     node.wait_ready("attacker");
@@ -259,8 +259,8 @@ fn commands_without_an_end_go_with_their_pod() {
 }
 
 #[test]
-fn a_termination_message_of_a_gibibyte_is_cut() {
-    let siege = Besieged::start("hmessage");
+fn termination_message_of_a_gibibyte_is_truncated() {
+    let siege = AttackedNode::start("hmessage");
     let node = &siege.node;
     let script = "truncate -s 1G /dev/termination-log; exit 3";
     let mut manifest = pod("attacker", json!([busybox("main", script)]));
@@ -275,8 +275,8 @@ fn a_termination_message_of_a_gibibyte_is_cut() {
 }
 
 #[test]
-fn a_hook_that_hangs_keeps_no_pod() {
-    let siege = Besieged::start("hhook");
+fn hanging_hook_does_not_prevent_pod_removal() {
+    let siege = AttackedNode::start("hhook");
     let node = &siege.node;
     let mut manifest = simple("attacker");
     manifest["spec"]["containers"][0]["lifecycle"] =
@@ -339,8 +339,8 @@ fn drip(mut stream: TcpStream, between: Duration, stop: &StopToken) {
 }
 
 #[test]
-fn endpoints_that_never_end_hold_up_no_other_probe() {
-    let siege = Besieged::start("hprobes");
+fn endless_probe_responses_do_not_delay_other_probes() {
+    let siege = AttackedNode::start("hprobes");
     let node = &siege.node;
     let mut manifest = pod("attacker", json!([]));
     let servers = [Endless::start(Duration::from_secs(1)), Endless::start(Duration::ZERO)];
@@ -355,7 +355,7 @@ fn endpoints_that_never_end_hold_up_no_other_probe() {
         push(&mut manifest["spec"]["containers"], container);
     }
     node.apply("attacker.json", &manifest);
-    node.wait_told("attacker", "Unhealthy", "Readiness probe ");
+    node.wait_event("attacker", "Unhealthy", "Readiness probe ");
     siege.restart_goes_on();
     // Four more rounds of the attacker's probes, and as many seconds of the witness's as its
     // probes take at least: each holds a connection for its whole timeout.
@@ -370,10 +370,10 @@ fn endpoints_that_never_end_hold_up_no_other_probe() {
 }
 
 #[test]
-fn a_full_writable_layer_goes_with_its_container() {
-    let siege = Besieged::start("hlayer");
+fn full_writable_layer_is_removed_with_its_container() {
+    let siege = AttackedNode::start("hlayer");
     let node = &siege.node;
-    // The bound is the test's: other tests use the same file system.
+    // The limit is that of the test: other tests use the same file system.
     node.apply("attacker.json", &attacker(node, "dd if=/dev/zero of=/fill bs=1M count=300 2>/dev/null"));
     wait_file(node, "done");
     siege.restart_goes_on();

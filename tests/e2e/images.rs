@@ -1,4 +1,4 @@
-//! Images and configurations that cannot run, and what the status says then.
+//! Images and configurations that cannot run, and their statuses.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ fn with_image(name: &str, image: &str, policy: &str) -> Value {
 }
 
 #[test]
-fn an_image_that_cannot_be_had_is_a_waiting_reason() {
+fn unavailable_image_is_a_waiting_reason() {
     let node = Node::start("image");
     node.apply("never.json", &with_image("never", "localhost/none:1", "Never"));
     node.apply("invalid.json", &with_image("invalid", "UPPER/case:!", "IfNotPresent"));
@@ -35,7 +35,7 @@ fn an_image_that_cannot_be_had_is_a_waiting_reason() {
 }
 
 #[test]
-fn a_config_that_cannot_run_is_a_waiting_reason() {
+fn invalid_container_config_is_a_waiting_reason() {
     let node = Node::start("config");
     let mut root = simple("root");
     root["spec"]["securityContext"] = json!({"runAsNonRoot": true});
@@ -51,7 +51,7 @@ fn a_config_that_cannot_run_is_a_waiting_reason() {
 }
 
 #[test]
-fn a_program_that_cannot_start_is_a_start_error() {
+fn program_that_cannot_be_executed_is_a_start_error() {
     let node = Node::start("starterr");
     let mut manifest = pod("nothing", json!([busybox("main", "")]));
     manifest["spec"]["containers"][0]["command"] = json!(["/no/such/binary"]);
@@ -64,7 +64,7 @@ fn a_program_that_cannot_start_is_a_start_error() {
     let ended = ends.iter().find_map(|state| state.terminated.as_ref());
     let ended = ended.unwrap_or_else(|| panic!("a terminated state: {}", describe(&seen)));
     assert_eq!((ended.exit_code, ended.reason.as_deref()), (128, Some("StartError")));
-    wait_until("an event to say what failed", LONG, || node.says(&["events"]).contains("/no/such/binary"));
+    wait_until("an event to say what failed", LONG, || node.cli(&["events"]).contains("/no/such/binary"));
     node.wait_pod("nothing", "in back-off or RunContainerError", LONG, |pod| {
         ["CrashLoopBackOff", "RunContainerError"].contains(&waiting_reason(pod, "main"))
     });
@@ -72,7 +72,7 @@ fn a_program_that_cannot_start_is_a_start_error() {
 }
 
 #[test]
-fn an_image_that_appears_is_used() {
+fn image_that_appears_later_is_used() {
     let node = Node::start("appears");
     node.apply("late.json", &with_image("late", "localhost/late:1", "Never"));
     node.wait_pod("late", "waiting", LONG, |pod| waiting_reason(pod, "main") == "ErrImageNeverPull");

@@ -61,10 +61,11 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
         is_ready(pod) && node.running_sandboxes("web") != sandbox
     });
     assert_eq!(words(&node.out("order")), ["one", "two", "main", "one", "two", "main"]);
-    let told =
-        node.wait_told("web", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
-    assert_eq!(told.kind, "Normal");
-    // One that the runtime could not make is tried again, and is an attempt if it has left a trace.
+    let event =
+        node.wait_event("web", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
+    assert_eq!(event.kind, "Normal");
+    // A sandbox that the runtime could not create is retried, and counts as an attempt if it left a
+    // record.
     let (second, failed) = (attempts(), node.metric("kubelet_started_pods_errors_total") as u32);
     assert_eq!((first.len(), second.len()), (1, 1), "{first:?} {second:?}");
     assert!(
@@ -77,7 +78,7 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
 }
 
 #[test]
-fn a_failed_init_container_decides_over_the_pod() {
+fn failed_init_container_fails_or_retries_the_pod_by_policy() {
     let node = Node::start("initfail");
     for (name, policy) in [("never", "Never"), ("again", "OnFailure")] {
         let mut manifest =
@@ -101,7 +102,7 @@ fn a_failed_init_container_decides_over_the_pod() {
     node.finish();
 }
 
-/// Notes its start and its end, and takes `linger` seconds for the latter.
+/// Writes down its start and its end, and takes `linger` seconds to end.
 fn sidecar(name: &str, linger: &str) -> Value {
     let script = format!(
         "trap '{STAMP} >> /out/{name}-term; sleep {linger}; {STAMP} >> /out/{name}-end; exit 0' TERM; \
@@ -130,7 +131,7 @@ fn sidecars_start_first_and_stop_last() {
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(30);
     node.apply("web.json", &node.with_out(manifest));
     node.wait_stamp("s1-start");
-    node.wait_told("web", "Unhealthy", "Startup probe failed");
+    node.wait_event("web", "Unhealthy", "Startup probe failed");
     assert_eq!(
         (node.stamps("between-start").len(), node.stamps("app-start").len()),
         (0, 0),
@@ -143,11 +144,12 @@ fn sidecars_start_first_and_stop_last() {
     {
         assert!(at(pair[0]) <= at(pair[1]), "{pair:?}");
     }
-    // Nobody waits for the first word of a sidecar without a startup probe: the app's may come
-    // before it. The starts themselves are in order.
+    // The start of the app waits for no output of a sidecar without a startup probe, so the app's
+    // output may come first. The starts themselves are in order.
     at("app-start");
-    wait_until("all starts to be told", LONG, || node.told_of("web", "Started").len() >= 4);
-    let started: Vec<String> = node.told_of("web", "Started").into_iter().map(|event| event.field).collect();
+    wait_until("all starts to be reported", LONG, || node.events_with_reason("web", "Started").len() >= 4);
+    let started: Vec<String> =
+        node.events_with_reason("web", "Started").into_iter().map(|event| event.field).collect();
     assert_eq!(
         started,
         [
@@ -160,12 +162,12 @@ fn sidecars_start_first_and_stop_last() {
 
     node.remove("web.json");
     node.wait_gone("web");
-    assert!(at("app-end") <= at("s2-term"), "the sidecar was told before the container had ended");
+    assert!(at("app-end") <= at("s2-term"), "the sidecar was signaled before the container had ended");
     assert!(at("s2-end") <= at("s1-term"), "sidecars end in reverse order");
     let apart = at("s1-pre") - at("app-term");
     assert!(apart.abs() < 8.0, "a sidecar's hook runs at once: {apart} s after the signal of the container");
     assert!(at("s1-pre") < at("s2-term"));
-    let killing = node.told_of("web", "Killing");
+    let killing = node.events_with_reason("web", "Killing");
     for name in ["app", "s1", "s2"] {
         let message = format!("Stopping container {name}");
         let of = killing.iter().filter(|event| event.message == message);
@@ -175,7 +177,7 @@ fn sidecars_start_first_and_stop_last() {
 }
 
 #[test]
-fn sidecars_end_with_a_pod_that_has_done_its_work() {
+fn sidecars_stop_when_the_pod_completes() {
     let node = Node::start("sidedone");
     let mut manifest =
         pod("job", json!([busybox("app", "until [ -e /out/done ]; do sleep 0.1; done; exit 0")]));
@@ -205,7 +207,7 @@ fn sidecars_end_with_a_pod_that_has_done_its_work() {
 }
 
 #[test]
-fn exit_codes_decide_over_restarts() {
+fn restart_rules_match_exit_codes() {
     let node = Node::start("rules");
     let once = |file: &str, code: u8, then: &str| {
         format!("echo run >> /out/{file}; [ $(wc -l < /out/{file}) -gt 1 ] || exit {code}; {then}")
@@ -218,13 +220,13 @@ fn exit_codes_decide_over_restarts() {
     manifest["spec"]["containers"][0]["restartPolicy"] = json!("Never");
     manifest["spec"]["containers"][0]["restartPolicyRules"] = rule("Restart");
     node.apply("rule.json", &node.with_out(manifest));
-    // Another code: the container's own policy.
+    // Another exit code: the container's own policy applies.
     let mut manifest =
         pod("norule", json!([busybox("main", &once("norule", 41, FOREVER)), busybox("side", FOREVER)]));
     manifest["spec"]["containers"][0]["restartPolicy"] = json!("Never");
     manifest["spec"]["containers"][0]["restartPolicyRules"] = rule("Restart");
     node.apply("norule.json", &node.with_out(manifest));
-    // One that takes all the others with it.
+    // A rule that restarts all containers.
     let mut manifest = pod(
         "all",
         json!([

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::support::node::{FOREVER, LONG, Node, busybox, pod, restarts, uid};
 use crate::support::wait::wait_until;
 
-/// Numbered lines as fast as a container writes them, until told to stop.
+/// Writes numbered lines as fast as it can, until SIGTERM.
 const COUNT: &str = "n=0; while [ ! -e /out/enough ]; do n=$((n+1)); echo line $n; [ $((n % 200)) -ne 0 ] || sleep 0.05; done; echo last $n";
 
 /// `coracle logs -f` in the background; its output line by line.
@@ -21,9 +21,9 @@ fn follow(node: &Node, pod: &str) -> (Child, impl Iterator<Item = String> + use<
 }
 
 #[test]
-fn following_goes_over_rotations_and_ends_with_the_instance() {
-    // A file that comes and goes while the follower is held up is one that it never sees: each
-    // lives for some seconds.
+fn followed_log_continues_over_rotations_and_ends_with_the_instance() {
+    // A delayed follower never sees a file that exists only for a moment: each file exists for some
+    // seconds.
     let node = Node::start_with(
         "follow",
         json!({"containerLogMaxSize": "64Ki", "containerLogMaxFiles": 3, "containerLogMonitorInterval": "8s"}),
@@ -40,7 +40,7 @@ fn following_goes_over_rotations_and_ends_with_the_instance() {
             name.starts_with("0.log.") && name.ends_with(".gz")
         })
     };
-    // Read meanwhile, so that the follower is where the file ends.
+    // Read meanwhile, so that the follower is at the end of the file.
     let lines = std::thread::scope(|scope| {
         let reader = scope.spawn(move || {
             let first = lines.next().expect("a first line");
@@ -51,7 +51,7 @@ fn following_goes_over_rotations_and_ends_with_the_instance() {
                     return last;
                 }
                 let this = number(&line);
-                // Nothing is lost, nothing comes twice.
+                // No line is lost or repeated.
                 assert_eq!(this, last + 1, "{line}");
                 last = this;
             }
@@ -62,9 +62,9 @@ fn following_goes_over_rotations_and_ends_with_the_instance() {
         reader.join().expect("every line came once")
     });
     assert!(lines > 1000, "{lines}");
-    // The instance has ended, and so does whoever follows it.
+    // The instance has ended, and so does the command that follows its log.
     wait_until("the follower to end", LONG, || child.try_wait().is_ok_and(|status| status.is_some()));
-    // The next one is another log; the end of the last is the previous one's.
+    // The next instance has its own log; the end of the last one is the previous log.
     node.wait_pod("counter", "restarted", LONG, |pod| restarts(pod, "main") >= 1);
     wait_until("the previous log", LONG, || {
         String::from_utf8_lossy(&node.command(&["logs", "counter-e2e", "-p", "--tail", "1"]).stdout)
@@ -78,7 +78,7 @@ fn number(line: &str) -> u64 {
 }
 
 #[test]
-fn a_follower_that_goes_leaves_nothing_behind() {
+fn disconnected_log_follower_leaks_nothing() {
     let node = Node::start("gone");
     let manifest = pod("quiet", json!([busybox("main", &format!("echo hello; {FOREVER}"))]));
     node.apply("quiet.json", &manifest);

@@ -3,9 +3,10 @@
 //! Run through `tests/run e2e`, which makes the namespaces, images and containerd versions.
 
 mod admission;
+mod containers;
 mod crashes;
-mod endings;
 mod env;
+mod event_stream;
 mod events;
 mod hooks;
 mod hostile;
@@ -13,22 +14,21 @@ mod images;
 mod init;
 mod logs;
 mod manifests;
-mod many;
+mod many_pods;
 mod metrics;
 mod mounts;
 mod network;
 mod outages;
-mod outside;
 mod probes;
 mod pulls;
 mod restarts;
 mod runtime;
 mod security;
 mod sources;
-mod starts;
+mod startup;
 mod stats;
-mod stream;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;
+mod termination;
 mod volumes;

@@ -1,4 +1,4 @@
-//! Manifests come, change, break and go.
+//! Manifests that are added, edited, broken and removed.
 
 use std::fs;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::support::node::{
 };
 use crate::support::wait::{holds_for, wait_until};
 
-/// Long enough for inotify, a sync and a wrong restart to show.
+/// Long enough for inotify, a sync and a wrong restart.
 const A_WHILE: Duration = Duration::from_secs(4);
 
 #[test]
@@ -34,7 +34,7 @@ fn two_containers_share_an_empty_dir() {
     }
     node.apply("share.json", &manifest);
     let ready = node.wait_ready("share");
-    wait_until("the reader's log", LONG, || {
+    wait_until("the log of the reader", LONG, || {
         node.command(&["logs", "share-e2e", "-c", "reader"]).stdout.starts_with(b"hello")
     });
     let reader = container_id(&ready, "reader");
@@ -63,7 +63,7 @@ fn an_edit_replaces_the_pod() {
 }
 
 #[test]
-fn a_renamed_file_leaves_one_pod() {
+fn renamed_manifest_file_leaves_one_pod() {
     let node = Node::start("rename");
     node.apply("a.json", &simple("web"));
     let before = node.wait_ready("web");
@@ -79,7 +79,7 @@ fn a_renamed_file_leaves_one_pod() {
 }
 
 #[test]
-fn a_broken_edit_keeps_the_pod_and_is_named() {
+fn invalid_edit_keeps_the_pod_and_is_reported() {
     let node = Node::start("broken");
     let good = simple("web");
     node.apply("web.json", &good);
@@ -94,12 +94,12 @@ fn a_broken_edit_keeps_the_pod_and_is_named() {
     });
     let (code, text) = node.health("/healthz/sources");
     assert!(code != 200 && text.contains("web.json"), "/healthz/sources: {code} {text}");
-    wait_until("an event to name the file", LONG, || node.says(&["events"]).contains("web.json"));
+    wait_until("an event to name the file", LONG, || node.cli(&["events"]).contains("web.json"));
     holds_for("the container keeps running", A_WHILE, || {
         node.pod("web").is_some_and(|pod| container_id(&pod, "main") == id && is_ready(&pod))
     });
 
-    // Repaired as it was: nothing happens to the container.
+    // Repaired with the old content: the container is not restarted.
     node.apply("web.json", &good);
     wait_until("the problem to be gone", LONG, || node.health("/healthz/sources").0 == 200);
     let repaired = node.wait_ready("web");
@@ -116,7 +116,7 @@ fn a_broken_edit_keeps_the_pod_and_is_named() {
 }
 
 #[test]
-fn a_manifest_that_broke_while_the_agent_was_down_keeps_its_pod() {
+fn manifest_broken_during_agent_downtime_keeps_its_pod() {
     let mut node = Node::start("downbroken");
     node.apply("web.json", &simple("web"));
     node.apply("other.json", &simple("other"));
@@ -149,7 +149,7 @@ fn a_manifest_that_broke_while_the_agent_was_down_keeps_its_pod() {
         assert_eq!(node.running("web").values().flatten().collect::<Vec<_>>(), [&id]);
     }
 
-    // Gone while the agent was down is gone, though it was broken before.
+    // A manifest that was removed while the agent was down removes its pod, though it was broken before.
     node.write("other.json", "");
     wait_until("the second problem", LONG, || node.health("/healthz/sources").1.contains("other.json"));
     node.stop_agent();
@@ -168,7 +168,7 @@ fn a_manifest_that_broke_while_the_agent_was_down_keeps_its_pod() {
 }
 
 #[test]
-fn a_deleted_manifest_takes_everything_with_it() {
+fn deleted_manifest_removes_all_resources_of_its_pod() {
     let node = Node::start("delete");
     let mut manifest = simple("web");
     manifest["spec"]["volumes"] = json!([{"name": "fast", "emptyDir": {"medium": "Memory"}}]);
@@ -184,11 +184,11 @@ fn a_deleted_manifest_takes_everything_with_it() {
     wait_until("the pod's directory to be gone", LONG, || !dir.exists());
     // Two rounds of garbage collection, of a minute each.
     wait_until("the pod's logs to be gone", Duration::from_secs(240), || !logs.exists());
-    node.finish_spotless();
+    node.finish_with_empty_runtime();
 }
 
 #[test]
-fn odd_files_do_no_harm() {
+fn unusual_files_in_the_manifest_directory_are_harmless() {
     let node = Node::start("odd");
     node.apply("web.json", &simple("web"));
     let id = container_id(&node.wait_ready("web"), "main");
@@ -212,11 +212,11 @@ fn odd_files_do_no_harm() {
     node.write("service.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n");
     fs::create_dir(node.manifest_path("directory.yaml")).expect("a directory can be made");
 
-    // A good one in the middle of them still starts, and both go on.
+    // A valid manifest among them still starts, and both pods keep running.
     node.apply("good.json", &simple("good"));
     node.wait_ready("good");
     for file in ["half.json", "binary.yaml", "huge.yaml", "bomb.yaml"] {
-        wait_until(&format!("status to name {file}"), LONG, || node.says(&["status"]).contains(file));
+        wait_until(&format!("status to name {file}"), LONG, || node.cli(&["status"]).contains(file));
     }
     holds_for("the first pod runs on", A_WHILE, || {
         node.pod("web").is_some_and(|pod| container_id(&pod, "main") == id && is_ready(&pod))
@@ -226,7 +226,7 @@ fn odd_files_do_no_harm() {
 }
 
 #[test]
-fn several_documents_in_one_file() {
+fn documents_of_one_file_become_separate_pods() {
     let node = Node::start("docs");
     node.write("both.yaml", format!("---\n{}\n---\n{}\n", simple("one"), simple("two")));
     node.wait_ready("one");

@@ -1,4 +1,4 @@
-//! The metrics of the read-only port, beside what the runtime says.
+//! The metrics of the read-only port, compared with the state of the runtime.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +24,8 @@ fn value(node: &Node, name: &str) -> f64 {
     samples(node, "/metrics").get(name).copied().unwrap_or(0.0)
 }
 
-/// The sandboxes that were asked for and made, by the agent's count and by that of its calls. One
-/// that the runtime could not make is rightly asked for again.
+/// The sandboxes that were requested and created, by the agent's counters and by those of its calls.
+/// A sandbox that the runtime could not create is requested again.
 fn made(node: &Node) -> (f64, f64) {
     let page = samples(node, "/metrics");
     let at = |name: &str| page.get(name).copied().unwrap_or(0.0);
@@ -48,7 +48,7 @@ fn sum(node: &Node, name: &str) -> f64 {
 }
 
 #[test]
-fn pods_and_calls_are_counted() {
+fn metrics_count_pods_and_runtime_calls() {
     let node = Node::start("metrics");
     node.apply("one.json", &simple("one"));
     node.wait_ready("one");
@@ -70,7 +70,7 @@ fn pods_and_calls_are_counted() {
     assert!(value(&node, "kubelet_pod_start_duration_seconds_count") >= 2.0);
     assert!(value(&node, "process_resident_memory_bytes") > 1_000_000.0);
 
-    // An end is counted once, by how it was.
+    // A termination is counted once, by its kind.
     const ENDS: &str =
         "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"7\",reason=\"Error\"}";
     let mut ends = pod("ends", json!([busybox("main", "exit 7")]));
@@ -78,14 +78,14 @@ fn pods_and_calls_are_counted() {
     node.apply("ends.json", &ends);
     wait_until("the end to be counted", LONG, || value(&node, ENDS) == 1.0);
 
-    // The relist: lately, and counted.
+    // The relist is recent and counted.
     let now = unix_now();
     let seen = value(&node, "kubelet_pleg_last_seen_seconds");
     assert!((now - seen).abs() < 400.0, "seen at {seen}, now {now}");
     assert!(value(&node, "kubelet_pleg_relist_duration_seconds_count") >= 1.0);
     assert!(value(&node, "kubelet_pleg_pod_relist_duration_seconds_count") >= 2.0);
 
-    // A runtime that is away: calls fail, and that is counted.
+    // A runtime that is down: calls fail, and the failures are counted.
     let errors = sum(&node, "kubelet_runtime_operations_errors_total");
     node.containerd.stop();
     wait_until("failed calls to be counted", LONG, || {
@@ -118,7 +118,7 @@ fn pods_and_calls_are_counted() {
 }
 
 #[test]
-fn starts_are_timed_once_per_pod() {
+fn start_latency_is_reported_once_per_pod() {
     let mut node = Node::start("sli");
     const COUNT: &str = "kubelet_pod_start_sli_duration_seconds_count";
     for (number, name) in ["one", "two"].iter().enumerate() {

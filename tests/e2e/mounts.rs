@@ -17,7 +17,7 @@ fn with(name: &str, script: &str, volumes: Value, mounts: Value) -> Value {
 }
 
 #[test]
-fn downward_files_are_there() {
+fn downward_api_files_exist() {
     let node = Node::start("downfile");
     let items = json!([
         {"path": "labels", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.labels"}},
@@ -84,7 +84,7 @@ fn sub_paths_survive_restarts_and_go_with_the_pod() {
         crate::support::node::is_ready(pod) && crate::support::node::restarts(pod, "main") == 1
     });
     let id = container_id(&ready, "main");
-    wait_until("the second start to speak", LONG, || {
+    wait_until("the output of the second instance", LONG, || {
         node.exec(&id, &["cat", "/all/x-who/said"]) == "who\nwho\n"
     });
     assert_eq!(node.exec(&id, &["ls", "/all/a/b"]), "once\n");
@@ -101,7 +101,7 @@ fn sub_paths_survive_restarts_and_go_with_the_pod() {
 }
 
 #[test]
-fn mounts_propagate_as_asked() {
+fn mount_propagation_modes_take_effect() {
     let node = Node::start("propagate");
     let shared = node.shared();
     let mount = |args: &[&str]| {
@@ -136,7 +136,7 @@ fn mounts_propagate_as_asked() {
     assert_eq!(node.exec(&id, &["sh", "-c", write]), "read-only\n");
     node.remove("prop.json");
     node.wait_gone("prop");
-    // The kernel takes a moment to let go of what the container had mounted.
+    // The kernel takes a moment to release the mounts of the container.
     wait_until("umount", LONG, || {
         Command::new("umount").arg(&shared).status().expect("umount is there").success()
     });

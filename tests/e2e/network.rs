@@ -1,5 +1,5 @@
-//! What a pod sees of networks: name servers, hosts files, sysctls, ports; and what a node
-//! without a network still starts.
+//! Networks of pods: name servers, hosts files, sysctls, ports; and pods on a node without a
+//! network.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn file(node: &Node, name: &str, path: &str) -> String {
     node.exec(&container_id(&node.wait_ready(name), "main"), &["cat", path])
 }
 
-/// The lines of a resolv.conf that begin with a word, without it.
+/// The values of the lines of a resolv.conf that begin with a keyword.
 fn lines(text: &str, word: &str) -> Vec<String> {
     text.lines()
         .filter_map(|line| line.strip_prefix(word)?.strip_prefix(' ').map(|rest| rest.trim().to_owned()))
@@ -27,7 +27,7 @@ fn lines(text: &str, word: &str) -> Vec<String> {
 }
 
 #[test]
-fn names_resolve_as_the_policy_says() {
+fn dns_policies_configure_name_resolution() {
     let resolver = Node::base("dns").join("resolv.conf");
     fs::create_dir_all(Node::base("dns")).expect("the directory can be made");
     fs::write(
@@ -78,17 +78,17 @@ fn names_resolve_as_the_policy_says() {
     let text = file(&node, "cluster", "/etc/resolv.conf");
     assert_eq!(lines(&text, "nameserver"), ["10.96.0.10"], "{text}");
     assert_eq!(lines(&text, "search"), [cluster_search], "{text}");
-    assert_eq!(lines(&text, "options"), ["ndots:5"], "the node's options do not count: {text}");
+    assert_eq!(lines(&text, "options"), ["ndots:5"], "the options of the node are not used: {text}");
 
     for name in ["plain", "host"] {
         let text = file(&node, name, "/etc/resolv.conf");
         assert_eq!(lines(&text, "nameserver"), ["192.0.2.1", "192.0.2.2", "192.0.2.3"], "{name}: {text}");
         assert_eq!(lines(&text, "search"), ["one.example two.example"], "{name}: {text}");
         assert_eq!(lines(&text, "options"), ["timeout:3"], "{name}: {text}");
-        let told = node.wait_told(name, "DNSConfigForming", "Nameserver limits were exceeded");
-        assert!(told.message.ends_with("192.0.2.1 192.0.2.2 192.0.2.3"), "{}", told.message);
+        let event = node.wait_event(name, "DNSConfigForming", "Nameserver limits were exceeded");
+        assert!(event.message.ends_with("192.0.2.1 192.0.2.2 192.0.2.3"), "{}", event.message);
     }
-    assert!(node.told_of("cluster", "DNSConfigForming").is_empty());
+    assert!(node.events_with_reason("cluster", "DNSConfigForming").is_empty());
 
     let text = file(&node, "both", "/etc/resolv.conf");
     assert_eq!(lines(&text, "nameserver"), ["10.96.0.10"], "{text}");
@@ -122,7 +122,7 @@ fn names_resolve_as_the_policy_says() {
 }
 
 #[test]
-fn without_a_network_only_the_hosts_own_is_given() {
+fn without_pod_network_only_host_network_pods_start() {
     let node = Node::start("nonet");
     let (plugins, away) = (node.containerd.network_config(), node.shared().join("10-coracle.conflist"));
     fs::rename(&plugins, &away).expect("the network's configuration can be moved away");
@@ -132,11 +132,12 @@ fn without_a_network_only_the_hosts_own_is_given() {
     node.apply("bridged.json", &simple("bridged"));
     node.apply("host.json", &with("host", |spec| spec["hostNetwork"] = json!(true)));
     node.wait_ready("host");
-    let told = node.wait_told("bridged", "NetworkNotReady", "network is not ready: ");
-    assert_eq!(told.kind, "Warning");
-    assert!(told.message.contains("NetworkReady=false"), "{}", told.message);
+    let event = node.wait_event("bridged", "NetworkNotReady", "network is not ready: ");
+    assert_eq!(event.kind, "Warning");
+    assert!(event.message.contains("NetworkReady=false"), "{}", event.message);
     wait_until("the event to be repeated", LONG, || {
-        node.told_of("bridged", "NetworkNotReady").iter().map(|event| event.count).sum::<u64>() >= 3
+        node.events_with_reason("bridged", "NetworkNotReady").iter().map(|event| event.count).sum::<u64>()
+            >= 3
     });
     assert!(node.running_sandboxes("bridged").is_empty());
     // A rename into the directory is not noticed by containerd, a write is.
@@ -147,7 +148,7 @@ fn without_a_network_only_the_hosts_own_is_given() {
 }
 
 #[test]
-fn a_host_port_leads_into_the_pod() {
+fn host_port_reaches_the_pod() {
     let node = Node::start("hostport");
     let mut manifest = pod(
         "web",
@@ -158,8 +159,8 @@ fn a_host_port_leads_into_the_pod() {
     );
     manifest["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 28080}]);
     node.apply("web.json", &manifest);
-    // Asked from the host's network by a second pod: packets of the host itself to its own
-    // address take another way.
+    // Requested from the host's network by a second pod: packets of the host itself to its own
+    // address take another path.
     let asks = format!("until wget -q -O /tmp/page http://192.0.2.10:28080/; do sleep 0.1; done; {FOREVER}");
     let mut client = pod("client", json!([busybox("main", &asks)]));
     client["spec"]["hostNetwork"] = json!(true);
@@ -182,10 +183,10 @@ fn a_host_port_leads_into_the_pod() {
 }
 
 #[test]
-fn the_hint_for_the_packet_filter_is_there() {
+fn packet_filter_hint_chain_exists() {
     let node = Node::start("hint");
     let chains = |table: &str| -> String {
-        // Other tests' programs may hold the lock of the tables.
+        // Programs of other tests may hold the lock of the tables.
         let output = std::process::Command::new("iptables").args(["-w", "60", "-t", table, "-S"]).output();
         output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
     };

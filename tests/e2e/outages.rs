@@ -6,7 +6,7 @@ use crate::support::node::{LONG, Node, container_id, is_ready, restarts, simple}
 use crate::support::wait::{holds_for, pause, wait_until};
 
 #[test]
-fn half_a_minute_without_runtime() {
+fn pods_survive_half_a_minute_without_the_runtime() {
     let node = Node::start("outage");
     for name in ["one", "two", "three"] {
         node.apply(&format!("{name}.json"), &simple(name));
@@ -14,7 +14,7 @@ fn half_a_minute_without_runtime() {
     let before: Vec<String> =
         ["one", "two", "three"].iter().map(|name| container_id(&node.wait_ready(name), "main")).collect();
     node.containerd.stop();
-    // What changes during the outage counts afterwards.
+    // Changes during the outage are applied afterwards.
     node.remove("three.json");
     node.apply("four.json", &simple("four"));
     wait_until("status to name the runtime", LONG, || {
@@ -36,7 +36,7 @@ fn half_a_minute_without_runtime() {
 }
 
 #[test]
-fn a_runtime_restart_under_running_pods() {
+fn pods_survive_a_runtime_restart() {
     let node = Node::start("cdrestart");
     let names: Vec<String> = (0..8).map(|number| format!("pod{number}")).collect();
     for name in &names {

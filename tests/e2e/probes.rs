@@ -1,13 +1,13 @@
-//! Probes: what they ask, how often, and what follows from the answers.
+//! Probes: their requests, their periods, and the effects of their results.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::look::moment;
 use crate::support::node::{
     FOREVER, LONG, Node, STAMP, busybox, container, ended_before, is_ready, pod, restarts, simple,
 };
+use crate::support::node_inspection::moment;
 use crate::support::wait::{holds_for, pause, wait_until};
 use crate::support::web::{Reply, Web};
 
@@ -33,12 +33,12 @@ fn get(port: u16, path: &str) -> Value {
 }
 
 #[test]
-fn a_slow_readiness_probe_runs_at_once_when_the_container_has_started() {
+fn first_readiness_probe_runs_at_container_start() {
     let node = Node::start("started");
     let mut readiness = exec("echo asked >> /out/readiness");
     readiness["periodSeconds"] = json!(60);
     let mut startup = exec("test -f /out/started");
-    // Not restarted while the test looks at it.
+    // Not restarted while the test checks it.
     startup["failureThreshold"] = json!(600);
     let manifest = probed("web", &[("startupProbe", startup), ("readinessProbe", readiness)]);
     node.apply("web.json", &node.with_out(manifest));
@@ -46,7 +46,7 @@ fn a_slow_readiness_probe_runs_at_once_when_the_container_has_started() {
         container(pod, "main")
             .is_some_and(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
     });
-    node.wait_told("web", "Unhealthy", "Startup probe failed: ");
+    node.wait_event("web", "Unhealthy", "Startup probe failed: ");
     let waiting = node.pod("web").expect("the pod is listed");
     assert_eq!(container(&waiting, "main").map(|one| (one.started, one.ready)), Some((Some(false), false)));
     assert_eq!(node.out("readiness"), "", "readiness waits for the start");
@@ -59,7 +59,7 @@ fn a_slow_readiness_probe_runs_at_once_when_the_container_has_started() {
 }
 
 #[test]
-fn a_container_that_never_starts_up_is_restarted() {
+fn container_with_failing_startup_probe_is_restarted() {
     let node = Node::start("startup");
     let mut startup = exec("echo asked >> /out/startup; exit 1");
     startup["failureThreshold"] = json!(3);
@@ -67,11 +67,11 @@ fn a_container_that_never_starts_up_is_restarted() {
         probed("web", &[("startupProbe", startup), ("livenessProbe", exec("echo asked >> /out/liveness"))]);
     node.apply("web.json", &node.with_out(manifest));
     node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") >= 1);
-    let killing = node.wait_told("web", "Killing", "failed startup probe");
+    let killing = node.wait_event("web", "Killing", "failed startup probe");
     assert_eq!(killing.message, "Container main failed startup probe, will be restarted");
     assert_eq!(killing.field, "spec.containers{main}");
-    let unhealthy = node.told_of("web", "Unhealthy");
-    // A busy runtime may answer a check with an error, which says nothing of the container.
+    let unhealthy = node.events_with_reason("web", "Unhealthy");
+    // A busy runtime may answer a check with an error, which proves nothing about the container.
     let begins = ["Startup probe failed", "Startup probe errored and resulted in "];
     assert!(
         unhealthy.iter().all(|event| {
@@ -80,13 +80,16 @@ fn a_container_that_never_starts_up_is_restarted() {
         "{unhealthy:#?}"
     );
     let failed = unhealthy.iter().filter(|event| event.message.starts_with(begins[0]));
-    assert!(failed.map(|event| event.count).sum::<u64>() >= 3, "each failed round is told: {unhealthy:#?}");
+    assert!(
+        failed.map(|event| event.count).sum::<u64>() >= 3,
+        "each failed round is reported: {unhealthy:#?}"
+    );
     assert_eq!(node.out("liveness"), "", "liveness waits for the start");
     node.finish();
 }
 
 #[test]
-fn http_probes_ask_and_follow_as_expected() {
+fn http_probes_send_expected_requests_and_follow_redirects() {
     let web = Web::start();
     let node = Node::start("http");
     web.set("/away", Reply::text(302, "over there").with("Location", "http://192.0.2.99:1/elsewhere"));
@@ -115,28 +118,28 @@ fn http_probes_ask_and_follow_as_expected() {
     node.apply("named.json", &named);
 
     node.wait_ready("away");
-    let warning = node.wait_told("away", "ProbeWarning", "Probe terminated redirects");
+    let warning = node.wait_event("away", "ProbeWarning", "Probe terminated redirects");
     assert!(
         warning.kind == "Warning" && warning.message.starts_with("Readiness probe warning: "),
         "{}",
         warning.message
     );
-    let request = web.asked("/away")[0].clone();
+    let request = web.received("/away")[0].clone();
     assert_eq!(request.method, "GET");
     assert_eq!(request.header("User-Agent").as_deref(), Some("kube-probe/1.36"));
     assert_eq!(request.header("Accept").as_deref(), Some("*/*"));
     assert_eq!(request.header("Accept-Encoding"), None);
 
     node.wait_ready("here");
-    assert!(!web.asked("/there").is_empty(), "a redirect to the same host is followed");
+    assert!(!web.received("/there").is_empty(), "a redirect to the same host is followed");
     node.wait_ready("own");
-    let request = web.asked("/own")[0].clone();
+    let request = web.received("/own")[0].clone();
     assert_eq!(request.header("Host").as_deref(), Some("inside.example"));
     assert_eq!(request.header("User-Agent").as_deref(), Some("mine"));
     node.wait_ready("named");
 
-    let told = node.wait_told("broken", "Unhealthy", "Readiness probe failed: ");
-    assert_eq!(told.message, "Readiness probe failed: HTTP probe failed with statuscode: 500");
+    let event = node.wait_event("broken", "Unhealthy", "Readiness probe failed: ");
+    assert_eq!(event.message, "Readiness probe failed: HTTP probe failed with statuscode: 500");
     let broken = node.pod("broken").expect("the pod is listed");
     assert!(!is_ready(&broken) && restarts(&broken, "main") == 0, "readiness restarts nothing");
     web.set("/broken", Reply::text(200, "yes"));
@@ -147,7 +150,7 @@ fn http_probes_ask_and_follow_as_expected() {
 }
 
 #[test]
-fn a_probe_that_cannot_run_changes_nothing() {
+fn probe_that_cannot_run_changes_no_result() {
     let node = Node::start("proberr");
     let script = format!("printf '#!/bin/sh\\nexit 0\\n' > /tmp/check; chmod 755 /tmp/check; {FOREVER}");
     let mut manifest = pod("web", json!([busybox("main", &script)]));
@@ -156,8 +159,8 @@ fn a_probe_that_cannot_run_changes_nothing() {
     node.apply("web.json", &manifest);
     let ready = node.wait_ready("web");
     node.exec(&crate::support::node::container_id(&ready, "main"), &["rm", "/tmp/check"]);
-    let told = node.wait_told("web", "Unhealthy", "Readiness probe errored and resulted in unknown state");
-    assert_eq!(told.kind, "Warning");
+    let event = node.wait_event("web", "Unhealthy", "Readiness probe errored and resulted in unknown state");
+    assert_eq!(event.kind, "Warning");
     holds_for("the pod stays ready", Duration::from_secs(3), || {
         node.pod("web").is_some_and(|pod| is_ready(&pod))
     });
@@ -165,15 +168,15 @@ fn a_probe_that_cannot_run_changes_nothing() {
 }
 
 #[test]
-fn the_probes_grace_is_for_its_own_kills_only() {
+fn probe_grace_period_applies_to_probe_kills_only() {
     let node = Node::start("probegrace");
     let script = format!(
         "trap '{STAMP} >> /out/terms' TERM; {STAMP} >> /out/starts; while :; do {STAMP} >> /out/beat; sleep 0.1; done"
     );
     let mut manifest = pod("web", json!([busybox("main", &script)]));
-    // So far from the probe's that a slow machine does not blur the two.
+    // So different from the grace period of the probe that a slow machine does not confuse them.
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(25);
-    // It fails once: the instance that follows is well, however late anyone looks.
+    // It fails once: the next instance is healthy, however late the test checks it.
     let mut liveness = exec("! rm /out/sick 2>/dev/null");
     liveness["failureThreshold"] = json!(1);
     liveness["terminationGracePeriodSeconds"] = json!(1);
@@ -182,20 +185,20 @@ fn the_probes_grace_is_for_its_own_kills_only() {
     node.wait_stamp("starts");
     let sick = moment();
     node.touch("sick");
-    wait_until("the container to be told to end", LONG, || !node.stamps("terms").is_empty());
+    wait_until("the container to receive SIGTERM", LONG, || !node.stamps("terms").is_empty());
     let again = node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
     assert_eq!(ended_before(&again, "main").map(|end| end.exit_code), Some(137));
-    // Ready comes before the first line of the script.
+    // The container becomes ready before the first line of the script runs.
     wait_until("the second start", LONG, || node.stamps("starts").len() >= 2);
     let (first, again) = (node.stamps("terms")[0], node.stamps("starts")[1]);
     assert!(again - sick >= 1.9, "it was given 2 s: started again {} s after its failure", again - sick);
     assert!(again - first < 20.0, "killed and started again {} s after the signal", again - first);
-    let killing = node.wait_told("web", "Killing", "");
+    let killing = node.wait_event("web", "Killing", "");
     assert_eq!(killing.message, "Container main failed liveness probe, will be restarted");
 
     let (signals, removed) = (node.stamps("terms").len(), moment());
     node.remove("web.json");
-    wait_until("the container to be told to end", LONG, || node.stamps("terms").len() > signals);
+    wait_until("the container to receive SIGTERM", LONG, || node.stamps("terms").len() > signals);
     node.wait_gone("web");
     let (gone, last) = (moment() - removed, node.last_stamp("beat") - removed);
     assert!(gone >= 24.9 && last < 60.0, "with the pod's own grace it lived {last} s, gone after {gone} s");
@@ -203,7 +206,7 @@ fn the_probes_grace_is_for_its_own_kills_only() {
 }
 
 #[test]
-fn a_restarted_agent_keeps_ready_what_was_ready() {
+fn agent_restart_keeps_ready_containers_ready() {
     let mut node = Node::start("keepready");
     let manifest = probed(
         "web",
@@ -215,13 +218,14 @@ fn a_restarted_agent_keeps_ready_what_was_ready() {
     );
     node.apply("web.json", &node.with_out(manifest));
     node.wait_ready("web");
-    // What started less than ten seconds before the agent is probed afresh: the age is the input.
+    // A container that started less than ten seconds before the agent is probed like a new one: the
+    // age is the input.
     pause(Duration::from_secs(11));
     node.stop_agent();
     let asked = node.out("readiness").lines().count();
     node.start_agent();
-    // It is listed before anyone has looked at it.
-    node.wait_pod("web", "looked at", LONG, |pod| container(pod, "main").is_some());
+    // It is listed before its first inspection.
+    node.wait_pod("web", "inspected", LONG, |pod| container(pod, "main").is_some());
     holds_for("the pod is ready from the first moment on", Duration::from_secs(3), || {
         node.pod("web").is_some_and(|pod| is_ready(&pod) && restarts(&pod, "main") == 0)
     });

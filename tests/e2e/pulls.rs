@@ -1,4 +1,4 @@
-//! Images from a registry: who may, in what order, and how failures are told.
+//! Images from a registry: credentials, order of pulls, and reports of failures.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -25,14 +25,14 @@ fn prepare(name: &str) -> PathBuf {
     base
 }
 
-/// Lets the node know a password, as "docker login" writes it.
+/// Writes registry credentials for the node, as "docker login" does.
 fn log_in(base: &Path, registry: &Registry, password: &str) {
     let auths = json!({"auths": {registry.host(): {"auth": base64(password.as_bytes())}}});
     fs::write(base.join("root/config.json"), auths.to_string()).expect("the password file is written");
 }
 
 #[test]
-fn the_nodes_passwords_open_private_registries() {
+fn node_credentials_give_access_to_private_registries() {
     let base = prepare("login");
     let open = Registry::with_password(&base.join("known"), "user", "secret");
     let closed = Registry::with_password(&base.join("unknown"), "user", "other");
@@ -41,14 +41,14 @@ fn the_nodes_passwords_open_private_registries() {
     node.apply("known.json", &with_image("known", &open.image("app"), "IfNotPresent"));
     node.apply("unknown.json", &with_image("unknown", &closed.image("app"), "IfNotPresent"));
     node.wait_ready("known");
-    let pulled = node.wait_told("known", "Pulled", "Successfully pulled image");
+    let pulled = node.wait_event("known", "Pulled", "Successfully pulled image");
     let words = format!("Successfully pulled image {:?} in ", open.image("app"));
     assert!(
         pulled.message.starts_with(&words) && pulled.message.contains(" including waiting). Image size: "),
         "{}",
         pulled.message
     );
-    assert_eq!(node.told_of("known", "Pulling").len(), 1);
+    assert_eq!(node.events_with_reason("known", "Pulling").len(), 1);
 
     let refused = node
         .wait_pod("unknown", "in back-off", LONG, |pod| waiting_reason(pod, "main") == "ImagePullBackOff");
@@ -56,24 +56,24 @@ fn the_nodes_passwords_open_private_registries() {
     let start = format!("Back-off pulling image {:?}: ErrImagePull: ", closed.image("app"));
     assert!(
         message.starts_with(&start) && message.len() > start.len() + 10,
-        "the earlier error is told: {message}"
+        "the earlier error is reported: {message}"
     );
-    let told = node.wait_told("unknown", "BackOff", "Back-off pulling image");
-    assert_eq!(told.kind, "Normal");
-    assert_eq!(node.wait_told("unknown", "Failed", "Failed to pull image").kind, "Warning");
-    node.wait_told("unknown", "Failed", "Error: ErrImagePull");
-    node.wait_told("unknown", "Failed", "Error: ImagePullBackOff");
+    let event = node.wait_event("unknown", "BackOff", "Back-off pulling image");
+    assert_eq!(event.kind, "Normal");
+    assert_eq!(node.wait_event("unknown", "Failed", "Failed to pull image").kind, "Warning");
+    node.wait_event("unknown", "Failed", "Error: ErrImagePull");
+    node.wait_event("unknown", "Failed", "Error: ImagePullBackOff");
 
-    // The waits between two tries grow: 10 s, then 20 s.
-    wait_until("three tries", LONG, || closed.asked("app").len() >= 3);
-    let tries = closed.asked("app");
+    // The waits between two attempts grow: 10 s, then 20 s.
+    wait_until("three attempts", LONG, || closed.received("app").len() >= 3);
+    let tries = closed.received("app");
     let waits: Vec<f64> = tries.windows(2).map(|two| (two[1] - two[0]).as_secs_f64()).collect();
     assert!((9.5..30.0).contains(&waits[0]) && (19.5..60.0).contains(&waits[1]), "{waits:?}");
     node.finish();
 }
 
 #[test]
-fn pulls_go_side_by_side_up_to_the_limit() {
+fn parallel_pulls_are_limited() {
     let base = prepare("parallel");
     let registry = Registry::start(&base);
     registry.hold();
@@ -84,12 +84,12 @@ fn pulls_go_side_by_side_up_to_the_limit() {
         node.apply(&format!("{name}.json"), &with_image(name, &registry.image(name), "Always"));
     }
     for name in names {
-        node.wait_told(name, "Pulling", "Pulling image");
+        node.wait_event(name, "Pulling", "Pulling image");
     }
     wait_until("two pulls to be under way", LONG, || registry.waiting().0 == 2);
     holds_for("the third one waits", Duration::from_secs(7), || registry.waiting() == (2, 2));
     for name in names {
-        // The sandbox is there, and the pod says so, while its image is on the way.
+        // The sandbox exists, and the status shows it, while the image is pulled.
         let seen = node.wait_pod(name, "ready to start containers", LONG, |pod| {
             condition(pod, "PodReadyToStartContainers").is_some_and(|(status, _)| status == "True")
         });
@@ -100,12 +100,12 @@ fn pulls_go_side_by_side_up_to_the_limit() {
     let mut waits: Vec<(f64, f64)> = Vec::new();
     for name in names {
         assert!(is_ready(&node.wait_ready(name)));
-        let message = node.wait_told(name, "Pulled", "Successfully pulled image").message;
+        let message = node.wait_event(name, "Pulled", "Successfully pulled image").message;
         waits.push(took(&message).unwrap_or_else(|| panic!("two durations in: {message}")));
     }
     assert_eq!(registry.waiting().1, 2, "never more than two at once");
-    // Whoever had to wait for its turn says so: pulled quickly, longer with the wait. The others
-    // may have been held up for a moment.
+    // The event of a pull that was queued has a longer time with the wait than without it. The
+    // others may have been delayed for a moment.
     let queued = waits.iter().filter(|(pull, all)| all - pull > 5.0).count();
     assert_eq!(queued, 1, "{waits:?}");
     node.finish();
@@ -119,7 +119,7 @@ fn took(message: &str) -> Option<(f64, f64)> {
     Some((seconds(pull)?, seconds(all)?))
 }
 
-/// Go's way to print a duration below an hour.
+/// A duration below an hour in Go's format.
 fn seconds(text: &str) -> Option<f64> {
     if let Some(milli) = text.strip_suffix("ms") {
         return milli.parse::<f64>().ok().map(|value| value / 1000.0);
@@ -131,7 +131,7 @@ fn seconds(text: &str) -> Option<f64> {
     Some(minutes.parse::<f64>().ok()? * 60.0 + rest.strip_suffix('s')?.parse::<f64>().ok()?)
 }
 
-/// A credential provider for one registry that writes down what it was asked.
+/// A credential provider for one registry that records its requests.
 fn provider(base: &Path, registry: &Registry, program: &str, script: &str) {
     let bin = base.join("bin");
     fs::create_dir_all(&bin).expect("the programs' directory can be made");
@@ -156,7 +156,7 @@ fn provider_flags(base: &Path) -> [String; 2] {
 }
 
 #[test]
-fn a_program_brings_the_passwords() {
+fn credential_provider_supplies_credentials() {
     let base = prepare("provider");
     let registry = Registry::with_password(&base, "robot", "token");
     let answer = json!({
@@ -184,7 +184,7 @@ fn a_program_brings_the_passwords() {
 }
 
 #[test]
-fn a_program_that_fails_is_no_obstacle() {
+fn failing_credential_provider_does_not_prevent_pulls() {
     let base = prepare("provfail");
     let registry = Registry::start(&base);
     provider(&base, &registry, "broken", "cat >> $NOTES; exit 1");
@@ -199,7 +199,7 @@ fn a_program_that_fails_is_no_obstacle() {
     );
     node.finish();
 
-    // One that is not there at all keeps the agent from starting.
+    // A provider whose program does not exist prevents the start of the agent.
     let base = prepare("provnone");
     provider(&base, &registry, "absent", "exit 0");
     fs::remove_file(base.join("bin/absent")).expect("the program was there");

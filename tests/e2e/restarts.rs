@@ -12,7 +12,7 @@ use crate::support::node::{
 use crate::support::wait::{holds_for, wait_until};
 
 #[test]
-fn always_restarts_with_growing_back_off() {
+fn restart_policy_always_restarts_with_growing_back_off() {
     let node = Node::start("always");
     node.apply("crash.json", &pod("crash", json!([busybox("main", "echo boom; exit 7")])));
     // The first restart is immediate, the second after 10 s, the third after 20 s more.
@@ -26,15 +26,15 @@ fn always_restarts_with_growing_back_off() {
     let (waiting, first) = in_back_off(1);
     assert_eq!((first.exit_code, first.reason.as_deref()), (7, Some("Error")));
     assert_eq!(phase(&waiting), "Running");
-    let told = |seconds: &str| {
+    let message = |seconds: &str| {
         let uid = uid(&waiting);
         format!("back-off {seconds} restarting failed container=main pod=crash-e2e_default({uid})")
     };
-    assert_eq!(waiting_message(&waiting, "main"), told("10s"));
+    assert_eq!(waiting_message(&waiting, "main"), message("10s"));
     let (waiting_again, second) = in_back_off(2);
-    assert_eq!(waiting_message(&waiting_again, "main"), told("20s"));
+    assert_eq!(waiting_message(&waiting_again, "main"), message("20s"));
     let (_, third) = in_back_off(3);
-    // By the runtime's own moments, whoever looks late.
+    // By the times of the runtime, which do not depend on when the test reads them.
     let apart = |end: &ContainerStateTerminated, start: &ContainerStateTerminated| {
         let (end, start) = (end.finished_at.as_ref(), start.started_at.as_ref());
         start.expect("a time of the start").0.as_second() - end.expect("a time of the end").0.as_second()
@@ -43,9 +43,9 @@ fn always_restarts_with_growing_back_off() {
     assert!((10..20).contains(&short), "the second restart came {short} s after the end");
     assert!((20..40).contains(&long), "the third restart came {long} s after the end");
 
-    let events = node.says(&["events"]);
+    let events = node.cli(&["events"]);
     assert!(events.contains("BackOff"), "{events}");
-    assert!(node.says(&["logs", "crash-e2e", "-p"]).contains("boom"));
+    assert!(node.cli(&["logs", "crash-e2e", "-p"]).contains("boom"));
     // Four instances have run; the newest and at most one dead one are kept.
     let (runtime, _) = node.cri();
     wait_until("at most two records", LONG, || {
@@ -55,7 +55,7 @@ fn always_restarts_with_growing_back_off() {
 }
 
 #[test]
-fn on_failure_restarts_failures_only() {
+fn restart_policy_on_failure_restarts_failures_only() {
     let node = Node::start("onfail");
     let mut good = pod("good", json!([busybox("main", "exit 0")]));
     good["spec"]["restartPolicy"] = json!("OnFailure");
@@ -70,7 +70,7 @@ fn on_failure_restarts_failures_only() {
 }
 
 #[test]
-fn never_keeps_the_verdict() {
+fn restart_policy_never_keeps_the_final_state() {
     let node = Node::start("never");
     for (name, script) in [("good", "echo done > /dev/termination-log; exit 0"), ("bad", "exit 3")] {
         let mut manifest = pod(name, json!([busybox("main", script)]));
@@ -95,13 +95,13 @@ fn never_keeps_the_verdict() {
 }
 
 #[test]
-fn all_restart_together_and_a_stranger_looks_in() {
+fn restart_all_containers_rule_and_ephemeral_container_work() {
     let node = Node::start("together");
     let mut trigger = busybox("trigger", "until rm /out/go 2>/dev/null; do sleep 0.1; done; exit 42");
     trigger["restartPolicy"] = json!("Never");
     trigger["restartPolicyRules"] =
         json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
-    // Each one that is deaf takes two seconds to remove: together long enough to watch.
+    // Each container that ignores SIGTERM takes two seconds to remove: together long enough to observe.
     let deaf = |name: &str| busybox(name, "trap '' TERM; while :; do sleep 1; done");
     let containers = [busybox("main", FOREVER), trigger, deaf("deaf1"), deaf("deaf2"), deaf("deaf3")];
     let mut manifest = pod("web", json!(containers));
@@ -131,9 +131,9 @@ fn all_restart_together_and_a_stranger_looks_in() {
     let ip = |pod: &Pod| pod.status.as_ref().and_then(|status| status.pod_ip.clone());
     assert_eq!(ip(&before), ip(&after), "the sandbox is kept");
 
-    // What is looked for may begin a moment later than its container. The brackets keep the
-    // looking itself from being found.
-    node.says(&[
+    // The process may start a moment later than its container. The brackets keep `grep` from finding
+    // itself.
+    node.cli(&[
         "debug",
         "web",
         "--image",
@@ -147,12 +147,12 @@ fn all_restart_together_and_a_stranger_looks_in() {
         "-c",
         "until ps | grep -q '[s]leep 1000'; do sleep 0.1; done; ps; echo done",
     ]);
-    wait_until("the stranger to have looked", LONG, || {
+    wait_until("the ephemeral container to see the process", LONG, || {
         let log = node.command(&["logs", "web", "-c", "dbg"]);
         let text = String::from_utf8_lossy(&log.stdout).into_owned();
         text.contains("done") && text.contains("sleep 1000")
     });
-    holds_for("the pod goes on as it was", Duration::from_secs(2), || {
+    holds_for("the pod does not change", Duration::from_secs(2), || {
         node.pod("web").is_some_and(|now| is_ready(&now) && restarts(&now, "main") == 1)
     });
     node.finish();

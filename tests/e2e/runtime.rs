@@ -1,5 +1,5 @@
-//! The bare CRI calls on a real containerd: the clients of `cri`, and the ground that all
-//! other tests stand on.
+//! CRI calls without an agent on a real containerd: the clients of `cri`, and the set-up of all
+//! other tests.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::support::node::{FOREVER, LONG};
 use crate::support::wait::wait_until;
 
 #[test]
-fn a_pod_by_bare_calls() {
+fn cri_calls_run_a_pod_on_containerd() {
     let base = std::env::var("E2E_DIR").expect("the end-to-end tests run through: tests/run e2e");
     let dir = Path::new(&base).join("bare");
     std::fs::create_dir_all(dir.join("logs")).expect("the directory can be made");
@@ -29,7 +29,7 @@ fn a_pod_by_bare_calls() {
     let status = runtime.status().expect("Status");
     assert_eq!(status.ready, Ok(()));
     assert_eq!(status.network_ready, Ok(()));
-    // The CRI hears of each imported image by itself, a moment after its import.
+    // The CRI plugin lists each imported image a moment after its import.
     wait_until("the images", LONG, || {
         let images = images.list_images().expect("ListImages");
         let names: Vec<String> = images.into_iter().flat_map(|image| image.repo_tags).collect();

@@ -1,21 +1,21 @@
-//! What the first process of a container may do, as the kernel shows it.
+//! Permissions of the first process of a container, as the kernel shows them.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use serde_json::{Value, json};
 
+use crate::support::fake_node;
 use crate::support::node::{
     FOREVER, LONG, Node, busybox, container, container_id, is_ready, pod, simple, waiting_reason,
 };
-use crate::support::solo;
 use crate::support::wait::wait_until;
 
 /// The fields of /proc/PID/status of a pod's container `main`.
 fn status(node: &Node, name: &str, container: &str) -> BTreeMap<String, String> {
     let ready = node.wait_ready(name);
     let pid = node.process(&container_id(&ready, container));
-    // It counts as running a moment before runc's own program gives way to that of the container.
+    // It counts as running a moment before runc executes the container's program.
     wait_until("the container's program", LONG, || {
         fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sh\0-c\0"))
     });
@@ -33,7 +33,7 @@ fn with(name: &str, security: Value) -> Value {
 }
 
 #[test]
-fn users_and_groups_are_those_asked_for() {
+fn users_and_groups_are_those_of_the_security_context() {
     let node = Node::start("users");
     let mut manifest = pod("users", json!([busybox("main", FOREVER), busybox("other", FOREVER)]));
     manifest["spec"]["securityContext"] =
@@ -57,7 +57,7 @@ fn users_and_groups_are_those_asked_for() {
 }
 
 #[test]
-fn capabilities_and_profiles_are_those_asked_for() {
+fn capabilities_and_profiles_are_those_of_the_security_context() {
     let node = Node::start("caps");
     let profiles = node.root().join("seccomp");
     fs::create_dir_all(&profiles).expect("the profiles' directory can be made");
@@ -117,7 +117,7 @@ fn capabilities_and_profiles_are_those_asked_for() {
 }
 
 #[test]
-fn the_killer_takes_the_right_ones_first() {
+fn oom_scores_follow_the_qos_class() {
     let node = Node::start("oom");
     node.apply("best.json", &simple("best"));
     let mut burstable = simple("burst");
@@ -134,7 +134,7 @@ fn the_killer_takes_the_right_ones_first() {
 }
 
 #[test]
-fn a_user_of_its_own_or_a_refusal_with_the_reason() {
+fn user_namespace_is_created_or_refused_with_a_reason() {
     let node = Node::start("userns");
     let (runtime, _) = node.cri();
     let can = runtime
@@ -154,15 +154,15 @@ fn a_user_of_its_own_or_a_refusal_with_the_reason() {
         assert_eq!((numbers.first(), numbers.get(2)), (Some(&0), Some(&65536)), "{map}");
         assert!(numbers.get(1).is_some_and(|start| *start >= 65536), "{map}");
     } else {
-        let told = node.wait_told("inside", "FailedCreatePodSandBox", "can't set `spec.hostUsers: false`");
-        assert!(told.message.contains("runtime does not support user namespaces"), "{}", told.message);
+        let event = node.wait_event("inside", "FailedCreatePodSandBox", "can't set `spec.hostUsers: false`");
+        assert!(event.message.contains("runtime does not support user namespaces"), "{}", event.message);
         assert!(node.running_sandboxes("inside").is_empty());
     }
     node.finish();
 }
 
 #[test]
-fn root_is_refused_and_never_crashes() {
+fn run_as_non_root_refuses_root_without_a_crash() {
     let node = Node::start("nonroot");
     node.apply("image.json", &with("image", json!({"runAsNonRoot": true})));
     node.apply("asked.json", &with("asked", json!({"runAsNonRoot": true, "runAsUser": 0})));
@@ -176,7 +176,7 @@ fn root_is_refused_and_never_crashes() {
         });
         assert_eq!(waiting_reason(&seen, "main"), "CreateContainerConfigError");
         assert!(crate::support::node::waiting_message(&seen, "main").starts_with(words), "{name}");
-        assert!(node.told_of(name, "BackOff").is_empty(), "{name} is no crash");
+        assert!(node.events_with_reason(name, "BackOff").is_empty(), "{name} is no crash");
         assert_eq!(container(&seen, "main").map(|one| one.restart_count), Some(0));
     }
     assert!(is_ready(&node.wait_ready("fine")));
@@ -185,11 +185,11 @@ fn root_is_refused_and_never_crashes() {
 
 /// It runs the node's own command, as root, with all of the node's files but read-only.
 #[test]
-fn a_container_with_the_local_socket_is_refused() {
+fn container_with_the_local_socket_is_denied_access() {
     let node = Node::start("socketed");
     let script = format!(
         "chroot /host {} --local-socket {} pods >/out/said 2>&1; echo \"code $?\" >>/out/said; {FOREVER}",
-        solo::binary().display(),
+        fake_node::binary().display(),
         node.local_socket().display()
     );
     let mut manifest = node.with_out(pod("thief", json!([busybox("main", &script)])));
@@ -203,6 +203,6 @@ fn a_container_with_the_local_socket_is_refused() {
     wait_until("the end of the command", LONG, || node.out("said").contains("code "));
     let said = node.out("said");
     assert!(said.contains("own mount and PID namespaces only") && said.ends_with("code 1\n"), "{said}");
-    assert!(node.says(&["pods"]).contains("thief"));
+    assert!(node.cli(&["pods"]).contains("thief"));
     node.finish();
 }

@@ -1,5 +1,5 @@
-//! What becomes of a manifest: names and marks of static pods, edits, fixed UIDs, and pods
-//! that no manifest knows.
+//! From manifests to pods: names and annotations of static pods, edits, fixed UIDs, and pods
+//! without a manifest.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::node::{
 use crate::support::wait::{holds_for, wait_until};
 
 #[test]
-fn a_static_pod_is_named_and_marked() {
+fn static_pod_gets_name_suffix_and_annotations() {
     let node = Node::start_as("marked", "Node-1", json!({}));
     node.write(".hidden.yaml", simple("hidden").to_string());
     let mut account = simple("account");
@@ -53,7 +53,7 @@ fn a_static_pod_is_named_and_marked() {
 }
 
 #[test]
-fn an_edited_label_stops_the_old_pod_before_the_new_one_starts() {
+fn edited_label_stops_the_old_pod_before_the_new_one_starts() {
     let node = Node::start("label");
     let script = format!(
         "note() {{ echo \"$1 $EDITION $({STAMP})\" >> /out/log; }}; \
@@ -82,7 +82,7 @@ fn an_edited_label_stops_the_old_pod_before_the_new_one_starts() {
 }
 
 #[test]
-fn an_unknown_pod_is_stopped_though_no_manifest_can_be_read() {
+fn unknown_pod_is_stopped_though_no_manifest_is_readable() {
     let missing = Node::base("unknown").join("nowhere");
     let node = Node::start_with("unknown", json!({"staticPodPath": missing}));
     let (runtime, _) = node.cri();
@@ -130,7 +130,7 @@ fn an_unknown_pod_is_stopped_though_no_manifest_can_be_read() {
 }
 
 #[test]
-fn a_pod_of_a_fixed_uid_restarts_for_its_image_only() {
+fn pod_with_fixed_uid_restarts_only_for_a_new_image() {
     let node = Node::start("fixed");
     node.containerd.ctr(&["images", "tag", "localhost/busybox:1", "localhost/other:1"]);
     let mut manifest = pod("web", json!([busybox("main", FOREVER), busybox("side", FOREVER)]));
@@ -158,8 +158,8 @@ fn a_pod_of_a_fixed_uid_restarts_for_its_image_only() {
     });
     assert!(same(&after, "side"), "the other container runs on");
     assert_eq!(uid(&after), "fixed-0001");
-    node.wait_told("web", "Killing", "");
-    let killing = node.told_of("web", "Killing");
+    node.wait_event("web", "Killing", "");
+    let killing = node.events_with_reason("web", "Killing");
     assert_eq!(killing.len(), 1, "{killing:#?}");
     assert!(killing[0].message.starts_with("Container main definition changed"), "{killing:#?}");
     assert_eq!(node.running_sandboxes("web").len(), 1);
@@ -167,7 +167,7 @@ fn a_pod_of_a_fixed_uid_restarts_for_its_image_only() {
 }
 
 #[test]
-fn a_fixed_uid_that_comes_back_waits_for_its_predecessor() {
+fn returning_fixed_uid_waits_for_the_previous_incarnation() {
     let node = Node::start("comeback");
     let script = format!(
         "note() {{ echo \"$1 $({STAMP})\" >> /out/log; }}; \
@@ -191,7 +191,7 @@ fn a_fixed_uid_that_comes_back_waits_for_its_predecessor() {
 }
 
 #[test]
-fn a_manifest_that_is_removed_and_written_again_restarts_its_pod() {
+fn manifest_removed_and_rewritten_restarts_its_pod() {
     let node = Node::start("rewritten");
     let script = format!(
         "note() {{ echo \"$1 $({STAMP})\" >> /out/log; }}; \

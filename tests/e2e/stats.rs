@@ -1,4 +1,4 @@
-//! What the node says that pods use, beside the cgroup files.
+//! Usage of pods as the node reports it, compared with the cgroup files.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -46,7 +46,7 @@ fn field(text: &str, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-/// Memory in use without what the kernel can take back at once.
+/// Memory in use without the part that the kernel can reclaim at once.
 fn working_set(id: &str) -> u64 {
     let root = Path::new("/sys/fs/cgroup");
     let second = root.join("cgroup.controllers").exists();
@@ -69,7 +69,7 @@ const EATER: &str = "dd if=/dev/zero of=/dev/shm/x bs=1M count=8 2>/dev/null; ec
     trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done";
 
 #[test]
-fn the_summary_is_what_the_cgroups_say() {
+fn summary_equals_the_cgroup_files() {
     let node = Node::start("stats");
     let manifest = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "eater"},
@@ -85,11 +85,11 @@ fn the_summary_is_what_the_cgroups_say() {
     });
     node.apply("eater.json", &manifest);
     node.wait_ready("eater");
-    // Its word comes when it has eaten: from then on the memory stays what it is.
-    wait_until("the eater to have eaten", LONG, || {
+    // It prints its line after the allocation: from then on its memory is constant.
+    wait_until("the container to have allocated its memory", LONG, || {
         node.command(&["logs", "eater-e2e", "-c", "main"]).stdout.starts_with(b"written")
     });
-    let whole = wait_for("eight MiB in use, and a word in the log", LONG, || {
+    let whole = wait_for("eight MiB in use, and a line in the log", LONG, || {
         let whole = summary(&node, "");
         let pod = of_pod(&node, &whole, "eater")?;
         let said = |one: &Value| one["name"] == "main" && one["logs"]["usedBytes"].as_u64() > Some(0);
@@ -100,7 +100,7 @@ fn the_summary_is_what_the_cgroups_say() {
     });
     let found = of_pod(&node, &whole, "eater").expect("the pod has numbers");
 
-    // Beside the files.
+    // Compared with the files.
     let ids = node.running("eater");
     for container in found["containers"].as_array().expect("containers") {
         let name = container["name"].as_str().expect("a name");
@@ -108,7 +108,10 @@ fn the_summary_is_what_the_cgroups_say() {
         let real = working_set(&ids[name][0]);
         assert!(shown.abs_diff(real) < 2 << 20, "{name}: {shown} shown, {real} in the file");
         assert!(container["cpu"]["usageCoreNanoSeconds"].as_u64() > Some(0), "{container}");
-        assert!(container["cpu"]["usageNanoCores"].is_u64(), "a rate also for who asks first: {container}");
+        assert!(
+            container["cpu"]["usageNanoCores"].is_u64(),
+            "a rate also in the first response: {container}"
+        );
         assert!(container["rootfs"]["usedBytes"].is_u64(), "{container}");
     }
     let main = found["containers"].as_array().into_iter().flatten().find(|one| one["name"] == "main");
@@ -137,26 +140,26 @@ fn the_summary_is_what_the_cgroups_say() {
     assert!(machine["rlimit"]["curproc"].as_u64() > Some(10), "{machine}");
     assert!(machine["memory"]["usageBytes"].as_u64() >= machine["memory"]["rssBytes"].as_u64(), "{machine}");
     assert!(machine["fs"]["capacityBytes"].as_u64() > machine["fs"]["usedBytes"].as_u64(), "{machine}");
-    // The runtime counts its images now and then: at first they take nothing.
+    // The runtime measures its images periodically: at first their size is zero.
     assert!(machine["runtime"]["imageFs"]["usedBytes"].is_u64(), "{machine}");
     assert!(machine["runtime"]["imageFs"]["capacityBytes"].as_u64() > Some(0), "{machine}");
     let system = machine["systemContainers"].as_array().expect("parts of the system");
     assert!(system.iter().any(|part| part["name"] == "pods"), "{machine}");
 
-    // In short.
+    // The short form.
     let brief = summary(&node, "?only_cpu_and_memory=true");
     let pod = of_pod(&node, &brief, "eater").expect("the pod");
     assert!(pod.get("network").is_none() && pod.get("volume").is_none(), "{pod}");
     assert!(pod["memory"]["workingSetBytes"].is_u64() && brief["node"].get("fs").is_none(), "{brief}");
 
-    // For people.
-    let text = node.says(&["top", "--once"]);
+    // The table for users.
+    let text = node.cli(&["top", "--once"]);
     assert!(text.contains("CONTAINER") && text.contains("main") && text.contains("idle"), "{text}");
     node.finish();
 }
 
 #[test]
-fn what_has_ended_is_not_shown() {
+fn ended_containers_have_no_statistics() {
     let node = Node::start("statsgone");
     let ends = "until [ -e /out/seen ]; do sleep 0.1; done";
     let mut two = pod("two", json!([busybox("stays", FOREVER), busybox("ends", ends)]));
@@ -166,7 +169,7 @@ fn what_has_ended_is_not_shown() {
         of_pod(&node, &summary(&node, ""), "two").is_some_and(|pod| names(&pod).len() == 2)
     });
     node.touch("seen");
-    wait_until("the one that goes on", LONG, || {
+    wait_until("the running one", LONG, || {
         of_pod(&node, &summary(&node, ""), "two").is_some_and(|pod| names(&pod) == ["stays"])
     });
     node.remove("two.json");
@@ -192,7 +195,7 @@ fn samples(node: &Node, path: &str) -> Vec<(String, f64, Option<i64>)> {
 }
 
 #[test]
-fn pages_carry_the_times_of_their_samples() {
+fn metrics_have_timestamps_of_their_samples() {
     let node = Node::start("statspages");
     node.apply("one.json", &simple("one"));
     node.wait_ready("one");
@@ -208,7 +211,7 @@ fn pages_carry_the_times_of_their_samples() {
     assert!(all.iter().any(|(name, ..)| name.starts_with("container_start_time_seconds{")));
     let first = first.expect("a time");
     assert!((first as f64 / 1e3) < now());
-    // Asked again at once, it is the same sample: its time is not that of the answer.
+    // Requested again at once, it is the same sample: its time is not that of the answer.
     wait_until("two answers within a second", LONG, || {
         let begun = std::time::Instant::now();
         let at = |found: Option<((String, f64, Option<i64>), _)>| found.and_then(|((.., at), _)| at);
@@ -218,7 +221,7 @@ fn pages_carry_the_times_of_their_samples() {
         // The first of them may have been a second old already.
         soon && one == other
     });
-    // A second later it is another one.
+    // A second later it is another sample.
     wait_until("another sample", LONG, || {
         of_one("/metrics/resource").is_some_and(|((.., at), _)| at > Some(first + 900))
     });

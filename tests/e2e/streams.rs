@@ -7,23 +7,23 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 
-use crate::support::forwarded::Forwarded;
+use crate::support::fake_node;
 use crate::support::node::{FOREVER, LONG, Node, busybox, pod};
+use crate::support::port_forward::PortForward;
 use crate::support::pty::Pty;
-use crate::support::solo;
 use crate::support::wait::wait_until;
 
 const LIMIT: Duration = LONG;
 
-/// Waits for the size that the terminal was given: its news travels beside what is typed. What is
-/// typed shows on the screen, too, but not as `sized-2`.
+/// Waits until the terminal has its new size, which is sent separately from the input. The input is
+/// echoed on the screen, too, but not as `sized-2`.
 const SIZED: &str = "until [ \"$(stty size)\" = '40 100' ]; do sleep 0.1; done; echo sized-$((1+1));";
 
 /// Serves one page and runs until it is stopped.
 const WEB: &str = "mkdir -p /tmp/www; echo hello > /tmp/www/index.html; httpd -p 8080 -h /tmp/www;";
 
 fn command(node: &Node, args: &[&str]) -> Command {
-    let mut command = Command::new(solo::binary());
+    let mut command = Command::new(fake_node::binary());
     command.arg("--local-socket").arg(node.local_socket()).args(args);
     command
 }
@@ -36,7 +36,7 @@ fn with_input(mut command: Command, input: &[u8]) -> Output {
         .spawn()
         .expect("the command starts");
     let mut pipe = child.stdin.take().expect("its input is piped");
-    // Beside the reading: what comes back may be more than lies in the pipes between.
+    // While reading: the output may exceed the capacity of the pipes.
     std::thread::scope(|scope| {
         scope.spawn(move || pipe.write_all(input).expect("the command takes its input"));
         child.wait_with_output().expect("the command ends")
@@ -48,7 +48,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn local_commands_run_things_in_containers() {
+fn local_exec_attach_and_port_forward_work() {
     let node = Node::start("streams");
     node.apply("web.json", &pod("web", json!([busybox("main", &format!("{WEB} {FOREVER}"))])));
     let mut cat = pod(
@@ -59,17 +59,17 @@ fn local_commands_run_things_in_containers() {
     cat["spec"]["restartPolicy"] = json!("Never");
     node.apply("cat.json", &cat);
     node.wait_ready("web");
-    let before = node.holding().expect("the agent runs");
+    let before = node.usage().expect("the agent runs");
 
     let output = node.command(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(text(&output.stdout), "out\n");
     assert!(text(&output.stderr).starts_with("err\n"), "{output:?}");
-    assert_eq!(node.says(&["exec", "web", "-c", "main", "--", "echo", "-n", "a b"]), "a b");
+    assert_eq!(node.cli(&["exec", "web", "-c", "main", "--", "echo", "-n", "a b"]), "a b");
     let output = node.command(&["exec", "web", "--", "/no/such/program"]);
     assert!(!output.status.success() && !output.stderr.is_empty(), "{output:?}");
-    assert_eq!(node.command(&["exec", "nobody", "--", "true"]).status.code(), Some(5));
-    // The input's end is the end of what reads it.
+    assert_eq!(node.command(&["exec", "none", "--", "true"]).status.code(), Some(5));
+    // The end of the input ends the program that reads it.
     let megabytes = vec![b'x'; 3 << 20];
     let output = with_input(command(&node, &["exec", "-i", "web", "--", "md5sum"]), &megabytes);
     let expected = with_input(Command::new("md5sum"), &megabytes);
@@ -77,34 +77,34 @@ fn local_commands_run_things_in_containers() {
     let output = with_input(command(&node, &["exec", "-i", "web", "--", "cat"]), &megabytes);
     assert!(output.stdout == megabytes, "{} bytes came back", output.stdout.len());
 
-    // Nobody reads what it says, on both outputs and into one pipe: it can be ended all the same,
-    // and its input goes on.
+    // No client reads its output, on both streams and into one pipe: it can be ended all the same,
+    // and its input is still delivered.
     let script = "yes & yes >&2 & cat > /tmp/input";
     let mut stuck = command(&node, &["exec", "-i", "web", "--", "sh", "-c", script]);
     let (full, writer) = std::io::pipe().expect("a pipe");
     let third = writer.try_clone().expect("its third end");
     stuck.stdin(Stdio::piped()).stdout(writer.try_clone().expect("its second end")).stderr(writer);
     let mut stuck = stuck.spawn().expect("the command starts");
-    // As a write finds it: how many bytes it holds then depends on the pieces in which they came.
+    // Measured by a write: how many bytes are buffered depends on the sizes of the blocks.
     wait_until("the pipe to be full", LIMIT, || {
         poll(&mut [PollFd::new(&third, PollFlags::OUT)], Some(&Timespec::default())) == Ok(0)
     });
     stuck.stdin.take().expect("its input is piped").write_all(b"still").expect("it takes input");
     wait_until("the input to arrive", LIMIT, || {
-        node.says(&["exec", "web", "--", "sh", "-c", "cat /tmp/input; true"]) == "still"
+        node.cli(&["exec", "web", "--", "sh", "-c", "cat /tmp/input; true"]) == "still"
     });
     let pid = i32::try_from(stuck.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
     wait_until("the command to end", LIMIT, || stuck.try_wait().expect("its state").is_some());
     drop((full, third));
-    node.says(&["exec", "web", "--", "sh", "-c", "killall yes; true"]);
+    node.cli(&["exec", "web", "--", "sh", "-c", "killall yes; true"]);
 
     let mut pty = Pty::spawn(&command(&node, &["exec", "-it", "web", "--", "sh"]), 100, 40);
     pty.types(&format!("{SIZED} echo done-$((1+1))\n"));
     pty.wait_for("sized-2", LIMIT);
     pty.wait_for("done-2", LIMIT);
     pty.resize(120, 50);
-    // Its news travels beside what is typed.
+    // The size is sent separately from the input.
     pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
     pty.wait_for("resized-2", LIMIT);
     pty.types("exit 5\n");
@@ -126,7 +126,7 @@ fn local_commands_run_things_in_containers() {
     pty.wait_for("seen-2", LIMIT);
     pty.types("exit 3\n");
     assert_eq!(pty.wait_ended(LIMIT).code(), Some(0));
-    node.wait_pod("web", "rid of its debugger", LONG, |pod| {
+    node.wait_pod("web", "without its debug container", LONG, |pod| {
         let status = pod.status.clone().unwrap_or_default();
         let ended = status.ephemeral_container_statuses.unwrap_or_default().into_iter().next();
         let state = ended.and_then(|one| one.state).unwrap_or_default();
@@ -140,13 +140,13 @@ fn local_commands_run_things_in_containers() {
     waits.kill().expect("it runs");
     waits.wait().expect("it ends");
 
-    let forwarded = Forwarded::start(&mut command(&node, &["port-forward", "web", ":8080"]));
+    let forwarded = PortForward::start(&mut command(&node, &["port-forward", "web", ":8080"]));
     assert_eq!(forwarded.get("/index.html"), (200, "hello\n".to_owned()));
     forwarded.get_parallel(100, "/index.html", "hello\n");
     assert_eq!(forwarded.get("/nothing").0, 404);
     drop(forwarded);
 
-    crate::support::cop::assert_back_to(before, node.pid(), u64::MAX);
+    crate::support::process_usage::assert_back_to(before, node.pid(), u64::MAX);
     node.remove("web.json");
     node.remove("cat.json");
     node.wait_gone("web");

@@ -1,5 +1,5 @@
-//! Volumes: what is made, what is refused, what changes under a running pod, and that
-//! nothing of the user's is lost or left.
+//! Volumes: set-up, refusals, updates in a running pod, and that no data of the user is lost or left
+//! behind.
 
 use std::fs;
 use std::io::Read;
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::cop;
 use crate::support::node::{
     FOREVER, LONG, Node, busybox, container_id, init_container, is_ready, phase, pod, restarts, simple, uid,
     waiting_message, waiting_reason,
 };
+use crate::support::process_usage;
 use crate::support::wait::{holds_for, wait_until};
 
 /// A pod of one container with volumes and their mounts.
@@ -29,14 +29,14 @@ fn mount(name: &str) -> Value {
 }
 
 #[test]
-fn a_path_that_is_not_as_promised_is_waited_for() {
+fn host_path_of_wrong_type_delays_its_pod() {
     let node = Node::start("hostpath");
     let shared = node.shared();
     fs::write(shared.join("file"), "content").expect("the shared directory is writable");
     let host = |path: PathBuf, kind: &str| json!([{"name": "v", "hostPath": {"path": path, "type": kind}}]);
     node.apply("late.json", &with("late", host(shared.join("late"), "Directory"), mount("v")));
     node.apply("wrong.json", &with("wrong", host(shared.join("file"), "Directory"), mount("v")));
-    // Nobody mounts it: it is not looked at.
+    // No container mounts it: it is not checked.
     node.apply("unused.json", &with("unused", host(shared.join("nowhere"), "Directory"), json!([])));
     node.apply("made.json", &with("made", host(shared.join("made/deep"), "DirectoryOrCreate"), mount("v")));
     node.wait_ready("unused");
@@ -44,9 +44,9 @@ fn a_path_that_is_not_as_promised_is_waited_for() {
     assert!(shared.join("made/deep").is_dir());
 
     for (name, path) in [("late", shared.join("late")), ("wrong", shared.join("file"))] {
-        let told = node.wait_told(name, "FailedMount", "hostPath type check failed: ");
+        let event = node.wait_event(name, "FailedMount", "hostPath type check failed: ");
         assert_eq!(
-            told.message,
+            event.message,
             format!(
                 "MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: {} is not a directory",
                 path.display()
@@ -63,7 +63,7 @@ fn a_path_that_is_not_as_promised_is_waited_for() {
 }
 
 #[test]
-fn memory_volumes_are_as_large_as_the_pod_may_grow() {
+fn memory_volume_size_is_the_memory_limit_of_the_pod() {
     let node = Node::start("memory");
     let memory = |more: Value| {
         let mut source = json!({"medium": "Memory"});
@@ -90,7 +90,7 @@ fn memory_volumes_are_as_large_as_the_pod_may_grow() {
 }
 
 #[test]
-fn a_group_owns_the_volumes_of_its_pod() {
+fn fs_group_owns_the_volumes_of_its_pod() {
     let node = Node::start("fsgroup");
     let mut manifest = with(
         "web",
@@ -114,7 +114,7 @@ fn a_group_owns_the_volumes_of_its_pod() {
 }
 
 #[test]
-fn downward_files_follow_the_pod() {
+fn downward_api_files_follow_the_pod() {
     let node = Node::start("downward");
     let items = json!([
         {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
@@ -154,7 +154,7 @@ fn downward_files_follow_the_pod() {
     assert!(before.starts_with("..20"), "a directory named by its time: {before}");
     assert_eq!(sh("stat -L -c %a /info/labels"), "640\n");
 
-    // A mode alone changes nothing under a running pod.
+    // A change of the mode alone does not affect a running pod.
     manifest["spec"]["volumes"][0]["downwardAPI"]["defaultMode"] = json!(0o600);
     node.apply("web.json", &manifest);
     node.wait_pod("web", "shown with the new mode", LONG, |now| {
@@ -166,7 +166,7 @@ fn downward_files_follow_the_pod() {
     holds_for("the files stay", Duration::from_secs(2), || sh("readlink /info/..data") == before);
     assert_eq!(sh("stat -L -c %a /info/labels"), "640\n");
 
-    // A label does, in one step; what was mounted by sub path stays as it was.
+    // A label does, in one step; a sub path mount keeps the old content.
     manifest["metadata"]["labels"] = json!({"edition": "second", "app": "web"});
     node.apply("web.json", &manifest);
     wait_until("the files to follow", LONG, || sh("cat /info/labels") == "app=\"web\"\nedition=\"second\"");
@@ -180,7 +180,7 @@ fn downward_files_follow_the_pod() {
 }
 
 #[test]
-fn sub_paths_stay_inside_their_volume() {
+fn sub_paths_do_not_escape_their_volume() {
     let node = Node::start("subpath");
     let outside = node.shared().join("outside");
     fs::create_dir(&outside).expect("the shared directory is writable");
@@ -199,7 +199,7 @@ fn sub_paths_stay_inside_their_volume() {
         json!([{"name": "WHO", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
     node.apply("good.json", &good);
     let unset =
-        with("unset", volume.clone(), json!([{"name": "v", "mountPath": "/x", "subPathExpr": "$(NOBODY)"}]));
+        with("unset", volume.clone(), json!([{"name": "v", "mountPath": "/x", "subPathExpr": "$(UNSET)"}]));
     node.apply("unset.json", &unset);
     // One in a directory of the node, too.
     symlink("/etc", outside.join("evil")).expect("the shared directory is writable");
@@ -237,7 +237,7 @@ fn sub_paths_stay_inside_their_volume() {
             waiting_reason(pod, "main") == "CreateContainerConfigError"
         })
     };
-    assert_eq!(waiting_message(&refused("unset"), "main"), "missing value for NOBODY");
+    assert_eq!(waiting_message(&refused("unset"), "main"), "missing value for UNSET");
     let message = "failed to prepare subPath for volumeMount \"v\" of container \"main\"";
     assert_eq!(waiting_message(&refused("host"), "main"), message);
     let root = node.root().display().to_string();
@@ -252,12 +252,12 @@ fn sub_paths_stay_inside_their_volume() {
         assert!(!message.contains(&root) && !message.contains("/etc"), "a path of the host in: {message}");
         assert!(!node.running(name).contains_key("main"));
     }
-    assert!(!node.says(&["events"]).contains("/etc"), "no host path in an event");
+    assert!(!node.cli(&["events"]).contains("/etc"), "no host path in an event");
     node.finish();
 }
 
 #[test]
-fn what_a_dead_agent_left_mounted_is_taken_down() {
+fn mounts_of_a_killed_agent_are_removed() {
     let mut node = Node::start("stale");
     let manifest = with("web", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v"));
     node.apply("web.json", &manifest);
@@ -271,7 +271,7 @@ fn what_a_dead_agent_left_mounted_is_taken_down() {
     node.exec(&container_id(&stay, "main"), &["sh", "-c", "echo data > /v/file"]);
     node.kill_agent();
     node.remove("web.json");
-    // Nothing of the pod runs any more when the agent comes back: only its traces are left.
+    // No container of the pod runs when the agent restarts: only its files and mounts are left.
     let (runtime, _) = node.cri();
     for sandbox in runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox") {
         if sandbox.metadata.as_ref().is_some_and(|one| one.name == "web-e2e") {
@@ -280,10 +280,10 @@ fn what_a_dead_agent_left_mounted_is_taken_down() {
             runtime.remove_pod_sandbox(&id).expect("RemovePodSandbox");
         }
     }
-    assert_eq!(cop::mounts_below(&gone).len(), 1, "the volume is still mounted");
+    assert_eq!(process_usage::mounts_below(&gone).len(), 1, "the volume is still mounted");
     node.start_agent();
     wait_until("the directory to be gone", LONG, || !gone.exists());
-    assert!(cop::mounts_below(&gone).is_empty());
+    assert!(process_usage::mounts_below(&gone).is_empty());
     let after = node.wait_ready("stay");
     assert_eq!(container_id(&after, "main"), container_id(&stay, "main"));
     assert_eq!(
@@ -294,7 +294,7 @@ fn what_a_dead_agent_left_mounted_is_taken_down() {
 }
 
 #[test]
-fn a_busy_volume_is_neither_lost_nor_forgotten() {
+fn busy_volume_is_unmounted_later() {
     let node = Node::start("busy");
     node.apply(
         "web.json",
@@ -307,8 +307,9 @@ fn a_busy_volume_is_neither_lost_nor_forgotten() {
         fs::File::open(dir.join("volumes/kubernetes.io~empty-dir/v/file")).expect("the file is there");
     node.remove("web.json");
     wait_until("the containers to be gone", LONG, || node.running("web").is_empty());
-    holds_for("the volume stays while somebody uses it", Duration::from_secs(3), || {
-        cop::mounts_below(&dir).len() == 1 && dir.join("volumes/kubernetes.io~empty-dir/v/file").exists()
+    holds_for("the volume stays while a process uses it", Duration::from_secs(3), || {
+        process_usage::mounts_below(&dir).len() == 1
+            && dir.join("volumes/kubernetes.io~empty-dir/v/file").exists()
     });
     let mut text = String::new();
     open.read_to_string(&mut text).expect("the file is readable");
@@ -320,7 +321,7 @@ fn a_busy_volume_is_neither_lost_nor_forgotten() {
 }
 
 #[test]
-fn an_image_can_be_a_volume_where_the_runtime_can() {
+fn image_volume_is_mounted_if_the_runtime_supports_it() {
     let node = Node::start("imagevol");
     let (runtime, _) = node.cri();
     let version = runtime.version().expect("Version").runtime_version;

@@ -1,12 +1,12 @@
-//! SIGKILL in the middle of every step of a pod's life: the next agent starts as always, finds
-//! what is there, and finishes the job; nothing is done twice and nothing is left.
+//! SIGKILL in the middle of every step of a pod's lifecycle: the next agent starts normally, reads
+//! the state, and completes the step; nothing is done twice and nothing is left.
 //! Between the calls, where directories and mounts are made, see `syscalls`.
 
-use crate::support::solo::{LONG, Solo};
+use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::wait::wait_until;
-use crate::{RICH, rich, side_by_side};
+use crate::{RICH, in_parallel, rich};
 
-/// What was asked of the agent before it died.
+/// The change that the agent was making when it was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Work {
     /// Start a pod.
@@ -17,8 +17,7 @@ enum Work {
     Edit,
 }
 
-/// The steps, with the call of that method, counted from the order on, that hangs when the
-/// agent dies.
+/// The steps: the method, and which of its calls since the change hangs when the agent is killed.
 const STEPS: &[(Work, &str, usize)] = &[
     (Work::Start, "RunPodSandbox", 1),
     (Work::Start, "PodSandboxStatus", 1),
@@ -49,7 +48,7 @@ const STEPS: &[(Work, &str, usize)] = &[
     (Work::Edit, "StartContainer", 1),
 ];
 
-/// When the runtime carries out the call whose caller is dead.
+/// When the runtime executes the call of the killed agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Release {
     BeforeTheRestart,
@@ -57,110 +56,110 @@ enum Release {
 }
 
 fn run(&(work, method, call): &(Work, &'static str, usize), release: Release) {
-    let mut solo = Solo::start();
+    let mut node = FakeNode::start();
     if work != Work::Start {
-        solo.apply(&rich("web"));
-        solo.assert_runs_once("web", &RICH);
+        node.apply(&rich("web"));
+        node.assert_runs_once("web", &RICH);
     }
-    let old = solo.running("web");
-    // The calls before it go through one by one.
-    let mut gate = solo.fake.hang_next(method);
+    let old = node.running("web");
+    // The calls before it are released one by one.
+    let mut gate = node.fake.hang_next(method);
     match work {
-        Work::Start => solo.apply(&rich("web")),
-        Work::End => solo.remove("web"),
+        Work::Start => node.apply(&rich("web")),
+        Work::End => node.remove("web"),
         Work::Edit => {
             let mut next = rich("web");
             next["metadata"]["labels"] = serde_json::json!({"version": "2"});
-            solo.apply(&next);
+            node.apply(&next);
         }
     }
     for _ in 1..call {
         wait_until(&format!("{method} to be called"), LONG, || gate.waiting() > 0);
-        let next = solo.fake.hang_next(method);
+        let next = node.fake.hang_next(method);
         gate.open();
         gate = next;
     }
     wait_until(&format!("call {call} of {method}"), LONG, || gate.waiting() > 0);
-    solo.kill_agent();
+    node.kill_agent();
     if release == Release::BeforeTheRestart {
         gate.open();
-        solo.start_agent();
+        node.start_agent();
     } else {
-        let lists = solo.fake.count("ListContainers");
-        solo.start_agent();
-        wait_until("the new agent to have looked around", LONG, || {
-            solo.fake.count("ListContainers") > lists
-                && (work == Work::End || solo.pod("web").is_some_and(|pod| pod.status.is_some()))
+        let lists = node.fake.count("ListContainers");
+        node.start_agent();
+        wait_until("the new agent to have inspected its pods", LONG, || {
+            node.fake.count("ListContainers") > lists
+                && (work == Work::End || node.pod("web").is_some_and(|pod| pod.status.is_some()))
         });
         gate.open();
     }
     match work {
         Work::Start => {}
-        Work::End => solo.wait_gone("web", LONG),
+        Work::End => node.wait_gone("web", LONG),
         Work::Edit => wait_until("the old version to be gone", LONG, || {
-            let running = solo.running("web");
+            let running = node.running("web");
             old.iter().all(|(name, ids)| running.get(name) != Some(ids))
         }),
     }
     if work != Work::End {
-        solo.assert_runs_once("web", &RICH);
+        node.assert_runs_once("web", &RICH);
     }
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn a_kill_in_each_step_and_the_runtime_finishes_before_the_restart() {
-    side_by_side(STEPS, |step| run(step, Release::BeforeTheRestart));
-    tell_steps("before");
+fn agent_killed_in_each_call_recovers_when_the_call_completes_before_restart() {
+    in_parallel(STEPS, |step| run(step, Release::BeforeTheRestart));
+    print_steps("before");
 }
 
 #[test]
-fn a_kill_in_each_step_and_the_runtime_finishes_after_the_restart() {
-    side_by_side(STEPS, |step| run(step, Release::AfterTheRestart));
-    tell_steps("after");
+fn agent_killed_in_each_call_recovers_when_the_call_completes_after_restart() {
+    in_parallel(STEPS, |step| run(step, Release::AfterTheRestart));
+    print_steps("after");
 }
 
-fn tell_steps(release: &str) {
-    crate::tell(&format!(
+fn print_steps(release: &str) {
+    crate::print_line(&format!(
         "kills: {} steps of start, end and edit; the call is carried out {release} the restart; all passed",
         STEPS.len()
     ));
 }
 
-/// A restart with pods running is nothing to them.
+/// A restart of the agent does not affect running pods.
 #[test]
-fn a_restart_takes_over_what_runs() {
-    let mut solo = Solo::start();
+fn restarted_agent_takes_over_running_pods() {
+    let mut node = FakeNode::start();
     // A log that is missing would be reopened.
-    solo.fake.write_logs();
-    solo.apply(&rich("web"));
-    solo.assert_runs_once("web", &RICH);
-    let before = (solo.running("web"), deeds(&solo));
-    for stop in [Solo::kill_agent, Solo::stop_agent, Solo::kill_agent] {
-        stop(&mut solo);
-        solo.start_agent();
-        solo.assert_runs_once("web", &RICH);
+    node.fake.write_logs();
+    node.apply(&rich("web"));
+    node.assert_runs_once("web", &RICH);
+    let before = (node.running("web"), changing_calls(&node));
+    for stop in [FakeNode::kill_agent, FakeNode::stop_agent, FakeNode::kill_agent] {
+        stop(&mut node);
+        node.start_agent();
+        node.assert_runs_once("web", &RICH);
     }
-    assert_eq!((solo.running("web"), deeds(&solo)), before);
-    solo.finish();
+    assert_eq!((node.running("web"), changing_calls(&node)), before);
+    node.finish();
 }
 
-/// What the runtime was asked to do, hooks included; probes go on.
-fn deeds(solo: &Solo) -> Vec<&'static str> {
-    let mut journal = solo.fake.journal();
+/// The calls that change the runtime, hooks included; probes continue.
+fn changing_calls(node: &FakeNode) -> Vec<&'static str> {
+    let mut journal = node.fake.journal();
     journal.retain(|entry| !entry.request["cmd"][0].as_str().is_some_and(|word| word.ends_with("Probe")));
     journal.iter().map(|entry| entry.method).collect()
 }
 
-/// What was removed while nobody looked is stopped by the next agent.
+/// A pod whose manifest was removed between two agents is stopped by the next one.
 #[test]
-fn a_manifest_removed_while_the_agent_is_dead() {
-    let mut solo = Solo::start();
-    solo.apply(&rich("web"));
-    solo.assert_runs_once("web", &RICH);
-    solo.kill_agent();
-    solo.remove("web");
-    solo.start_agent();
-    solo.wait_gone("web", LONG);
-    solo.finish();
+fn manifest_removed_while_the_agent_is_down_stops_its_pod() {
+    let mut node = FakeNode::start();
+    node.apply(&rich("web"));
+    node.assert_runs_once("web", &RICH);
+    node.kill_agent();
+    node.remove("web");
+    node.start_agent();
+    node.wait_gone("web", LONG);
+    node.finish();
 }

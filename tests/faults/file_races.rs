@@ -27,12 +27,12 @@ use coracle::volumes::{Deps, Settings, VolumeError, Volumes};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use serde_json::{Value, json};
 
-use crate::support::dice::Dice;
-use crate::support::racer::{Attack, Canary, Racer, race_duration, race_seed};
+use crate::print_line;
+use crate::support::file_attack::{Attack, Canary, RunningAttack, race_duration, race_seed};
+use crate::support::random::Random;
 use crate::support::wait::wait_until;
-use crate::tell;
 
-/// No single operation takes so long, unless it hangs.
+/// Only an operation that hangs takes so long.
 const HANGS: Duration = Duration::from_secs(120);
 
 /// A root directory with the files that no race may reach beside it.
@@ -44,10 +44,10 @@ struct Field {
 }
 
 impl Field {
-    /// `None`: mounts would be the machine's.
+    /// `None`: there is no private mount namespace.
     fn new(names: &[&str]) -> Option<Field> {
         let Some(base) = std::env::var_os("E2E_DIR") else {
-            tell("races: skipped: no namespace of their own; run through tests/run faults");
+            print_line("races: skipped: no namespace of their own; run through tests/run faults");
             return None;
         };
         let dir = tempfile::Builder::new().prefix("races").tempdir_in(base).unwrap();
@@ -67,12 +67,12 @@ impl Field {
         (Arc::new(Volumes::new(settings, Deps { events, api })), queue)
     }
 
-    fn attack(&self, dir: &Path) -> Racer {
+    fn attack(&self, dir: &Path) -> RunningAttack {
         let mut targets = self.canary.targets();
-        // The same, as a container would have to guess it.
+        // The same path, relative, as a container would have to guess it.
         targets.push(PathBuf::from("../../../../../../canary"));
         targets.push(PathBuf::from("../../../../../canary"));
-        Racer::start(Attack {
+        RunningAttack::start(Attack {
             dir: dir.to_owned(),
             names: self.names.clone(),
             targets,
@@ -83,8 +83,8 @@ impl Field {
 
     /// Does `round` until the time is over and it has seen all that it wants to see. Each
     /// round must end, and leave the canary alone.
-    fn race(&self, what: &str, racer: &Racer, mut round: impl FnMut(&mut Dice) -> bool) {
-        let mut dice = Dice::new(self.seed);
+    fn race(&self, what: &str, attack: &RunningAttack, mut round: impl FnMut(&mut Random) -> bool) {
+        let mut random = Random::new(self.seed);
         let begun = Instant::now();
         let (mut rounds, mut done) = (0, false);
         while begun.elapsed() < race_duration() || !done {
@@ -92,29 +92,29 @@ impl Field {
                 begun.elapsed() < race_duration() + HANGS,
                 "{what}: after {rounds} rounds not all was seen"
             );
-            done = round(&mut dice);
+            done = round(&mut random);
             rounds += 1;
             self.canary.assert_no_events();
         }
         self.canary.assert_untouched();
-        tell(&format!("races: {what}: {rounds} rounds, {} moves, seed {}", racer.moves(), self.seed));
+        print_line(&format!("races: {what}: {rounds} rounds, {} moves, seed {}", attack.moves(), self.seed));
     }
 }
 
-/// Another thread that does what a test says, so that the test can tell that it hangs.
-struct Hand {
+/// A thread that executes closures of a test, so that the test can detect that one hangs.
+struct WorkerThread {
     work: crossbeam_channel::Sender<Box<dyn FnOnce() + Send>>,
     running: Running,
 }
 
-impl Hand {
-    fn new() -> Hand {
+impl WorkerThread {
+    fn new() -> WorkerThread {
         let (work, todo) = bounded::<Box<dyn FnOnce() + Send>>(1);
-        let running = spawn("t/hand", Stack::Large, OnDeath::Nobody, move |_| {
+        let running = spawn("t/worker", Stack::Large, OnDeath::Nobody, move |_| {
             todo.iter().for_each(|one| one());
         })
         .unwrap();
-        Hand { work, running }
+        WorkerThread { work, running }
     }
 
     fn does<T: Send + 'static>(&self, what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -139,7 +139,7 @@ fn pod(uid: &str, labels: &Value, spec: &Value) -> Pod {
     Pod::from(serde_json::from_value::<api::Pod>(value).unwrap())
 }
 
-/// Once nothing disturbs it any more, all of a pod goes.
+/// After the attack all of a pod can be removed.
 fn sweep(volumes: &Volumes, root: &Path) {
     wait_until("the pods' directories to be gone", HANGS, || {
         let _ = volumes.orphans(&|_| false, &StopToken::never());
@@ -149,14 +149,14 @@ fn sweep(volumes: &Volumes, root: &Path) {
     assert!(!table.contains(root.to_str().unwrap()), "{table}");
 }
 
-/// The inode at a path, of what is mounted there.
+/// The inode at a path, of the mounted file system.
 fn inode(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|it| (it.dev(), it.ino()))
 }
 
 /// A container runs in the volume while sub paths of it are prepared for the next one.
 #[test]
-fn sub_path_never_leads_out_of_its_volume() {
+fn sub_path_never_escapes_its_volume() {
     let Some(field) = Field::new(&["a", "b", "c"]) else { return };
     let (volumes, _queue) = field.volumes(None);
     let mount = json!([{"name": "e", "mountPath": "/e"}]);
@@ -167,15 +167,15 @@ fn sub_path_never_leads_out_of_its_volume() {
     let host =
         MountedVolume { volume: "h".to_owned(), host_path: field.dir.path().join("host"), ..own.clone() };
     fs::create_dir(&host.host_path).unwrap();
-    let racers = [field.attack(&own.host_path), field.attack(&host.host_path)];
-    let hand = Hand::new();
+    let attacks = [field.attack(&own.host_path), field.attack(&host.host_path)];
+    let hand = WorkerThread::new();
     let (mut inside, mut refused) = (0_u32, 0_u32);
-    field.race("sub paths", &racers[0], |dice| {
-        let index = dice.below(3) as usize;
-        let depth = 1 + dice.below(4);
-        let path: Vec<String> = (0..depth).filter_map(|_| dice.pick(&field.names).cloned()).collect();
+    field.race("sub paths", &attacks[0], |random| {
+        let index = random.below(3) as usize;
+        let depth = 1 + random.below(4);
+        let path: Vec<String> = (0..depth).filter_map(|_| random.pick(&field.names).cloned()).collect();
         let path = path.join("/");
-        let volume = if dice.below(4) == 0 { host.clone() } else { own.clone() };
+        let volume = if random.below(4) == 0 { host.clone() } else { own.clone() };
         let volumes = Arc::clone(&volumes);
         let bound = hand.does("a sub path", move || {
             let uid = PodUid::from("u1");
@@ -192,7 +192,7 @@ fn sub_path_never_leads_out_of_its_volume() {
         }
         inside > 0 && refused > 0
     });
-    drop(racers);
+    drop(attacks);
     hand.rests();
     sweep(&volumes, &field.root());
     field.canary.assert_untouched();
@@ -201,26 +201,26 @@ fn sub_path_never_leads_out_of_its_volume() {
 /// The directories of pods are removed while they change in any way, above the volumes, too:
 /// as if a container had got hold of them.
 #[test]
-fn removal_of_pods_follows_nothing_out_of_them() {
+fn removal_of_pods_follows_no_link_out_of_them() {
     let plugin = "kubernetes.io~empty-dir";
     let names = ["u1", "u2", "volumes", "plugins", plugin, "e", "volume-subpaths", "containers"];
     let Some(field) = Field::new(&names) else { return };
     let (volumes, _queue) = field.volumes(None);
     let pods = field.root().join("pods");
     fs::create_dir(&pods).unwrap();
-    let racer = field.attack(&pods);
-    let hand = Hand::new();
+    let attack = field.attack(&pods);
+    let hand = WorkerThread::new();
     let mut removed = 0;
     let mut left = 0;
-    field.race("removal", &racer, |dice| {
-        // Something to remove, deeper than descriptors are held.
-        let top = pods.join(["u1", "u2"][dice.below(2) as usize]).join("volumes").join(plugin).join("e");
-        let deep = top.join("e/".repeat(dice.below(60) as usize));
-        if dice.below(2) == 0 {
+    field.race("removal", &attack, |random| {
+        // A tree that is deeper than the number of open descriptors.
+        let top = pods.join(["u1", "u2"][random.below(2) as usize]).join("volumes").join(plugin).join("e");
+        let deep = top.join("e/".repeat(random.below(60) as usize));
+        if random.below(2) == 0 {
             make_dirs(&field.root(), deep.strip_prefix(field.root()).unwrap());
         }
         let volumes = Arc::clone(&volumes);
-        if dice.below(2) == 0 {
+        if random.below(2) == 0 {
             let torn =
                 hand.does("a tear-down", move || volumes.tear_down(&PodUid::from("u1"), &StopToken::never()));
             assert!(matches!(torn, Ok(()) | Err(VolumeError::LeftBehind { .. } | VolumeError::Io { .. })));
@@ -232,10 +232,10 @@ fn removal_of_pods_follows_nothing_out_of_them() {
         }
         removed > 0 && left > 0
     });
-    drop(racer);
+    drop(attack);
     hand.rests();
     for entry in fs::read_dir(&pods).unwrap() {
-        // What is no directory is not the agent's.
+        // Entries that are no directories do not belong to the agent.
         let entry = entry.unwrap();
         if !entry.file_type().unwrap().is_dir() {
             fs::remove_file(entry.path()).unwrap();
@@ -246,7 +246,7 @@ fn removal_of_pods_follows_nothing_out_of_them() {
     field.canary.assert_untouched();
 }
 
-/// Makes directories one in another, and follows no link on the way.
+/// Makes nested directories, and follows no link.
 fn make_dirs(root: &Path, below: &Path) {
     use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -258,8 +258,7 @@ fn make_dirs(root: &Path, below: &Path) {
     }
 }
 
-/// Removes what the agent leaves alone for good: data in the place of volumes that are not
-/// its own. Nothing changes any more.
+/// Removes what the agent never removes: foreign data at the paths of volumes. The attack has ended.
 fn make_plain(pods: &Path) {
     for pod in fs::read_dir(pods).unwrap().flatten() {
         let _ = fs::remove_dir_all(pod.path().join("volumes"));
@@ -271,7 +270,7 @@ fn make_plain(pods: &Path) {
     }
 }
 
-/// Reads a file that lies below a directory wherever links lead.
+/// Reads a file below a directory, and follows links.
 fn read_below(dir: &Path, path: &str) -> std::io::Result<String> {
     use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
     let dir = open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -314,7 +313,7 @@ impl ClassApi for Server {
 /// Volumes of files are read-only in a container, but another one may have them by a hostPath
 /// volume: they are brought up to date while it changes them.
 #[test]
-fn writer_of_files_stays_in_its_volume() {
+fn volume_file_writer_never_escapes_its_volume() {
     let names = ["..data", "..data_tmp", "a", "b", "deep", "token"];
     let Some(field) = Field::new(&names) else { return };
     let api = PodApi {
@@ -345,17 +344,17 @@ fn writer_of_files_stays_in_its_volume() {
     api.register(&first);
     let (volumes, _queue) = field.volumes(Some(api.clone()));
     let ready = volumes.setup(&first, &StopToken::never()).unwrap();
-    let racers = [field.attack(&ready[0].host_path), field.attack(&ready[1].host_path)];
-    let hand = Hand::new();
+    let attacks = [field.attack(&ready[0].host_path), field.attack(&ready[1].host_path)];
+    let hand = WorkerThread::new();
     let (mut written, mut refused, mut round) = (0_u32, 0_u32, 0_u32);
-    field.race("files", &racers[0], |dice| {
-        if dice.below(4) == 0 {
+    field.race("files", &attacks[0], |random| {
+        if random.below(4) == 0 {
             ready.iter().for_each(|volume| clear(&volume.host_path));
         }
         // Half of the time nothing is new, and all files are compared.
-        round += u32::from(dice.below(2) == 0);
+        round += u32::from(random.below(2) == 0);
         let next = pod("u1", &json!({"round": round.to_string()}), &spec);
-        // Another agent: the one that failed would wait before it tries again.
+        // Another agent: the one that failed would wait before its retry.
         let (volumes, _queue) = field.volumes(Some(api.clone()));
         let set_up = hand.does("an update of files", move || volumes.setup(&next, &StopToken::never()));
         refused += u32::from(set_up.is_err());
@@ -363,7 +362,7 @@ fn writer_of_files_stays_in_its_volume() {
         written += u32::from(found.is_ok_and(|found| found == format!("round=\"{round}\"")));
         written > 0 && refused > 0
     });
-    drop(racers);
+    drop(attacks);
     hand.rests();
     sweep(&volumes, &field.root());
     field.canary.assert_untouched();

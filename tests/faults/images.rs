@@ -1,5 +1,5 @@
-//! The part of the fault matrix that belongs to the image garbage collector: driven by hand,
-//! because the agent's own makes its first round after five minutes.
+//! The part of the fault matrix that belongs to the image garbage collector: called
+//! directly, because that of the agent makes its first round after five minutes.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::methods::{FAULTS, Fault, passed};
-use crate::side_by_side;
+use crate::in_parallel;
+use crate::method_faults::{FAULTS, Fault, passed};
 use crate::support::fake_cri::{BUSYBOX_ID, FakeCri, Wire};
-use crate::support::solo::LONG;
+use crate::support::fake_node::LONG;
 use crate::support::wait::wait_until;
 
-/// What only the collector calls.
+/// Methods that only the collector calls.
 pub const METHODS: &[&str] = &["ImageFsInfo", "RemoveImage"];
 
 /// Shorter than the agent's two minutes, so that a hanging call ends in the test.
@@ -39,7 +39,7 @@ fn run(fault: Fault, method: &'static str) {
     let mut collector = ImageCollector::new(images, policy, events, begun);
     let in_use: BTreeSet<ImageRef> = [ImageRef::from(BUSYBOX_ID.to_owned())].into();
     let never = StopToken::never();
-    // It learns what there is; nothing has been idle for long. A busy machine may take longer
+    // It records the images; none has been unused for long. A busy machine may take longer
     // than a call may.
     wait_until("the images to be known", LONG, || collector.collect(&in_use, begun, &never).is_ok());
     let later = begun.checked_add(SignedDuration::from_secs(120)).unwrap();
@@ -55,10 +55,10 @@ fn run(fault: Fault, method: &'static str) {
         let rounds = scope.spawn(|| {
             let mut longest = Duration::ZERO;
             // On a busy machine an earlier call may take longer than it may, and the round ends
-            // before it comes to the one that is spoiled.
-            wait_until("a round to meet the fault", LONG, || {
+            // before the call with the fault.
+            wait_until("the fault to apply to a round", LONG, || {
                 let begun = Instant::now();
-                // Whether it succeeds is the fault's affair; that it ends is not.
+                // Whether it succeeds depends on the fault; it must end.
                 let _ = collector.collect(&in_use, later, &never);
                 longest = longest.max(begun.elapsed());
                 gate.as_ref().is_none_or(|gate| gate.waiting() > 0)
@@ -69,7 +69,7 @@ fn run(fault: Fault, method: &'static str) {
             wait_until(&format!("{method} to be called"), LONG, || gate.waiting() > 0);
             match fault {
                 Fault::IsCut => wire.cut(),
-                Fault::IsGarbled => wire.spoil(),
+                Fault::IsGarbled => wire.send_random_bytes(),
                 _ => {}
             }
         }
@@ -78,7 +78,7 @@ fn run(fault: Fault, method: &'static str) {
     assert!(longest < LONG, "a round took {longest:?}");
     fake.behave(method);
     gate.iter().for_each(|gate| gate.open());
-    // The next rounds remove what is unused, and nothing else.
+    // The next rounds remove unused images, and nothing else.
     wait_until("the unused images to be gone", LONG, || {
         let _ = collector.collect(&in_use, later, &never);
         fake.with_state(|state| state.images.keys().eq([BUSYBOX_ID]))
@@ -86,17 +86,17 @@ fn run(fault: Fault, method: &'static str) {
 }
 
 #[test]
-fn every_method_of_the_image_collector() {
+fn image_garbage_collection_survives_faults_of_every_method() {
     let cases: Vec<(Fault, &'static str)> =
         FAULTS.iter().flat_map(|fault| METHODS.iter().map(|method| (*fault, *method))).collect();
-    side_by_side(&cases, |(fault, method)| run(*fault, method));
+    in_parallel(&cases, |(fault, method)| run(*fault, method));
     passed(cases.len());
 }
 
 /// A round in the middle of a hanging call ends with the agent.
 #[test]
-fn a_stop_ends_a_round() {
-    side_by_side(&["ListImages", "ImageFsInfo", "RemoveImage"], |method| {
+fn stop_ends_a_hanging_image_garbage_collection() {
+    in_parallel(&["ListImages", "ImageFsInfo", "RemoveImage"], |method| {
         let fake = FakeCri::start();
         fake.add_image("registry.example/a:1");
         let (source, token) = stop::pair();

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::dice::Dice;
-use crate::support::racer::{Attack, Canary, Racer, race_duration, race_seed};
-use crate::support::solo::Solo;
+use crate::print_line;
+use crate::support::fake_node::FakeNode;
+use crate::support::file_attack::{Attack, Canary, RunningAttack, race_duration, race_seed};
+use crate::support::random::Random;
 use crate::support::tls_client::{Answer, TlsClient};
-use crate::tell;
 
-/// Whatever was not seen so long after the end will not be.
+/// What was not observed so long after the end will not be.
 const HANGS: Duration = Duration::from_secs(120);
 
 /// The directory below `/var/log`, which is the tests' own. The query for a service of this
@@ -27,18 +27,18 @@ const HANGS: Duration = Duration::from_secs(120);
 const NAME: &str = "race";
 const NAMES: [&str; 5] = ["race.log", "a", "b", "c", "index.html"];
 
-/// What responses have shown.
+/// How many responses of each kind there were.
 #[derive(Debug, Default)]
-struct Seen {
+struct ResponseCounts {
     lists: u32,
     files: u32,
     refusals: u32,
     services: u32,
-    /// Files that became shorter on the way.
+    /// Files that became shorter during the response.
     cut: u32,
 }
 
-impl Seen {
+impl ResponseCounts {
     fn is_all(&self) -> bool {
         self.lists > 0 && self.files > 0 && self.refusals > 0 && self.services > 0
     }
@@ -64,12 +64,12 @@ fn targets(canary: &Canary, agent: u32) -> Vec<PathBuf> {
     targets
 }
 
-/// What is requested.
-fn path(dice: &mut Dice) -> String {
-    let depth = dice.below(4);
-    let inner: Vec<&str> = (0..depth).filter_map(|_| dice.pick(&NAMES).copied()).collect();
+/// The requested paths.
+fn path(random: &mut Random) -> String {
+    let depth = random.below(4);
+    let inner: Vec<&str> = (0..depth).filter_map(|_| random.pick(&NAMES).copied()).collect();
     let inner = inner.join("/");
-    match dice.below(6) {
+    match random.below(6) {
         0 => format!("/logs/?query={NAME}"),
         1 => format!("/logs/?query={NAME}/{inner}"),
         2 | 3 => format!("/logs/{NAME}/{inner}"),
@@ -83,9 +83,9 @@ fn ask(client: &TlsClient, path: &str) -> io::Result<Answer> {
 }
 
 #[test]
-fn logs_never_show_what_is_outside() {
+fn log_requests_never_read_outside_the_log_directory() {
     let Some(base) = std::env::var_os("E2E_DIR") else {
-        tell("races: skipped: no /var/log of their own; run through tests/run faults");
+        print_line("races: skipped: no /var/log of their own; run through tests/run faults");
         return;
     };
     let outside = tempfile::Builder::new().prefix("races").tempdir_in(base).unwrap();
@@ -93,22 +93,22 @@ fn logs_never_show_what_is_outside() {
     let canary = Canary::new(&outside.path().join("canary"), &names);
     let dir = Path::new("/var/log").join(NAME);
     fs::create_dir(&dir).unwrap();
-    let solo = Solo::start_with(json!({"enableSystemLogQuery": true}));
-    let client = TlsClient::new(solo.main_port(), None);
+    let node = FakeNode::start_with(json!({"enableSystemLogQuery": true}));
+    let client = TlsClient::new(node.main_port(), None);
     let seed = race_seed();
-    let racer = Racer::start(Attack {
+    let attack = RunningAttack::start(Attack {
         dir: dir.clone(),
         names: names.to_vec(),
-        targets: targets(&canary, solo.pid()),
+        targets: targets(&canary, node.pid()),
         threads: 1,
         seed,
     });
 
-    let (mut dice, mut seen, mut requests) = (Dice::new(seed), Seen::default(), 0);
+    let (mut random, mut seen, mut requests) = (Random::new(seed), ResponseCounts::default(), 0);
     let begun = Instant::now();
     while begun.elapsed() < race_duration() || !seen.is_all() {
         assert!(begun.elapsed() < race_duration() + HANGS, "after {requests} requests: {seen:?}");
-        let path = path(&mut dice);
+        let path = path(&mut random);
         requests += 1;
         let service = path == format!("/logs/?query={NAME}");
         match ask(&client, &path) {
@@ -127,13 +127,13 @@ fn logs_never_show_what_is_outside() {
         }
         canary.assert_no_events();
     }
-    let moves = racer.moves();
-    drop(racer);
+    let moves = attack.moves();
+    drop(attack);
     canary.assert_untouched();
-    solo.finish();
+    node.finish();
     canary.assert_untouched();
-    let Seen { lists, files, refusals, services, cut } = seen;
-    tell(&format!(
+    let ResponseCounts { lists, files, refusals, services, cut } = seen;
+    print_line(&format!(
         "races: /logs/: {requests} requests ({lists} lists, {files} files, {services} services, {refusals} refused, {cut} cut short), {moves} moves, seed {seed}"
     ));
     fs::remove_dir_all(&dir).unwrap();

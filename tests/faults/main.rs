@@ -1,5 +1,5 @@
 //! The real agent against a runtime that misbehaves: whatever fails, hangs or is slow, no
-//! pod is lost, no container has a twin, and the agent answers and stops in time.
+//! pod is lost, no container runs twice, and the agent responds and stops in time.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,21 +7,21 @@
 mod support;
 
 mod api_server;
+mod bus_floods;
 mod certificates;
 mod clock;
 mod crashes;
+mod event_stream;
 mod file_races;
-mod floods;
 mod images;
 mod log_races;
-mod methods;
+mod method_faults;
 mod outages;
 mod races;
 mod resizes;
 mod rotation_races;
 mod scale;
 mod stops;
-mod stream;
 mod syscalls;
 
 use std::any::Any;
@@ -33,8 +33,8 @@ use serde_json::{Value, json};
 
 use support::node::{FOREVER, busybox, pod};
 
-/// Tells something of a test that passes; the test harness holds back what is printed.
-fn tell(text: &str) {
+/// Prints a line also when the test passes: the test harness hides the output of the macros.
+fn print_line(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
@@ -42,21 +42,21 @@ fn tell(text: &str) {
 /// other's way while they start.
 const CASES_AT_ONCE: usize = 48;
 
-/// A place among the cases that run.
-struct Place;
+/// Permission to run one case; at most [`CASES_AT_ONCE`] exist.
+struct CaseSlot;
 
 static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
-impl Place {
-    fn take() -> Place {
+impl CaseSlot {
+    fn take() -> CaseSlot {
         let (running, ended) = &RUNNING;
         let running = running.lock().unwrap();
         *ended.wait_while(running, |running| *running >= CASES_AT_ONCE).unwrap() += 1;
-        Place
+        CaseSlot
     }
 }
 
-impl Drop for Place {
+impl Drop for CaseSlot {
     fn drop(&mut self) {
         let (running, ended) = &RUNNING;
         *running.lock().unwrap() -= 1;
@@ -66,9 +66,9 @@ impl Drop for Place {
 
 /// Runs one case per thread and fails with the names of all that failed. The cases mostly
 /// wait, so that many of them hardly take more time than the longest alone.
-fn side_by_side<T: Debug + Sync>(cases: &[T], run: impl Fn(&T) + Sync) {
+fn in_parallel<T: Debug + Sync>(cases: &[T], run: impl Fn(&T) + Sync) {
     let one = |case: &T| {
-        let _place = Place::take();
+        let _slot = CaseSlot::take();
         run(case);
     };
     let one = &one;
@@ -101,10 +101,10 @@ fn two(name: &str) -> Value {
     pod(name, json!([one, busybox("two", FOREVER)]))
 }
 
-/// What runs of [`rich`].
+/// The running containers of [`rich`].
 const RICH: [&str; 3] = ["one", "side", "two"];
 
-/// A pod with something of everything: the containers of [`two`] with hooks and probes, a
+/// A pod with all features: the containers of [`two`] with hooks and probes, a
 /// sidecar and an init container before them, volumes on disk, in memory and made of files.
 fn rich(name: &str) -> Value {
     let mut pod = two(name);
@@ -126,7 +126,7 @@ fn rich(name: &str) -> Value {
     for (probe, seconds) in [("livenessProbe", 3), ("readinessProbe", 1)] {
         two[probe] = json!({"exec": {"command": [probe]}, "periodSeconds": seconds});
     }
-    // Mounting is for root.
+    // Only root can mount.
     let memory = if rustix::process::geteuid().is_root() { json!({"medium": "Memory"}) } else { json!({}) };
     let labels = json!({"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}});
     spec["volumes"] = json!([

@@ -1,15 +1,15 @@
-//! Resizes that something comes in the way of: what was granted is on disk before a container
-//! has it, nothing is told as done that is not, and a pod that is over waits for nothing.
+//! Interrupted resizes: an allocation is on disk before a container has it, nothing is reported as
+//! done that is not, and a finished pod has no pending resize.
 
 use coracle::model::api::Pod;
 use serde_json::{Value, json};
 
+use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::simple;
-use crate::support::solo::{LONG, Solo};
 use crate::support::wait::wait_until;
 use crate::support::web::metric;
 
-/// How many resizes wait for room.
+/// The metric of deferred resizes.
 const DEFERRED: &str = "kubelet_pod_pending_resizes{reason=\"deferred\"}";
 
 /// A pod whose requests are its limits.
@@ -26,12 +26,12 @@ fn resized(pod: &mut Value, cpu: &str) {
     pod["spec"]["containers"][0]["resources"] = json!({"requests": both, "limits": both});
 }
 
-fn resize(solo: &Solo, name: &str, cpu: &str, generation: i64) {
-    let path = Solo::pod_path(name);
-    let mut pod = solo.api().object(&path).expect("it is there");
+fn resize(node: &FakeNode, name: &str, cpu: &str, generation: i64) {
+    let path = FakeNode::pod_path(name);
+    let mut pod = node.api().object(&path).expect("it is there");
     resized(&mut pod, cpu);
     pod["metadata"]["generation"] = json!(generation);
-    solo.api().put(&path, pod);
+    node.api().put(&path, pod);
 }
 
 /// The reason of a condition; `None` without it.
@@ -41,13 +41,13 @@ fn condition(pod: &Pod, kind: &str) -> Option<String> {
     Some(found.reason.clone().unwrap_or_default())
 }
 
-fn shows(solo: &Solo, name: &str, kind: &str) -> Option<String> {
-    condition(&solo.shown(name).expect("it is there"), kind)
+fn shows(node: &FakeNode, name: &str, kind: &str) -> Option<String> {
+    condition(&node.shown(name).expect("it is there"), kind)
 }
 
 /// The CPU limit that a state file has for the only pod's container.
-fn kept(solo: &Solo, file: &str) -> String {
-    let text = std::fs::read_to_string(solo.root().join(file)).unwrap_or_default();
+fn kept(node: &FakeNode, file: &str) -> String {
+    let text = std::fs::read_to_string(node.root().join(file)).unwrap_or_default();
     let outer: Value = serde_json::from_str(&text).unwrap_or_default();
     let inner: Value = serde_json::from_str(outer["data"].as_str().unwrap_or_default()).unwrap_or_default();
     let entry = inner["entries"].as_object().and_then(|entries| entries.values().next());
@@ -55,89 +55,89 @@ fn kept(solo: &Solo, file: &str) -> String {
     container.map_or(String::new(), |own| own["limits"]["cpu"].as_str().unwrap_or_default().to_owned())
 }
 
-fn quota(solo: &Solo, name: &str) -> i64 {
-    let containers = solo.containers(name);
+fn quota(node: &FakeNode, name: &str) -> i64 {
+    let containers = node.containers(name);
     let container = containers.first().expect("it has a container");
     container.status.resources.linux.cpu_quota
 }
 
 #[test]
-fn an_agent_that_is_killed_in_a_resize_goes_on_with_it() {
-    let mut solo = Solo::join(json!({}));
-    solo.bind(&sized("web", "100m"));
-    solo.assert_runs_once("web", &["main"]);
-    let running = solo.running("web");
-    let gate = solo.fake.hang_next("UpdateContainerResources");
-    resize(&solo, "web", "200m", 2);
-    wait_until("the runtime to be told", LONG, || gate.waiting() > 0);
-    // The container may have it any moment.
+fn interrupted_resize_continues_after_agent_restart() {
+    let mut node = FakeNode::join(json!({}));
+    node.bind(&sized("web", "100m"));
+    node.assert_runs_once("web", &["main"]);
+    let running = node.running("web");
+    let gate = node.fake.hang_next("UpdateContainerResources");
+    resize(&node, "web", "200m", 2);
+    wait_until("the call to the runtime", LONG, || gate.waiting() > 0);
+    // The container may get it at any moment.
     assert_eq!(
-        (kept(&solo, "allocated_pods_state"), kept(&solo, "actuated_pods_state")),
+        (kept(&node, "allocated_pods_state"), kept(&node, "actuated_pods_state")),
         ("200m".into(), "100m".into())
     );
-    wait_until("the resize to be shown", LONG, || shows(&solo, "web", "PodResizeInProgress").is_some());
-    solo.kill_agent();
+    wait_until("the resize to be shown", LONG, || shows(&node, "web", "PodResizeInProgress").is_some());
+    node.kill_agent();
     gate.open();
-    solo.start_agent();
-    wait_until("the end of the resize", LONG, || shows(&solo, "web", "PodResizeInProgress").is_none());
-    assert_eq!((kept(&solo, "actuated_pods_state"), quota(&solo, "web")), ("200m".into(), 20_000));
-    assert_eq!(solo.running("web"), running);
-    solo.finish();
+    node.start_agent();
+    wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
+    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
+    assert_eq!(node.running("web"), running);
+    node.finish();
 }
 
 /// The runtime is away, so that nothing can be done yet.
 #[test]
-fn what_is_told_as_granted_is_granted_after_a_kill() {
-    let mut solo = Solo::join(json!({}));
-    solo.bind(&sized("web", "100m"));
-    solo.assert_runs_once("web", &["main"]);
-    solo.fake.set_condition("NetworkReady", false, "Off", "no network");
-    wait_until("the node to be unready", LONG, || !solo.node_is_ready());
-    resize(&solo, "web", "200m", 2);
-    wait_until("the resize to be shown", LONG, || shows(&solo, "web", "PodResizeInProgress").is_some());
-    assert_eq!(kept(&solo, "allocated_pods_state"), "200m");
-    solo.kill_agent();
-    solo.fake.set_condition("NetworkReady", true, "", "");
-    solo.start_agent();
-    wait_until("the end of the resize", LONG, || shows(&solo, "web", "PodResizeInProgress").is_none());
-    assert_eq!((kept(&solo, "actuated_pods_state"), quota(&solo, "web")), ("200m".into(), 20_000));
-    solo.finish();
+fn reported_allocation_survives_an_agent_kill() {
+    let mut node = FakeNode::join(json!({}));
+    node.bind(&sized("web", "100m"));
+    node.assert_runs_once("web", &["main"]);
+    node.fake.set_condition("NetworkReady", false, "Off", "no network");
+    wait_until("the node to be unready", LONG, || !node.node_is_ready());
+    resize(&node, "web", "200m", 2);
+    wait_until("the resize to be shown", LONG, || shows(&node, "web", "PodResizeInProgress").is_some());
+    assert_eq!(kept(&node, "allocated_pods_state"), "200m");
+    node.kill_agent();
+    node.fake.set_condition("NetworkReady", true, "", "");
+    node.start_agent();
+    wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
+    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
+    node.finish();
 }
 
 #[test]
-fn what_the_runtime_refuses_is_not_told_as_done() {
-    let solo = Solo::join(json!({}));
-    solo.bind(&sized("web", "100m"));
-    solo.assert_runs_once("web", &["main"]);
-    solo.fake.fail("UpdateContainerResources", coracle::transport::grpc::Kind::Unavailable, "not today");
-    resize(&solo, "web", "200m", 2);
-    wait_until("the error", LONG, || shows(&solo, "web", "PodResizeInProgress").as_deref() == Some("Error"));
-    assert_eq!(kept(&solo, "actuated_pods_state"), "100m");
-    solo.fake.behave("UpdateContainerResources");
-    wait_until("the end of the resize", LONG, || shows(&solo, "web", "PodResizeInProgress").is_none());
-    assert_eq!((kept(&solo, "actuated_pods_state"), quota(&solo, "web")), ("200m".into(), 20_000));
-    solo.finish();
+fn resize_refused_by_the_runtime_is_not_reported_as_done() {
+    let node = FakeNode::join(json!({}));
+    node.bind(&sized("web", "100m"));
+    node.assert_runs_once("web", &["main"]);
+    node.fake.fail("UpdateContainerResources", coracle::transport::grpc::Kind::Unavailable, "not today");
+    resize(&node, "web", "200m", 2);
+    wait_until("the error", LONG, || shows(&node, "web", "PodResizeInProgress").as_deref() == Some("Error"));
+    assert_eq!(kept(&node, "actuated_pods_state"), "100m");
+    node.fake.behave("UpdateContainerResources");
+    wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
+    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
+    node.finish();
 }
 
 #[test]
-fn a_pod_that_is_over_waits_for_nothing() {
-    let solo = Solo::join(json!({}));
-    solo.bind(&sized("web", "100m"));
-    solo.assert_runs_once("web", &["main"]);
-    resize(&solo, "web", "10k", 2);
-    wait_until("the wait", LONG, || shows(&solo, "web", "PodResizePending").as_deref() == Some("Deferred"));
-    let waiting = || solo.metric(DEFERRED);
-    wait_until("the wait to be counted", LONG, || waiting() > 0.0);
-    for id in solo.running("web").into_values().flatten() {
-        solo.fake.kill_container(&id, 0);
+fn finished_pod_has_no_pending_resize() {
+    let node = FakeNode::join(json!({}));
+    node.bind(&sized("web", "100m"));
+    node.assert_runs_once("web", &["main"]);
+    resize(&node, "web", "10k", 2);
+    wait_until("the wait", LONG, || shows(&node, "web", "PodResizePending").as_deref() == Some("Deferred"));
+    let waiting = || node.metric(DEFERRED);
+    wait_until("the deferred resize to be counted", LONG, || waiting() > 0.0);
+    for id in node.running("web").into_values().flatten() {
+        node.fake.kill_container(&id, 0);
     }
     let over =
         |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
-    wait_until("the end", LONG, || over(&solo.shown("web").expect("it is there")));
-    wait_until("the end of the wait", LONG, || shows(&solo, "web", "PodResizePending").is_none());
-    wait_until("no wait to be counted", LONG, || {
-        let (status, page) = solo.read_only("/metrics");
+    wait_until("the end", LONG, || over(&node.shown("web").expect("it is there")));
+    wait_until("the end of the wait", LONG, || shows(&node, "web", "PodResizePending").is_none());
+    wait_until("no deferred resize to be counted", LONG, || {
+        let (status, page) = node.read_only("/metrics");
         status == 200 && metric(&page, DEFERRED) < 1.0
     });
-    solo.finish();
+    node.finish();
 }

@@ -3,7 +3,7 @@
 //! log directory outside, to which the links lead, must neither change nor be read.
 //!
 //! `RACE_SECONDS` is how long that goes on, 4 unless set; `FAULTS_SEED` repeats the attackers'
-//! choices, though not their moments.
+//! choices, but not their timing.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -23,11 +23,11 @@ use crossbeam_channel::{Receiver, bounded};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::fs::{mkdirat, mknodat, openat, renameat, renameat_with, symlinkat, unlinkat};
 
-use crate::support::dice::Dice;
-use crate::support::racer::{Canary, race_duration, race_seed};
-use crate::tell;
+use crate::print_line;
+use crate::support::file_attack::{Canary, race_duration, race_seed};
+use crate::support::random::Random;
 
-/// Whatever goes on, a thread that has not ended so long after it should is blocked.
+/// A thread that has not ended so long after its stop is blocked.
 const HANG: Duration = Duration::from_secs(120);
 const SECRET: &str = "2026-01-02T03:04:05Z stdout F secret\n";
 const OWN: &str = "2026-01-02T03:04:05Z stdout F own\n";
@@ -44,8 +44,9 @@ fn outside(dir: &Path) -> Canary {
     Canary::over(dir)
 }
 
-/// `logs/pod/c/0.log`, what attackers make before they put it there, and the canary.
-struct Arena {
+/// The log directories (`logs/pod/c/0.log`), a directory in which attackers prepare entries, and the
+/// canary.
+struct LogDirectories {
     _root: tempfile::TempDir,
     logs: PathBuf,
     /// The container's log directory and the two above it, wherever their paths lead at the moment.
@@ -56,8 +57,8 @@ struct Arena {
     canary: Canary,
 }
 
-impl Arena {
-    fn new() -> Arena {
+impl LogDirectories {
+    fn new() -> LogDirectories {
         let root = tempfile::tempdir().unwrap();
         let logs = root.path().join("logs");
         fs::create_dir_all(logs.join("pod/c")).unwrap();
@@ -71,26 +72,25 @@ impl Arena {
             openat(CWD, path, flags, Mode::empty()).unwrap()
         };
         let (container, pod, all) = (open(logs.join("pod/c")), open(logs.join("pod")), open(logs.clone()));
-        Arena { _root: root, logs, container, pod, all, outside: outside_dir, canary }
+        LogDirectories { _root: root, logs, container, pod, all, outside: outside_dir, canary }
     }
 
     fn log(&self) -> PathBuf {
         self.logs.join("pod/c/0.log")
     }
 
-    /// Makes something and puts it under a name of the container's directory. What cannot be done
-    /// at this moment is left.
-    fn swap(&self, dice: &mut Dice, number: u64) {
+    /// Makes an entry and moves it to a name in the container's directory. Failures are ignored.
+    fn swap(&self, random: &mut Random, number: u64) {
         let things = ["own", "own", "large", "link", "zero", "pipe", "directory", "nothing"];
-        let thing = *dice.pick(&things).unwrap();
-        let name = self.name(dice);
+        let thing = *random.pick(&things).unwrap();
+        let name = self.name(random);
         let made = format!("made/{number}");
         let mode = Mode::from_raw_mode(0o755);
         let write = |text: &str, times| fs::write(self.logs.join(&made), text.repeat(times)).is_ok();
         let ready = match thing {
             "own" => write(OWN, 100),
             "large" => {
-                let length = if dice.below(2) == 0 { 1 << 18 } else { 1 << 40 };
+                let length = if random.below(2) == 0 { 1 << 18 } else { 1 << 40 };
                 File::create(self.logs.join(&made)).is_ok_and(|file| file.set_len(length).is_ok())
             }
             "link" => symlinkat(self.outside.join("c/0.log"), &self.all, &*made).is_ok(),
@@ -99,7 +99,7 @@ impl Arena {
             "directory" => mkdirat(&self.all, &*made, mode).is_ok(),
             _ => false,
         };
-        if !ready || dice.below(4) == 0 {
+        if !ready || random.below(4) == 0 {
             let _ = unlinkat(&self.container, &*name, AtFlags::empty());
             let _ = unlinkat(&self.container, &*name, AtFlags::REMOVEDIR);
         }
@@ -114,8 +114,8 @@ impl Arena {
     }
 
     /// The log's name, that of one of its rotated files, or one that the rotation may take next.
-    fn name(&self, dice: &mut Dice) -> String {
-        if dice.below(3) == 0 {
+    fn name(&self, random: &mut Random) -> String {
+        if random.below(3) == 0 {
             return "0.log".to_owned();
         }
         let mut names: Vec<String> = rustix::fs::Dir::read_from(&self.container)
@@ -123,7 +123,7 @@ impl Arena {
             .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
             .filter(|name| name.starts_with("0.log."))
             .collect();
-        let ending = dice.pick(&["", ".gz", ".gz.tmp", ".tmp"]).unwrap();
+        let ending = random.pick(&["", ".gz", ".gz.tmp", ".tmp"]).unwrap();
         for seconds in 0..2 {
             let at = jiff::Zoned::now().checked_add(jiff::SignedDuration::from_secs(seconds)).unwrap();
             names.push(format!("0.log.{}{ending}", at.strftime("%Y%m%d-%H%M%S")));
@@ -131,22 +131,22 @@ impl Arena {
         for name in names.clone() {
             names.push(format!("{}{ending}", name.trim_end_matches(".tmp").trim_end_matches(".gz")));
         }
-        dice.pick(&names).unwrap().clone()
+        random.pick(&names).unwrap().clone()
     }
 
     /// The directory of the container, or of the pod, changes places with a link outside.
-    fn swap_directories(&self, dice: &mut Dice) {
-        let (dir, name) = if dice.below(2) == 0 { (&self.pod, "c") } else { (&self.all, "pod") };
+    fn swap_directories(&self, random: &mut Random) {
+        let (dir, name) = if random.below(2) == 0 { (&self.pod, "c") } else { (&self.all, "pod") };
         for _ in 0..2 {
             renameat_with(dir, name, dir, "decoy", RenameFlags::EXCHANGE).unwrap();
-            let _ = StopToken::never().wait(Duration::from_micros(dice.below(300)));
+            let _ = StopToken::never().wait(Duration::from_micros(random.below(300)));
         }
     }
 }
 
-/// A runtime that opens its log where it was told to, and nothing else in its place.
+/// A runtime that opens its log at the requested path, and follows no link there.
 struct Runtime {
-    arena: Arc<Arena>,
+    arena: Arc<LogDirectories>,
     opened: Arc<AtomicU64>,
 }
 
@@ -161,15 +161,15 @@ impl Reopen for Runtime {
     }
 }
 
-/// A thread that does something again and again until it is stopped, and says that it has ended.
-struct Busy {
+/// A thread that repeats a step until it is stopped, and reports its end.
+struct RepeatingThread {
     running: Running,
     ended: Receiver<()>,
     times: Arc<AtomicU64>,
 }
 
-impl Busy {
-    fn start(name: &str, mut step: impl FnMut(u64) + Send + 'static) -> Busy {
+impl RepeatingThread {
+    fn start(name: &str, mut step: impl FnMut(u64) + Send + 'static) -> RepeatingThread {
         let (send, ended) = bounded(1);
         let times = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&times);
@@ -179,7 +179,7 @@ impl Busy {
             }
             let _ = send.send(());
         });
-        Busy { running: running.unwrap(), ended, times }
+        RepeatingThread { running: running.unwrap(), ended, times }
     }
 
     fn times(&self) -> u64 {
@@ -188,56 +188,56 @@ impl Busy {
 
     fn end(mut self) -> u64 {
         self.running.ask_to_stop();
-        // A panic ends it without a word.
+        // A panic ends it without a report.
         assert_eq!(self.ended.recv_timeout(HANG), Ok(()), "{} failed or is blocked", self.running.name());
         self.times()
     }
 }
 
 #[test]
-fn rotation_stays_in_its_directory_whatever_a_container_puts_there() {
+fn log_rotation_never_leaves_its_directory() {
     let seed = race_seed();
-    let arena = Arc::new(Arena::new());
+    let arena = Arc::new(LogDirectories::new());
     let opened = Arc::new(AtomicU64::new(0));
     let end = Instant::now() + race_duration();
 
     let mut attackers = Vec::new();
     for number in 0..2 {
-        let (arena, mut dice) = (Arc::clone(&arena), Dice::new(seed + number));
-        attackers.push(Busy::start(&format!("files/{number}"), move |time| {
-            arena.swap(&mut dice, time * 2 + number);
+        let (arena, mut random) = (Arc::clone(&arena), Random::new(seed + number));
+        attackers.push(RepeatingThread::start(&format!("files/{number}"), move |time| {
+            arena.swap(&mut random, time * 2 + number);
         }));
     }
-    let (own, mut dice) = (Arc::clone(&arena), Dice::new(seed + 2));
-    attackers.push(Busy::start("directories", move |_| {
-        own.swap_directories(&mut dice);
-        // As often there as not.
+    let (own, mut random) = (Arc::clone(&arena), Random::new(seed + 2));
+    attackers.push(RepeatingThread::start("directories", move |_| {
+        own.swap_directories(&mut random);
+        // Present half of the time.
         let _ = StopToken::never().wait(Duration::from_micros(300));
     }));
 
     let runtime = Runtime { arena: Arc::clone(&arena), opened: Arc::clone(&opened) };
     let settings = Settings { max_bytes: Some(LIMIT), max_files: 4 };
     let (rotator, log) = (Rotator::new(settings, runtime), arena.log());
-    let rotating = Busy::start("rotation", move |_| {
+    let rotating = RepeatingThread::start("rotation", move |_| {
         rotator.rotate_all(&[(ContainerId::from("c"), log.clone())], &StopToken::never());
     });
     let log = arena.log();
-    let reading = Busy::start("reader", move |_| {
+    let reading = RepeatingThread::start("reader", move |_| {
         let mut out = Vec::new();
         let _ = read(&log, &ReadOptions::default(), &mut out, &|| false, &StopToken::never());
         assert!(!String::from_utf8_lossy(&out).contains("secret"));
     });
 
-    // In a quiet moment all of it has to work, or nothing was raced for.
+    // Without the attack all of it must work, or the races proved nothing.
     while Instant::now() < end || opened.load(Ordering::SeqCst) < 20 || reading.times() < 20 {
         assert!(Instant::now() < end + HANG, "hardly anything was rotated or read");
         let _ = StopToken::never().wait(Duration::from_millis(50));
     }
-    let swaps: u64 = attackers.into_iter().map(Busy::end).sum();
+    let swaps: u64 = attackers.into_iter().map(RepeatingThread::end).sum();
     let (passes, reads) = (rotating.end(), reading.end());
     let rotations = opened.load(Ordering::SeqCst);
     arena.canary.assert_untouched();
-    tell(&format!(
+    print_line(&format!(
         "races: rotation: {passes} passes with {rotations} rotations, {reads} readers, {swaps} moves, seed {seed}"
     ));
 }

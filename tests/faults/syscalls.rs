@@ -1,6 +1,6 @@
 //! SIGKILL between the system calls by which an agent changes the node's files and mounts:
 //! strace kills it at the first such call, at the second, and so on, until the work is done
-//! before the call comes. The next agent finishes the job.
+//! before that call. The next agent completes the work.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -9,18 +9,18 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::support::cop::mounts_below;
-use crate::support::solo::{LONG, Solo};
+use crate::support::fake_node::{FakeNode, LONG};
+use crate::support::process_usage::mounts_below;
 use crate::support::wait::{wait_for, wait_until};
-use crate::{RICH, rich, tell};
+use crate::{RICH, print_line, rich};
 
-/// By which volumes, mounts and directories of pods are changed: beneath open directories.
+/// System calls that change volumes, mounts and directories of pods: relative to open directories.
 const BENEATH: &str = "mkdirat,mount,umount2,unlinkat,renameat,renameat2,symlinkat,linkat,fchmod,fchmodat,\
                        fchown,fchownat";
-/// By which files elsewhere are: the kept manifests, the logs, the pod's hosts file.
+/// System calls that change other files: the kept manifests, the logs, the pod's hosts file.
 const ELSEWHERE: &str = "?mkdir,?rmdir,?unlink,?rename,?symlink,?link,?chmod,fsync,fdatasync";
 
-/// No start and no end of a pod needs so many.
+/// No start and no removal of a pod needs so many.
 const MOST: usize = 150;
 
 /// How long a start or an end may take under a tracer.
@@ -30,13 +30,13 @@ const TRACED: Duration = Duration::from_secs(150);
 const AT_ONCE: usize = 16;
 
 /// Attaches to an agent and kills it at a thread's `call`-th system call of the list.
-fn kill_at(solo: &Solo, calls: &str, call: usize) -> Child {
-    let pid = solo.pid();
+fn kill_at(node: &FakeNode, calls: &str, call: usize) -> Child {
+    let pid = node.pid();
     let tracer = Command::new("strace")
         .args(["-f", "-qq", "-e", &format!("trace={calls}")])
         .args(["-e", &format!("inject={calls}:signal=KILL:when={call}")])
         .arg("-o")
-        .arg(solo.path("trace"))
+        .arg(node.path("trace"))
         .args(["-p", &pid.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -80,27 +80,27 @@ fn is_dead(pid: u32) -> bool {
 /// Kills an agent at the `call`-th such system call of starting a pod; where that was, if the
 /// agent did not finish before.
 fn during_a_start(calls: &str, call: usize) -> Option<String> {
-    let mut solo = Solo::start();
-    let mut tracer = kill_at(&solo, calls, call);
-    let pid = solo.pid();
-    solo.apply(&rich("web"));
+    let mut node = FakeNode::start();
+    let mut tracer = kill_at(&node, calls, call);
+    let pid = node.pid();
+    node.apply(&rich("web"));
     let killed = wait_for("the pod or the kill", TRACED, || {
         let dead = is_dead(pid);
-        (dead || solo.running("web").len() == RICH.len()).then_some(dead)
+        (dead || node.running("web").len() == RICH.len()).then_some(dead)
     });
-    end(&mut solo, &mut tracer, killed);
-    solo.assert_runs_once("web", &RICH);
-    assert_whole(&solo);
-    let trace = solo.path("trace");
+    end(&mut node, &mut tracer, killed);
+    node.assert_runs_once("web", &RICH);
+    assert_whole(&node);
+    let trace = node.path("trace");
     let place = killed.then(|| fatal_call(&trace, call));
-    solo.finish();
+    node.finish();
     place
 }
 
 /// Asserts that the volumes are what the manifest says.
-fn assert_whole(solo: &Solo) {
-    let pods = solo.root().join("pods");
-    let uid = wait_for("the pod's UID", LONG, || solo.pod("web")?.metadata.uid);
+fn assert_whole(node: &FakeNode) {
+    let pods = node.root().join("pods");
+    let uid = wait_for("the pod's UID", LONG, || node.pod("web")?.metadata.uid);
     let volumes = pods.join(uid).join("volumes");
     let (empty, files) =
         (volumes.join("kubernetes.io~empty-dir"), volumes.join("kubernetes.io~downward-api/files"));
@@ -108,48 +108,48 @@ fn assert_whole(solo: &Solo) {
     mounts.sort();
     assert_eq!(mounts, [files.clone(), empty.join("memory")]);
     assert!(files.join("labels").is_file(), "the file of labels");
-    // A tmpfs comes with the sticky bit.
+    // A tmpfs has the sticky bit.
     for (volume, wanted) in [("disk", 0o777), ("memory", 0o1777)] {
         let mode = std::fs::metadata(empty.join(volume)).unwrap().permissions().mode() & 0o7777;
         assert_eq!(mode, wanted, "the mode of volume {volume}");
     }
 }
 
-/// As [`during_a_start`], for the end of a pod with all that it leaves.
+/// As [`during_a_start`], for the removal of a pod and its files.
 fn during_an_end(calls: &str, call: usize) -> Option<String> {
-    let mut solo = Solo::start();
-    solo.apply(&rich("web"));
-    solo.assert_runs_once("web", &RICH);
-    let pods = solo.root().join("pods");
+    let mut node = FakeNode::start();
+    node.apply(&rich("web"));
+    node.assert_runs_once("web", &RICH);
+    let pods = node.root().join("pods");
     let mounts = mounts_below(&pods).len();
     assert_eq!(mounts, 2, "the volume in memory and the one of files");
-    let mut tracer = kill_at(&solo, calls, call);
-    let pid = solo.pid();
-    solo.remove("web");
+    let mut tracer = kill_at(&node, calls, call);
+    let pid = node.pid();
+    node.remove("web");
     let killed = wait_for("the end of the pod or the kill", TRACED, || {
         let gone = std::fs::read_dir(&pods).is_ok_and(|mut left| left.next().is_none());
         let dead = is_dead(pid);
         (dead || gone).then_some(dead)
     });
-    end(&mut solo, &mut tracer, killed);
-    solo.wait_gone("web", LONG);
-    let trace = solo.path("trace");
+    end(&mut node, &mut tracer, killed);
+    node.wait_gone("web", LONG);
+    let trace = node.path("trace");
     let place = killed.then(|| fatal_call(&trace, call));
-    solo.finish();
+    node.finish();
     place
 }
 
-fn end(solo: &mut Solo, tracer: &mut Child, killed: bool) {
+fn end(node: &mut FakeNode, tracer: &mut Child, killed: bool) {
     if !killed {
-        // Let go of it: what it does next is nobody's case.
+        // Detach: its next system calls belong to no case.
         let _ = tracer.kill();
     }
     let _ = tracer.wait();
-    solo.kill_agent();
-    solo.start_agent();
+    node.kill_agent();
+    node.start_agent();
 }
 
-/// Goes through the calls until an agent has done its work before the call came.
+/// Increases the number of the call until an agent completes its work before that call.
 fn every_call(what: &str, run: impl Fn(usize) -> Option<String> + Sync) -> Vec<String> {
     let (next, end) = (AtomicUsize::new(1), AtomicUsize::new(MOST));
     let (next, end, run) = (&next, &end, &run);
@@ -159,8 +159,8 @@ fn every_call(what: &str, run: impl Fn(usize) -> Option<String> + Sync) -> Vec<S
                 scope.spawn(move || {
                     let (mut places, mut failures) = (Vec::new(), Vec::new());
                     loop {
-                        // Before a call is chosen: who waits for a place learns meanwhile of the end.
-                        let _place = crate::Place::take();
+                        // Before a call is chosen: a thread that waits for a slot notices the end meanwhile.
+                        let _slot = crate::CaseSlot::take();
                         let call = next.fetch_add(1, Ordering::Relaxed);
                         if call > end.load(Ordering::Relaxed) {
                             return (places, failures);
@@ -180,14 +180,14 @@ fn every_call(what: &str, run: impl Fn(usize) -> Option<String> + Sync) -> Vec<S
     assert!(failures.is_empty(), "{what}: {} failed:\n{}", failures.len(), failures.join("\n"));
     let places = places.concat();
     assert!(end.load(Ordering::Relaxed) < MOST, "{what}: more than {MOST} system calls: {places:#?}");
-    tell(&format!("kills: {} system calls that change {what}; all passed", places.len()));
+    print_line(&format!("kills: {} system calls that change {what}; all passed", places.len()));
     places
 }
 
 /// Runs all cases of a kind and asserts that kills at these calls were among them.
 fn check(what: &str, run: impl Fn(usize) -> Option<String> + Sync, among: &[&str]) {
     if !rustix::process::geteuid().is_root() {
-        return tell("kills between system calls: skipped, because mounting is for root");
+        return print_line("kills between system calls: skipped, because mounting is for root");
     }
     let places = every_call(what, run);
     for call in among {
@@ -196,21 +196,21 @@ fn check(what: &str, run: impl Fn(usize) -> Option<String> + Sync, among: &[&str
 }
 
 #[test]
-fn a_kill_at_each_change_of_a_volume_in_a_start() {
+fn agent_killed_at_each_volume_syscall_of_a_start_recovers() {
     check("volumes in a start", |call| during_a_start(BENEATH, call), &["mkdirat(", "mount(", "fchmod("]);
 }
 
 #[test]
-fn a_kill_at_each_change_of_a_volume_in_an_end() {
+fn agent_killed_at_each_volume_syscall_of_a_removal_recovers() {
     check("volumes in an end", |call| during_an_end(BENEATH, call), &["umount2(", "unlinkat("]);
 }
 
 #[test]
-fn a_kill_at_each_change_of_a_file_in_a_start() {
+fn agent_killed_at_each_file_syscall_of_a_start_recovers() {
     check("files in a start", |call| during_a_start(ELSEWHERE, call), &["rename(", "mkdir("]);
 }
 
 #[test]
-fn a_kill_at_each_change_of_a_file_in_an_end() {
+fn agent_killed_at_each_file_syscall_of_a_removal_recovers() {
     check("files in an end", |call| during_an_end(ELSEWHERE, call), &["unlink("]);
 }

@@ -1,4 +1,4 @@
-//! One pod's calls and statuses beside the recorded ones.
+//! Compares one pod's calls and statuses with the recorded ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_depends_on_timing_is_no_difference() {
+    fn timing_dependent_fields_are_ignored() {
         let recorded =
             [create("a", 0, ""), create("a", 1, ""), create("a", 2, ""), stop("a", 2), stop_sandbox()];
         let seen = [
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matters_is_a_difference() {
+    fn relevant_changes_are_differences() {
         let recorded = [create("a", 0, ""), create("a", 1, ""), stop("a", 1), stop_sandbox()];
         for seen in [
             vec![create("a", 0, "x"), create("a", 1, ""), stop("a", 1), stop_sandbox()],
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_the_runtime_refused_may_be_tried_again() {
+    fn refused_start_may_be_retried() {
         let failed = |step: Step| Step { failed: true, ..step };
         let sandbox = || step("RunPodSandbox", json!({"config": {"metadata": {"name": "p"}}}));
         let start = || step("StartContainer", json!({"container_id": "<container a/0>"}));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarting_pod_agrees_in_one_of_its_moments() {
+    fn restarting_pod_matches_one_recorded_status() {
         let pod = |count: u64| json!({"status": {"containerStatuses": [{"restartCount": count}]}});
         assert!(compare_status(&pod(2), &[pod(1), pod(2), pod(3)]).is_empty());
         assert!(!compare_status(&pod(2), &[pod(1), pod(3)]).is_empty());

@@ -15,7 +15,7 @@ const fn waits_at_once(pod: &'static str) -> Disagreement {
     Disagreement {
         pod,
         only: &[".status.containerStatuses[0].state", ".status.containerStatuses[0].lastState"],
-        // With luck a look falls between the end and the wait.
+        // Rarely a poll is between the end and the back-off.
         sometimes: true,
         reason: "the recording still shows the end of the container, coracle the wait that follows it",
     }
@@ -24,7 +24,7 @@ const fn waits_at_once(pod: &'static str) -> Disagreement {
 pub const DISAGREEMENTS: &[Disagreement] =
     &[waits_at_once("crash"), waits_at_once("exit1-onfailure"), waits_at_once("bad-command")];
 
-/// What the list says of a pod.
+/// The entry of a pod in the list.
 pub fn of(pod: &str) -> Option<&'static Disagreement> {
     DISAGREEMENTS.iter().find(|one| one.pod == pod)
 }

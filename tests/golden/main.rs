@@ -1,5 +1,5 @@
-//! The agent beside the recordings in `data/`: the same pods on a real containerd, through a
-//! proxy that writes down what the agent asks of it.
+//! Compares the agent with the recordings in `data/`: the same pods on a real containerd, through a
+//! proxy that records the requests of the agent.
 //!
 //! Run through `tests/run e2e`, which makes the namespaces, images and containerd.
 //! GOLDEN_JOURNAL=FILE writes down every request.
@@ -52,9 +52,9 @@ struct Recording {
     errors: Vec<String>,
 }
 
-/// What became of one pod here.
+/// The observed states of one pod.
 #[derive(Default)]
-struct Seen {
+struct ObservedPod {
     uid: String,
     ip: String,
     /// Annotations and status at each moment at which they were new.
@@ -105,9 +105,9 @@ fn recordings(machine: &Machine) -> BTreeMap<String, Recording> {
 }
 
 /// The manifest with startup probes that may fail for long. With all pods starting at once a check
-/// can take longer than its second, and three of these would rightly restart the container. Neither
-/// the runtime nor the status hears of the threshold.
-fn patient(manifest: &Value) -> Value {
+/// can take longer than its second, and three of these would correctly restart the container. The
+/// threshold is in no call to the runtime and in no status.
+fn with_patient_probes(manifest: &Value) -> Value {
     let mut manifest = manifest.clone();
     for list in ["/spec/initContainers", "/spec/containers"] {
         let containers = manifest.pointer_mut(list).and_then(Value::as_array_mut);
@@ -125,8 +125,8 @@ fn manifest_name(text: &str) -> Option<&str> {
     text.strip_suffix(NODE)?.strip_suffix('-')
 }
 
-/// Looks at `/pods` once.
-fn look(node: &Node, seen: &mut BTreeMap<String, Seen>) {
+/// Reads `/pods` once.
+fn look(node: &Node, seen: &mut BTreeMap<String, ObservedPod>) {
     let pods = node.try_pods_json();
     for pod in pods.as_ref().and_then(Value::as_array).into_iter().flatten() {
         let metadata = &pod["metadata"];
@@ -168,7 +168,7 @@ fn by_pod(calls: &[Call]) -> BTreeMap<String, Vec<Call>> {
 }
 
 /// What stands for the texts of one pod's run.
-fn names(base: &Path, image: &str, calls: &[Call], seen: &Seen) -> Names {
+fn names(base: &Path, image: &str, calls: &[Call], seen: &ObservedPod) -> Names {
     let mut names = Names::default();
     for call in calls {
         if let Some(error) = &call.error {
@@ -184,16 +184,16 @@ fn names(base: &Path, image: &str, calls: &[Call], seen: &Seen) -> Names {
 }
 
 /// The differences of each pod, of its statuses only or of all.
-fn judge(
+fn verdicts(
     recordings: &BTreeMap<String, Recording>,
-    seen: &BTreeMap<String, Seen>,
+    seen: &BTreeMap<String, ObservedPod>,
     proxy: &Proxy,
     base: &Path,
     with_calls: bool,
 ) -> BTreeMap<String, Vec<String>> {
     let image = proxy.image(IMAGE).unwrap_or_default();
     let calls = by_pod(&proxy.calls());
-    let nothing = Seen::default();
+    let nothing = ObservedPod::default();
     let mut all = BTreeMap::new();
     for (name, recording) in recordings {
         let seen = seen.get(name).unwrap_or(&nothing);
@@ -237,7 +237,7 @@ fn verdict(name: &str, found: &[String]) -> Option<String> {
 }
 
 #[test]
-fn pods_are_handled_as_recorded() {
+fn calls_and_statuses_match_the_recordings() {
     let base = Node::base(DIR);
     fs::create_dir_all(base.join("root")).unwrap();
     let resolv_conf = base.join("resolv.conf");
@@ -261,14 +261,14 @@ fn pods_are_handled_as_recorded() {
     assert_eq!(recordings.len(), 46);
 
     for (name, recording) in &recordings {
-        node.apply(&format!("{name}.json"), &patient(&recording.manifest));
+        node.apply(&format!("{name}.json"), &with_patient_probes(&recording.manifest));
     }
     let begun = Instant::now();
     let mut seen = BTreeMap::new();
     loop {
         look(&node, &mut seen);
         let agree = || {
-            let found = judge(&recordings, &seen, &proxy, &base, false);
+            let found = verdicts(&recordings, &seen, &proxy, &base, false);
             found.iter().all(|(name, found)| {
                 found.iter().all(|line| disagreements::of(name).is_some_and(|listed| listed.covers(line)))
             })
@@ -295,7 +295,7 @@ fn pods_are_handled_as_recorded() {
             .all(|call| call.made.as_deref().is_none_or(|id| stopped.contains(id)))
     });
 
-    let found = judge(&recordings, &seen, &proxy, &base, true);
+    let found = verdicts(&recordings, &seen, &proxy, &base, true);
     if let Some(file) = std::env::var_os("GOLDEN_JOURNAL") {
         let lines = proxy.calls().into_iter().map(|call| {
             let Call { method, request, made, error } = call;
@@ -312,7 +312,7 @@ fn pods_are_handled_as_recorded() {
     }
     let agrees = |name: &str, found: &[String]| found.is_empty() && disagreements::of(name).is_none();
     let agreeing = found.iter().filter(|(name, found)| agrees(name, found)).count();
-    // Not through the test harness, which keeps a good test's output to itself.
+    // Not through the test harness, which hides the output of a passing test.
     let _ = writeln!(std::io::stderr(), "golden: {agreeing} of {} agree", found.len());
     // Only if it is empty: it may have been there before.
     let _ = fs::remove_dir(HOST_PATH);
@@ -321,7 +321,7 @@ fn pods_are_handled_as_recorded() {
 }
 
 #[test]
-fn the_list_of_disagreements_names_pods() {
+fn disagreements_name_existing_pods() {
     let data =
         Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("tests/golden/data/manifests");
     let mut pods = BTreeSet::new();

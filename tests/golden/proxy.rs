@@ -32,7 +32,7 @@ pub struct Call {
 }
 
 #[derive(Default)]
-struct Notes {
+struct Recording {
     calls: Vec<Call>,
     /// Image names to ids, from what the runtime answered.
     images: BTreeMap<String, String>,
@@ -40,7 +40,7 @@ struct Notes {
 
 /// The proxy. It serves until it is dropped.
 pub struct Proxy {
-    notes: Arc<Mutex<Notes>>,
+    notes: Arc<Mutex<Recording>>,
     server: grpcio::Server,
 }
 
@@ -51,7 +51,7 @@ impl Proxy {
         let channel = grpcio::ChannelBuilder::new(Arc::clone(&environment))
             .connect(&format!("unix:{}", runtime.display()));
         let client = Client::new(channel);
-        let notes = Arc::new(Mutex::new(Notes::default()));
+        let notes = Arc::new(Mutex::new(Recording::default()));
         let mut builder = grpcio::ServerBuilder::new(environment).requests_slot_per_cq(256);
         for methods in services() {
             let mut service = grpcio::ServiceBuilder::new();
@@ -93,7 +93,7 @@ fn forward(
     ctx: &RpcContext,
     method: &'static RawMethod,
     client: &Client,
-    notes: &Arc<Mutex<Notes>>,
+    notes: &Arc<Mutex<Recording>>,
     request: &Raw,
     sink: UnarySink<Raw>,
 ) {
@@ -125,12 +125,12 @@ fn forward(
                 sink.fail(status)
             }
         };
-        // The agent may have given up; that is its affair.
+        // The agent may have disconnected, which is no error.
         let _ = sent.await;
     });
 }
 
-impl Notes {
+impl Recording {
     fn answered(&mut self, name: &str, at: Option<usize>, answer: &[u8]) {
         let made = match name {
             "RunPodSandbox" => decoded::<rt::RunPodSandboxResponse>(answer).pod_sandbox_id,

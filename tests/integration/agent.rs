@@ -13,11 +13,11 @@ use coracle::model::api::Pod;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
+use crate::support::fake_node::{FakeNode, LONG, binary, full_name};
 use crate::support::launch;
 use crate::support::node::{
     FOREVER, NODE, busybox, container, container_id, is_ready, phase, pod, restarts, simple, uid,
 };
-use crate::support::solo::{LONG, Solo, binary, full_name};
 use crate::support::wait::{holds_for, wait_for, wait_until};
 
 /// Exit codes, as `--help` lists them.
@@ -68,7 +68,7 @@ impl Web {
                 notes.lock().unwrap().push(String::from_utf8_lossy(&head).into_owned());
                 let (status, body) = serves.lock().unwrap().clone();
                 let length = body.len();
-                // The agent may be gone by now; that is its affair.
+                // The agent may have closed the connection by now, which is no error.
                 let _ = write!(
                     stream,
                     "HTTP/1.1 {status} Text\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
@@ -76,7 +76,7 @@ impl Web {
             }
         })
         .unwrap();
-        // Whoever waits in `accept` is woken by a connection.
+        // A connection wakes the thread that waits in `accept`.
         let running = running.with_waker(Box::new(move || {
             let _ = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         }));
@@ -91,22 +91,22 @@ impl Web {
         *self.answer.lock().unwrap() = (status, body.to_owned());
     }
 
-    /// Waits until the agent has asked `times` more, so that it has seen the answer.
+    /// Waits until the agent has sent `times` more requests, so that it has read the response.
     fn wait_asked(&self, times: usize) {
         let before = self.asked.lock().unwrap().len();
-        wait_until("the agent to ask", LONG, || self.asked.lock().unwrap().len() >= before + times);
+        wait_until("a request of the agent", LONG, || self.asked.lock().unwrap().len() >= before + times);
     }
 }
 
-/// A call without an answer costs those who need it eight seconds, and nobody else anything.
+/// A call without a response delays the requests that need it by eight seconds, and no others.
 #[test]
-fn statistics_of_a_runtime_that_hangs_fail_in_time() {
-    let solo = Solo::start();
-    let _gate = solo.fake.hang("ImageFsInfo");
-    let before = solo.fake.count("ImageFsInfo");
+fn statistics_of_a_hanging_runtime_time_out() {
+    let node = FakeNode::start();
+    let _gate = node.fake.hang("ImageFsInfo");
+    let before = node.fake.count("ImageFsInfo");
     let timed = |path: &str| {
         let begun = std::time::Instant::now();
-        let (code, text) = solo.read_only_late(path);
+        let (code, text) = node.read_only_late(path);
         (code, text, begun.elapsed())
     };
     const SOON: Duration = Duration::from_secs(6);
@@ -114,7 +114,7 @@ fn statistics_of_a_runtime_that_hangs_fail_in_time() {
         rpc error: code = DeadlineExceeded desc = context deadline exceeded\n";
     std::thread::scope(|scope| {
         let summary = scope.spawn(|| timed("/stats/summary"));
-        wait_until("the runtime to be asked", LONG, || solo.fake.count("ImageFsInfo") > before);
+        wait_until("a call to the runtime", LONG, || node.fake.count("ImageFsInfo") > before);
         for path in ["/metrics/resource", "/stats/summary?only_cpu_and_memory=true", "/metrics"] {
             let (code, text, took) = timed(path);
             assert!(code == 200 && took < SOON, "{path}: {code} after {took:?}: {text}");
@@ -123,30 +123,30 @@ fn statistics_of_a_runtime_that_hangs_fail_in_time() {
         assert_eq!((code, text.as_str()), (500, WHY));
         assert!(took > Duration::from_secs(7), "{took:?}");
     });
-    // It is left alone for a while: who asks meanwhile hears at once what is known.
-    let asked = solo.fake.count("ImageFsInfo");
+    // The runtime gets no call for a while: requests get the last known values at once.
+    let asked = node.fake.count("ImageFsInfo");
     let (code, text, took) = timed("/stats/summary");
     assert!(took < SOON, "{took:?}");
     assert_eq!((code, text.as_str()), (500, WHY));
     let (code, text, took) = timed("/metrics/cadvisor");
     assert!(took < SOON && code == 200 && text.contains("machine_cpu_cores"), "{code} after {took:?}");
-    assert_eq!(solo.fake.count("ImageFsInfo"), asked);
-    solo.fake.behave("ImageFsInfo");
-    wait_until("numbers again", LONG, || solo.read_only("/stats/summary").0 == 200);
-    solo.finish();
+    assert_eq!(node.fake.count("ImageFsInfo"), asked);
+    node.fake.behave("ImageFsInfo");
+    wait_until("numbers again", LONG, || node.read_only("/stats/summary").0 == 200);
+    node.finish();
 }
 
-/// What an answer costs is printed: machines differ, and this is no release build.
+/// The cost of a response is only printed: machines differ, and this is no release build.
 #[test]
-fn a_hundred_pods_are_summed_up() {
-    let solo = Solo::start();
+fn summary_of_a_hundred_pods_is_complete() {
+    let node = FakeNode::start();
     for number in 0..100 {
-        solo.apply(&simple(&format!("web-{number}")));
+        node.apply(&simple(&format!("web-{number}")));
     }
-    wait_until("a hundred pods", LONG * 3, || solo.metric("kubelet_running_pods") == 100.0);
+    wait_until("a hundred pods", LONG * 3, || node.metric("kubelet_running_pods") == 100.0);
     let pods = |text: &str| json_of(text)["pods"].as_array().map_or(0, Vec::len);
-    // The first question takes two samples.
-    wait_until("numbers of all", LONG, || pods(&solo.read_only_late("/stats/summary").1) == 100);
+    // The first request takes two samples.
+    wait_until("numbers of all", LONG, || pods(&node.read_only_late("/stats/summary").1) == 100);
     for path in [
         "/stats/summary",
         "/stats/summary?only_cpu_and_memory=true",
@@ -154,12 +154,12 @@ fn a_hundred_pods_are_summed_up() {
         "/metrics/cadvisor",
         "/metrics",
     ] {
-        // What is not a second old is not collected anew.
+        // Statistics that are less than a second old are not collected again.
         let (_source, never) = coracle::util::stop::pair();
         let _ = never.wait(Duration::from_millis(1100));
-        let used = || solo.metric("process_cpu_seconds_total");
+        let used = || node.metric("process_cpu_seconds_total");
         let (before, begun) = (used(), std::time::Instant::now());
-        let (code, text) = solo.read_only_late(path);
+        let (code, text) = node.read_only_late(path);
         let took = begun.elapsed();
         assert_eq!(code, 200, "{path}: {text}");
         println!("{path}: {took:?}, {:.2} s of CPU with two scrapes, {} bytes", used() - before, text.len());
@@ -176,24 +176,24 @@ fn a_hundred_pods_are_summed_up() {
             }
         }
     }
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn health_and_the_read_only_port() {
-    let solo = Solo::start();
-    assert_eq!(solo.health("/healthz"), (200, "ok".to_owned()));
-    assert_eq!(solo.health("/healthz/ping"), (200, "ok".to_owned()));
-    assert_eq!(solo.health("/healthz/syncloop"), (200, "ok".to_owned()));
-    assert_eq!(solo.health("/healthz/nothing").0, 404);
-    assert_eq!(solo.health("/pods").0, 404, "the health port tells nothing else");
-    let (code, text) = solo.health("/healthz?verbose");
+fn health_and_read_only_ports_respond() {
+    let node = FakeNode::start();
+    assert_eq!(node.health("/healthz"), (200, "ok".to_owned()));
+    assert_eq!(node.health("/healthz/ping"), (200, "ok".to_owned()));
+    assert_eq!(node.health("/healthz/syncloop"), (200, "ok".to_owned()));
+    assert_eq!(node.health("/healthz/nothing").0, 404);
+    assert_eq!(node.health("/pods").0, 404, "the health port serves nothing else");
+    let (code, text) = node.health("/healthz?verbose");
     assert_eq!(code, 200);
     assert!(text.contains("[+]syncloop ok") && text.ends_with("healthz check passed\n"), "{text}");
 
-    solo.apply(&simple("web"));
-    let web = solo.wait_ready("web");
-    let (code, text) = solo.read_only("/pods");
+    node.apply(&simple("web"));
+    let web = node.wait_ready("web");
+    let (code, text) = node.read_only("/pods");
     assert_eq!(code, 200);
     let list = json_of(&text);
     assert_eq!((&list["kind"], &list["apiVersion"]), (&json!("PodList"), &json!("v1")));
@@ -202,7 +202,7 @@ fn health_and_the_read_only_port() {
     assert_eq!(item["metadata"]["annotations"]["kubernetes.io/config.source"], "file");
     assert_eq!(item["spec"]["nodeName"], NODE);
     let running = wait_for("the next list of the runtime", LONG, || {
-        let (code, text) = solo.read_only("/runningpods/");
+        let (code, text) = node.read_only("/runningpods/");
         assert_eq!(code, 200);
         let running = json_of(&text);
         running["items"].as_array().is_some_and(|items| !items.is_empty()).then_some(running)
@@ -210,165 +210,166 @@ fn health_and_the_read_only_port() {
     assert_eq!(running["items"][0]["metadata"]["uid"], uid(&web));
     assert_eq!(running["items"][0]["spec"]["containers"][0]["name"], "main");
     for path in ["/exec/a/b/c", "/run/a/b/c", "/containerLogs/a/b/c", "/debug/pprof/"] {
-        assert_eq!(solo.read_only(path).0, 405, "{path}");
+        assert_eq!(node.read_only(path).0, 405, "{path}");
     }
-    assert_eq!(solo.read_only("/nothing").0, 404);
+    assert_eq!(node.read_only("/nothing").0, 404);
 
     // The status agrees with what the runtime says.
     let status = container(&web, "main").unwrap();
-    assert_eq!(solo.running("web")["main"], [container_id(&web, "main")]);
+    assert_eq!(node.running("web")["main"], [container_id(&web, "main")]);
     assert!(status.container_id.as_ref().unwrap().starts_with("containerd://"));
-    assert!(solo.says(&["images"]).contains("localhost/busybox"));
-    solo.finish();
+    assert!(node.cli(&["images"]).contains("localhost/busybox"));
+    node.finish();
 }
 
 #[test]
-fn local_commands() {
-    let solo = Solo::start();
-    solo.fake.write_logs();
-    solo.apply(&pod("web", json!([busybox("one", FOREVER), busybox("two", FOREVER)])));
-    let web = solo.wait_ready("web");
+fn local_commands_print_the_state_of_the_agent() {
+    let node = FakeNode::start();
+    node.fake.write_logs();
+    node.apply(&pod("web", json!([busybox("one", FOREVER), busybox("two", FOREVER)])));
+    let web = node.wait_ready("web");
 
-    let list = json_of(&solo.says(&["pods", "-o", "json"]));
+    let list = json_of(&node.cli(&["pods", "-o", "json"]));
     assert_eq!(list["kind"], "List");
     assert_eq!(list["items"][0]["metadata"]["uid"], uid(&web));
     assert_eq!(list["items"][0]["status"]["phase"], "Running");
     assert!(list["items"][0]["worker"]["phase"].is_string());
-    let table = solo.says(&["pods"]);
+    let table = node.cli(&["pods"]);
     assert!(table.contains("web-e2e") && table.contains("2/2") && table.contains("Running"), "{table}");
-    assert!(solo.says(&["pods", "-o", "yaml"]).contains("name: web-e2e"));
-    let none = solo.command(&["pods", "-n", "elsewhere"]);
+    assert!(node.cli(&["pods", "-o", "yaml"]).contains("name: web-e2e"));
+    let none = node.command(&["pods", "-n", "elsewhere"]);
     assert!(none.status.success() && stdout(&none).is_empty(), "{none:?}");
 
     for name in ["web", "web-e2e", "default/web", &uid(&web)[..6]] {
-        let text = solo.says(&["describe", name]);
+        let text = node.cli(&["describe", name]);
         assert!(text.contains(&uid(&web)) && text.contains("Started"), "{name}: {text}");
     }
-    // They come by another way than statuses.
+    // Events are collected by another thread than statuses.
     for reason in ["Starting", "Pulled", "Created", "Started"] {
         wait_until(&format!("the event {reason}"), LONG, || {
-            let events = json_of(&solo.says(&["events", "-o", "json"]));
+            let events = json_of(&node.cli(&["events", "-o", "json"]));
             events.as_array().unwrap().iter().any(|event| event["reason"] == reason)
         });
     }
-    assert!(solo.says(&["events", "web"]).contains("Started"));
+    assert!(node.cli(&["events", "web"]).contains("Started"));
 
-    let status = solo.says(&["status"]);
+    let status = node.cli(&["status"]);
     for words in ["Problems", "none", NODE, "containerd", "1 Running", "resident"] {
         assert!(status.contains(words), "{words}: {status}");
     }
-    let status = json_of(&solo.says(&["status", "-o", "json"]));
+    let status = json_of(&node.cli(&["status", "-o", "json"]));
     assert_eq!(status["node"], NODE);
     assert_eq!(status["runtime"]["name"], "containerd");
     assert_eq!(status["sources"][0]["seen"], true);
     assert!(status["memory"]["rssBytes"].as_u64().unwrap() > 0);
 
-    assert_eq!(solo.says(&["logs", "web", "-c", "two"]), "started\n");
-    let first = solo.command(&["logs", "web"]);
+    assert_eq!(node.cli(&["logs", "web", "-c", "two"]), "started\n");
+    let first = node.command(&["logs", "web"]);
     assert_eq!(stdout(&first), "started\n");
     assert!(stderr(&first).contains("taking container one"), "{}", stderr(&first));
-    let stamped = solo.says(&["logs", "web", "-c", "one", "--timestamps"]);
+    let stamped = node.cli(&["logs", "web", "-c", "one", "--timestamps"]);
     assert!(stamped.starts_with("2026-01-02T03:04:05") && stamped.ends_with(" started\n"), "{stamped}");
-    assert!(solo.says(&["version"]).contains(env!("CARGO_PKG_VERSION")));
+    assert!(node.cli(&["version"]).contains(env!("CARGO_PKG_VERSION")));
 
     for (args, code) in [
-        (&["describe", "nobody"][..], NOT_FOUND),
-        (&["logs", "nobody"], NOT_FOUND),
+        (&["describe", "none"][..], NOT_FOUND),
+        (&["logs", "none"], NOT_FOUND),
         (&["logs", "web", "-c", "three"], NOT_FOUND),
         (&["logs"], 2),
         (&["pods", "-o", "xml"], 2),
     ] {
-        let output = solo.command(args);
+        let output = node.command(args);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
         assert!(!output.stderr.is_empty(), "{args:?}");
     }
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn commands_without_an_agent() {
-    let mut solo = Solo::prepare(json!({}));
+fn commands_without_an_agent_fail_with_a_reason() {
+    let mut node = FakeNode::prepare(json!({}));
     for args in [&["pods"][..], &["status"], &["events"], &["describe", "web"], &["logs", "web"], &["images"]]
     {
-        let output = solo.command(args);
+        let output = node.command(args);
         assert_eq!(output.status.code(), Some(NOT_REACHABLE), "{args:?}");
         assert!(stderr(&output).contains("no agent runs here"), "{}", stderr(&output));
     }
-    // And one that was killed: its socket is still there.
-    solo.start_agent();
-    assert!(solo.command(&["pods"]).status.success());
-    solo.kill_agent();
-    let output = solo.command(&["pods"]);
+    // Also after a kill: the socket file still exists.
+    node.start_agent();
+    assert!(node.command(&["pods"]).status.success());
+    node.kill_agent();
+    let output = node.command(&["pods"]);
     assert_eq!(output.status.code(), Some(NOT_REACHABLE));
-    assert!(stderr(&output).contains("nobody answers"), "{}", stderr(&output));
+    let text = stderr(&output);
+    assert!(text.contains("no agent runs here") && !text.contains("there is no socket"), "{text}");
 }
 
 #[test]
-fn a_second_agent_on_the_same_root_directory_gives_way() {
-    let mut solo = Solo::start();
-    let before = solo.pid();
-    solo.configure(json!({"healthzPort": 0, "readOnlyPort": 0}));
-    let second = solo.agent_command().output().unwrap();
+fn second_agent_on_the_same_root_directory_exits() {
+    let mut node = FakeNode::start();
+    let before = node.pid();
+    node.configure(json!({"healthzPort": 0, "readOnlyPort": 0}));
+    let second = node.agent_command().output().unwrap();
     assert_eq!(second.status.code(), Some(LOCKED), "{}", stderr(&second));
     assert!(stderr(&second).contains("another agent"), "{}", stderr(&second));
-    assert_eq!(solo.pid(), before);
-    solo.assert_answers();
-    assert!(solo.says(&["status"]).contains(NODE));
-    solo.stop_agent();
+    assert_eq!(node.pid(), before);
+    node.assert_answers();
+    assert!(node.cli(&["status"]).contains(NODE));
+    node.stop_agent();
 }
 
 #[test]
-fn a_root_directory_that_others_may_read_is_restricted() {
-    let mut solo = Solo::prepare(json!({}));
-    fs::create_dir(solo.root()).unwrap();
-    fs::set_permissions(solo.root(), fs::Permissions::from_mode(0o755)).unwrap();
-    solo.start_agent();
-    assert_eq!(fs::metadata(solo.root()).unwrap().permissions().mode() & 0o7777, 0o750);
-    solo.finish();
+fn readable_root_directory_is_restricted() {
+    let mut node = FakeNode::prepare(json!({}));
+    fs::create_dir(node.root()).unwrap();
+    fs::set_permissions(node.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    node.start_agent();
+    assert_eq!(fs::metadata(node.root()).unwrap().permissions().mode() & 0o7777, 0o750);
+    node.finish();
 }
 
-/// Before it has done anything.
+/// It exits before it has changed anything.
 #[test]
-fn a_second_agent_on_the_same_socket_gives_way() {
-    let solo = Solo::start();
-    let other = Solo::prepare(json!({"healthzPort": 0, "readOnlyPort": 0}));
+fn second_agent_on_the_same_socket_exits() {
+    let node = FakeNode::start();
+    let other = FakeNode::prepare(json!({"healthzPort": 0, "readOnlyPort": 0}));
     other.apply(&simple("web"));
-    let second = other.agent_command().arg("--local-socket").arg(solo.local_socket()).output().unwrap();
+    let second = other.agent_command().arg("--local-socket").arg(node.local_socket()).output().unwrap();
     assert_eq!(second.status.code(), Some(LOCKED), "{}", stderr(&second));
     let said = stderr(&second);
     assert!(said.contains("--local-socket") && said.contains("run/coracle.sock"), "{said}");
     assert!(other.fake.calls().is_empty(), "{:?}", other.fake.calls());
     assert!(!other.root().join("pods").exists());
-    assert!(solo.says(&["status"]).contains(NODE));
-    solo.finish();
+    assert!(node.cli(&["status"]).contains(NODE));
+    node.finish();
 }
 
 /// One of several agents; it ends with the test.
-struct Rival {
+struct CompetingAgent {
     socket: PathBuf,
     agent: Child,
 }
 
-impl Drop for Rival {
+impl Drop for CompetingAgent {
     fn drop(&mut self) {
         let _ = self.agent.kill();
         let _ = self.agent.wait();
     }
 }
 
-/// Nothing but the root directory is the same for them.
+/// They share only the root directory.
 #[test]
-fn of_agents_that_start_at_the_same_time_one_stays() {
-    let solo = Solo::prepare(json!({"enableServer": false, "healthzPort": 0}));
+fn one_of_several_simultaneous_agents_keeps_running() {
+    let node = FakeNode::prepare(json!({"enableServer": false, "healthzPort": 0}));
     for round in 0..5 {
         let start = |index| {
-            let socket = solo.path(&format!("{index}.sock"));
-            let mut command = solo.agent_command();
+            let socket = node.path(&format!("{index}.sock"));
+            let mut command = node.agent_command();
             command.arg("--local-socket").arg(&socket);
-            let agent = launch::spawn(&mut command, &solo.path(&format!("{round}-{index}.log")));
-            Rival { socket, agent }
+            let agent = launch::spawn(&mut command, &node.path(&format!("{round}-{index}.log")));
+            CompetingAgent { socket, agent }
         };
-        let mut rivals: Vec<Rival> = (0..6).map(start).collect();
+        let mut rivals: Vec<CompetingAgent> = (0..6).map(start).collect();
         let mut ended = Vec::new();
         wait_until("all but one to leave", LONG, || {
             rivals.retain_mut(|rival| match rival.agent.try_wait().unwrap() {
@@ -390,34 +391,34 @@ fn of_agents_that_start_at_the_same_time_one_stays() {
 }
 
 #[test]
-fn configuration_checks() {
-    let solo = Solo::prepare(json!({"maxPods": 7, "containerLogMaxSize": "3Mi"}));
-    let check = solo.agent_command().arg("--check-config").output().unwrap();
+fn configuration_is_checked_and_printed_without_a_start() {
+    let node = FakeNode::prepare(json!({"maxPods": 7, "containerLogMaxSize": "3Mi"}));
+    let check = node.agent_command().arg("--check-config").output().unwrap();
     assert!(check.status.success(), "{}", stderr(&check));
     assert_eq!(stdout(&check), "ok\n");
-    let print = solo.agent_command().args(["--print-config", "--max-pods=9"]).output().unwrap();
+    let print = node.agent_command().args(["--print-config", "--max-pods=9"]).output().unwrap();
     assert!(print.status.success(), "{}", stderr(&print));
     let text = stdout(&print);
     assert!(text.contains("maxPods: 9") && text.contains("containerLogMaxSize: 3Mi"), "{text}");
-    // What was printed is a configuration with the same meaning.
-    fs::write(solo.config_file(), &text).unwrap();
-    let again = solo.agent_command().arg("--print-config").output().unwrap();
+    // The printed text is a configuration with the same meaning.
+    fs::write(node.config_file(), &text).unwrap();
+    let again = node.agent_command().arg("--print-config").output().unwrap();
     assert_eq!(stdout(&again), text);
 
-    // Every problem is named in one go, and the agent does not start.
-    solo.configure(json!({"maxPods": "many", "podPidLimit": 5, "syncFrequency": "fast"}));
+    // All problems are reported at once, and the agent does not start.
+    node.configure(json!({"maxPods": "many", "podPidLimit": 5, "syncFrequency": "fast"}));
     for flag in ["--check-config", "--print-config", "--v=0"] {
-        let output = solo.agent_command().arg(flag).output().unwrap();
+        let output = node.agent_command().arg(flag).output().unwrap();
         assert_eq!(output.status.code(), Some(CONFIGURATION), "{flag}");
         let text = stderr(&output);
         for words in ["config.yaml", "maxPods", "podPidsLimit", "syncFrequency"] {
             assert!(text.contains(words), "{flag}: {words}: {text}");
         }
     }
-    let output = solo.agent_command().arg("--no-such-flag").output().unwrap();
+    let output = node.agent_command().arg("--no-such-flag").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    fs::remove_file(solo.config_file()).unwrap();
-    let output = solo.agent_command().output().unwrap();
+    fs::remove_file(node.config_file()).unwrap();
+    let output = node.agent_command().output().unwrap();
     assert_eq!(output.status.code(), Some(CONFIGURATION), "{}", stderr(&output));
     assert!(stderr(&output).contains("config.yaml"), "{}", stderr(&output));
 }
@@ -455,168 +456,168 @@ fn manifests_are_validated_without_an_agent() {
 }
 
 #[test]
-fn pods_from_a_url() {
+fn pods_from_a_url_survive_server_errors() {
     let web = Web::start(200, &simple("web").to_string());
-    let solo = Solo::start_with(json!({
+    let node = FakeNode::start_with(json!({
         "staticPodPath": null,
         "staticPodURL": web.url(),
         "staticPodURLHeader": {"X-Site": ["harbour"]},
         "httpCheckFrequency": "1s",
     }));
-    let first = solo.wait_ready("web");
+    let first = node.wait_ready("web");
     let annotations = first.metadata.annotations.clone().unwrap_or_default();
     assert_eq!(annotations.get("kubernetes.io/config.source").map(String::as_str), Some("http"));
     let request = web.asked.lock().unwrap()[0].to_lowercase();
     assert!(request.starts_with("get /pods.json ") && request.contains("x-site: harbour"), "{request}");
 
-    // The same again, and a failing server: nothing happens to the pod.
-    let ids = solo.running("web");
+    // The same document again, and a failing server: the pod is not changed.
+    let ids = node.running("web");
     web.wait_asked(2);
-    assert_eq!((solo.running("web"), uid(&solo.wait_ready("web"))), (ids.clone(), uid(&first)));
+    assert_eq!((node.running("web"), uid(&node.wait_ready("web"))), (ids.clone(), uid(&first)));
     web.set(500, "sorry");
-    wait_until("the failure to be shown", LONG, || solo.says(&["status"]).contains("status 500"));
-    assert_eq!(solo.health("/healthz/sources").0, 500);
+    wait_until("the failure to be shown", LONG, || node.cli(&["status"]).contains("status 500"));
+    assert_eq!(node.health("/healthz/sources").0, 500);
     web.set(200, "{ this is no pod");
     wait_until("the bad manifest to be shown", LONG, || {
-        let status = solo.says(&["status"]);
+        let status = node.cli(&["status"]);
         status.contains(&web.url()) && status.contains("last good version keeps running")
     });
-    assert_eq!(solo.running("web"), ids);
+    assert_eq!(node.running("web"), ids);
 
     // Two pods, then one of them, then none.
     let two = json!({"apiVersion": "v1", "kind": "PodList", "items": [simple("web"), simple("more")]});
     web.set(200, &two.to_string());
-    solo.wait_ready("more");
-    assert_eq!(solo.running("web"), ids);
-    assert_eq!(solo.health("/healthz/sources").0, 200);
+    node.wait_ready("more");
+    assert_eq!(node.running("web"), ids);
+    assert_eq!(node.health("/healthz/sources").0, 200);
     web.set(200, &simple("more").to_string());
-    solo.wait_gone("web", LONG);
-    solo.wait_ready("more");
+    node.wait_gone("web", LONG);
+    node.wait_ready("more");
     web.set(200, "");
-    solo.wait_gone("more", LONG);
+    node.wait_gone("more", LONG);
     web.set(200, &simple("more").to_string());
-    solo.wait_ready("more");
+    node.wait_ready("more");
     web.set(200, "");
-    solo.wait_gone("more", LONG);
-    solo.finish();
+    node.wait_gone("more", LONG);
+    node.finish();
 }
 
 #[test]
-fn pods_from_a_single_file() {
-    let mut solo = Solo::prepare(json!({}));
-    let file = solo.path("pod.yaml");
-    solo.configure(json!({"staticPodPath": file, "fileCheckFrequency": "1s"}));
+fn single_manifest_file_is_followed_and_kept_when_invalid() {
+    let mut node = FakeNode::prepare(json!({}));
+    let file = node.path("pod.yaml");
+    node.configure(json!({"staticPodPath": file, "fileCheckFrequency": "1s"}));
     fs::write(&file, simple("web").to_string()).unwrap();
-    solo.start_agent();
-    let before = uid(&solo.wait_ready("web"));
+    node.start_agent();
+    let before = uid(&node.wait_ready("web"));
     let replace = |text: &str| {
-        fs::write(solo.path("new.yaml"), text).unwrap();
-        fs::rename(solo.path("new.yaml"), &file).unwrap();
+        fs::write(node.path("new.yaml"), text).unwrap();
+        fs::rename(node.path("new.yaml"), &file).unwrap();
     };
     // Broken: the last good version keeps running.
     replace("apiVersion: v1\nkind: Pod\nmetadata: [");
-    wait_until("the problem to be shown", LONG, || solo.says(&["status"]).contains("pod.yaml:"));
-    assert_eq!(uid(&solo.wait_ready("web")), before);
+    wait_until("the problem to be shown", LONG, || node.cli(&["status"]).contains("pod.yaml:"));
+    assert_eq!(uid(&node.wait_ready("web")), before);
     // Another version of the same pod takes its place.
     replace(&pod("web", json!([busybox("main", FOREVER), busybox("side", FOREVER)])).to_string());
     wait_until("the new version", LONG, || {
-        solo.pod("web").is_some_and(|pod| uid(&pod) != before && is_ready(&pod))
+        node.pod("web").is_some_and(|pod| uid(&pod) != before && is_ready(&pod))
     });
-    solo.assert_runs_once("web", &["main", "side"]);
+    node.assert_runs_once("web", &["main", "side"]);
     fs::remove_file(&file).unwrap();
-    solo.wait_gone("web", LONG);
-    solo.finish();
+    node.wait_gone("web", LONG);
+    node.finish();
 }
 
 #[test]
-fn a_bad_edit_in_the_directory_touches_nothing() {
-    let solo = Solo::start();
-    solo.apply(&simple("web"));
-    solo.apply(&simple("calm"));
-    solo.wait_ready("calm");
-    let before = uid(&solo.wait_ready("web"));
-    let ids = solo.running("web");
-    solo.write("web.json", "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": 5}}");
-    wait_until("the problem to be shown", LONG, || solo.says(&["status"]).contains("web.json"));
-    let (code, text) = solo.health("/healthz/sources");
+fn invalid_manifest_edit_changes_no_pod() {
+    let node = FakeNode::start();
+    node.apply(&simple("web"));
+    node.apply(&simple("calm"));
+    node.wait_ready("calm");
+    let before = uid(&node.wait_ready("web"));
+    let ids = node.running("web");
+    node.write("web.json", "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": 5}}");
+    wait_until("the problem to be shown", LONG, || node.cli(&["status"]).contains("web.json"));
+    let (code, text) = node.health("/healthz/sources");
     assert!(code == 500 && text.contains("web.json"), "{text}");
-    assert_eq!((uid(&solo.wait_ready("web")), solo.running("web")), (before, ids.clone()));
-    wait_until("the event", LONG, || solo.says(&["events"]).contains("InvalidManifest"));
-    solo.apply(&simple("web"));
-    wait_until("the problem to be gone", LONG, || solo.health("/healthz/sources").0 == 200);
-    assert_eq!(solo.running("web"), ids);
-    solo.finish();
+    assert_eq!((uid(&node.wait_ready("web")), node.running("web")), (before, ids.clone()));
+    wait_until("the event", LONG, || node.cli(&["events"]).contains("InvalidManifest"));
+    node.apply(&simple("web"));
+    wait_until("the problem to be gone", LONG, || node.health("/healthz/sources").0 == 200);
+    assert_eq!(node.running("web"), ids);
+    node.finish();
 }
 
-/// Also what the API server shows of it: the same mirror, with one restart.
+/// The API server shows the same mirror pod, with one restart.
 #[test]
-fn a_manifest_that_is_removed_and_written_again_restarts_its_pod() {
-    let solo = Solo::join(json!({}));
-    solo.apply(&simple("web"));
-    let before = solo.wait_ready("web");
-    wait_until("the mirror to be ready", LONG, || solo.shown("web").is_some_and(|pod| is_ready(&pod)));
-    let mirror = uid(&solo.shown("web").unwrap());
-    let (path, first) = (solo.manifests().join("web.json"), solo.running("web"));
+fn manifest_removed_and_rewritten_restarts_its_pod() {
+    let node = FakeNode::join(json!({}));
+    node.apply(&simple("web"));
+    let before = node.wait_ready("web");
+    wait_until("the mirror to be ready", LONG, || node.shown("web").is_some_and(|pod| is_ready(&pod)));
+    let mirror = uid(&node.shown("web").unwrap());
+    let (path, first) = (node.manifests().join("web.json"), node.running("web"));
 
     // Written in place, and replaced by a rename: nothing happens. The second pod starts only
     // after these changes were read.
     let text = fs::read(&path).unwrap();
     fs::write(&path, &text).unwrap();
-    solo.apply(&simple("web"));
-    solo.apply(&simple("second"));
-    solo.wait_ready("second");
-    assert_eq!(solo.running("web"), first);
+    node.apply(&simple("web"));
+    node.apply(&simple("second"));
+    node.wait_ready("second");
+    assert_eq!(node.running("web"), first);
 
     fs::remove_file(&path).unwrap();
     fs::write(&path, &text).unwrap();
     let restarted = |pod: &Pod| is_ready(pod) && restarts(pod, "main") == 1;
-    let after = solo.wait_pod("web", "restarted", LONG, restarted);
+    let after = node.wait_pod("web", "restarted", LONG, restarted);
     assert_eq!(uid(&after), uid(&before));
     wait_until("the mirror to show the restart", LONG, || {
-        solo.shown("web").is_some_and(|pod| restarted(&pod))
+        node.shown("web").is_some_and(|pod| restarted(&pod))
     });
-    assert_eq!(uid(&solo.shown("web").unwrap()), mirror);
-    solo.assert_runs_once("web", &["main"]);
-    assert_eq!(solo.containers("web").len(), 2, "restarted once: {:?}", solo.fake.calls());
-    solo.finish();
+    assert_eq!(uid(&node.shown("web").unwrap()), mirror);
+    node.assert_runs_once("web", &["main"]);
+    assert_eq!(node.containers("web").len(), 2, "restarted once: {:?}", node.fake.calls());
+    node.finish();
 }
 
 #[test]
-fn a_pod_that_does_not_fit_is_rejected() {
-    let solo = Solo::start_with(json!({"maxPods": 1}));
-    solo.apply(&simple("first"));
-    solo.wait_ready("first");
-    solo.apply(&simple("second"));
-    let rejected = solo.wait_pod("second", "rejected", LONG, |pod| phase(pod) == "Failed");
+fn pod_that_does_not_fit_is_rejected() {
+    let node = FakeNode::start_with(json!({"maxPods": 1}));
+    node.apply(&simple("first"));
+    node.wait_ready("first");
+    node.apply(&simple("second"));
+    let rejected = node.wait_pod("second", "rejected", LONG, |pod| phase(pod) == "Failed");
     let status = rejected.status.unwrap();
-    // Static pods are critical: room would be made for them, were the other one not critical too.
+    // Static pods are critical: they would preempt the other pod if that were not critical, too.
     assert_eq!(status.reason.as_deref(), Some("UnexpectedAdmissionError"));
     let message = status.message.unwrap();
     assert!(message.starts_with("Pod was rejected: ") && message.contains("res: pods, q: 1"), "{message}");
-    wait_until("the event", LONG, || solo.says(&["events", "second"]).contains("UnexpectedAdmissionError"));
-    assert!(solo.sandboxes("second").is_empty());
-    // It is not taken up later: what is refused is refused.
-    solo.remove("first");
-    solo.wait_gone("first", LONG);
+    wait_until("the event", LONG, || node.cli(&["events", "second"]).contains("UnexpectedAdmissionError"));
+    assert!(node.sandboxes("second").is_empty());
+    // It is not admitted later: a rejection is final.
+    node.remove("first");
+    node.wait_gone("first", LONG);
     holds_for("it stays rejected", Duration::from_secs(2), || {
-        solo.pod("second").is_some_and(|pod| phase(&pod) == "Failed")
+        node.pod("second").is_some_and(|pod| phase(&pod) == "Failed")
     });
-    solo.remove("second");
-    solo.wait_gone("second", LONG);
-    solo.apply(&simple("third"));
-    solo.wait_ready("third");
-    solo.finish();
+    node.remove("second");
+    node.wait_gone("second", LONG);
+    node.apply(&simple("third"));
+    node.wait_ready("third");
+    node.finish();
 }
 
 #[test]
-fn a_pod_ends_at_its_active_deadline() {
-    let solo = Solo::start();
+fn pod_ends_at_its_active_deadline() {
+    let node = FakeNode::start();
     let mut short = simple("short");
-    // It is to be seen ready before, on a busy machine, too.
+    // The pod must become ready before the deadline, also on a busy machine.
     short["spec"]["activeDeadlineSeconds"] = json!(30);
-    solo.apply(&short);
-    solo.wait_ready("short");
-    let ended = solo.wait_pod("short", "ended", LONG, |pod| phase(pod) == "Failed");
+    node.apply(&short);
+    node.wait_ready("short");
+    let ended = node.wait_pod("short", "ended", LONG, |pod| phase(pod) == "Failed");
     let status = ended.status.clone().unwrap();
     assert_eq!(status.reason.as_deref(), Some("DeadlineExceeded"));
     assert_eq!(
@@ -624,69 +625,69 @@ fn a_pod_ends_at_its_active_deadline() {
         Some("Pod was active on the node longer than the specified deadline")
     );
     wait_until("its containers to be stopped", LONG, || {
-        solo.running("short").is_empty() && solo.ready_sandboxes("short").is_empty()
+        node.running("short").is_empty() && node.ready_sandboxes("short").is_empty()
     });
-    wait_until("the event", LONG, || solo.says(&["events", "short"]).contains("DeadlineExceeded"));
-    holds_for("it stays ended", Duration::from_secs(2), || solo.running("short").is_empty());
-    solo.finish();
+    wait_until("the event", LONG, || node.cli(&["events", "short"]).contains("DeadlineExceeded"));
+    holds_for("it stays ended", Duration::from_secs(2), || node.running("short").is_empty());
+    node.finish();
 }
 
 #[test]
-fn restart_policies() {
-    let solo = Solo::start();
+fn restart_policies_are_applied() {
+    let node = FakeNode::start();
     let with_policy = |name: &str, script: &str, policy: &str| {
         let mut pod = pod(name, json!([busybox("main", script)]));
         pod["spec"]["restartPolicy"] = json!(policy);
         pod
     };
-    solo.apply(&with_policy("done", "exit 0", "OnFailure"));
-    solo.apply(&with_policy("never", "exit 3", "Never"));
-    solo.apply(&with_policy("again", "exit 3", "OnFailure"));
-    // First what passes: the wait after the first restart takes ten seconds.
-    let again = solo.wait_pod("again", "backing off", LONG, |pod| {
+    node.apply(&with_policy("done", "exit 0", "OnFailure"));
+    node.apply(&with_policy("never", "exit 3", "Never"));
+    node.apply(&with_policy("again", "exit 3", "OnFailure"));
+    // First the transient state: the wait after the first restart takes ten seconds.
+    let again = node.wait_pod("again", "backing off", LONG, |pod| {
         restarts(pod, "main") == 1 && crate::support::node::waiting_reason(pod, "main") == "CrashLoopBackOff"
     });
     assert_eq!(phase(&again), "Running");
-    let done = solo.wait_pod("done", "succeeded", LONG, |pod| phase(pod) == "Succeeded");
+    let done = node.wait_pod("done", "succeeded", LONG, |pod| phase(pod) == "Succeeded");
     assert_eq!(restarts(&done, "main"), 0);
-    let never = solo.wait_pod("never", "failed", LONG, |pod| phase(pod) == "Failed");
+    let never = node.wait_pod("never", "failed", LONG, |pod| phase(pod) == "Failed");
     assert_eq!(restarts(&never, "main"), 0);
     let state = container(&never, "main").unwrap().state.clone().unwrap().terminated.unwrap();
     assert_eq!((state.exit_code, state.reason.as_deref()), (3, Some("Error")));
-    solo.finish();
+    node.finish();
 }
 
 #[test]
 fn one_dead_record_per_container_is_kept() {
-    let mut solo = Solo::prepare(json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}));
-    solo.set_flags(&["--maximum-dead-containers-per-container=1"]);
-    solo.start_agent();
-    solo.apply(&pod("bad", json!([busybox("main", "sleep 0.2; exit 1"), busybox("good", FOREVER)])));
-    solo.wait_pod("bad", "restarted", LONG, |pod| restarts(pod, "main") >= 3);
+    let mut node = FakeNode::prepare(json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}));
+    node.set_flags(&["--maximum-dead-containers-per-container=1"]);
+    node.start_agent();
+    node.apply(&pod("bad", json!([busybox("main", "sleep 0.2; exit 1"), busybox("good", FOREVER)])));
+    node.wait_pod("bad", "restarted", LONG, |pod| restarts(pod, "main") >= 3);
     // A running one, the dead one before it, and at most the one that has just died.
     wait_until("old records to be removed", Duration::from_secs(90), || {
         let main = |one: &crate::support::fake_cri::Container| one.config.metadata.name == "main";
-        let all = solo.containers("bad").into_iter().filter(main).count();
-        solo.fake.calls().contains(&"RemoveContainer") && all <= 3
+        let all = node.containers("bad").into_iter().filter(main).count();
+        node.fake.calls().contains(&"RemoveContainer") && all <= 3
     });
-    let pod = solo.wait_pod("bad", "shown with its last state", LONG, |pod| {
+    let pod = node.wait_pod("bad", "shown with its last state", LONG, |pod| {
         container(pod, "main").is_some_and(|one| one.last_state.is_some())
     });
     assert!(restarts(&pod, "main") >= 3);
-    solo.finish();
+    node.finish();
 }
 
 #[test]
 fn long_logs_are_rotated() {
-    let solo = Solo::start_with(json!({
+    let node = FakeNode::start_with(json!({
         "containerLogMaxSize": "1Ki",
         "containerLogMaxFiles": 3,
         "containerLogMonitorInterval": "3s",
     }));
-    solo.fake.write_logs();
-    solo.apply(&simple("web"));
-    solo.wait_ready("web");
-    let log = std::path::PathBuf::from(solo.containers("web")[0].status.log_path.clone());
+    node.fake.write_logs();
+    node.apply(&simple("web"));
+    node.wait_ready("web");
+    let log = std::path::PathBuf::from(node.containers("web")[0].status.log_path.clone());
     let dir = log.parent().unwrap();
     let fill = |text: &str| {
         let line = format!("2026-01-02T03:04:05.000000006Z stdout F {text}\n");
@@ -694,9 +695,9 @@ fn long_logs_are_rotated() {
         file.write_all(line.repeat(60).as_bytes()).unwrap();
     };
     for round in 1..=4 {
-        let before = solo.fake.count("ReopenContainerLog");
+        let before = node.fake.count("ReopenContainerLog");
         fill(&format!("round {round}"));
-        wait_until("the log to be reopened", LONG, || solo.fake.count("ReopenContainerLog") > before);
+        wait_until("the log to be reopened", LONG, || node.fake.count("ReopenContainerLog") > before);
         wait_until("a fresh log", LONG, || fs::metadata(&log).is_ok_and(|meta| meta.len() < 1024));
     }
     wait_until("three files in all", LONG, || fs::read_dir(dir).unwrap().count() == 3);
@@ -706,128 +707,128 @@ fn long_logs_are_rotated() {
         .collect();
     assert!(names.iter().any(|name| name == "0.log"), "{names:?}");
     assert!(names.iter().any(|name| name.ends_with(".gz")), "{names:?}");
-    assert_eq!(restarts(&solo.wait_ready("web"), "main"), 0);
-    solo.finish();
+    assert_eq!(restarts(&node.wait_ready("web"), "main"), 0);
+    node.finish();
 }
 
 #[test]
-fn unknown_pods_are_stopped_once_all_sources_have_spoken() {
+fn unknown_pods_are_stopped_once_all_sources_have_reported() {
     let web = Web::start(500, "not yet");
-    let mut solo = Solo::start();
-    solo.apply(&simple("file"));
-    solo.apply(&simple("left"));
-    solo.wait_ready("file");
-    solo.wait_ready("left");
-    let (file, left) = (solo.running("file"), solo.running("left"));
-    solo.stop_agent();
-    solo.remove("left");
-    solo.configure(json!({"staticPodURL": web.url(), "httpCheckFrequency": "1s"}));
-    solo.launch_agent();
-    solo.wait_ready("file");
+    let mut node = FakeNode::start();
+    node.apply(&simple("file"));
+    node.apply(&simple("left"));
+    node.wait_ready("file");
+    node.wait_ready("left");
+    let (file, left) = (node.running("file"), node.running("left"));
+    node.stop_agent();
+    node.remove("left");
+    node.configure(json!({"staticPodURL": web.url(), "httpCheckFrequency": "1s"}));
+    node.launch_agent();
+    node.wait_ready("file");
     web.wait_asked(3);
     holds_for("a pod that the silent source may know runs on", Duration::from_secs(3), || {
-        solo.running("left") == left
+        node.running("left") == left
     });
-    assert!(solo.says(&["status"]).contains("http"));
+    assert!(node.cli(&["status"]).contains("http"));
     web.set(200, &simple("net").to_string());
-    wait_until("the unknown pod to be stopped", LONG, || solo.running("left").is_empty());
-    solo.wait_ready("net");
-    assert_eq!(solo.running("file"), file);
+    wait_until("the unknown pod to be stopped", LONG, || node.running("left").is_empty());
+    node.wait_ready("net");
+    assert_eq!(node.running("file"), file);
     wait_until("its records to be removed", Duration::from_secs(90), || {
-        solo.containers("left").is_empty() && solo.sandboxes("left").is_empty()
+        node.containers("left").is_empty() && node.sandboxes("left").is_empty()
     });
     web.set(200, "");
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn an_edit_counts_though_another_source_is_silent() {
+fn edit_is_applied_while_another_source_is_silent() {
     let web = Web::start(500, "not yet");
-    let mut solo = Solo::start();
-    solo.apply(&simple("file"));
-    solo.apply(&simple("left"));
-    let before = solo.wait_ready("file");
-    solo.wait_ready("left");
-    let left = solo.running("left");
-    solo.stop_agent();
-    // Edited while nobody was there to see it.
-    solo.remove("left");
-    solo.apply(&pod("file", json!([busybox("main", "sleep 3600")])));
-    solo.configure(json!({"staticPodURL": web.url(), "httpCheckFrequency": "1s"}));
-    solo.launch_agent();
+    let mut node = FakeNode::start();
+    node.apply(&simple("file"));
+    node.apply(&simple("left"));
+    let before = node.wait_ready("file");
+    node.wait_ready("left");
+    let left = node.running("left");
+    node.stop_agent();
+    // Edited while the agent is stopped.
+    node.remove("left");
+    node.apply(&pod("file", json!([busybox("main", "sleep 3600")])));
+    node.configure(json!({"staticPodURL": web.url(), "httpCheckFrequency": "1s"}));
+    node.launch_agent();
     let after = wait_for("the new version", LONG, || {
-        solo.pod("file").filter(|pod| uid(pod) != uid(&before) && is_ready(pod))
+        node.pod("file").filter(|pod| uid(pod) != uid(&before) && is_ready(pod))
     });
-    solo.assert_runs_once("file", &["main"]);
+    node.assert_runs_once("file", &["main"]);
     assert_ne!(uid(&after), uid(&before));
-    assert_eq!(solo.running("left"), left, "the silent source may know it");
+    assert_eq!(node.running("left"), left, "the silent source may know it");
     web.set(200, "");
-    wait_until("the unknown pod to be stopped", LONG, || solo.running("left").is_empty());
-    solo.finish();
+    wait_until("the unknown pod to be stopped", LONG, || node.running("left").is_empty());
+    node.finish();
 }
 
 #[test]
-fn an_edited_manifest_replaces_its_pod() {
-    let solo = Solo::start();
-    solo.apply(&simple("web"));
-    let before = solo.wait_ready("web");
-    solo.apply(&pod("web", json!([busybox("main", "sleep 3600"), busybox("side", FOREVER)])));
+fn edited_manifest_replaces_its_pod() {
+    let node = FakeNode::start();
+    node.apply(&simple("web"));
+    let before = node.wait_ready("web");
+    node.apply(&pod("web", json!([busybox("main", "sleep 3600"), busybox("side", FOREVER)])));
     let after = wait_for("the new version", LONG, || {
-        solo.assert_no_twins();
-        solo.pod("web").filter(|pod| uid(pod) != uid(&before) && is_ready(pod))
+        node.assert_no_duplicates();
+        node.pod("web").filter(|pod| uid(pod) != uid(&before) && is_ready(pod))
     });
     assert_ne!(uid(&after), uid(&before));
-    solo.assert_runs_once("web", &["main", "side"]);
-    solo.finish();
+    node.assert_runs_once("web", &["main", "side"]);
+    node.finish();
 }
 
 #[test]
-fn a_missing_image_is_tried_again_with_growing_waits() {
-    let solo = Solo::start();
+fn missing_image_is_retried_with_back_off() {
+    let node = FakeNode::start();
     let mut missing = pod("missing", json!([busybox("good", FOREVER), busybox("bad", FOREVER)]));
     missing["spec"]["containers"][1]["image"] = json!("registry.example/none:1");
-    solo.apply(&missing);
+    node.apply(&missing);
     let reason = |wanted: &'static str| {
         move |pod: &coracle::model::api::Pod| crate::support::node::waiting_reason(pod, "bad") == wanted
     };
-    solo.wait_pod("missing", "in back-off", LONG, reason("ImagePullBackOff"));
-    assert_eq!(solo.running("missing").keys().collect::<Vec<_>>(), ["good"]);
-    let pulls = solo.fake.count("PullImage");
-    wait_until("another pull", LONG, || solo.fake.count("PullImage") > pulls);
-    // The image comes into being on the machine: no registry is needed.
-    solo.fake.add_image("registry.example/none:1");
-    let pod = solo.wait_ready("missing");
+    node.wait_pod("missing", "in back-off", LONG, reason("ImagePullBackOff"));
+    assert_eq!(node.running("missing").keys().collect::<Vec<_>>(), ["good"]);
+    let pulls = node.fake.count("PullImage");
+    wait_until("another pull", LONG, || node.fake.count("PullImage") > pulls);
+    // The image is added on the machine: no registry is needed.
+    node.fake.add_image("registry.example/none:1");
+    let pod = node.wait_ready("missing");
     assert_eq!((restarts(&pod, "good"), restarts(&pod, "bad")), (0, 0));
-    solo.finish();
+    node.finish();
 }
 
-/// The Go kubelet 1.36.3 crashes on this one, again and again.
+/// The Go kubelet 1.36.3 crashes on this pod, each time.
 #[test]
-fn a_pod_with_resources_of_its_own_is_like_any_other() {
-    let mut solo = Solo::start();
-    assert!(solo.says(&["images"]).contains("localhost/busybox"));
-    solo.apply(&simple("before"));
+fn pod_level_resources_are_supported() {
+    let mut node = FakeNode::start();
+    assert!(node.cli(&["images"]).contains("localhost/busybox"));
+    node.apply(&simple("before"));
     let mut whole = pod("whole", json!([busybox("one", FOREVER), busybox("two", FOREVER)]));
     whole["spec"]["resources"] =
         json!({"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "200m", "memory": "32Mi"}});
     whole["spec"]["containers"][0]["resources"] = json!({"limits": {"memory": "8Mi"}});
-    solo.apply(&whole);
-    solo.apply(&simple("after"));
+    node.apply(&whole);
+    node.apply(&simple("after"));
     for name in ["before", "whole", "after"] {
-        solo.wait_ready(name);
+        node.wait_ready(name);
     }
-    let sandboxes = solo.fake.sandboxes();
+    let sandboxes = node.fake.sandboxes();
     let sandbox =
         sandboxes.iter().find(|sandbox| sandbox.config.metadata.name == full_name("whole")).unwrap();
     let resources = &sandbox.config.linux.resources;
     assert_eq!((resources.memory_limit_in_bytes, resources.cpu_quota), (32 << 20, 20_000));
     let limits: Vec<i64> = ["one", "two"]
-        .map(|name| solo.fake.container(name).unwrap().config.linux.resources.memory_limit_in_bytes)
+        .map(|name| node.fake.container(name).unwrap().config.linux.resources.memory_limit_in_bytes)
         .into();
     assert_eq!(limits, [8 << 20, 32 << 20]);
-    solo.stop_agent();
-    solo.launch_agent();
-    solo.wait_ready("whole");
-    solo.assert_runs_once("whole", &["one", "two"]);
-    solo.finish();
+    node.stop_agent();
+    node.launch_agent();
+    node.wait_ready("whole");
+    node.assert_runs_once("whole", &["one", "two"]);
+    node.finish();
 }

@@ -1,5 +1,5 @@
-//! The node API's port under attack: each attack is refused as upstream refuses it, and whoever
-//! asks in a normal way is served meanwhile.
+//! The node API's port under attack: each attack is refused as the Go kubelet refuses it, and
+//! normal clients are served at the same time.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -18,25 +18,25 @@ use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
 use serde_json::json;
 
 use crate::main_port::{client, guarded};
+use crate::support::fake_node::{FakeNode, LONG, binary, full_name};
 use crate::support::node::{FOREVER, busybox, pod};
-use crate::support::solo::{LONG, Solo, binary, full_name};
 use crate::support::tls_client::{Authority, Connection, TlsClient};
 use crate::support::wait::wait_until;
 
-/// Whoever had to wait for somebody who is slow would wait for the ten seconds that those have.
+/// A client that had to wait for a slow one would wait for its limit of ten seconds.
 const SOON: Duration = Duration::from_secs(9);
 
-/// Somebody who is known and asks all the time, on a connection of long ago and on new ones,
+/// An authenticated client that sends requests all the time, on an old connection and on new ones,
 /// from an address that no attacker has.
-struct Regular {
+struct RegularClient {
     running: Running,
-    told: Receiver<(u32, Duration)>,
+    results: Receiver<(u32, Duration)>,
 }
 
-impl Regular {
-    fn start(admin: &TlsClient) -> Regular {
+impl RegularClient {
+    fn start(admin: &TlsClient) -> RegularClient {
         let ask = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
-        let (tell, told) = bounded(1);
+        let (tell, results) = bounded(1);
         let admin = admin.at(Ipv4Addr::new(127, 0, 0, 2));
         let mut kept = admin.connect().unwrap();
         let running = spawn("regular", Stack::Large, OnDeath::Nobody, move |stop| {
@@ -51,18 +51,18 @@ impl Regular {
             }
             let _ = tell.send((count, slowest));
         });
-        Regular { running: running.unwrap(), told }
+        RegularClient { running: running.unwrap(), results }
     }
 
-    /// Asserts that all of it was answered, and soon.
+    /// Asserts that each request was answered, and without delay.
     fn end(mut self) {
         self.running.ask_to_stop();
-        let (count, slowest) = self.told.recv_timeout(LONG).expect("a normal request was not answered");
+        let (count, slowest) = self.results.recv_timeout(LONG).expect("a normal request was not answered");
         assert!(count > 0 && slowest < SOON, "{count} times, {slowest:?}");
     }
 }
 
-/// What is worth an attack.
+/// Requests that an attacker would send.
 const TARGETS: [(&str, &str, &str, &str); 8] = [
     ("GET", "/pods", "get", "pods proxy"),
     ("GET", "/metrics/cadvisor", "get", "metrics"),
@@ -75,18 +75,18 @@ const TARGETS: [(&str, &str, &str, &str); 8] = [
 ];
 
 #[test]
-fn whoever_has_no_right_gets_nothing() {
+fn unauthorized_clients_are_denied() {
     let (authority, stranger) = (Authority::new("clients"), Authority::new("clients"));
-    let solo = guarded(
+    let node = guarded(
         &authority,
         &json!({"authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": true}}}),
     );
-    let regular = Regular::start(&client(&solo, Some(&authority.issue("root", &["admins"]))));
+    let regular = RegularClient::start(&client(&node, Some(&authority.issue("root", &["admins"]))));
     let forged = "X-Remote-User: root\r\nX-Remote-Group: admins\r\nImpersonate-User: root\r\n\
-                  Impersonate-Group: admins\r\nX-Forwarded-For: 127.0.0.1\r\nCoracle-Key: 0-1\r\n";
+                  Impersonate-Group: admins\r\nX-PortForward-For: 127.0.0.1\r\nCoracle-Key: 0-1\r\n";
     let token = |token: &str| format!("Authorization: Bearer {token}\r\n");
-    let node = ("system:node:other", ["system:nodes"]);
-    // A user is one who is known and may not; `None` is not known at all.
+    let other_node = ("system:node:other", ["system:nodes"]);
+    // `Some(user)`: authenticated without permission (403); `None`: not authenticated (401).
     for (what, identity, headers, user) in [
         ("no certificate", None, String::new(), Some("system:anonymous")),
         ("forged headers", None, forged.to_owned(), Some("system:anonymous")),
@@ -98,13 +98,18 @@ fn whoever_has_no_right_gets_nothing() {
             String::new(),
             None,
         ),
-        ("another node", Some(authority.issue(node.0, &node.1)), String::new(), Some(node.0)),
+        (
+            "another node",
+            Some(authority.issue(other_node.0, &other_node.1)),
+            String::new(),
+            Some(other_node.0),
+        ),
         ("forged beside one's own", Some(authority.issue("jane", &[])), forged.to_owned(), Some("jane")),
-        ("a token without rights", None, token("good-nobody"), Some("nobody")),
-        ("a token of nobody's", None, token("bad"), None),
+        ("a token without rights", None, token("good-other"), Some("other")),
+        ("an unknown token", None, token("bad"), None),
         ("a token too long", None, token(&"x".repeat(20_000)), None),
     ] {
-        let attacker = client(&solo, identity.as_ref());
+        let attacker = client(&node, identity.as_ref());
         let mut connection = attacker.connect().unwrap();
         for (method, path, verb, subresources) in TARGETS {
             let text = format!("{method} {path} HTTP/1.1\r\nHost: n\r\nContent-Length: 0\r\n{headers}\r\n");
@@ -125,7 +130,7 @@ fn whoever_has_no_right_gets_nothing() {
         }
     }
     regular.end();
-    solo.finish();
+    node.finish();
 }
 
 /// A client that guesses tokens, or has a certificate of another authority, needs a handshake for
@@ -133,8 +138,8 @@ fn whoever_has_no_right_gets_nothing() {
 #[test]
 fn three_unauthenticated_requests_in_a_row_close_the_connection() {
     let (authority, stranger) = (Authority::new("clients"), Authority::new("clients"));
-    let solo = guarded(&authority, &json!({}));
-    let regular = Regular::start(&client(&solo, Some(&authority.issue("root", &["admins"]))));
+    let node = guarded(&authority, &json!({}));
+    let regular = RegularClient::start(&client(&node, Some(&authority.issue("root", &["admins"]))));
     let ask = |connection: &mut Connection, token: &str| {
         let headers =
             if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
@@ -142,16 +147,16 @@ fn three_unauthenticated_requests_in_a_row_close_the_connection() {
         (answer.status, answer.head.contains("\r\nConnection: close\r\n"))
     };
     for identity in [None, Some(stranger.issue("root", &["admins"]))] {
-        let attacker = client(&solo, identity.as_ref());
+        let attacker = client(&node, identity.as_ref());
         let mut connection = attacker.connect().unwrap();
-        // One that is known in between begins the count again.
+        // An authenticated request in between resets the count.
         for (token, expected) in [
             ("bad-1", (401, false)),
             ("bad-2", (401, false)),
             ("good-scraper", (200, false)),
             ("bad-3", (401, false)),
             ("", (401, false)),
-            ("good-nobody", (403, false)),
+            ("good-other", (403, false)),
             ("bad-4", (401, false)),
             ("", (401, false)),
             ("bad-5", (401, true)),
@@ -161,18 +166,18 @@ fn three_unauthenticated_requests_in_a_row_close_the_connection() {
         assert!(connection.answer(false).is_err(), "the connection is closed");
     }
     regular.end();
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn no_path_leads_out_of_the_logs() {
+fn no_request_path_escapes_the_log_directory() {
     let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    solo.fake.write_logs();
-    solo.apply(&pod("web", json!([busybox("main", FOREVER)])));
-    solo.wait_ready("web");
-    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
-    let regular = Regular::start(&admin);
+    let node = guarded(&authority, &json!({}));
+    node.fake.write_logs();
+    node.apply(&pod("web", json!([busybox("main", FOREVER)])));
+    node.wait_ready("web");
+    let admin = client(&node, Some(&authority.issue("root", &["admins"])));
+    let regular = RegularClient::start(&admin);
     let own = format!("/containerLogs/default/{}/main", full_name("web"));
     assert_eq!(admin.get(&own).status, 200);
     let mut paths: Vec<(String, u16)> = [
@@ -195,7 +200,7 @@ fn no_path_leads_out_of_the_logs() {
     .to_vec();
     paths.push((format!("{own}%2f..%2fmain"), 400));
     paths.push((format!("{own}%00"), 400));
-    // The machine's own directory is left alone.
+    // The machine's own directory is not changed.
     let private = std::env::var_os("E2E_DIR").is_some();
     let log = Path::new("/var/log");
     if private {
@@ -216,51 +221,51 @@ fn no_path_leads_out_of_the_logs() {
         let _ = private.then(|| fs::remove_file(log.join(format!("attack-{name}"))));
     }
     regular.end();
-    solo.finish();
+    node.finish();
 }
 
-/// Runs on a thread that is nobody, with no right of root's left.
-fn as_nobody<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (tell, told) = bounded(1);
-    let running = spawn("nobody", Stack::Small, OnDeath::Nobody, move |_| {
+/// Runs on a thread with another user id and no capabilities.
+fn as_other_user<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, results) = bounded(1);
+    let running = spawn("other-user", Stack::Small, OnDeath::Nobody, move |_| {
         let (user, group) = (Uid::from_raw(65534), Gid::from_raw(65534));
         set_thread_res_gid(group, group, group).unwrap();
         set_thread_res_uid(user, user, user).unwrap();
         let _ = tell.send(work());
     });
-    let outcome = told.recv_timeout(LONG).unwrap();
+    let outcome = results.recv_timeout(LONG).unwrap();
     drop(running);
     outcome
 }
 
 #[test]
-fn other_users_of_the_machine_reach_no_socket() {
+fn local_users_without_rights_cannot_open_sockets() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: only root can be somebody else");
+        eprintln!("skipped: only root can change the user");
         return;
     }
     let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    let regular = Regular::start(&client(&solo, Some(&authority.issue("root", &["admins"]))));
-    let socket = solo.local_socket();
-    let directory = solo.local_socket().parent().unwrap().to_owned();
+    let node = guarded(&authority, &json!({}));
+    let regular = RegularClient::start(&client(&node, Some(&authority.issue("root", &["admins"]))));
+    let socket = node.local_socket();
+    let directory = node.local_socket().parent().unwrap().to_owned();
     assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
     let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-    // The directories above them keep nobody out.
+    // The directories above them deny access to no user.
     for path in directory.ancestors().filter(|path| path.starts_with(std::env::temp_dir())) {
         mode(path, 0o755);
     }
     let parent = directory.clone();
-    assert!(as_nobody(move || fs::read_dir(directory).is_ok()));
+    assert!(as_other_user(move || fs::read_dir(directory).is_ok()));
     let connect = |path: &Path| -> std::io::Result<String> {
         let path = path.to_owned();
-        as_nobody(move || {
+        as_other_user(move || {
             let mut stream = UnixStream::connect(path)?;
             stream.set_read_timeout(Some(LONG))?;
             let request = b"GET /v1/pods HTTP/1.0\r\nX-Remote-User: root\r\n\r\n";
             let mut answer = Vec::new();
-            // One that reads nothing of it may end the connection before it or in the middle; what
-            // it has said is there to be read all the same.
+            // The server reads nothing of it and may close the connection at any point; its response can
+            // be read all the same.
             let _ = stream.write_all(request);
             let _ = stream.read_to_end(&mut answer);
             Ok(String::from_utf8_lossy(&answer).into_owned())
@@ -276,20 +281,20 @@ fn other_users_of_the_machine_reach_no_socket() {
     let sockets = sockets.filter(|entry| entry.file_type().unwrap().is_socket());
     assert_eq!(sockets.map(|entry| entry.path()).collect::<Vec<_>>(), [socket]);
     regular.end();
-    solo.finish();
+    node.finish();
 }
 
-/// As a container with the socket's directory would be: the same user, the same file.
+/// A container with the directory of the socket has the same user and the same file.
 #[test]
 fn root_of_other_namespaces_is_refused_at_the_local_socket() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can make namespaces");
         return;
     }
-    let mut solo = Solo::start();
-    let ask = |solo: &Solo, from: &[&str]| {
+    let mut node = FakeNode::start();
+    let ask = |node: &FakeNode, from: &[&str]| {
         let mut command = std::process::Command::new("unshare");
-        let socket = solo.local_socket();
+        let socket = node.local_socket();
         command.args(from).arg(binary()).arg("--local-socket").arg(socket).arg("status");
         let output = command.stdin(std::process::Stdio::null()).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -297,31 +302,31 @@ fn root_of_other_namespaces_is_refused_at_the_local_socket() {
     let here: [&[&str]; 2] = [&["--net"], &["--uts"]];
     let elsewhere: [&[&str]; 2] = [&["--mount"], &["--pid", "--fork"]];
     for from in here {
-        assert_eq!(ask(&solo, from), (Some(0), String::new()), "{from:?}");
+        assert_eq!(ask(&node, from), (Some(0), String::new()), "{from:?}");
     }
     for from in elsewhere {
-        let (code, said) = ask(&solo, from);
+        let (code, said) = ask(&node, from);
         assert!(code == Some(1) && said.contains("own mount and PID namespaces only"), "{from:?}: {said}");
     }
-    assert!(solo.log().contains("refused at the local socket"), "{}", solo.log());
-    solo.stop_agent();
-    solo.set_flags(&["--local-socket-any-namespace"]);
-    solo.start_agent();
+    assert!(node.log().contains("refused at the local socket"), "{}", node.log());
+    node.stop_agent();
+    node.set_flags(&["--local-socket-any-namespace"]);
+    node.start_agent();
     for from in here.into_iter().chain(elsewhere) {
-        assert_eq!(ask(&solo, from), (Some(0), String::new()), "{from:?}");
+        assert_eq!(ask(&node, from), (Some(0), String::new()), "{from:?}");
     }
-    solo.finish();
+    node.finish();
 }
 
-/// All that a container can do that has the root directory read-only.
+/// Everything that a container with a read-only root directory can do.
 #[test]
-fn readers_of_the_root_directory_keep_no_agent_from_starting() {
-    let mut solo = Solo::start();
-    let locked: Vec<_> = fs::read_dir(solo.root())
+fn read_access_to_the_root_directory_cannot_block_the_start() {
+    let mut node = FakeNode::start();
+    let locked: Vec<_> = fs::read_dir(node.root())
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.is_file())
-        .chain([solo.root()])
+        .chain([node.root()])
         .map(|path| {
             let reader = fs::File::open(path).unwrap();
             // While the agent runs, its own lock may be in the way.
@@ -331,20 +336,20 @@ fn readers_of_the_root_directory_keep_no_agent_from_starting() {
         })
         .collect();
     assert!(locked.len() > 1, "{locked:?}");
-    solo.stop_agent();
+    node.stop_agent();
     for reader in &locked {
         flock(reader, FlockOperation::NonBlockingLockExclusive).unwrap();
         // Directories have no locks of this kind.
         let shared = fcntl_lock(reader, FlockOperation::NonBlockingLockShared);
         assert!(shared.is_ok() || reader.metadata().unwrap().is_dir(), "{reader:?}");
     }
-    solo.start_agent();
-    solo.assert_answers();
+    node.start_agent();
+    node.assert_answers();
     drop(locked);
-    solo.finish();
+    node.finish();
 }
 
-/// The status of a request whose answer goes on.
+/// The status of a request whose response is a stream.
 fn begin(caller: &TlsClient, request: &str) -> (u16, Connection) {
     let mut connection = caller.connect().unwrap();
     connection.stream.write_all(request.as_bytes()).unwrap();
@@ -359,41 +364,41 @@ fn begin(caller: &TlsClient, request: &str) -> (u16, Connection) {
 }
 
 #[test]
-fn nobody_takes_all_streams() {
+fn one_client_cannot_use_all_streams() {
     let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    solo.fake.write_logs();
-    solo.apply(&pod("web", json!([busybox("main", FOREVER)])));
-    solo.wait_ready("web");
-    let nobody = client(&solo, None);
+    let node = guarded(&authority, &json!({}));
+    node.fake.write_logs();
+    node.apply(&pod("web", json!([busybox("main", FOREVER)])));
+    node.wait_ready("web");
+    let anonymous = client(&node, None);
     let follow = |headers: &str| {
         let path = format!("/containerLogs/default/{}/main?follow=true", full_name("web"));
         format!("GET {path} HTTP/1.1\r\nHost: n\r\n{headers}\r\n")
     };
-    let by_token = |user: &str| begin(&nobody, &follow(&format!("Authorization: Bearer good-{user}\r\n")));
+    let by_token = |user: &str| begin(&anonymous, &follow(&format!("Authorization: Bearer good-{user}\r\n")));
     let mut held: Vec<_> = (0..32).map(|_| by_token("tenant-a")).collect();
     assert!(held.iter().all(|(status, _)| *status == 200));
     assert_eq!(by_token("tenant-a").0, 429);
-    // Others, with a token and with a certificate, as the API server.
+    // Other clients, with a token and with a certificate like that of the API server.
     held.push(by_token("tenant-b"));
-    let api_server = client(&solo, Some(&authority.issue("api-server", &["admins"])));
+    let api_server = client(&node, Some(&authority.issue("api-server", &["admins"])));
     held.extend((0..40).map(|_| begin(&api_server, &follow(""))));
     assert!(held.iter().all(|(status, _)| *status == 200));
     held.drain(..1);
-    wait_until("a place to be free", LONG, || by_token("tenant-a").0 == 200);
+    wait_until("a free slot", LONG, || by_token("tenant-a").0 == 200);
     drop(held);
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn what_could_be_read_in_two_ways_is_refused() {
+fn ambiguous_requests_are_rejected() {
     let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
-    let regular = Regular::start(&admin);
+    let node = guarded(&authority, &json!({}));
+    let admin = client(&node, Some(&authority.issue("root", &["admins"])));
+    let regular = RegularClient::start(&admin);
     let head = |lines: &str| format!("POST /pods HTTP/1.1\r\nHost: n\r\n{lines}\r\n");
     let hidden = "GET /exec/a/b/c HTTP/1.1\r\nHost: n\r\n\r\n";
-    // Such heads would go on to the runtime.
+    // Such request heads would be forwarded to the runtime.
     let upgrade = |lines: &str| {
         let more = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n";
         format!("POST /exec/default/web/main?command=id&output=1 HTTP/1.1\r\nHost: n\r\n{more}{lines}\r\n")
@@ -425,10 +430,10 @@ fn what_could_be_read_in_two_ways_is_refused() {
         let mut connection = admin.connect().unwrap();
         let answer = connection.ask(&text).unwrap();
         assert_eq!(answer.status, status, "{text:.80}: {answer:?}");
-        // And nothing of what came behind it is answered.
+        // No request after it is answered.
         assert!(connection.answer(false).is_err(), "{text:.80}");
     }
-    // A body that is taken is not taken for a request.
+    // The body of an accepted request is not parsed as a request.
     let mut connection = admin.connect().unwrap();
     let text = head(&format!("Content-Length: {}\r\n", hidden.len())) + hidden;
     assert_eq!(connection.ask(&text).unwrap().status, 405);
@@ -437,31 +442,31 @@ fn what_could_be_read_in_two_ways_is_refused() {
     let text = head("Transfer-Encoding: chunked\r\n") + &format!("{size:x}\r\n{hidden}\r\n0\r\n\r\n");
     assert_eq!(connection.ask(&text).unwrap().status, 405);
     assert_eq!(connection.ask("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().body, "ok");
-    // Whoever speaks in the clear is told so.
-    let mut plain = TcpStream::connect((Ipv4Addr::LOCALHOST, solo.main_port())).unwrap();
+    // A client that speaks plain HTTP gets an error that says so.
+    let mut plain = TcpStream::connect((Ipv4Addr::LOCALHOST, node.main_port())).unwrap();
     plain.write_all(b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
     let mut text = String::new();
     let _ = plain.read_to_string(&mut text);
     assert_eq!(text, "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n");
     regular.end();
-    solo.finish();
+    node.finish();
 }
 
-/// Where junk is sent to.
+/// Where the invalid bytes are sent.
 #[derive(Debug, Clone, Copy)]
-enum Where {
+enum InvalidBytesAt {
     /// To the port, in place of a handshake.
     Plain,
-    /// In the middle of a good beginning of a handshake.
+    /// In the middle of a valid start of a handshake.
     Hello,
-    /// In place of a request of somebody who is known.
+    /// In place of a request of an authenticated client.
     Tls,
 }
 
-/// Sends it, and waits a moment for what the listener says to it.
-fn junk(solo: &Solo, admin: &TlsClient, place: Where, bytes: &[u8]) {
+/// Sends the bytes, and waits a moment for the response of the listener.
+fn junk(node: &FakeNode, admin: &TlsClient, place: InvalidBytesAt, bytes: &[u8]) {
     let limit = Some(Duration::from_millis(50));
-    if let Where::Tls = place {
+    if let InvalidBytesAt::Tls = place {
         let mut connection = admin.connect().unwrap();
         connection.stream.sock.set_read_timeout(limit).unwrap();
         let _ = connection.stream.write_all(bytes);
@@ -469,12 +474,12 @@ fn junk(solo: &Solo, admin: &TlsClient, place: Where, bytes: &[u8]) {
         let _ = connection.stream.read(&mut [0; 64]);
         return;
     }
-    let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, solo.main_port())).unwrap();
+    let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, node.main_port())).unwrap();
     socket.set_read_timeout(limit).unwrap();
     let hello = match place {
-        Where::Hello => {
+        InvalidBytesAt::Hello => {
             let mut hello = admin.hello();
-            // At a place that the junk chooses.
+            // At a position that the random bytes choose.
             let sum = bytes.iter().fold(0_usize, |sum, byte| sum.wrapping_mul(31) ^ usize::from(*byte));
             let at = sum % hello.len();
             let end = hello.len().min(at + bytes.len());
@@ -487,13 +492,13 @@ fn junk(solo: &Solo, admin: &TlsClient, place: Where, bytes: &[u8]) {
     let _ = socket.read(&mut [0; 64]);
 }
 
-/// Requests that come faster than they are answered are not heaped up.
+/// Requests that arrive faster than their responses are read are not buffered without a limit.
 #[test]
-fn who_asks_without_listening_is_cut_off() {
+fn client_that_reads_no_responses_is_disconnected() {
     let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
-    let regular = Regular::start(&admin);
+    let node = guarded(&authority, &json!({}));
+    let admin = client(&node, Some(&authority.issue("root", &["admins"])));
+    let regular = RegularClient::start(&admin);
     let mut connection = admin.connect().unwrap();
     connection.stream.sock.set_write_timeout(Some(LONG)).unwrap();
     let requests = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n".repeat(1000);
@@ -503,15 +508,15 @@ fn who_asks_without_listening_is_cut_off() {
     });
     assert!(cut, "8 MB were taken");
     regular.end();
-    solo.finish();
+    node.finish();
 }
 
-/// A refusal arrives though the body that nobody wants is still on its way.
+/// A refusal arrives while the body that the server does not read is still being sent.
 #[test]
-fn who_is_refused_with_a_body_hears_why() {
+fn refused_request_with_a_body_receives_the_reason() {
     let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    let jane = client(&solo, Some(&authority.issue("jane", &[])));
+    let node = guarded(&authority, &json!({}));
+    let jane = client(&node, Some(&authority.issue("jane", &[])));
     let body = "x".repeat(16 * 1024);
     let text = format!(
         "POST /run/default/web/main?cmd=id HTTP/1.1\r\nHost: n\r\nContent-Length: {}\r\n\r\n{body}",
@@ -521,16 +526,16 @@ fn who_is_refused_with_a_body_hears_why() {
         let answer = jane.connect().unwrap().ask(&text).unwrap();
         assert_eq!(answer.status, 403, "{answer:?}");
     }
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn junk_harms_nobody() {
+fn invalid_bytes_do_not_disturb_other_clients() {
     let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
-    let regular = Regular::start(&admin);
-    // Pieces of heads and of TLS records, in any order.
+    let node = guarded(&authority, &json!({}));
+    let admin = client(&node, Some(&authority.issue("root", &["admins"])));
+    let regular = RegularClient::start(&admin);
+    // Parts of request heads and of TLS records, in any order.
     let piece = prop_oneof![
         proptest::collection::vec(any::<u8>(), 0..64),
         proptest::sample::select(vec![
@@ -557,7 +562,8 @@ fn junk_harms_nobody() {
             b"\x80\x2e\x01\x00\x02".to_vec(),
         ]),
     ];
-    let place = proptest::sample::select(vec![Where::Plain, Where::Hello, Where::Tls]);
+    let place =
+        proptest::sample::select(vec![InvalidBytesAt::Plain, InvalidBytesAt::Hello, InvalidBytesAt::Tls]);
     let pieces = (place, proptest::collection::vec(piece, 1..8));
     let mut runner = TestRunner::new(Config { cases: 240, failure_persistence: None, ..Config::default() });
     let begun = Instant::now();
@@ -565,34 +571,35 @@ fn junk_harms_nobody() {
         .run(&pieces, |(place, pieces)| {
             // Bounded on a slow machine, too.
             if begun.elapsed() < Duration::from_secs(30) {
-                junk(&solo, &admin, place, &pieces.concat());
+                junk(&node, &admin, place, &pieces.concat());
             }
             Ok(())
         })
         .unwrap();
     regular.end();
-    let log = solo.log();
+    let log = node.log();
     assert!(!log.contains("panicked"), "{log}");
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn five_hundred_slow_clients_keep_nobody_out() {
+fn five_hundred_slow_clients_do_not_block_others() {
     let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({}));
-    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
+    let node = guarded(&authority, &json!({}));
+    let admin = client(&node, Some(&authority.issue("root", &["admins"])));
     let mut known = admin.connect().unwrap();
     let ask = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
     assert_eq!(known.ask(ask).unwrap().status, 200);
-    let regular = Regular::start(&admin);
+    let regular = RegularClient::start(&admin);
     let mut slow: Vec<TcpStream> = Vec::new();
     let mut half: Vec<Connection> = Vec::new();
-    let stranger = client(&solo, None);
+    let stranger = client(&node, None);
     for n in 0..500 {
-        // At first all from one place, then from many.
+        // First all from one address, then from many.
         let from = Ipv4Addr::new(127, 0, 1, if n < 250 { 1 } else { u8::try_from(n % 60).unwrap() + 1 });
         let (admin, stranger) = (admin.at(from), stranger.at(from));
-        // Some say nothing, some begin a handshake, some a head; and some who may ask a body.
+        // Some send nothing, some begin a handshake, some a request head, and some authenticated ones a
+        // body.
         match n % 4 {
             0 => slow.push(stranger.dial().unwrap()),
             1 => {
@@ -622,15 +629,15 @@ fn five_hundred_slow_clients_keep_nobody_out() {
             assert!(begun.elapsed() < SOON, "after {n}: {:?}", begun.elapsed());
         }
     }
-    assert_eq!(solo.read_only("/healthz").0, 200);
-    let threads = || fs::read_dir(format!("/proc/{}/task", solo.pid())).unwrap().count();
-    // Whoever was sent away has a thread until that notices.
+    assert_eq!(node.read_only("/healthz").0, 200);
+    let threads = || fs::read_dir(format!("/proc/{}/task", node.pid())).unwrap().count();
+    // A rejected connection has a thread until that thread notices.
     wait_until("few threads", LONG, || threads() < 300);
-    // Nobody who asks in time was turned away, nor had to wait.
+    // No client that sends its request in time was rejected or had to wait.
     regular.end();
-    // They are sent away by themselves.
-    wait_until("the slow ones to be gone", LONG, || threads() < 60);
+    // The agent disconnects them by itself.
+    wait_until("the slow connections to be gone", LONG, || threads() < 60);
     drop((slow, half));
     assert_eq!(admin.get("/healthz").body, "ok");
-    solo.finish();
+    node.finish();
 }

@@ -137,7 +137,7 @@ fn only_certificates_that_may_sign_for_clients_are_authorities() {
 }
 
 #[test]
-fn an_authority_of_version_1_signs_and_one_between_does_not() {
+fn version_1_root_signs_and_version_1_intermediate_does_not() {
     let old = authority("old", None, plain);
     let bytes = der::of_version_1(&old.der);
     let all = bundle(&[&bytes]);
@@ -153,7 +153,7 @@ fn an_authority_of_version_1_signs_and_one_between_does_not() {
 }
 
 #[test]
-fn a_client_certificate_of_the_bundle_is_accepted_and_signs_no_other() {
+fn bundled_client_certificate_is_accepted_and_cannot_sign() {
     let root = authority("root", None, plain);
     let own = authority("jane", Some(&root), |it| it.is_ca = IsCa::NoCa);
     let all = bundle(&[&own.der]);
@@ -162,7 +162,7 @@ fn a_client_certificate_of_the_bundle_is_accepted_and_signs_no_other() {
     assert!(verify(&all, &[&client(&root, plain)]).outcome.is_err());
     assert!(verify(&all, &[&client(&own, plain)]).outcome.is_err());
     assert!(verify(&all, &[&client(&own, plain), &own.der]).outcome.is_err());
-    // It has to be for clients, and in its time.
+    // It must be for clients, and valid at the time.
     let server = authority("jane", Some(&root), |it| {
         it.is_ca = IsCa::NoCa;
         it.extended_key_usages = vec![Purpose::ServerAuth];
@@ -173,7 +173,7 @@ fn a_client_certificate_of_the_bundle_is_accepted_and_signs_no_other() {
 }
 
 #[test]
-fn path_lengths_count_what_stands_between() {
+fn path_length_counts_intermediates() {
     for (limit, between, good) in [
         (None, 0, true),
         (None, 6, true),
@@ -201,7 +201,7 @@ fn path_lengths_count_what_stands_between() {
 }
 
 #[test]
-fn what_stands_between_must_be_an_authority_itself() {
+fn intermediates_must_be_authorities() {
     type Change = fn(&mut CertificateParams);
     let policies = |params: &mut CertificateParams| {
         params
@@ -224,13 +224,13 @@ fn what_stands_between_must_be_an_authority_itself() {
         let outcome = verify(&all, &[&client(&between, plain), &between.der]).outcome;
         assert_eq!(outcome.is_ok(), good, "{what}: {outcome:?}");
     }
-    // One that was replaced under its name does not hide its successor.
+    // A replaced authority does not hide its successor of the same name.
     let (old, new) = (authority("between", Some(&root), plain), authority("between", Some(&root), plain));
     assert_eq!(verify(&all, &[&client(&new, plain), &old.der, &new.der]).outcome, Ok(()));
 }
 
 #[test]
-fn a_verdict_holds_until_a_time_that_it_depends_on() {
+fn verification_result_expires_with_its_certificates() {
     let root = authority("root", None, |it| it.not_after = date_time_ymd(2040, 1, 1));
     let between = authority("between", Some(&root), |it| it.not_before = date_time_ymd(2025, 1, 1));
     let leaf = client(&between, |it| it.not_after = date_time_ymd(2030, 1, 1));
@@ -264,7 +264,7 @@ fn a_verdict_holds_until_a_time_that_it_depends_on() {
 
 /// The certificates of an unknown client must be cheap to refuse.
 #[test]
-fn many_certificates_that_lead_nowhere_cost_few_signatures() {
+fn unrelated_certificates_cost_few_signature_checks() {
     let root = authority("root", None, plain);
     let all = bundle(&[&root.der]);
     // All of one name, each signed by the next; in circles of two and of four names; each signed
@@ -320,7 +320,7 @@ fn many_certificates_that_lead_nowhere_cost_few_signatures() {
 }
 
 #[test]
-fn a_bundle_with_something_else_in_it_counts_and_one_of_nothing_does_not() {
+fn bundle_with_invalid_blocks_is_accepted_and_empty_one_is_rejected() {
     let root = authority("root", None, plain);
     let pem = |der: &[u8]| pem::encode(&pem::Pem::new("CERTIFICATE", der));
     let mixed = format!("words\n{}{}{}", pem(b"nonsense"), pem(&root.der), pem(&root.der));

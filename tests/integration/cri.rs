@@ -70,7 +70,7 @@ fn run(client: &RuntimeClient, uid: &str, command: &str) -> (SandboxId, Containe
 }
 
 #[test]
-fn every_runtime_verb_reaches_the_runtime() {
+fn every_runtime_call_reaches_the_runtime() {
     let fake = FakeCri::start();
     let (client, _) = fake.connect();
 
@@ -120,7 +120,7 @@ fn every_runtime_verb_reaches_the_runtime() {
     );
     client.remove_pod_sandbox(&sandbox).unwrap();
     assert!(cri::list_pods(&client, None).unwrap().is_empty());
-    // The older list still names them: what vanished is left out.
+    // The older list still has them: objects that vanished are left out.
     let pod = cri::pod_runtime(&client, &listed[&PodUid::from("u1")]).unwrap();
     assert!(pod.sandboxes.is_empty() && pod.containers.is_empty());
 
@@ -147,7 +147,7 @@ fn every_runtime_verb_reaches_the_runtime() {
 }
 
 #[test]
-fn every_image_verb_reaches_the_runtime() {
+fn every_image_call_reaches_the_runtime() {
     let fake = FakeCri::start();
     let (_, client) = fake.connect();
     let named = |name: &str| rt::ImageSpec { image: name.to_owned(), ..Default::default() };
@@ -170,7 +170,7 @@ fn every_image_verb_reaches_the_runtime() {
 }
 
 #[test]
-fn status_tells_what_is_not_ready_and_what_handlers_can_do() {
+fn status_has_unready_conditions_and_handler_features() {
     let fake = FakeCri::start();
     let (client, _) = fake.connect();
     let status = client.status().unwrap();
@@ -199,7 +199,7 @@ fn status_tells_what_is_not_ready_and_what_handlers_can_do() {
 }
 
 #[test]
-fn codes_and_messages_arrive_as_they_were_sent() {
+fn error_codes_and_messages_are_preserved() {
     let fake = FakeCri::start();
     let (client, _) = fake.connect();
     let id = ContainerId::from("c1");
@@ -236,7 +236,7 @@ fn codes_and_messages_arrive_as_they_were_sent() {
 }
 
 #[test]
-fn a_failed_start_leaves_the_runtimes_reason() {
+fn failed_start_reports_the_reason_of_the_runtime() {
     let fake = FakeCri::start();
     let (client, _) = fake.connect();
     let config = sandbox_config("u1", 0);
@@ -255,14 +255,14 @@ fn a_failed_start_leaves_the_runtimes_reason() {
 }
 
 #[test]
-fn lists_can_be_narrowed_to_one_pod_and_are_newest_first() {
+fn lists_filter_by_pod_and_are_newest_first() {
     let fake = FakeCri::start();
     let (client, _) = fake.connect();
     let (old, _) = run(&client, "u1", "exit 3");
     run(&client, "u2", "sleep 1000");
     fake.kill_sandbox(old.as_str());
     let new = client.run_pod_sandbox(sandbox_config("u1", 1), "").unwrap();
-    // Somebody else's sandbox.
+    // The sandbox of another client.
     client
         .run_pod_sandbox(rt::PodSandboxConfig { labels: BTreeMap::new(), ..sandbox_config("u3", 0) }, "")
         .unwrap();
@@ -289,7 +289,7 @@ fn lists_can_be_narrowed_to_one_pod_and_are_newest_first() {
 }
 
 #[test]
-fn a_call_ends_at_its_deadline() {
+fn call_ends_at_its_deadline() {
     let fake = FakeCri::start();
     let settings = cri::Settings { request_timeout: Duration::from_millis(200), ..fake.settings() };
     let (client, _) = cri::connect(settings).unwrap();
@@ -300,7 +300,7 @@ fn a_call_ends_at_its_deadline() {
     assert_eq!(error.class(), Class::Retry);
     assert!(start.elapsed() >= Duration::from_millis(200) && start.elapsed() < LONG);
 
-    // A stop may take its grace period longer.
+    // A StopContainer call may take longer by the grace period.
     fake.delay("StopContainer", Duration::from_millis(300));
     client.stop_container(&ContainerId::from("c1"), LONG, &StopToken::never()).unwrap();
     // A sandbox may take twice as long. A busy machine adds to its second beyond the limit.
@@ -311,7 +311,7 @@ fn a_call_ends_at_its_deadline() {
 }
 
 #[test]
-fn a_stop_breaks_off_a_hanging_call() {
+fn stop_cancels_a_hanging_call() {
     let fake = FakeCri::start();
     let (client, images) = fake.connect();
     let (_, container) = run(&client, "u1", "sleep 1000");
@@ -347,7 +347,7 @@ fn a_stop_breaks_off_a_hanging_call() {
         assert_eq!((error.class(), error.method()), (Class::Stopping, method));
         fake.behave(method);
     }
-    // A token that is already given stops a call before it starts.
+    // A stop token that is already stopped ends a call before it starts.
     let (source, token) = stop::pair();
     drop(source);
     let before = fake.count("StopContainer");
@@ -356,7 +356,7 @@ fn a_stop_breaks_off_a_hanging_call() {
 }
 
 #[test]
-fn the_connection_comes_back_after_a_restart() {
+fn connection_recovers_after_a_runtime_restart() {
     let fake = FakeCri::start();
     let (client, _) = fake.connect();
     let (_, container) = run(&client, "u1", "sleep 1000");
@@ -376,7 +376,7 @@ fn the_connection_comes_back_after_a_restart() {
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     assert_eq!(client.container_status(&container).unwrap().id, container.as_str());
 
-    // A call that is open while the server goes fails at once.
+    // A call that is open when the server ends fails at once.
     let gate = fake.hang("ExecSync");
     let (tx, rx) = mpsc::channel();
     let caller = client.clone();
@@ -391,7 +391,7 @@ fn the_connection_comes_back_after_a_restart() {
 }
 
 #[test]
-fn a_runtime_that_is_away_is_no_reason_not_to_start() {
+fn client_starts_while_the_runtime_is_down() {
     let dir = tempfile::tempdir().unwrap();
     let settings = |endpoint: &str| cri::Settings {
         runtime_endpoint: endpoint.to_owned(),
@@ -407,7 +407,7 @@ fn a_runtime_that_is_away_is_no_reason_not_to_start() {
 }
 
 #[test]
-fn images_may_have_a_server_of_their_own() {
+fn image_service_may_have_its_own_endpoint() {
     let (runtime, images) = (FakeCri::start(), FakeCri::start());
     let settings = cri::Settings { image_endpoint: Some(images.endpoint()), ..runtime.settings() };
     let (client, image_client) = cri::connect(settings).unwrap();
@@ -418,7 +418,7 @@ fn images_may_have_a_server_of_their_own() {
 }
 
 #[test]
-fn five_hundred_pods_fit_into_two_lists() {
+fn five_hundred_pods_need_two_list_calls() {
     let fake = FakeCri::start();
     let (client, _) = fake.connect();
     for number in 0..500 {
@@ -456,7 +456,7 @@ fn events_arrive_as_they_happen_until_the_stream_ends() {
     }
     let ids = [sandbox.as_str(), container.as_str(), container.as_str(), container.as_str()];
     assert_eq!(seen, ids.map(|id| (id.to_owned(), "u1".to_owned())));
-    // What is gone is told without its sandbox.
+    // An event of a removed container has no sandbox.
     client.remove_pod_sandbox(&sandbox).unwrap();
     for (id, known) in [(container.as_str(), true), (sandbox.as_str(), false)] {
         let event = events.next(&never).unwrap().unwrap();
@@ -481,7 +481,7 @@ fn events_arrive_as_they_happen_until_the_stream_ends() {
     fake.wait_until("the stream is open", |fake| fake.count("GetContainerEvents") == 3);
     fake.restart();
     assert_eq!(events.next(&never).unwrap_err().class(), Class::Retry);
-    // One that dials while nobody listens waits before it dials again.
+    // A client that dials without a listener waits before it dials again.
     fake.wait_until("the runtime answers", |_| client.version().is_ok());
 
     // An older runtime does not offer it.

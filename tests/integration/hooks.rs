@@ -1,4 +1,4 @@
-//! Lifecycle hooks, grace periods and the order of ends, at the fake runtime.
+//! Lifecycle hooks, grace periods and the order of termination, on the fake runtime.
 
 #[path = "../../src/util/testing/refusing.rs"]
 mod refusing;
@@ -31,8 +31,8 @@ fn exec(command: &str) -> Value {
     json!({"exec": {"command": ["sh", "-c", command]}})
 }
 
-/// Starts `c` with the preStop hook, stops it as its pod asks or with `grace`, and returns
-/// events and calls since.
+/// Starts `c` with the preStop hook, stops it with the grace period of its pod or with `grace`, and
+/// returns events and calls since then.
 fn stopped(node: &Node, pre_stop: Value, grace: Option<i64>) -> (Vec<String>, Vec<&'static str>) {
     let pod = hooked(json!({"preStop": pre_stop}));
     let sandbox = new_sandbox(node, &pod);
@@ -44,8 +44,8 @@ fn stopped(node: &Node, pre_stop: Value, grace: Option<i64>) -> (Vec<String>, Ve
     (texts(node), node.fake.calls())
 }
 
-/// Asserts which grace the only stop in the journal had. What a hook takes, here `hook` seconds of
-/// the time since `begun`, counts against it, and on a busy machine that may be more.
+/// Asserts the grace period of the only stop in the journal. The time of a hook, here `hook` seconds
+/// of the time since `begun`, counts against it, and on a busy machine it may be longer.
 fn assert_grace(node: &Node, expected: u64, hook: u64, begun: Instant) {
     let took = begun.elapsed().as_secs();
     let given: Vec<u64> =
@@ -81,7 +81,7 @@ fn post_start_runs_after_the_start() {
 }
 
 #[test]
-fn a_container_whose_post_start_fails_is_stopped() {
+fn container_with_failed_post_start_is_stopped() {
     let (node, begun) = (Node::new(), Instant::now());
     let pod = hooked(json!({"postStart": exec("fail"), "preStop": exec("bye")}));
     let sandbox = new_sandbox(&node, &pod);
@@ -120,13 +120,13 @@ fn pre_stop_runs_before_the_end() {
 }
 
 #[test]
-fn a_pre_stop_that_fails_changes_nothing() {
+fn failed_pre_stop_does_not_delay_the_stop() {
     let node = Node::new();
     node.fake.on_exec(|_, _| (1, Vec::new(), Vec::new()));
     let (events, calls) = stopped(&node, exec("false"), None);
     assert_eq!(events, [KILLING, PRE_STOP_FAILED]);
     assert_eq!(calls, ["ExecSync", "StopContainer"]);
-    // There is no such hook as a TCP connection.
+    // A TCP hook does nothing.
     let (events, calls) = stopped(&node, json!({"tcpSocket": {"port": 80}}), None);
     assert_eq!(
         (events, calls),
@@ -135,23 +135,23 @@ fn a_pre_stop_that_fails_changes_nothing() {
 }
 
 #[test]
-fn a_hook_counts_against_the_grace() {
+fn hook_time_counts_against_the_grace_period() {
     let (node, begun) = (Node::new(), Instant::now());
     let (events, _) = stopped(&node, json!({"sleep": {"seconds": 1}}), Some(5));
     assert_eq!(events, [KILLING]);
     assert_grace(&node, 4, 1, begun);
-    // One that does not end has the whole grace, and the container two seconds more.
+    // A hook that does not end has the whole grace period, and the container gets two more seconds.
     let gate = node.fake.hang("ExecSync");
     let (events, _) = stopped(&node, exec("sleep 60"), Some(1));
     gate.open();
     assert_eq!(events, [KILLING, PRE_STOP_FAILED]);
     assert_eq!(timeouts(&node), [json!("2")]);
-    // A sleep that is allowed to be long is cut, too.
+    // A long sleep hook is ended, too.
     let (events, _) = stopped(&node, json!({"sleep": {"seconds": 60}}), Some(1));
     assert_eq!(events, [KILLING]);
     assert_eq!(timeouts(&node), [json!("2")]);
     node.fake.behave("ExecSync");
-    // Without any grace there is no hook.
+    // With a grace period of zero the hook does not run.
     let (_, calls) = stopped(&node, exec("true"), Some(0));
     assert_eq!(calls, ["StopContainer"]);
     assert_eq!(timeouts(&node), [json!("2")]);
@@ -192,14 +192,14 @@ fn assert_outlives_grace(node: &Node, pod: &Pod, end_hook: impl FnOnce()) {
 }
 
 #[test]
-fn exec_pre_stop_outlives_its_grace() {
+fn exec_pre_stop_continues_after_its_grace_period() {
     let node = Node::new();
     let hooks = node.fake.hang("ExecSync");
     assert_outlives_grace(&node, &hooked_as("exec-pre", exec("slow")), || hooks.open());
 }
 
 #[test]
-fn http_pre_stop_outlives_its_grace() {
+fn http_pre_stop_continues_after_its_grace_period() {
     let node = Node::new();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -212,7 +212,7 @@ fn http_pre_stop_outlives_its_grace() {
 }
 
 #[test]
-fn pre_stop_is_broken_off_when_its_container_has_ended() {
+fn pre_stop_is_canceled_when_its_container_ends() {
     let node = Node::new();
     let pod = hooked_as("endless1", exec("sleep 600"));
     let sandbox = new_sandbox(&node, &pod);
@@ -228,7 +228,7 @@ fn pre_stop_is_broken_off_when_its_container_has_ended() {
 }
 
 #[test]
-fn a_hook_ends_when_the_agent_stops() {
+fn hook_ends_when_the_agent_stops() {
     let node = Node::new();
     for pre_stop in [exec("sleep 60"), json!({"sleep": {"seconds": 7}})] {
         let pod = hooked(json!({"preStop": pre_stop}));
@@ -247,7 +247,7 @@ fn a_hook_ends_when_the_agent_stops() {
         assert_eq!(node.fake.count("StopContainer"), 0);
         assert!(node.fake.container("c").unwrap().is_running());
     }
-    // A start that waits for its hook is broken off, and its container runs.
+    // A start that waits for its hook is canceled, and its container keeps running.
     let pod = hooked(json!({"postStart": exec("sleep 60")}));
     let sandbox = new_sandbox(&node, &pod);
     let gate = node.fake.hang("ExecSync");
@@ -263,7 +263,7 @@ fn a_hook_ends_when_the_agent_stops() {
 }
 
 #[test]
-fn whose_grace_counts() {
+fn kill_uses_the_most_specific_grace_period() {
     let grace = |metadata: Value, probe: Option<i64>, own: Option<i64>| {
         let node = Node::new();
         let mut object = hooked(json!({})).object().clone();
@@ -285,7 +285,7 @@ fn whose_grace_counts() {
     assert_eq!(grace(json!({}), None, Some(0)), json!("2"));
 }
 
-/// Answers every request with `answer` and keeps what was asked.
+/// Answers every request with `answer` and records the requests.
 struct Web {
     port: u16,
     asked: Arc<Mutex<Vec<String>>>,
@@ -308,7 +308,7 @@ impl Web {
                 while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) == 1 {
                     head.push(byte[0]);
                     if head[0] == 0x16 {
-                        // A TLS greeting: speak plainly.
+                        // A TLS ClientHello: answer in plain HTTP.
                         break;
                     }
                 }
@@ -323,36 +323,36 @@ impl Web {
         Web { port, asked, _running: running }
     }
 
-    fn asked(&self) -> Vec<String> {
+    fn received(&self) -> Vec<String> {
         std::mem::take(&mut *self.asked.lock().unwrap())
     }
 }
 
 #[test]
-fn http_hooks() {
+fn http_hooks_send_the_expected_requests() {
     let node = Node::new();
     let web = Web::start("HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     let get = |scheme: &str, host: Value, port: Value| {
         json!({"httpGet": {"scheme": scheme, "host": host, "port": port, "path": "/bye?now",
             "httpHeaders": [{"name": "Authorization", "value": "secret"}, {"name": "X-A", "value": "b"}]}})
     };
-    // Any answer is a success.
+    // Any response is a success.
     let (events, calls) = stopped(&node, get("HTTP", json!("127.0.0.1"), json!(web.port)), None);
     assert_eq!((events, calls), (vec![KILLING.to_owned()], vec!["StopContainer"]));
-    let asked = web.asked().pop().unwrap();
+    let asked = web.received().pop().unwrap();
     assert!(asked.starts_with("GET /bye?now HTTP/1.1\r\n"), "{asked}");
     assert!(asked.contains("User-Agent: kube-lifecycle/1.36\r\n"), "{asked}");
     assert!(asked.contains("X-A: b") && asked.contains("Authorization: secret"), "{asked}");
-    // A container that knows no TLS is asked again in the clear, without what is secret.
+    // A server without TLS gets the request again in plain HTTP, without secret headers.
     let (events, _) = stopped(&node, get("HTTPS", json!("127.0.0.1"), json!(web.port.to_string())), None);
     let host = format!("127.0.0.1:{}", web.port);
     let fallback = format!(
         "LifecycleHTTPFallback: request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
     );
     assert_eq!(events, [KILLING, fallback.as_str()]);
-    let asked = web.asked().pop().unwrap();
+    let asked = web.received().pop().unwrap();
     assert!(asked.contains("X-A: b") && !asked.contains("Authorization"), "{asked}");
-    // Nobody there, no such port.
+    // No server, no such port.
     let (_bound, closed) = refusing();
     for port in [json!(closed), json!("web"), json!("0"), json!(70000)] {
         let (events, _) = stopped(&node, get("HTTP", json!("127.0.0.1"), port.clone()), None);
@@ -408,7 +408,7 @@ fn sidecars_end_last_and_in_reverse_order() {
 }
 
 #[test]
-fn a_sidecar_waits_no_longer_than_its_grace() {
+fn sidecar_waits_no_longer_than_its_grace_period() {
     let node = Node::new();
     let pod = with_sidecars();
     let sandbox = new_sandbox(&node, &pod);
@@ -432,7 +432,7 @@ fn a_sidecar_waits_no_longer_than_its_grace() {
 }
 
 #[test]
-fn an_ephemeral_container_joins_its_target() {
+fn ephemeral_container_joins_namespaces_of_its_target() {
     let node = Node::new();
     let with = |target: &str| {
         pod(json!({"containers": [container("c", json!({}))], "ephemeralContainers": [
@@ -453,7 +453,7 @@ fn an_ephemeral_container_joins_its_target() {
 }
 
 #[test]
-fn stop_signals_need_their_gate() {
+fn stop_signals_require_their_feature_gate() {
     for (gate, expected) in [(false, None), (true, Some(json!("SIGNAL_SIGUSR1")))] {
         let node = Node::with(|settings| settings.stop_signals = gate);
         let pod = hooked(json!({"stopSignal": "SIGUSR1"}));

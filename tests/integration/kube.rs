@@ -20,14 +20,14 @@ use crossbeam_channel::{Receiver, bounded};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret as SecretObject};
 use serde_json::{Map, Value, json};
 
-use crate::support::fake_api::{FakeApi, Fault, What};
-use crate::support::front::Front;
+use crate::support::fake_api::{FakeApi, Fault, FaultResponse};
+use crate::support::tls_front::TlsFront;
 use crate::support::wait::wait_until;
 
-/// A limit for what hangs: a machine may be busy.
+/// A limit against hanging: a machine may be busy.
 const SOON: Duration = Duration::from_secs(60);
 
-/// What waits for no limit takes less, and the waits that it might have are longer.
+/// An operation without a wait takes less time than this, and all waits of the client are longer.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 const PODS: &str = "/api/v1/namespaces/ns/pods";
@@ -37,7 +37,7 @@ fn pod(node: &str) -> Value {
 }
 
 /// A change in short: `=a,b` all, `+a` set, `-a` removed; with resource versions left out.
-fn told(change: Change<Pod>) -> String {
+fn describe(change: Change<Pod>) -> String {
     let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
     match change {
         Change::Replaced(pods) => {
@@ -63,12 +63,12 @@ fn reflect(client: &Client) -> (Running, Receiver<String>) {
 }
 
 fn reflect_as(name: &'static str, client: &Client) -> (Running, Receiver<String>) {
-    let (tell, told_to) = bounded(1000);
+    let (tell, changes) = bounded(1000);
     let running = spawn_reflector(name, client.clone(), watched(), OnDeath::Nobody, move |change| {
-        let _ = tell.send(told(change));
+        let _ = tell.send(describe(change));
     })
     .unwrap();
-    (running, told_to)
+    (running, changes)
 }
 
 fn next(changes: &Receiver<String>) -> String {
@@ -76,7 +76,7 @@ fn next(changes: &Receiver<String>) -> String {
 }
 
 #[test]
-fn objects_are_made_changed_and_removed() {
+fn objects_are_created_changed_and_deleted() {
     let api = FakeApi::start();
     let client = api.client();
     // How long bodies are is counted, by method and server; one before may have had this port.
@@ -122,49 +122,49 @@ fn objects_are_made_changed_and_removed() {
     api.put("/api/v1/nodes/n1", json!({"status": {"conditions": 7}}));
     let error = client.get::<coracle::model::api::Node>(&Target::node("n1")).unwrap_err();
     assert!(!error.is_transport() && error.status().is_none(), "{error}");
-    let asked = api.asked();
+    let asked = api.received();
     assert!(asked[0].header("user-agent").starts_with("kubelet/v1.36.3 (linux/"));
     assert_eq!(asked[0].header("content-type"), "application/json");
-    let patch = asked.iter().find(|asked| asked.method == "PATCH").unwrap();
+    let patch = asked.iter().find(|request| request.method == "PATCH").unwrap();
     assert_eq!(patch.header("content-type"), "application/strategic-merge-patch+json");
-    let delete = asked.iter().rfind(|asked| asked.method == "DELETE").unwrap();
+    let delete = asked.iter().rfind(|request| request.method == "DELETE").unwrap();
     assert_eq!(delete.body["kind"], "DeleteOptions");
     assert_eq!(delete.body["gracePeriodSeconds"], 0);
 }
 
 #[test]
-fn busy_servers_are_asked_again() {
+fn requests_to_a_busy_server_are_retried() {
     let api = FakeApi::start();
     let client = api.client();
     api.put("/api/v1/nodes/n1", json!({}));
-    let busy = |code| What::Status(code, "TooManyRequests", Some(0));
+    let busy = |code| FaultResponse::Status(code, "TooManyRequests", Some(0));
     api.fault(Fault { times: 2, ..Fault::once("GET", "/nodes/", busy(429)) });
     api.fault(Fault::once("GET", "/nodes/", busy(503)));
     client.get::<Value>(&Target::node("n1")).unwrap();
-    assert_eq!(api.asked().len(), 4);
-    // Ten times, then it is the caller's turn.
+    assert_eq!(api.received().len(), 4);
+    // Ten retries, then the caller gets the error.
     let begun = Instant::now();
     api.fault(Fault::always("GET", "/nodes/", busy(429)));
     let error = client.get::<Value>(&Target::node("n1")).unwrap_err();
     assert_eq!((error.status(), error.retry_after()), (Some(429), Some(Duration::ZERO)));
-    assert_eq!(api.asked().len(), 4 + 11);
-    assert!(begun.elapsed() > Duration::from_secs(3), "at once is not at once ten times");
-    api.heal();
-    // Without the header there is no second try.
-    api.fault(Fault::once("GET", "/nodes/", What::Status(500, "InternalError", None)));
+    assert_eq!(api.received().len(), 4 + 11);
+    assert!(begun.elapsed() > Duration::from_secs(3), "ten restarts without back-off");
+    api.clear_faults();
+    // Without the header there is no retry.
+    api.fault(Fault::once("GET", "/nodes/", FaultResponse::Status(500, "InternalError", None)));
     let error = client.get::<Value>(&Target::node("n1")).unwrap_err();
     assert_eq!((error.status(), error.reason()), (Some(500), "InternalError"));
-    api.fault(Fault::once("POST", "/nodes", What::Cut));
+    api.fault(Fault::once("POST", "/nodes", FaultResponse::Cut));
     let error = client.create::<_, Value>(&Target::nodes(), &json!({})).unwrap_err();
     assert!(error.is_transport() && error.status().is_none(), "{error}");
     client.get::<Value>(&Target::node("n1")).unwrap();
 }
 
 #[test]
-fn a_wait_for_a_busy_server_ends_with_the_client() {
+fn wait_for_a_busy_server_ends_with_the_client() {
     let api = FakeApi::start();
     let client = api.client();
-    api.fault(Fault::always("GET", "/nodes/", What::Status(429, "TooManyRequests", Some(30))));
+    api.fault(Fault::always("GET", "/nodes/", FaultResponse::Status(429, "TooManyRequests", Some(30))));
     let asking = client.clone();
     let (tell, outcome) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
@@ -176,7 +176,7 @@ fn a_wait_for_a_busy_server_ends_with_the_client() {
     // Within the half minute that the server has asked for.
     assert_eq!(outcome.recv_timeout(Duration::from_secs(20)), Ok(true));
     assert!(client.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
-    // A wait beyond the time that the request has is left to the caller.
+    // A wait beyond the deadline of the request is left to the caller.
     let begun = Instant::now();
     let hasty = api.client().with_timeout(Duration::from_secs(5));
     let error = hasty.get::<Value>(&Target::node("n1")).unwrap_err();
@@ -185,19 +185,19 @@ fn a_wait_for_a_busy_server_ends_with_the_client() {
 }
 
 #[test]
-fn a_request_without_an_answer_ends_in_time() {
+fn unanswered_request_times_out() {
     let api = FakeApi::start();
     let client = api.client().with_limits(Some((50.0, 100)), Duration::from_millis(300));
-    api.fault(Fault::once("", "/leases/", What::Hang));
+    api.fault(Fault::once("", "/leases/", FaultResponse::Hang));
     let start = Instant::now();
     let error = client.get::<Value>(&Target::lease("n1")).unwrap_err();
     assert!(error.is_transport() && start.elapsed() < Duration::from_secs(20), "{error}");
-    // So short a time may be over on a busy machine before there is an answer.
+    // On a busy machine so short a deadline may pass before the response.
     wait_until("an answer", SOON, || client.get::<Value>(&Target::lease("n1")).unwrap_err().is_not_found());
 }
 
 #[test]
-fn tokens_are_sent_and_not_shown() {
+fn tokens_are_sent_and_never_printed() {
     let api = FakeApi::start();
     let token: std::sync::Arc<StaticToken> = StaticToken(Secret::new("sesame".to_owned())).into();
     let credentials =
@@ -206,12 +206,12 @@ fn tokens_are_sent_and_not_shown() {
     let client = Client::new(credentials, None).unwrap();
     let error = client.get::<Value>(&Target::node("n1")).unwrap_err();
     assert!(!format!("{error:?} {error} {client:?}").contains("sesame"));
-    let asked = api.asked();
+    let asked = api.received();
     assert_eq!(asked[0].header("authorization"), "Bearer sesame");
     assert_eq!(asked[0].path(), "/api/v1/namespaces/x/api/v1/nodes/n1");
 }
 
-/// A plugin that gives out certificates, or nothing while `certificates` is false.
+/// A credential plugin that returns certificates, or nothing while `certificates` is false.
 #[derive(Debug, Default)]
 struct Plugin {
     asked: AtomicUsize,
@@ -241,7 +241,7 @@ fn with_plugin(api: &FakeApi, certificates: bool) -> (Client, Arc<Plugin>) {
 }
 
 #[test]
-fn a_plugin_is_asked_again_after_its_certificate_was_taken() {
+fn exec_plugin_runs_again_after_its_certificate_is_rejected() {
     let api = FakeApi::start();
     api.put("/api/v1/nodes/n1", json!({}));
     let (client, plugin) = with_plugin(&api, true);
@@ -252,7 +252,7 @@ fn a_plugin_is_asked_again_after_its_certificate_was_taken() {
 }
 
 #[test]
-fn events_are_sent_once_there_are_credentials() {
+fn events_wait_for_credentials() {
     let api = FakeApi::start();
     let (client, plugin) = with_plugin(&api, false);
     let (sink, inbox) = EventSink::new();
@@ -266,20 +266,20 @@ fn events_are_sent_once_there_are_credentials() {
         reason: "Starting",
         message: "Starting kubelet.".to_owned(),
     });
-    // After the second try the wait is ten seconds, after the first a random part of them.
-    wait_until("the second try", SOON, || plugin.asked.load(Ordering::SeqCst) >= 2);
+    // The wait after the second attempt is ten seconds, after the first a random part of that.
+    wait_until("the second attempt", SOON, || plugin.asked.load(Ordering::SeqCst) >= 2);
     let begun = Instant::now();
     client.set_identity(Identity { certificate: Vec::new(), key: Vec::new() }).unwrap();
-    api.wait_for(1, |asked| asked.method == "POST" && asked.path().ends_with("/events"));
+    api.wait_for(1, |request| request.method == "POST" && request.path().ends_with("/events"));
     assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
 }
 
-/// Workers of pods have the small stack, and read objects of any size there.
+/// Pod workers have the small stack, and decode objects of any size on it.
 #[test]
-fn the_largest_and_the_deepest_answers_fit_on_a_small_stack() {
+fn largest_and_deepest_responses_fit_a_small_stack() {
     let api = FakeApi::start();
-    let front = Front::before(api.port);
-    // As deep as the decoder lets an answer be.
+    let front = TlsFront::before(api.port);
+    // As deep as the decoder accepts.
     let deep = (0..118).fold(json!({}), |inner, _| json!({"f:x": inner}));
     let mut object = pod("n1");
     object["metadata"] = json!({"managedFields": [{"manager": "m", "fieldsV1": deep}]});
@@ -296,7 +296,7 @@ fn the_largest_and_the_deepest_answers_fit_on_a_small_stack() {
     (endpoint.https, endpoint.port) = (true, front.port());
     endpoint.roots = Roots::Pem(front.authority().into_bytes());
     let client = Client::new(Credentials { endpoint, ..api.credentials() }, None).unwrap();
-    let (tell, told) = bounded(1);
+    let (tell, sizes) = bounded(1);
     let _small = spawn("t/small", Stack::Small, OnDeath::Nobody, move |_| {
         let pod: Pod = client.get(&Target::pod("ns", "deep")).unwrap();
         let map: ConfigMap = client.get(&Target::config_map("ns", "wide")).unwrap();
@@ -311,11 +311,11 @@ fn the_largest_and_the_deepest_answers_fit_on_a_small_stack() {
         let _ = tell.send(sizes);
     })
     .unwrap();
-    assert_eq!(told.recv_timeout(SOON), Ok((200, 20_000, 3 * 350_000, 1)));
+    assert_eq!(sizes.recv_timeout(SOON), Ok((200, 20_000, 3 * 350_000, 1)));
 }
 
 #[test]
-fn a_collection_is_followed() {
+fn reflector_follows_a_collection() {
     let api = FakeApi::start();
     api.put(&format!("{PODS}/a"), pod("n1"));
     api.put(&format!("{PODS}/b"), pod("n1"));
@@ -332,7 +332,7 @@ fn a_collection_is_followed() {
     let start = Instant::now();
     assert_eq!(running.stop(SOON), Stopped::Joined);
     assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
-    let asked = api.asked();
+    let asked = api.received();
     assert_eq!(asked.len(), 1, "{asked:#?}");
     let timeout: u64 = asked[0].parameter("timeoutSeconds").parse().unwrap();
     assert!((300..600).contains(&timeout));
@@ -348,22 +348,22 @@ fn a_collection_is_followed() {
 }
 
 #[test]
-fn a_server_without_streaming_lists_is_listed() {
+fn server_without_streaming_lists_is_listed_in_pages() {
     let api = FakeApi::start();
     api.put(&format!("{PODS}/a"), pod("n1"));
-    api.fault(Fault::always("GET", "sendInitialEvents", What::Status(422, "Invalid", None)));
+    api.fault(Fault::always("GET", "sendInitialEvents", FaultResponse::Status(422, "Invalid", None)));
     let (_running, changes) = reflect(&api.client());
     assert_eq!(next(&changes), "=a");
     api.put(&format!("{PODS}/b"), pod("n1"));
     assert_eq!(next(&changes), "+b");
-    let asked = api.asked();
+    let asked = api.received();
     assert_eq!(asked[1].uri, "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&limit=500&resourceVersion=0");
     assert!(asked[2].is_watch() && asked[2].parameter("resourceVersion") == "1");
     assert_eq!(asked[2].parameter("sendInitialEvents"), "");
 }
 
 #[test]
-fn a_watch_that_ends_is_opened_where_it_ended() {
+fn ended_watch_resumes_at_its_last_version() {
     let api = FakeApi::start();
     api.put(&format!("{PODS}/a"), pod("n1"));
     let (_running, changes) = reflect(&api.client());
@@ -376,23 +376,25 @@ fn a_watch_that_ends_is_opened_where_it_ended() {
         } else {
             api.cut();
         }
-        api.wait_for(round + 2, |asked| asked.is_watch());
+        api.wait_for(round + 2, |request| request.is_watch());
     }
     api.put(&format!("{PODS}/d"), pod("n1"));
-    assert_eq!(next(&changes), "+d", "nothing is told twice, nothing is left out");
-    let versions: Vec<String> = api.asked().iter().map(|asked| asked.parameter("resourceVersion")).collect();
+    assert_eq!(next(&changes), "+d", "no change is reported twice or left out");
+    let versions: Vec<String> =
+        api.received().iter().map(|request| request.parameter("resourceVersion")).collect();
     assert_eq!(versions[..3], ["", "2", "3"]);
 }
 
 #[test]
-fn a_forgotten_version_is_listed_anew() {
+fn expired_version_causes_a_new_list() {
     let api = FakeApi::start();
     api.put(&format!("{PODS}/a"), pod("n1"));
     let (_running, changes) = reflect(&api.client());
     assert_eq!(next(&changes), "=a");
-    // While nobody watches, one goes and another comes: as an event, then as a status.
+    // Without an open watch one object is deleted and another created; first as an event, then as
+    // a status.
     for (name, gone, all) in [("b", "a", "=b"), ("c", "b", "=c")] {
-        api.fault(Fault::once("GET", "watch=true", What::Status(410, "Expired", None)));
+        api.fault(Fault::once("GET", "watch=true", FaultResponse::Status(410, "Expired", None)));
         api.put(&format!("{PODS}/{name}"), pod("n1"));
         api.remove(&format!("{PODS}/{gone}"));
         api.compact();
@@ -405,9 +407,10 @@ fn a_forgotten_version_is_listed_anew() {
     assert_eq!(next(&changes), "+d");
 }
 
-/// Its versions begin anew, and so watches from an old one would be silent for long.
+/// Its versions restart at small numbers, so that a watch from an old version would be silent for
+/// long.
 #[test]
-fn a_server_from_a_backup_is_listed_anew() {
+fn restored_server_causes_a_new_list() {
     let api = FakeApi::start();
     api.age();
     api.put(&format!("{PODS}/a"), pod("n1"));
@@ -420,7 +423,7 @@ fn a_server_from_a_backup_is_listed_anew() {
     api.go_up();
     let begun = Instant::now();
     let first = loop {
-        assert!(begun.elapsed() < SOON, "{:#?}", api.asked());
+        assert!(begun.elapsed() < SOON, "{:#?}", api.received());
         api.bookmark();
         if let Ok(change) = changes.recv_timeout(Duration::from_millis(100)) {
             break change;
@@ -432,7 +435,7 @@ fn a_server_from_a_backup_is_listed_anew() {
 }
 
 #[test]
-fn nonsense_ends_only_that_watch() {
+fn invalid_watch_data_ends_only_that_watch() {
     let api = FakeApi::start();
     api.put(&format!("{PODS}/a"), pod("n1"));
     let event = |name: &str| {
@@ -444,15 +447,15 @@ fn nonsense_ends_only_that_watch() {
     let poison = json!({"type": "MODIFIED", "object": {"metadata": {"name": 7}}}).to_string();
     let unknown = json!({"type": "PERHAPS", "object": {}}).to_string();
     let bodies = [
-        What::Lines(vec![initial.clone(), poison, unknown, event("seen"), "]garbage".to_owned()]),
-        What::HalfLine(format!("{initial}\n{}\n{{\"type\":\"MOD", event("half"))),
-        What::Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".to_vec()),
+        FaultResponse::Lines(vec![initial.clone(), poison, unknown, event("seen"), "]garbage".to_owned()]),
+        FaultResponse::HalfLine(format!("{initial}\n{}\n{{\"type\":\"MOD", event("half"))),
+        FaultResponse::Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".to_vec()),
     ];
     for what in bodies {
         api.fault(Fault::once("GET", "watch=true", what));
     }
     let (_running, changes) = reflect(&api.client());
-    api.wait_for(4, |asked| asked.is_watch());
+    api.wait_for(4, |request| request.is_watch());
     api.put(&format!("{PODS}/b"), pod("n1"));
     let mut seen: Vec<String> = Vec::new();
     while !seen.last().map_or("", String::as_str).ends_with('b') {
@@ -465,18 +468,18 @@ fn nonsense_ends_only_that_watch() {
 }
 
 #[test]
-fn an_outage_is_no_busy_loop() {
+fn requests_during_an_outage_back_off() {
     let api = FakeApi::start();
     // Ends at once, each time: with an event and without.
     let line = json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9",
         "annotations": {"k8s.io/initial-events-end": "true"}}}})
     .to_string();
-    api.fault(Fault::always("GET", "watch=true", What::Lines(vec![line])));
+    api.fault(Fault::always("GET", "watch=true", FaultResponse::Lines(vec![line])));
     let (running, changes) = reflect(&api.client());
     assert_eq!(next(&changes), "=");
     assert_eq!(next(&changes), "=");
     drop(running);
-    let count = api.asked().len();
+    let count = api.received().len();
     assert!(count < 20, "{count} requests");
 
     let port = api.port;
@@ -486,7 +489,7 @@ fn an_outage_is_no_busy_loop() {
     assert!(changes.recv_timeout(Duration::from_millis(500)).is_err());
     let api = FakeApi::start_at(port);
     api.put(&format!("{PODS}/a"), pod("n1"));
-    // It may be asked between the two.
+    // A request may arrive between the two.
     match next(&changes).as_str() {
         "=" => assert_eq!(next(&changes), "+a"),
         first => assert_eq!(first, "=a"),
@@ -495,7 +498,7 @@ fn an_outage_is_no_busy_loop() {
 }
 
 #[test]
-fn other_credentials_take_over_at_once() {
+fn changed_credentials_are_used_at_once() {
     let api = FakeApi::start();
     api.put(&format!("{PODS}/a"), pod("n1"));
     let client = api.client();
@@ -507,25 +510,25 @@ fn other_credentials_take_over_at_once() {
     };
     // From an open watch.
     client.set_credentials(with("one")).unwrap();
-    let asked = api.wait_for(2, |asked| asked.is_watch());
+    let asked = api.wait_for(2, |request| request.is_watch());
     assert_eq!(asked[1].header("authorization"), "Bearer one");
-    assert_eq!(asked[1].parameter("resourceVersion"), "1", "it goes on where it was");
+    assert_eq!(asked[1].parameter("resourceVersion"), "1", "it continues at the same position");
     api.put(&format!("{PODS}/b"), pod("n1"));
     assert_eq!(next(&changes), "+b");
-    // From a wait after a refusal, which would be long after some time.
-    api.fault(Fault::always("GET", "", What::Status(401, "Unauthorized", None)));
+    // From a wait after an error, which would become long.
+    api.fault(Fault::always("GET", "", FaultResponse::Status(401, "Unauthorized", None)));
     api.end_watches();
-    // The watch goes on once more, then comes a watch with a list each time. The wait after the last
-    // of these is longer than six seconds.
+    // The watch resumes once, then each attempt begins with a list. The wait after the last of these
+    // is longer than six seconds.
     api.wait_for(2 + 1 + 3 * 2, |_| true);
     wait_until("the wait", SOON, || {
         let line = coracle::util::threads::report().into_iter().find(|line| line.name == "watch/renewed");
         line.is_some_and(|line| line.waits_for != "the API server" && line.since > Duration::from_millis(200))
     });
-    api.heal();
+    api.clear_faults();
     let start = Instant::now();
     client.set_credentials(with("two")).unwrap();
-    api.wait_for(1, |asked| asked.is_watch() && asked.header("authorization") == "Bearer two");
+    api.wait_for(1, |request| request.is_watch() && request.header("authorization") == "Bearer two");
     assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
     assert!(
         client
@@ -552,18 +555,18 @@ fn many_watches_stop_at_once() {
 }
 
 #[test]
-fn long_lists_come_in_pages() {
+fn long_lists_are_read_in_pages() {
     let api = FakeApi::start();
     for index in 0..1201 {
         api.put(&format!("{PODS}/p{index}"), pod("n1"));
     }
-    api.fault(Fault::always("GET", "sendInitialEvents", What::Status(400, "BadRequest", None)));
+    api.fault(Fault::always("GET", "sendInitialEvents", FaultResponse::Status(400, "BadRequest", None)));
     // The list from the cache is refused, so that the pages are asked for.
-    api.fault(Fault::once("GET", "resourceVersion=0", What::Status(410, "Expired", None)));
+    api.fault(Fault::once("GET", "resourceVersion=0", FaultResponse::Status(410, "Expired", None)));
     let (_running, changes) = reflect(&api.client());
     assert_eq!(next(&changes).matches('p').count(), 1201);
     let lists = api.wait_for(4, |asked| !asked.is_watch());
-    let pages: Vec<String> = lists.iter().map(|asked| asked.parameter("continue")).collect();
+    let pages: Vec<String> = lists.iter().map(|request| request.parameter("continue")).collect();
     assert_eq!(pages, ["", "", "500", "1000"]);
 }
 
@@ -574,8 +577,8 @@ fn ip(arguments: &str) {
 }
 
 #[test]
-fn a_server_that_vanishes_is_noticed() {
-    // The addresses of the machine itself are left alone: only in a namespace of our own.
+fn vanished_server_is_detected() {
+    // The addresses of the machine itself must not change: only in a namespace of our own.
     if std::env::var_os("E2E_DIR").is_none() {
         eprintln!("left out: no network namespace of our own");
         return;
@@ -588,7 +591,7 @@ fn a_server_that_vanishes_is_noticed() {
     let (_running, changes) = reflect_as("vanish", &client);
     assert_eq!(next(&changes), "=a");
     client.get::<Value>(&Target::node("n1")).unwrap_err();
-    // No packet comes through any more, and nobody says so.
+    // No packet arrives any more, and no error is reported.
     ip("addr del 192.0.2.77/32 dev node0");
     let start = Instant::now();
     let error =
@@ -611,7 +614,7 @@ fn a_server_that_vanishes_is_noticed() {
         "it was no half-open connection: {:?}",
         start.elapsed()
     );
-    // First, so that whoever comes back sees it; by a list, or by a watch that goes on.
+    // First, so that a client that reconnects sees it: by a list, or by a resumed watch.
     api.put(&format!("{PODS}/b"), pod("n1"));
     ip("addr add 192.0.2.77/32 dev node0");
     while !["=a,b", "+b"].contains(&next(&changes).as_str()) {}

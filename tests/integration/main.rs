@@ -15,6 +15,6 @@ mod kube;
 mod main_port;
 mod proxy;
 mod runtime;
+mod status_reports;
 mod streams;
-mod told;
 mod volumes;

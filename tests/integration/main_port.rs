@@ -1,4 +1,4 @@
-//! The node API's port as strangers and callers meet it; `attacks` has the rest.
+//! Authentication and authorization at the node API's port; attacks are in `attacks`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use coracle::kube::reviews::Reviewer;
 use coracle::util::threads::{OnDeath, Stack, spawn};
 use serde_json::{Value, json};
 
-use crate::support::fake_api::{FakeApi, Fault, What};
+use crate::support::fake_api::{FakeApi, Fault, FaultResponse};
+use crate::support::fake_node::{FakeNode, LONG, binary, free_port, full_name};
 use crate::support::launch;
 use crate::support::node::{NODE, simple};
-use crate::support::solo::{LONG, Solo, binary, free_port, full_name};
 use crate::support::tls_client::{Authority, Identity, TlsClient};
 use crate::support::wait::{wait_for, wait_until};
 
@@ -46,10 +46,10 @@ pub fn review(asked: &Value) -> Value {
     json!({"allowed": is_in("admins") || tenant || metrics})
 }
 
-/// An agent with a client CA and an API server that reviews.
-pub fn guarded(authority: &Authority, extra: &Value) -> Solo {
-    let solo = Solo::prepare(json!({}));
-    fs::write(ca_file(&solo), &authority.pem).unwrap();
+/// An agent with a client CA and an API server that answers reviews.
+pub fn guarded(authority: &Authority, extra: &Value) -> FakeNode {
+    let node = FakeNode::prepare(json!({}));
+    fs::write(ca_file(&node), &authority.pem).unwrap();
     let mut config = json!({
         "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": true}},
         "authorization": {"mode": "Webhook"},
@@ -57,44 +57,44 @@ pub fn guarded(authority: &Authority, extra: &Value) -> Solo {
     for (key, value) in extra.as_object().into_iter().flatten() {
         config[key] = value.clone();
     }
-    config["authentication"]["x509"] = json!({"clientCAFile": ca_file(&solo)});
-    solo.configure(config);
-    solo.joined(|api| api.review(review))
+    config["authentication"]["x509"] = json!({"clientCAFile": ca_file(&node)});
+    node.configure(config);
+    node.joined(|api| api.review(review))
 }
 
-fn ca_file(solo: &Solo) -> PathBuf {
-    solo.path("ca.crt")
+fn ca_file(node: &FakeNode) -> PathBuf {
+    node.path("ca.crt")
 }
 
-pub fn client(solo: &Solo, identity: Option<&Identity>) -> TlsClient {
-    TlsClient::new(solo.main_port(), identity)
+pub fn client(node: &FakeNode, identity: Option<&Identity>) -> TlsClient {
+    TlsClient::new(node.main_port(), identity)
 }
 
-fn reviews(solo: &Solo, kind: &str) -> Vec<Value> {
-    let all = solo.api().asked().into_iter().map(|asked| asked.body);
+fn reviews(node: &FakeNode, kind: &str) -> Vec<Value> {
+    let all = node.api().received().into_iter().map(|request| request.body);
     all.filter(|body| body["kind"] == kind).collect()
 }
 
 #[test]
-fn callers_are_known_by_certificates_and_tokens() {
+fn clients_authenticate_by_certificate_or_token() {
     let (authority, stranger) = (Authority::new("clients"), Authority::new("clients"));
-    let solo = guarded(&authority, &json!({}));
+    let node = guarded(&authority, &json!({}));
     let unauthorized = |client: &TlsClient, headers: &str| {
         let answer = client.get_with("/metrics", headers);
         assert_eq!((answer.status, answer.body.as_str()), (401, "Unauthorized"), "{headers}");
     };
-    let nobody = client(&solo, None);
-    unauthorized(&nobody, "");
-    assert_eq!(nobody.get("/healthz").status, 401);
-    unauthorized(&nobody, "X-Remote-User: admin\r\nX-Remote-Group: admins\r\nImpersonate-User: admin\r\n");
-    unauthorized(&nobody, "Authorization: Basic YTpi\r\n");
-    unauthorized(&nobody, "Authorization: Bearer bad\r\n");
-    unauthorized(&client(&solo, Some(&stranger.issue("admin", &["admins"]))), "");
-    unauthorized(&client(&solo, Some(&authority.issue_until("admin", &["admins"], 2020))), "");
-    unauthorized(&client(&solo, Some(&authority.issue("", &["admins"]))), "");
-    assert_eq!(reviews(&solo, "SubjectAccessReview").len(), 0);
+    let anonymous = client(&node, None);
+    unauthorized(&anonymous, "");
+    assert_eq!(anonymous.get("/healthz").status, 401);
+    unauthorized(&anonymous, "X-Remote-User: admin\r\nX-Remote-Group: admins\r\nImpersonate-User: admin\r\n");
+    unauthorized(&anonymous, "Authorization: Basic YTpi\r\n");
+    unauthorized(&anonymous, "Authorization: Bearer bad\r\n");
+    unauthorized(&client(&node, Some(&stranger.issue("admin", &["admins"]))), "");
+    unauthorized(&client(&node, Some(&authority.issue_until("admin", &["admins"], 2020))), "");
+    unauthorized(&client(&node, Some(&authority.issue("", &["admins"]))), "");
+    assert_eq!(reviews(&node, "SubjectAccessReview").len(), 0);
 
-    let reader = client(&solo, Some(&authority.issue("jane", &["readers", "others"])));
+    let reader = client(&node, Some(&authority.issue("jane", &["readers", "others"])));
     let answer = reader.get_with("/metrics", "Accept: text/plain;version=0.0.4;escaping=dots\r\n");
     assert_eq!(answer.status, 200, "{answer:?}");
     let kind = "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8; escaping=dots\r\n";
@@ -105,7 +105,7 @@ fn callers_are_known_by_certificates_and_tokens() {
     assert!(answer.head.starts_with("HTTP/1.1 200 OK\r\n"), "{}", answer.head);
     let counted = |line: &str| line.starts_with("kubelet_http_requests_total") && line.contains("readwrite");
     assert!(answer.body.lines().any(counted), "{}", answer.body);
-    let asked = reviews(&solo, "SubjectAccessReview").remove(0)["spec"].clone();
+    let asked = reviews(&node, "SubjectAccessReview").remove(0)["spec"].clone();
     assert_eq!(
         asked["resourceAttributes"],
         json!({"verb": "get", "version": "v1", "resource": "nodes", "subresource": "metrics", "name": NODE})
@@ -115,7 +115,7 @@ fn callers_are_known_by_certificates_and_tokens() {
     let id = &asked["extra"]["authentication.kubernetes.io/credential-id"][0];
     assert!(id.as_str().unwrap().starts_with("X509SHA256="), "{asked}");
 
-    // The text of a refusal, and that HEAD is a right of its own.
+    // The text of a 403 response; HEAD needs its own permission.
     let answer = reader.get("/pods");
     let text = "Forbidden (user=jane, verb=get, resource=nodes, subresource(s)=[pods proxy])\n";
     assert_eq!((answer.status, answer.body.as_str()), (403, text));
@@ -124,22 +124,22 @@ fn callers_are_known_by_certificates_and_tokens() {
 
     // Tokens; one review is enough for many requests.
     for _ in 0..3 {
-        assert_eq!(nobody.get_by("/metrics", "good-scraper").status, 200);
+        assert_eq!(anonymous.get_by("/metrics", "good-scraper").status, 200);
     }
-    let answer = nobody.get_by("/metrics", "good-other");
+    let answer = anonymous.get_by("/metrics", "good-other");
     let text = "Forbidden (user=other, verb=get, resource=nodes, subresource(s)=[metrics])\n";
     assert_eq!((answer.status, answer.body.as_str()), (403, text));
-    let tokens = reviews(&solo, "TokenReview");
+    let tokens = reviews(&node, "TokenReview");
     assert_eq!(tokens.iter().filter(|body| body["spec"]["token"] == "good-scraper").count(), 1);
-    let spec = reviews(&solo, "SubjectAccessReview").pop().unwrap()["spec"].clone();
+    let spec = reviews(&node, "SubjectAccessReview").pop().unwrap()["spec"].clone();
     assert_eq!(spec["groups"], json!(["people", "system:authenticated"]));
     assert_eq!((&spec["uid"], &spec["extra"]), (&json!("u1"), &json!({"k": ["v"]})));
-    // A token counts beside a certificate that does not.
-    let odd = client(&solo, Some(&stranger.issue("admin", &["admins"])));
+    // A valid token is accepted although the certificate is not.
+    let odd = client(&node, Some(&stranger.issue("admin", &["admins"])));
     assert_eq!(odd.get_by("/metrics", "good-scraper").status, 200);
 
     // One connection for many requests, whole and in chunks, sent ahead or not.
-    let admin = client(&solo, Some(&authority.issue("root", &["admins"])));
+    let admin = client(&node, Some(&authority.issue("root", &["admins"])));
     let mut connection = admin.connect().unwrap();
     for path in ["/healthz", "/pods", "/nothing", "/healthz/ping"] {
         let answer = connection.ask(&format!("GET {path} HTTP/1.1\r\nHost: n\r\n\r\n")).unwrap();
@@ -153,25 +153,25 @@ fn callers_are_known_by_certificates_and_tokens() {
     assert_eq!(connection.ask("HEAD /pods HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().status, 200);
     assert_eq!(connection.ask("GET /healthz HTTP/1.0\r\n\r\n").unwrap().status, 200);
 
-    // Another authority, while connections stand.
+    // Another authority, while connections are open.
     let mut connection = admin.connect().unwrap();
     let ask = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
     assert_eq!(connection.ask(ask).unwrap().status, 200);
-    replace(&ca_file(&solo), &stranger.pem);
+    replace(&ca_file(&node), &stranger.pem);
     wait_until("the old authority to be forgotten", LONG, || connection.ask(ask).unwrap().status == 401);
-    assert_eq!(client(&solo, Some(&stranger.issue("new", &["admins"]))).get("/healthz").status, 200);
-    solo.finish();
+    assert_eq!(client(&node, Some(&stranger.issue("new", &["admins"]))).get("/healthz").status, 200);
+    node.finish();
 }
 
-/// Whoever may write a pod's status may write the id of any container there.
+/// A user who may write a pod's status may write the id of any container there.
 #[test]
-fn a_status_that_names_another_pods_container_shows_nothing_of_it() {
-    let solo = Solo::join(json!({}));
-    solo.fake.write_logs();
-    solo.bind(&simple("web"));
-    solo.assert_runs_once("web", &["main"]);
-    let id = solo.running("web")["main"].first().unwrap().clone();
-    let gate = solo.fake.hang("PullImage");
+fn container_id_of_another_pod_in_a_status_reveals_nothing() {
+    let node = FakeNode::join(json!({}));
+    node.fake.write_logs();
+    node.bind(&simple("web"));
+    node.assert_runs_once("web", &["main"]);
+    let id = node.running("web")["main"].first().unwrap().clone();
+    let gate = node.fake.hang("PullImage");
     let mut other = simple("other");
     other["spec"]["nodeName"] = json!(NODE);
     other["spec"]["containers"][0]["image"] = json!("localhost/none:1");
@@ -180,13 +180,13 @@ fn a_status_that_names_another_pods_container_shows_nothing_of_it() {
         "name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
         "state": {"waiting": {"reason": "x"}}, "lastState": {"terminated": ended},
     }]});
-    solo.api().put(&Solo::pod_path("other"), other);
+    node.api().put(&FakeNode::pod_path("other"), other);
     wait_until("the pull", LONG, || gate.waiting() > 0);
-    let nobody = client(&solo, None);
+    let anonymous = client(&node, None);
     let log = |pod: &str, query: &str| {
-        nobody.get(&format!("/containerLogs/default/{}/main{query}", full_name(pod))).body
+        anonymous.get(&format!("/containerLogs/default/{}/main{query}", full_name(pod))).body
     };
-    fs::write(&solo.containers("web")[0].status.log_path, "2026-01-01T00:00:00Z stdout F secret\n").unwrap();
+    fs::write(&node.containers("web")[0].status.log_path, "2026-01-01T00:00:00Z stdout F secret\n").unwrap();
     assert!(log("web", "").contains("secret"));
     let refused = format!("unable to retrieve container logs for containerd://{id}");
     for query in ["", "?previous=true"] {
@@ -194,13 +194,13 @@ fn a_status_that_names_another_pods_container_shows_nothing_of_it() {
         assert!(text.contains(&refused) && !text.contains("secret"), "{text}");
     }
     gate.open();
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn without_the_api_server_what_is_known_counts_until_its_time_is_over() {
+fn cached_reviews_are_used_until_expiry_without_the_api_server() {
     let authority = Authority::new("clients");
-    let solo = guarded(
+    let node = guarded(
         &authority,
         &json!({
             "authentication": {
@@ -214,32 +214,32 @@ fn without_the_api_server_what_is_known_counts_until_its_time_is_over() {
             },
         }),
     );
-    let nobody = client(&solo, None);
-    let reader = client(&solo, Some(&authority.issue("jane", &["readers"])));
-    assert_eq!(nobody.get_by("/metrics", "good-scraper").status, 200);
+    let anonymous = client(&node, None);
+    let reader = client(&node, Some(&authority.issue("jane", &["readers"])));
+    assert_eq!(anonymous.get_by("/metrics", "good-scraper").status, 200);
     assert_eq!(reader.get("/metrics").status, 200);
-    solo.api().go_down();
-    assert_eq!(nobody.get_by("/metrics", "good-scraper").status, 200);
+    node.api().go_down();
+    assert_eq!(anonymous.get_by("/metrics", "good-scraper").status, 200);
     assert_eq!(reader.get("/metrics").status, 200);
-    // What was not asked before cannot be known.
-    assert_eq!(nobody.get_by("/metrics", "good-new").status, 401);
+    // A review that was not cached fails.
+    assert_eq!(anonymous.get_by("/metrics", "good-new").status, 401);
     let answer = reader.get("/pods");
     let text = "Authorization error (user=jane, verb=get, resource=nodes, subresource=pods)";
     assert_eq!((answer.status, answer.body.as_str()), (500, text));
-    wait_until("the answers' time to be over", LONG, || reader.get("/metrics").status == 500);
-    wait_until("the token's time to be over", LONG, || {
-        nobody.get_by("/metrics", "good-scraper").status == 401
+    wait_until("the cached reviews to expire", LONG, || reader.get("/metrics").status == 500);
+    wait_until("the cached review of the token to expire", LONG, || {
+        anonymous.get_by("/metrics", "good-scraper").status == 401
     });
-    // Everybody else is served as ever.
-    assert_eq!(solo.read_only("/metrics").0, 200);
-    solo.api().go_up();
+    // Other ports and clients are served as before.
+    assert_eq!(node.read_only("/metrics").0, 200);
+    node.api().go_up();
     wait_until("reviews to work again", LONG, || reader.get("/metrics").status == 200);
-    assert_eq!(nobody.get_by("/metrics", "good-scraper").status, 200);
-    solo.finish();
+    assert_eq!(anonymous.get_by("/metrics", "good-scraper").status, 200);
+    node.finish();
 }
 
 #[test]
-fn the_serving_certificate_is_the_one_of_the_files() {
+fn serving_certificate_is_read_from_the_configured_files() {
     let authority = Authority::new("servers");
     let der = |one: &Identity| {
         use rustls::pki_types::{CertificateDer, pem::PemObject};
@@ -253,48 +253,48 @@ fn the_serving_certificate_is_the_one_of_the_files() {
         replace(&certificate, &one.certificate);
     };
     put(&first);
-    let solo = Solo::start_with(json!({
+    let node = FakeNode::start_with(json!({
         "tlsCertFile": certificate,
         "tlsPrivateKeyFile": key,
         "tlsMinVersion": "VersionTLS13",
         "tlsCurvePreferences": [23],
     }));
-    let client = client(&solo, None);
+    let client = client(&node, None);
     assert_eq!(client.connect().unwrap().shown(), der(&first));
-    // Anybody may do anything here.
+    // Every client may do anything here.
     assert_eq!(client.get("/healthz").body, "ok");
-    assert!(TlsClient::with_versions(solo.main_port(), None, &[&rustls::version::TLS12]).connect().is_err());
+    assert!(TlsClient::with_versions(node.main_port(), None, &[&rustls::version::TLS12]).connect().is_err());
     put(&second);
     wait_until("the new certificate to be shown", LONG, || client.connect().unwrap().shown() == der(&second));
-    solo.finish();
+    node.finish();
 
-    // Without files it signs its own, and keeps it.
-    let mut solo = Solo::start();
-    let client = TlsClient::new(solo.main_port(), None);
+    // Without files the agent signs its own certificate, and keeps it.
+    let mut node = FakeNode::start();
+    let client = TlsClient::new(node.main_port(), None);
     let own = client.connect().unwrap().shown();
-    solo.stop_agent();
-    solo.start_agent();
+    node.stop_agent();
+    node.start_agent();
     assert_eq!(client.connect().unwrap().shown(), own);
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn a_certificate_that_is_asked_for_is_shown_once_it_is_there() {
+fn requested_serving_certificate_is_used_once_issued() {
     let authority = Authority::new("clients");
-    let solo = guarded(&authority, &json!({"serverTLSBootstrap": true}));
-    let client = client(&solo, None);
+    let node = guarded(&authority, &json!({"serverTLSBootstrap": true}));
+    let client = client(&node, None);
     assert!(client.connect().is_err());
     let csr = wait_for("a request for a serving certificate", LONG, || {
-        let all = solo.api().objects("/apis/certificates.k8s.io/v1/certificatesigningrequests");
+        let all = node.api().objects("/apis/certificates.k8s.io/v1/certificatesigningrequests");
         all.into_iter().find(|one| one["spec"]["signerName"] == "kubernetes.io/kubelet-serving")
     });
     assert!(csr["spec"]["usages"].as_array().unwrap().contains(&json!("server auth")), "{csr}");
     assert!(client.connect().is_err());
-    solo.finish();
+    node.finish();
 }
 
 #[test]
-fn without_an_api_server_reviews_are_a_start_error() {
+fn webhook_reviews_without_an_api_server_prevent_the_start() {
     for (config, words) in [
         (json!({"authentication": {"webhook": {"enabled": true}}}), "cannot use webhook authentication"),
         (json!({"authorization": {"mode": "Webhook"}}), "cannot use webhook authorization"),
@@ -303,25 +303,25 @@ fn without_an_api_server_reviews_are_a_start_error() {
             "unable to load client CA file",
         ),
     ] {
-        let output = Solo::prepare(config).agent_command().output().unwrap();
+        let output = FakeNode::prepare(config).agent_command().output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(3), "{said}");
         assert!(said.contains(words), "{said}");
     }
 }
 
-/// An agent of which everything is said by flags; the file, if there is one, has only its kind.
-struct ByFlags(Child);
+/// An agent that is configured by flags; the file, if there is one, has only its kind.
+struct AgentByFlags(Child);
 
-impl ByFlags {
-    fn start(solo: &Solo, port: u16, more: &[&str]) -> ByFlags {
+impl AgentByFlags {
+    fn start(node: &FakeNode, port: u16, more: &[&str]) -> AgentByFlags {
         let (main, healthz) = (port.to_string(), free_port());
         let mut command = Command::new(binary());
         command
-            .args(["--container-runtime-endpoint", &solo.fake.endpoint()])
-            .args(["--root-dir", &solo.root().to_string_lossy()])
-            .args(["--local-socket", &solo.local_socket().to_string_lossy()])
-            .args(["--cert-dir", &solo.path("own").to_string_lossy()])
+            .args(["--container-runtime-endpoint", &node.fake.endpoint()])
+            .args(["--root-dir", &node.root().to_string_lossy()])
+            .args(["--local-socket", &node.local_socket().to_string_lossy()])
+            .args(["--cert-dir", &node.path("own").to_string_lossy()])
             .args(["--address=127.0.0.1", "--read-only-port=0", "--port", &main])
             .args(["--healthz-port", &healthz.to_string()])
             .args(["--hostname-override", NODE, "--node-ip=192.0.2.10"])
@@ -329,13 +329,13 @@ impl ByFlags {
             .args(["--enforce-node-allocatable=none", "--cgroup-driver=cgroupfs"])
             .args(more)
             .stdin(Stdio::null());
-        let mut agent = ByFlags(launch::spawn(&mut command, &solo.path("by-flags.log")));
+        let mut agent = AgentByFlags(launch::spawn(&mut command, &node.path("by-flags.log")));
         launch::wait_healthy(&mut agent.0, healthz, LONG);
         agent
     }
 }
 
-impl Drop for ByFlags {
+impl Drop for AgentByFlags {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -343,33 +343,33 @@ impl Drop for ByFlags {
 }
 
 #[test]
-fn who_may_ask_depends_on_whether_there_is_a_configuration_file() {
+fn default_authentication_depends_on_a_configuration_file() {
     let (authority, port) = (Authority::new("clients"), free_port());
-    let mut solo = Solo::prepare(json!({}));
-    let nobody = TlsClient::new(port, None);
+    let mut node = FakeNode::prepare(json!({}));
+    let anonymous = TlsClient::new(port, None);
     let ask = |path: &str| {
-        let answer = nobody.get(path);
+        let answer = anonymous.get(path);
         (answer.status, answer.body)
     };
-    // Flags alone: as ever, everybody may do everything.
-    let agent = ByFlags::start(&solo, port, &[]);
+    // Flags alone: as in the Go kubelet every client may do everything.
+    let agent = AgentByFlags::start(&node, port, &[]);
     let (status, body) = ask("/pods");
     assert!(status == 200 && body.contains("\"PodList\""), "{status} {body}");
     assert_eq!(ask("/healthz"), (200, "ok".to_owned()));
     drop(agent);
-    // With a file that says nothing: only who is known, and may.
+    // With an empty file: only authenticated clients with permission.
     fs::write(
-        solo.config_file(),
+        node.config_file(),
         json!({"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}).to_string(),
     )
     .unwrap();
     let api = FakeApi::start();
     api.review(review);
     let cluster = json!({"server": api.url()});
-    solo.belong_to(api, cluster);
-    fs::write(ca_file(&solo), &authority.pem).unwrap();
-    let (config, kubeconfig) = (solo.config_file(), solo.path("kubeconfig"));
-    let ca = ca_file(&solo);
+    node.belong_to(api, cluster);
+    fs::write(ca_file(&node), &authority.pem).unwrap();
+    let (config, kubeconfig) = (node.config_file(), node.path("kubeconfig"));
+    let ca = ca_file(&node);
     let more = [
         "--config",
         &config.to_string_lossy(),
@@ -378,19 +378,19 @@ fn who_may_ask_depends_on_whether_there_is_a_configuration_file() {
         "--client-ca-file",
         &ca.to_string_lossy(),
     ];
-    let agent = ByFlags::start(&solo, port, &more);
+    let agent = AgentByFlags::start(&node, port, &more);
     for path in ["/pods", "/healthz", "/metrics", "/nothing"] {
         assert_eq!(ask(path), (401, "Unauthorized".to_owned()), "{path}");
     }
     let identity = |user, group| TlsClient::new(port, Some(&authority.issue(user, &[group])));
     assert_eq!(identity("root", "admins").get("/pods").status, 200);
     assert_eq!(identity("jane", "readers").get("/pods").status, 403);
-    assert_eq!(nobody.get_by("/metrics", "good-scraper").status, 200);
+    assert_eq!(anonymous.get_by("/metrics", "good-scraper").status, 200);
     drop(agent);
 }
 
 #[test]
-fn reviews_are_asked_again_but_never_in_floods() {
+fn reviews_are_retried_at_a_limited_rate() {
     let reviewed = || {
         let api = FakeApi::start();
         api.review(review);
@@ -401,22 +401,22 @@ fn reviews_are_asked_again_but_never_in_floods() {
     let strike = |times, what| {
         api.fault(Fault { method: "POST", path: "tokenreviews".into(), times, what });
     };
-    strike(2, What::Status(500, "InternalError", None));
+    strike(2, FaultResponse::Status(500, "InternalError", None));
     assert_eq!(reviewer.token("good-a").unwrap().unwrap().name, "a");
     assert_eq!(api.requests(), 3);
-    strike(1, What::Cut);
+    strike(1, FaultResponse::Cut);
     assert_eq!(reviewer.token("bad").unwrap(), None);
-    strike(1, What::Status(403, "Forbidden", None));
+    strike(1, FaultResponse::Status(403, "Forbidden", None));
     let error = reviewer.token("good-a").unwrap_err().to_string();
     assert!(error.starts_with("cannot review a token: "), "{error}");
     assert!(!error.contains("good-a"), "{error}");
 
-    // A hundred strangers, and an API server that says nothing. A question has ten seconds, its
-    // wait for a turn included: where all of this took longer, what came of it says nothing.
+    // A hundred unknown clients, and an API server that does not respond. A review has ten seconds,
+    // its time in the queue included: if all of this took longer, the results prove nothing.
     for round in 1..=5 {
         let (before, begun) = (api.requests(), Instant::now());
         api.freeze();
-        let (tell, told) = crossbeam_channel::bounded(100);
+        let (tell, results) = crossbeam_channel::bounded(100);
         let askers: Vec<_> = (0..100)
             .map(|n| {
                 let (reviewer, tell) = (reviewer.clone(), tell.clone());
@@ -427,9 +427,9 @@ fn reviews_are_asked_again_but_never_in_floods() {
             })
             .collect();
         let answers =
-            |count: usize| -> Vec<bool> { (0..count).map(|_| told.recv_timeout(LONG).unwrap()).collect() };
+            |count: usize| -> Vec<bool> { (0..count).map(|_| results.recv_timeout(LONG).unwrap()).collect() };
         let refused = answers(28);
-        wait_until("the first to ask", LONG, || api.requests() - before >= 8);
+        wait_until("the first request", LONG, || api.requests() - before >= 8);
         let first = api.requests() - before;
         api.thaw();
         let answered = answers(72);

@@ -1,5 +1,5 @@
 //! The API server and the manifest URL behind proxies: HTTP, HTTPS and SOCKS 5, with and
-//! without credentials, and such as refuse, hang or break off.
+//! without credentials, and proxies that refuse, hang or cut connections.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
@@ -13,32 +13,32 @@ use crossbeam_channel::bounded;
 use serde_json::{Value, json};
 
 use crate::support::fake_api::FakeApi;
-use crate::support::front::Front;
+use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::{FOREVER, busybox, pod};
-use crate::support::proxy::{Conduct, Proxy};
-use crate::support::solo::{LONG, Solo};
+use crate::support::proxy::{Proxy, ProxyBehavior};
+use crate::support::tls_front::TlsFront;
 use crate::support::wait::wait_until;
 use crate::support::web::{Reply, Web};
 
-/// A name that nothing but the proxy knows.
+/// A host name that only the proxy can resolve.
 const API: &str = "api.example";
 const NODE: &str = "/api/v1/nodes/n1";
 const AUTHORIZATION: &str = "Basic bWU6cDpAc3M=";
 
 /// A server with TLS, behind a proxy.
-struct Behind {
+struct ServerBehindProxy {
     api: FakeApi,
-    front: Front,
+    front: TlsFront,
     proxy: Proxy,
 }
 
-impl Behind {
-    fn start() -> Behind {
+impl ServerBehindProxy {
+    fn start() -> ServerBehindProxy {
         let api = FakeApi::start();
         api.put(NODE, json!({}));
-        let front = Front::before(api.port);
+        let front = TlsFront::before(api.port);
         let proxy = Proxy::start(&[(&format!("{API}:443"), front.port())]);
-        Behind { api, front, proxy }
+        ServerBehindProxy { api, front, proxy }
     }
 
     fn endpoint(&self, proxy: &str) -> Endpoint {
@@ -67,14 +67,14 @@ fn client(endpoint: Endpoint) -> Client {
     Client::new(Credentials { endpoint, base_path: String::new(), token: None }, None).unwrap()
 }
 
-/// What a request comes to: nothing or the error's text.
+/// The outcome of a request: nothing or the text of the error.
 fn ask(client: &Client) -> Result<(), String> {
     client.get::<Value>(&Target::node("n1")).map(drop).map_err(|error| error.to_string())
 }
 
 #[test]
 fn one_tunnel_serves_many_requests() {
-    let behind = Behind::start();
+    let behind = ServerBehindProxy::start();
     let client = behind.client(&behind.url());
     for _ in 0..3 {
         assert_eq!(ask(&client), Ok(()));
@@ -92,8 +92,8 @@ fn one_tunnel_serves_many_requests() {
 }
 
 #[test]
-fn credentials_open_proxy_and_show_nowhere() {
-    let behind = Behind::start();
+fn proxy_credentials_are_sent_and_never_printed() {
+    let behind = ServerBehindProxy::start();
     behind.proxy.require(AUTHORIZATION);
     let address = behind.proxy.address();
     assert_eq!(ask(&behind.client(&format!("http://me:p%3A%40ss@{address}"))), Ok(()));
@@ -112,10 +112,10 @@ fn credentials_open_proxy_and_show_nowhere() {
 }
 
 #[test]
-fn https_proxy_must_prove_who_it_is() {
-    let behind = Behind::start();
+fn https_proxy_certificate_is_verified() {
+    let behind = ServerBehindProxy::start();
     behind.proxy.require(AUTHORIZATION);
-    let tls = Front::before(behind.proxy.port());
+    let tls = TlsFront::before(behind.proxy.port());
     let url = format!("https://me:p:%40ss@127.0.0.1:{}", tls.port());
     let error = ask(&behind.client(&url)).unwrap_err();
     let expected = format!(
@@ -123,13 +123,13 @@ fn https_proxy_must_prove_who_it_is() {
         tls.port()
     );
     assert!(error.contains(&expected), "{error}");
-    assert_eq!(behind.proxy.heads(), Vec::<String>::new(), "no password went to a stranger");
+    assert_eq!(behind.proxy.heads(), Vec::<String>::new(), "no password was sent to another host");
     let both = behind.front.authority() + &tls.authority();
     let endpoint = Endpoint { roots: Roots::Pem(both.into_bytes()), ..behind.endpoint(&url) };
     let client = client(endpoint);
     assert_eq!((ask(&client), ask(&client)), (Ok(()), Ok(())));
     assert_eq!(behind.proxy.heads().len(), 1);
-    // TLS where the proxy speaks none.
+    // TLS to a proxy without TLS.
     let plain = format!("https://{}", behind.proxy.address());
     let error = ask(&behind.client(&plain)).unwrap_err();
     assert!(error.contains(&format!("proxy {}: ", behind.proxy.address())), "{error}");
@@ -137,11 +137,11 @@ fn https_proxy_must_prove_who_it_is() {
 
 #[test]
 fn socks5_proxy_resolves_name() {
-    let behind = Behind::start();
+    let behind = ServerBehindProxy::start();
     let client = behind.client(&format!("socks5://{}", behind.proxy.address()));
     assert_eq!(ask(&client), Ok(()));
     assert_eq!(behind.proxy.heads(), ["SOCKS api.example:443"]);
-    behind.proxy.set_conduct(Conduct::Answer(vec![5, 2, 0, 1]));
+    behind.proxy.set_behavior(ProxyBehavior::Answer(vec![5, 2, 0, 1]));
     behind.proxy.cut();
     let error = ask(&client).unwrap_err();
     let expected = format!(
@@ -152,8 +152,8 @@ fn socks5_proxy_resolves_name() {
 }
 
 #[test]
-fn refusing_proxies_are_named() {
-    let behind = Behind::start();
+fn error_names_the_refusing_proxy() {
+    let behind = ServerBehindProxy::start();
     let client = behind.client(&behind.url());
     let proxy = behind.proxy.address();
     for (answer, expected) in [
@@ -169,30 +169,30 @@ fn refusing_proxies_are_named() {
         (b"HTTP/1.1 200 OK\r\nHalf: ", "CONNECT api.example:443: EOF"),
         (b"", "CONNECT api.example:443: EOF"),
     ] {
-        behind.proxy.set_conduct(Conduct::Answer(answer.to_vec()));
+        behind.proxy.set_behavior(ProxyBehavior::Answer(answer.to_vec()));
         let error = ask(&client).unwrap_err();
         assert!(error.ends_with(&format!(": proxyconnect tcp: proxy {proxy}: {expected}")), "{error}");
     }
-    // One that does not run.
+    // A proxy that does not run.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let error = ask(&behind.client(&format!("http://me:word@127.0.0.1:{port}"))).unwrap_err();
     let expected = format!(
         "proxyconnect tcp: proxy 127.0.0.1:{port}: dial tcp 127.0.0.1:{port}: connect: connection refused"
     );
     assert!(error.ends_with(&expected), "{error}");
-    // The server that the proxy knows, again.
-    behind.proxy.set_conduct(Conduct::Forward);
+    // Again the host that the proxy can resolve.
+    behind.proxy.set_behavior(ProxyBehavior::Forward);
     assert_eq!((ask(&client), client.trouble()), (Ok(()), None));
-    // And one that it does not know.
+    // And one that it cannot resolve.
     let elsewhere = Endpoint { host: "else.example".to_owned(), ..behind.endpoint(&behind.url()) };
     let error = ask(&self::client(elsewhere)).unwrap_err();
     assert!(error.ends_with(&format!("proxy {proxy}: CONNECT else.example:443: 502 Bad Gateway")), "{error}");
 }
 
 #[test]
-fn silent_proxy_ends_with_deadline_or_stop() {
-    let behind = Behind::start();
-    behind.proxy.set_conduct(Conduct::Hang);
+fn silent_proxy_times_out_or_stops() {
+    let behind = ServerBehindProxy::start();
+    behind.proxy.set_behavior(ProxyBehavior::Hang);
     let client = behind.client(&behind.url()).with_timeout(Duration::from_secs(1));
     let error = ask(&client).unwrap_err();
     let expected = format!("proxy {}: CONNECT api.example:443: i/o timeout", behind.proxy.address());
@@ -200,7 +200,7 @@ fn silent_proxy_ends_with_deadline_or_stop() {
     // The same, stopped while it waits.
     let breaker = Breaker::default();
     let (child, endpoint) = (breaker.child(), behind.endpoint(&behind.url()));
-    let (tell, told) = bounded(1);
+    let (tell, results) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
         let deadline = std::time::Instant::now() + LONG;
         let request =
@@ -209,30 +209,30 @@ fn silent_proxy_ends_with_deadline_or_stop() {
         let _ = tell.send(outcome.map(|response| response.status));
     })
     .unwrap();
-    wait_until("the proxy to be asked", LONG, || behind.proxy.heads().len() == 2);
+    wait_until("a request to the proxy", LONG, || behind.proxy.heads().len() == 2);
     breaker.trip();
-    // At its deadline it would fail for another reason.
-    assert_eq!(told.recv_timeout(LONG).unwrap(), Err(DialError::Stopped));
+    // At the deadline the error would be another one.
+    assert_eq!(results.recv_timeout(LONG).unwrap(), Err(DialError::Stopped));
 }
 
 #[test]
-fn tunnel_that_breaks_in_the_middle_is_replaced() {
-    let behind = Behind::start();
+fn broken_tunnel_is_replaced() {
+    let behind = ServerBehindProxy::start();
     behind.api.put("/api/v1/namespaces/ns/configmaps/c", json!({"data": {"key": "x".repeat(100_000)}}));
     let client = behind.client(&behind.url());
     let read = || client.get::<Value>(&Target::config_map("ns", "c")).map(drop);
     // In the handshake, and in the body.
     for bytes in [100, 20_000] {
-        behind.proxy.set_conduct(Conduct::CutAfter(bytes));
+        behind.proxy.set_behavior(ProxyBehavior::CutAfter(bytes));
         let error = read().unwrap_err();
         assert!(error.is_transport(), "{error}");
     }
-    behind.proxy.set_conduct(Conduct::Forward);
+    behind.proxy.set_behavior(ProxyBehavior::Forward);
     read().unwrap();
 }
 
 #[test]
-fn server_without_tls_is_asked_through_proxy() {
+fn server_without_tls_is_reached_through_proxy() {
     let api = FakeApi::start();
     api.put(NODE, json!({}));
     let proxy = Proxy::start(&[("api.example:8080", api.port)]);
@@ -257,16 +257,17 @@ fn server_without_tls_is_asked_through_proxy() {
 }
 
 /// A node whose API server is reached only through the proxy that `proxy-url` names. The
-/// machine's authorities vouch for the proxy, the kubeconfig's for the server.
+/// certificate of the proxy is verified with the system authorities, that of the server with the
+/// authority of the kubeconfig.
 #[test]
 fn node_joins_through_https_proxy_of_kubeconfig() {
     let api = FakeApi::start();
-    let front = Front::before(api.port);
+    let front = TlsFront::before(api.port);
     let proxy = Proxy::start(&[("api.example:6443", front.port())]);
     proxy.require(AUTHORIZATION);
-    let tls = Front::before(proxy.port());
+    let tls = TlsFront::before(proxy.port());
     let address = format!("127.0.0.1:{}", tls.port());
-    let mut solo = Solo::prepare(json!({}));
+    let mut node = FakeNode::prepare(json!({}));
     let authority = serde_json::to_value(k8s_openapi::ByteString(front.authority().into_bytes())).unwrap();
     let cluster = json!({
         "server": "https://api.example:6443",
@@ -274,38 +275,38 @@ fn node_joins_through_https_proxy_of_kubeconfig() {
         "certificate-authority-data": authority,
         "proxy-url": format!("https://me:p%3A%40ss@{address}"),
     });
-    solo.belong_to(api, cluster);
-    let bundle = solo.path("bundle.pem");
+    node.belong_to(api, cluster);
+    let bundle = node.path("bundle.pem");
     std::fs::write(&bundle, tls.authority()).unwrap();
-    solo.set_variable("SSL_CERT_FILE", &bundle.to_string_lossy());
+    node.set_variable("SSL_CERT_FILE", &bundle.to_string_lossy());
     // The kubeconfig wins over the environment.
-    solo.set_variable("HTTPS_PROXY", "http://127.0.0.1:9");
-    let solo = solo.start_joined();
-    solo.bind(&pod("web", json!([busybox("main", FOREVER)])));
-    wait_until("the pod to run", LONG, || solo.running("web").contains_key("main"));
+    node.set_variable("HTTPS_PROXY", "http://127.0.0.1:9");
+    let node = node.start_joined();
+    node.bind(&pod("web", json!([busybox("main", FOREVER)])));
+    wait_until("the pod to run", LONG, || node.running("web").contains_key("main"));
     let heads = proxy.heads();
     assert!(heads.iter().all(|head| head.starts_with("CONNECT api.example:6443 ")), "{heads:?}");
 
-    proxy.set_conduct(Conduct::Answer(b"HTTP/1.1 403 Forbidden\r\n\r\n".to_vec()));
+    proxy.set_behavior(ProxyBehavior::Answer(b"HTTP/1.1 403 Forbidden\r\n\r\n".to_vec()));
     proxy.cut();
     let why = format!("proxyconnect tcp: proxy {address}: CONNECT api.example:6443: 403 Forbidden");
-    wait_until("the refusal to be shown", LONG, || solo.says(&["status"]).contains(&why));
-    let log = solo.log();
+    wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&why));
+    let log = node.log();
     assert!(log.contains(&format!("through the proxy https://{address}")) && log.contains(&why), "{log}");
-    proxy.set_conduct(Conduct::Forward);
-    wait_until("the API server to be reached", LONG, || !solo.says(&["status"]).contains("proxyconnect"));
-    let log = solo.log();
+    proxy.set_behavior(ProxyBehavior::Forward);
+    wait_until("the API server to be reached", LONG, || !node.cli(&["status"]).contains("proxyconnect"));
+    let log = node.log();
     for secret in ["p%3A%40ss", "p:@ss", "bWU6cDpAc3M"] {
         assert!(!log.contains(secret), "{secret}: {log}");
     }
-    solo.finish();
+    node.finish();
 }
 
 /// The environment's proxies serve the API server and the manifest URL, and nothing else.
 #[test]
 fn environment_proxies_serve_api_server_and_manifest_url() {
     let web = Web::start();
-    // Its probe must go to the address itself, which is no loopback one: the kernel refuses it.
+    // Its probe must go directly to the address, which is not a loopback one: the kernel refuses it.
     let mut manifest = pod("site", json!([busybox("main", FOREVER)]));
     manifest["spec"]["containers"][0]["readinessProbe"] = json!({
         "httpGet": {"host": "255.255.255.255", "port": 80, "path": "/probe"},
@@ -313,10 +314,10 @@ fn environment_proxies_serve_api_server_and_manifest_url() {
     });
     web.set("/pods.json", Reply::text(200, &manifest.to_string()));
     let api = FakeApi::start();
-    let front = Front::before(api.port);
+    let front = TlsFront::before(api.port);
     let proxy = Proxy::start(&[("api.example:443", front.port()), ("manifests.example", web.port)]);
     proxy.require(AUTHORIZATION);
-    let mut solo = Solo::prepare(json!({
+    let mut node = FakeNode::prepare(json!({
         "staticPodPath": null,
         "staticPodURL": "http://manifests.example/pods.json",
         "httpCheckFrequency": "1s",
@@ -327,31 +328,31 @@ fn environment_proxies_serve_api_server_and_manifest_url() {
         "tls-server-name": "127.0.0.1",
         "certificate-authority-data": authority,
     });
-    solo.belong_to(api, cluster);
+    node.belong_to(api, cluster);
     let url = format!("http://me:p%3A%40ss@{}", proxy.address());
-    solo.set_variable("HTTPS_PROXY", &url);
-    solo.set_variable("http_proxy", &url);
-    let solo = solo.start_joined();
-    wait_until("the pod of the URL to run", LONG, || solo.running("site").contains_key("main"));
-    wait_until("its probe to fail", LONG, || solo.says(&["events"]).contains("Unhealthy"));
+    node.set_variable("HTTPS_PROXY", &url);
+    node.set_variable("http_proxy", &url);
+    let node = node.start_joined();
+    wait_until("the pod of the URL to run", LONG, || node.running("site").contains_key("main"));
+    wait_until("its probe to fail", LONG, || node.cli(&["events"]).contains("Unhealthy"));
     let heads = proxy.heads();
     let expected = ["CONNECT api.example:443 ", "GET http://manifests.example/pods.json HTTP/1.1\r\n"];
     for start in expected {
         assert!(heads.iter().any(|head| head.starts_with(start)), "{start}: {heads:?}");
     }
     assert!(heads.iter().all(|head| expected.iter().any(|start| head.starts_with(start))), "{heads:?}");
-    assert!(!web.asked("/pods.json").is_empty());
+    assert!(!web.received("/pods.json").is_empty());
 
-    proxy.set_conduct(Conduct::Answer(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n".to_vec()));
+    proxy.set_behavior(ProxyBehavior::Answer(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n".to_vec()));
     let why = format!("GET was answered with status 503 through proxy {}", proxy.address());
-    wait_until("the refusal to be shown", LONG, || solo.says(&["status"]).contains(&why));
-    let configz = solo.read_only("/configz").1;
-    for text in [solo.log(), configz, solo.says(&["status", "-o", "json"])] {
+    wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&why));
+    let configz = node.read_only("/configz").1;
+    for text in [node.log(), configz, node.cli(&["status", "-o", "json"])] {
         for secret in ["p%3A%40ss", "p:@ss", "bWU6cDpAc3M"] {
             assert!(!text.contains(secret), "{secret}: {text}");
         }
     }
-    proxy.set_conduct(Conduct::Forward);
+    proxy.set_behavior(ProxyBehavior::Forward);
     web.set("/pods.json", Reply::text(200, ""));
-    solo.finish();
+    node.finish();
 }

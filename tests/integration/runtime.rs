@@ -151,7 +151,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn a_start_makes_files_calls_and_events() {
+fn pod_start_creates_files_calls_and_events() {
     let node = Node::new();
     node.fake.write_logs();
     let pod = plain();
@@ -184,7 +184,7 @@ fn a_start_makes_files_calls_and_events() {
 }
 
 #[test]
-fn restart_counts_go_on_even_when_the_runtime_forgot() {
+fn restart_counts_survive_lost_runtime_records() {
     let node = Node::new();
     let pod = plain();
     let sandbox = node.sandbox(&pod);
@@ -202,7 +202,7 @@ fn restart_counts_go_on_even_when_the_runtime_forgot() {
 }
 
 #[test]
-fn sandbox_failures_are_told() {
+fn sandbox_failures_are_reported() {
     let node = Node::new();
     let create = |pod: &Pod| node.runtime.create_sandbox(pod, 0, &StopToken::never());
     node.fake.fail_times("RunPodSandbox", 1, Kind::Unknown, "no network");
@@ -305,7 +305,7 @@ fn pulls_back_off_per_pod() {
 }
 
 #[test]
-fn a_pull_makes_the_container_start() {
+fn container_starts_after_its_pull() {
     let node = Node::new();
     let pod = pod(json!({"containers": [container("c", "r.example/app", "Always")]}));
     let sandbox = node.sandbox(&pod);
@@ -330,13 +330,13 @@ fn too_many_pulls_per_second_fail_at_once() {
         container("a", "r.example/one", "Always"), container("b", "r.example/two", "Always")]}));
     let sandbox = node.sandbox(&pod);
     node.start(&pod, &sandbox, "a").unwrap();
-    // The next one is a second too early, unless the machine is that slow.
+    // The next attempt is a second too early, unless the machine is slow.
     let failure = (0..100).find_map(|_| node.start(&pod, &sandbox, "b").err()).unwrap();
     assert_eq!((failure.reason, failure.message.as_str()), ("ErrImagePull", "pull QPS exceeded"));
 }
 
 #[test]
-fn a_stop_ends_a_hanging_pull_silently() {
+fn stop_cancels_a_hanging_pull_without_an_event() {
     let node = Node::new();
     let pod = pod(json!({"containers": [container("c", "r.example/app", "Always")]}));
     let sandbox = node.sandbox(&pod);
@@ -356,7 +356,7 @@ fn a_stop_ends_a_hanging_pull_silently() {
 }
 
 #[test]
-fn restarts_wait_longer_each_time() {
+fn restart_back_off_grows() {
     let node = Node::new();
     let pod = plain();
     let sandbox = node.sandbox(&pod);
@@ -369,7 +369,7 @@ fn restarts_wait_longer_each_time() {
     let id = node.start(&pod, &sandbox, "c").unwrap();
     allowed(begun).unwrap();
     node.fake.kill_container(id.as_str(), 1);
-    // When it ended, whatever time that took.
+    // The time at which it ended, however long that took.
     let now =
         Timestamp::from_nanosecond(node.fake.container("c").unwrap().status.finished_at.into()).unwrap();
     allowed(now).unwrap();
@@ -402,7 +402,7 @@ pub fn timeouts(node: &Node) -> Vec<Value> {
 }
 
 #[test]
-fn a_pod_is_stopped_side_by_side_then_its_sandboxes() {
+fn containers_stop_in_parallel_before_their_sandboxes() {
     let node = Node::new();
     let pod = three();
     let sandbox = node.sandbox(&pod);
@@ -430,13 +430,13 @@ fn a_pod_is_stopped_side_by_side_then_its_sandboxes() {
 }
 
 #[test]
-fn an_instance_that_never_ran_goes_before_the_next_is_made() {
+fn created_instance_is_removed_before_the_next_one() {
     let node = Node::new();
     let pod = plain();
     let sandbox = node.sandbox(&pod);
     node.fake.fail_times("StartContainer", 1, Kind::Unknown, "broken off");
     assert_eq!(node.start(&pod, &sandbox, "c").unwrap_err().reason, "RunContainerError");
-    // While it cannot be removed, nothing new may start.
+    // While it cannot be removed, no new instance may start.
     node.fake.fail_times("RemoveContainer", 1, Kind::Unknown, "it is starting");
     let failure = node.start(&pod, &sandbox, "c").unwrap_err();
     assert_eq!((failure.reason, failure.message.as_str()), ("CreateContainerError", "it is starting"));
@@ -448,7 +448,7 @@ fn an_instance_that_never_ran_goes_before_the_next_is_made() {
 }
 
 #[test]
-fn one_failure_does_not_keep_the_rest_running() {
+fn failed_stop_does_not_prevent_other_stops() {
     let node = Node::new();
     let pod = three();
     let sandbox = node.sandbox(&pod);
@@ -466,7 +466,7 @@ fn one_failure_does_not_keep_the_rest_running() {
     assert!(text.ends_with("with KillContainerError: \"rpc error: code = Unknown desc = stuck\""), "{text}");
     assert_eq!(node.fake.count("StopPodSandbox"), 1);
     assert_eq!(timeouts(&node), [json!("2"), json!("2"), json!("2")]);
-    // All is gone by now, and that counts as stopped.
+    // A container that does not exist any more counts as stopped.
     for container in node.fake.containers() {
         node.client.remove_container(&ContainerId::from(container.status.id.as_str())).unwrap();
     }
@@ -474,7 +474,7 @@ fn one_failure_does_not_keep_the_rest_running() {
 }
 
 #[test]
-fn a_pod_without_a_manifest_gets_its_grace_from_annotations() {
+fn grace_period_without_manifest_is_read_from_annotations() {
     let node = Node::new();
     let pod = plain();
     let sandbox = node.sandbox(&pod);
@@ -487,7 +487,7 @@ fn a_pod_without_a_manifest_gets_its_grace_from_annotations() {
 }
 
 #[test]
-fn one_container_is_stopped_with_the_message_given() {
+fn single_container_stop_records_the_given_message() {
     let node = Node::new();
     let pod = plain();
     let sandbox = node.sandbox(&pod);
@@ -504,7 +504,7 @@ fn one_container_is_stopped_with_the_message_given() {
     node.runtime.kill_container(&gone, &StopToken::never()).unwrap();
 }
 
-/// Makes the runtime's default handler one that knows user namespaces.
+/// Makes the runtime's default handler support user namespaces.
 fn can_user_namespaces(node: &Node) {
     node.fake.with_state(|state| {
         let features = state.handlers[0].features.mut_or_insert_default();
@@ -513,7 +513,7 @@ fn can_user_namespaces(node: &Node) {
 }
 
 #[test]
-fn a_user_namespace_is_chosen_once_per_pod() {
+fn user_namespace_is_allocated_once_per_pod() {
     let node = Node::new();
     let pod = pod(json!({"containers": [container("c", BUSYBOX, "IfNotPresent")], "hostUsers": false}));
     let create = || node.runtime.create_sandbox(&pod, 0, &StopToken::never());
@@ -542,7 +542,7 @@ fn a_user_namespace_is_chosen_once_per_pod() {
 }
 
 #[test]
-fn strict_groups_need_a_runtime_that_knows_them() {
+fn strict_supplemental_groups_require_runtime_support() {
     let node = Node::new();
     let pod = pod(json!({"containers": [], "securityContext": {"supplementalGroupsPolicy": "Strict"}}));
     node.fake.with_state(|state| state.groups_policy = false);
@@ -553,20 +553,20 @@ fn strict_groups_need_a_runtime_that_knows_them() {
 }
 
 #[test]
-fn an_image_that_a_kubelet_pulled_needs_a_proof() {
+fn pulled_image_requires_verified_credentials() {
     let node = Node::new();
     let pod_of = |policy| pod(json!({"containers": [container("c", "r.example/app:1", policy)]}));
     let sandbox = node.sandbox(&pod_of("Always"));
     let pulls = || node.fake.count("PullImage");
-    // An image that was there before is for everyone.
+    // An image that existed before is available to every pod.
     node.fake.add_image("r.example/app:1");
     node.start(&pod_of("Never"), &sandbox, "c").unwrap();
     assert_eq!(pulls(), 0);
-    // Our own pull without a secret is for everyone, too.
+    // So is an image that was pulled without a secret.
     node.start(&pod_of("Always"), &sandbox, "c").unwrap();
     node.start(&pod_of("Never"), &sandbox, "c").unwrap();
     assert_eq!(pulls(), 1);
-    // One that was made with a pod's secret is not.
+    // An image that was pulled with the secret of a pod is not.
     let dir = node.path("root/image_manager/pulled");
     let record = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
     let text = std::fs::read_to_string(&record).unwrap();

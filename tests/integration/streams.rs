@@ -10,35 +10,35 @@ use coracle::transport::grpc::Kind;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::json;
 
-use crate::support::cop;
+use crate::support::fake_node::{FakeNode, full_name};
 use crate::support::fake_streams::FakeStreams;
 use crate::support::node::{FOREVER, busybox, pod, uid};
-use crate::support::solo::{Solo, full_name};
+use crate::support::process_usage;
 use crate::support::wait::{pause, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-struct Bench {
-    solo: Solo,
+struct StreamFixture {
+    node: FakeNode,
     streams: FakeStreams,
 }
 
-impl Bench {
-    fn start() -> Bench {
-        Bench::with(json!({}))
+impl StreamFixture {
+    fn start() -> StreamFixture {
+        StreamFixture::with(json!({}))
     }
 
-    fn with(config: serde_json::Value) -> Bench {
-        let bench = Bench { solo: Solo::start_with(config), streams: FakeStreams::start() };
+    fn with(config: serde_json::Value) -> StreamFixture {
+        let bench = StreamFixture { node: FakeNode::start_with(config), streams: FakeStreams::start() };
         let url = bench.streams.url();
-        bench.solo.fake.with_state(|state| state.streams = url);
-        bench.solo.apply(&pod("web", json!([busybox("main", FOREVER)])));
-        bench.solo.wait_ready("web");
+        bench.node.fake.with_state(|state| state.streams = url);
+        bench.node.apply(&pod("web", json!([busybox("main", FOREVER)])));
+        bench.node.wait_ready("web");
         bench
     }
 
     fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(self.solo.local_socket()).unwrap();
+        let stream = UnixStream::connect(self.node.local_socket()).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream
     }
@@ -102,9 +102,10 @@ fn push(stream: &UnixStream, count: usize) -> Running {
 }
 
 #[test]
-fn bytes_go_both_ways_until_either_side_ends() {
-    let bench = Bench::start();
-    // Half-close: the client's end reaches the runtime, whose last words reach the client.
+fn streams_copy_both_directions_until_one_side_closes() {
+    let bench = StreamFixture::start();
+    // Half-close: the client's end of stream reaches the runtime, and the last bytes of the runtime
+    // reach the client.
     let mut stream = bench.open(&bench.exec("echo"));
     stream.write_all(b"some bytes").unwrap();
     let mut got = [0; 10];
@@ -114,7 +115,7 @@ fn bytes_go_both_ways_until_either_side_ends() {
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "<end>");
-    // What comes with the runtime's answer, and what is sent before it.
+    // Bytes that arrive together with the runtime's response, and bytes that are sent before it.
     let mut stream = bench.ask("GET", &bench.exec("greeting"));
     assert!(head(&mut stream).starts_with("HTTP/1.1 101 "));
     let mut rest = String::new();
@@ -127,7 +128,7 @@ fn bytes_go_both_ways_until_either_side_ends() {
     stream.read_exact(&mut got).unwrap();
     assert_eq!(&got, b"early");
     drop(stream);
-    // Much, one way and the other.
+    // Many bytes in both directions.
     let mut stream = bench.open(&bench.exec("source/67108864"));
     let copied = std::io::copy(&mut stream, &mut std::io::sink()).unwrap();
     assert_eq!(copied, 67_108_864);
@@ -136,12 +137,12 @@ fn bytes_go_both_ways_until_either_side_ends() {
     let copied = std::io::copy(&mut &stream, &mut std::io::sink()).unwrap();
     assert_eq!(copied, (32 << 20) + 5);
     drop(pushing);
-    // Attach and port-forward lead to the same place.
+    // Attach and port-forward reach the same server.
     let web = full_name("web");
     for target in [
         format!("/attach/default/{web}/main?output=1"),
         format!("/portForward/default/{web}"),
-        format!("/exec/default/{web}/{}/main?output=1&command=echo", uid(&bench.solo.pod("web").unwrap())),
+        format!("/exec/default/{web}/{}/main?output=1&command=echo", uid(&bench.node.pod("web").unwrap())),
     ] {
         let mut stream = bench.open(&target);
         stream.write_all(b"x").unwrap();
@@ -152,18 +153,18 @@ fn bytes_go_both_ways_until_either_side_ends() {
     assert!(first.starts_with("POST /echo HTTP/1.1\r\nHost: 127.0.0.1:"), "{first}");
     assert!(first.contains("X-Stream-Protocol-Version: v4.channel.k8s.io\r\n"), "{first}");
     assert!(!first.contains("Content-Length"), "{first}");
-    bench.solo.finish();
+    bench.node.finish();
 }
 
-/// Both sides speak before they listen: neither keeps the other from being heard.
+/// Both sides send before they read: a full direction does not block the other one.
 #[test]
-fn a_full_direction_does_not_stop_the_other_one() {
+fn full_direction_does_not_block_the_other() {
     const MUCH: usize = 32 << 20;
-    let bench = Bench::start();
-    // The runtime listens only when all that it says is taken; the client does not wait for that.
+    let bench = StreamFixture::start();
+    // The runtime reads only after all of its bytes are taken; the client does not wait for that.
     let mut stream = bench.open(&bench.exec(&format!("late/{MUCH}")));
     let pushing = push(&stream, MUCH);
-    // Until nothing goes that way any more.
+    // Until this direction is full.
     pause(Duration::from_millis(500));
     let mut said = Vec::new();
     stream.read_to_end(&mut said).unwrap();
@@ -172,23 +173,23 @@ fn a_full_direction_does_not_stop_the_other_one() {
     assert!(said.ends_with(expected.as_bytes()));
     drop(pushing);
 
-    // Nobody reads what it says. How much of it waits where is a matter of luck: often enough a
-    // whole read of the agent's.
+    // No client reads its output. How much of it is buffered where varies: often enough for a whole
+    // read by the agent.
     for attempt in 0..16 {
         let mut stream = bench.open(&bench.exec("chat"));
         stream.read_exact(&mut vec![0; 30_000 * (attempt % 4)]).unwrap();
         pause(Duration::from_millis(100));
         stream.write_all(b"x").unwrap();
-        wait_until("the word to be heard", LIMIT, || {
+        wait_until("the output to arrive", LIMIT, || {
             bench.streams.heads().iter().filter(|line| *line == "heard").count() == attempt + 1
         });
     }
-    bench.solo.finish();
+    bench.node.finish();
 }
 
 #[test]
-fn refusals_have_the_kubelets_codes_and_words() {
-    let bench = Bench::start();
+fn stream_errors_have_the_kubelets_codes_and_messages() {
+    let bench = StreamFixture::start();
     let web = full_name("web");
     let check = |target: &str, status: u16, text: &str| {
         let got = bench.refused("POST", target);
@@ -204,58 +205,56 @@ fn refusals_have_the_kubelets_codes_and_words() {
     check(&format!("/exec/default/{web}/123/main?output=1"), 500, "container not found (\"main\")");
     check("/exec/default", 404, "404");
     assert_eq!(bench.refused("PUT", &format!("/exec/default/{web}/main?output=1")).0, 405);
-    // What the runtime's streaming server says.
+    // An error of the runtime's streaming server.
     check(&bench.exec("status/403"), 403, "reason");
     check(&bench.exec("status/200"), 500, "invalid upgrade response: status code 200");
     check(&bench.exec("garbage"), 500, "no HTTP response");
-    // What the runtime says.
+    // An error of the runtime.
     for (kind, status) in [(Kind::NotFound, 404), (Kind::ResourceExhausted, 429), (Kind::Unknown, 500)] {
-        bench.solo.fake.fail_times("Exec", 1, kind, "no luck");
+        bench.node.fake.fail_times("Exec", 1, kind, "no luck");
         check(&bench.exec("echo"), status, "desc = no luck");
     }
-    bench.solo.fake.with_state(|state| state.streams = "http://127.0.0.1:1".to_owned());
+    bench.node.fake.with_state(|state| state.streams = "http://127.0.0.1:1".to_owned());
     check(&bench.exec("echo"), 500, "error dialing backend");
     // Without an upgrade.
     let mut stream = bench.connect();
     write!(stream, "POST {} HTTP/1.1\r\nHost: x\r\n\r\n", bench.exec("echo")).unwrap();
     assert_eq!(answer(stream), (500, "Upgrade request required\n".to_owned()));
-    bench.solo.finish();
+    bench.node.finish();
 
-    let bench = Bench::with(json!({"enableDebuggingHandlers": false}));
+    let bench = StreamFixture::with(json!({"enableDebuggingHandlers": false}));
     assert_eq!(
         bench.refused("POST", &bench.exec("echo")),
         (405, "Debug endpoints are disabled.\n".to_owned())
     );
-    bench.solo.finish();
+    bench.node.finish();
 }
 
 #[test]
-fn idle_streams_cost_a_thread_each_and_leave_nothing() {
-    let bench = Bench::start();
-    let before = bench.solo.holding().unwrap();
-    // As many as the local socket takes.
+fn idle_streams_use_one_thread_each_and_leak_nothing() {
+    let bench = StreamFixture::start();
+    let before = bench.node.usage().unwrap();
+    // As many as the local socket accepts.
     let open: Vec<UnixStream> = (0..20).map(|_| bench.open(&bench.exec("wait"))).collect();
-    // What has opened them may take a moment to end.
-    wait_until("a thread for each", LIMIT, || {
-        bench.solo.holding().unwrap().threads <= before.threads + 20 + 4
-    });
-    // Some go by themselves, some without a word.
+    // The threads that opened them may take a moment to end.
+    wait_until("a thread for each", LIMIT, || bench.node.usage().unwrap().threads <= before.threads + 20 + 4);
+    // Some clients end the stream, some drop the connection.
     for (number, stream) in open.iter().enumerate() {
         if number % 2 == 0 {
             stream.shutdown(Shutdown::Write).unwrap();
         }
     }
     drop(open);
-    cop::assert_back_to(before, bench.solo.pid(), u64::MAX);
+    process_usage::assert_back_to(before, bench.node.pid(), u64::MAX);
     // A stop does not wait for streams.
     let mut stream = bench.open(&bench.exec("wait"));
-    let Bench { mut solo, streams } = bench;
-    solo.stop_agent();
+    let StreamFixture { mut node, streams } = bench;
+    node.stop_agent();
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
     assert!(rest.is_empty());
     drop(streams);
-    solo.start_agent();
-    wait_until("the agent to answer", LIMIT, || solo.try_pods().is_some());
-    solo.finish();
+    node.start_agent();
+    wait_until("the agent to answer", LIMIT, || node.try_pods().is_some());
+    node.finish();
 }

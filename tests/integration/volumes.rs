@@ -1,5 +1,4 @@
-//! The `volumes` room with real mounts. Only where mounts are the test's own: in the
-//! namespaces that `tests/run` makes.
+//! The `volumes` room with real mounts, in the mount namespace that `tests/run` makes.
 
 use std::ffi::CString;
 use std::fs;
@@ -30,19 +29,19 @@ use serde_json::{Value, json};
 
 use crate::support::wait::{wait_for, wait_until};
 
-struct Place {
+struct VolumeFixture {
     dir: tempfile::TempDir,
 }
 
-impl Place {
-    /// `None`: mounts would be the machine's.
-    fn new() -> Option<Place> {
+impl VolumeFixture {
+    /// `None`: there is no private mount namespace.
+    fn new() -> Option<VolumeFixture> {
         let Some(base) = std::env::var_os("E2E_DIR") else {
             eprintln!("skipped: no namespace of its own; run through tests/run integration");
             return None;
         };
         let dir = tempfile::Builder::new().prefix("vol").tempdir_in(base).unwrap();
-        Some(Place { dir })
+        Some(VolumeFixture { dir })
     }
 
     fn root(&self) -> PathBuf {
@@ -95,24 +94,24 @@ fn mode(path: &Path) -> u32 {
 
 const STOP: fn() -> StopToken = StopToken::never;
 
-/// What another test starts right now holds all that is open here, until it is a program of its
-/// own; so long a mount is busy. Nobody takes longer than this for it.
+/// A process that another test forks holds all open files of this one until its exec, and so long a
+/// mount is busy. No fork takes longer than this.
 const FREE: Duration = Duration::from_secs(60);
 
-/// Tears the pod's volumes down, as often as the agent would while they are busy.
+/// Tears the pod's volumes down; retries as the agent does while they are busy.
 fn tear_down(volumes: &Volumes, uid: &PodUid) {
     let busy = std::io::Error::from(Errno::BUSY).to_string();
-    wait_until("the volumes to be free", FREE, || match volumes.tear_down(uid, &STOP()) {
+    wait_until("the volumes not to be busy", FREE, || match volumes.tear_down(uid, &STOP()) {
         Ok(()) => true,
         Err(VolumeError::LeftBehind { cause, .. }) if cause.ends_with(&busy) => false,
         Err(error) => panic!("{error:?}"),
     });
 }
 
-/// Takes a mount off, as soon as it is free.
+/// Unmounts as soon as the mount is not busy.
 fn take_off(mount: &Path) {
     let flags = rustix::mount::UnmountFlags::empty();
-    wait_until("the mount to be free", FREE, || match rustix::mount::unmount(mount, flags) {
+    wait_until("the mount not to be busy", FREE, || match rustix::mount::unmount(mount, flags) {
         Ok(()) => true,
         Err(Errno::BUSY) => false,
         Err(errno) => panic!("{}: {errno}", mount.display()),
@@ -120,8 +119,8 @@ fn take_off(mount: &Path) {
 }
 
 #[test]
-fn downward_files_follow_the_pod() {
-    let Some(place) = Place::new() else { return };
+fn downward_api_files_follow_the_pod() {
+    let Some(place) = VolumeFixture::new() else { return };
     let (volumes, queue) = place.volumes();
     let one = downward(json!({"a": "1"}));
     let ready = volumes.setup(&one, &STOP()).unwrap();
@@ -162,8 +161,8 @@ fn downward_files_follow_the_pod() {
 }
 
 #[test]
-fn huge_pages_are_a_file_system_of_their_own() {
-    let Some(place) = Place::new() else { return };
+fn huge_pages_volume_is_a_separate_mount() {
+    let Some(place) = VolumeFixture::new() else { return };
     if !Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists() {
         eprintln!("skipped: no huge pages of 2 MiB here");
         return;
@@ -210,8 +209,8 @@ fn bind(
     volumes.bind(SubPath { pod: &uid, container: "c", index, volume, path }, &STOP())
 }
 
-/// Binds in place of what is mounted there, as soon as that is free.
-fn bind_anew(volumes: &Volumes, volume: &MountedVolume, index: usize, path: &str) {
+/// Replaces a bind mount as soon as it is not busy.
+fn bind_again(volumes: &Volumes, volume: &MountedVolume, index: usize, path: &str) {
     wait_until("the target to be free", FREE, || match bind(volumes, volume, index, path) {
         Ok(_) => true,
         Err(SubPathFailure::Prepare) => false,
@@ -225,8 +224,8 @@ fn inode(path: &Path) -> (u64, u64) {
 }
 
 #[test]
-fn a_sub_path_is_the_object_itself() {
-    let Some(place) = Place::new() else { return };
+fn sub_path_mounts_the_object_itself() {
+    let Some(place) = VolumeFixture::new() else { return };
     let (volumes, _queue) = place.volumes();
     let ready = volumes.setup(&with_volume(), &STOP()).unwrap();
     let (volume, dir) = (&ready[0], ready[0].host_path.clone());
@@ -241,15 +240,15 @@ fn a_sub_path_is_the_object_itself() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "one");
     assert_eq!(place.mounts(&pod_dir).len(), 2);
 
-    // The next container: what is the same stays, what was replaced is mounted anew.
+    // The next container: an unchanged mount stays, a replaced one is mounted again.
     assert_eq!(bind(&volumes, volume, 0, "made/deep").unwrap(), at);
     fs::write(dir.join("new"), "two").unwrap();
     fs::rename(dir.join("new"), dir.join("file")).unwrap();
-    assert_eq!(fs::read_to_string(&file).unwrap(), "one", "mounted is mounted");
-    bind_anew(&volumes, volume, 1, "file");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "one", "it is still mounted");
+    bind_again(&volumes, volume, 1, "file");
     assert_eq!(fs::read_to_string(&file).unwrap(), "two");
     fs::remove_file(dir.join("file")).unwrap();
-    bind_anew(&volumes, volume, 1, "file");
+    bind_again(&volumes, volume, 1, "file");
     assert!(file.is_dir(), "made, since it was missing");
     assert_eq!(place.mounts(&pod_dir).len(), 2);
 
@@ -267,8 +266,8 @@ fn a_sub_path_is_the_object_itself() {
 }
 
 #[test]
-fn links_out_of_the_volume_are_refused() {
-    let Some(place) = Place::new() else { return };
+fn sub_paths_through_links_out_of_the_volume_are_refused() {
+    let Some(place) = VolumeFixture::new() else { return };
     let (volumes, _queue) = place.volumes();
     let ready = volumes.setup(&with_volume(), &STOP()).unwrap();
     let dir = &ready[0].host_path;
@@ -288,8 +287,8 @@ fn links_out_of_the_volume_are_refused() {
 /// A container that runs in the volume exchanges a directory for a link to the node, as fast
 /// as it can, while sub paths through it are mounted.
 #[test]
-fn no_race_mounts_the_outside() {
-    let Some(place) = Place::new() else { return };
+fn racing_links_never_mount_outside_directories() {
+    let Some(place) = VolumeFixture::new() else { return };
     let (volumes, _queue) = place.volumes();
     let ready = volumes.setup(&with_volume(), &STOP()).unwrap();
     let dir = ready[0].host_path.clone();
@@ -317,7 +316,7 @@ fn no_race_mounts_the_outside() {
     let (mut inside, mut refused) = (0, 0);
     let begun = Instant::now();
     let mut round = 0;
-    // Until both have been seen: a busy machine may hold either thread back for long.
+    // Until both outcomes were seen: a busy machine may delay either thread for long.
     while round < 600 || (inside == 0 || refused == 0) && begun.elapsed() < Duration::from_secs(60) {
         round += 1;
         if round % 50 == 0 {
@@ -339,8 +338,8 @@ fn no_race_mounts_the_outside() {
 }
 
 #[test]
-fn what_a_killed_agent_left_is_swept() {
-    let Some(place) = Place::new() else { return };
+fn leftovers_of_a_killed_agent_are_removed() {
+    let Some(place) = VolumeFixture::new() else { return };
     let (volumes, _queue) = place.volumes();
     let ready = volumes.setup(&downward(json!({})), &STOP()).unwrap();
     fs::write(ready[1].host_path.join("data"), "x").unwrap();
@@ -357,7 +356,7 @@ fn what_a_killed_agent_left_is_swept() {
     assert!(text.starts_with("orphaned pod \"u1\" found, but mounted volumes=["), "{text}");
     assert_eq!(fs::read_to_string(ready[1].host_path.join("data")).unwrap(), "x");
     drop(busy);
-    let removed = wait_for("the volume to be free", FREE, || {
+    let removed = wait_for("the volume not to be busy", FREE, || {
         let report = next.orphans(&|_| false, &STOP()).unwrap();
         report.left.is_empty().then_some(report.removed)
     });
@@ -366,8 +365,8 @@ fn what_a_killed_agent_left_is_swept() {
 }
 
 #[test]
-fn an_empty_dir_of_a_group_is_writable_for_it() {
-    let Some(place) = Place::new() else { return };
+fn empty_dir_is_writable_for_its_fs_group() {
+    let Some(place) = VolumeFixture::new() else { return };
     let (volumes, _queue) = place.volumes();
     let pod = pod(
         json!({}),
@@ -379,16 +378,16 @@ fn an_empty_dir_of_a_group_is_writable_for_it() {
     );
     let dir = volumes.setup(&pod, &STOP()).unwrap()[0].host_path.clone();
     assert_eq!((fs::metadata(&dir).unwrap().gid(), mode(&dir)), (2000, 0o2777));
-    // What the containers do to it is theirs, also for the next agent.
+    // Changes by the containers stay, also for the next agent.
     fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
     place.volumes().0.setup(&pod, &STOP()).unwrap();
     assert_eq!(mode(&dir), 0o700);
 }
 
-/// The states that a kill, or a reboot, can leave: each ends as an undisturbed set-up does.
+/// The states that a kill or a reboot can leave: from each the set-up reaches the normal result.
 #[test]
-fn a_set_up_goes_on_from_every_step() {
-    let Some(place) = Place::new() else { return };
+fn interrupted_volume_setup_continues_from_every_step() {
+    let Some(place) = VolumeFixture::new() else { return };
     let pod = downward(json!({"a": "1"}));
     let (volumes, _queue) = place.volumes();
     let ready = volumes.setup(&pod, &STOP()).unwrap();
@@ -425,7 +424,7 @@ fn a_set_up_goes_on_from_every_step() {
     complete("killed in the first write");
     assert!(!dir.join(version).exists());
 
-    // The same for the end.
+    // The same for the removal.
     tear_down(&volumes, pod.uid());
     fs::create_dir_all(place.root().join("pods/u1/volume-subpaths/e/c/0")).unwrap();
     fs::create_dir_all(&dir).unwrap();
@@ -456,7 +455,7 @@ impl TokenApi for Server {
     fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
         let mut number = self.tokens.lock().unwrap();
         *number += 1;
-        // A life of no length: each look gets another one.
+        // The token expires at once: each read gets another one.
         let answer = json!({"spec": {"expirationSeconds": 0},
             "status": {"token": format!("token {number}"), "expirationTimestamp": "2026-01-01T00:00:00Z"}});
         serde_json::from_value(answer).map_err(|error| error.to_string())
@@ -492,8 +491,8 @@ impl ClassApi for NoClasses {
 }
 
 #[test]
-fn secrets_and_tokens_lie_in_memory_and_follow_their_objects() {
-    let Some(place) = Place::new() else { return };
+fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
+    let Some(place) = VolumeFixture::new() else { return };
     fs::create_dir_all(place.root()).unwrap();
     let (events, queue) = EventSink::new();
     let (server, settings) =
@@ -516,9 +515,9 @@ fn secrets_and_tokens_lie_in_memory_and_follow_their_objects() {
     );
     api.register(&pod);
     assert!(volumes.setup(&pod, &STOP()).is_err());
-    let told: Vec<String> = queue.try_iter().map(|event| event.message).collect();
+    let messages: Vec<String> = queue.try_iter().map(|event| event.message).collect();
     assert_eq!(
-        told,
+        messages,
         ["s", "t"].map(|v| format!("MountVolume.SetUp failed for volume {v:?} : secret \"s\" not found"))
     );
     assert!(place.mounts(&place.root()).is_empty());
@@ -552,10 +551,10 @@ fn secrets_and_tokens_lie_in_memory_and_follow_their_objects() {
     assert!(place.mounts(&place.root()).is_empty());
 }
 
-/// As `ls -l` shows them and as upstream's tests of ownership read them: without following.
+/// Links themselves are checked, not their targets, as the tests of Kubernetes do.
 #[test]
 fn links_have_the_owner_and_group_of_their_files() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = VolumeFixture::new() else { return };
     fs::create_dir_all(place.root()).unwrap();
     let (events, queue) = EventSink::new();
     let server = Server::default();
@@ -609,25 +608,25 @@ fn links_have_the_owner_and_group_of_their_files() {
 }
 
 /// A file system whose server does not answer.
-struct Hung {
+struct HangingFilesystem {
     server: Option<fs::File>,
     at: PathBuf,
 }
 
-impl Hung {
+impl HangingFilesystem {
     /// `None`: the kernel has no FUSE.
-    fn mount(at: PathBuf) -> Option<Hung> {
+    fn mount(at: PathBuf) -> Option<HangingFilesystem> {
         let server = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
         fs::create_dir(&at).unwrap();
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
         let options = CString::new(options).unwrap();
         let flags = rustix::mount::MountFlags::empty();
         rustix::mount::mount("none", &at, "fuse", flags, options.as_c_str()).unwrap();
-        Some(Hung { server: Some(server), at })
+        Some(HangingFilesystem { server: Some(server), at })
     }
 }
 
-impl Drop for Hung {
+impl Drop for HangingFilesystem {
     fn drop(&mut self) {
         // Each call that waits for an answer fails.
         drop(self.server.take());
@@ -649,8 +648,8 @@ fn pod_of(uid: &str, volumes: &[Value]) -> Pod {
 }
 
 #[test]
-fn volume_that_hangs_delays_no_other_one() {
-    let Some(place) = Place::new() else { return };
+fn hanging_volume_delays_no_other() {
+    let Some(place) = VolumeFixture::new() else { return };
     let (volumes, queue) = place.volumes();
     let (hung_at, made) = (place.dir.path().join("hung"), place.dir.path().join("made"));
     let pod = pod_of(
@@ -664,13 +663,13 @@ fn volume_that_hangs_delays_no_other_one() {
         ],
     );
     std::thread::scope(|scope| {
-        let Some(hung) = Hung::mount(hung_at) else {
+        let Some(hung) = HangingFilesystem::mount(hung_at) else {
             eprintln!("skipped: no /dev/fuse here");
             return;
         };
         let set_up = scope.spawn(|| volumes.setup(&pod, &STOP()));
         wait_until("the other volumes to be ready", FREE, || volumes.mounted(pod.uid()).len() == 3);
-        // A failure is reported while the other volume hangs, which cannot make what is missing.
+        // A failure is reported while the other volume hangs, which cannot create the missing path.
         wait_until("the event of the failure", FREE, || !queue.is_empty());
         assert!(!set_up.is_finished() && made.join("file").is_file());
         drop(hung);
@@ -686,8 +685,8 @@ fn volume_that_hangs_delays_no_other_one() {
 
 /// One pod has more volumes on a dead file server than the node has threads for operations.
 #[test]
-fn pod_whose_volumes_all_hang_leaves_threads_to_other_pods() {
-    let Some(place) = Place::new() else { return };
+fn pod_with_hanging_volumes_leaves_threads_for_other_pods() {
+    let Some(place) = VolumeFixture::new() else { return };
     let (volumes, queue) = place.volumes();
     let (hung_at, made) = (place.dir.path().join("hung"), place.dir.path().join("made"));
     let mut many: Vec<Value> =
@@ -697,7 +696,7 @@ fn pod_whose_volumes_all_hang_leaves_threads_to_other_pods() {
     let memory = json!({"name": "m", "emptyDir": {"medium": "Memory"}});
     let other = pod_of("u2", &[host("v", &made, "DirectoryOrCreate"), memory]);
     std::thread::scope(|scope| {
-        let Some(hung) = Hung::mount(hung_at) else {
+        let Some(hung) = HangingFilesystem::mount(hung_at) else {
             eprintln!("skipped: no /dev/fuse here");
             return;
         };
@@ -711,7 +710,7 @@ fn pod_whose_volumes_all_hang_leaves_threads_to_other_pods() {
         wait_until("the set-up to wait", FREE, || volumes.mounted(dead.uid()).len() == 1);
         assert_eq!(hanging(), 3);
         assert_eq!(volumes.setup(&other, &STOP()).unwrap().len(), 2);
-        // Also its unmount has a thread.
+        // Its unmount has a thread, too.
         tear_down(&volumes, other.uid());
         assert!(queue.is_empty() && !set_up.is_finished());
         drop(hung);

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::support::cop::{Holding, cpu_time, mounts_below, proportional_kib};
 use crate::support::node::Node;
+use crate::support::process_usage::{ProcessUsage, cpu_time, mounts_below, proportional_kib};
 
 /// What the second half may hold more than the first: a share of it, and so much on top.
 /// Memory: the allocator's pools fill up slowly. The others: what comes and goes by itself.
@@ -45,8 +45,8 @@ impl Samples {
     }
 
     /// Notes what was done to a pod.
-    pub fn deed(&mut self, what: &str, pod: &str) {
-        let line = json!({"t": self.seconds(), "deed": what, "pod": pod});
+    pub fn operation(&mut self, what: &str, pod: &str) {
+        let line = json!({"t": self.seconds(), "operation": what, "pod": pod});
         writeln!(self.raw, "{line}").expect("raw data is written");
     }
 
@@ -54,10 +54,10 @@ impl Samples {
         (self.begun.elapsed().as_secs_f64() * 1000.0).round() / 1000.0
     }
 
-    /// Looks at the agent.
+    /// Measures the agent.
     pub fn take(&mut self, node: &Node, quiet: bool, pods: usize) {
         let pid = node.pid();
-        let holding = Holding::of(pid).expect("the agent runs");
+        let holding = ProcessUsage::of(pid).expect("the agent runs");
         let sample = Sample {
             quiet,
             seconds: self.seconds(),

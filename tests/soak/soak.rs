@@ -16,46 +16,46 @@ use std::time::{Duration, Instant};
 use samples::Samples;
 use serde_json::json;
 use support::containerd::kill;
-use support::dice::{Dice, random_seed};
+use support::fake_node::binary;
 use support::node::{LONG, Node};
-use support::solo::binary;
+use support::random::{Random, random_seed};
 use support::wait::{pause, wait_until};
 
 /// Names for pods.
 const PLACES: u64 = 12;
-/// Between two looks at the agent.
+/// Between two measurements of the agent.
 const LOOK: Duration = Duration::from_secs(10);
-/// Rounds: after each one all pods go, so that what is left without them can be seen.
+/// Rounds: after each one all pods are removed, so that what stays without them can be measured.
 const ROUNDS: u32 = 10;
 const SHORTEST_ROUND: Duration = Duration::from_secs(12);
 
-struct Wishes {
+struct Options {
     minutes: u64,
     seed: u64,
     raw: PathBuf,
 }
 
-fn wishes() -> Result<Wishes, String> {
-    let mut wishes = Wishes { minutes: 20, seed: random_seed(), raw: PathBuf::from("soak.jsonl") };
+fn options() -> Result<Options, String> {
+    let mut options = Options { minutes: 20, seed: random_seed(), raw: PathBuf::from("soak.jsonl") };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
         let number = |text: String| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
         match arg.as_str() {
-            "--minutes" => wishes.minutes = number(value()?)?,
-            "--seed" => wishes.seed = number(value()?)?,
-            "--raw" => wishes.raw = value()?.into(),
+            "--minutes" => options.minutes = number(value()?)?,
+            "--seed" => options.seed = number(value()?)?,
+            "--raw" => options.raw = value()?.into(),
             // What cargo adds for every benchmark program.
             "--bench" => {}
             other => return Err(format!("unknown argument {other}")),
         }
     }
-    Ok(wishes)
+    Ok(options)
 }
 
 fn main() -> ExitCode {
-    let wishes = match wishes() {
-        Ok(wishes) if std::env::var_os("E2E_DIR").is_some() => wishes,
+    let options = match options() {
+        Ok(options) if std::env::var_os("E2E_DIR").is_some() => options,
         Ok(_) => {
             eprintln!("error: the soak test runs through tests/soak/run, as root");
             return ExitCode::from(2);
@@ -65,32 +65,32 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    println!("soak: {} minutes, --seed {}, {}", wishes.minutes, wishes.seed, binary().display());
-    let whole = Duration::from_secs(wishes.minutes * 60);
-    match catch_unwind(AssertUnwindSafe(|| soak(&wishes, whole))) {
+    println!("soak: {} minutes, --seed {}, {}", options.minutes, options.seed, binary().display());
+    let whole = Duration::from_secs(options.minutes * 60);
+    match catch_unwind(AssertUnwindSafe(|| soak(&options, whole))) {
         Ok(grown) if grown.is_empty() => {
-            println!("soak: passed; raw data in {}", wishes.raw.display());
+            println!("soak: passed; raw data in {}", options.raw.display());
             ExitCode::SUCCESS
         }
         Ok(grown) => {
-            println!("soak: FAILED, --seed {}\n  {}", wishes.seed, grown.join("\n  "));
+            println!("soak: FAILED, --seed {}\n  {}", options.seed, grown.join("\n  "));
             ExitCode::FAILURE
         }
         Err(_) => {
-            println!("soak: FAILED, --seed {}; raw data in {}", wishes.seed, wishes.raw.display());
+            println!("soak: FAILED, --seed {}; raw data in {}", options.seed, options.raw.display());
             ExitCode::FAILURE
         }
     }
 }
 
-fn soak(wishes: &Wishes, whole: Duration) -> Vec<String> {
-    let header = json!({"minutes": wishes.minutes, "seed": wishes.seed, "binary": binary(),
+fn soak(options: &Options, whole: Duration) -> Vec<String> {
+    let header = json!({"minutes": options.minutes, "seed": options.seed, "binary": binary(),
         "binary_bytes": fs::metadata(binary()).map_or(0, |file| file.len()),
         "load": fs::read_to_string("/proc/loadavg").unwrap_or_default().trim()});
-    let mut samples = Samples::new(&wishes.raw, &header);
+    let mut samples = Samples::new(&options.raw, &header);
     let node = Node::start_with("soak", json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "5s"}}));
-    let mut crowd =
-        Crowd { node: &node, dice: Dice::new(wishes.seed), there: Default::default(), version: 0 };
+    let mut pod_set =
+        PodSet { node: &node, random: Random::new(options.seed), there: Default::default(), version: 0 };
     let begun = Instant::now();
     let round = (whole / ROUNDS).max(SHORTEST_ROUND);
     let mut look = Instant::now() + LOOK;
@@ -98,28 +98,28 @@ fn soak(wishes: &Wishes, whole: Duration) -> Vec<String> {
     while begun.elapsed() < whole {
         let end = Instant::now() + round;
         while Instant::now() < end {
-            deeds += u32::from(crowd.act(&mut samples));
+            deeds += u32::from(pod_set.act(&mut samples));
             if Instant::now() >= look {
                 look = Instant::now() + LOOK;
-                crowd.assert_no_twins();
-                samples.take(&node, false, crowd.there.len());
+                pod_set.assert_no_duplicates();
+                samples.take(&node, false, pod_set.there.len());
             }
-            pause(Duration::from_millis(100 + crowd.dice.below(500)));
+            pause(Duration::from_millis(100 + pod_set.random.below(500)));
         }
-        crowd.all_go(&mut samples);
+        pod_set.all_go(&mut samples);
         samples.take(&node, true, 0);
     }
     println!("{deeds} deeds in {:.0} s", samples.seconds());
     let grown = samples.verdict();
     // No pod, container, sandbox, mount or directory is left, and the agent stops in time.
-    node.finish_spotless();
+    node.finish_with_empty_runtime();
     grown
 }
 
 /// The pods that are wanted, and who decides about them.
-struct Crowd<'a> {
+struct PodSet<'a> {
     node: &'a Node,
-    dice: Dice,
+    random: Random,
     /// Place, and the kind of the pod there.
     there: std::collections::BTreeMap<u64, u64>,
     version: u64,
@@ -129,14 +129,14 @@ fn name(place: u64) -> String {
     format!("s{place:02}")
 }
 
-impl Crowd<'_> {
+impl PodSet<'_> {
     /// Does something to one of the pods; whether there was something to do.
     fn act(&mut self, samples: &mut Samples) -> bool {
-        let place = self.dice.below(PLACES);
+        let place = self.random.below(PLACES);
         let name = name(place);
-        let what = match (self.there.get(&place).copied(), self.dice.below(10)) {
+        let what = match (self.there.get(&place).copied(), self.random.below(10)) {
             (None, 0..=7) => {
-                let kind = self.dice.below(pods::KINDS);
+                let kind = self.random.below(pods::KINDS);
                 self.write(&name, kind);
                 self.there.insert(place, kind);
                 "create"
@@ -154,7 +154,7 @@ impl Crowd<'_> {
             (Some(_), 9) if self.crash(&name, true) => "crash the sandbox",
             _ => return false,
         };
-        samples.deed(what, &name);
+        samples.operation(what, &name);
         true
     }
 
@@ -170,15 +170,15 @@ impl Crowd<'_> {
         } else {
             self.node.running(name).into_values().flatten().collect()
         };
-        let Some(id) = self.dice.pick(&ids) else { return false };
+        let Some(id) = self.random.pick(&ids) else { return false };
         let task = self.node.containerd.tasks().into_iter().find(|task| task.id == *id && task.running);
         task.inspect(|task| kill(task.pid, "KILL")).is_some()
     }
 
-    fn assert_no_twins(&self) {
+    fn assert_no_duplicates(&self) {
         for (pod, containers) in self.node.running_of_all() {
             for (container, ids) in containers {
-                assert!(ids.len() < 2, "twins of {container} in {pod}: {ids:?}");
+                assert!(ids.len() < 2, "duplicates of {container} in {pod}: {ids:?}");
             }
         }
     }
@@ -188,7 +188,7 @@ impl Crowd<'_> {
         for place in std::mem::take(&mut self.there).into_keys() {
             self.node.remove(&format!("{}.json", name(place)));
         }
-        samples.deed("delete all", "");
+        samples.operation("delete all", "");
         let node = self.node;
         wait_until("no pods", LONG, || node.try_pods().is_some_and(|pods| pods.is_empty()));
         wait_until("no tasks", LONG, || node.containerd.tasks().iter().all(|task| !task.running));

@@ -1,6 +1,6 @@
 /* Another time of day for one program. Loaded before the C library (LD_PRELOAD), this adds to the
  * time of day the seconds that the first eight bytes of the file CLOCK_AHEAD hold, which may
- * change at any time. No other clock moves: so it is, too, when somebody sets a machine's clock.
+ * change at any time. No other clock moves, as when a user sets a machine's clock.
  * Built and used by clock.rs. */
 #define _GNU_SOURCE
 #include <fcntl.h>

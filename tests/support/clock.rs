@@ -15,7 +15,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// One that goes right, with its files in `dir`. It takes a C compiler, as the build does.
+    /// A clock without an offset, with its files in `dir`. It takes a C compiler, as the build does.
     pub fn new(dir: &Path) -> Clock {
         let (library, path) = (dir.join("clock.so"), dir.join("clock"));
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/clock.c");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::wait::{wait_for, wait_until};
 
-/// What containerd tells at once unless the machine is busy.
+/// A limit for requests that containerd answers at once unless the machine is busy.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// One containerd with its own root, state, socket and bridge.
@@ -121,7 +121,7 @@ impl Containerd {
         self.ctr(&["containers", "ls", "-q"]).split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Kills the first process of a container or sandbox behind everyone's back.
+    /// Kills the first process of a container or sandbox without the agent.
     pub fn kill_task(&self, id: &str) {
         kill(self.running_task(id).pid, "KILL");
         wait_until(&format!("task {id} to be dead"), LIMIT, || {

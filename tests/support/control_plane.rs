@@ -18,13 +18,13 @@ use serde_json::Value;
 use super::node::Node;
 use super::wait::{pause, wait_for, wait_until};
 
-/// Those that every control plane has, and those that it may have.
+/// Required and optional components of a control plane.
 pub const ETCD: &str = "etcd";
 pub const API_SERVER: &str = "kube-apiserver";
 pub const CONTROLLERS: &str = "kube-controller-manager";
 pub const SCHEDULER: &str = "kube-scheduler";
 
-/// What kubectl says where the server has not decided anything, only not answered in time.
+/// Messages of kubectl when the server did not respond in time.
 const SHORT_OF_TIME: &[&str] = &[
     "Unable to connect to the server",
     "TLS handshake timeout",
@@ -54,7 +54,7 @@ impl Default for Choice {
 }
 
 impl Choice {
-    /// etcd and the API server only: half the memory, and nobody else changes anything.
+    /// etcd and the API server only: half the memory, and no controller changes anything.
     pub fn bare() -> Choice {
         Choice { controllers: false, scheduler: false, ..Choice::default() }
     }
@@ -83,8 +83,8 @@ struct Pipes {
 }
 
 impl ControlPlane {
-    /// One with everything for all tests of the program that do it no harm: they take names of
-    /// their own for namespaces and nodes, and bind their pods to their nodes. It ends with
+    /// One with all components, for all tests of the program that do not disturb it: they use their own
+    /// names of namespaces and nodes, and bind their pods to their nodes. It ends with
     /// the test program.
     pub fn shared() -> &'static ControlPlane {
         static SHARED: LazyLock<ControlPlane> = LazyLock::new(|| ControlPlane::start(&Node::base("all")));
@@ -96,7 +96,7 @@ impl ControlPlane {
         ControlPlane::start_with(dir, &Choice::default())
     }
 
-    /// One with what is chosen.
+    /// One with the given components.
     pub fn start_with(dir: &Path, choice: &Choice) -> ControlPlane {
         let bin = std::env::var_os("CONTROLPLANE_BIN").expect("CONTROLPLANE_BIN: run through tests/run");
         let (dir, bin) = (dir.join("cp"), PathBuf::from(bin));
@@ -241,11 +241,11 @@ impl ControlPlane {
 
     /// Standard output of kubectl, which has to succeed, as the administrator.
     pub fn kubectl(&self, args: &[&str]) -> String {
-        said(args, &self.patiently(args, ""))
+        said(args, &self.with_retries(args, ""))
     }
 
-    /// kubectl as the administrator, again where the server was only short of time.
-    fn patiently(&self, args: &[&str], input: &str) -> Output {
+    /// kubectl as the administrator, retried when the server did not respond in time.
+    fn with_retries(&self, args: &[&str], input: &str) -> Output {
         for _ in 0..4 {
             let output = self.try_kubectl(args, input);
             let error = String::from_utf8_lossy(&output.stderr);
@@ -276,7 +276,7 @@ impl ControlPlane {
         command
     }
 
-    /// kubectl as somebody else.
+    /// kubectl as another user.
     pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str], input: &str) -> Output {
         let mut child = self
             .command_line(kubeconfig, args)
@@ -295,16 +295,15 @@ impl ControlPlane {
     /// `kubectl apply` of a document.
     pub fn apply(&self, document: &Value) {
         let args = ["apply", "-f", "-"];
-        said(&args, &self.patiently(&args, &document.to_string()));
+        said(&args, &self.with_retries(&args, &document.to_string()));
     }
 
     /// `kubectl get -o json`; `None` when it is not there.
     pub fn get(&self, args: &[&str]) -> Option<Value> {
-        self.try_get(args, Self::patiently).unwrap_or_else(|error| panic!("{error}"))
+        self.try_get(args, Self::with_retries).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The same for those who look again and again: a server that is short of time may fail to
-    /// answer once. What it said is printed.
+    /// The same for polling: a busy server may fail to respond once. Its error is printed.
     pub fn look(&self, args: &[&str]) -> Option<Value> {
         self.try_get(args, Self::try_kubectl).unwrap_or_else(|error| {
             eprintln!("{error}");

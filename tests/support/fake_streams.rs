@@ -32,7 +32,7 @@ impl FakeStreams {
                 let serving = spawn("t/stream", Stack::Small, OnDeath::Nobody, move |_| {
                     serve(stream, &notes);
                 });
-                // Whoever waits in a read is woken by its end.
+                // Closing it wakes the thread that waits in a read.
                 let serving = serving.expect("a thread").with_waker(Box::new(move || {
                     let _ = second.shutdown(Shutdown::Both);
                 }));
@@ -52,7 +52,7 @@ impl FakeStreams {
 
     /// The heads of all requests so far.
     pub fn heads(&self) -> Vec<String> {
-        self.heads.lock().expect("nobody panics with it").clone()
+        self.heads.lock().expect("no thread panics while it holds the lock").clone()
     }
 }
 
@@ -67,9 +67,9 @@ fn serve(mut stream: TcpStream, notes: &Mutex<Vec<String>>) {
     }
     let head = String::from_utf8_lossy(&head).into_owned();
     let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-    notes.lock().expect("nobody panics with it").push(head);
+    notes.lock().expect("no thread panics while it holds the lock").push(head);
     let words: Vec<&str> = path.trim_start_matches('/').split('/').collect();
-    // The client may be gone at any moment; that is its affair.
+    // The client may disconnect at any moment, which is no error.
     let _ = act(&mut stream, &words, notes);
     // There is a second handle, so that dropping this one would not be enough.
     let _ = stream.shutdown(Shutdown::Both);
@@ -79,7 +79,7 @@ fn act(stream: &mut TcpStream, words: &[&str], notes: &Mutex<Vec<String>>) -> st
     let number = words.get(1).and_then(|word| word.parse::<usize>().ok()).unwrap_or(0);
     let mut chunk = vec![0; 32 * 1024];
     match words.first().copied().unwrap_or_default() {
-        // Gives everything back, then says so.
+        // Echoes everything, then reports it.
         "echo" => {
             stream.write_all(SWITCHED.as_bytes())?;
             loop {
@@ -89,7 +89,7 @@ fn act(stream: &mut TcpStream, words: &[&str], notes: &Mutex<Vec<String>>) -> st
                 }
             }
         }
-        // So many bytes before it listens, and then how many it has heard.
+        // Sends so many bytes before it reads, and then the number of bytes that it has read.
         "late" => {
             stream.write_all(SWITCHED.as_bytes())?;
             for _ in 0..number / chunk.len() {
@@ -103,7 +103,7 @@ fn act(stream: &mut TcpStream, words: &[&str], notes: &Mutex<Vec<String>>) -> st
                 }
             }
         }
-        // Speaks without end, whether anybody listens or not, and notes that it has heard a word.
+        // Sends without end, whether a client reads or not, and notes that it has received a word.
         "chat" => {
             stream.write_all(SWITCHED.as_bytes())?;
             let mut mouth = stream.try_clone()?;
@@ -117,7 +117,7 @@ fn act(stream: &mut TcpStream, words: &[&str], notes: &Mutex<Vec<String>>) -> st
                     },
                 );
             if stream.read(&mut chunk)? > 0 {
-                notes.lock().expect("nobody panics with it").push("heard".to_owned());
+                notes.lock().expect("no thread panics while it holds the lock").push("heard".to_owned());
             }
             stream.shutdown(Shutdown::Both)?;
             talking.map(drop)

@@ -1,4 +1,4 @@
-//! What all that run an agent do the same way. Everything of an agent is in one directory:
+//! Shared steps of all fixtures that run an agent. Everything of an agent is in one directory:
 //! `config.yaml`, `manifests`, `logs`, `root`, `scratch` and `agent-<start>.log`.
 
 use std::fs::{self, File};
@@ -12,38 +12,38 @@ use serde_json::{Value, json};
 use super::node::http_get;
 use super::wait::wait_until;
 
-/// The address that every node under test says it has.
+/// The node address of every node under test.
 const NODE_IP: &str = "192.0.2.10";
 
-/// Whether the tests run the Go kubelet in coracle's place: it is what they are proven on.
-pub fn incumbent() -> bool {
+/// Whether the tests run the Go kubelet instead of coracle, to prove the tests themselves.
+pub fn runs_go_kubelet() -> bool {
     std::env::var("CLUSTER_AGENT").is_ok_and(|agent| agent == "kubelet")
 }
 
-/// Whether the Go kubelet runs, of which the rest of the test does not hold. The reason is
-/// printed, and `tests/run` counts it.
-pub fn differs_on_the_incumbent(test: &str, reason: &str) -> bool {
+/// Whether the Go kubelet runs, for which the rest of the test is not true. The reason is printed,
+/// and `tests/run` counts it.
+pub fn skip_on_go_kubelet(test: &str, reason: &str) -> bool {
     use std::io::Write as _;
-    if incumbent() {
-        // Not by the macro, whose text a test that passes keeps to itself.
+    if runs_go_kubelet() {
+        // Not by the macro, whose output the test harness hides when a test passes.
         let line = format!("on the Go kubelet, skipped: {test}: {reason}\n");
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
-    incumbent()
+    runs_go_kubelet()
 }
 
 /// The agent under test.
 pub fn binary() -> PathBuf {
-    binary_of(incumbent())
+    binary_of(runs_go_kubelet())
 }
 
 /// The Go kubelet or coracle.
-pub fn binary_of(incumbent: bool) -> PathBuf {
-    if incumbent {
+pub fn binary_of(go_kubelet: bool) -> PathBuf {
+    if go_kubelet {
         let bin = std::env::var_os("CONTROLPLANE_BIN").expect("CONTROLPLANE_BIN: run through tests/run");
         return PathBuf::from(bin).join("kubelet");
     }
-    super::solo::binary()
+    super::fake_node::binary()
 }
 
 /// Makes a cgroup for the pods of the Go kubelet. `tests/support/enclose` removes it when the test
@@ -60,9 +60,9 @@ pub fn make_cgroup(path: &Path) {
     list.write_all(format!("{}\n", path.display()).as_bytes()).expect("the list of cgroups");
 }
 
-/// What the Go kubelet needs to leave the machine alone and to take no part in its troubles:
-/// its default directory of volume plugins is the machine's, and a full disk is no test's matter.
-pub fn incumbent_config(dir: &Path) -> Value {
+/// Settings with which the Go kubelet does not change the machine and ignores its state: its default
+/// directory of volume plugins is that of the machine, and a full disk must not fail a test.
+pub fn go_kubelet_config(dir: &Path) -> Value {
     json!({
         "volumePluginDir": dir.join("volume-plugins"),
         "makeIPTablesUtilChains": false,
@@ -98,7 +98,7 @@ pub fn write_config(dir: &Path, endpoint: &str, extra: Value) {
     fs::write(dir.join("config.yaml"), config.to_string()).expect("the configuration is written");
 }
 
-/// One object over another.
+/// Merges `extra` over `base`.
 pub fn over(mut base: Value, extra: Value) -> Value {
     if let (Some(base), Value::Object(extra)) = (base.as_object_mut(), extra) {
         base.extend(extra);
@@ -127,7 +127,7 @@ pub fn local_socket(dir: &Path) -> PathBuf {
     dir.join("run/coracle.sock")
 }
 
-/// Starts it; everything that it says goes to `log`.
+/// Starts it; its output goes to `log`.
 pub fn spawn(command: &mut Command, log: &Path) -> Child {
     let log = File::create(log).expect("a log file");
     let errors = log.try_clone().expect("a second handle of the log");

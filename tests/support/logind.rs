@@ -1,4 +1,4 @@
-//! A private message bus (Debian's `dbus-daemon`) and a logind on it that the test plays.
+//! A private message bus (Debian's `dbus-daemon`) and a fake logind on it.
 
 use std::fs;
 use std::io::{IoSlice, Read, Write};
@@ -19,7 +19,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::wait::{pause, wait_for};
 
-/// What the agent writes where logind lets a shutdown wait too short. Tests have a directory of
+/// The file that the agent writes when the maximum delay of logind is too short. Tests have a directory of
 /// their own there (`tests/support/enclose`).
 pub const CONF: &str = "/etc/systemd/logind.conf.d/99-kubelet.conf";
 const LOGIND: &str = "org.freedesktop.login1";
@@ -33,7 +33,7 @@ pub struct Machine {
     dir: PathBuf,
     daemon: Option<Child>,
     state: Arc<Mutex<State>>,
-    logind: Option<Served>,
+    logind: Option<ServedConnection>,
 }
 
 #[derive(Default)]
@@ -42,11 +42,11 @@ struct State {
     /// Passes before each answer.
     delay: Duration,
     preparing: bool,
-    /// The ends of the locks that see the others go.
+    /// The read ends of the locks, which see the other ends close.
     locks: Vec<OwnedFd>,
     /// The texts of every request for a lock.
     asked: Vec<Vec<Value>>,
-    /// The name on the bus of the last who asked for one.
+    /// The bus name of the last client that requested one.
     holder: String,
     reloads: u32,
 }
@@ -65,7 +65,7 @@ impl Flood {
 }
 
 /// A connection that answers.
-struct Served {
+struct ServedConnection {
     stream: UnixStream,
     _thread: Running,
 }
@@ -127,7 +127,7 @@ impl Machine {
                 }
             }
         });
-        self.logind = Some(Served { stream, _thread: thread.expect("a thread") });
+        self.logind = Some(ServedConnection { stream, _thread: thread.expect("a thread") });
     }
 
     /// Ends logind; its name is free then. Locks are files: they stay.
@@ -158,7 +158,7 @@ impl Machine {
         served.stream.write_all(&prepare_signal("", on)).expect("the bus takes it");
     }
 
-    /// The same without telling anybody.
+    /// The same without a signal.
     pub fn set_preparing(&self, on: bool) {
         self.state().preparing = on;
     }
@@ -205,12 +205,12 @@ impl Machine {
     }
 
     /// How often a lock was asked for, and with which words the last time.
-    pub fn asked(&self) -> (usize, Vec<Value>) {
+    pub fn received(&self) -> (usize, Vec<Value>) {
         let state = self.state();
         (state.asked.len(), state.asked.last().cloned().unwrap_or_default())
     }
 
-    /// How often logind was told to read its configuration again.
+    /// How often logind received a request to read its configuration again.
     pub fn reloads(&self) -> u32 {
         self.state().reloads
     }

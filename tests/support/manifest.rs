@@ -15,7 +15,7 @@ pub fn push(list: &mut Value, item: Value) {
 /// It holds no quotes, so that it fits into a trap.
 pub const STAMP: &str = "read up idle < /proc/uptime && echo $up";
 
-/// A script that runs until it is told to stop, and then stops at once.
+/// A script that runs until SIGTERM, and then ends at once.
 pub const FOREVER: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done";
 
 /// A container of the local busybox image.

@@ -3,7 +3,7 @@
 //! expression: brackets, strings and known functions; that each metric is exported, under
 //! the name that its type has (`_bucket` of histograms only), that each label of a matcher
 //! and of a grouping is one of the metric's, and that rates are of counters. It is no parser
-//! of PromQL: precedence and types of results are not looked at.
+//! of PromQL: precedence and types of results are not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -117,7 +117,7 @@ fn exported() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_tables_of_metrics_are_the_sources() {
+fn metric_tables_match_the_sources() {
     let (works, others) = tables();
     let exported = exported();
     let mut problems: Vec<String> = works
@@ -260,7 +260,7 @@ fn read(path: &str) -> String {
 }
 
 #[test]
-fn the_dashboard_asks_for_what_there_is() {
+fn dashboard_queries_exported_metrics_only() {
     const FILE: &str = "packaging/monitoring/dashboard.json";
     let dashboard: serde_json::Value = serde_json::from_str(&read(FILE)).expect("the dashboard is JSON");
     let (works, _) = tables();
@@ -293,7 +293,7 @@ fn the_dashboard_asks_for_what_there_is() {
 }
 
 #[test]
-fn the_alerts_ask_for_what_there_is() {
+fn alerts_query_exported_metrics_only() {
     const FILE: &str = "packaging/monitoring/alerts.yaml";
     let (works, _) = tables();
     let text = read(FILE);

@@ -1,5 +1,5 @@
 //! A real agent on a private containerd: writes manifests, reads statuses over the
-//! read-only port, and looks afterwards whether anything was left behind.
+//! read-only port, and checks afterwards that nothing is left.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,9 +18,9 @@ use coracle::util::stop::StopToken;
 use serde_json::{Value, json};
 
 use super::containerd::{Containerd, Task, kill};
-use super::cop::{self, Holding};
 use super::launch;
 pub use super::manifest::*;
+use super::process_usage::{self, ProcessUsage};
 use super::wait::{wait_for, wait_until};
 
 /// The node's name: it becomes part of every static pod's name.
@@ -48,12 +48,12 @@ pub struct Node {
     healthz: u16,
     flags: Vec<String>,
     /// Whether the next start is the Go kubelet's.
-    incumbent: bool,
+    go_kubelet: bool,
     env: Vec<(&'static str, String)>,
     runtime: OnceLock<RuntimeClient>,
     agent: Option<Child>,
     starts: u32,
-    first: Option<Holding>,
+    first: Option<ProcessUsage>,
 }
 
 impl Node {
@@ -97,7 +97,7 @@ impl Node {
             port: free_port(),
             healthz: free_port(),
             flags: Vec::new(),
-            incumbent: launch::incumbent(),
+            go_kubelet: launch::runs_go_kubelet(),
             env: Vec::new(),
             runtime: OnceLock::new(),
             agent: None,
@@ -114,8 +114,8 @@ impl Node {
     }
 
     /// Gives the node to the Go kubelet, or to coracle, from the next start on.
-    pub fn give_to_incumbent(&mut self, incumbent: bool) {
-        self.incumbent = incumbent;
+    pub fn use_go_kubelet(&mut self, go_kubelet: bool) {
+        self.go_kubelet = go_kubelet;
     }
 
     /// A variable in the environment of the agent's next starts.
@@ -136,8 +136,11 @@ impl Node {
             "healthzPort": self.healthz,
             "fileCheckFrequency": "20s",
         });
-        let ours =
-            if launch::incumbent() { launch::over(ours, launch::incumbent_config(&self.dir)) } else { ours };
+        let ours = if launch::runs_go_kubelet() {
+            launch::over(ours, launch::go_kubelet_config(&self.dir))
+        } else {
+            ours
+        };
         launch::write_config(&self.dir, &self.containerd.endpoint(), launch::over(ours, extra));
     }
 
@@ -172,7 +175,7 @@ impl Node {
         self.launch_agent();
         self.wait_healthy();
         if self.starts == 1 {
-            self.first = self.holding();
+            self.first = self.usage();
         }
     }
 
@@ -188,13 +191,13 @@ impl Node {
     pub fn launch_agent(&mut self) {
         assert!(self.agent.is_none(), "the agent runs already");
         self.starts += 1;
-        let mut command = launch::command(&launch::binary_of(self.incumbent), &self.dir, &self.node_name);
+        let mut command = launch::command(&launch::binary_of(self.go_kubelet), &self.dir, &self.node_name);
         let log = self.dir.join(format!("agent-{}.log", self.starts));
-        if self.incumbent && !self.flags.iter().any(|flag| flag == "--cert-dir") {
+        if self.go_kubelet && !self.flags.iter().any(|flag| flag == "--cert-dir") {
             // It has a serving certificate in any case; the default place is the machine's.
             command.arg("--cert-dir").arg(self.dir.join("pki"));
         }
-        if !self.incumbent {
+        if !self.go_kubelet {
             command.arg("--local-socket").arg(self.local_socket());
         }
         command.args(&self.flags).envs(self.env.iter().cloned());
@@ -272,7 +275,7 @@ impl Node {
         launch::pods(self.port)
     }
 
-    /// As [`Node::try_pods`], the very JSON.
+    /// As [`Node::try_pods`], as JSON.
     pub fn try_pods_json(&self) -> Option<Value> {
         launch::pods_json(self.port)
     }
@@ -306,7 +309,7 @@ impl Node {
             }
             assert!(
                 begun.elapsed() < limit,
-                "waited {limit:?} in vain for pod {name} to be {what}; last seen: {}",
+                "timed out after {limit:?} waiting for pod {name} to be {what}; last seen: {}",
                 last.map_or_else(|| "not there".to_owned(), |pod| describe(&pod))
             );
             super::wait::pause(Duration::from_millis(40));
@@ -390,9 +393,9 @@ impl Node {
 
     /// The same, yet to be started.
     pub fn command_line(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(super::solo::binary());
+        let mut command = Command::new(super::fake_node::binary());
         command
-            // First: after `--` it would be a word of somebody else's command.
+            // First: after `--` it would be an argument of the container's command.
             .arg("--local-socket")
             .arg(self.local_socket())
             .args(args)
@@ -401,7 +404,7 @@ impl Node {
     }
 
     /// Standard output of a local command that has to succeed.
-    pub fn says(&self, args: &[&str]) -> String {
+    pub fn cli(&self, args: &[&str]) -> String {
         let output = self.command(args);
         assert!(
             output.status.success(),
@@ -430,9 +433,9 @@ impl Node {
         self.agent.as_ref().expect("the agent was started").id()
     }
 
-    /// What the agent under test holds right now.
-    pub fn holding(&self) -> Option<Holding> {
-        self.agent.as_ref().and_then(|agent| Holding::of(agent.id()))
+    /// What the agent under test uses right now.
+    pub fn usage(&self) -> Option<ProcessUsage> {
+        self.agent.as_ref().and_then(|agent| ProcessUsage::of(agent.id()))
     }
 
     /// As [`Node::finish`], and waits for garbage collection to remove the dead containers
@@ -443,7 +446,7 @@ impl Node {
     /// can see or remove it, so it is printed and does not count. On containerd 1.6 such a start
     /// can also leave a task that its CRI does not know, for which it then refuses to remove the
     /// container, and says so in its log.
-    pub fn finish_spotless(self) {
+    pub fn finish_with_empty_runtime(self) {
         self.empty(true);
         let (runtime, _) = self.cri();
         let mut stuck = Vec::new();
@@ -476,9 +479,9 @@ impl Node {
     }
 
     /// The running tasks that a pod's container or sandbox has, and those that containerd's CRI does
-    /// not know, or refuses to end; see [`Node::finish_spotless`]. `None` while a list fails.
+    /// not know, or refuses to end; see [`Node::finish_with_empty_runtime`]. `None` while a list fails.
     pub fn running_tasks(&self) -> Option<(Vec<Task>, Vec<Task>)> {
-        // Before the lists: a task that starts meanwhile must not pass for one that nobody knows.
+        // Before the lists: a task that starts meanwhile must not count as unknown.
         let tasks = self.containerd.tasks();
         let (runtime, _) = self.cri();
         let containers = runtime.list_containers(Default::default()).ok()?;
@@ -491,7 +494,7 @@ impl Node {
     }
 
     /// Removes every manifest and asserts that nothing stays: no pod, running container or
-    /// sandbox, mount or pod directory; that the agent holds what it held at first; that it
+    /// sandbox, mount or pod directory; that the agent uses what it used at first; that it
     /// stops.
     pub fn finish(self) {
         self.finish_with(false);
@@ -499,18 +502,18 @@ impl Node {
 
     fn finish_with(mut self, spotless: bool) {
         self.empty(spotless);
-        cop::assert_no_mounts_below(&self.root());
+        process_usage::assert_no_mounts_below(&self.root());
         if let (Some(first), Some(agent)) = (self.first, self.agent.as_ref()) {
-            // A restarted agent starts from its own first look, which no test took. What the Go
-            // kubelet holds is its own affair.
-            if self.starts == 1 && !launch::incumbent() {
-                cop::assert_back_to(first, agent.id(), MAX_RESIDENT_KIB);
+            // For a restarted agent there is no first measurement. The use of the Go kubelet is not
+            // checked.
+            if self.starts == 1 && !launch::runs_go_kubelet() {
+                process_usage::assert_back_to(first, agent.id(), MAX_RESIDENT_KIB);
             }
         }
         self.stop_agent();
     }
 
-    /// `spotless`: as [`Node::finish_spotless`] says.
+    /// `spotless`: as [`Node::finish_with_empty_runtime`] says.
     fn empty(&self, spotless: bool) {
         for entry in fs::read_dir(self.manifests()).expect("the manifest directory is readable").flatten() {
             fs::remove_file(entry.path()).expect("a manifest can be removed");

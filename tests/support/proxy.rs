@@ -1,5 +1,5 @@
 //! An HTTP and SOCKS 5 proxy on loopback that knows its targets by name. It can ask for
-//! credentials, refuse, hang and cut connections. For TLS to the proxy put a `Front` before it.
+//! credentials, refuse, hang and cut connections. For TLS to the proxy put a `TlsFront` before it.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -10,7 +10,7 @@ use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
 /// What the proxy does with a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Conduct {
+pub enum ProxyBehavior {
     /// Connects to the target.
     Forward,
     /// These bytes are the answer; then it closes.
@@ -29,7 +29,7 @@ pub struct Proxy {
 }
 
 struct State {
-    conduct: Conduct,
+    conduct: ProxyBehavior,
     /// The value that `Proxy-Authorization` must have.
     authorization: Option<String>,
     targets: BTreeMap<String, u16>,
@@ -52,7 +52,7 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let state = State {
-            conduct: Conduct::Forward,
+            conduct: ProxyBehavior::Forward,
             authorization: None,
             targets: targets.iter().map(|(name, port)| ((*name).to_owned(), *port)).collect(),
             heads: Vec::new(),
@@ -93,7 +93,7 @@ impl Proxy {
     }
 
     /// What it does with all later requests.
-    pub fn set_conduct(&self, conduct: Conduct) {
+    pub fn set_behavior(&self, conduct: ProxyBehavior) {
         self.shared.lock().conduct = conduct;
     }
 
@@ -155,13 +155,13 @@ fn serve(mut client: &TcpStream, shared: &Shared) -> io::Result<()> {
     let refusal = |status: &str| format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").into_bytes();
     let given = head.lines().find_map(|line| line.strip_prefix("Proxy-Authorization: "));
     let most = match conduct {
-        Conduct::Answer(bytes) => return client.write_all(&bytes),
-        Conduct::Hang => return client.read(&mut first).map(drop),
+        ProxyBehavior::Answer(bytes) => return client.write_all(&bytes),
+        ProxyBehavior::Hang => return client.read(&mut first).map(drop),
         _ if authorization.is_some() && authorization.as_deref() != given => {
             return client.write_all(&refusal("407 Proxy Authentication Required"));
         }
-        Conduct::CutAfter(bytes) => bytes,
-        Conduct::Forward => usize::MAX,
+        ProxyBehavior::CutAfter(bytes) => bytes,
+        ProxyBehavior::Forward => usize::MAX,
     };
     let Some(port) = port else { return client.write_all(&refusal("502 Bad Gateway")) };
     let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;

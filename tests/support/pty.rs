@@ -1,4 +1,4 @@
-//! A program at a terminal: what a person would type, and what would be on the screen.
+//! A program at a terminal: the input of a user, and the text on the screen.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -62,7 +62,7 @@ impl Pty {
                 return;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "waited in vain for {text:?} on the screen: {:?}", self.seen);
+            assert!(!left.is_zero(), "timed out waiting for {text:?} on the screen: {:?}", self.seen);
             assert!(self.read(left), "the program ended before {text:?}: {:?}", self.seen);
         }
     }
@@ -76,7 +76,7 @@ impl Pty {
         })
     }
 
-    /// False: nobody has the terminal any more.
+    /// False: no process has the terminal any more.
     fn read(&mut self, limit: Duration) -> bool {
         let limit = Timespec::try_from(limit).expect("a short time");
         let ready = poll(&mut [PollFd::new(&self.screen, PollFlags::IN)], Some(&limit));

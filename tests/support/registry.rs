@@ -1,5 +1,5 @@
 //! An image registry on loopback that serves the local busybox image under every name. It can
-//! ask for a password, and it can hold its answers until the test lets them go.
+//! ask for a password, and it can delay its responses until the test releases them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -74,7 +74,7 @@ impl Registry {
         self.state(|state| state.held = true);
     }
 
-    /// Lets go what was held.
+    /// Releases the delayed pulls.
     pub fn let_go(&self) {
         self.state(|state| state.held = false);
     }
@@ -85,7 +85,7 @@ impl Registry {
     }
 
     /// When an image was asked for.
-    pub fn asked(&self, name: &str) -> Vec<Instant> {
+    pub fn received(&self, name: &str) -> Vec<Instant> {
         self.state(|state| state.asked.iter().filter(|(asked, _)| asked == name).map(|(_, at)| *at).collect())
     }
 }

@@ -50,7 +50,7 @@ impl Authority {
         self.issue_as(user, groups, year, &[])
     }
 
-    /// One by which a server, and no client, shows who it is.
+    /// A certificate for servers, not for clients.
     pub fn issue_for_servers(&self, user: &str, groups: &[&str]) -> Identity {
         self.issue_as(user, groups, 2100, &[ExtendedKeyUsagePurpose::ServerAuth])
     }
@@ -80,11 +80,11 @@ impl Authority {
     }
 }
 
-/// Trusts any server: what it shows is looked at apart.
+/// Accepts any server: tests check its certificate themselves.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct AcceptAnyServer(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AcceptAnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -182,14 +182,14 @@ impl TlsClient {
             .with_protocol_versions(versions)
             .expect("versions that are known")
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody(provider)));
+            .with_custom_certificate_verifier(Arc::new(AcceptAnyServer(provider)));
         let config = match identity {
             None => builder.with_no_client_auth(),
             Some(identity) => {
                 let chain = CertificateDer::pem_slice_iter(identity.certificate.as_bytes());
                 let chain = chain.collect::<Result<Vec<_>, _>>().expect("a certificate");
                 let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("a key");
-                builder.with_client_auth_cert(chain, key).expect("certificate and key fit")
+                builder.with_client_auth_cert(chain, key).expect("certificate and key match")
             }
         };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -294,7 +294,7 @@ impl Connection {
             body.resize(length.parse().map_err(io::Error::other)?, 0);
             incoming.read_exact(&mut body)?;
         } else {
-            // An end without farewell is one, too.
+            // An end without a close_notify is an end, too.
             let _ = incoming.read_to_end(&mut body);
         }
         Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned(), head })

@@ -1,34 +1,34 @@
-//! Bounded waiting for what a test cannot be told about: it looks at the condition itself,
-//! often, and fails with the condition's name when the deadline passes.
+//! Waits for a condition that has no notification: polls it often, and fails with its name when
+//! the deadline passes.
 
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Between two polls.
 const STEP: Duration = Duration::from_millis(40);
 
-/// Looks until `look` gives something; panics with `what` after `limit`.
-pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+/// Polls until `poll` returns a value; panics with `what` after `limit`.
+pub fn wait_for<T>(what: &str, limit: Duration, mut poll: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(begun.elapsed() < limit, "waited {limit:?} in vain for {what}");
-        // What takes long is looked at less often, for the sake of what it waits for.
+        assert!(begun.elapsed() < limit, "timed out after {limit:?} waiting for {what}");
+        // A long wait polls less often, to leave the processor to the agent.
         pause((begun.elapsed() / 25).clamp(STEP, STEP * 10));
     }
 }
 
-/// Looks until `look` is true; panics with `what` after `limit`.
-pub fn wait_until(what: &str, limit: Duration, mut look: impl FnMut() -> bool) {
-    wait_for(what, limit, || look().then_some(()));
+/// Polls until `poll` is true; panics with `what` after `limit`.
+pub fn wait_until(what: &str, limit: Duration, mut poll: impl FnMut() -> bool) {
+    wait_for(what, limit, || poll().then_some(()));
 }
 
-/// Looks for the whole of `span` and panics with `what` as soon as `look` is false.
-pub fn holds_for(what: &str, span: Duration, mut look: impl FnMut() -> bool) {
+/// Polls for the whole of `span` and panics with `what` as soon as `poll` is false.
+pub fn holds_for(what: &str, span: Duration, mut poll: impl FnMut() -> bool) {
     let begun = Instant::now();
     while begun.elapsed() < span {
-        assert!(look(), "did not hold for {span:?}: {what}");
+        assert!(poll(), "did not hold for {span:?}: {what}");
         pause(STEP * 2);
     }
 }

@@ -1,5 +1,5 @@
 //! Web servers for tests: what probes, hooks and image pulls talk to. Each connection has a
-//! thread of its own, so that a held answer holds nobody else.
+//! thread of its own, so that a delayed response delays no other client.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
-/// What a client asked.
+/// A request of a client.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub method: String,
@@ -28,7 +28,7 @@ impl Request {
     }
 }
 
-/// What a server answers.
+/// A response of the server.
 #[derive(Debug, Clone, Default)]
 pub struct Reply {
     pub status: u16,
@@ -71,14 +71,14 @@ impl Server {
                 let Ok(stream) = stream else { continue };
                 let answer = Arc::clone(&answer);
                 let serving = spawn("t/web/conn", Stack::Large, OnDeath::Nobody, move |_| {
-                    // A client that goes away in the middle is its own affair.
+                    // A client may disconnect at any time, which is no error.
                     let _ = serve(stream, answer.as_ref());
                 });
                 open.extend(serving);
             }
         })
         .expect("a thread");
-        // Whoever waits in `accept` is woken by a connection.
+        // A connection wakes the thread that waits in `accept`.
         let running = running.with_waker(Box::new(move || {
             let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         }));
@@ -93,7 +93,7 @@ fn serve(mut stream: TcpStream, answer: &(dyn Fn(&Request) -> Reply + Send + Syn
     while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte)? == 1 {
         head.push(byte[0]);
         if head == [0x16] {
-            // Somebody tries TLS first: answered as a plain server does.
+            // A client that tries TLS first: answered as a plain server does.
             return stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
         }
     }
@@ -123,7 +123,7 @@ fn serve(mut stream: TcpStream, answer: &(dyn Fn(&Request) -> Reply + Send + Syn
     Ok(())
 }
 
-/// A server of fixed answers by path that remembers what it was asked.
+/// A server of fixed answers by path that records its requests.
 pub struct Web {
     pub port: u16,
     answers: Arc<Mutex<BTreeMap<String, Reply>>>,
@@ -151,7 +151,7 @@ impl Web {
     }
 
     /// The requests for a path so far.
-    pub fn asked(&self, path: &str) -> Vec<Request> {
+    pub fn received(&self, path: &str) -> Vec<Request> {
         let asked = self.asked.lock().expect("no holder panics");
         asked.iter().filter(|request| request.path == path).cloned().collect()
     }

@@ -42,7 +42,7 @@ fn found(text: &str, unwanted: &[String]) -> Vec<(usize, String)> {
     found
 }
 
-/// A document without the names of tests in it (`attacks::nobody_takes_all_streams`), which are
+/// A document without the names of tests in it (`attacks::one_client_cannot_use_all_streams`), which are
 /// counted where the tests are. Lines stay lines.
 fn without_test_names(text: &str) -> String {
     let words =

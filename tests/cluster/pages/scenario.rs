@@ -1,12 +1,12 @@
-//! The pods that both nodes run: every kind of thing that a series may be about.
+//! The pods that both nodes run: every kind of object that a series may describe.
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, condition, pod, text};
+use crate::joined::{JoinedNode, condition, pod, text};
 use crate::support::manifest::push;
 use crate::support::node::{FOREVER, busybox};
 
-/// How a pod is to be seen before anything is compared.
+/// The state of a pod that the comparison waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shown {
     /// All of its containers run and are ready.
@@ -23,7 +23,7 @@ pub(super) enum Shown {
 
 /// One pod of the scenario.
 pub(super) struct Part {
-    /// Its name, to which that of the node is added.
+    /// Its name, to which the name of the node is appended.
     pub(super) name: &'static str,
     pub(super) shown: Shown,
     manifest: Value,
@@ -86,7 +86,7 @@ fn disk() -> String {
     std::env::var("TMPDIR").unwrap_or_else(|_| "/tmp".to_owned())
 }
 
-/// All of them; a static pod comes beside them.
+/// All of them; in addition there is a static pod.
 pub(super) fn parts() -> Vec<Part> {
     let file = "until [ -e /data/x ]; do sleep 0.1; done";
     let sidecar = with(busybox("side", FOREVER), "restartPolicy", json!("Always"));
@@ -188,8 +188,8 @@ impl Shown {
     }
 }
 
-/// Waits until every pod is as it is to be.
-pub(super) fn wait(joined: &Joined<'_>) {
+/// Waits until every pod is in its expected state.
+pub(super) fn wait(joined: &JoinedNode<'_>) {
     for part in parts() {
         joined
             .wait_pod(&part.name_on(&joined.name), &format!("{:?}", part.shown), |pod| part.shown.holds(pod));
@@ -206,8 +206,8 @@ pub(super) fn objects(node: &str) -> [Value; 2] {
     [map, secret]
 }
 
-/// Creates all of it on a node.
-pub(super) fn start(joined: &Joined<'_>) {
+/// Creates all of them on a node.
+pub(super) fn start(joined: &JoinedNode<'_>) {
     for object in objects(&joined.name) {
         joined.plane.apply(&object);
     }

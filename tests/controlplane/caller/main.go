@@ -277,7 +277,7 @@ func (c *caller) forward(target, port string) error {
 			return err
 		}
 		count, err := fetch(connection, c.path)
-		// Whoever ends it takes a while, which is none of the bytes.
+		// The end of the stream takes a while, which is not part of the transfer.
 		tell(begun, count)
 		connection.Close()
 		if err != nil {

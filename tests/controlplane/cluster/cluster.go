@@ -25,7 +25,7 @@ const (
 	serviceRange   = "10.96.0.0/16"
 	firstService   = "10.96.0.1"
 	bootstrapGroup = "system:bootstrappers:coracle:joining-nodes"
-	// A slow machine with a full house; whoever needs it has mostly failed anyway.
+	// For a slow machine with all components; a start that takes so long has mostly failed anyway.
 	patience = 120 * time.Second
 )
 
@@ -200,7 +200,7 @@ func (c *cluster) etcdFlags() []string {
 		"--client-cert-auth", "--trusted-ca-file=" + authority, "--cert-file=" + cert, "--key-file=" + key,
 		"--peer-client-cert-auth", "--peer-trusted-ca-file=" + authority,
 		"--peer-cert-file=" + cert, "--peer-key-file=" + key,
-		// Nobody wants this data after a power cut.
+		// This data is not needed after a power failure.
 		"--unsafe-no-fsync", "--log-level=warn",
 	}
 }
@@ -317,7 +317,7 @@ func poll(until context.Context, what string, try func() error) error {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("waited %v in vain for %s: %w", patience, what, err)
+			return fmt.Errorf("timed out after %v waiting for %s: %w", patience, what, err)
 		}
 		select {
 		case <-until.Done():

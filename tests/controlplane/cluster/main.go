@@ -136,7 +136,7 @@ func run(dir string, args []string) error {
 			for input.Scan() {
 				lines <- input.Text()
 			}
-			// Whoever wanted this is no more.
+			// The parent process has ended.
 			end()
 		}()
 	}

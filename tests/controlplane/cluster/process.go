@@ -77,7 +77,7 @@ func (p *component) pid() (int, error) {
 	return p.command.Process.Pid, nil
 }
 
-// LastWords is the end of the log, for an error that somebody has to understand.
+// LastWords is the end of the log, for the message of an error.
 func (p *component) lastWords() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {

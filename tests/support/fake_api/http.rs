@@ -5,9 +5,9 @@ use std::net::TcpStream;
 
 use serde_json::Value;
 
-/// What a client asked.
+/// A request of a client.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct ReceivedRequest {
     pub method: String,
     /// Path and query as sent.
     pub uri: String,
@@ -17,7 +17,7 @@ pub struct Asked {
     pub body: Value,
 }
 
-impl Asked {
+impl ReceivedRequest {
     /// Without the query.
     pub fn path(&self) -> String {
         unescape(self.uri.split('?').next().unwrap_or_default())
@@ -56,18 +56,18 @@ fn unescape(text: &str) -> String {
 }
 
 /// Answers the requests of a connection one after the other.
-pub(super) fn serve(socket: TcpStream, answer: impl Fn(Asked, &mut TcpStream) -> bool) {
+pub(super) fn serve(socket: TcpStream, answer: impl Fn(ReceivedRequest, &mut TcpStream) -> bool) {
     let mut writer = socket.try_clone().unwrap();
     let mut reader = BufReader::new(socket);
-    while let Some(asked) = request(&mut reader) {
-        if !answer(asked, &mut writer) {
+    while let Some(request) = request(&mut reader) {
+        if !answer(request, &mut writer) {
             break;
         }
     }
     let _ = writer.shutdown(std::net::Shutdown::Both);
 }
 
-fn request(reader: &mut BufReader<TcpStream>) -> Option<Asked> {
+fn request(reader: &mut BufReader<TcpStream>) -> Option<ReceivedRequest> {
     let mut line = String::new();
     reader.read_line(&mut line).ok().filter(|count| *count > 0)?;
     let mut words = line.split_whitespace();
@@ -87,7 +87,7 @@ fn request(reader: &mut BufReader<TcpStream>) -> Option<Asked> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
     let body = if length == 0 { Value::Null } else { serde_json::from_slice(&body).unwrap() };
-    Some(Asked { method, uri, headers, body })
+    Some(ReceivedRequest { method, uri, headers, body })
 }
 
 /// Sends an answer; whether the connection is fit for another.

@@ -1,5 +1,5 @@
-//! An API server on loopback: objects in memory, lists, watches with bookmarks, and faults
-//! on order. It speaks real HTTP/1.1 and answers as the real one does where it matters.
+//! An API server on loopback: objects in memory, lists, watches with bookmarks, and requested
+//! faults. It speaks real HTTP/1.1 and answers as the real one does where it matters.
 //! Each connection has a thread of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -19,24 +19,24 @@ use coracle::transport::api::{Endpoint, Roots};
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
-pub use http::Asked;
+pub use http::ReceivedRequest;
 pub use store::{Path, Store};
 
-/// A fault, and when it strikes.
+/// A fault, and the requests that it applies to.
 #[derive(Debug, Clone)]
 pub struct Fault {
     /// `GET`, `POST` and so on; empty: any.
     pub method: &'static str,
     /// The request's path and query contain this.
     pub path: String,
-    /// So many requests are struck, then it is over.
+    /// The fault applies to so many requests.
     pub times: usize,
-    pub what: What,
+    pub what: FaultResponse,
 }
 
-/// What a struck request gets.
+/// What a request gets that a fault applies to.
 #[derive(Debug, Clone)]
-pub enum What {
+pub enum FaultResponse {
     /// An error, with `Retry-After` in seconds if there is one.
     Status(u16, &'static str, Option<u32>),
     /// The connection closes without an answer.
@@ -51,20 +51,20 @@ pub enum What {
     HalfLine(String),
     /// A watch of these bytes, which then stays silent.
     ThenSilence(String),
-    /// The usual answer, so much later.
+    /// The usual response, after this delay.
     Late(Duration),
-    /// What is asked is done, but the connection closes without an answer.
+    /// The request is executed, but the connection closes without a response.
     Lost,
 }
 
 impl Fault {
-    /// Strikes once.
-    pub fn once(method: &'static str, path: &str, what: What) -> Fault {
+    /// Applies once.
+    pub fn once(method: &'static str, path: &str, what: FaultResponse) -> Fault {
         Fault { method, path: path.to_owned(), times: 1, what }
     }
 
-    /// Strikes again and again.
-    pub fn always(method: &'static str, path: &str, what: What) -> Fault {
+    /// Applies until it is removed.
+    pub fn always(method: &'static str, path: &str, what: FaultResponse) -> Fault {
         Fault { method, path: path.to_owned(), times: usize::MAX, what }
     }
 }
@@ -82,7 +82,7 @@ pub struct FakeApi {
 struct State {
     store: Store,
     faults: Vec<Fault>,
-    asked: VecDeque<Asked>,
+    received: VecDeque<ReceivedRequest>,
     sockets: Vec<TcpStream>,
     /// Counts the orders to end all watches.
     watch_era: u64,
@@ -109,8 +109,8 @@ impl Shared {
 }
 
 impl FakeApi {
-    /// An empty one, on a port that nobody else gets while it is down. One that the kernel
-    /// chooses would be anybody's then.
+    /// An empty one, on a port that no other server gets while this one is down. A port that the
+    /// kernel chooses would be free for others then.
     pub fn start() -> FakeApi {
         // Below the kernel's, and between those of the control planes and those of the nodes.
         static NEXT: AtomicU16 = AtomicU16::new(17_000);
@@ -152,7 +152,7 @@ impl FakeApi {
                 own.lock().sockets.push(socket.try_clone().unwrap());
                 let shared = Arc::clone(&own);
                 let thread = spawn("fake-api/conn", Stack::Large, OnDeath::Nobody, move |_| {
-                    http::serve(socket, |asked, socket| shared.answer(asked, socket));
+                    http::serve(socket, |request, socket| shared.answer(request, socket));
                 });
                 let mut threads = own.threads.lock().unwrap_or_else(PoisonError::into_inner);
                 threads.retain(|thread| !thread.is_finished());
@@ -190,8 +190,8 @@ impl FakeApi {
         self.shared.changed.notify_all();
     }
 
-    /// Comes back from a backup: statuses of pods are lost, and so is all history; versions
-    /// begin anew with small numbers. Watches of greater ones are silent.
+    /// Restores a backup: statuses of pods and all history are lost, and versions restart at small
+    /// numbers. Watches of greater ones are silent.
     pub fn restore(&self) {
         let mut state = self.shared.lock();
         state.store.restore();
@@ -207,8 +207,8 @@ impl FakeApi {
     }
 
     /// Every event comes twice, and once more after others.
-    pub fn stutter(&self, stutters: bool) {
-        self.shared.lock().store.stutters = stutters;
+    pub fn repeat_events(&self, repeats_events: bool) {
+        self.shared.lock().store.repeats_events = repeats_events;
     }
 
     /// So many objects on a page of a list at the most.
@@ -237,7 +237,7 @@ impl FakeApi {
 
     /// How many requests came so far.
     pub fn requests(&self) -> usize {
-        self.shared.lock().asked.len()
+        self.shared.lock().received.len()
     }
 
     /// `http://address:port`.
@@ -291,33 +291,34 @@ impl FakeApi {
         self.shared.lock().reviewer = Some(Arc::new(by));
     }
 
-    /// Orders a fault; earlier ones strike first.
+    /// Adds a fault; earlier ones apply first.
     pub fn fault(&self, fault: Fault) {
         self.shared.lock().faults.push(fault);
     }
 
     /// No more faults.
-    pub fn heal(&self) {
+    pub fn clear_faults(&self) {
         self.shared.lock().faults.clear();
         self.shared.changed.notify_all();
     }
 
     /// Every request so far.
-    pub fn asked(&self) -> Vec<Asked> {
-        self.shared.lock().asked.iter().cloned().collect()
+    pub fn received(&self) -> Vec<ReceivedRequest> {
+        self.shared.lock().received.iter().cloned().collect()
     }
 
     /// Waits until as many requests that `wanted` takes have come, and returns them.
-    pub fn wait_for(&self, count: usize, wanted: impl Fn(&Asked) -> bool) -> Vec<Asked> {
+    pub fn wait_for(&self, count: usize, wanted: impl Fn(&ReceivedRequest) -> bool) -> Vec<ReceivedRequest> {
         let until = Instant::now() + Duration::from_secs(60);
         let mut state = self.shared.lock();
         loop {
-            let found: Vec<Asked> = state.asked.iter().filter(|asked| wanted(asked)).cloned().collect();
+            let found: Vec<ReceivedRequest> =
+                state.received.iter().filter(|request| wanted(request)).cloned().collect();
             if found.len() >= count {
                 return found;
             }
             let left = until.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "{count} wanted, these came: {:#?}", state.asked);
+            assert!(!left.is_zero(), "{count} wanted, these came: {:#?}", state.received);
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -372,12 +373,13 @@ pub fn status(code: u16, reason: &str, message: &str) -> Value {
 
 impl Shared {
     /// Answers one request; `false` ends the connection.
-    fn answer(&self, asked: Asked, socket: &mut TcpStream) -> bool {
+    fn answer(&self, request: ReceivedRequest, socket: &mut TcpStream) -> bool {
         let fault = {
             let mut state = self.lock();
-            state.asked.push_back(asked.clone());
+            state.received.push_back(request.clone());
             let struck = state.faults.iter().position(|fault| {
-                (fault.method.is_empty() || fault.method == asked.method) && asked.uri.contains(&fault.path)
+                (fault.method.is_empty() || fault.method == request.method)
+                    && request.uri.contains(&fault.path)
             });
             struck.and_then(|at| {
                 let fault = state.faults.get_mut(at)?;
@@ -393,25 +395,25 @@ impl Shared {
         drop(self.thawed(self.lock()));
         match fault {
             None => {}
-            Some(What::Late(span)) => self.wait(span),
-            Some(What::Lost) => {
-                let _ = self.lock().store.answer(&asked);
+            Some(FaultResponse::Late(span)) => self.wait(span),
+            Some(FaultResponse::Lost) => {
+                let _ = self.lock().store.answer(&request);
                 self.changed.notify_all();
                 return false;
             }
-            Some(what) => return self.strike(&what, socket),
+            Some(what) => return self.apply_fault(&what, socket),
         }
-        if asked.is_watch() {
-            return self.watch(&asked, socket);
+        if request.is_watch() {
+            return self.watch(&request, socket);
         }
-        let reviewer = self.lock().reviewer.clone().filter(|_| asked.path().ends_with("reviews"));
+        let reviewer = self.lock().reviewer.clone().filter(|_| request.path().ends_with("reviews"));
         let (code, body) = match reviewer {
             Some(reviewer) => {
-                let mut review = asked.body.clone();
-                review["status"] = reviewer(&asked.body);
+                let mut review = request.body.clone();
+                review["status"] = reviewer(&request.body);
                 (201, review)
             }
-            None => self.lock().store.answer(&asked),
+            None => self.lock().store.answer(&request),
         };
         self.changed.notify_all();
         http::send(socket, code, None, &body.to_string())
@@ -434,31 +436,31 @@ impl Shared {
         }
     }
 
-    fn strike(&self, what: &What, socket: &mut TcpStream) -> bool {
+    fn apply_fault(&self, what: &FaultResponse, socket: &mut TcpStream) -> bool {
         let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
         match what {
-            What::Status(code, reason, after) => {
+            FaultResponse::Status(code, reason, after) => {
                 let body = status(*code, reason, &format!("made up: {reason}"));
                 http::send(socket, *code, *after, &body.to_string())
             }
-            What::Cut | What::Late(_) | What::Lost => false,
-            What::Hang => self.until_stopped(),
-            What::Raw(bytes) => {
+            FaultResponse::Cut | FaultResponse::Late(_) | FaultResponse::Lost => false,
+            FaultResponse::Hang => self.until_stopped(),
+            FaultResponse::Raw(bytes) => {
                 let _ = socket.write_all(bytes);
                 false
             }
-            What::Lines(lines) => {
+            FaultResponse::Lines(lines) => {
                 let mut fine = socket.write_all(head.as_bytes()).is_ok();
                 for line in lines {
                     fine = fine && http::chunk(socket, &format!("{line}\n"));
                 }
                 fine && socket.write_all(b"0\r\n\r\n").is_ok()
             }
-            What::HalfLine(text) => {
+            FaultResponse::HalfLine(text) => {
                 let _ = socket.write_all(head.as_bytes()).is_ok() && http::chunk(socket, text);
                 false
             }
-            What::ThenSilence(text) => {
+            FaultResponse::ThenSilence(text) => {
                 let _ = socket.write_all(head.as_bytes()).is_ok() && http::chunk(socket, text);
                 self.until_stopped()
             }
@@ -473,11 +475,11 @@ impl Shared {
         false
     }
 
-    fn watch(&self, asked: &Asked, socket: &mut TcpStream) -> bool {
-        let path = Path::parse(&asked.path()).unwrap();
+    fn watch(&self, request: &ReceivedRequest, socket: &mut TcpStream) -> bool {
+        let path = Path::parse(&request.path()).unwrap();
         let state = self.lock();
         let era = state.watch_era;
-        let (mut lines, mut at) = match state.store.open_watch(&path, asked) {
+        let (mut lines, mut at) = match state.store.open_watch(&path, request) {
             Ok(opened) => opened,
             Err((code, body)) => {
                 drop(state);
@@ -501,7 +503,7 @@ impl Shared {
                 if state.stopped {
                     return false;
                 }
-                match state.store.news(&path, asked, &mut at) {
+                match state.store.news(&path, request, &mut at) {
                     Ok(news) if !news.is_empty() => {
                         lines = news;
                         break;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::http::Asked;
+use super::http::ReceivedRequest;
 use super::status;
 
 /// Where an object or a collection is.
@@ -79,7 +79,7 @@ impl Path {
 }
 
 /// One change.
-struct Past {
+struct StoredChange {
     version: u64,
     path: Path,
     before: Option<Value>,
@@ -90,13 +90,13 @@ struct Past {
 pub struct Store {
     version: u64,
     objects: BTreeMap<Path, Value>,
-    past: Vec<Past>,
+    past: Vec<StoredChange>,
     /// What lies before is forgotten.
     oldest: u64,
     /// Versions at which bookmarks were sent.
     bookmarks: u64,
     /// Events come twice, and once more after others.
-    pub stutters: bool,
+    pub repeats_events: bool,
     /// The longest page of a list, whatever is asked for.
     pub page: Option<usize>,
     /// How long tokens live, whatever is asked for.
@@ -105,12 +105,12 @@ pub struct Store {
 }
 
 /// How far a watch has come.
-pub struct At {
+pub struct WatchPosition {
     version: u64,
     bookmarks: u64,
 }
 
-type Answer = (u16, Value);
+type Response = (u16, Value);
 
 impl Store {
     pub fn get(&self, path: &Path) -> Option<&Value> {
@@ -142,7 +142,12 @@ impl Store {
             meta["creationTimestamp"] = json!(Timestamp::from_second(seconds).unwrap().to_string());
         }
         self.objects.insert(key.clone(), object.clone());
-        self.past.push(Past { version: self.version, path: key, before, after: Some(object.clone()) });
+        self.past.push(StoredChange {
+            version: self.version,
+            path: key,
+            before,
+            after: Some(object.clone()),
+        });
         object
     }
 
@@ -151,7 +156,12 @@ impl Store {
         let mut before = self.objects.remove(&key)?;
         self.version += 1;
         before["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        self.past.push(Past { version: self.version, path: key, before: Some(before.clone()), after: None });
+        self.past.push(StoredChange {
+            version: self.version,
+            path: key,
+            before: Some(before.clone()),
+            after: None,
+        });
         Some(before)
     }
 
@@ -188,38 +198,38 @@ impl Store {
     }
 
     /// Anything but a watch.
-    pub fn answer(&mut self, asked: &Asked) -> Answer {
-        let Some(path) = Path::parse(&asked.path()) else {
+    pub fn answer(&mut self, request: &ReceivedRequest) -> Response {
+        let Some(path) = Path::parse(&request.path()) else {
             return (404, status(404, "NotFound", "the server could not find the requested resource"));
         };
-        match asked.method.as_str() {
-            "GET" if path.name.is_empty() => self.list(&path, asked),
+        match request.method.as_str() {
+            "GET" if path.name.is_empty() => self.list(&path, request),
             "GET" => match self.get(&path) {
                 Some(object) => (200, object.clone()),
                 None => not_found(&path),
             },
-            "POST" if path.subresource == "token" => (201, self.token(&path, &asked.body)),
-            "POST" => self.create(&path, asked.body.clone()),
-            "PUT" => self.update(&path, &asked.body, |_, new| new.clone()),
-            "PATCH" => self.update(&path, &asked.body, |old, patch| {
+            "POST" if path.subresource == "token" => (201, self.token(&path, &request.body)),
+            "POST" => self.create(&path, request.body.clone()),
+            "PUT" => self.update(&path, &request.body, |_, new| new.clone()),
+            "PATCH" => self.update(&path, &request.body, |old, patch| {
                 let mut new = old.clone();
                 merge(&mut new, patch, "");
                 new
             }),
-            "DELETE" => self.delete(&path, &asked.body),
+            "DELETE" => self.delete(&path, &request.body),
             _ => (405, status(405, "MethodNotAllowed", "the server does not allow this method")),
         }
     }
 
-    fn list(&self, path: &Path, asked: &Asked) -> Answer {
-        let all: Vec<Value> = self.selected(path, asked).cloned().collect();
-        let limit: usize = asked.parameter("limit").parse().unwrap_or(usize::MAX);
-        let start: usize = asked.parameter("continue").parse().unwrap_or(0);
+    fn list(&self, path: &Path, request: &ReceivedRequest) -> Response {
+        let all: Vec<Value> = self.selected(path, request).cloned().collect();
+        let limit: usize = request.parameter("limit").parse().unwrap_or(usize::MAX);
+        let start: usize = request.parameter("continue").parse().unwrap_or(0);
         // As the real one: a list at "0" comes whole from a cache.
-        let limit = if asked.parameter("resourceVersion") == "0" { usize::MAX } else { limit };
+        let limit = if request.parameter("resourceVersion") == "0" { usize::MAX } else { limit };
         // Some stores page whatever is asked for, as long as pages are.
         let limit = match self.page {
-            Some(page) if !asked.parameter("limit").is_empty() => page,
+            Some(page) if !request.parameter("limit").is_empty() => page,
             _ => limit,
         };
         let end = start.saturating_add(limit).min(all.len());
@@ -238,14 +248,18 @@ impl Store {
         (200, json!({"kind": kind, "apiVersion": path.api_version(), "metadata": meta, "items": items}))
     }
 
-    fn selected<'a>(&'a self, path: &'a Path, asked: &'a Asked) -> impl Iterator<Item = &'a Value> {
+    fn selected<'a>(
+        &'a self,
+        path: &'a Path,
+        request: &'a ReceivedRequest,
+    ) -> impl Iterator<Item = &'a Value> {
         self.objects
             .iter()
-            .filter(|(key, object)| path.holds(key) && matches(asked, object))
+            .filter(|(key, object)| path.holds(key) && matches(request, object))
             .map(|(_, object)| object)
     }
 
-    fn create(&mut self, path: &Path, object: Value) -> Answer {
+    fn create(&mut self, path: &Path, object: Value) -> Response {
         let mut name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         if name.is_empty() {
             name = format!(
@@ -267,7 +281,7 @@ impl Store {
         (201, self.put(&path, object))
     }
 
-    fn update(&mut self, path: &Path, body: &Value, make: impl Fn(&Value, &Value) -> Value) -> Answer {
+    fn update(&mut self, path: &Path, body: &Value, make: impl Fn(&Value, &Value) -> Value) -> Response {
         let Some(old) = self.get(path).cloned() else { return not_found(path) };
         for (field, wanted) in
             [("resourceVersion", &body["metadata"]["resourceVersion"]), ("uid", &body["metadata"]["uid"])]
@@ -295,7 +309,7 @@ impl Store {
         (200, self.put(path, new))
     }
 
-    pub fn delete(&mut self, path: &Path, options: &Value) -> Answer {
+    pub fn delete(&mut self, path: &Path, options: &Value) -> Response {
         let Some(mut old) = self.get(path).cloned() else { return not_found(path) };
         let wanted = &options["preconditions"]["uid"];
         if wanted.is_string() && *wanted != old["metadata"]["uid"] {
@@ -333,21 +347,25 @@ impl Store {
     }
 
     /// The first lines of a watch.
-    pub fn open_watch(&self, path: &Path, asked: &Asked) -> Result<(Vec<String>, At), Answer> {
-        let wanted = asked.parameter("resourceVersion");
+    pub fn open_watch(
+        &self,
+        path: &Path,
+        request: &ReceivedRequest,
+    ) -> Result<(Vec<String>, WatchPosition), Response> {
+        let wanted = request.parameter("resourceVersion");
         let from: u64 = wanted.parse().unwrap_or(0);
         if from > 0 && from < self.oldest {
             let text = format!("too old resource version: {from} ({})", self.oldest);
             return Err((410, status(410, "Expired", &text)));
         }
-        let at = At { version: self.version, bookmarks: self.bookmarks };
+        let at = WatchPosition { version: self.version, bookmarks: self.bookmarks };
         let mut lines = Vec::new();
-        if asked.parameter("sendInitialEvents") == "true" {
+        if request.parameter("sendInitialEvents") == "true" {
             if from > self.version {
                 let text = format!("Too large resource version: {from}, current: {}", self.version);
                 return Err((504, status(504, "Timeout", &text)));
             }
-            lines.extend(self.selected(path, asked).map(|object| line("ADDED", object)));
+            lines.extend(self.selected(path, request).map(|object| line("ADDED", object)));
             let meta = json!({"resourceVersion": self.version.to_string(),
                 "annotations": {"k8s.io/initial-events-end": "true"}});
             lines.push(line(
@@ -357,21 +375,26 @@ impl Store {
             return Ok((lines, at));
         }
         if from == 0 {
-            lines.extend(self.selected(path, asked).map(|object| line("ADDED", object)));
+            lines.extend(self.selected(path, request).map(|object| line("ADDED", object)));
             return Ok((lines, at));
         }
-        Ok((lines, At { version: from, ..at }))
+        Ok((lines, WatchPosition { version: from, ..at }))
     }
 
     /// What happened since.
-    pub fn news(&self, path: &Path, asked: &Asked, at: &mut At) -> Result<Vec<String>, Value> {
+    pub fn news(
+        &self,
+        path: &Path,
+        request: &ReceivedRequest,
+        at: &mut WatchPosition,
+    ) -> Result<Vec<String>, Value> {
         if at.version < self.oldest {
             return Err(status(410, "Expired", "too old resource version"));
         }
         let mut lines = Vec::new();
         for past in self.past.iter().filter(|past| past.version > at.version && path.holds(&past.path)) {
-            let before = past.before.as_ref().filter(|object| matches(asked, object));
-            let after = past.after.as_ref().filter(|object| matches(asked, object));
+            let before = past.before.as_ref().filter(|object| matches(request, object));
+            let after = past.after.as_ref().filter(|object| matches(request, object));
             match (before, after) {
                 (None, Some(object)) => lines.push(line("ADDED", object)),
                 (Some(_), Some(object)) => lines.push(line("MODIFIED", object)),
@@ -380,10 +403,10 @@ impl Store {
             }
         }
         at.version = at.version.max(self.version);
-        if self.stutters && !lines.is_empty() {
+        if self.repeats_events && !lines.is_empty() {
             lines.extend(lines.clone());
             // Of what is there, an event that others have overtaken.
-            let old = self.objects.iter().find(|(key, object)| path.holds(key) && matches(asked, object));
+            let old = self.objects.iter().find(|(key, object)| path.holds(key) && matches(request, object));
             lines.extend(old.map(|(_, object)| line("MODIFIED", object)));
         }
         if at.bookmarks != self.bookmarks {
@@ -402,12 +425,12 @@ fn line(kind: &str, object: &Value) -> String {
     json!({"type": kind, "object": object}).to_string()
 }
 
-fn not_found(path: &Path) -> Answer {
+fn not_found(path: &Path) -> Response {
     (404, status(404, "NotFound", &format!("{} \"{}\" not found", path.plural, path.name)))
 }
 
 /// Whether an object is selected: equalities and inequalities, by commas.
-fn matches(asked: &Asked, object: &Value) -> bool {
+fn matches(request: &ReceivedRequest, object: &Value) -> bool {
     let all = |text: String, value: &dyn Fn(&str) -> String| {
         text.split(',').filter(|term| !term.is_empty()).all(|term| match term.split_once("!=") {
             Some((key, unwanted)) => value(key) != unwanted,
@@ -421,7 +444,7 @@ fn matches(asked: &Asked, object: &Value) -> bool {
         found.and_then(Value::as_str).unwrap_or_default().to_owned()
     };
     let label = |name: &str| object["metadata"]["labels"][name].as_str().unwrap_or_default().to_owned();
-    all(asked.parameter("fieldSelector"), &field) && all(asked.parameter("labelSelector"), &label)
+    all(request.parameter("fieldSelector"), &field) && all(request.parameter("labelSelector"), &label)
 }
 
 /// A patch; lists that have a merge key are merged by it, others are replaced.

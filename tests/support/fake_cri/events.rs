@@ -1,5 +1,5 @@
 //! Subscribers of container events: a queue each, drained by the server's own thread. On
-//! the way there a stream can be spoiled.
+//! the way faults can be applied to a stream.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -64,7 +64,7 @@ impl Subscriber {
 pub enum StreamFault {
     #[default]
     None,
-    /// None arrives, and nobody says so.
+    /// None arrives, without an error.
     Silent,
     /// Each comes three times.
     Repeats,
@@ -72,7 +72,7 @@ pub enum StreamFault {
     Late(Duration),
     /// The newest comes first, after a while.
     Reordered,
-    /// Each comes with lies beside it: pods that do not exist, no pod at all, old states.
+    /// Each arrives with false events: unknown pods, no pod at all, old states.
     Lies,
     /// Every second one is lost.
     Loses,
@@ -80,15 +80,15 @@ pub enum StreamFault {
     Cuts(usize),
 }
 
-/// The spoiler between the state and the subscribers.
+/// Applies faults between the state and the subscribers.
 #[derive(Default)]
-pub struct Spoiler {
+pub struct StreamFaults {
     pub fault: StreamFault,
     seen: usize,
     held: Vec<(Instant, ContainerEventResponse)>,
 }
 
-impl Spoiler {
+impl StreamFaults {
     /// What is to be sent now, and whether the streams are to be ended after it.
     pub fn pass(
         &mut self,
@@ -114,14 +114,14 @@ impl Spoiler {
                         sandbox.state = Default::default();
                     }
                     let empty = ContainerEventResponse::default();
-                    let nobody =
+                    let unknown =
                         ContainerEventResponse { container_id: "0123".to_owned(), ..Default::default() };
                     let old = ContainerEventResponse {
                         created_at: -1,
                         containers_statuses: Vec::new(),
                         ..event.clone()
                     };
-                    out.extend([other, empty, nobody, old, event]);
+                    out.extend([other, empty, unknown, old, event]);
                 }
                 StreamFault::Loses => {
                     if self.seen.is_multiple_of(2) {

@@ -1,4 +1,4 @@
-//! A door that server calls wait behind without holding a thread.
+//! A gate at which server calls wait without holding a thread.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -164,22 +164,22 @@ impl FakeCri {
 
     fn misbehave(&self, method: &str, kind: Kind, message: &str, times: Option<u32>) {
         let failure = Failure { code: service::code(kind), message: message.to_owned() };
-        self.spoil(method, Misbehavior::Fail { failure, times });
+        self.add_misbehavior(method, Misbehavior::Fail { failure, times });
     }
 
-    /// The next `times` calls of `method` are carried out, but their callers are told that
-    /// the connection broke.
+    /// The next `times` calls of `method` are carried out, but their callers get an error of the
+    /// connection.
     pub fn lose_answers(&self, method: &str, times: u32) {
         let message = "Socket closed".to_owned();
         let failure = Failure { code: service::code(Kind::Unavailable), message };
-        self.spoil(method, Misbehavior::Lose { failure, times: Some(times) });
+        self.add_misbehavior(method, Misbehavior::Lose { failure, times: Some(times) });
     }
 
     /// Calls of `method` wait until the gate is opened or [`FakeCri::behave`] is called;
     /// then they are carried out.
     pub fn hang(&self, method: &str) -> Gate {
         let gate = Gate::default();
-        self.spoil(method, Misbehavior::Hang { gate: gate.clone(), times: None });
+        self.add_misbehavior(method, Misbehavior::Hang { gate: gate.clone(), times: None });
         gate
     }
 
@@ -187,21 +187,21 @@ impl FakeCri {
     /// those after it are not affected.
     pub fn hang_next(&self, method: &str) -> Gate {
         let gate = Gate::default();
-        self.spoil(method, Misbehavior::Hang { gate: gate.clone(), times: Some(1) });
+        self.add_misbehavior(method, Misbehavior::Hang { gate: gate.clone(), times: Some(1) });
         gate
     }
 
-    /// Whether the next call of `method` will be spoiled.
+    /// Whether a fault applies to the next call of `method`.
     pub fn misbehaves(&self, method: &str) -> bool {
         self.shared.misbehavior.lock().unwrap().contains_key(method)
     }
 
     /// Calls of `method` take this long.
     pub fn delay(&self, method: &str, delay: Duration) {
-        self.spoil(method, Misbehavior::Delay(delay));
+        self.add_misbehavior(method, Misbehavior::Delay(delay));
     }
 
-    /// What must never have happened, however briefly: two running instances of one container,
+    /// States that must never have occurred, however briefly: two running instances of one container,
     /// two ready sandboxes of one pod.
     pub fn alarms(&self) -> Vec<String> {
         self.shared.state.lock().unwrap().alarms.clone()
@@ -214,7 +214,7 @@ impl FakeCri {
         }
     }
 
-    fn spoil(&self, method: &str, misbehavior: Misbehavior) {
+    fn add_misbehavior(&self, method: &str, misbehavior: Misbehavior) {
         self.behave(method);
         self.shared.misbehavior.lock().unwrap().insert(method.to_owned(), misbehavior);
     }
@@ -250,14 +250,14 @@ impl FakeCri {
     pub fn wait_until(&self, what: &str, mut condition: impl FnMut(&FakeCri) -> bool) {
         let (start, pause) = (Instant::now(), StopToken::never());
         while !condition(self) {
-            assert!(start.elapsed() < PATIENCE, "waited in vain until {what}; calls: {:?}", self.calls());
+            assert!(start.elapsed() < PATIENCE, "timed out waiting until {what}; calls: {:?}", self.calls());
             let _ = pause.wait(Duration::from_millis(5));
         }
     }
 
     // ---- what is there ----
 
-    /// Looks at or changes the state directly.
+    /// Reads or changes the state directly.
     pub fn with_state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let result = {
             let mut state = self.shared.state.lock().unwrap();
@@ -278,8 +278,8 @@ impl FakeCri {
         self.shared.end_streams();
     }
 
-    /// Spoils the events from now on.
-    pub fn spoil_stream(&self, fault: StreamFault) {
+    /// Applies a fault to the events from now on.
+    pub fn set_stream_fault(&self, fault: StreamFault) {
         self.shared.spoiler.lock().unwrap().fault = fault;
     }
 

@@ -1,4 +1,4 @@
-//! The gRPC side: every call is counted, noted, perhaps spoiled, and answered from the state.
+//! The gRPC side: every call is counted, noted, perhaps failed, and answered from the state.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use futures_util::SinkExt as _;
 use grpcio::{RpcContext, RpcStatus, RpcStatusCode as Code, ServerStreamingSink, UnarySink, WriteFlags};
 use serde_json::Value;
 
-use super::events::{Spoiler, Subscriber};
+use super::events::{StreamFaults, Subscriber};
 use super::gate::Gate;
 use super::json::ToJson;
 use super::state::{Answer, Failure, State};
@@ -53,7 +53,7 @@ pub struct Entry {
     pub error: Option<Failure>,
 }
 
-/// Requests that only look; they are counted but not noted.
+/// Requests that change nothing; they are counted but not recorded.
 const LOOKS: &[&str] = &[
     "Version",
     "Status",
@@ -75,7 +75,7 @@ pub struct Shared {
     pub journal: Mutex<Vec<Entry>>,
     pub misbehavior: Mutex<HashMap<String, Misbehavior>>,
     pub subscribers: Mutex<Vec<Subscriber>>,
-    pub spoiler: Mutex<Spoiler>,
+    pub spoiler: Mutex<StreamFaults>,
     pub delayed: Mutex<Vec<coracle::util::threads::Running>>,
 }
 
@@ -125,7 +125,7 @@ impl Service {
                 (Ok(_), Some(loss)) => Err(loss),
                 (answer, _) => answer,
             };
-            // The client may be gone by now; that is its affair.
+            // The client may have disconnected by now, which is no error.
             let _ = match answer {
                 Ok(answer) => sink.success(answer).await,
                 Err(Failure { code, message }) => sink.fail(RpcStatus::with_message(code, message)).await,
@@ -135,7 +135,7 @@ impl Service {
 }
 
 impl Shared {
-    /// Hands the news to everyone who listens.
+    /// Sends new events to all subscribers.
     pub fn publish(&self) {
         let subscribers = self.subscribers.lock().unwrap();
         let news = std::mem::take(&mut self.state.lock().unwrap().news);

@@ -80,7 +80,7 @@ pub struct State {
     /// Where streams are served, `http://127.0.0.1:1234`; the command follows as a path.
     pub streams: String,
     pub writes_logs: bool,
-    /// What happened since the subscribers were last told.
+    /// Events since the subscribers last received any.
     pub news: Vec<rt::ContainerEventResponse>,
     /// See [`super::FakeCri::alarms`].
     pub alarms: Vec<String>,
@@ -204,8 +204,8 @@ impl State {
         self.news.push(event);
     }
 
-    /// Tells of every container once more, though nothing has happened.
-    pub fn repeat_news(&mut self) {
+    /// Sends an event for every container again, without a change.
+    pub fn repeat_all_events(&mut self) {
         let ids: Vec<String> = self.containers.keys().cloned().collect();
         for id in ids {
             self.tell(&id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
@@ -491,7 +491,7 @@ impl State {
     ) -> Answer<rt::StartContainerResponse> {
         let now = self.now();
         let writes_logs = self.writes_logs;
-        self.watch_for_twins(&request.container_id);
+        self.check_for_duplicates(&request.container_id);
         let container = self.container(&request.container_id)?;
         if container.status.state != rt::ContainerState::CONTAINER_CREATED.into() {
             return fail(Code::UNKNOWN, "container is in a state in which it cannot be started");
@@ -525,7 +525,7 @@ impl State {
         Ok(rt::StartContainerResponse::default())
     }
 
-    fn watch_for_twins(&mut self, id: &str) {
+    fn check_for_duplicates(&mut self, id: &str) {
         let who = |one: &Container| {
             let labels = &one.config.labels;
             Some((labels.get(POD_UID)?.clone(), labels.get(CONTAINER_NAME)?.clone()))

@@ -1,5 +1,5 @@
-//! The wire between an agent and the fake, in the hands of the test: connections pass
-//! through it byte by byte, and can be cut or spoiled in the middle of anything.
+//! A proxy between an agent and the fake, which the test controls: it copies bytes, and can cut
+//! connections or send random bytes at any point.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
-/// What no HTTP/2 peer can make sense of.
+/// Bytes that are no valid HTTP/2.
 const NOISE: [u8; 64] = [0xa5; 64];
 
 struct Connection {
@@ -66,13 +66,13 @@ impl Wire {
         cut(&mut self.open.lock().unwrap());
     }
 
-    /// Tells the agent noise on every connection. New ones are clean.
-    pub fn spoil(&self) {
+    /// Sends random bytes to the agent on every connection. New connections are not affected.
+    pub fn send_random_bytes(&self) {
         let mut open = self.open.lock().unwrap();
         for connection in open.iter_mut() {
             let _ = connection.agent.write_all(&NOISE);
         }
-        // Nobody is left to spoil it twice; the agent ends it.
+        // It is garbled only once; the agent ends it.
         open.clear();
     }
 }

@@ -17,18 +17,18 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
-use super::dice::{Dice, random_seed};
+use super::random::{Random, random_seed};
 
 /// Directories above an entry that a move chooses.
 const DEPTH: u64 = 4;
 
 /// An attack, as it is planned.
 pub struct Attack {
-    /// What is attacked. It may vanish and come back. Not a link.
+    /// The attacked directory. It may be removed and created again. Not a link.
     pub dir: PathBuf,
     /// The names that entries get: few, so that the threads and the agent meet often.
     pub names: Vec<String>,
-    /// What links lead to, beside entries of the directory itself.
+    /// Targets of links, in addition to entries of the directory itself.
     pub targets: Vec<PathBuf>,
     pub threads: u64,
     /// Decides the moves of each thread, but not how the threads interleave.
@@ -36,22 +36,22 @@ pub struct Attack {
 }
 
 /// The attack under way, until it is dropped.
-pub struct Racer {
+pub struct RunningAttack {
     threads: Vec<Running>,
     moves: Arc<AtomicU64>,
 }
 
-impl Racer {
-    pub fn start(attack: Attack) -> Racer {
+impl RunningAttack {
+    pub fn start(attack: Attack) -> RunningAttack {
         let moves = Arc::new(AtomicU64::new(0));
         let attack = Arc::new(attack);
         let threads = (0..attack.threads)
             .map(|number| {
                 let (attack, moves) = (Arc::clone(&attack), Arc::clone(&moves));
-                spawn("t/racer", Stack::Large, OnDeath::Nobody, move |stop| {
-                    let mut dice = Dice::new(attack.seed + number);
+                spawn("t/attack", Stack::Large, OnDeath::Nobody, move |stop| {
+                    let mut random = Random::new(attack.seed + number);
                     while !stop.is_stopped() {
-                        if attack.step(&mut dice).is_ok() {
+                        if attack.step(&mut random).is_ok() {
                             moves.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -59,7 +59,7 @@ impl Racer {
                 .expect("a thread can be started")
             })
             .collect();
-        Racer { threads, moves }
+        RunningAttack { threads, moves }
     }
 
     /// Moves that succeeded so far.
@@ -68,29 +68,29 @@ impl Racer {
     }
 }
 
-impl Drop for Racer {
+impl Drop for RunningAttack {
     fn drop(&mut self) {
         self.threads.iter_mut().for_each(Running::ask_to_stop);
     }
 }
 
 impl Attack {
-    /// One move. Most of them fail, since the others have changed what it is about.
-    fn step(&self, dice: &mut Dice) -> Result<()> {
+    /// One move. Most of them fail, since the other threads have changed the entry.
+    fn step(&self, random: &mut Random) -> Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let top = open(&self.dir, flags, Mode::empty())?;
-        let (parent, other) = (self.parent(&top, dice)?, self.parent(&top, dice)?);
-        let (name, new) = (self.entry(&parent, dice), self.name(dice));
-        let other_name = self.entry(&other, dice);
-        match dice.below(20) {
+        let (parent, other) = (self.parent(&top, random)?, self.parent(&top, random)?);
+        let (name, new) = (self.entry(&parent, random), self.name(random));
+        let other_name = self.entry(&other, random);
+        match random.below(20) {
             0 | 1 => mkdirat(&parent, &new, Mode::from_raw_mode(0o755)),
-            2 | 3 => self.write(&parent, &new, dice),
-            4 => symlinkat(self.target(dice), &parent, &new),
+            2 | 3 => self.write(&parent, &new, random),
+            4 => symlinkat(self.target(random), &parent, &new),
             5 => fifo(&parent, &new),
             // In one step, so that the agent meets what was there or what is there now.
             6..=8 => {
-                let link = format!("link{}", dice.below(4));
-                symlinkat(self.target(dice), &parent, &link)?;
+                let link = format!("link{}", random.below(4));
+                symlinkat(self.target(random), &parent, &link)?;
                 put(&parent, link.as_ref(), &name)
             }
             9 => {
@@ -102,22 +102,22 @@ impl Attack {
             16 => unlinkat(&parent, &name, AtFlags::empty()),
             17 => unlinkat(&parent, &name, AtFlags::REMOVEDIR),
             18 => linkat(&parent, &name, &other, &new, AtFlags::empty()),
-            _ if dice.below(2) == 0 => {
-                let mode = Mode::from_raw_mode(dice.below(0o10000) as u32 | 0o700);
+            _ if random.below(2) == 0 => {
+                let mode = Mode::from_raw_mode(random.below(0o10000) as u32 | 0o700);
                 chmodat(&parent, &name, mode, AtFlags::SYMLINK_NOFOLLOW)
             }
-            // What was moved out of reach is not to fill the disk.
-            _ if dice.below(40) == 0 => self.remove(&top, dice),
+            // Entries that were moved out of reach must not fill the disk.
+            _ if random.below(40) == 0 => self.remove(&top, random),
             _ => Err(Errno::AGAIN),
         }
     }
 
     /// A directory below the attacked one. A container sees nothing else: no link is followed.
-    fn parent(&self, top: &OwnedFd, dice: &mut Dice) -> Result<OwnedFd> {
+    fn parent(&self, top: &OwnedFd, random: &mut Random) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut dir = openat(top, ".", flags, Mode::empty())?;
-        for _ in 0..dice.below(DEPTH) {
-            match openat(&dir, self.entry(&dir, dice), flags, Mode::empty()) {
+        for _ in 0..random.below(DEPTH) {
+            match openat(&dir, self.entry(&dir, random), flags, Mode::empty()) {
                 Ok(deeper) => dir = deeper,
                 Err(_) => break,
             }
@@ -125,51 +125,51 @@ impl Attack {
         Ok(dir)
     }
 
-    fn name(&self, dice: &mut Dice) -> OsString {
-        dice.pick(&self.names).map(OsString::from).unwrap_or_default()
+    fn name(&self, random: &mut Random) -> OsString {
+        random.pick(&self.names).map(OsString::from).unwrap_or_default()
     }
 
     /// An entry that is there, the agent's own ones included, or any name.
-    fn entry(&self, parent: &OwnedFd, dice: &mut Dice) -> OsString {
-        if dice.below(2) == 0 {
-            return self.name(dice);
+    fn entry(&self, parent: &OwnedFd, random: &mut Random) -> OsString {
+        if random.below(2) == 0 {
+            return self.name(random);
         }
-        let Ok(dir) = Dir::read_from(parent) else { return self.name(dice) };
+        let Ok(dir) = Dir::read_from(parent) else { return self.name(random) };
         let names: Vec<OsString> = dir
             .flatten()
             .map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())
             .filter(|name| name != "." && name != "..")
             .take(1000)
             .collect();
-        dice.pick(&names).cloned().unwrap_or_else(|| self.name(dice))
+        random.pick(&names).cloned().unwrap_or_else(|| self.name(random))
     }
 
-    fn target(&self, dice: &mut Dice) -> PathBuf {
-        if dice.below(3) > 0
-            && let Some(target) = dice.pick(&self.targets)
+    fn target(&self, random: &mut Random) -> PathBuf {
+        if random.below(3) > 0
+            && let Some(target) = random.pick(&self.targets)
         {
             return target.clone();
         }
         let mut target = PathBuf::new();
-        for _ in 0..dice.below(3) {
+        for _ in 0..random.below(3) {
             target.push("..");
         }
-        target.push(self.name(dice));
+        target.push(self.name(random));
         target
     }
 
-    fn write(&self, parent: &OwnedFd, name: &OsStr, dice: &mut Dice) -> Result<()> {
+    fn write(&self, parent: &OwnedFd, name: &OsStr, random: &mut Random) -> Result<()> {
         // A FIFO in its place is not waited for, and no link is followed.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(parent, name, flags, Mode::from_raw_mode(0o644))?;
-        let text = vec![b'x'; dice.below(2000) as usize];
+        let text = vec![b'x'; random.below(2000) as usize];
         let _ = std::fs::File::from(file).write_all(&text);
         Ok(())
     }
 
-    fn remove(&self, top: &OwnedFd, dice: &mut Dice) -> Result<()> {
+    fn remove(&self, top: &OwnedFd, random: &mut Random) -> Result<()> {
         // Follows no link, and ends early when the others are in its way.
-        let name = self.entry(top, dice);
+        let name = self.entry(top, random);
         let _ = std::fs::remove_dir_all(self.dir.join(name));
         Ok(())
     }
@@ -197,7 +197,7 @@ pub fn race_seed() -> u64 {
     std::env::var("FAULTS_SEED").map_or_else(|_| random_seed(), |text| text.parse().expect("FAULTS_SEED"))
 }
 
-/// A directory that an attack leads to and the agent must leave alone: an open, a read or a
+/// A directory that an attack leads to and the agent must not touch: an open, a read or a
 /// change of anything in it is detected.
 pub struct Canary {
     dir: PathBuf,

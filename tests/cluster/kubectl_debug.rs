@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, pod, shared, text};
+use crate::joined::{JoinedNode, pod, shared, text};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::pty::Pty;
 use crate::support::wait::wait_until;
@@ -21,20 +21,20 @@ fn state(pod: &Value, name: &str) -> Value {
 }
 
 /// kubectl at a terminal.
-fn typed(joined: &Joined<'_>, args: &[&str]) -> Pty {
+fn typed(joined: &JoinedNode<'_>, args: &[&str]) -> Pty {
     Pty::spawn(&joined.plane.kubectl_command(args), 100, 40)
 }
 
 #[test]
-fn kubectl_debug_reaches_into_a_pod() {
-    let joined = Joined::prepare(shared(), "surgery", json!({"address": "0.0.0.0"})).start_and_wait();
+fn kubectl_debug_adds_an_ephemeral_container() {
+    let joined = JoinedNode::prepare(shared(), "surgery", json!({"address": "0.0.0.0"})).start_and_wait();
     let script = format!("echo mark > /tmp/mark; {FOREVER}");
     joined.bind(&pod("patient", json!([busybox("main", &script), busybox("side", FOREVER)])));
     joined.wait_ready("patient");
-    let before = joined.node.holding().expect("the agent runs");
+    let before = joined.node.usage().expect("the agent runs");
     let ended = |name: &str| {
-        let pod =
-            joined.wait_pod("patient", "rid of a container", |pod| !state(pod, name)["terminated"].is_null());
+        let pod = joined
+            .wait_pod("patient", "without a container", |pod| !state(pod, name)["terminated"].is_null());
         state(&pod, name)["terminated"]["exitCode"].clone()
     };
 
@@ -51,12 +51,12 @@ fn kubectl_debug_reaches_into_a_pod() {
     pty.types("echo to the log; exit 3\n");
     pty.wait_ended(LIMIT);
     assert_eq!(ended("tools"), 3);
-    // What was on the screen is in the log.
+    // The text of the screen is in the log.
     assert!(joined.plane.kubectl(&["logs", "patient", "-c", "tools"]).contains("to the log"));
 
-    // What goes in comes out, without a terminal; the other containers see none of it. (The end
-    // of the input would be the end of the output: the container may be attached to again.) It
-    // ends when it has been heard: what is said at the very end may not reach the one attached.
+    // Input is echoed, without a terminal; the other containers get none of it. (The end of the
+    // input would not end the output: a client may attach again.) The container ends after the
+    // client has received the output: the last bytes may not reach an attached client.
     let script = "read line; echo got $line; cd /proc/1/root && ls tmp/mark || echo apart; \
                   until [ -e /tmp/heard ]; do sleep 0.1; done";
     let args = ["debug", "-i", "patient", IMAGE, "-c", "pipe", "--", "sh", "-c", script];
@@ -70,31 +70,31 @@ fn kubectl_debug_reaches_into_a_pod() {
     assert_eq!(said, "got a line\napart\n");
     assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "pipe", "--", "touch", "/tmp/heard"]), "");
     output.read_to_string(&mut said).expect("text");
-    assert_eq!(said, "got a line\napart\n", "it says no more");
+    assert_eq!(said, "got a line\napart\n", "it has no more output");
     assert!(child.wait().expect("it ends").success());
     drop(input);
     assert_eq!(ended("pipe"), 0);
 
-    // One that nobody stays with runs on, and can be attached to later.
+    // A container without an attached client keeps running, and a client can attach later.
     let args = ["debug", "patient", IMAGE, "-c", "alone", "--", "sh", "-c"];
     joined
         .plane
         .kubectl(&[&args[..], &["echo noted; while ! [ -e /tmp/go ]; do sleep 0.2; done; exit 4"]].concat());
-    wait_until("its words", LIMIT, || {
+    wait_until("its output", LIMIT, || {
         let output = joined.plane.try_kubectl(&["logs", "patient", "-c", "alone"], "");
         output.stdout == b"noted\n"
     });
     assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "alone", "--", "touch", "/tmp/go"]), "");
     assert_eq!(ended("alone"), 4);
 
-    // Whoever stays hears what is said from then on.
+    // An attached client receives all later output.
     let script = "until [ -e /tmp/go ]; do echo aloud; sleep 0.5; done; exit 5";
     let args = ["debug", "--attach", "patient", IMAGE, "-c", "heard", "--", "sh", "-c", script];
     let mut command = joined.plane.kubectl_command(&args);
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("kubectl runs");
     let mut said = BufReader::new(child.stdout.take().expect("its output is piped")).lines();
-    assert!(said.any(|line| line.is_ok_and(|line| line == "aloud")), "it ended before it was heard");
+    assert!(said.any(|line| line.is_ok_and(|line| line == "aloud")), "it ended before its output arrived");
     assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "heard", "--", "touch", "/tmp/go"]), "");
     said.map_while(Result::ok).for_each(drop);
     assert!(child.wait().expect("it ends").success());
@@ -119,8 +119,8 @@ fn kubectl_debug_reaches_into_a_pod() {
 }
 
 #[test]
-fn kubectl_debug_makes_a_copy_and_opens_the_node() {
-    let joined = Joined::prepare(shared(), "ward", json!({"address": "0.0.0.0"})).start_and_wait();
+fn kubectl_debug_copies_a_pod_and_debugs_the_node() {
+    let joined = JoinedNode::prepare(shared(), "ward", json!({"address": "0.0.0.0"})).start_and_wait();
     joined.bind(&pod("original", json!([busybox("main", "exit 1"), busybox("side", FOREVER)])));
     joined.wait_pod("original", "broken", |pod| {
         pod["status"]["containerStatuses"][0]["restartCount"].as_u64() > Some(0)

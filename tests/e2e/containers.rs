@@ -1,4 +1,4 @@
-//! What others do to our containers, and how containers end.
+//! Containers and sandboxes that are killed from outside, grace periods, and networks of pods.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::support::node::{
 use crate::support::wait::wait_until;
 
 #[test]
-fn a_killed_container_comes_back_alone() {
+fn killed_container_restarts_without_its_neighbors() {
     let node = Node::start("ckill");
     node.apply("web.json", &pod("web", json!([busybox("main", FOREVER), busybox("other", FOREVER)])));
     let before = node.wait_ready("web");
@@ -19,7 +19,7 @@ fn a_killed_container_comes_back_alone() {
     node.containerd.kill_task(&container_id(&before, "main"));
     let begun = Instant::now();
     let after = node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
-    // Long before the list that is the safety net below an event stream.
+    // Long before the periodic list that backs up the event stream.
     assert!(begun.elapsed() < Duration::from_secs(30), "it took {:?}", begun.elapsed());
     assert_eq!(container_id(&after, "other"), container_id(&before, "other"));
     assert_eq!(restarts(&after, "other"), 0);
@@ -50,13 +50,13 @@ fn a_killed_sandbox_is_replaced_with_its_containers() {
 }
 
 #[test]
-fn grace_is_given_and_ends() {
+fn grace_period_is_granted_and_limited() {
     let node = Node::start("grace");
     let shared = node.shared();
     let volume = json!([{"name": "out", "hostPath": {"path": shared}}]);
     let mount = json!([{"name": "out", "mountPath": "/out"}]);
-    // One needs 2 s of its 40 to say goodbye, the other does not listen to anybody. Both say that
-    // they are set: before that a signal does nothing.
+    // One needs 2 s of its 40 to end, the other ignores the signal. Both report that their trap is
+    // set: before that the first process of a container ignores the signal.
     let mut polite = pod(
         "polite",
         json!([busybox(
@@ -96,7 +96,7 @@ fn grace_is_given_and_ends() {
 }
 
 #[test]
-fn the_host_network_is_the_hosts() {
+fn host_network_pod_listens_on_the_host() {
     let node = Node::start("hostnet");
     let mut manifest = pod(
         "web",

@@ -1,4 +1,4 @@
-//! Many pods at once, and an agent that is replaced above them.
+//! Many pods at once, and an agent that restarts while they run.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn start_all(node: &Node) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn thirty_pods_at_once() {
+fn thirty_pods_start_at_once() {
     let node = Node::start("thirty");
     let ids = start_all(&node);
     assert_eq!(ids.len(), PODS);
@@ -38,12 +38,12 @@ fn thirty_pods_at_once() {
         running.values().all(|pod| pod.values().flatten().count() == 1),
         "each exactly once: {running:?}"
     );
-    println!("holding with {PODS} pods: {:?}", node.holding());
-    node.finish_spotless();
+    println!("usage with {PODS} pods: {:?}", node.usage());
+    node.finish_with_empty_runtime();
 }
 
 #[test]
-fn a_restarted_agent_restarts_nothing() {
+fn agent_restart_restarts_no_container() {
     let mut node = Node::start("takeover");
     let before = start_all(&node);
     for way in ["stop", "kill"] {

@@ -1,22 +1,22 @@
-//! Chance that a printed seed repeats.
+//! Random numbers that a printed seed repeats.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A seed that nobody has had.
+/// A new seed, from the time of day.
 pub fn random_seed() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64 % 1_000_000_007)
 }
 
-/// A generator of numbers that a seed decides (xorshift).
-pub struct Dice(u64);
+/// A pseudo-random number generator (xorshift).
+pub struct Random(u64);
 
-impl Dice {
-    pub fn new(seed: u64) -> Dice {
-        // Neighbors among the seeds are to have nothing in common; zero is no state.
-        Dice(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        // Adjacent seeds must give different sequences, and the state must not be zero.
+        Random(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Less than `limit`, each as likely as the other.
+    /// A number less than `limit`, uniformly distributed.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

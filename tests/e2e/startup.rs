@@ -1,20 +1,20 @@
-//! Whether the agent starts at all.
+//! Conditions under which the agent starts.
 
 use std::path::Path;
 
 use serde_json::json;
 
 use crate::support::containerd::kill;
+use crate::support::fake_node::free_port;
 use crate::support::launch;
 use crate::support::node::{LONG, Node, http_get};
-use crate::support::solo::free_port;
 use crate::support::tls_client::TlsClient;
 
 #[test]
-fn the_old_cgroups_have_to_be_asked_for() {
+fn cgroup_v1_requires_explicit_configuration() {
     let mut node = Node::prepare("cgroups", json!({"failCgroupV1": true}));
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        // The unified hierarchy: nothing to object to.
+        // The unified hierarchy is supported.
         node.start_agent();
         node.finish();
         return;
@@ -29,7 +29,7 @@ fn the_old_cgroups_have_to_be_asked_for() {
 }
 
 #[test]
-fn without_a_configuration_file_everybody_may_look() {
+fn without_configuration_file_anonymous_reads_are_allowed() {
     let mut node = Node::prepare("flags", json!({}));
     let [port, read_only, healthz] = [free_port(), free_port(), free_port()];
     let dir = Node::base("flags");
@@ -52,7 +52,7 @@ fn without_a_configuration_file_everybody_may_look() {
     kill(agent.id(), "TERM");
     assert!(agent.wait().expect("the agent ends").success());
 
-    // With a file, which says nothing of those without credentials, they may not.
+    // With a file that does not mention anonymous requests these are denied.
     let port = free_port();
     node.configure(json!({
         "port": port,

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, condition, pod, reason, text};
-use crate::support::look::moment;
+use crate::joined::{JoinedNode, LIMIT, condition, pod, reason, text};
 use crate::support::node::{FOREVER, STAMP, busybox, simple};
+use crate::support::node_inspection::moment;
 use crate::support::wait::{holds_for, wait_for, wait_until};
 
 fn forever(name: &str) -> Value {
@@ -13,8 +13,8 @@ fn forever(name: &str) -> Value {
 
 /// The whole Node object of a node that has just joined.
 #[test]
-fn a_node_registers_and_keeps_its_lease() {
-    let joined = Joined::start("reg");
+fn node_registers_and_renews_its_lease() {
+    let joined = JoinedNode::start("reg");
     let node = joined.object().expect("it is registered");
     for (kind, status, why) in [
         ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
@@ -44,14 +44,14 @@ fn a_node_registers_and_keeps_its_lease() {
     wait_until("the lease to be renewed", LIMIT, || {
         lease().is_some_and(|now| text(&now, "/spec/renewTime") > text(&first, "/spec/renewTime"))
     });
-    let told = |reason: &str| joined.events("reg").iter().any(|(one, _)| one == reason);
-    wait_until("the node's events", LIMIT, || told("Starting") && told("NodeReady"));
+    let has_event = |reason: &str| joined.events("reg").iter().any(|(one, _)| one == reason);
+    wait_until("the node's events", LIMIT, || has_event("Starting") && has_event("NodeReady"));
     joined.finish(&[]);
 }
 
 #[test]
-fn pods_placed_by_the_scheduler_run_and_end() {
-    let joined = Joined::start("placed");
+fn pods_bound_by_the_scheduler_run_and_terminate() {
+    let joined = JoinedNode::start("placed");
     let mut web = forever("placed-web");
     web["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "placed"});
     joined.plane.apply(&web);
@@ -68,12 +68,12 @@ fn pods_placed_by_the_scheduler_run_and_end() {
     });
     assert!(described.contains("placed/192.0.2.10"), "{described}");
 
-    // A graceful end is shown as an end before the object goes.
+    // A graceful deletion shows the final phase before the object is removed.
     joined.plane.kubectl(&["delete", "pod", "placed-web", "--wait=true", "--timeout=180s"]);
     assert!(joined.plane.get(&["pod", "placed-web"]).is_none());
     assert!(joined.node.running_ids().is_empty(), "the object goes after the containers");
 
-    // A forced one takes the object at once, and the containers follow.
+    // A forced deletion removes the object at once, and the containers afterwards.
     joined.bind(&forever("placed-two"));
     joined.wait_ready("placed-two");
     joined.plane.kubectl(&["delete", "pod", "placed-two", "--force", "--grace-period=0", "--wait=false"]);
@@ -82,8 +82,8 @@ fn pods_placed_by_the_scheduler_run_and_end() {
 }
 
 #[test]
-fn static_pods_have_mirrors() {
-    let joined = Joined::start("mirror");
+fn static_pods_have_mirror_pods() {
+    let joined = JoinedNode::start("mirror");
     joined.node.apply("web.json", &simple("web"));
     let mirror = joined.wait_ready("web-mirror");
     assert_eq!(text(&mirror, "/metadata/ownerReferences/0/kind"), "Node");
@@ -91,14 +91,14 @@ fn static_pods_have_mirrors() {
     let running = joined.node.running_ids();
     assert_eq!(running.len(), 1);
 
-    // Deleted, it comes back, and nothing happens to the containers.
+    // A deleted mirror pod is created again, and no container restarts.
     joined.plane.kubectl(&["delete", "pod", "web-mirror", "--force", "--grace-period=0"]);
-    let again = joined.wait_pod("web-mirror", "made anew", |pod| {
+    let again = joined.wait_pod("web-mirror", "created again", |pod| {
         text(pod, "/metadata/uid") != text(&mirror, "/metadata/uid") && condition(pod, "Ready") == "True"
     });
     assert_eq!(joined.node.running_ids(), running);
 
-    // Removed and written again, it restarts, and the mirror stays.
+    // A manifest that is removed and rewritten restarts the pod, and the mirror pod stays.
     let path = joined.node.manifest_path("web.json");
     let manifest = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -124,10 +124,10 @@ fn static_pods_have_mirrors() {
     joined.finish(&[]);
 }
 
-/// A node that does not know its pods any more learns them anew and restarts nothing.
+/// A restarted agent reads its pods again and restarts none of them.
 #[test]
-fn a_restarted_agent_restarts_no_api_pod() {
-    let mut joined = Joined::start("again");
+fn agent_restart_does_not_restart_api_pods() {
+    let mut joined = JoinedNode::start("again");
     joined.bind(&forever("again-web"));
     joined.wait_ready("again-web");
     let running = joined.node.running_ids();
@@ -139,7 +139,7 @@ fn a_restarted_agent_restarts_no_api_pod() {
     let after = joined.wait_ready("again-web");
     assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], json!(0));
 
-    // Deleted while nobody looks: gone soon after the start.
+    // Deleted while the agent is stopped: gone soon after its start.
     joined.node.stop_agent();
     joined.plane.kubectl(&["delete", "pod", "again-web", "--force", "--grace-period=0"]);
     joined.node.start_agent();
@@ -149,7 +149,7 @@ fn a_restarted_agent_restarts_no_api_pod() {
 
 #[test]
 fn sidecars_are_kept_running_during_initialization() {
-    let joined = Joined::start("starts");
+    let joined = JoinedNode::start("starts");
     let mut sidecar = busybox("sidecar", "sleep 2; exit 0");
     sidecar["restartPolicy"] = json!("Always");
     let wait = busybox("wait", "until [ -e /out/go ]; do sleep 0.1; done");
@@ -170,7 +170,7 @@ fn sidecars_are_kept_running_during_initialization() {
 
 #[test]
 fn host_network_pods_have_the_addresses_of_the_node() {
-    let joined = Joined::start("hostnet");
+    let joined = JoinedNode::start("hostnet");
     let field =
         |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let asks = |name: &str, script: &str| {
@@ -182,7 +182,7 @@ fn host_network_pods_have_the_addresses_of_the_node() {
         ]);
         container
     };
-    // No process listens on 127.0.0.1: the probe has to find the pod's address.
+    // No process listens on 127.0.0.1: the probe must use the address of the pod.
     let serve = "mkdir /tmp/w; echo up > /tmp/w/ok; exec httpd -f -p 192.0.2.10:8085 -h /tmp/w";
     let mut main = asks("main", serve);
     main["readinessProbe"] = json!({"httpGet": {"port": 8085, "path": "/ok"}, "periodSeconds": 1});
@@ -200,27 +200,27 @@ fn host_network_pods_have_the_addresses_of_the_node() {
 
 #[test]
 fn a_pre_stop_hook_outlives_its_grace_period() {
-    let joined = Joined::start("hooks");
+    let joined = JoinedNode::start("hooks");
     let deaf = format!("trap '{STAMP} >> /out/term' TERM; echo > /out/up; while :; do sleep 0.05; done");
     let mut main = busybox("main", &deaf);
     let beat = format!("while :; do {STAMP} >> /out/beat; sleep 0.05; done");
     main["lifecycle"] = json!({"preStop": {"exec": {"command": ["sh", "-c", beat]}}});
     joined.bind(&joined.node.with_out(pod("hooks-web", json!([main]))));
     joined.wait_ready("hooks-web");
-    wait_until("the container to be deaf", LIMIT, || joined.node.out("up") == "\n");
+    wait_until("the container to ignore SIGTERM", LIMIT, || joined.node.out("up") == "\n");
     let deleted = moment();
     let delete = ["delete", "pod", "hooks-web", "--grace-period=4", "--wait=true", "--timeout=180s"];
     joined.plane.kubectl(&delete);
-    let told = joined.node.wait_stamp("term");
-    assert!(told - deleted > 3.9, "the signal came {} s after the deletion", told - deleted);
-    let lived = joined.node.last_stamp("beat") - told;
+    let signaled = joined.node.wait_stamp("term");
+    assert!(signaled - deleted > 3.9, "the signal came {} s after the deletion", signaled - deleted);
+    let lived = joined.node.last_stamp("beat") - signaled;
     assert!(lived > 0.0, "the hook ended {} s before the signal", -lived);
     joined.finish(&[]);
 }
 
 #[test]
 fn jobs_complete() {
-    let joined = Joined::start("jobs");
+    let joined = JoinedNode::start("jobs");
     joined.plane.apply(&json!({
         "apiVersion": "batch/v1", "kind": "Job",
         "metadata": {"name": "jobs-sum", "namespace": "default"},
@@ -237,8 +237,8 @@ fn jobs_complete() {
 
 /// Pods that are bound here although they do not fit.
 #[test]
-fn what_cannot_run_here_is_refused() {
-    let joined = Joined::start("refuse");
+fn pods_that_do_not_fit_the_node_are_rejected() {
+    let joined = JoinedNode::start("refuse");
     let mut greedy = forever("refuse-cpu");
     greedy["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "4000"}});
     let mut elsewhere = forever("refuse-label");
@@ -268,10 +268,10 @@ fn what_cannot_run_here_is_refused() {
     joined.finish(&["refuse-cpu", "refuse-label", "refuse-os", "refuse-port", "refuse-taken"]);
 }
 
-/// Conditions of others survive, and wrong ones of ours are set right.
+/// Conditions of other clients are kept, and wrong conditions of the agent are corrected.
 #[test]
-fn statuses_are_kept_right() {
-    let joined = Joined::start("status");
+fn wrong_pod_conditions_are_corrected_and_foreign_ones_kept() {
+    let joined = JoinedNode::start("status");
     let mut gated = forever("status-gated");
     gated["spec"]["readinessGates"] = json!([{"conditionType": "example.org/checked"}]);
     joined.bind(&gated);
@@ -293,7 +293,7 @@ fn statuses_are_kept_right() {
     patch(json!({"status": {"conditions": [{"type": "example.org/checked", "status": "True"}]}}));
     joined.wait_ready("status-gated");
     patch(json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "Forged"}]}}));
-    let restored = joined.wait_pod("status-gated", "set right", |pod| condition(pod, "Ready") == "True");
+    let restored = joined.wait_pod("status-gated", "corrected", |pod| condition(pod, "Ready") == "True");
     assert_eq!(condition(&restored, "example.org/checked"), "True");
     joined.finish(&["status-gated"]);
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, directory, pod, served, text};
+use crate::joined::{JoinedNode, LIMIT, directory, pod, served, text};
 use crate::support::control_plane::{Choice, ControlPlane};
-use crate::support::cop::cpu_time;
 use crate::support::launch::over;
 use crate::support::node::{FOREVER, busybox};
+use crate::support::process_usage::cpu_time;
 use crate::support::wait::{pause, wait_for, wait_until};
 
 /// The network namespace is ours alone.
@@ -38,7 +38,7 @@ fn account(kind: &str, api: &str, name: &str, role: (&str, &str)) -> Value {
     })
 }
 
-/// What its manifests install, apart from the pod: that one runs here.
+/// The objects of its manifests, without the pod: the program runs here.
 fn install(plane: &ControlPlane) {
     let rbac = "rbac.authorization.k8s.io/v1";
     for object in [
@@ -113,20 +113,20 @@ fn amount(text: &str, unit: &str) -> Option<u64> {
     text.strip_suffix(unit)?.parse().ok()
 }
 
-/// What a process gets of a processor, in thousandths: on a busy machine it may be less than its
+/// The CPU use of a process in thousandths of a processor: on a busy machine it may be below its
 /// limit.
-struct Share {
+struct CpuSamples {
     pid: u32,
     last: (Instant, Duration),
     seen: Vec<(Instant, u64)>,
 }
 
-impl Share {
-    fn of(pid: u32) -> Share {
-        Share { pid, last: (Instant::now(), cpu_time(pid)), seen: Vec::new() }
+impl CpuSamples {
+    fn of(pid: u32) -> CpuSamples {
+        CpuSamples { pid, last: (Instant::now(), cpu_time(pid)), seen: Vec::new() }
     }
 
-    /// Takes in what it got since the last look.
+    /// Adds the CPU time since the last sample.
     fn look(&mut self) {
         let now = (Instant::now(), cpu_time(self.pid));
         let (passed, used) = (now.0.duration_since(self.last.0), now.1.saturating_sub(self.last.1));
@@ -143,14 +143,14 @@ impl Share {
 }
 
 #[test]
-fn kubectl_top_shows_what_nodes_and_pods_use() {
+fn kubectl_top_shows_usage_of_nodes_and_pods() {
     let plane =
         ControlPlane::start_with(&directory("tops"), &Choice { scheduler: false, ..Choice::default() });
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
     plane.wait(&["configmap", "kube-root-ca.crt"], "made", LIMIT, |_| true);
     let config = over(served(&plane), json!({"serverTLSBootstrap": true}));
-    let joined = Joined::prepare(&plane, "topped", config).start_and_wait();
-    // The node shows a certificate that whoever reads its numbers can check.
+    let joined = JoinedNode::prepare(&plane, "topped", config).start_and_wait();
+    // The node has a serving certificate that the metrics-server can verify.
     let wanted = wait_for("a request for a serving certificate", LIMIT, || {
         let list = plane.look(&["csr"])?;
         let all = list["items"].as_array().cloned().unwrap_or_default();
@@ -169,7 +169,7 @@ fn kubectl_top_shows_what_nodes_and_pods_use() {
     let statuses = ready["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
     let spinning = statuses.iter().find(|one| one["name"] == "spins").expect("it runs");
     let id = text(spinning, "/containerID").trim_start_matches("containerd://");
-    let mut share = Share::of(joined.node.process(id));
+    let mut share = CpuSamples::of(joined.node.process(id));
     install(&plane);
     let server = start(&plane);
 
@@ -189,7 +189,7 @@ fn kubectl_top_shows_what_nodes_and_pods_use() {
         };
         share.look();
         let found = (find("busy", "spins"), find("busy", "rests"), find("holds", "main"));
-        // The first rate is of a time when things were still being started.
+        // The first rate covers the time of the start.
         if let (Some(spins), Some(rests), Some(main)) = found
             && (share.least()..=260).contains(&spins.0)
             && main.0 < 20
@@ -203,8 +203,8 @@ fn kubectl_top_shows_what_nodes_and_pods_use() {
         pause(Duration::from_secs(1));
     };
     assert!(spins.1 < 8 && (32..=40).contains(&main.1), "{spins:?} {rests:?} {main:?}");
-    // A reading that came too late is missing until the next one.
-    wait_until("the pod with what its containers use", RATES, || {
+    // A late sample is missing until the next one.
+    wait_until("the pod with the usage of its containers", RATES, || {
         share.look();
         let pods = top(&["pod", "busy"]).unwrap_or_default();
         let used = pods.first().and_then(|row| amount(row.get(1)?, "m"));
@@ -217,7 +217,7 @@ fn kubectl_top_shows_what_nodes_and_pods_use() {
         let output = plane.try_kubectl(&["get", "--raw", path], "");
         output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
     };
-    wait_for("the node with what its summary says", RATES, || {
+    wait_for("the node with the numbers of its summary", RATES, || {
         share.look();
         let nodes = top(&["node"])?;
         let summary = raw("/api/v1/nodes/topped/proxy/stats/summary")?;
@@ -229,7 +229,7 @@ fn kubectl_top_shows_what_nodes_and_pods_use() {
         let used = amount(cores, "m")? >= share.least() && amount(busy, "%")? > 0 && amount(part, "%")? > 0;
         (used && shown.abs_diff(own) < own / 4).then_some(())
     });
-    // As an autoscaler reads it: a rate over the time between two readings.
+    // As an autoscaler reads it: a rate over the time between two samples.
     wait_for("the numbers of an autoscaler", RATES, || {
         let read = raw("/apis/metrics.k8s.io/v1beta1/namespaces/default/pods/busy")?;
         let whole = read["containers"].as_array().map(Vec::len) == Some(2);

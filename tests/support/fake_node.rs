@@ -1,5 +1,5 @@
 //! A real agent on the fake runtime, with a node's directories in a temporary place: writes
-//! manifests, reads statuses, and looks at the runtime's own memory for twins and leftovers.
+//! manifests, reads statuses, and checks the state of the runtime for duplicates and leftovers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 
 use super::clock::Clock;
 use super::containerd::kill;
-use super::cop::{self, Holding};
 use super::fake_api::FakeApi;
 use super::fake_cri::{Container, FakeCri, Sandbox};
 use super::launch;
 use super::node::{NODE, describe, http_get, http_get_within, is_ready};
+use super::process_usage::{self, ProcessUsage};
 use super::wait::{pause, wait_for, wait_until};
 
 /// Long enough for many agents on a slow machine; a test that needs it has failed anyway.
@@ -36,7 +36,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(45);
 /// The ceiling of the debug build with a few pods.
 const MAX_RESIDENT_KIB: u64 = 80 * 1024;
 
-/// Between two looks.
+/// Between two polls.
 const STEP: Duration = Duration::from_millis(20);
 
 /// The label with a pod's name.
@@ -44,7 +44,7 @@ const POD_NAME: &str = "io.kubernetes.pod.name";
 const POD_UID: &str = "io.kubernetes.pod.uid";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-/// A port that nobody has, and that no other agent of this test program gets.
+/// A free port, which no other agent of this test program gets.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(23_000);
     wait_for("a free port", LONG, || {
@@ -54,7 +54,7 @@ pub fn free_port() -> u16 {
 }
 
 /// The agent with its runtime. Dropping it kills the agent; in a failed test its log is shown.
-pub struct Solo {
+pub struct FakeNode {
     pub fake: FakeCri,
     api: Option<FakeApi>,
     dir: tempfile::TempDir,
@@ -66,27 +66,27 @@ pub struct Solo {
     main: u16,
     agent: Option<Child>,
     starts: u32,
-    first: Option<Holding>,
+    first: Option<ProcessUsage>,
 }
 
-impl Solo {
+impl FakeNode {
     /// A started, healthy agent on a new fake.
-    pub fn start() -> Solo {
-        Solo::start_with(json!({}))
+    pub fn start() -> FakeNode {
+        FakeNode::start_with(json!({}))
     }
 
-    /// As [`Solo::start`], with fields laid over the kubelet configuration.
-    pub fn start_with(config: Value) -> Solo {
-        let mut solo = Solo::prepare(config);
-        solo.start_agent();
-        solo
+    /// As [`FakeNode::start`], with fields laid over the kubelet configuration.
+    pub fn start_with(config: Value) -> FakeNode {
+        let mut node = FakeNode::prepare(config);
+        node.start_agent();
+        node
     }
 
     /// Everything but the agent. A field that is null in `config` is left away.
-    pub fn prepare(config: Value) -> Solo {
-        let dir = tempfile::Builder::new().prefix("solo").tempdir().expect("a temporary directory");
+    pub fn prepare(config: Value) -> FakeNode {
+        let dir = tempfile::Builder::new().prefix("fake-node").tempdir().expect("a temporary directory");
         fs::create_dir(dir.path().join("manifests")).expect("the manifest directory can be made");
-        let solo = Solo {
+        let node = FakeNode {
             fake: FakeCri::start(),
             api: None,
             dir,
@@ -100,17 +100,17 @@ impl Solo {
             starts: 0,
             first: None,
         };
-        solo.configure(config);
-        solo
+        node.configure(config);
+        node
     }
 
-    /// A started agent that belongs to a cluster and has told that it is ready.
-    pub fn join(config: Value) -> Solo {
-        Solo::prepare(config).start_joined()
+    /// A started agent that belongs to a cluster and has reported that it is ready.
+    pub fn join(config: Value) -> FakeNode {
+        FakeNode::prepare(config).start_joined()
     }
 
     /// Makes a prepared one belong to a cluster, whose API server `furnish` gets ready.
-    pub fn joined(mut self, furnish: impl FnOnce(&FakeApi)) -> Solo {
+    pub fn joined(mut self, furnish: impl FnOnce(&FakeApi)) -> FakeNode {
         let api = FakeApi::start();
         furnish(&api);
         let cluster = json!({"server": api.url()});
@@ -118,9 +118,9 @@ impl Solo {
         self.start_joined()
     }
 
-    /// Starts the agent of a node that belongs to a cluster, and waits until it has told that it
-    /// is ready.
-    pub fn start_joined(mut self) -> Solo {
+    /// Starts the agent of a node that belongs to a cluster, and waits until it has reported
+    /// that it is ready.
+    pub fn start_joined(mut self) -> FakeNode {
         if self.api.is_none() {
             let api = FakeApi::start();
             let cluster = json!({"server": api.url()});
@@ -128,11 +128,11 @@ impl Solo {
         }
         self.start_agent();
         wait_until("the node to be ready at the API server", LONG, || self.node_is_ready());
-        self.first = self.holding();
+        self.first = self.usage();
         self
     }
 
-    /// Makes the node one of this cluster, which a kubeconfig says how to reach.
+    /// Makes the node part of this cluster, with a kubeconfig.
     pub fn belong_to(&mut self, api: FakeApi, cluster: Value) {
         // A collection of a real server never has version 0, which means "any" to it.
         api.age();
@@ -155,18 +155,18 @@ impl Solo {
         self.api = Some(api);
     }
 
-    /// Gives the agent's next starts a time of day of their own.
+    /// Gives the next agents their own clock.
     pub fn own_clock(&mut self) {
         self.clock = Some(Clock::new(self.dir.path()));
     }
 
-    /// Sets the clock of agent and runtime so many seconds ahead of everybody else's.
+    /// Sets the clock of agent and runtime so many seconds ahead of the real time.
     pub fn set_clock(&self, ahead: i64) {
         self.fake.set_clock(ahead);
         self.clock.as_ref().expect("the agent has a clock of its own").set(ahead);
     }
 
-    /// The API server of [`Solo::join`].
+    /// The API server of [`FakeNode::join`].
     pub fn api(&self) -> &FakeApi {
         self.api.as_ref().expect("the agent belongs to a cluster")
     }
@@ -190,12 +190,12 @@ impl Solo {
         pod["spec"]["nodeName"] = json!(NODE);
         pod["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
         pod["status"] = json!({"phase": "Pending"});
-        self.api().put(&Solo::pod_path(&name), pod);
+        self.api().put(&FakeNode::pod_path(&name), pod);
     }
 
     /// The pod as the API server shows it.
     pub fn shown(&self, name: &str) -> Option<Pod> {
-        let object = self.api().object(&Solo::pod_path(name))?;
+        let object = self.api().object(&FakeNode::pod_path(name))?;
         Some(serde_json::from_value(object).expect("the API server has pods"))
     }
 
@@ -256,7 +256,7 @@ impl Solo {
         self.launch_agent();
         self.wait_healthy();
         if self.starts == 1 {
-            self.first = self.holding();
+            self.first = self.usage();
         }
     }
 
@@ -290,9 +290,9 @@ impl Solo {
         self.agent.as_ref().expect("the agent was started").id()
     }
 
-    /// What the agent holds right now.
-    pub fn holding(&self) -> Option<Holding> {
-        self.agent.as_ref().and_then(|agent| Holding::of(agent.id()))
+    /// What the agent uses right now.
+    pub fn usage(&self) -> Option<ProcessUsage> {
+        self.agent.as_ref().and_then(|agent| ProcessUsage::of(agent.id()))
     }
 
     /// Waits until `/healthz` answers 200.
@@ -300,8 +300,8 @@ impl Solo {
         launch::wait_healthy(self.agent.as_mut().expect("the agent was started"), self.healthz, LONG);
     }
 
-    /// Asserts that the agent answers soon. What it says of its health is another matter: it
-    /// may name a runtime that is away.
+    /// Asserts that the agent answers soon. Its health is not checked: the
+    /// runtime may be down.
     pub fn assert_answers(&self) {
         wait_until("the server to listen", LONG, || http_get(self.read_only, "/healthz").is_ok());
         let begun = Instant::now();
@@ -403,12 +403,12 @@ impl Solo {
         self.try_pods()?.into_iter().find(|pod| pod.metadata.name.as_deref() == Some(&full))
     }
 
-    /// Waits for a pod to satisfy a condition; no container may have a twin meanwhile.
+    /// Waits for a pod to satisfy a condition; no container may run twice meanwhile.
     pub fn wait_pod(&self, name: &str, what: &str, limit: Duration, holds: impl Fn(&Pod) -> bool) -> Pod {
         let mut last = None;
         let begun = Instant::now();
         loop {
-            self.assert_no_twins();
+            self.assert_no_duplicates();
             if let Some(pod) = self.pod(name) {
                 if holds(&pod) {
                     return pod;
@@ -417,7 +417,7 @@ impl Solo {
             }
             assert!(
                 begun.elapsed() < limit,
-                "waited {limit:?} in vain for pod {name} to be {what}; last seen: {}; calls: {:?}",
+                "timed out after {limit:?} waiting for pod {name} to be {what}; last seen: {}; calls: {:?}",
                 last.map_or_else(|| "not there".to_owned(), |pod| describe(&pod)),
                 self.fake.calls()
             );
@@ -445,7 +445,7 @@ impl Solo {
     /// A local command of the binary, against this agent.
     pub fn command(&self, args: &[&str]) -> Output {
         Command::new(binary())
-            // First: after `--` it would be a word of somebody else's command.
+            // First: after `--` it would be an argument of the container's command.
             .arg("--local-socket")
             .arg(self.local_socket())
             .args(args)
@@ -455,7 +455,7 @@ impl Solo {
     }
 
     /// Standard output of a local command that has to succeed.
-    pub fn says(&self, args: &[&str]) -> String {
+    pub fn cli(&self, args: &[&str]) -> String {
         let output = self.command(args);
         assert!(
             output.status.success(),
@@ -500,7 +500,7 @@ impl Solo {
     }
 
     /// Asserts that no pod has two ready sandboxes and no container runs twice.
-    pub fn assert_no_twins(&self) {
+    pub fn assert_no_duplicates(&self) {
         let mut running: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
         let key = |labels: &BTreeMap<String, String>, container: &str| {
             labels.get(POD_UID).map(|uid| (uid.clone(), container.to_owned()))
@@ -519,7 +519,7 @@ impl Solo {
         let alarms = self.fake.alarms();
         assert!(alarms.is_empty(), "{alarms:?}; calls: {:?}", self.fake.calls());
         for (which, ids) in running {
-            assert!(ids.len() < 2, "twins of {which:?}: {ids:?}; calls: {:?}", self.fake.calls());
+            assert!(ids.len() < 2, "duplicates of {which:?}: {ids:?}; calls: {:?}", self.fake.calls());
         }
     }
 
@@ -537,8 +537,8 @@ impl Solo {
         };
         wait_until(&format!("{containers:?} of pod {name} to run once each"), LONG, once);
         let before = self.running(name);
-        super::wait::holds_for("what runs stays as it is", Duration::from_millis(1500), || {
-            self.assert_no_twins();
+        super::wait::holds_for("the running containers stay the same", Duration::from_millis(1500), || {
+            self.assert_no_duplicates();
             self.running(name) == before
         });
     }
@@ -547,7 +547,7 @@ impl Solo {
 
     /// Removes every manifest and asserts that nothing stays: no pod, nothing running, no
     /// container, sandbox or mount, no directory of pods or logs, no kept manifest; that
-    /// nothing ran twice at any moment; that the agent holds what one without pods holds; that
+    /// nothing ran twice at any moment; that the agent uses what one without pods uses; that
     /// it stops.
     pub fn finish(self) {
         self.finish_below(MAX_RESIDENT_KIB);
@@ -579,19 +579,19 @@ impl Solo {
         wait_until("no pod directories", limit, || is_empty_dir(&self.root().join("pods")));
         wait_until("no log directories", limit, || is_empty_dir(&self.path("logs")));
         wait_until("no kept manifests", limit, || is_empty_dir(&self.root().join("sources")));
-        cop::assert_no_mounts_below(&self.root());
-        self.assert_no_twins();
-        // An agent that was started above pods had no look without them.
+        process_usage::assert_no_mounts_below(&self.root());
+        self.assert_no_duplicates();
+        // For an agent that started with pods there is no measurement without them.
         let first = match self.first {
             Some(first) if self.starts == 1 || self.api.is_some() => first,
-            _ => idle_holding(),
+            _ => idle_usage(),
         };
-        cop::assert_back_to(first, self.pid(), max_resident_kib);
+        process_usage::assert_back_to(first, self.pid(), max_resident_kib);
         self.stop_agent();
     }
 }
 
-impl Drop for Solo {
+impl Drop for FakeNode {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for start in 1..=self.starts {
@@ -619,16 +619,16 @@ fn is_sandbox_ready(sandbox: &Sandbox) -> bool {
     sandbox.status.state == rt::PodSandboxState::SANDBOX_READY.into()
 }
 
-/// What an agent without pods holds. Looked at once per test program.
-fn idle_holding() -> Holding {
-    static IDLE: OnceLock<Holding> = OnceLock::new();
+/// What an agent without pods uses. Measured once per test program.
+fn idle_usage() -> ProcessUsage {
+    static IDLE: OnceLock<ProcessUsage> = OnceLock::new();
     *IDLE.get_or_init(|| {
-        let solo = Solo::start();
-        let idle = wait_for("a first look", LONG, || {
+        let node = FakeNode::start();
+        let idle = wait_for("a first measurement", LONG, || {
             // All that it does without pods has been done once.
-            (solo.fake.count("ListContainers") >= 2).then(|| solo.holding())?
+            (node.fake.count("ListContainers") >= 2).then(|| node.usage())?
         });
-        drop(solo);
+        drop(node);
         idle
     })
 }

@@ -1,5 +1,5 @@
-//! The `status` and `mirrors` threads against an API server with faults: what it shows in
-//! the end, and how many requests that took.
+//! The `status` and `mirrors` threads against an API server with faults: the final state of the
+//! API server, and the number of requests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use coracle::util::threads::{OnDeath, Running};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::support::fake_api::{Asked, FakeApi, Fault, What};
+use crate::support::fake_api::{FakeApi, Fault, FaultResponse, ReceivedRequest};
 use crate::support::wait::wait_for;
 
 const POD: &str = "/api/v1/namespaces/ns/pods/p";
@@ -25,7 +25,7 @@ fn object(value: Value) -> Pod {
     Pod::from(serde_json::from_value::<api::Pod>(value).unwrap())
 }
 
-/// Shows the thread what the API server shows, as `sync` does.
+/// Passes changes of the API server to the thread, as `sync` does.
 fn reflect(client: &Client, post: ApiPods) -> Running {
     let watched = Watched { target: Target::pods(), field_selector: None, label_selector: None };
     spawn_reflector("pods", client.clone(), watched, OnDeath::Nobody, move |change| {
@@ -42,15 +42,15 @@ fn reflect(client: &Client, post: ApiPods) -> Running {
     .unwrap()
 }
 
-struct Told {
+struct StatusFixture {
     api: FakeApi,
     pod: Pod,
     cache: StatusCache,
     _threads: [Running; 2],
 }
 
-impl Told {
-    fn start() -> Told {
+impl StatusFixture {
+    fn start() -> StatusFixture {
         let api = FakeApi::start();
         let pod = object(api.put(
             POD,
@@ -67,7 +67,7 @@ impl Told {
             activity: Box::new(|_| Activity::Stopped),
         };
         let threads = [reflect(&client, post), publish::spawn(deps, OnDeath::Nobody).unwrap()];
-        Told { api, pod, cache, _threads: threads }
+        StatusFixture { api, pod, cache, _threads: threads }
     }
 
     fn store(&self, status: Value) {
@@ -76,12 +76,12 @@ impl Told {
     }
 
     /// Waits for so many requests of a method; all of them so far.
-    fn wait(&self, method: &str, count: usize) -> Vec<Asked> {
-        self.api.wait_for(count, |asked| asked.method == method)
+    fn wait(&self, method: &str, count: usize) -> Vec<ReceivedRequest> {
+        self.api.wait_for(count, |request| request.method == method)
     }
 
     fn requests(&self, method: &str) -> usize {
-        self.api.asked().iter().filter(|asked| asked.method == method).count()
+        self.api.received().iter().filter(|request| request.method == method).count()
     }
 
     fn shown(&self) -> Value {
@@ -89,39 +89,40 @@ impl Told {
     }
 }
 
-/// One whole life of a pod, in four requests: whether it was also read, and how long that took.
-fn a_life() -> (bool, Duration) {
+/// The lifecycle of one pod, in four requests; returns whether the pod was also read, and the time.
+fn pod_lifecycle() -> (bool, Duration) {
     let begun = Instant::now();
-    let told = Told::start();
-    told.store(json!({"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}]}));
-    let asked = told.wait("PATCH", 1);
+    let fixture = StatusFixture::start();
+    fixture.store(json!({"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}]}));
+    let asked = fixture.wait("PATCH", 1);
     assert_eq!(asked[0].path(), format!("{POD}/status"));
     let kind = asked[0].headers.iter().find(|(name, _)| name == "content-type").unwrap();
     assert_eq!(kind.1, "application/strategic-merge-patch+json");
-    assert_eq!(asked[0].body["metadata"]["uid"], told.pod.uid().as_str());
-    told.store(json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
-    told.wait("PATCH", 2);
-    // Deleted by a user: it goes when nothing of it is left.
-    let client = told.api.client();
+    assert_eq!(asked[0].body["metadata"]["uid"], fixture.pod.uid().as_str());
+    fixture.store(json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
+    fixture.wait("PATCH", 2);
+    // Deleted by a user: the object is removed when nothing of the pod is left.
+    let client = fixture.api.client();
     client.delete(&Target::pod("ns", "p"), &coracle::kube::client::DeleteOptions::default()).unwrap();
-    told.store(json!({"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "False"}]}));
-    told.wait("PATCH", 3);
-    told.cache.finish(&told.pod, Timestamp::from_second(9).unwrap());
-    // The first one was the user's.
-    let deleted = told.wait("DELETE", 2);
+    fixture.store(json!({"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "False"}]}));
+    fixture.wait("PATCH", 3);
+    fixture.cache.finish(&fixture.pod, Timestamp::from_second(9).unwrap());
+    // The first request is that of the user.
+    let deleted = fixture.wait("DELETE", 2);
     assert_eq!(deleted[1].body["gracePeriodSeconds"], 0);
-    assert_eq!(deleted[1].body["preconditions"]["uid"], told.pod.uid().as_str());
-    assert_eq!((told.requests("PATCH"), told.requests("DELETE")), (3, 2));
-    let read = told.api.asked().iter().any(|asked| asked.uri.starts_with(POD) && asked.method == "GET");
+    assert_eq!(deleted[1].body["preconditions"]["uid"], fixture.pod.uid().as_str());
+    assert_eq!((fixture.requests("PATCH"), fixture.requests("DELETE")), (3, 2));
+    let read =
+        fixture.api.received().iter().any(|request| request.uri.starts_with(POD) && request.method == "GET");
     (read, begun.elapsed())
 }
 
 #[test]
-fn a_life_in_four_requests() {
-    // When what the watch shows lies behind for five seconds, the pod is rightly read: only a
-    // shorter life says that it should not have been.
+fn pod_lifecycle_needs_four_status_requests() {
+    // When the watch lags by five seconds, reading the pod is correct: only a shorter lifecycle
+    // proves that it should not have been read.
     for _ in 0..5 {
-        let (read, took) = a_life();
+        let (read, took) = pod_lifecycle();
         if !read {
             return;
         }
@@ -130,31 +131,33 @@ fn a_life_in_four_requests() {
 }
 
 #[test]
-fn the_newest_status_is_told_after_an_outage() {
-    let told = Told::start();
-    told.store(json!({"phase": "Pending", "message": "0"}));
-    told.wait("PATCH", 1);
-    for (round, what) in [What::Status(503, "ServiceUnavailable", None), What::Cut].into_iter().enumerate() {
-        told.api.fault(Fault::always("PATCH", "status", what));
-        let before = told.requests("PATCH");
+fn newest_status_is_sent_after_an_outage() {
+    let fixture = StatusFixture::start();
+    fixture.store(json!({"phase": "Pending", "message": "0"}));
+    fixture.wait("PATCH", 1);
+    for (round, what) in
+        [FaultResponse::Status(503, "ServiceUnavailable", None), FaultResponse::Cut].into_iter().enumerate()
+    {
+        fixture.api.fault(Fault::always("PATCH", "status", what));
+        let before = fixture.requests("PATCH");
         for number in 1..4 {
-            told.store(json!({"phase": "Running", "message": format!("{round}.{number}")}));
+            fixture.store(json!({"phase": "Running", "message": format!("{round}.{number}")}));
         }
-        told.wait("PATCH", before + 2);
-        told.api.heal();
+        fixture.wait("PATCH", before + 2);
+        fixture.api.clear_faults();
         let last = format!("{round}.4");
-        told.store(json!({"phase": "Running", "message": last}));
-        told.api.wait_for(1, |asked| asked.body["status"]["message"] == last.as_str());
-        // Its answer is on its way; the object is changed before that.
-        let other = told.requests("PATCH");
-        told.store(json!({"phase": "Running", "message": format!("{round}.5")}));
-        told.wait("PATCH", other + 1);
-        assert_ne!(told.shown()["message"], format!("{round}.3"));
+        fixture.store(json!({"phase": "Running", "message": last}));
+        fixture.api.wait_for(1, |request| request.body["status"]["message"] == last.as_str());
+        // The response is still being sent; the object is changed before that.
+        let other = fixture.requests("PATCH");
+        fixture.store(json!({"phase": "Running", "message": format!("{round}.5")}));
+        fixture.wait("PATCH", other + 1);
+        assert_ne!(fixture.shown()["message"], format!("{round}.3"));
     }
 }
 
 #[test]
-fn a_mirror_comes_and_goes_with_its_static_pod() {
+fn mirror_pod_is_created_and_deleted_with_its_static_pod() {
     let api = FakeApi::start();
     let (post, views) = mirror::inbox();
     let node = serde_json::from_value::<api::Node>(json!({"metadata": {"name": "n1", "uid": "nu"}})).unwrap();
@@ -165,18 +168,18 @@ fn a_mirror_comes_and_goes_with_its_static_pod() {
     let desired = vec![object(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "hash",
         "annotations": {"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "hash"}},
         "spec": {"nodeName": "n1", "containers": [{"name": "c"}]}}))];
-    api.fault(Fault::once("POST", "pods", What::Status(403, "Forbidden", None)));
+    api.fault(Fault::once("POST", "pods", FaultResponse::Status(403, "Forbidden", None)));
     let view = mirror::View { mirrors: Some(vec![]), sources_ready: true, ..mirror::View::default() };
     post.put((), mirror::View { desired, ..view.clone() });
-    api.wait_for(2, |asked| asked.method == "POST");
-    // A request is noted before it is answered.
+    api.wait_for(2, |request| request.method == "POST");
+    // A request is recorded before its response.
     let client = api.client();
     let limit = Duration::from_secs(60);
     let made = wait_for("the mirror", limit, || client.get::<Value>(&Target::pod("ns", "p")).ok());
     assert_eq!(made["metadata"]["annotations"]["kubernetes.io/config.mirror"], "hash");
     assert_eq!(made["metadata"]["ownerReferences"][0]["uid"], "nu");
     post.put((), mirror::View { mirrors: Some(vec![object(made)]), ..view });
-    let deleted = api.wait_for(1, |asked| asked.method == "DELETE");
+    let deleted = api.wait_for(1, |request| request.method == "DELETE");
     assert_eq!((deleted[0].path(), &deleted[0].body["gracePeriodSeconds"]), (POD.to_owned(), &json!(0)));
     assert_eq!(thread.stop(limit), coracle::util::threads::Stopped::Joined);
 }

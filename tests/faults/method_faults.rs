@@ -1,7 +1,7 @@
-//! The fault matrix: every CRI method that the agent uses, times every misbehavior.
+//! The fault matrix: every CRI method that the agent uses, with every fault.
 //!
 //! `ImageFsInfo` and `RemoveImage` are in `images`: the image garbage collector makes its
-//! first round after five minutes. What else the stream of events can do is in `stream`.
+//! first round after five minutes. Other faults of the event stream are in `event_stream`.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -13,13 +13,13 @@ use coracle::transport::grpc::Kind;
 use serde_json::{Value, json};
 
 use crate::support::fake_cri::{Gate, StreamFault, Wire};
+use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::{is_ready, restarts, simple};
-use crate::support::solo::{LONG, Solo};
 use crate::support::wait::wait_until;
-use crate::{RICH, images, rich, side_by_side, tell};
+use crate::{RICH, images, in_parallel, print_line, rich};
 
 /// Failed steps are tried again after 10 to 15 s, failed pulls after 10, 20 and 40 s,
-/// garbage after a minute, so that three failures of it alone take two.
+/// garbage collection after a minute, so that three failures of it alone take two.
 const RETRIES: Duration = Duration::from_secs(240);
 
 /// When a method is called.
@@ -31,13 +31,13 @@ pub enum Stage {
     Start,
     /// While a pod stops.
     Removal,
-    /// When what a stopped pod left is removed.
+    /// When the records of a stopped pod are removed.
     Collection,
-    /// When probes look at what runs.
+    /// When probes check running containers.
     Probing,
     /// When a log is rotated.
     Rotation,
-    /// When somebody asks for the images.
+    /// When a user lists the images.
     Images,
 }
 
@@ -72,7 +72,7 @@ pub const CASES: &[Case] = &[
     ("ListImages", Stage::Images),
 ];
 
-/// The one method with many answers.
+/// The only method with a stream of responses.
 const STREAM: &str = "GetContainerEvents";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,14 +80,14 @@ pub enum Fault {
     /// An error, three times.
     FailsThrice,
     IsAway,
-    /// No answer until another pod was started.
+    /// No response until another pod was started.
     Hangs,
     IsSlow,
-    /// It is done, and the caller is told that the connection broke.
+    /// It is done, and the caller gets an error of the connection.
     LosesAnswer,
     /// The connection ends while the call is under way; the runtime carries it out later.
     IsCut,
-    /// As above, but the connection ends in noise.
+    /// As above, but the connection ends with random bytes.
     IsGarbled,
 }
 
@@ -107,7 +107,7 @@ impl Fault {
     }
 }
 
-/// A fault that is on.
+/// An active fault.
 struct Active<'a> {
     fault: Fault,
     method: &'static str,
@@ -117,196 +117,196 @@ struct Active<'a> {
 }
 
 impl<'a> Active<'a> {
-    fn begin(solo: &Solo, wire: Option<&'a Wire>, fault: Fault, method: &'static str) -> Active<'a> {
-        let fake = &solo.fake;
+    fn begin(node: &FakeNode, wire: Option<&'a Wire>, fault: Fault, method: &'static str) -> Active<'a> {
+        let fake = &node.fake;
         let calls_before = fake.count(method);
         let mut gate = None;
         match fault {
             Fault::FailsThrice => fake.fail_times(method, 3, Kind::Unknown, "it failed"),
             Fault::IsAway => fake.fail(method, Kind::Unavailable, "it is away"),
             Fault::IsSlow => fake.delay(method, Duration::from_secs(2)),
-            // The answer of a stream is its events.
-            Fault::LosesAnswer if method == STREAM => fake.spoil_stream(StreamFault::Loses),
+            // The response of a stream is its events.
+            Fault::LosesAnswer if method == STREAM => fake.set_stream_fault(StreamFault::Loses),
             Fault::LosesAnswer => fake.lose_answers(method, 1),
             Fault::Hangs | Fault::IsCut | Fault::IsGarbled => gate = Some(fake.hang_next(method)),
         }
         Active { fault, method, wire, gate, calls_before }
     }
 
-    /// Waits until a call has met the fault.
-    fn wait_met(&self, solo: &Solo) {
+    /// Waits until the fault applied to a call.
+    fn wait_applied(&self, node: &FakeNode) {
         wait_until(&format!("{} to be called", self.method), RETRIES, || match &self.gate {
             Some(gate) => gate.waiting() > 0,
-            None => solo.fake.count(self.method) > self.calls_before,
+            None => node.fake.count(self.method) > self.calls_before,
         });
     }
 
-    /// Waits until a call has met the fault and looks how the agent bears it.
-    fn look(&self, solo: &Solo, stage: Stage) {
-        self.wait_met(solo);
+    /// Waits until the fault applied to a call and checks the agent meanwhile.
+    fn look(&self, node: &FakeNode, stage: Stage) {
+        self.wait_applied(node);
         match (self.fault, self.wire) {
             (Fault::IsCut, Some(wire)) => wire.cut(),
-            (Fault::IsGarbled, Some(wire)) => wire.spoil(),
+            (Fault::IsGarbled, Some(wire)) => wire.send_random_bytes(),
             _ => {}
         }
-        solo.assert_answers();
-        // A hanging call is its pod's affair: another pod starts meanwhile.
+        node.assert_answers();
+        // A hanging call delays only its own pod: another pod starts meanwhile.
         if let (Fault::Hangs, Some(gate)) = (self.fault, &self.gate)
             && stage != Stage::Boot
         {
-            solo.apply(&simple("other"));
-            solo.assert_runs_once("other", &["main"]);
+            node.apply(&simple("other"));
+            node.assert_runs_once("other", &["main"]);
             assert!(gate.waiting() > 0, "{} hangs no more", self.method);
-            solo.assert_answers();
+            node.assert_answers();
         }
     }
 
     /// Waits until the fault is over, or ends it.
-    fn end(self, solo: &Solo) {
+    fn end(self, node: &FakeNode) {
         match self.fault {
             Fault::FailsThrice | Fault::LosesAnswer => {
                 wait_until(&format!("{} to have failed often enough", self.method), RETRIES, || {
-                    solo.assert_no_twins();
+                    node.assert_no_duplicates();
                     // The end of a sandbox is the end of its containers: no third stop is due.
-                    !solo.fake.misbehaves(self.method)
+                    !node.fake.misbehaves(self.method)
                         || (["StopContainer", "ExecSync"].contains(&self.method)
-                            && solo.running("web").is_empty())
+                            && node.running("web").is_empty())
                 });
-                solo.fake.behave(self.method);
-                solo.fake.spoil_stream(StreamFault::None);
+                node.fake.behave(self.method);
+                node.fake.set_stream_fault(StreamFault::None);
             }
             Fault::Hangs | Fault::IsCut | Fault::IsGarbled => self.gate.iter().for_each(Gate::open),
-            // A slow runtime has to be good enough; it stays slow.
+            // The agent must work with a slow runtime; it stays slow.
             Fault::IsSlow => {}
-            Fault::IsAway => solo.fake.behave(self.method),
+            Fault::IsAway => node.fake.behave(self.method),
         }
     }
 }
 
-/// An agent whose logs are rotated often, with a pod that nothing may happen to.
-pub fn prepare() -> Solo {
-    let solo = Solo::prepare(rotation());
-    solo.fake.write_logs();
-    solo.apply(&simple("calm"));
-    solo
+/// An agent that rotates logs often, with a pod that must not be affected.
+pub fn prepare() -> FakeNode {
+    let node = FakeNode::prepare(rotation());
+    node.fake.write_logs();
+    node.apply(&simple("calm"));
+    node
 }
 
 fn rotation() -> Value {
     json!({"containerLogMaxSize": "1Ki", "containerLogMonitorInterval": "3s"})
 }
 
-/// Brings the agent to the point where it is about to call the method of a stage, which
-/// `fault` spoils just before.
-pub fn approach<T>(solo: &mut Solo, stage: Stage, fault: impl FnOnce(&Solo) -> T) -> T {
+/// Brings the agent to the point where it is about to call the method of a stage; `fault` is
+/// activated just before.
+pub fn approach<T>(node: &mut FakeNode, stage: Stage, fault: impl FnOnce(&FakeNode) -> T) -> T {
     if stage == Stage::Boot {
-        solo.apply(&rich("web"));
-        let active = fault(solo);
-        solo.launch_agent();
+        node.apply(&rich("web"));
+        let active = fault(node);
+        node.launch_agent();
         return active;
     }
-    solo.start_agent();
-    solo.wait_ready("calm");
+    node.start_agent();
+    node.wait_ready("calm");
     if stage != Stage::Start {
-        solo.apply(&rich("web"));
-        solo.assert_runs_once("web", &RICH);
+        node.apply(&rich("web"));
+        node.assert_runs_once("web", &RICH);
     }
-    let active = fault(solo);
+    let active = fault(node);
     match stage {
         Stage::Boot | Stage::Images | Stage::Probing => {}
-        Stage::Start => solo.apply(&rich("web")),
-        Stage::Removal | Stage::Collection => solo.remove("web"),
-        Stage::Rotation => fill_log(solo, "web"),
+        Stage::Start => node.apply(&rich("web")),
+        Stage::Removal | Stage::Collection => node.remove("web"),
+        Stage::Rotation => fill_log(node, "web"),
     }
     active
 }
 
 /// Makes the log of a pod's newest container longer than it may be.
-fn fill_log(solo: &Solo, name: &str) {
-    let path = solo.containers(name).pop().unwrap().status.log_path;
+fn fill_log(node: &FakeNode, name: &str) {
+    let path = node.containers(name).pop().unwrap().status.log_path;
     let line = "2026-01-02T03:04:05.000000006Z stdout F a line of the log\n";
     OpenOptions::new().append(true).open(path).unwrap().write_all(line.repeat(40).as_bytes()).unwrap();
 }
 
 fn run(&(method, stage): &Case, fault: Fault) {
-    let mut solo = prepare();
-    let wire = fault.is_on_the_wire().then(|| Wire::start(&solo.fake.socket()));
+    let mut node = prepare();
+    let wire = fault.is_on_the_wire().then(|| Wire::start(&node.fake.socket()));
     if let Some(wire) = &wire {
         let mut config = rotation();
         config["containerRuntimeEndpoint"] = json!(wire.endpoint());
-        solo.configure(config);
+        node.configure(config);
     }
-    let active = approach(&mut solo, stage, |solo| Active::begin(solo, wire.as_ref(), fault, method));
-    let calm = solo.running("calm");
+    let active = approach(&mut node, stage, |node| Active::begin(node, wire.as_ref(), fault, method));
+    let calm = node.running("calm");
     if stage == Stage::Images {
-        ask_for_images(&solo, active);
+        ask_for_images(&node, active);
     } else {
-        active.look(&solo, stage);
-        active.end(&solo);
+        active.look(&node, stage);
+        active.end(&node);
     }
     match stage {
-        Stage::Removal | Stage::Collection => solo.wait_gone("web", RETRIES),
+        Stage::Removal | Stage::Collection => node.wait_gone("web", RETRIES),
         _ => {
-            solo.wait_pod("web", "ready", RETRIES, is_ready);
-            solo.assert_runs_once("web", &RICH);
+            node.wait_pod("web", "ready", RETRIES, is_ready);
+            node.assert_runs_once("web", &RICH);
         }
     }
     if stage == Stage::Rotation {
         wait_until("the log to be reopened", LONG, || {
-            let journal = solo.fake.journal();
+            let journal = node.fake.journal();
             journal.iter().any(|entry| entry.method == "ReopenContainerLog" && entry.error.is_none())
         });
     }
     if stage != Stage::Boot {
-        assert_eq!(solo.running("calm"), calm, "the pod next door was disturbed");
+        assert_eq!(node.running("calm"), calm, "the pod next door was disturbed");
     }
     if method == STREAM {
-        // What happens after the fault is seen.
-        solo.fake.kill_container(&solo.running("web")["two"][0], 3);
-        solo.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "two") == 1 && is_ready(pod));
+        // Changes after the fault are noticed.
+        node.fake.kill_container(&node.running("web")["two"][0], 3);
+        node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "two") == 1 && is_ready(pod));
     }
-    solo.wait_healthy();
-    assert_known(&solo);
-    solo.finish();
+    node.wait_healthy();
+    assert_known(&node);
+    node.finish();
 }
 
-/// A method that the agent has learned to call is a row that the matrix lacks.
-fn assert_known(solo: &Solo) {
+/// Fails when the agent calls a method that is missing in the matrix.
+fn assert_known(node: &FakeNode) {
     let known: BTreeSet<&str> =
         CASES.iter().map(|case| case.0).chain(images::METHODS.iter().copied()).collect();
-    let unknown: Vec<_> = solo.fake.counts().into_keys().filter(|method| !known.contains(method)).collect();
+    let unknown: Vec<_> = node.fake.counts().into_keys().filter(|method| !known.contains(method)).collect();
     assert!(unknown.is_empty(), "not in the fault matrix: {unknown:?}");
 }
 
-/// `coracle images` shares the fate of the call; the next one is as good as new.
-fn ask_for_images(solo: &Solo, active: Active<'_>) {
+/// `coracle images` fails like the call; the next one works.
+fn ask_for_images(node: &FakeNode, active: Active<'_>) {
     let fault = active.fault;
     let code = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| solo.command(&["images"]).status.code());
-        active.look(solo, Stage::Images);
+        let asked = scope.spawn(|| node.command(&["images"]).status.code());
+        active.look(node, Stage::Images);
         if fault == Fault::IsAway {
             let code = asked.join().unwrap();
-            active.end(solo);
+            active.end(node);
             return code;
         }
         if fault == Fault::FailsThrice {
-            while solo.fake.misbehaves("ListImages") {
-                assert_eq!(solo.command(&["images"]).status.code(), Some(1));
+            while node.fake.misbehaves("ListImages") {
+                assert_eq!(node.command(&["images"]).status.code(), Some(1));
             }
         }
-        active.end(solo);
+        active.end(node);
         asked.join().unwrap()
     });
     let succeeds = matches!(fault, Fault::Hangs | Fault::IsSlow);
     assert_eq!(code, Some(if succeeds { 0 } else { 1 }));
-    wait_until("coracle images to work again", LONG, || solo.command(&["images"]).status.success());
+    wait_until("coracle images to work again", LONG, || node.command(&["images"]).status.success());
 }
 
 fn row(fault: Fault) {
-    side_by_side(CASES, |case| run(case, fault));
+    in_parallel(CASES, |case| run(case, fault));
     passed(CASES.len());
 }
 
-/// Counts runs that passed, those of `images` too, and tells of the matrix when it is full.
+/// Counts runs that passed, those of `images` too, and prints the matrix when it is complete.
 pub fn passed(runs: usize) {
     static PASSED: AtomicUsize = AtomicUsize::new(0);
     let whole = (CASES.len() + images::METHODS.len()) * FAULTS.len();
@@ -314,7 +314,7 @@ pub fn passed(runs: usize) {
         let methods: BTreeSet<_> =
             CASES.iter().map(|case| case.0).chain(images::METHODS.iter().copied()).collect();
         let stages = CASES.len() + images::METHODS.len();
-        tell(&format!(
+        print_line(&format!(
             "fault matrix: {} methods at {stages} stages x {} faults = {whole} runs, all passed",
             methods.len(),
             FAULTS.len()
@@ -323,36 +323,36 @@ pub fn passed(runs: usize) {
 }
 
 #[test]
-fn every_method_fails_three_times() {
+fn pods_recover_when_each_method_fails_three_times() {
     row(Fault::FailsThrice);
 }
 
 #[test]
-fn every_method_hangs() {
+fn pods_recover_when_each_method_hangs() {
     row(Fault::Hangs);
 }
 
 #[test]
-fn every_method_is_slow() {
+fn pods_start_when_each_method_is_slow() {
     row(Fault::IsSlow);
 }
 
 #[test]
-fn every_method_is_unavailable() {
+fn pods_recover_when_each_method_is_unavailable() {
     row(Fault::IsAway);
 }
 
 #[test]
-fn every_method_loses_its_answer() {
+fn pods_recover_when_each_method_loses_its_response() {
     row(Fault::LosesAnswer);
 }
 
 #[test]
-fn every_method_is_cut_off() {
+fn pods_recover_when_each_method_is_disconnected() {
     row(Fault::IsCut);
 }
 
 #[test]
-fn every_method_is_answered_by_noise() {
+fn pods_recover_when_each_method_returns_random_bytes() {
     row(Fault::IsGarbled);
 }

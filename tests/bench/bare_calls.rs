@@ -12,8 +12,8 @@ use coracle::runtime::{MASKED_PATHS, READONLY_PATHS};
 use coracle::transport::generated::{EnumOrUnknown, MessageField, runtime as rt};
 use coracle::util::stop;
 
-use crate::book::{BARE, Book, SAME};
 use crate::process;
+use crate::results::{BARE, Results, SAME};
 use crate::rounds::{self, GRACE, Plan};
 use crate::runtime::{Runtime, millis, now_nanos};
 use crate::support::node::FOREVER;
@@ -206,7 +206,7 @@ fn remove(runtime: &Runtime, pod: &BarePod) {
 }
 
 /// Runs `deed` for every number below `count`, `width` at a time.
-fn at_once<T: Send>(count: usize, width: usize, deed: impl Fn(usize) -> T + Sync) -> Vec<T> {
+fn at_once<T: Send>(count: usize, width: usize, operation: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut done = Vec::new();
@@ -215,7 +215,7 @@ fn at_once<T: Send>(count: usize, width: usize, deed: impl Fn(usize) -> T + Sync
             if number >= count {
                 return done;
             }
-            done.push(deed(number));
+            done.push(operation(number));
         }
     };
     std::thread::scope(|scope| {
@@ -231,8 +231,8 @@ fn last_start(runtime: &Runtime) -> i64 {
 
 /// Starts, stops and removes `count` pods, `width` at a time, under the three given names.
 /// Gives the time of the start.
-fn crowd(
-    book: &mut Book,
+fn many_pods(
+    results: &mut Results,
     runtime: &Runtime,
     dir: &Path,
     (count, width): (usize, usize),
@@ -244,23 +244,23 @@ fn crowd(
     let begun = now_nanos();
     let pods = at_once(count, width, |number| start(runtime, dir, &format!("many{number}"), requests));
     let took = millis(begun, last_start(runtime));
-    book.put(subject, started, "ms", took);
+    results.put(subject, started, "ms", took);
     pause(Duration::from_millis(500));
     let begun = now_nanos();
     at_once(count, width, |number| pods.get(number).map(|pod| stop(runtime, pod)));
-    book.put(subject, stopped, "ms", millis(begun, now_nanos()));
+    results.put(subject, stopped, "ms", millis(begun, now_nanos()));
     at_once(count, width, |number| pods.get(number).map(|pod| remove(runtime, pod)));
-    book.put(subject, removed, "ms", millis(begun, now_nanos()));
+    results.put(subject, removed, "ms", millis(begun, now_nanos()));
     took
 }
 
 /// One pod, and a restart of its container.
-fn single(book: &mut Book, runtime: &Runtime, dir: &Path, number: usize, requests: Requests) {
+fn single(results: &mut Results, runtime: &Runtime, dir: &Path, number: usize, requests: Requests) {
     let subject = requests.subject();
     let name = format!("one{number}");
     let begun = now_nanos();
     let mut pod = start(runtime, dir, &name, requests);
-    book.put(subject, rounds::ONE_STARTED, "ms", millis(begun, last_start(runtime)));
+    results.put(subject, rounds::ONE_STARTED, "ms", millis(begun, last_start(runtime)));
     // The same container again, as after a death: without the look that finds the death.
     process::kill(runtime.pid(&pod.container));
     runtime.wait_count(0);
@@ -273,29 +273,29 @@ fn single(book: &mut Book, runtime: &Runtime, dir: &Path, number: usize, request
         .create_container(&pod.sandbox, pod.container_config.clone(), &pod.sandbox_config)
         .expect("CreateContainer");
     runtime.client.start_container(&pod.container).expect("StartContainer");
-    book.put(subject, rounds::RESTARTED, "ms", millis(begun, last_start(runtime)));
+    results.put(subject, rounds::RESTARTED, "ms", millis(begun, last_start(runtime)));
     // Until the shell has set its trap, SIGTERM goes by and the grace period runs out.
     pause(Duration::from_millis(500));
     let begun = now_nanos();
     stop(runtime, &pod);
-    book.put(subject, rounds::ONE_STOPPED, "ms", millis(begun, now_nanos()));
+    results.put(subject, rounds::ONE_STOPPED, "ms", millis(begun, now_nanos()));
     let _ = runtime.client.remove_container(&old);
     remove(runtime, &pod);
 }
 
 /// One pod, one restart, many pods at several widths.
-pub fn measure(book: &mut Book, runtime: &Runtime, base: &Path, plan: &Plan) {
+pub fn measure(results: &mut Results, runtime: &Runtime, base: &Path, plan: &Plan) {
     let dir = base.join("bare");
     for number in 0..plan.singles {
-        single(book, runtime, &dir, number, Requests::Least);
-        single(book, runtime, &dir, number, Requests::Kubelets);
+        single(results, runtime, &dir, number, Requests::Least);
+        single(results, runtime, &dir, number, Requests::Kubelets);
     }
     for &count in &plan.crowds {
         let best = [Requests::Least, Requests::Kubelets].map(|requests| {
             let took = [1, 2, 4, 8].map(|width| {
                 let names = ["started", "stopped", "removed"]
                     .map(|what| format!("{count} pods {what}, bare calls by {width}"));
-                (crowd(book, runtime, &dir, (count, width), requests, &names), width)
+                (many_pods(results, runtime, &dir, (count, width), requests, &names), width)
             });
             let best = took.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
             (requests, best.map_or(1, |best| best.1))
@@ -306,7 +306,7 @@ pub fn measure(book: &mut Book, runtime: &Runtime, base: &Path, plan: &Plan) {
             // A machine that becomes slower must not always do it to the same ones.
             for turn in 0..best.len() {
                 let Some((requests, width)) = best.get((round + turn) % best.len()) else { continue };
-                crowd(book, runtime, &dir, (count, *width), *requests, &names);
+                many_pods(results, runtime, &dir, (count, *width), *requests, &names);
             }
         }
     }

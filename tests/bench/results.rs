@@ -25,7 +25,7 @@ struct Figure {
 }
 
 /// All figures of a run.
-pub struct Book {
+pub struct Results {
     order: Vec<String>,
     figures: BTreeMap<String, Figure>,
     notes: Vec<String>,
@@ -33,10 +33,10 @@ pub struct Book {
     base: String,
 }
 
-impl Book {
-    pub fn new(raw: Option<&Path>, base: &Path) -> Book {
+impl Results {
+    pub fn new(raw: Option<&Path>, base: &Path) -> Results {
         let raw = raw.map(|path| File::create(path).expect("the raw file can be made"));
-        Book {
+        Results {
             order: Vec::new(),
             figures: BTreeMap::new(),
             notes: Vec::new(),

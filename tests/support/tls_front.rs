@@ -1,5 +1,5 @@
 //! TLS in front of a fake API server: real certificates, good, expired or not yet valid, and a
-//! connection that is slow or does not lead anywhere any more.
+//! connection that is slow or drops all bytes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,11 +15,11 @@ use rustls::{ServerConfig, ServerConnection};
 
 use super::wait::pause;
 
-/// Who the server says it is, and since when and until when: in seconds from now.
+/// Issues certificates of the server; times are in seconds from now.
 pub struct Authority(rcgen::KeyPair);
 
 impl Authority {
-    /// One that nobody knows yet.
+    /// A new one, which no client trusts yet.
     pub fn new() -> Authority {
         Authority(rcgen::KeyPair::generate().unwrap())
     }
@@ -43,19 +43,19 @@ impl Authority {
     }
 }
 
-/// How connections fare.
+/// What happens on connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// As they should.
+    /// They work normally.
     Free,
-    /// So many bytes at a time towards the client, with a pause after each.
+    /// So many bytes at a time to the client, with a pause after each block.
     Drops(usize, Duration),
-    /// What comes is taken and goes nowhere; nothing comes back, and nobody closes.
+    /// Bytes are read and dropped; nothing is sent back, and the connection stays open.
     Sink,
 }
 
 /// The TLS end. It is gone when it is dropped.
-pub struct Front {
+pub struct TlsFront {
     port: u16,
     authority: Authority,
     shared: Arc<Shared>,
@@ -89,9 +89,9 @@ fn config(authority: &Authority, from: i64, until: i64) -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-impl Front {
+impl TlsFront {
     /// Before the server at this port of loopback, with a good certificate.
-    pub fn before(server: u16) -> Front {
+    pub fn before(server: u16) -> TlsFront {
         let authority = Authority::new();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -120,7 +120,7 @@ impl Front {
         })
         .unwrap()
         .with_waker(Box::new(move || drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)))));
-        Front { port, authority, shared, _running: running }
+        TlsFront { port, authority, shared, _running: running }
     }
 
     /// `https://address:port`.
@@ -133,7 +133,7 @@ impl Front {
         self.port
     }
 
-    /// Who vouches for it.
+    /// The authority of its certificate.
     pub fn authority(&self) -> String {
         self.authority.pem()
     }
@@ -144,7 +144,7 @@ impl Front {
         self.shared.lock().config = config(&self.authority, from, until);
     }
 
-    /// How all connections fare from now on.
+    /// What happens on all connections from now on.
     pub fn set_flow(&self, flow: Flow) {
         self.shared.lock().flow = flow;
     }
@@ -157,7 +157,7 @@ impl Front {
     }
 }
 
-impl Drop for Front {
+impl Drop for TlsFront {
     fn drop(&mut self) {
         self.cut();
         let threads = std::mem::take(&mut self.shared.lock().threads);
@@ -183,7 +183,7 @@ fn relay(
         let (reads_client, reads_server) = {
             let mut both = [
                 PollFd::new(&client, PollFlags::IN),
-                // What the client has not proved itself for yet waits.
+                // Bytes wait until the handshake is complete.
                 PollFd::new(&server, if tls.is_handshaking() { PollFlags::empty() } else { PollFlags::IN }),
             ];
             poll(&mut both, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }))?;
@@ -204,7 +204,7 @@ fn relay(
                 return Ok(());
             }
             if let Err(error) = tls.process_new_packets() {
-                // The client is to learn what is wrong.
+                // The client must receive the alert.
                 let _ = tls.write_tls(&mut client);
                 return Err(std::io::Error::other(error));
             }

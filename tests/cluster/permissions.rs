@@ -1,4 +1,4 @@
-//! What a node asks of the API server, that it may, and that nothing secret gets anywhere else.
+//! The requests of a node to the API server are permitted, and no secret appears elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::joined::{Joined, LIMIT, directory, pod, text};
+use crate::joined::{JoinedNode, LIMIT, directory, pod, text};
 use crate::recording::{asked_by, without_early_refusals};
 use crate::support::control_plane::{Choice, ControlPlane};
-use crate::support::launch::differs_on_the_incumbent;
+use crate::support::launch::skip_on_go_kubelet;
 use crate::support::node::{FOREVER, Node, busybox, simple};
 use crate::support::registry::{Registry, base64};
 
@@ -38,7 +38,7 @@ const KINDS: &[(&str, bool)] = &[
     ("patch events", false),
     ("watch configmaps", true),
     ("watch secrets", true),
-    // Where the watch came before the API server knew whose the pod is.
+    // When the watch began before the API server knew the node of the pod.
     ("list configmaps", false),
     ("list secrets", false),
     ("get configmaps", false),
@@ -51,7 +51,7 @@ const PASSWORD: &str = "swordfish-of-the-registry";
 const SECRET: &str = "swordfish-of-the-volume";
 
 /// A node that joins by token, with as many log lines as there are.
-fn prepare<'a>(plane: &'a ControlPlane, name: &'static str) -> Joined<'a> {
+fn prepare<'a>(plane: &'a ControlPlane, name: &'static str) -> JoinedNode<'a> {
     let dir = Node::base(name);
     let flags = [
         "--kubeconfig",
@@ -62,7 +62,7 @@ fn prepare<'a>(plane: &'a ControlPlane, name: &'static str) -> Joined<'a> {
         &dir.join("root/pki").display().to_string(),
         "--v=10",
     ];
-    Joined::prepare_with(plane, name, json!({"rotateCertificates": true}), &flags)
+    JoinedNode::prepare_with(plane, name, json!({"rotateCertificates": true}), &flags)
 }
 
 /// A pod with everything that comes from the API server.
@@ -111,7 +111,7 @@ fn below(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// `None` when the file has just gone.
+/// `None` when the file was just removed.
 fn mode(path: &Path) -> Option<u32> {
     path.metadata().ok().map(|file| file.permissions().mode() & 0o777)
 }
@@ -130,7 +130,7 @@ fn key_lines(text: &str) -> Vec<String> {
     lines
 }
 
-/// Everything that must not be seen: what it is, and its text.
+/// Every secret that must not appear: its name and its text.
 fn secrets(plane: &ControlPlane, root: &Path) -> Vec<(String, String)> {
     let mut secrets = vec![
         ("the secret's value".to_owned(), SECRET.to_owned()),
@@ -169,8 +169,8 @@ fn assert_none(secrets: &[(String, String)], place: &str, text: &str) {
 }
 
 #[test]
-fn the_node_asks_what_it_may_and_keeps_secrets() {
-    if differs_on_the_incumbent("rights", "the list is of coracle's requests, and the logs are coracle's") {
+fn node_sends_only_permitted_requests_and_leaks_no_secret() {
+    if skip_on_go_kubelet("rights", "the list is of coracle's requests, and the logs are coracle's") {
         return;
     }
     let plane =
@@ -210,7 +210,7 @@ fn the_node_asks_what_it_may_and_keeps_secrets() {
     joined.wait_pod("rights-missing", "waiting", |pod| {
         text(pod, "/status/containerStatuses/0/state/waiting/reason") == "CreateContainerConfigError"
     });
-    // Last: what was pulled with a password is not for pods without one, whatever its name.
+    // Last: an image that was pulled with credentials is not available to pods without them.
     joined.bind(&rich(&format!("{}/rights:1", registry.host())));
     joined.wait_ready("rights-rich");
     let key_files = |dir: &Path| {
@@ -227,10 +227,10 @@ fn the_node_asks_what_it_may_and_keeps_secrets() {
     key_files(&root);
     let secrets = secrets(&plane, &root);
 
-    // The value is where it belongs, so that it could be found elsewhere.
+    // The value is in its place, so that the search is able to find it elsewhere.
     assert!(below(&root).iter().any(|path| fs::read_to_string(path).is_ok_and(|text| text == SECRET)));
 
-    // What the node itself shows.
+    // The output of the node itself.
     for args in [
         &["status"][..],
         &["pods"],
@@ -248,7 +248,7 @@ fn the_node_asks_what_it_may_and_keeps_secrets() {
         assert_none(&secrets, page, &joined.node.read_only(page).1);
     }
 
-    // Files: pods' volumes have the modes that the pods ask for, behind a closed door.
+    // Files: pods' volumes have the modes that the pods ask for, below a directory that only root can enter.
     assert_eq!(mode(&root.join("pods")).map(|mode| mode & 0o007), Some(0));
     for path in below(&root) {
         let of_volume = path.strip_prefix(&root).is_ok_and(|path| {
@@ -263,7 +263,7 @@ fn the_node_asks_what_it_may_and_keeps_secrets() {
         assert_none(&secrets, &path.display().to_string(), &String::from_utf8_lossy(&text));
     }
 
-    // Started again, it knows its pods; then some go, one by force.
+    // After a restart it knows its pods; then some are deleted, one by force.
     joined.node.stop_agent();
     joined.node.start_agent();
     joined.wait_node_ready();
@@ -289,7 +289,7 @@ fn the_node_asks_what_it_may_and_keeps_secrets() {
     }
     key_files(&root);
 
-    // Every kind of request, and its answers.
+    // Every kind of request, and its responses.
     let log = plane.requests();
     let users: BTreeSet<&str> = log.iter().map(|one| text(one, "/user/username")).collect();
     let mut seen: BTreeMap<String, BTreeMap<u64, usize>> = BTreeMap::new();
@@ -310,7 +310,7 @@ fn the_node_asks_what_it_may_and_keeps_secrets() {
         assert!(KINDS.iter().any(|(listed, _)| listed == kind), "a new kind of request: {kind}");
     }
     for (kind, sure) in KINDS {
-        assert!(!sure || seen.contains_key(*kind), "not asked any more: {kind}");
+        assert!(!sure || seen.contains_key(*kind), "not requested any more: {kind}");
     }
     assert!(refused.is_empty(), "{}", refused.join("\n"));
 }

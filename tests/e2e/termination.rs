@@ -1,4 +1,4 @@
-//! How pods end, what is told of the end, and that it stays told.
+//! How pods end, what is reported of the end, and that the report stays.
 
 use std::fs;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use crate::support::node::{
 use crate::support::wait::{holds_for, wait_until};
 
 #[test]
-fn a_deadline_ends_a_pod_with_its_grace() {
+fn active_deadline_ends_a_pod_within_its_grace_period() {
     let node = Node::start("deadline");
     let script = format!(
         "trap '{STAMP} >> /out/term; sleep 1; {STAMP} >> /out/end; exit 0' TERM; \
          {STAMP} >> /out/start; while :; do sleep 0.1; done"
     );
     let mut manifest = pod("short", json!([busybox("main", &script)]));
-    // Counted from the first look at the pod: until it runs some of it is over, and on a busy
-    // machine much.
+    // The deadline counts from the first sync of the pod: part of it has passed when the pod runs, and
+    // much of it on a busy machine.
     manifest["spec"]["activeDeadlineSeconds"] = json!(30);
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(20);
     node.apply("short.json", &node.with_out(manifest));
@@ -31,7 +31,7 @@ fn a_deadline_ends_a_pod_with_its_grace() {
         status.message.as_deref(),
         Some("Pod was active on the node longer than the specified deadline")
     );
-    wait_until("the end to be told", LONG, || {
+    wait_until("the end to be reported", LONG, || {
         node.pod("short").is_some_and(|pod| ended(&pod, "main").is_some())
     });
     let over = node.pod("short").expect("the pod is listed");
@@ -39,9 +39,9 @@ fn a_deadline_ends_a_pod_with_its_grace() {
     let end = ended(&over, "main").and_then(|end| end.finished_at).expect("a time of the end").0;
     let lived = (end.as_second() - begun.as_second()) as f64;
     assert!((30.0..48.0).contains(&lived), "ended {lived} s after the pod's start");
-    assert!(node.wait_stamp("end") - node.wait_stamp("term") >= 0.9, "it had the time to say goodbye");
-    let told = node.wait_told("short", "DeadlineExceeded", "longer than the specified deadline");
-    assert_eq!(told.kind, "Normal");
+    assert!(node.wait_stamp("end") - node.wait_stamp("term") >= 0.9, "it had time to end");
+    let event = node.wait_event("short", "DeadlineExceeded", "longer than the specified deadline");
+    assert_eq!(event.kind, "Normal");
     wait_until("nothing of it to run", LONG, || {
         node.running("short").is_empty() && node.running_sandboxes("short").is_empty()
     });
@@ -49,7 +49,7 @@ fn a_deadline_ends_a_pod_with_its_grace() {
 }
 
 #[test]
-fn an_end_stays_told_when_its_traces_are_gone() {
+fn final_status_survives_removal_of_runtime_records() {
     let node = Node::start("traces");
     for (name, code) in [("good", 0), ("bad", 3)] {
         let mut manifest =
@@ -67,8 +67,8 @@ fn an_end_stays_told_when_its_traces_are_gone() {
         node.running_sandboxes("good").is_empty() && node.running_sandboxes("bad").is_empty()
     });
     let (runtime, _) = node.cri();
-    // The agent may be about to remove the same: a call that finds it at that fails.
-    wait_until("their traces to be gone", LONG, || {
+    // The agent may remove the same record at this time: then the call fails.
+    wait_until("their records to be gone", LONG, || {
         let containers = runtime.list_containers(Default::default()).expect("ListContainers");
         let sandboxes = runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox");
         let gone = containers.is_empty() && sandboxes.is_empty() && node.containerd.tasks().is_empty();
@@ -80,7 +80,7 @@ fn an_end_stays_told_when_its_traces_are_gone() {
         }
         gone
     });
-    holds_for("nothing starts and nothing is forgotten", Duration::from_secs(4), || {
+    holds_for("nothing starts and all statuses stay", Duration::from_secs(4), || {
         let (Some(good), Some(bad)) = (node.pod("good"), node.pod("bad")) else { return false };
         node.containerd.tasks().is_empty()
             && (phase(&good), phase(&bad)) == ("Succeeded", "Failed")
@@ -93,7 +93,7 @@ fn an_end_stays_told_when_its_traces_are_gone() {
 }
 
 #[test]
-fn a_pod_that_never_restarts_ends_with_its_sandbox() {
+fn pod_with_restart_policy_never_ends_with_its_sandbox() {
     let node = Node::start("sandboxend");
     let mut manifest = pod("web", json!([busybox("main", FOREVER), busybox("side", FOREVER)]));
     manifest["spec"]["restartPolicy"] = json!("Never");
@@ -111,7 +111,7 @@ fn a_pod_that_never_restarts_ends_with_its_sandbox() {
 }
 
 #[test]
-fn last_words_share_a_budget() {
+fn termination_messages_share_a_size_limit() {
     let node = Node::start("words");
     let talker = |name: &str| {
         // 5,000 bytes that end in the container's name.
@@ -147,7 +147,11 @@ fn last_words_share_a_budget() {
             let said = ended(&over, &container).and_then(|end| end.message).unwrap_or_default();
             assert_eq!(said.len(), limit, "{name}/{container}");
             if name == "three" {
-                assert!(said.ends_with(&container), "the last words count: {}", &said[said.len() - 9..]);
+                assert!(
+                    said.ends_with(&container),
+                    "the end of the message is kept: {}",
+                    &said[said.len() - 9..]
+                );
             }
         }
     }
@@ -163,7 +167,7 @@ fn last_words_share_a_budget() {
 }
 
 #[test]
-fn an_end_goes_on_after_a_restart_of_the_agent() {
+fn termination_continues_after_agent_restart() {
     let mut node = Node::start("endrestart");
     let script = format!(
         "trap '{STAMP} >> /out/term' TERM; {STAMP} >> /out/start; while :; do {STAMP} >> /out/beat; sleep 0.1; done"
@@ -187,7 +191,7 @@ fn an_end_goes_on_after_a_restart_of_the_agent() {
 }
 
 #[test]
-fn logs_are_where_everyone_looks() {
+fn log_files_and_links_are_at_the_documented_paths() {
     let node = Node::start_with(
         "logs",
         json!({"containerLogMaxSize": "100Ki", "containerLogMaxFiles": 4, "containerLogMonitorInterval": "3s"}),

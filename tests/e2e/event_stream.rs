@@ -1,5 +1,5 @@
-//! Changes in the runtime: told by its event stream where it has one, found by lists where
-//! it has not; and what watching costs while nothing happens.
+//! Changes in the runtime: reported by its event stream where it has one, found by lists where it
+//! has not; and the cost of watching an idle runtime.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,14 +11,14 @@ use crate::support::containerd::kill;
 use crate::support::node::{LONG, Node, is_ready, restarts, simple};
 use crate::support::wait::{pause, wait_for, wait_until};
 
-/// The time at the head of a log line.
+/// The time at the start of a log line.
 fn time_of(line: &str) -> SystemTime {
     let text = line.split_whitespace().next().unwrap_or_default();
     text.parse::<jiff::Timestamp>().expect("a line begins with its time").into()
 }
 
-/// When the end of the container `id` was heard of, and when the next one was started.
-fn heard_and_started(node: &str, id: &str) -> (Option<SystemTime>, SystemTime) {
+/// When the agent noticed the end of the container `id`, and when it started the next one.
+fn noticed_and_started(node: &str, id: &str) -> (Option<SystemTime>, SystemTime) {
     let log = fs::read_to_string(Node::base(node).join("agent-1.log")).expect("the agent's log");
     let heard = log.lines().rfind(|line| line.contains(&format!("event of {id} ")));
     let started = log.lines().rfind(|line| line.contains("start: container ")).expect("a start is logged");
@@ -38,7 +38,7 @@ fn waits(pid: u32) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn a_killed_container_is_back_at_once() {
+fn killed_container_restarts_at_once() {
     let mut node = Node::start_with("events", json!({"logging": {"verbosity": 4}}));
     let mut took = Vec::new();
     for number in 0..5 {
@@ -50,21 +50,21 @@ fn a_killed_container_is_back_at_once() {
         let before = SystemTime::now();
         kill(pid, "KILL");
         node.wait_pod(&name, "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
-        let (heard, started) = heard_and_started("events", &id);
+        let (heard, started) = noticed_and_started("events", &id);
         let since = |at: SystemTime| at.duration_since(before).unwrap_or_default();
         took.push((heard.map(since), since(started)));
     }
-    // A stream that was held up for seconds counts as deaf until it is heard again.
-    let changes = wait_for("a stream, or none for good", LONG, || {
-        let status = node.says(&["status"]);
+    // A stream that was delayed for seconds is not trusted until the next event arrives.
+    let changes = wait_for("an event stream, or the report that there is none", LONG, || {
+        let status = node.cli(&["status"]);
         let line = status.lines().find(|line| line.starts_with("Changes"))?.to_owned();
         (!line.contains("full list") || line.contains("the runtime has no event stream")).then_some(line)
     });
-    println!("killed; heard of it and started again after {took:?}; {changes}");
+    println!("killed; noticed and started again after {took:?}; {changes}");
     let streams = changes.contains("event stream") && !changes.contains("full list");
     assert!(streams || changes.contains("the runtime has no event stream"), "{changes}");
 
-    // Nothing happens now; what is left is what watching costs.
+    // No changes now: the rest is the cost of watching.
     if streams {
         wait_until("lists to become rare", LONG, || {
             let lists = "kubelet_pleg_relist_duration_seconds_count";
@@ -92,11 +92,11 @@ fn a_killed_container_is_back_at_once() {
         println!("{name}: {:.2} per second", (node.metric(name) - before) / 20.0);
     }
 
-    // The daemon goes and comes back: the stream is opened again and still tells.
+    // The daemon restarts: the stream is opened again and still delivers events.
     node.containerd.stop();
-    wait_until("the agent to notice", LONG, || node.says(&["status"]).contains("full list every second"));
+    wait_until("the agent to notice", LONG, || node.cli(&["status"]).contains("full list every second"));
     node.containerd.resume();
-    wait_until("the way back", LONG, || node.says(&["status"]).lines().any(|line| line == changes));
+    wait_until("the removal of the pods", LONG, || node.cli(&["status"]).lines().any(|line| line == changes));
     let id = node.running("web0")["main"][0].clone();
     node.containerd.kill_task(&id);
     node.wait_pod("web0", "restarted again", LONG, |pod| restarts(pod, "main") == 2 && is_ready(pod));

@@ -1,35 +1,36 @@
-//! The cop: what a process holds, before and after. Rides along in every test above unit.
+//! Threads, descriptors, memory and mounts of a process, before and after a test. Every tier above
+//! unit checks them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::wait::wait_until;
 
-/// What a process holds at one moment.
+/// What a process uses at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Holding {
+pub struct ProcessUsage {
     pub threads: usize,
     pub descriptors: usize,
     pub resident_kib: u64,
-    /// What of it is no file's: heap and stacks, not the program's text, of which more is in
-    /// memory the more of it has run.
+    /// The anonymous part: heap and stacks. The text of the program is not part of it, because more
+    /// of that is in memory the more of it has run.
     pub anonymous_kib: u64,
 }
 
-/// More than this above the first look is a leak. Lazily opened descriptors and a pool's
+/// More than this above the first measurement is a leak. Lazily opened descriptors and a pool's
 /// second thread are not.
 const SPARE_THREADS: usize = 4;
 const SPARE_DESCRIPTORS: usize = 8;
 
-impl Holding {
-    /// Looks at a process; `None` when it is gone.
-    pub fn of(pid: u32) -> Option<Holding> {
+impl ProcessUsage {
+    /// Reads it from `/proc`; `None` when the process is gone.
+    pub fn of(pid: u32) -> Option<ProcessUsage> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;
             line.split_whitespace().next()?.parse::<u64>().ok()
         };
-        Some(Holding {
+        Some(ProcessUsage {
             threads: usize::try_from(field("Threads:")?).ok()?,
             descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count(),
             resident_kib: field("VmRSS:")?,
@@ -39,10 +40,10 @@ impl Holding {
 }
 
 /// Asserts that the process comes back to what it held at first, and stays below a ceiling.
-pub fn assert_back_to(first: Holding, pid: u32, max_resident_kib: u64) {
+pub fn assert_back_to(first: ProcessUsage, pid: u32, max_resident_kib: u64) {
     let mut last = first;
-    let back = |last: &mut Holding| {
-        let Some(now) = Holding::of(pid) else { return false };
+    let back = |last: &mut ProcessUsage| {
+        let Some(now) = ProcessUsage::of(pid) else { return false };
         *last = now;
         now.threads <= first.threads + SPARE_THREADS
             && now.descriptors <= first.descriptors + SPARE_DESCRIPTORS
@@ -51,7 +52,7 @@ pub fn assert_back_to(first: Holding, pid: u32, max_resident_kib: u64) {
     let limit = Duration::from_secs(60);
     let begun = std::time::Instant::now();
     while !back(&mut last) {
-        assert!(begun.elapsed() < limit, "leak: held {first:?} at first, holds {last:?} at the end");
+        assert!(begun.elapsed() < limit, "leak: used {first:?} at first, uses {last:?} at the end");
         super::wait::pause(Duration::from_millis(50));
     }
     assert!(
@@ -63,12 +64,12 @@ pub fn assert_back_to(first: Holding, pid: u32, max_resident_kib: u64) {
 
 /// Asserts that the process comes back to the memory that it had after the same had been done
 /// before: `spare_kib` is for what an allocator keeps for itself.
-pub fn assert_memory_back_to(warm: Holding, pid: u32, spare_kib: u64) {
+pub fn assert_memory_back_to(warm: ProcessUsage, pid: u32, spare_kib: u64) {
     let begun = std::time::Instant::now();
-    let now = || Holding::of(pid).expect("the process runs");
+    let now = || ProcessUsage::of(pid).expect("the process runs");
     while now().anonymous_kib > warm.anonymous_kib + spare_kib {
         let waited = begun.elapsed();
-        assert!(waited < Duration::from_secs(60), "memory grows: held {warm:?}, holds {:?}", now());
+        assert!(waited < Duration::from_secs(60), "memory grows: used {warm:?}, uses {:?}", now());
         super::wait::pause(Duration::from_millis(50));
     }
 }

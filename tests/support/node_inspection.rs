@@ -1,4 +1,4 @@
-//! More ways to look at a node: its events, the files its containers write, its processes.
+//! More ways to inspect a node: its events, the files that its containers write, its processes.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -12,35 +12,35 @@ use super::wait::{pause, wait_for};
 
 impl Node {
     /// The events of a pod, or all of the node's for an empty name, oldest first.
-    pub fn told(&self, pod: &str) -> Vec<Told> {
+    pub fn events(&self, pod: &str) -> Vec<NodeEvent> {
         let full = self.full_name(pod);
         let events: Vec<Value> =
-            serde_json::from_str(&self.says(&["events", "-o", "json"])).expect("events are JSON");
-        let mut told: Vec<Told> = events.iter().map(Told::of).collect();
-        told.retain(|event| pod.is_empty() || event.name == full);
-        told
+            serde_json::from_str(&self.cli(&["events", "-o", "json"])).expect("events are JSON");
+        let mut events: Vec<NodeEvent> = events.iter().map(NodeEvent::of).collect();
+        events.retain(|event| pod.is_empty() || event.name == full);
+        events
     }
 
     /// The events of a pod with a reason.
-    pub fn told_of(&self, pod: &str, reason: &str) -> Vec<Told> {
-        let mut told = self.told(pod);
-        told.retain(|event| event.reason == reason);
-        told
+    pub fn events_with_reason(&self, pod: &str, reason: &str) -> Vec<NodeEvent> {
+        let mut events = self.events(pod);
+        events.retain(|event| event.reason == reason);
+        events
     }
 
     /// Waits for an event of a pod whose message contains `words`.
-    pub fn wait_told(&self, pod: &str, reason: &str, words: &str) -> Told {
+    pub fn wait_event(&self, pod: &str, reason: &str, words: &str) -> NodeEvent {
         let begun = Instant::now();
         loop {
-            let told = self.told(pod);
+            let events = self.events(pod);
             if let Some(event) =
-                told.iter().find(|event| event.reason == reason && event.message.contains(words))
+                events.iter().find(|event| event.reason == reason && event.message.contains(words))
             {
                 return event.clone();
             }
             assert!(
                 begun.elapsed() < LONG,
-                "waited {LONG:?} in vain for event {reason} {words:?} of {pod:?}; there are {told:#?}"
+                "timed out after {LONG:?} waiting for event {reason} {words:?} of {pod:?}; there are {events:#?}"
             );
             pause(Duration::from_millis(50));
         }
@@ -108,7 +108,7 @@ pub fn moment() -> f64 {
 
 /// An event as `coracle events -o json` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct NodeEvent {
     pub kind: String,
     pub reason: String,
     pub message: String,
@@ -121,11 +121,11 @@ pub struct Told {
     pub count: u64,
 }
 
-impl Told {
-    fn of(event: &Value) -> Told {
+impl NodeEvent {
+    fn of(event: &Value) -> NodeEvent {
         let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
         let object = &event["involvedObject"];
-        Told {
+        NodeEvent {
             kind: text(&event["type"]),
             reason: text(&event["reason"]),
             message: text(&event["message"]),

@@ -9,16 +9,16 @@ use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use super::node::{LONG, http_get_within};
 
 /// A port-forward that runs. Dropping it kills the program.
-pub struct Forwarded {
+pub struct PortForward {
     pub port: u16,
     child: Child,
     /// Ends with the program.
     _drain: Running,
 }
 
-impl Forwarded {
+impl PortForward {
     /// Starts a program that forwards from any port, and waits until it listens.
-    pub fn start(command: &mut Command) -> Forwarded {
+    pub fn start(command: &mut Command) -> PortForward {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -27,7 +27,7 @@ impl Forwarded {
             .expect("the program starts");
         let mut lines = BufReader::new(child.stdout.take().expect("its output is piped"));
         let mut line = String::new();
-        lines.read_line(&mut line).expect("it says where it listens");
+        lines.read_line(&mut line).expect("it prints where it listens");
         let port = line
             .strip_prefix("Forwarding from 127.0.0.1:")
             .and_then(|rest| rest.split(' ').next())
@@ -37,7 +37,7 @@ impl Forwarded {
         let drain = spawn("t/drain", Stack::Small, OnDeath::Nobody, move |_| {
             lines.lines().map_while(Result::ok).for_each(drop);
         });
-        Forwarded { port, child, _drain: drain.expect("a thread") }
+        PortForward { port, child, _drain: drain.expect("a thread") }
     }
 
     pub fn get(&self, path: &str) -> (u16, String) {
@@ -58,7 +58,7 @@ impl Forwarded {
     }
 }
 
-impl Drop for Forwarded {
+impl Drop for PortForward {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
