@@ -24,7 +24,7 @@ pub mod volumes;
 pub mod node;
 pub mod pods;
 // layer 4
-pub mod server;
+pub(crate) mod server;
 pub mod sync;
 // layer 5
 pub mod agent;

@@ -1,5 +1,5 @@
-//! What a node of a cluster has in addition to a standalone one: the client, the Node object, the
-//! lease, statuses and mirrors at the API server, and the objects that pods refer to.
+//! The parts that only a node of a cluster has: the client, the Node object, the lease, statuses and
+//! mirrors at the API server, and the objects that pods refer to.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub(super) struct Cluster {
     renewed: Option<Renewed>,
 }
 
-/// What the threads work with, beside the handles of the rooms.
+/// What the threads need besides the handles of the rooms.
 pub(super) struct Parts<'a> {
     pub(super) log: &'a EventLog,
     pub(super) shutting_down: Flag,
@@ -89,7 +89,7 @@ pub(super) fn connect(
 }
 
 impl Cluster {
-    /// Reads our Node object once more.
+    /// Reads the node's object again.
     pub(super) fn reader(&self, node_name: &str) -> NodeReader {
         NodeReader::new(&self.client, node_name, &self.node)
     }
@@ -184,7 +184,7 @@ fn activity(rooms: &Rooms) -> impl Fn(&PodUid) -> Activity + Send + 'static {
     move |uid| match view.get().pods.get(uid) {
         Some(Entry { worker: Some(worker), .. }) if !worker.report().has_stopped() => Activity::MayRun,
         Some(Entry { worker: Some(_), .. }) => Activity::Stopped,
-        // A rejected pod may still run from before the agent was restarted.
+        // A rejected pod may run since before a restart of the agent.
         _ if observe.still_runs(uid) => Activity::MayRun,
         _ => Activity::Stopped,
     }

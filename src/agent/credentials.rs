@@ -17,11 +17,11 @@ use crate::kube::kubeconfig;
 use crate::model::kubeconfig::Kubeconfig;
 use crate::transport::api::Breaker;
 
-/// No certificate yet: a request that is not made needs no refusal.
+/// Credentials before the first certificate: each request fails without a connection.
 #[derive(Debug)]
-struct Awaited;
+struct NoCertificateYet;
 
-impl CredentialSource for Awaited {
+impl CredentialSource for NoCertificateYet {
     fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
         Err("the node's first certificate has not been issued yet".to_owned())
     }
@@ -47,7 +47,7 @@ pub(super) fn credentials(
         let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
         let why = identity.and_then(|identity| bootstrap::why_needed(Some(&identity.certificate), now));
         if let Some(why) = why.filter(|_| args.bootstrap_kubeconfig.is_some()) {
-            log::info!("{}: {why}; a new one is asked for", path.display());
+            log::info!("{}: {why}; requesting a new one", path.display());
             own = None;
         }
     }
@@ -62,7 +62,7 @@ pub(super) fn credentials(
         if !config.rotate_certificates || identity.is_none() {
             return Ok(Some((credentials, None)));
         }
-        // The one that was issued last, which a kubeconfig with the data in place does not have.
+        // The latest certificate; a kubeconfig with embedded data has the first one.
         let current = certificates::client_identity(&store, identity, now);
         if let Some(current) = current.as_ref().filter(|current| !current.facts.is_expired(now)) {
             credentials.endpoint.identity = Some(current.for_client());
@@ -79,7 +79,8 @@ pub(super) fn credentials(
     let cluster = bootstrap::Cluster::of_kubeconfig(&file, first).unwrap_or_default();
     let current = bootstrap::good(&store, &Template::client(node_name), now);
     credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
-    credentials.token = current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(Awaited) });
+    credentials.token =
+        current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(NoCertificateYet) });
     let renewed = Renewed { current, bootstrap: opener, kubeconfig: Some((path.clone(), cluster)) };
     Ok(Some((credentials, Some(renewed))))
 }

@@ -1,67 +1,33 @@
-//! What the main port's plain answers ask for: one pod, one log, one command, the settings.
+//! The node API's own responses: one pod, one log, one command, the settings.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use super::handles::Handles;
-use crate::config::{self, AgentArgs, KubeletConfiguration};
+use crate::config;
 use crate::cri::{self, RuntimeClient};
 use crate::model::api::Pod;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
 use crate::runtime::logs::read::resolve;
-use crate::server::{Endpoints, LogSource, Switches};
+use crate::server::{Endpoints, LogSource};
 use crate::util::stop::StopToken;
 
-/// What `/logs/` shows.
+/// The directory behind `/logs/`.
 const LOG_DIR: &str = "/var/log";
-/// Whoever follows a log asks the runtime itself this often whether its container runs: what
-/// the runtime's events told is known before.
-const ASK_RUNTIME: Duration = Duration::from_secs(5);
+/// How often the follower of a log asks the runtime whether the container runs. The runtime's events
+/// usually report the end earlier.
+const POLL_PERIOD: Duration = Duration::from_secs(5);
 
-/// The part of the settings that these answers show or depend on.
-#[derive(Clone)]
-pub(super) struct Settings {
-    switches: Switches,
-    config: Arc<KubeletConfiguration>,
-    flags: Arc<[(String, String)]>,
-    checkpoints: PathBuf,
-}
-
-impl Settings {
-    pub(super) fn new(args: &AgentArgs, config: &KubeletConfiguration, flags: Vec<(String, String)>) -> Self {
-        let gates = super::settings::gates(config);
-        Settings {
-            switches: Switches {
-                debugging: config.enable_debugging_handlers,
-                system_logs: config.enable_system_log_handler,
-                system_log_query: config.enable_system_log_query,
-                debug_flags: config.enable_debug_flags_handler,
-                profiling: config.enable_profiling_handler,
-                checkpoint: gates.enabled("ContainerCheckpoint"),
-                flagz: gates.enabled("ComponentFlagz"),
-                statusz: gates.enabled("ComponentStatusz"),
-                split_streams: gates.enabled("PodLogsQuerySplitStreams"),
-            },
-            config: Arc::new(config.clone()),
-            flags: flags.into(),
-            checkpoints: args.root_dir.join("checkpoints"),
-        }
-    }
-}
-
-/// Makes the closures.
 pub(super) fn endpoints(handles: &Handles) -> Endpoints {
     let settings = &handles.endpoints;
-    let (pods, logs, runs, checkpoints) =
-        (handles.clone(), handles.clone(), handles.clone(), handles.clone());
+    let [pods, logs, runs, checkpoints] = std::array::from_fn(|_| handles.clone());
     let (config, flags) = (Arc::clone(&settings.config), Arc::clone(&settings.flags));
-    let up = SignedDuration::try_from(handles.started.elapsed()).unwrap_or_default();
     Endpoints {
         switches: settings.switches,
         pod: Arc::new(move |namespace, name| pods.named(namespace, name)),
@@ -73,7 +39,7 @@ pub(super) fn endpoints(handles: &Handles) -> Endpoints {
         configz: Arc::new(move || config::configz(&config)),
         flags: Arc::new(move || flags.to_vec()),
         log_dir: PathBuf::from(LOG_DIR),
-        started: Timestamp::now().checked_sub(up).unwrap_or(Timestamp::UNIX_EPOCH),
+        started: handles.start_time(),
     }
 }
 
@@ -84,11 +50,8 @@ impl Handles {
         for (uid, entry) in &snapshot.pods {
             let Some(pod) = entry.any_pod() else { continue };
             if pod.name() == name && pod.namespace() == namespace {
-                let mut object = pod.object().clone();
-                if let Some(status) = self.status.get(uid) {
-                    object.status = Some((*status).clone());
-                }
-                // One that is leaving gives way to its successor.
+                let object = self.object(uid, pod);
+                // A terminating pod is returned only if no other has its name.
                 if entry.pod.is_some() {
                     return Some(object);
                 }
@@ -101,15 +64,15 @@ impl Handles {
     fn instance_log(&self, uid: &PodUid, id: &str) -> Result<LogSource, String> {
         let id = ContainerId::from(id);
         let logging = self.cri.logging(&id).map_err(|error| error.to_string())?;
-        // DIFFERS: the Go kubelet does not look. The id may be from a status that was at the API
-        // server before this node had one, and whoever wrote that reads no other pod's log by it.
+        // DIFFERS: the Go kubelet does not check this. The id may be from a status that a client wrote
+        // to the API server, who must not read another pod's log by it.
         if logging.pod.as_ref() != Some(uid) {
-            return Err("it is a container of another pod".to_owned());
+            return Err("the container belongs to another pod".to_owned());
         }
         let path = resolve(logging.log_path, &id);
         let (observe, cri, uid) = (self.observe.clone(), self.cri.clone(), uid.clone());
-        let asked = Mutex::new(None);
-        Ok(LogSource { path, running: Arc::new(move || still_runs(&observe, &cri, &uid, &id, &asked)) })
+        let checked = Mutex::new(None);
+        Ok(LogSource { path, running: Arc::new(move || still_runs(&observe, &cri, &uid, &id, &checked)) })
     }
 
     /// The container that runs now, as the runtime lists it.
@@ -135,8 +98,8 @@ impl Handles {
         let output =
             self.cri.exec_sync_within(&id, command, None, stop).map_err(|error| error.to_string())?;
         if output.exit_code != 0 {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(format!("command '{shown}' exited with {}: {said}", output.exit_code));
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("command '{shown}' exited with {}: {stderr}", output.exit_code));
         }
         let mut all = output.stdout;
         all.extend_from_slice(&output.stderr);
@@ -165,19 +128,19 @@ impl Handles {
     }
 }
 
-/// A checkpoint holds the container's memory.
+/// Makes a directory for root only: a checkpoint has the container's memory.
 fn make_private(directory: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
-/// Whether a container runs, as far as anyone knows: its observed end is one, and now and
-/// then the runtime is asked. A runtime that does not answer has ended nothing.
+/// Whether a container runs: by its last inspection and, every [`POLL_PERIOD`], by the runtime. If
+/// the runtime does not respond, the container is assumed to run.
 fn still_runs(
     observe: &Observe,
     cri: &RuntimeClient,
     uid: &PodUid,
     id: &ContainerId,
-    asked: &Mutex<Option<Instant>>,
+    checked: &Mutex<Option<Instant>>,
 ) -> bool {
     let ended = observe.cached(uid).is_some_and(|pod| {
         pod.containers.iter().any(|instance| instance.id == *id && instance.state == ContainerState::Exited)
@@ -185,12 +148,12 @@ fn still_runs(
     if ended {
         return false;
     }
-    let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
-    if asked.is_some_and(|asked| asked.elapsed() < ASK_RUNTIME) {
+    let mut checked = checked.lock().unwrap_or_else(PoisonError::into_inner);
+    if checked.is_some_and(|checked| checked.elapsed() < POLL_PERIOD) {
         return true;
     }
-    *asked = Some(Instant::now());
-    drop(asked);
+    *checked = Some(Instant::now());
+    drop(checked);
     match cri.logging(id) {
         Ok(logging) => logging.running,
         Err(error) => !error.is_not_found(),

@@ -6,7 +6,7 @@ use crate::cri::CriError;
 use crate::resources::ResourceError;
 use crate::server::ServerError;
 
-/// Why the agent cannot start. The operator sees it once.
+/// Why the agent cannot start.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StartError {
     /// The configuration is wrong, or does not fit this machine.

@@ -1,11 +1,12 @@
-//! Third phase of a start: what the server's responses are made from.
+//! The handles that the server's responses are made from.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::rooms::{Context, Rooms};
-use super::{endpoints, stats, streams};
+use super::settings::EndpointSettings;
+use super::{stats, streams};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
@@ -21,10 +22,11 @@ use crate::sync::ephemeral;
 use crate::sync::view::View;
 use crate::volumes::Volumes;
 
-/// The sync loop counts as stuck after this, or after twice the sync period.
+/// The sync loop is stuck after this time, or after twice the sync period.
 const TURN_LIMIT: Duration = Duration::from_secs(300);
 
 /// The handles on started threads.
+#[derive(Clone)]
 pub(super) struct ThreadHandles {
     /// The path or URL of each configured source.
     pub(super) places: BTreeMap<SourceName, String>,
@@ -40,13 +42,12 @@ pub(super) struct ThreadHandles {
 pub(super) struct Handles {
     pub(super) node: String,
     pub(super) started: Instant,
-    /// The runtime's.
+    /// The runtime's endpoint.
     pub(super) endpoint: String,
     /// `v1` or `v2`.
     pub(super) cgroups: String,
     pub(super) feature_gates: BTreeMap<String, bool>,
-    /// The path or URL of each configured source.
-    pub(super) places: BTreeMap<SourceName, String>,
+    pub(super) threads: ThreadHandles,
     pub(super) view: View,
     pub(super) status: StatusCache,
     pub(super) allocations: Allocations,
@@ -54,16 +55,12 @@ pub(super) struct Handles {
     pub(super) probes: Probes,
     pub(super) cri: RuntimeClient,
     pub(super) images: ImageClient,
-    pub(super) log: EventLog,
     pub(super) sink: EventSink,
-    /// When the sync loop ended its last turn.
-    pub(super) turn: Arc<Mutex<Instant>>,
-    /// After so long without a turn the sync loop counts as stuck.
+    /// The sync loop is stuck after so long without a turn.
     pub(super) turn_limit: Duration,
-    pub(super) ephemeral: ephemeral::Requester,
     pub(super) stats: Collector,
     pub(super) volumes: Arc<Volumes>,
-    pub(super) endpoints: endpoints::Settings,
+    pub(super) endpoints: EndpointSettings,
     pub(super) streams: StreamDeps,
     /// The client of the API server; `None` without one.
     pub(super) api: Option<Client>,
@@ -79,14 +76,13 @@ impl Handles {
         flags: Vec<(String, String)>,
     ) -> Self {
         let Context { args, config, host, started, .. } = context;
-        let ThreadHandles { places, log, turn, ephemeral } = threads;
         Handles {
             node: host.node_name.clone(),
             started,
             endpoint: config.container_runtime_endpoint.clone(),
             cgroups: host.cgroups.version.as_str().to_owned(),
             feature_gates: config.feature_gates.clone(),
-            places,
+            threads,
             view: rooms.view.clone(),
             status: rooms.status.clone(),
             allocations: rooms.allocations.clone(),
@@ -94,14 +90,11 @@ impl Handles {
             probes: rooms.probes.clone(),
             cri: rooms.cri.clone(),
             images: rooms.images.clone(),
-            log,
             sink: rooms.events.clone(),
-            turn,
             turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
-            ephemeral,
             stats: stats::collector(context, rooms),
             volumes: Arc::clone(&rooms.volumes),
-            endpoints: endpoints::Settings::new(args, config, flags),
+            endpoints: EndpointSettings::new(args, config, flags),
             streams: streams::deps(config, rooms),
             api: client,
         }

@@ -1,4 +1,4 @@
-//! First phase of a start: is this machine suitable, and is no other agent running on it?
+//! First phase of a start: checks the machine, and that no other agent uses it.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 
 use super::error::StartError;
 use super::node;
-use super::settings::CONTAINER_LOGS_DIR;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::resources::Roots;
 use crate::resources::cgroups::Cgroups;
 use crate::resources::machine::Machine;
 use crate::server::{self, Claim, LOCAL_SOCKET};
+
+/// Links to the logs by container id, where log collectors expect them.
+pub(super) const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
 
 /// The machine and the node's identity on it.
 pub(super) struct Host {
@@ -76,8 +78,8 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), StartError> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(fail)
 }
 
-/// Removes the permission bits beyond `mode` from a directory that may have existed before. The
-/// agent also starts where that is not possible.
+/// Removes the permission bits beyond `mode` from a directory. The agent also starts where that is
+/// not possible.
 fn restrict_dir(path: &Path, mode: u32) {
     let restricted =
         std::fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o7777).and_then(|before| {
@@ -89,7 +91,7 @@ fn restrict_dir(path: &Path, mode: u32) {
             Ok(())
         });
     if let Err(error) = restricted {
-        log::warn!("cannot take permissions from {}: {error}", path.display());
+        log::warn!("cannot restrict the permissions of {}: {error}", path.display());
     }
 }
 

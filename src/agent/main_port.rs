@@ -1,4 +1,4 @@
-//! The node API's port: its certificate, and how its callers are known and allowed.
+//! The node API's port: its certificate, and how callers are authenticated and authorized.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::kube::reviews::{Attributes, Reviewer, User};
 use crate::server::{Auth, AuthSettings, MainPort, Mode, Reviews};
 use crate::transport::tls::{Acceptor, Settings};
 
-/// Opens the certificate that the port shows; `None`: there is no such port.
+/// Opens the serving certificate; `None`: the port is off.
 pub(super) fn certificate(
     args: &AgentArgs,
     config: &KubeletConfiguration,
@@ -38,7 +38,7 @@ pub(super) fn certificate(
     serving.map(Some).map_err(|error| StartError::Refused(format!("serving certificate: {}", chain(&error))))
 }
 
-/// The port itself; `None` without a certificate.
+/// The settings of the port; `None` without a certificate.
 pub(super) fn main_port(
     config: &KubeletConfiguration,
     node_name: &str,
@@ -70,7 +70,7 @@ pub(super) fn main_port(
         ask_for_certificates: settings.client_ca_file.is_some(),
     };
     let reviews = client.map(|client| -> Arc<dyn Reviews> {
-        Arc::new(Apart { tokens: Reviewer::new(client), accesses: Reviewer::new(client) })
+        Arc::new(SeparateReviewers { tokens: Reviewer::new(client), accesses: Reviewer::new(client) })
     });
     let auth = Auth::new(settings, reviews).map_err(refused)?;
     let tls = Acceptor::new(&tls, Box::new(move || serving.current()))
@@ -79,21 +79,21 @@ pub(super) fn main_port(
     let port = u16::try_from(config.port).map_err(|_| refused("port: not a port".to_owned()))?;
     if authentication.anonymous.enabled && config.authorization.mode == "AlwaysAllow" {
         log::warn!(
-            "the node API on port {port} lets anybody run commands in containers: set \
+            "the node API on port {port} lets every client run commands in containers: set \
              authentication.anonymous.enabled: false, or authorization.mode: Webhook"
         );
     }
     Ok(Some(MainPort { address: SocketAddr::new(ip, port), tls, auth }))
 }
 
-/// Anybody may come with a token, and whoever is known asks for rights: turns and rate of the
-/// two are apart, so that strangers keep nobody from what he may do.
-struct Apart {
+/// Reviews tokens and access through separate clients with separate rate limits: unauthenticated
+/// clients, whose tokens are reviewed, must not delay the authorization of users.
+struct SeparateReviewers {
     tokens: Reviewer,
     accesses: Reviewer,
 }
 
-impl Reviews for Apart {
+impl Reviews for SeparateReviewers {
     fn token(&self, token: &str) -> Result<Option<User>, String> {
         Reviews::token(&self.tokens, token)
     }

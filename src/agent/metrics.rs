@@ -1,4 +1,4 @@
-//! The numbers that are read off snapshots at the moment of a scrape.
+//! Metrics that are read from snapshots at a scrape.
 
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -55,7 +55,7 @@ fn start_time(handles: &Handles, page: &mut Page) {
     page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", at);
 }
 
-/// Served apart, as its labels name pods.
+/// On its own page, since its labels name pods.
 fn probes(handles: &Handles, page: &mut Page) {
     let all = handles.probes.counters();
     let mut family = page.family("prober_probe_total", "Probes by their result.", Type::Counter);
@@ -161,7 +161,7 @@ fn runtime(handles: &Handles, page: &mut Page) {
         };
         *states.entry(state).or_default() += 1;
     }
-    // DIFFERS: in the Go kubelet a state that nothing is in any more keeps its old number.
+    // DIFFERS: in the Go kubelet the number of a state stays when its last container leaves it.
     let mut family =
         page.family("kubelet_running_containers", "Containers in the runtime, by state.", Type::Gauge);
     for (state, count) in states {
@@ -245,7 +245,7 @@ fn pods(handles: &Handles, page: &mut Page) {
     }
 }
 
-/// Volumes that pods are to have, and those that are mounted.
+/// Desired and mounted volumes.
 fn volumes(handles: &Handles, snapshot: &Snapshot, page: &mut Page) {
     let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for (uid, entry) in &snapshot.pods {
@@ -282,16 +282,16 @@ fn certificates(page: &mut Page) {
     }
 }
 
-/// What only this agent has.
+/// Metrics that only this agent has.
 fn own_parts(handles: &Handles, page: &mut Page) {
-    let turn = handles.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner).elapsed();
+    let turn = handles.threads.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner).elapsed();
     let help = "Since the last turn of the sync loop.";
     page.gauge("coracle_sync_turn_age_seconds", help, turn.as_secs_f64());
     let help = "Events that wait for the recorder.";
     page.gauge("coracle_events_queued", help, handles.sink.depth() as f64);
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     for line in crate::util::threads::report() {
-        // What comes after the slash is a pod or a number.
+        // A pod or a number follows the slash.
         let kind = line.name.split_once('/').map_or(&*line.name, |(kind, _)| kind);
         *kinds.entry(kind.to_owned()).or_default() += 1;
     }
@@ -300,7 +300,7 @@ fn own_parts(handles: &Handles, page: &mut Page) {
         family.series(&[("kind", kind)], *count as f64);
     }
     drop(family);
-    // Numbers by the runtime's own interface and from cgroups; there is no cAdvisor.
+    // From the CRI and from cgroups; there is no cAdvisor.
     page.family("kubelet_metrics_provider", "Where numbers of pods come from.", Type::Gauge)
         .series(&[("provider", "cri")], 1.0);
 }
@@ -312,7 +312,7 @@ fn process(handles: &Handles, page: &mut Page) {
         page.gauge("process_resident_memory_bytes", "Resident memory.", own.resident_bytes as f64);
         page.gauge("coracle_peak_memory_bytes", "The most resident memory.", own.peak_resident_bytes as f64);
         page.gauge("process_open_fds", "Open file descriptors.", own.open_files as f64);
-        // There are no goroutines; dashboards have a panel for them.
+        // For panels of dashboards; there are no goroutines.
         page.gauge("go_goroutines", "Threads.", own.threads as f64);
         let help = "Times that a thread waited for something.";
         page.counter("coracle_voluntary_context_switches_total", help, own.voluntary_switches as f64);
@@ -320,7 +320,7 @@ fn process(handles: &Handles, page: &mut Page) {
     if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
         page.gauge("process_max_fds", "The most file descriptors that may be open.", limit as f64);
     }
-    // Without a limit the largest number that there is, as other clients write it.
+    // Without a limit the largest number, as in other client libraries.
     let most = rustix::process::getrlimit(rustix::process::Resource::As).current.unwrap_or(u64::MAX);
     page.gauge("process_virtual_memory_max_bytes", "The most virtual memory.", most as f64);
     if let Some(bytes) = virtual_memory() {

@@ -29,7 +29,7 @@ use crate::config::{AgentArgs, Loaded};
 use crate::server::ServerError;
 use crate::util::{logging, threads};
 use error::{StartError, chain};
-use supervise::{Ending, Supervisor};
+use supervise::{StopReason, Supervisor};
 
 /// How a run of the agent ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,11 +78,11 @@ pub fn run(args: &AgentArgs, loaded: &Loaded, flags: Vec<(String, String)>) -> O
         }
         Ok(agent) => {
             let outcome = match supervisor.wait() {
-                Ending::Signal => {
+                StopReason::Signal => {
                     log::info!("stopping on a signal; pods keep running");
                     Outcome::Stopped
                 }
-                Ending::Died(died) => {
+                StopReason::Died(died) => {
                     let why = died.panic.as_deref().unwrap_or("its body returned");
                     log::error!("stopping because thread {} ended: {why}", died.thread);
                     Outcome::Failed

@@ -1,4 +1,4 @@
-//! Facts about this node that the rooms are set up with.
+//! The node's name and addresses, and the limits of the process.
 
 use std::net::{IpAddr, UdpSocket};
 
@@ -19,8 +19,8 @@ pub(super) fn name(hostname_override: &str) -> Result<String, String> {
     Ok(name)
 }
 
-/// The node's addresses: those given by `--node-ip`, else the source address that the
-/// kernel would use towards the outside. Nothing is sent to find that out.
+/// The node's addresses: those of `--node-ip`, else the source address of the default route. Sends
+/// no packet.
 pub(super) fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
     let given: Vec<IpAddr> = node_ip.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
     if !given.is_empty() {
@@ -39,15 +39,15 @@ pub(super) fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Gives the process its limits and its place in the kernel's order of victims. Neither
-/// is worth not starting for: a container or a reduced capability set may forbid it.
+/// Sets the limit of open files and the OOM score. The agent also starts without them: a container
+/// or a reduced capability set may forbid both.
 pub(super) fn prepare_process(max_open_files: i64, oom_score_adj: i32) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let wanted = u64::try_from(max_open_files).ok();
     let now = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: wanted, maximum: wanted }) {
         log::debug!("cannot raise the limit of open files to {max_open_files}: {error}");
-        // Without the privilege: as far as it goes.
+        // Without the privilege: up to the hard limit.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
     }
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", oom_score_adj.to_string()) {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_address_wins() {
+    fn given_address_is_used() {
         let ip: IpAddr = "192.0.2.10".parse().unwrap();
         assert_eq!(addresses(&[ip]), [ip]);
         assert!(addresses(&["0.0.0.0".parse().unwrap()]).iter().all(|ip| !ip.is_unspecified()));

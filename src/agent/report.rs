@@ -1,63 +1,54 @@
-//! Puts together what the server shows, from snapshots.
+//! Makes the server's documents from snapshots.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::handles::Handles;
 use crate::kube::client::Client;
+use crate::model::api;
 use crate::model::ids::{ImageRef, PodUid};
+use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::resources::{Roots, own::OwnUse};
-use crate::runtime::logs::read::{ReadOptions, read, resolve};
+use crate::runtime::logs::read::{read, resolve};
 use crate::server::{
-    Deps, HealthCheck, ImageRow, LogOptions, LogSource, MemoryReport, NodeReport, PodView, ProblemReport,
-    QueueReport, RuntimeReport, SourceReport, ThreadRow,
+    Deps, HealthCheck, ImageRow, LogSource, MemoryReport, NodeReport, PodView, ProblemReport, QueueReport,
+    RuntimeReport, SourceReport, ThreadRow,
 };
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-/// How long a log that was just removed is looked for elsewhere.
-const LOG_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a removed log is searched for again.
+const LOG_LIMIT: Duration = Duration::from_secs(1);
 
-/// Everything that the server asks for.
+/// The dependencies of the server.
 pub(super) fn server_deps(handles: &Handles) -> Deps {
-    let (pods, waiting, running, images, status, logs) = (
-        handles.clone(),
-        handles.clone(),
-        handles.clone(),
-        handles.clone(),
-        handles.clone(),
-        handles.clone(),
-    );
-    let measured = handles.clone();
+    let clones: [Handles; 6] = std::array::from_fn(|_| handles.clone());
+    let [pods, running, images, status, logs, measured] = clones;
+    let statuses = handles.status.clone();
     Deps {
         pods: Arc::new(move |each| pods.each_pod(each)),
-        wait_pods: Arc::new(move |seen, limit| waiting.status.wait_newer(seen, &StopToken::never(), limit)),
+        wait_pods: Arc::new(move |seen, limit| statuses.wait_newer(seen, &StopToken::never(), limit)),
         running: Arc::new(move || running.running()),
         images: Arc::new(move || images.image_rows()),
         status: Arc::new(move || status.node_report()),
         checks: handles.checks(),
         log_path: Arc::new(move |uid, container, previous| logs.find_log(uid, container, previous)),
-        read_log: Arc::new(|path, options: &LogOptions, out, running, stop| {
-            let options = ReadOptions {
-                follow: options.follow,
-                tail_lines: options.tail,
-                since: options.since,
-                stream: options.stream,
-                timestamps: options.timestamps,
-                limit_bytes: options.limit_bytes,
-            };
-            read(path, &options, out, running, stop).map_err(|error| error.to_string())
+        read_log: Arc::new(|path, options, out, running, stop| {
+            read(path, options, out, running, stop).map_err(|error| error.to_string())
         }),
-        events: handles.log.clone(),
+        events: handles.threads.log.clone(),
         metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
-        stats: super::stats::deps(&handles.stats),
+        summary: {
+            let collector = handles.stats.clone();
+            Arc::new(move |detail| super::stats::summary(&collector, detail))
+        },
         add_ephemeral: {
-            let requester = handles.ephemeral.clone();
+            let requester = handles.threads.ephemeral.clone();
             Arc::new(move |pod, container| requester.request(pod, container))
         },
         endpoints: super::endpoints::endpoints(handles),
@@ -66,15 +57,26 @@ pub(super) fn server_deps(handles: &Handles) -> Deps {
 }
 
 impl Handles {
+    /// The object of a pod with its current status.
+    pub(super) fn object(&self, uid: &PodUid, pod: &Pod) -> api::Pod {
+        let mut object = pod.object().clone();
+        if let Some(status) = self.status.get(uid) {
+            object.status = Some((*status).clone());
+        }
+        object
+    }
+
+    pub(super) fn start_time(&self) -> Timestamp {
+        let up = SignedDuration::try_from(self.started.elapsed()).unwrap_or_default();
+        Timestamp::now().checked_sub(up).unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+
     fn each_pod(&self, each: &mut dyn FnMut(PodView)) {
         for (uid, entry) in &self.view.get().pods {
-            // One whose manifest is gone is shown until it has ended.
+            // Also a pod whose manifest was removed, until it has ended.
             // DIFFERS: the Go kubelet's /pods drops it at once, though it still runs.
             let Some(pod) = entry.any_pod() else { continue };
-            let mut object = pod.object().clone();
-            if let Some(status) = self.status.get(uid) {
-                object.status = Some((*status).clone());
-            }
+            let object = self.object(uid, pod);
             let worker = entry.worker.as_ref().map(|worker| worker.report()).unwrap_or_default();
             let phase = if entry.rejected { "Rejected" } else { worker.phase };
             each(PodView {
@@ -93,7 +95,7 @@ impl Handles {
     fn image_rows(&self) -> Result<Vec<ImageRow>, String> {
         let images = self.images.list_images().map_err(|error| error.to_string())?;
         let listed = self.observe.listed();
-        // Sandboxes do not say what they are made from; only the runtime as a whole does.
+        // The image of sandboxes is known from the runtime's configuration only.
         let sandbox_image = match listed.values().any(|pod| !pod.sandboxes.is_empty()) {
             true => self.cri.sandbox_image().unwrap_or_default(),
             false => None,
@@ -146,11 +148,11 @@ impl Handles {
             .map(|(name, state)| {
                 problems.extend(state.problems.iter().map(ToString::to_string));
                 if !state.seen {
-                    problems.push(format!("source {} has not delivered yet", name.as_str()));
+                    problems.push(format!("source {} has not been read yet", name.as_str()));
                 }
                 SourceReport {
                     name: name.as_str().to_owned(),
-                    place: self.places.get(name).cloned().unwrap_or_default(),
+                    place: self.threads.places.get(name).cloned().unwrap_or_default(),
                     seen: state.seen,
                     pods: state.pods,
                     problems: state
@@ -170,14 +172,11 @@ impl Handles {
             .collect();
         let (name, version) = self.observe.runtime_version();
         let own = OwnUse::read(&Roots::default()).ok();
-        let up = self.started.elapsed();
         NodeReport {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            started: jiff::SignedDuration::try_from(up)
-                .ok()
-                .and_then(|up| Timestamp::now().checked_sub(up).ok()),
-            uptime_seconds: up.as_secs(),
+            started: Some(self.start_time()),
+            uptime_seconds: self.started.elapsed().as_secs(),
             problems,
             runtime: RuntimeReport {
                 name,
@@ -211,11 +210,10 @@ impl Handles {
         }
     }
 
-    /// The log of the newest instance, or of the one before. While a container restarts its
-    /// record and log may go before they are missing from what is known: then that is soon
-    /// known, too.
+    /// The log of the newest instance, or of the one before. A restart may remove the previous
+    /// instance and its log before the next inspection: then it is searched again.
     fn find_log(&self, uid: &PodUid, container: &str, previous: bool) -> Result<LogSource, String> {
-        let until = Instant::now() + LOG_PATIENCE;
+        let until = Instant::now() + LOG_LIMIT;
         loop {
             let found = self.known_log(uid, container, previous);
             let is_there = found.as_ref().is_ok_and(|found| found.path.exists());
@@ -224,7 +222,7 @@ impl Handles {
                 return found;
             }
             let _waiting = threads::waiting("a previous log");
-            let _ = StopToken::never().wait(LOG_PATIENCE / 20);
+            let _ = StopToken::never().wait(LOG_LIMIT / 20);
         }
     }
 
@@ -253,8 +251,7 @@ impl Handles {
         })
     }
 
-    /// The id of the instance that the status has as the last one: during a back-off that
-    /// is the newest of all.
+    /// The id of the terminated instance in the status: during a back-off it is the newest one.
     fn last_ended(&self, uid: &PodUid, container: &str) -> Option<String> {
         let status = self.status.get(uid)?;
         [&status.container_statuses, &status.init_container_statuses]
@@ -267,46 +264,36 @@ impl Handles {
     }
 
     fn checks(&self) -> Vec<HealthCheck> {
-        let (turn, limit) = (Arc::clone(&self.turn), self.turn_limit);
+        let (turn, limit) = (Arc::clone(&self.threads.turn), self.turn_limit);
         let (observe, view) = (self.observe.clone(), self.view.clone());
+        let syncloop = move || {
+            let age = turn.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+            if age > limit {
+                return Err(format!("sync Loop took longer than expected: last turn {age:.0?} ago"));
+            }
+            Ok(())
+        };
+        let runtime = move || {
+            let health = observe.runtime_health();
+            if health.is_usable() { Ok(()) } else { Err(health.runtime.join("; ")) }
+        };
+        let sources = move || {
+            let snapshot = view.get();
+            let problems = snapshot.sources.values().flat_map(|state| &state.problems);
+            let problems: Vec<String> =
+                problems.filter(|problem| !problem.ignored).map(ToString::to_string).collect();
+            if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
+        };
         vec![
-            HealthCheck {
-                name: "syncloop",
-                probe: Arc::new(move || {
-                    let age = turn.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
-                    if age > limit {
-                        return Err(format!("sync Loop took longer than expected: last turn {age:.0?} ago"));
-                    }
-                    Ok(())
-                }),
-            },
-            HealthCheck {
-                name: "runtime",
-                probe: Arc::new(move || {
-                    let health = observe.runtime_health();
-                    if health.is_usable() { Ok(()) } else { Err(health.runtime.join("; ")) }
-                }),
-            },
-            HealthCheck {
-                name: "sources",
-                probe: Arc::new(move || {
-                    let snapshot = view.get();
-                    let problems: Vec<String> = snapshot
-                        .sources
-                        .values()
-                        .flat_map(|state| &state.problems)
-                        .filter(|problem| !problem.ignored)
-                        .map(ToString::to_string)
-                        .collect();
-                    if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
-                }),
-            },
+            HealthCheck { name: "syncloop", probe: Arc::new(syncloop) },
+            HealthCheck { name: "runtime", probe: Arc::new(runtime) },
+            HealthCheck { name: "sources", probe: Arc::new(sources) },
         ]
     }
 }
 
-/// The instance with this id, the last one that the status knows to have ended. Where it is
-/// gone already the status is behind: another has ended since, the newest that has is meant.
+/// The instance with this id, which the status has as the last terminated one. If it was removed,
+/// another has ended since: the newest terminated one is meant.
 fn previous_of<'a>(instances: &[&'a ContainerStatus], last: &str) -> Option<&'a ContainerStatus> {
     let known = instances.iter().find(|instance| instance.id.as_str() == last);
     known.or_else(|| instances.iter().find(|instance| instance.state == ContainerState::Exited)).copied()
@@ -317,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_previous_instance_is_the_one_that_is_left() {
+    fn previous_instance_is_the_newest_terminated_one() {
         let blank = |id: &str, state| ContainerStatus::blank(id, "main", state);
         let (running, third, second) = (
             blank("c4", ContainerState::Running),
@@ -329,7 +316,7 @@ mod tests {
             previous_of(instances, last).map(|instance| instance.id.to_string())
         };
         assert_eq!(found(&[&running, &third], "c3").as_deref(), Some("c3"));
-        // The record of the one that the status names was removed a moment ago.
+        // The instance in the status was removed.
         assert_eq!(found(&[&fourth], "c3").as_deref(), Some("c4"));
         assert_eq!(found(&[&running, &second], "c3").as_deref(), Some("c2"));
         assert_eq!(found(&[&running], "c3"), None);

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::error::StartError;
-use super::host::Host;
+use super::host::{CONTAINER_LOGS_DIR, Host};
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
 use crate::kube::client::Client;
@@ -21,12 +22,11 @@ use crate::resources::{Roots, disk};
 use crate::runtime::images::gc::Policy as ImagePolicy;
 use crate::runtime::logs::rotate;
 use crate::runtime::{self, MachineNumbers, Verification, gc};
+use crate::server::Switches;
 use crate::sources::{self, FileSettings, HttpSettings};
 use crate::util::cpu_list;
 use crate::{node, server, sync};
 
-/// Links to the logs by container id, where log collectors expect them.
-pub(super) const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
 /// The default of `userNamespaces.idsPerPod`.
 const USER_NAMESPACE_IDS: u32 = 65_536;
 
@@ -35,7 +35,7 @@ pub(super) fn gates(config: &KubeletConfiguration) -> Gates {
     Gates::resolve(&config.feature_gates).0
 }
 
-/// What is reserved for the system, and the hard eviction thresholds.
+/// Reservations for the system, and the hard eviction thresholds.
 pub(super) fn reservations(args: &AgentArgs, config: &KubeletConfiguration) -> node::Reservations {
     let reserved = cpu_list::count(&config.reserved_system_cpus);
     let none = BTreeMap::new();
@@ -43,7 +43,7 @@ pub(super) fn reservations(args: &AgentArgs, config: &KubeletConfiguration) -> n
     node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, thresholds)
 }
 
-/// What pods may use of the machine.
+/// The node's allocatable.
 pub(super) fn allocatable(
     args: &AgentArgs,
     config: &KubeletConfiguration,
@@ -128,7 +128,7 @@ pub(super) fn runtime(
         container_logs_dir: PathBuf::from(CONTAINER_LOGS_DIR),
         node_name: node_name.clone(),
         node_ips: ips.clone(),
-        // Validation has seen to it that they parse.
+        // They are validated.
         cluster_dns: config.cluster_dns.iter().filter_map(|ip| ip.parse().ok()).collect(),
         cluster_domain: config.cluster_domain.clone(),
         resolv_conf: PathBuf::from(&config.resolv_conf),
@@ -171,7 +171,7 @@ pub(super) fn runtime(
     })
 }
 
-/// Validation has seen to it that both flags are given or none.
+/// Either both flags are given or none; that is validated.
 fn credential_providers(args: &AgentArgs) -> Result<Option<CredentialProviders>, StartError> {
     let (Some(config), Some(bin_dir)) =
         (&args.image_credential_provider_config, &args.image_credential_provider_bin_dir)
@@ -259,5 +259,37 @@ pub(super) fn server(
         main,
         local_socket: args.local_socket.clone(),
         any_namespace: args.local_socket_any_namespace,
+    }
+}
+
+/// The settings that the node API's own responses show or depend on.
+#[derive(Clone)]
+pub(super) struct EndpointSettings {
+    pub(super) switches: Switches,
+    pub(super) config: Arc<KubeletConfiguration>,
+    pub(super) flags: Arc<[(String, String)]>,
+    /// The directory of checkpoints.
+    pub(super) checkpoints: PathBuf,
+}
+
+impl EndpointSettings {
+    pub(super) fn new(args: &AgentArgs, config: &KubeletConfiguration, flags: Vec<(String, String)>) -> Self {
+        let gates = gates(config);
+        EndpointSettings {
+            switches: Switches {
+                debugging: config.enable_debugging_handlers,
+                system_logs: config.enable_system_log_handler,
+                system_log_query: config.enable_system_log_query,
+                debug_flags: config.enable_debug_flags_handler,
+                profiling: config.enable_profiling_handler,
+                checkpoint: gates.enabled("ContainerCheckpoint"),
+                flagz: gates.enabled("ComponentFlagz"),
+                statusz: gates.enabled("ComponentStatusz"),
+                split_streams: gates.enabled("PodLogsQuerySplitStreams"),
+            },
+            config: Arc::new(config.clone()),
+            flags: flags.into(),
+            checkpoints: args.root_dir.join("checkpoints"),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What the configuration says of shutdowns of the machine.
+//! The configuration of graceful shutdowns of the machine.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use crate::pods::plan::shutdown::{Step, two_steps};
 use crate::sync::shutdown::{SYSTEM_BUS, Settings};
 use crate::util::wake::Wake;
 
-/// What a node says that is not ready for this.
+/// The reason of a node that is not ready because it shuts down.
 pub(super) const NOT_READY: &str = "node is shutting down";
-/// Where logind reads more of its configuration.
+/// The directory of logind's configuration.
 const LOGIND_CONF_DIR: &str = "/etc/systemd/logind.conf.d";
-/// As other programs have it.
+/// The variable of D-Bus libraries for the bus's address.
 const BUS_VARIABLE: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 
-/// The settings and the bell of the thread; `None` where nothing is asked for.
+/// The settings and the bell of the thread; `None`: graceful shutdown is off.
 pub(super) fn watch(
     args: &AgentArgs,
     config: &KubeletConfiguration,
@@ -38,7 +38,7 @@ pub(super) fn watch(
     Ok(Some((settings, wake)))
 }
 
-/// Who gets how much time; nobody unless the configuration asks for it.
+/// The grace periods by priority; empty: graceful shutdown is off.
 fn steps(config: &KubeletConfiguration) -> Vec<Step> {
     let gates = gates(config);
     let by_priority = &config.shutdown_grace_period_by_pod_priority;
@@ -48,7 +48,7 @@ fn steps(config: &KubeletConfiguration) -> Vec<Step> {
     if gates.enabled("GracefulNodeShutdownBasedOnPodPriority") && !by_priority.is_empty() {
         let step = |entry: &crate::config::ShutdownByPriority| Step {
             from: entry.priority,
-            // Validation has seen to it that it is not negative.
+            // It is validated and not negative.
             period: Duration::from_secs(u64::try_from(entry.shutdown_grace_period_seconds).unwrap_or(0)),
         };
         return by_priority.iter().map(step).collect();
@@ -63,7 +63,7 @@ mod tests {
     use crate::config::{DefaultSet, GoDuration, ShutdownByPriority};
 
     #[test]
-    fn who_gets_how_much_time() {
+    fn shutdown_steps_follow_the_configuration() {
         let plain = default_configuration(DefaultSet::WithFile);
         let check = |config: &KubeletConfiguration, expected: &[(i32, u64)]| {
             let found: Vec<(i32, u64)> =

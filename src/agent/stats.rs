@@ -1,4 +1,4 @@
-//! What the collector of statistics is made of, and the pages that come from it.
+//! The settings of the collector of statistics, and its pages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::model::requests::{Overhead, pod_limits};
 use crate::observe::Observe;
 use crate::resources::Roots;
 use crate::resources::stats::{self, Collector, VolumeAt, Wanted};
-use crate::server::{Detail, StatsDeps};
+use crate::server::Detail;
 use crate::sync::view::View;
 use crate::util::metrics::{Page, Type};
 use crate::volumes::Volumes;
 
-/// Makes the collector, which reads nothing without a request.
+/// Makes the collector, which reads only on request.
 pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
     let Context { args, config, host, .. } = context;
     let period = config.volume_stats_agg_period.to_std();
@@ -40,12 +40,12 @@ pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
         reserved_memory: reserved_memory(config),
         volume_period: (config.volume_stats_agg_period > crate::config::GoDuration::ZERO).then_some(period),
     };
-    let (listed, seen) = (rooms.observe.clone(), rooms.observe.clone());
+    let (listed, cached) = (rooms.observe.clone(), rooms.observe.clone());
     let (view, volumes) = (rooms.view.clone(), Arc::clone(&rooms.volumes));
     let limits = rooms.view.clone();
     let deps = stats::Deps {
         pods: Box::new(move || listed.listed()),
-        pod: Box::new(move |uid| seen.cached(uid)),
+        pod: Box::new(move |uid| cached.cached(uid)),
         memory_limit: Box::new(move |uid| memory_limit(&pod_of(&limits, uid)?)),
         volumes: Box::new(move |uid| volumes_of(&view, &volumes, uid)),
         runtime: Box::new((rooms.cri.clone(), rooms.images.clone())),
@@ -53,7 +53,7 @@ pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
     Collector::new(settings, deps)
 }
 
-/// What pods may not have of the machine's memory, as a cgroup around them all would be limited
+/// The memory that pods may not use, as a cgroup of all pods would be limited
 /// (Go: pkg/kubelet/cm, getNodeAllocatableInternalAbsolute).
 fn reserved_memory(config: &KubeletConfiguration) -> u64 {
     if !config.enforce_node_allocatable.iter().any(|part| part == "pods") {
@@ -64,13 +64,13 @@ fn reserved_memory(config: &KubeletConfiguration) -> u64 {
     u64::try_from(sum.units()).unwrap_or(0)
 }
 
-/// The pod as its source has it, or had it until it began to end.
+/// The pod of the source, or its last version if it is terminating.
 fn pod_of(view: &View, uid: &PodUid) -> Option<Pod> {
     let snapshot = view.get();
     snapshot.pods.get(uid)?.any_pod().cloned()
 }
 
-/// What the cgroup of a pod is limited to: where a container has no limit, neither has the pod
+/// The limit of a pod's cgroup. If a container has no limit, the pod has none
 /// (Go: pkg/kubelet/cm/helpers_linux.go, ResourceConfigForPod). A limit of zero is none.
 fn memory_limit(pod: &Pod) -> Option<u64> {
     let has = |resources: Option<&ResourceRequirements>| {
@@ -94,14 +94,14 @@ fn volumes_of(view: &View, volumes: &Volumes, uid: &PodUid) -> Vec<VolumeAt> {
     let Some(pod) = pod_of(view, uid) else { return Vec::new() };
     let of = |volume: &Volume| {
         let mounted = mounted.iter().find(|mounted| mounted.volume == volume.name)?;
-        place(volume, mounted, pod.name())
+        measurement(volume, mounted, pod.name())
     };
     pod.spec().volumes.iter().flatten().filter_map(of).collect()
 }
 
-/// How the fullness of a volume is found out; `None` for what has none of its own.
-fn place(volume: &Volume, mounted: &MountedVolume, pod: &str) -> Option<VolumeAt> {
-    // The node's own directories, and images.
+/// How a volume's usage is measured; `None`: it is not measured.
+fn measurement(volume: &Volume, mounted: &MountedVolume, pod: &str) -> Option<VolumeAt> {
+    // Directories of the node, and images.
     if volume.host_path.is_some() || volume.image.is_some() {
         return None;
     }
@@ -124,19 +124,14 @@ fn place(volume: &Volume, mounted: &MountedVolume, pod: &str) -> Option<VolumeAt
     })
 }
 
-/// What the server answers with.
-pub(super) fn deps(collector: &Collector) -> StatsDeps {
-    let collector = collector.clone();
-    StatsDeps {
-        summary: Arc::new(move |detail| {
-            let wanted = match detail {
-                Detail::Whole => Wanted::SUMMARY,
-                Detail::CpuAndMemory => Wanted::BRIEF,
-            };
-            let snapshot = collector.snapshot(wanted).map_err(|error| error.to_string())?;
-            serde_json::to_vec(&stats::json(&snapshot)).map_err(|error| error.to_string())
-        }),
-    }
+/// `/stats/summary`, in JSON.
+pub(super) fn summary(collector: &Collector, detail: Detail) -> Result<Vec<u8>, String> {
+    let wanted = match detail {
+        Detail::Whole => Wanted::SUMMARY,
+        Detail::CpuAndMemory => Wanted::BRIEF,
+    };
+    let snapshot = collector.snapshot(wanted).map_err(|error| error.to_string())?;
+    serde_json::to_vec(&stats::json(&snapshot)).map_err(|error| error.to_string())
 }
 
 /// `/metrics/resource`.
@@ -164,7 +159,7 @@ pub(super) fn cadvisor(collector: &Collector, page: &mut Page) {
     page.gauge("container_scrape_error", help, if failed { 1.0 } else { 0.0 });
 }
 
-/// What of `/metrics` is measured at the scrape: logs, and volumes of claims.
+/// The part of `/metrics` that is measured at a scrape: logs, and volumes of claims.
 pub(super) fn own(collector: &Collector, observe: &Observe, page: &mut Page) {
     let listed = observe.listed();
     let help = "What the logs of a container take.";
@@ -193,7 +188,7 @@ pub(super) fn own(collector: &Collector, observe: &Observe, page: &mut Page) {
     stats::volumes(claims.iter().map(|(namespace, volume)| (*namespace, volume)), page);
 }
 
-/// What is left until a moment given in Unix time; nothing is known of one that was not given.
+/// The seconds until a Unix time; infinite if it is unknown.
 pub(super) fn left(until: Option<f64>) -> f64 {
     let now = Timestamp::now().duration_since(Timestamp::UNIX_EPOCH);
     until.map_or(f64::INFINITY, |until| until - SignedDuration::as_secs_f64(&now))
@@ -225,7 +220,7 @@ mod tests {
             let mut volume = source.clone();
             volume["name"] = json!("v");
             let volume: Volume = serde_json::from_value(volume).unwrap();
-            let found = place(&volume, &mounted, "p");
+            let found = measurement(&volume, &mounted, "p");
             let found = found.as_ref().map(|at| (at.walk, at.ephemeral, at.claim.as_deref()));
             assert_eq!(found, expected, "{source}");
         }
@@ -235,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_limited_when_all_of_its_containers_are() {
+    fn pod_is_limited_if_all_its_containers_are() {
         let container = |limit: Option<&str>| match limit {
             Some(limit) => json!({"name": "c", "resources": {"limits": {"memory": limit}}}),
             None => json!({"name": "c", "resources": {"limits": {"cpu": "1"}}}),
@@ -265,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_memory_is_not_for_pods() {
+    fn reserved_memory_counts_if_it_is_enforced() {
         let with = |enforced: &[&str]| {
             let reserved = |memory: &str| BTreeMap::from([("memory".to_owned(), memory.to_owned())]);
             reserved_memory(&KubeletConfiguration {

@@ -1,4 +1,4 @@
-//! What exec, attach and port-forward ask of the other rooms.
+//! What exec, attach and port-forward need of other rooms.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) fn deps(config: &KubeletConfiguration, rooms: &Rooms) -> StreamDeps {
         websockets: gates(config).enabled("ExtendWebSocketsToKubelet"),
         find_pod: Arc::new(move |namespace, name| {
             let snapshot = pods.get();
-            // One whose manifest is gone can be looked into until it has ended.
+            // Also a pod whose manifest was removed, until it has ended.
             let mut all = snapshot.pods.values().filter_map(|entry| entry.any_pod());
             all.find(|pod| pod.namespace() == namespace && pod.name() == name).cloned()
         }),

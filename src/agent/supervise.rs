@@ -10,7 +10,7 @@ const DEATHS: usize = 16;
 
 /// Why the agent stops.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum StopReason {
     /// SIGTERM or SIGINT.
     Signal,
     /// A thread ended that must not end.
@@ -47,21 +47,21 @@ impl Supervisor {
     }
 
     /// Waits until the process has to end. On SIGQUIT it logs all threads.
-    pub(super) fn wait(&self) -> Ending {
+    pub(super) fn wait(&self) -> StopReason {
         loop {
             let _waiting = threads::waiting("signals and deaths");
             select_biased! {
                 recv(self.deaths) -> died => {
                     if let Ok(died) = died {
-                        return Ending::Died(died);
+                        return StopReason::Died(died);
                     }
                 }
                 recv(self.signals) -> signal => match signal {
                     Ok(Signal::DumpThreads) => dump_threads(),
-                    Ok(Signal::Stop) => return Ending::Signal,
+                    Ok(Signal::Stop) => return StopReason::Signal,
                     Err(_) => {
                         let panic = Some("the signal thread has ended".to_owned());
-                        return Ending::Died(Died { thread: "signals".to_owned(), panic });
+                        return StopReason::Died(Died { thread: "signals".to_owned(), panic });
                     }
                 },
             }

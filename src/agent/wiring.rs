@@ -1,5 +1,4 @@
-//! Makes every long-lived channel and starts every room, phase by phase. Read from top to bottom:
-//! it is the machine.
+//! Makes every long-lived channel and starts every room, phase by phase, from top to bottom.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -103,7 +102,7 @@ pub(super) fn start(
         report::server_deps(&handles),
         supervisor.on_death(),
     )?;
-    threads.push(server.running);
+    threads.push(server);
     rooms.runtime.check_resolv_conf();
     raise_start_events(&rooms.events, host.cgroups.version.is_v2());
     log::info!("node {} is up after {:?}", host.node_name, started.elapsed());
@@ -319,7 +318,7 @@ fn start_observe(
     changes: Post<Subject, Change>,
 ) -> Result<Vec<Running>, StartError> {
     let Context { config, supervisor, .. } = context;
-    // DIFFERS: the Go kubelet has the gate off; here it takes the gate to switch events off.
+    // DIFFERS: the gate is off by default in the Go kubelet; here only the gate switches events off.
     let settings = observe::Settings { events: config.feature_gates.get("EventedPLEG") != Some(&false) };
     observe::spawn(&rooms.observe, settings, changes, &supervisor.deaths()).map_err(thread("observe"))
 }

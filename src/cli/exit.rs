@@ -3,7 +3,7 @@
 /// How the process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// It did what was asked.
+    /// It succeeded.
     Success,
     /// It failed while running.
     Failure,
@@ -11,15 +11,15 @@ pub enum Exit {
     Usage,
     /// The configuration is wrong.
     Configuration,
-    /// No agent answers on the local socket.
+    /// No agent listens on the local socket.
     NotReachable,
-    /// The pod, container or log asked for is not there.
+    /// The requested pod, container or log does not exist.
     NotFound,
     /// `coracle check` or `coracle validate` found something that keeps pods from running.
     CheckFailed,
     /// Another agent has this root directory or this local socket.
     Locked,
-    /// What the command said that `coracle exec` ran.
+    /// The exit code of the command that `coracle exec` ran.
     Command(u8),
 }
 
@@ -29,8 +29,8 @@ pub const EXITS: &[(Exit, &str)] = &[
     (Exit::Failure, "failed while running"),
     (Exit::Usage, "the command line is wrong"),
     (Exit::Configuration, "the configuration is wrong"),
-    (Exit::NotReachable, "no agent answers on the local socket"),
-    (Exit::NotFound, "the pod, container or log asked for is not there"),
+    (Exit::NotReachable, "no agent listens on the local socket"),
+    (Exit::NotFound, "the requested pod, container or log does not exist"),
     (Exit::CheckFailed, "coracle check or validate found something that keeps pods from running"),
     (Exit::Locked, "another agent has this root directory or this local socket"),
 ];

@@ -6,20 +6,21 @@
 use std::collections::BTreeMap;
 
 use crate::config::effects::preset_text;
-use crate::config::fields::{Kind, Standing, field};
+use crate::config::fields::{Standing, field};
 use crate::config::{DefaultSet, MASK, without_password};
 use crate::server::LOCAL_SOCKET;
+use Syntax::{
+    Bool, Duration, Gates, Headers, Int, List, NumaMemory, Pairs, Taints, Text, Thresholds, Vmodule,
+};
 
 /// How the text of a flag becomes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syntax {
     /// true or false; may stand alone.
     Bool,
-    /// A whole number.
     Int,
     /// A Go duration.
     Duration,
-    /// Any text.
     Text,
     /// `a,b,c`, and repeatable.
     List,
@@ -42,19 +43,18 @@ pub enum Syntax {
 /// What a flag does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// What it does in the Go kubelet.
+    /// As in the Go kubelet.
     Works,
     /// Accepted without effect, for this reason.
     Ignored(&'static str),
     /// An error when given, for this reason.
     Refused(&'static str),
-    /// Read and checked; what it governs is not built yet.
+    /// Parsed and validated, without effect in this version.
     NoEffectYet,
 }
 
 impl Effect {
-    /// The effect as the documents print it.
-    #[must_use]
+    /// As the documents print it.
     pub fn text(self) -> String {
         match self {
             Effect::Works => "works".to_owned(),
@@ -70,7 +70,7 @@ impl Effect {
 pub struct Flag {
     /// The name, without dashes.
     pub name: &'static str,
-    /// The form of its value.
+    /// The syntax of its value.
     pub syntax: Syntax,
     /// The configuration field it sets; empty when it is not about one.
     pub field: &'static str,
@@ -80,8 +80,7 @@ pub struct Flag {
 }
 
 impl Flag {
-    /// Its default.
-    #[must_use]
+    /// The default as text.
     pub fn preset(&self) -> String {
         if self.field.is_empty() {
             return if self.own_preset.is_empty() { "\"\"".to_owned() } else { self.own_preset.to_owned() };
@@ -89,14 +88,10 @@ impl Flag {
         preset_text(self.field, DefaultSet::FlagsOnly)
     }
 
-    /// What it means.
-    #[must_use]
     pub fn help(&self) -> &'static str {
         field(self.field).map_or(self.own_help, |field| field.help)
     }
 
-    /// What it does in this version.
-    #[must_use]
     pub fn effect(&self) -> Effect {
         match field(self.field).map(|field| field.standing) {
             None => self.own_effect,
@@ -107,8 +102,7 @@ impl Flag {
         }
     }
 
-    /// The form of its value, as `--help` prints it.
-    #[must_use]
+    /// The placeholder of its value in `--help`.
     pub fn form(&self) -> &'static str {
         match self.syntax {
             Syntax::Bool => "",
@@ -128,14 +122,12 @@ impl Flag {
 }
 
 /// The flag of a name; underscores count as dashes, as in Go.
-#[must_use]
 pub fn find(name: &str) -> Option<&'static Flag> {
     let name = name.replace('_', "-");
     FLAGS.iter().find(|flag| flag.name == name)
 }
 
 /// Every flag with its value: the one in `given`, or the default. Secrets are masked.
-#[must_use]
 pub fn effective(given: &BTreeMap<&'static str, String>) -> Vec<(String, String)> {
     let mut flags: Vec<(String, String)> = FLAGS
         .iter()
@@ -153,7 +145,7 @@ pub fn effective(given: &BTreeMap<&'static str, String>) -> Vec<(String, String)
     flags
 }
 
-/// Flags of older versions, with what became of them.
+/// Flags of older versions, with their replacements.
 pub const REMOVED: &[(&str, &str)] = &[
     ("allow-privileged", "privileged containers are governed by admission"),
     ("api-servers", "use --kubeconfig"),
@@ -203,333 +195,241 @@ const fn own(
     Flag { name, syntax, field: "", own_preset, own_help, own_effect }
 }
 
-const STATS: Effect = Effect::Ignored("there is no cAdvisor in this agent");
+const fn works(name: &'static str, syntax: Syntax, preset: &'static str, help: &'static str) -> Flag {
+    own(name, syntax, preset, Effect::Works, help)
+}
+
+/// A flag of cAdvisor.
+const fn stats(name: &'static str, syntax: Syntax, preset: &'static str, help: &'static str) -> Flag {
+    own(name, syntax, preset, Effect::Ignored("there is no cAdvisor in this agent"), help)
+}
 
 /// Every flag, by name.
 pub static FLAGS: &[Flag] = &[
-    sets("address", Syntax::Text, "address"),
-    sets("allowed-unsafe-sysctls", Syntax::List, "allowedUnsafeSysctls"),
-    sets("anonymous-auth", Syntax::Bool, "authentication.anonymous.enabled"),
-    own(
-        "application-metrics-count-limit",
-        Syntax::Int,
-        "100",
-        STATS,
-        "application metrics kept per container",
-    ),
-    sets("authentication-token-webhook", Syntax::Bool, "authentication.webhook.enabled"),
-    sets("authentication-token-webhook-cache-ttl", Syntax::Duration, "authentication.webhook.cacheTTL"),
-    sets("authorization-mode", Syntax::Text, "authorization.mode"),
-    sets(
-        "authorization-webhook-cache-authorized-ttl",
-        Syntax::Duration,
-        "authorization.webhook.cacheAuthorizedTTL",
-    ),
+    sets("address", Text, "address"),
+    sets("allowed-unsafe-sysctls", List, "allowedUnsafeSysctls"),
+    sets("anonymous-auth", Bool, "authentication.anonymous.enabled"),
+    stats("application-metrics-count-limit", Int, "100", "application metrics kept per container"),
+    sets("authentication-token-webhook", Bool, "authentication.webhook.enabled"),
+    sets("authentication-token-webhook-cache-ttl", Duration, "authentication.webhook.cacheTTL"),
+    sets("authorization-mode", Text, "authorization.mode"),
+    sets("authorization-webhook-cache-authorized-ttl", Duration, "authorization.webhook.cacheAuthorizedTTL"),
     sets(
         "authorization-webhook-cache-unauthorized-ttl",
-        Syntax::Duration,
+        Duration,
         "authorization.webhook.cacheUnauthorizedTTL",
     ),
-    own(
-        "boot-id-file",
-        Syntax::Text,
-        "/proc/sys/kernel/random/boot_id",
-        STATS,
-        "files to read the boot id from",
-    ),
-    own(
-        "bootstrap-kubeconfig",
-        Syntax::Text,
-        "",
-        Effect::Works,
-        "kubeconfig to ask for a client certificate with",
-    ),
-    own("cert-dir", Syntax::Text, "/var/lib/kubelet/pki", Effect::Works, "directory of certificates"),
-    sets("cgroup-driver", Syntax::Text, "cgroupDriver"),
-    sets("cgroup-root", Syntax::Text, "cgroupRoot"),
-    sets("cgroups-per-qos", Syntax::Bool, "cgroupsPerQOS"),
-    sets("client-ca-file", Syntax::Text, "authentication.x509.clientCAFile"),
-    own("cloud-provider", Syntax::Text, "", Effect::Works, "empty or external"),
-    sets("cluster-dns", Syntax::List, "clusterDNS"),
-    sets("cluster-domain", Syntax::Text, "clusterDomain"),
-    own(
-        "config",
-        Syntax::Text,
-        "",
-        Effect::Works,
-        "configuration file: a KubeletConfiguration in YAML or JSON",
-    ),
-    own(
-        "config-dir",
-        Syntax::Text,
-        "",
-        Effect::Works,
-        "directory of drop-ins (*.conf), merged over --config in order",
-    ),
-    own(
-        "container-hints",
-        Syntax::Text,
-        "/etc/cadvisor/container_hints.json",
-        STATS,
-        "file of container hints",
-    ),
-    sets("container-log-max-files", Syntax::Int, "containerLogMaxFiles"),
-    sets("container-log-max-size", Syntax::Text, "containerLogMaxSize"),
-    sets("container-runtime-endpoint", Syntax::Text, "containerRuntimeEndpoint"),
-    own("containerd", Syntax::Text, "/run/containerd/containerd.sock", STATS, "containerd's socket"),
-    own("containerd-namespace", Syntax::Text, "k8s.io", STATS, "containerd's namespace"),
-    sets("contention-profiling", Syntax::Bool, "enableContentionProfiling"),
-    sets("cpu-cfs-quota", Syntax::Bool, "cpuCFSQuota"),
-    sets("cpu-cfs-quota-period", Syntax::Duration, "cpuCFSQuotaPeriod"),
-    sets("cpu-manager-policy", Syntax::Text, "cpuManagerPolicy"),
-    sets("cpu-manager-policy-options", Syntax::Pairs, "cpuManagerPolicyOptions"),
-    sets("cpu-manager-reconcile-period", Syntax::Duration, "cpuManagerReconcilePeriod"),
-    sets("enable-controller-attach-detach", Syntax::Bool, "enableControllerAttachDetach"),
-    sets("enable-debugging-handlers", Syntax::Bool, "enableDebuggingHandlers"),
-    own("enable-load-reader", Syntax::Bool, "false", STATS, "read CPU load"),
-    sets("enable-server", Syntax::Bool, "enableServer"),
-    sets("enforce-node-allocatable", Syntax::List, "enforceNodeAllocatable"),
-    sets("event-burst", Syntax::Int, "eventBurst"),
-    sets("event-qps", Syntax::Int, "eventRecordQPS"),
-    own("event-storage-age-limit", Syntax::Text, "default=0", STATS, "how long container events are kept"),
-    own("event-storage-event-limit", Syntax::Text, "default=0", STATS, "how many container events are kept"),
-    sets("eviction-hard", Syntax::Thresholds, "evictionHard"),
-    sets("eviction-max-pod-grace-period", Syntax::Int, "evictionMaxPodGracePeriod"),
-    sets("eviction-minimum-reclaim", Syntax::Pairs, "evictionMinimumReclaim"),
-    sets("eviction-pressure-transition-period", Syntax::Duration, "evictionPressureTransitionPeriod"),
-    sets("eviction-soft", Syntax::Thresholds, "evictionSoft"),
-    sets("eviction-soft-grace-period", Syntax::Pairs, "evictionSoftGracePeriod"),
+    stats("boot-id-file", Text, "/proc/sys/kernel/random/boot_id", "files to read the boot id from"),
+    works("bootstrap-kubeconfig", Text, "", "kubeconfig for requesting the first client certificate"),
+    works("cert-dir", Text, "/var/lib/kubelet/pki", "directory of certificates"),
+    sets("cgroup-driver", Text, "cgroupDriver"),
+    sets("cgroup-root", Text, "cgroupRoot"),
+    sets("cgroups-per-qos", Bool, "cgroupsPerQOS"),
+    sets("client-ca-file", Text, "authentication.x509.clientCAFile"),
+    works("cloud-provider", Text, "", "empty or external"),
+    sets("cluster-dns", List, "clusterDNS"),
+    sets("cluster-domain", Text, "clusterDomain"),
+    works("config", Text, "", "configuration file: a KubeletConfiguration in YAML or JSON"),
+    works("config-dir", Text, "", "directory of drop-ins (*.conf), merged over --config in order"),
+    stats("container-hints", Text, "/etc/cadvisor/container_hints.json", "file of container hints"),
+    sets("container-log-max-files", Int, "containerLogMaxFiles"),
+    sets("container-log-max-size", Text, "containerLogMaxSize"),
+    sets("container-runtime-endpoint", Text, "containerRuntimeEndpoint"),
+    stats("containerd", Text, "/run/containerd/containerd.sock", "containerd's socket"),
+    stats("containerd-namespace", Text, "k8s.io", "containerd's namespace"),
+    sets("contention-profiling", Bool, "enableContentionProfiling"),
+    sets("cpu-cfs-quota", Bool, "cpuCFSQuota"),
+    sets("cpu-cfs-quota-period", Duration, "cpuCFSQuotaPeriod"),
+    sets("cpu-manager-policy", Text, "cpuManagerPolicy"),
+    sets("cpu-manager-policy-options", Pairs, "cpuManagerPolicyOptions"),
+    sets("cpu-manager-reconcile-period", Duration, "cpuManagerReconcilePeriod"),
+    sets("enable-controller-attach-detach", Bool, "enableControllerAttachDetach"),
+    sets("enable-debugging-handlers", Bool, "enableDebuggingHandlers"),
+    stats("enable-load-reader", Bool, "false", "read CPU load"),
+    sets("enable-server", Bool, "enableServer"),
+    sets("enforce-node-allocatable", List, "enforceNodeAllocatable"),
+    sets("event-burst", Int, "eventBurst"),
+    sets("event-qps", Int, "eventRecordQPS"),
+    stats("event-storage-age-limit", Text, "default=0", "how long container events are kept"),
+    stats("event-storage-event-limit", Text, "default=0", "how many container events are kept"),
+    sets("eviction-hard", Thresholds, "evictionHard"),
+    sets("eviction-max-pod-grace-period", Int, "evictionMaxPodGracePeriod"),
+    sets("eviction-minimum-reclaim", Pairs, "evictionMinimumReclaim"),
+    sets("eviction-pressure-transition-period", Duration, "evictionPressureTransitionPeriod"),
+    sets("eviction-soft", Thresholds, "evictionSoft"),
+    sets("eviction-soft-grace-period", Pairs, "evictionSoftGracePeriod"),
     own(
         "exit-on-lock-contention",
-        Syntax::Bool,
+        Bool,
         "false",
         Effect::NoEffectYet,
-        "leave when another agent wants the lock file",
+        "exit when another agent requests the lock file",
     ),
-    own(
+    works(
         "experimental-allocatable-ignore-eviction",
-        Syntax::Bool,
+        Bool,
         "false",
-        Effect::Works,
         "leave eviction thresholds out of the node's allocatable",
     ),
     own(
         "experimental-mounter-path",
-        Syntax::Text,
+        Text,
         "",
         Effect::Ignored("deprecated upstream; mounts are made by system calls"),
         "mount program",
     ),
-    sets("fail-cgroupv1", Syntax::Bool, "failCgroupV1"),
-    sets("fail-swap-on", Syntax::Bool, "failSwapOn"),
-    sets("feature-gates", Syntax::Gates, "featureGates"),
-    sets("file-check-frequency", Syntax::Duration, "fileCheckFrequency"),
-    own(
-        "global-housekeeping-interval",
-        Syntax::Duration,
-        "1m0s",
-        STATS,
-        "how often all containers are looked for",
-    ),
-    sets("hairpin-mode", Syntax::Text, "hairpinMode"),
-    sets("healthz-bind-address", Syntax::Text, "healthzBindAddress"),
-    sets("healthz-port", Syntax::Int, "healthzPort"),
-    own("help", Syntax::Bool, "false", Effect::Works, "print this and leave"),
-    own("hostname-override", Syntax::Text, "", Effect::Works, "node name instead of the host's name"),
-    own("housekeeping-interval", Syntax::Duration, "10s", STATS, "how often container stats are read"),
-    sets("http-check-frequency", Syntax::Duration, "httpCheckFrequency"),
-    own(
-        "image-credential-provider-bin-dir",
-        Syntax::Text,
-        "",
-        Effect::Works,
-        "directory of credential providers",
-    ),
-    own(
-        "image-credential-provider-config",
-        Syntax::Text,
-        "",
-        Effect::Works,
-        "configuration of credential providers",
-    ),
-    sets("image-gc-high-threshold", Syntax::Int, "imageGCHighThresholdPercent"),
-    sets("image-gc-low-threshold", Syntax::Int, "imageGCLowThresholdPercent"),
-    sets("image-service-endpoint", Syntax::Text, "imageServiceEndpoint"),
-    sets("kernel-memcg-notification", Syntax::Bool, "kernelMemcgNotification"),
-    sets("kube-api-burst", Syntax::Int, "kubeAPIBurst"),
-    sets("kube-api-content-type", Syntax::Text, "contentType"),
-    sets("kube-api-qps", Syntax::Int, "kubeAPIQPS"),
-    sets("kube-reserved", Syntax::Pairs, "kubeReserved"),
-    sets("kube-reserved-cgroup", Syntax::Text, "kubeReservedCgroup"),
-    own(
-        "kubeconfig",
-        Syntax::Text,
-        "",
-        Effect::Works,
-        "how to reach the API server; empty means static pods only",
-    ),
-    sets("kubelet-cgroups", Syntax::Text, "kubeletCgroups"),
-    sets("local-storage-capacity-isolation", Syntax::Bool, "localStorageCapacityIsolation"),
-    own(
-        "lock-file",
-        Syntax::Text,
-        "",
-        Effect::NoEffectYet,
-        "lock file that keeps a second agent from starting",
-    ),
-    own("log-cadvisor-usage", Syntax::Bool, "false", STATS, "log the cost of stats"),
-    sets("log-flush-frequency", Syntax::Duration, "logging.flushFrequency"),
-    sets("log-json-info-buffer-size", Syntax::Text, "logging.options.json.infoBufferSize"),
-    sets("log-json-split-stream", Syntax::Bool, "logging.options.json.splitStream"),
-    sets("log-text-info-buffer-size", Syntax::Text, "logging.options.text.infoBufferSize"),
-    sets("log-text-split-stream", Syntax::Bool, "logging.options.text.splitStream"),
-    sets("logging-format", Syntax::Text, "logging.format"),
-    own(
+    sets("fail-cgroupv1", Bool, "failCgroupV1"),
+    sets("fail-swap-on", Bool, "failSwapOn"),
+    sets("feature-gates", Gates, "featureGates"),
+    sets("file-check-frequency", Duration, "fileCheckFrequency"),
+    stats("global-housekeeping-interval", Duration, "1m0s", "how often all containers are listed"),
+    sets("hairpin-mode", Text, "hairpinMode"),
+    sets("healthz-bind-address", Text, "healthzBindAddress"),
+    sets("healthz-port", Int, "healthzPort"),
+    works("help", Bool, "false", "print this and exit"),
+    works("hostname-override", Text, "", "node name instead of the host's name"),
+    stats("housekeeping-interval", Duration, "10s", "how often container stats are read"),
+    sets("http-check-frequency", Duration, "httpCheckFrequency"),
+    works("image-credential-provider-bin-dir", Text, "", "directory of credential providers"),
+    works("image-credential-provider-config", Text, "", "configuration of credential providers"),
+    sets("image-gc-high-threshold", Int, "imageGCHighThresholdPercent"),
+    sets("image-gc-low-threshold", Int, "imageGCLowThresholdPercent"),
+    sets("image-service-endpoint", Text, "imageServiceEndpoint"),
+    sets("kernel-memcg-notification", Bool, "kernelMemcgNotification"),
+    sets("kube-api-burst", Int, "kubeAPIBurst"),
+    sets("kube-api-content-type", Text, "contentType"),
+    sets("kube-api-qps", Int, "kubeAPIQPS"),
+    sets("kube-reserved", Pairs, "kubeReserved"),
+    sets("kube-reserved-cgroup", Text, "kubeReservedCgroup"),
+    works("kubeconfig", Text, "", "how to reach the API server; empty means static pods only"),
+    sets("kubelet-cgroups", Text, "kubeletCgroups"),
+    sets("local-storage-capacity-isolation", Bool, "localStorageCapacityIsolation"),
+    own("lock-file", Text, "", Effect::NoEffectYet, "lock file that keeps a second agent from starting"),
+    stats("log-cadvisor-usage", Bool, "false", "log the cost of stats"),
+    sets("log-flush-frequency", Duration, "logging.flushFrequency"),
+    sets("log-json-info-buffer-size", Text, "logging.options.json.infoBufferSize"),
+    sets("log-json-split-stream", Bool, "logging.options.json.splitStream"),
+    sets("log-text-info-buffer-size", Text, "logging.options.text.infoBufferSize"),
+    sets("log-text-split-stream", Bool, "logging.options.text.splitStream"),
+    sets("logging-format", Text, "logging.format"),
+    stats(
         "machine-id-file",
-        Syntax::Text,
+        Text,
         "/etc/machine-id,/var/lib/dbus/machine-id",
-        STATS,
         "files to read the machine id from",
     ),
-    sets("make-iptables-util-chains", Syntax::Bool, "makeIPTablesUtilChains"),
-    sets("manifest-url", Syntax::Text, "staticPodURL"),
-    sets("manifest-url-header", Syntax::Headers, "staticPodURLHeader"),
-    sets("max-open-files", Syntax::Int, "maxOpenFiles"),
-    sets("max-pods", Syntax::Int, "maxPods"),
-    own(
-        "maximum-dead-containers",
-        Syntax::Int,
-        "-1",
-        Effect::Works,
-        "dead containers kept on the node; negative means no limit",
-    ),
-    own(
-        "maximum-dead-containers-per-container",
-        Syntax::Int,
-        "1",
-        Effect::Works,
-        "dead instances kept of each container",
-    ),
-    sets("memory-manager-policy", Syntax::Text, "memoryManagerPolicy"),
-    own(
-        "minimum-container-ttl-duration",
-        Syntax::Duration,
-        "0s",
-        Effect::Works,
-        "how long a dead container is kept at least",
-    ),
-    sets("minimum-image-ttl-duration", Syntax::Duration, "imageMinimumGCAge"),
-    own("node-ip", Syntax::Text, "", Effect::Works, "node address, or an IPv4 and an IPv6 one"),
-    own("node-labels", Syntax::Pairs, "", Effect::Works, "labels the node registers with"),
-    sets("node-status-max-images", Syntax::Int, "nodeStatusMaxImages"),
-    sets("node-status-update-frequency", Syntax::Duration, "nodeStatusUpdateFrequency"),
-    sets("oom-score-adj", Syntax::Int, "oomScoreAdj"),
-    sets("pod-cidr", Syntax::Text, "podCIDR"),
-    sets("pod-manifest-path", Syntax::Text, "staticPodPath"),
-    sets("pod-max-pids", Syntax::Int, "podPidsLimit"),
-    sets("pods-per-core", Syntax::Int, "podsPerCore"),
-    sets("port", Syntax::Int, "port"),
-    sets("protect-kernel-defaults", Syntax::Bool, "protectKernelDefaults"),
-    sets("provider-id", Syntax::Text, "providerID"),
-    sets("qos-reserved", Syntax::Pairs, "qosReserved"),
-    sets("read-only-port", Syntax::Int, "readOnlyPort"),
-    sets("register-node", Syntax::Bool, "registerNode"),
-    sets("register-with-taints", Syntax::Taints, "registerWithTaints"),
-    sets("registry-burst", Syntax::Int, "registryBurst"),
-    sets("registry-qps", Syntax::Int, "registryPullQPS"),
-    sets("reserved-cpus", Syntax::Text, "reservedSystemCPUs"),
-    sets("reserved-memory", Syntax::NumaMemory, "reservedMemory"),
-    sets("resolv-conf", Syntax::Text, "resolvConf"),
-    own("root-dir", Syntax::Text, "/var/lib/kubelet", Effect::Works, "directory of this agent's state"),
-    sets("rotate-certificates", Syntax::Bool, "rotateCertificates"),
-    sets("rotate-server-certificates", Syntax::Bool, "serverTLSBootstrap"),
-    sets("runonce", Syntax::Bool, "runOnce"),
-    own("runtime-cgroups", Syntax::Text, "", Effect::Works, "cgroup of the container runtime, for stats"),
-    sets("runtime-request-timeout", Syntax::Duration, "runtimeRequestTimeout"),
-    sets("seccomp-default", Syntax::Bool, "seccompDefault"),
-    sets("serialize-image-pulls", Syntax::Bool, "serializeImagePulls"),
-    own(
+    sets("make-iptables-util-chains", Bool, "makeIPTablesUtilChains"),
+    sets("manifest-url", Text, "staticPodURL"),
+    sets("manifest-url-header", Headers, "staticPodURLHeader"),
+    sets("max-open-files", Int, "maxOpenFiles"),
+    sets("max-pods", Int, "maxPods"),
+    works("maximum-dead-containers", Int, "-1", "dead containers kept on the node; negative means no limit"),
+    works("maximum-dead-containers-per-container", Int, "1", "dead instances kept of each container"),
+    sets("memory-manager-policy", Text, "memoryManagerPolicy"),
+    works("minimum-container-ttl-duration", Duration, "0s", "minimum time that a dead container is kept"),
+    sets("minimum-image-ttl-duration", Duration, "imageMinimumGCAge"),
+    works("node-ip", Text, "", "node address, or an IPv4 and an IPv6 one"),
+    works("node-labels", Pairs, "", "labels the node registers with"),
+    sets("node-status-max-images", Int, "nodeStatusMaxImages"),
+    sets("node-status-update-frequency", Duration, "nodeStatusUpdateFrequency"),
+    sets("oom-score-adj", Int, "oomScoreAdj"),
+    sets("pod-cidr", Text, "podCIDR"),
+    sets("pod-manifest-path", Text, "staticPodPath"),
+    sets("pod-max-pids", Int, "podPidsLimit"),
+    sets("pods-per-core", Int, "podsPerCore"),
+    sets("port", Int, "port"),
+    sets("protect-kernel-defaults", Bool, "protectKernelDefaults"),
+    sets("provider-id", Text, "providerID"),
+    sets("qos-reserved", Pairs, "qosReserved"),
+    sets("read-only-port", Int, "readOnlyPort"),
+    sets("register-node", Bool, "registerNode"),
+    sets("register-with-taints", Taints, "registerWithTaints"),
+    sets("registry-burst", Int, "registryBurst"),
+    sets("registry-qps", Int, "registryPullQPS"),
+    sets("reserved-cpus", Text, "reservedSystemCPUs"),
+    sets("reserved-memory", NumaMemory, "reservedMemory"),
+    sets("resolv-conf", Text, "resolvConf"),
+    works("root-dir", Text, "/var/lib/kubelet", "directory of this agent's state"),
+    sets("rotate-certificates", Bool, "rotateCertificates"),
+    sets("rotate-server-certificates", Bool, "serverTLSBootstrap"),
+    sets("runonce", Bool, "runOnce"),
+    works("runtime-cgroups", Text, "", "cgroup of the container runtime, for stats"),
+    sets("runtime-request-timeout", Duration, "runtimeRequestTimeout"),
+    sets("seccomp-default", Bool, "seccompDefault"),
+    sets("serialize-image-pulls", Bool, "serializeImagePulls"),
+    stats(
         "storage-driver-buffer-duration",
-        Syntax::Duration,
+        Duration,
         "1m0s",
-        STATS,
         "how long stats are gathered before they are stored",
     ),
-    own("storage-driver-db", Syntax::Text, "cadvisor", STATS, "database of stats"),
-    own("storage-driver-host", Syntax::Text, "localhost:8086", STATS, "host of the stats database"),
-    own("storage-driver-password", Syntax::Text, "root", STATS, "password of the stats database"),
-    own("storage-driver-secure", Syntax::Bool, "false", STATS, "TLS to the stats database"),
-    own("storage-driver-table", Syntax::Text, "stats", STATS, "table of stats"),
-    own("storage-driver-user", Syntax::Text, "root", STATS, "user of the stats database"),
-    sets("streaming-connection-idle-timeout", Syntax::Duration, "streamingConnectionIdleTimeout"),
-    sets("sync-frequency", Syntax::Duration, "syncFrequency"),
-    sets("system-cgroups", Syntax::Text, "systemCgroups"),
-    sets("system-reserved", Syntax::Pairs, "systemReserved"),
-    sets("system-reserved-cgroup", Syntax::Text, "systemReservedCgroup"),
-    sets("tls-cert-file", Syntax::Text, "tlsCertFile"),
-    sets("tls-cipher-suites", Syntax::List, "tlsCipherSuites"),
-    sets("tls-min-version", Syntax::Text, "tlsMinVersion"),
-    sets("tls-private-key-file", Syntax::Text, "tlsPrivateKeyFile"),
-    sets("topology-manager-policy", Syntax::Text, "topologyManagerPolicy"),
-    sets("topology-manager-policy-options", Syntax::Pairs, "topologyManagerPolicyOptions"),
-    sets("topology-manager-scope", Syntax::Text, "topologyManagerScope"),
-    sets("v", Syntax::Int, "logging.verbosity"),
-    own("version", Syntax::Bool, "false", Effect::Works, "print the version and leave"),
-    sets("vmodule", Syntax::Vmodule, "logging.vmodule"),
-    sets("volume-plugin-dir", Syntax::Text, "volumePluginDir"),
-    sets("volume-stats-agg-period", Syntax::Duration, "volumeStatsAggPeriod"),
+    stats("storage-driver-db", Text, "cadvisor", "database of stats"),
+    stats("storage-driver-host", Text, "localhost:8086", "host of the stats database"),
+    stats("storage-driver-password", Text, "root", "password of the stats database"),
+    stats("storage-driver-secure", Bool, "false", "TLS to the stats database"),
+    stats("storage-driver-table", Text, "stats", "table of stats"),
+    stats("storage-driver-user", Text, "root", "user of the stats database"),
+    sets("streaming-connection-idle-timeout", Duration, "streamingConnectionIdleTimeout"),
+    sets("sync-frequency", Duration, "syncFrequency"),
+    sets("system-cgroups", Text, "systemCgroups"),
+    sets("system-reserved", Pairs, "systemReserved"),
+    sets("system-reserved-cgroup", Text, "systemReservedCgroup"),
+    sets("tls-cert-file", Text, "tlsCertFile"),
+    sets("tls-cipher-suites", List, "tlsCipherSuites"),
+    sets("tls-min-version", Text, "tlsMinVersion"),
+    sets("tls-private-key-file", Text, "tlsPrivateKeyFile"),
+    sets("topology-manager-policy", Text, "topologyManagerPolicy"),
+    sets("topology-manager-policy-options", Pairs, "topologyManagerPolicyOptions"),
+    sets("topology-manager-scope", Text, "topologyManagerScope"),
+    sets("v", Int, "logging.verbosity"),
+    works("version", Bool, "false", "print the version and exit"),
+    sets("vmodule", Vmodule, "logging.vmodule"),
+    sets("volume-plugin-dir", Text, "volumePluginDir"),
+    sets("volume-stats-agg-period", Duration, "volumeStatsAggPeriod"),
     // This agent's own.
-    own(
-        "check-config",
-        Syntax::Bool,
-        "false",
-        Effect::Works,
-        "check flags and configuration, say what is wrong, and leave",
-    ),
-    own(
+    works("check-config", Bool, "false", "check flags and configuration, print problems and exit"),
+    works(
         "local-socket",
-        Syntax::Text,
+        Text,
         LOCAL_SOCKET,
-        Effect::Works,
-        "socket of this agent's commands; a missing directory of it is made for root only",
+        "socket of the local commands; a missing directory is created for root only",
     ),
-    own(
+    works(
         "local-socket-any-namespace",
-        Syntax::Bool,
+        Bool,
         "false",
-        Effect::Works,
-        "answer root of other mount and PID namespaces, too: of containers that have the socket",
+        "also accept root of other mount and PID namespaces, such as containers with the socket",
     ),
     own(
         "print-config",
         Syntax::Bool,
         "false",
         Effect::Works,
-        "print the effective configuration as YAML and leave",
+        "print the effective configuration as YAML and exit",
     ),
 ];
-
-/// Whether a flag's syntax can give a field of this kind its value.
-#[must_use]
-pub fn fits(syntax: Syntax, kind: Kind) -> bool {
-    matches!(
-        (syntax, kind),
-        (Syntax::Bool, Kind::Bool)
-            | (Syntax::Int, Kind::Int32 | Kind::Int64)
-            | (Syntax::Duration, Kind::Duration)
-            | (Syntax::Text, Kind::Text | Kind::Quantity)
-            | (Syntax::List, Kind::TextList)
-            | (Syntax::Pairs | Syntax::Thresholds, Kind::TextMap)
-            | (Syntax::Gates, Kind::BoolMap)
-            | (Syntax::Headers, Kind::ListMap)
-            | (Syntax::Taints | Syntax::NumaMemory | Syntax::Vmodule, Kind::Items(_))
-    )
-}
 
 #[cfg(test)]
 mod tests {
     use super::super::exit::EXITS;
     use super::*;
+    use crate::config::fields::Kind;
+
+    /// Whether a flag's syntax can give a field of this kind its value.
+    fn fits(syntax: Syntax, kind: Kind) -> bool {
+        matches!(
+            (syntax, kind),
+            (Syntax::Bool, Kind::Bool)
+                | (Syntax::Int, Kind::Int32 | Kind::Int64)
+                | (Syntax::Duration, Kind::Duration)
+                | (Syntax::Text, Kind::Text | Kind::Quantity)
+                | (Syntax::List, Kind::TextList)
+                | (Syntax::Pairs | Syntax::Thresholds, Kind::TextMap)
+                | (Syntax::Gates, Kind::BoolMap)
+                | (Syntax::Headers, Kind::ListMap)
+                | (Syntax::Taints | Syntax::NumaMemory | Syntax::Vmodule, Kind::Items(_))
+        )
+    }
 
     /// The flags as a Markdown table.
     fn flags_markdown() -> String {
@@ -544,7 +444,7 @@ mod tests {
                 flag.help()
             );
         }
-        out += "\nFlags of older versions are refused, with what became of them:\n\n| Flag | Instead |\n|---|---|\n";
+        out += "\nFlags of older versions are refused, with their replacements:\n\n| Flag | Instead |\n|---|---|\n";
         for (name, instead) in REMOVED {
             out += &format!("| `--{name}` | {instead} |\n");
         }
@@ -575,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_sound() {
+    fn flags_are_unique_and_fit_their_fields() {
         let names: Vec<&str> = FLAGS.iter().map(|flag| flag.name).collect();
         let mut unique = names.clone();
         unique.sort_unstable();
@@ -596,7 +496,7 @@ mod tests {
 
     /// `UPDATE_DOCS=1` rewrites the generated sections instead.
     #[test]
-    fn the_compatibility_list_is_generated() {
+    fn compatibility_list_is_up_to_date() {
         let path = std::path::Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap())
             .join("docs/compatibility.md");
         let mut text = std::fs::read_to_string(&path).unwrap();

@@ -4,7 +4,7 @@ use super::exit::EXITS;
 use super::flags::{Effect, FLAGS, Syntax};
 use super::local::COMMANDS;
 
-pub use crate::server::KUBERNETES_VERSION;
+use crate::server::KUBERNETES_VERSION;
 
 /// The version line.
 #[must_use]
@@ -12,14 +12,14 @@ pub fn version() -> String {
     format!("coracle {} (Kubernetes {KUBERNETES_VERSION})", env!("CARGO_PKG_VERSION"))
 }
 
-/// The help on one command.
+/// The help for one command.
 #[must_use]
 pub fn command(name: &str) -> String {
     let mut out = String::new();
     for (_, synopsis, meaning) in COMMANDS.iter().filter(|(known, ..)| *known == name) {
         out += &format!("Usage:\n  coracle {synopsis}\n      {meaning}\n\n");
     }
-    out + "  --local-socket PATH   the socket of the agent to ask\n"
+    out + "  --local-socket PATH   the local socket of the agent\n"
         + "\ncoracle --help shows everything, with the exit codes.\n"
 }
 
@@ -29,12 +29,12 @@ pub fn help() -> String {
     let mut out = String::from(
         "coracle: a Kubernetes node agent (a kubelet)\n\n\
          Usage:\n  coracle [FLAGS]             run the agent\n  \
-         coracle COMMAND [OPTIONS]   ask the agent that runs on this machine\n\nCommands:\n",
+         coracle COMMAND [OPTIONS]   run a command; most need an agent on this machine\n\nCommands:\n",
     );
     for (_, synopsis, meaning) in COMMANDS {
         out += &format!("  {synopsis}\n      {meaning}\n");
     }
-    out += "  Every command takes --local-socket PATH, the socket of the agent to ask.\n\nFlags:\n";
+    out += "  Every command takes --local-socket PATH, the local socket of the agent.\n\nFlags:\n";
     for flag in FLAGS {
         let dashes = if flag.name.len() == 1 { "-" } else { "--" };
         let form = match flag.syntax {

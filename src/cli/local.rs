@@ -1,165 +1,124 @@
-//! The commands that ask a running agent: their options and their parsing.
+//! The subcommands: their options and their parsing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use lexopt::Arg;
 
-use super::parse::Command;
 use crate::config::{AgentArgs, GoDuration, Problem};
 
-/// How a command prints.
+/// The format of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Output {
-    /// A table for people.
     #[default]
     Table,
     /// A table with more columns.
     Wide,
-    /// JSON.
     Json,
-    /// YAML.
     Yaml,
 }
 
-/// A command with the agent it asks.
+/// A subcommand and the agent that it is for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LocalCommand {
-    /// The socket that the agent answers at.
-    pub socket: PathBuf,
-    /// What is asked.
-    pub ask: Ask,
+    /// The agent's local socket.
+    pub(super) socket: PathBuf,
+    pub(super) subcommand: Subcommand,
 }
 
-/// What is asked of a running agent.
+/// A subcommand with its options. `pod` is a name, namespace/name or the beginning of a UID.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Ask {
-    /// `coracle pods`.
-    Pods {
-        /// `-o`.
-        output: Output,
-        /// `-w`.
-        watch: bool,
-        /// `-n`.
-        namespace: Option<String>,
-    },
-    /// `coracle describe POD`.
+pub enum Subcommand {
+    Pods(PodsOptions),
     Describe {
-        /// The pod: a name, namespace/name or UID.
         pod: String,
-        /// `-n`.
-        namespace: Option<String>,
     },
-    /// `coracle logs POD`.
-    Logs {
-        /// The pod: a name, namespace/name or UID.
-        pod: String,
-        /// `-n`.
-        namespace: Option<String>,
-        /// `-c`.
-        container: Option<String>,
-        /// `-f`.
-        follow: bool,
-        /// `-p`.
-        previous: bool,
-        /// `--tail`.
-        tail: Option<u64>,
-        /// `--since`.
-        since: Option<GoDuration>,
-        /// `--timestamps`.
-        timestamps: bool,
-    },
-    /// `coracle debug POD`.
-    Debug {
-        /// The pod: a name, namespace/name or UID.
-        pod: String,
-        /// `-n`.
-        namespace: Option<String>,
-        /// `--image`.
-        image: String,
-        /// `--target`.
-        target: Option<String>,
-        /// `-c`.
-        name: Option<String>,
-        /// `-i`.
-        stdin: bool,
-        /// `-t`.
-        tty: bool,
-        /// What comes after `--`.
-        command: Vec<String>,
-    },
-    /// `coracle exec POD -- COMMAND`, or `coracle attach POD` without one.
-    Exec {
-        /// The pod: a name, namespace/name or UID.
-        pod: String,
-        /// `-n`.
-        namespace: Option<String>,
-        /// `-c`.
-        container: Option<String>,
-        /// `-i`.
-        stdin: bool,
-        /// `-t`.
-        tty: bool,
-        /// What comes after the pod.
-        command: Vec<String>,
-    },
-    /// `coracle port-forward POD PORT...`.
-    PortForward {
-        /// The pod: a name, namespace/name or UID.
-        pod: String,
-        /// `-n`.
-        namespace: Option<String>,
-        /// `--address`.
-        addresses: Vec<IpAddr>,
-        /// Here, where 0 is any, and in the pod.
-        ports: Vec<(u16, u16)>,
-    },
-    /// `coracle status`.
+    Logs(LogsOptions),
+    Debug(DebugOptions),
+    /// `exec`, or `attach` without a command.
+    Exec(ExecOptions),
+    PortForward(ForwardOptions),
     Status {
-        /// `-o`.
         output: Output,
     },
-    /// `coracle events [POD]`.
-    Events {
-        /// The pod, if only one is of interest.
-        pod: Option<String>,
-        /// `-n`.
-        namespace: Option<String>,
-        /// `-o`.
-        output: Output,
-        /// `-w`.
-        watch: bool,
-    },
-    /// `coracle top`.
-    Top {
-        /// `--once`.
-        once: bool,
-        /// `-n`.
-        namespace: Option<String>,
-        /// `-o`.
-        output: Output,
-    },
-    /// `coracle images`.
+    Events(EventsOptions),
+    Top(TopOptions),
     Images {
-        /// `-o`.
         output: Output,
     },
-    /// `coracle check`.
     Check {
-        /// `-o`.
         output: Output,
-        /// `--root-dir`.
         root_dir: PathBuf,
     },
-    /// `coracle validate FILE...`: the only command that needs no agent and asks none.
+    /// Manifests, and directories of manifests. Needs no agent.
     Validate {
-        /// Manifests, and directories of manifests.
         files: Vec<PathBuf>,
-        /// `-o`.
         output: Output,
     },
-    /// `coracle version`.
     Version,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PodsOptions {
+    pub output: Output,
+    pub watch: bool,
+    pub namespace: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct LogsOptions {
+    pub pod: String,
+    pub container: Option<String>,
+    pub follow: bool,
+    pub previous: bool,
+    pub tail: Option<u64>,
+    pub since: Option<Duration>,
+    pub timestamps: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DebugOptions {
+    pub pod: String,
+    pub image: String,
+    pub target: Option<String>,
+    pub name: Option<String>,
+    pub stdin: bool,
+    pub tty: bool,
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ExecOptions {
+    pub pod: String,
+    pub container: Option<String>,
+    pub stdin: bool,
+    pub tty: bool,
+    /// Empty: `attach`.
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ForwardOptions {
+    pub pod: String,
+    pub addresses: Vec<IpAddr>,
+    /// The local port, where 0 is any, and the pod's.
+    pub ports: Vec<(u16, u16)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct EventsOptions {
+    pub pod: Option<String>,
+    pub namespace: Option<String>,
+    pub output: Output,
+    pub watch: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct TopOptions {
+    pub once: bool,
+    pub namespace: Option<String>,
+    pub output: Output,
 }
 
 /// The commands: name, synopsis, meaning.
@@ -212,7 +171,7 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
     ("version", "version", "the version"),
 ];
 
-/// Every option of every command; each command takes those in its row of [`TAKES`].
+/// The options of all commands; each command takes those in its row of [`TAKES`].
 #[derive(Default)]
 struct Options {
     output: Output,
@@ -223,7 +182,7 @@ struct Options {
     once: bool,
     previous: bool,
     tail: Option<u64>,
-    since: Option<GoDuration>,
+    since: Option<Duration>,
     timestamps: bool,
     image: Option<String>,
     target: Option<String>,
@@ -231,7 +190,8 @@ struct Options {
     tty: bool,
     addresses: Vec<IpAddr>,
     root_dir: PathBuf,
-    words: Vec<String>,
+    /// The pod, and what comes after it.
+    arguments: Vec<String>,
     /// Whether the option that is being read is one letter behind one dash.
     is_letter: bool,
 }
@@ -254,7 +214,7 @@ const TAKES: &[(&str, &[&str])] = &[
     ("version", &[]),
 ];
 
-/// `localhost`, and what is listened at without an `--address`.
+/// `localhost`, and the default of `--address`.
 const LOCALHOST: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
 /// `REMOTE`, `LOCAL:REMOTE` or `:REMOTE`, which is any port here.
@@ -268,16 +228,17 @@ fn port_pair(text: &str) -> Result<(u16, u16), String> {
     }
 }
 
-/// Reads the rest of the line after the command's name. `before`: the flags that came before it.
+/// Parses the arguments after the command's name. `before`: the flags in front of it. `None`:
+/// they have `--help`.
 ///
 /// # Errors
-/// Every problem with it, after those found before.
+/// Every problem with them, after `problems`.
 pub fn parse_local(
     name: &str,
     mut parser: lexopt::Parser,
     before: AgentArgs,
     mut problems: Vec<Problem>,
-) -> Result<Command, Vec<Problem>> {
+) -> Result<Option<LocalCommand>, Vec<Problem>> {
     let AgentArgs { local_socket: mut socket, root_dir, .. } = before;
     let mut options = Options { root_dir, ..Options::default() };
     let takes = TAKES.iter().find(|(command, _)| *command == name).map_or(&[][..], |(_, takes)| takes);
@@ -287,7 +248,7 @@ pub fn parse_local(
         let (shown, option) = match parser.next() {
             Ok(None) => break,
             Ok(Some(Arg::Value(word))) => {
-                options.words.push(word.to_string_lossy().into_owned());
+                options.arguments.push(word.to_string_lossy().into_owned());
                 continue;
             }
             Ok(Some(Arg::Short(letter))) => {
@@ -315,18 +276,15 @@ pub fn parse_local(
             problems.push(problem(name, &shown, message));
         }
     }
-    if help && let Some((known, ..)) = COMMANDS.iter().find(|(known, ..)| *known == name) {
-        return Ok(Command::LocalHelp(known));
+    if help {
+        return Ok(None);
     }
-    let ask = options.ask(name);
-    match ask {
-        Ok(ask) if problems.is_empty() => Ok(Command::Local(LocalCommand { socket, ask })),
-        Ok(_) => Err(problems),
-        Err(message) => {
-            problems.push(problem(name, "", message));
-            Err(problems)
-        }
+    match options.subcommand(name) {
+        Ok(subcommand) if problems.is_empty() => return Ok(Some(LocalCommand { socket, subcommand })),
+        Ok(_) => {}
+        Err(message) => problems.push(problem(name, "", message)),
     }
+    Err(problems)
 }
 
 fn problem(command: &str, field: &str, message: String) -> Problem {
@@ -391,7 +349,7 @@ impl Options {
             "timestamps" => self.timestamps = switch(parser, self.is_letter)?,
             "once" => self.once = switch(parser, self.is_letter)?,
             "namespace" => self.namespace = Some(value(parser)?),
-            // What happens anyway; fingers that know kubectl type it.
+            // The default; kubectl's users type it.
             "all-namespaces" => {
                 if switch(parser, self.is_letter)? {
                     self.namespace = None;
@@ -415,7 +373,7 @@ impl Options {
             "target" => self.target = Some(value(parser)?),
             "tail" => {
                 let text = value(parser)?;
-                // -1 asks for all lines, as in kubectl.
+                // -1 means all lines, as in kubectl.
                 self.tail = match text.as_str() {
                     "-1" => None,
                     text => Some(text.parse().map_err(|_| format!("{text:?} is not a number of lines"))?),
@@ -426,84 +384,83 @@ impl Options {
                 if since <= GoDuration::ZERO {
                     return Err(format!("{since} must be greater than zero"));
                 }
-                self.since = Some(since);
+                self.since = Some(since.to_std());
             }
             _ => return Err("unknown option".to_owned()),
         }
         Ok(())
     }
 
-    fn ask(self, name: &str) -> Result<Ask, String> {
+    fn subcommand(self, name: &str) -> Result<Subcommand, String> {
         let most = match name {
             "describe" | "logs" | "events" | "attach" => 1,
             // The pod, and a command of any length.
             "debug" | "exec" | "port-forward" | "validate" => usize::MAX,
             _ => 0,
         };
-        if let Some(extra) = self.words.get(most) {
+        if let Some(extra) = self.arguments.get(most) {
             return Err(format!("unexpected argument {extra:?}"));
         }
+        let Options { output, watch, namespace, container, stdin, tty, .. } = self;
         if name == "validate" {
-            if self.words.is_empty() {
+            if self.arguments.is_empty() {
                 return Err("name a manifest or a directory of manifests".to_owned());
             }
-            let files = self.words.into_iter().map(PathBuf::from).collect();
-            return Ok(Ask::Validate { files, output: self.output });
+            let files = self.arguments.into_iter().map(PathBuf::from).collect();
+            return Ok(Subcommand::Validate { files, output });
         }
-        let mut words = self.words.into_iter();
-        let pod = words.next();
-        let needed = |pod: Option<String>| pod.ok_or_else(|| "name a pod".to_owned());
-        let (output, watch, namespace) = (self.output, self.watch, self.namespace);
+        let mut arguments = self.arguments.into_iter();
+        let named = arguments.next();
+        // For the commands that need a pod.
+        let pod = match (&named, &namespace) {
+            (Some(pod), Some(namespace)) if !pod.contains('/') => Ok(format!("{namespace}/{pod}")),
+            (Some(pod), _) => Ok(pod.clone()),
+            (None, _) => Err("name a pod".to_owned()),
+        };
         Ok(match name {
-            "pods" => Ask::Pods { output, watch, namespace },
-            "describe" => Ask::Describe { pod: needed(pod)?, namespace },
-            "logs" => Ask::Logs {
-                pod: needed(pod)?,
-                namespace,
-                container: self.container,
+            "pods" => Subcommand::Pods(PodsOptions { output, watch, namespace }),
+            "describe" => Subcommand::Describe { pod: pod? },
+            "logs" => Subcommand::Logs(LogsOptions {
+                pod: pod?,
+                container,
                 follow: self.follow,
                 previous: self.previous,
                 tail: self.tail,
                 since: self.since,
                 timestamps: self.timestamps,
-            },
-            "debug" if self.tty && !self.stdin => {
-                return Err("-t goes with -i only: a terminal is for somebody who types".to_owned());
-            }
-            "debug" => Ask::Debug {
-                pod: needed(pod)?,
-                namespace,
+            }),
+            "debug" if tty && !stdin => return Err("-t needs -i: a terminal is for input".to_owned()),
+            "debug" => Subcommand::Debug(DebugOptions {
+                pod: pod?,
                 image: self.image.ok_or_else(|| "--image: name an image".to_owned())?,
                 target: self.target,
-                name: self.container,
-                stdin: self.stdin,
-                tty: self.tty,
-                command: words.collect(),
-            },
+                name: container,
+                stdin,
+                tty,
+                command: arguments.collect(),
+            }),
             "exec" | "attach" => {
-                let pod = needed(pod)?;
-                let command: Vec<String> = words.collect();
+                let (pod, command) = (pod?, arguments.collect::<Vec<_>>());
                 if name == "exec" && command.is_empty() {
                     return Err("name a command after --".to_owned());
                 }
-                let (container, stdin, tty) = (self.container, self.stdin, self.tty);
-                Ask::Exec { pod, namespace, container, stdin, tty, command }
+                Subcommand::Exec(ExecOptions { pod, container, stdin, tty, command })
             }
             "port-forward" => {
-                let pod = needed(pod)?;
-                let ports = words.map(|word| port_pair(&word)).collect::<Result<Vec<_>, _>>()?;
+                let pod = pod?;
+                let ports = arguments.map(|text| port_pair(&text)).collect::<Result<Vec<_>, _>>()?;
                 if ports.is_empty() {
                     return Err("name a port".to_owned());
                 }
                 let addresses = if self.addresses.is_empty() { LOCALHOST.to_vec() } else { self.addresses };
-                Ask::PortForward { pod, namespace, addresses, ports }
+                Subcommand::PortForward(ForwardOptions { pod, addresses, ports })
             }
-            "status" => Ask::Status { output },
-            "events" => Ask::Events { pod, namespace, output, watch },
-            "top" => Ask::Top { once: self.once, namespace, output },
-            "images" => Ask::Images { output },
-            "check" => Ask::Check { output, root_dir: self.root_dir },
-            _ => Ask::Version,
+            "status" => Subcommand::Status { output },
+            "events" => Subcommand::Events(EventsOptions { pod: named, namespace, output, watch }),
+            "top" => Subcommand::Top(TopOptions { once: self.once, namespace, output }),
+            "images" => Subcommand::Images { output },
+            "check" => Subcommand::Check { output, root_dir: self.root_dir },
+            _ => Subcommand::Version,
         })
     }
 }

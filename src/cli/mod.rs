@@ -1,38 +1,40 @@
 //! Room `cli`: the command line.
 //!
-//! Owns: the table of flags ([`flags`]), parsing ([`parse()`], which only judges text), the options of
-//! the local commands ([`local`]), help, and the exit codes ([`exit`]).
+//! Owns: the table of flags (`flags`), parsing ([`parse()`], which reads no files), the subcommands
+//! (`local` parses them, `commands` runs them), help, and the exit codes ([`Exit`]).
 //! Threads: none. Inbox: none.
 //! Invariants: every problem of a line is reported at once; no argument panics; a flag is described
 //! in one place, from which help, parsing and `docs/compatibility.md` come.
 //! Absent on purpose: reading files (room `config`), logic of the agent (room `agent`).
 //! Go: cmd/kubelet/app/options, component-base/cli.
 
-pub mod commands;
-pub mod exit;
-pub mod flags;
-pub mod help;
-pub mod local;
+mod commands;
+mod exit;
+mod flags;
+mod help;
+mod local;
 mod parse;
-pub mod table;
+mod table;
 
 #[cfg(test)]
 mod tests;
 
 use std::io::Write as _;
 
+pub use commands::run as run_local;
 pub use exit::Exit;
 pub use flags::effective as effective_flags;
-pub use local::{Ask, LocalCommand, Output};
+pub use help::{command as command_help, help, version};
+pub use local::LocalCommand;
 pub use parse::{Command, parse};
 
-use crate::config::{AgentArgs, Problem, load};
+use crate::config::{AgentArgs, Loaded, Problem, load};
 
-/// Says what is wrong, a line each, on stderr.
+/// Prints one line per problem on stderr.
 pub fn report(problems: &[Problem]) {
     let mut err = std::io::stderr().lock();
     for problem in problems {
-        // Nobody is left to tell when stderr is gone.
+        // There is no other output when stderr is gone.
         let _ = writeln!(err, "coracle: {problem}");
     }
 }
@@ -50,25 +52,24 @@ pub fn print(text: &str) -> Exit {
 /// `--check-config`.
 #[must_use]
 pub fn check_config(args: &AgentArgs) -> Exit {
-    match load(&args.request) {
-        Ok(loaded) => {
-            if let Some(warning) = args.warning(&loaded) {
-                report(&[Problem { place: "warning".to_owned(), field: String::new(), message: warning }]);
-            }
-            print("ok\n")
+    with_config(args, |loaded| {
+        if let Some(message) = args.warning(loaded) {
+            report(&[Problem { place: "warning".to_owned(), field: String::new(), message }]);
         }
-        Err(problems) => {
-            report(&problems);
-            Exit::Configuration
-        }
-    }
+        print("ok\n")
+    })
 }
 
 /// `--print-config`.
 #[must_use]
 pub fn print_config(args: &AgentArgs) -> Exit {
+    with_config(args, |loaded| print(&loaded.to_yaml()))
+}
+
+/// Loads the configuration; reports its problems.
+pub fn with_config(args: &AgentArgs, run: impl FnOnce(&Loaded) -> Exit) -> Exit {
     match load(&args.request) {
-        Ok(loaded) => print(&loaded.to_yaml()),
+        Ok(loaded) => run(&loaded),
         Err(problems) => {
             report(&problems);
             Exit::Configuration

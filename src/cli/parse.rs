@@ -1,4 +1,4 @@
-//! From arguments to a command. Nothing is read from disk here; every bad flag is reported.
+//! Parses the command line. Reads no files, and reports every bad flag.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use lexopt::Arg;
 use serde_json::{Map, Value, json};
 
 use super::flags::{Effect, FLAGS, Flag, REMOVED, Syntax, find};
-use super::local::{LocalCommand, parse_local};
+use super::local::{COMMANDS, LocalCommand, parse_local};
 use crate::config::check::closest;
 use crate::config::fields::{Kind, field};
 use crate::config::validate::{is_dns_subdomain, is_label_value, is_qualified_name};
@@ -17,12 +17,12 @@ use crate::config::{AgentArgs, GoDuration, Override, Problem};
 use crate::model::quantity::Amount;
 use crate::server::LOCAL_SOCKET;
 
-/// What the command line asks for.
+/// A parsed command line.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// Run the agent.
     Agent(Box<AgentArgs>),
-    /// Say what is wrong with flags and configuration.
+    /// Check flags and configuration.
     CheckConfig(Box<AgentArgs>),
     /// Print the effective configuration.
     PrintConfig(Box<AgentArgs>),
@@ -32,11 +32,11 @@ pub enum Command {
     LocalHelp(&'static str),
     /// Print the version.
     Version,
-    /// Ask a running agent.
+    /// Run a subcommand.
     Local(LocalCommand),
 }
 
-/// Reads the arguments, without the program's name.
+/// Parses the arguments, without the program's name.
 ///
 /// # Errors
 /// Every problem with them.
@@ -46,14 +46,15 @@ where
     I::Item: Into<OsString>,
 {
     let mut parser = lexopt::Parser::from_args(args);
-    let mut line = Line::new();
+    let mut line = CommandLine::new();
     loop {
         match parser.next() {
             Ok(None) => break,
             Ok(Some(Arg::Value(word))) => {
                 let word = word.to_string_lossy().into_owned();
-                if line.is_local(&word) {
-                    return parse_local(&word, parser, line.args, line.problems);
+                if let Some(name) = line.local_command(&word) {
+                    let command = parse_local(name, parser, line.args, line.problems)?;
+                    return Ok(command.map_or(Command::LocalHelp(name), Command::Local));
                 }
                 line.stray(&word);
             }
@@ -74,8 +75,8 @@ where
     line.finish()
 }
 
-/// What was read of the line so far.
-struct Line {
+/// The part of the line that was parsed.
+struct CommandLine {
     args: AgentArgs,
     problems: Vec<Problem>,
     /// Names of the flags that were given.
@@ -86,9 +87,9 @@ struct Line {
     print: bool,
 }
 
-impl Line {
+impl CommandLine {
     fn new() -> Self {
-        Line {
+        CommandLine {
             args: AgentArgs::new(LOCAL_SOCKET),
             problems: Vec::new(),
             given: Vec::new(),
@@ -105,20 +106,19 @@ impl Line {
         self.problems.push(problem);
     }
 
-    fn is_local(&mut self, word: &str) -> bool {
-        if !super::local::COMMANDS.iter().any(|(name, ..)| *name == word) {
-            return false;
-        }
+    /// The local command of this name. Most flags before it are problems.
+    fn local_command(&mut self, word: &str) -> Option<&'static str> {
+        let (command, ..) = COMMANDS.iter().find(|(name, ..)| *name == word)?;
         for name in std::mem::take(&mut self.given) {
             if name != "local-socket" && (word, name) != ("check", "root-dir") {
                 self.fail(&dashed(name), format!("does not go with the command {word}"));
             }
         }
-        true
+        Some(command)
     }
 
     fn stray(&mut self, word: &str) {
-        let near = closest(word, super::local::COMMANDS.iter().map(|(name, ..)| *name));
+        let near = closest(word, COMMANDS.iter().map(|(name, ..)| *name));
         let hint = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
         self.fail("", format!("unexpected argument {word:?}{hint}"));
     }
@@ -126,7 +126,6 @@ impl Line {
     fn flag(&mut self, name: &str, parser: &mut lexopt::Parser) {
         let known = match name {
             "h" => find("help"),
-            // One letter after one dash: only -v and -h are there, as in Go.
             name => find(name),
         };
         let Some(flag) = known else {
@@ -150,7 +149,7 @@ impl Line {
             return;
         };
         self.given.push(flag.name);
-        // Those say what to do instead of running.
+        // These two run no agent.
         if !matches!(flag.name, "check-config" | "print-config") {
             self.args.given.insert(flag.name, text.clone());
         }
@@ -286,7 +285,7 @@ impl Line {
     }
 
     fn finish(mut self) -> Result<Command, Vec<Problem>> {
-        // Whoever asks for help gets it, whatever else is wrong.
+        // Help is printed whatever else is wrong.
         if self.help {
             return Ok(Command::Help);
         }

@@ -2,36 +2,28 @@
 
 use std::io::{self, Write};
 
-/// The colors in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Color {
-    /// Fine.
     Green,
-    /// Look at it.
     Yellow,
-    /// Broken.
     Red,
-    /// Over, or of little interest.
     Dim,
-    /// Headings.
     Bold,
 }
 
-/// Puts colors on text, or leaves it alone.
+/// Adds colors to text if `on`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paint {
     on: bool,
 }
 
 impl Paint {
-    /// Colors only when `on`.
-    #[must_use]
+    #[cfg(test)]
     pub fn new(on: bool) -> Self {
         Paint { on }
     }
 
     /// For standard output: only on a terminal, and not when `NO_COLOR` asks for none.
-    #[must_use]
     pub fn for_stdout() -> Self {
         use std::io::IsTerminal;
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
@@ -39,8 +31,6 @@ impl Paint {
         Paint { on: std::io::stdout().is_terminal() && !refused }
     }
 
-    /// The text in a color.
-    #[must_use]
     pub fn put(self, color: Option<Color>, text: &str) -> String {
         let code = match color {
             Some(Color::Green) => "32",
@@ -54,12 +44,10 @@ impl Paint {
     }
 }
 
-/// One cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
-    /// What it says; control characters are made visible when it is printed.
+    /// Its control characters are escaped when it is printed.
     pub text: String,
-    /// In which color.
     pub color: Option<Color>,
 }
 
@@ -70,14 +58,12 @@ impl<T: Into<String>> From<T> for Cell {
 }
 
 impl Cell {
-    /// A cell in a color.
-    #[must_use]
     pub fn colored(text: impl Into<String>, color: Option<Color>) -> Self {
         Cell { text: text.into(), color }
     }
 }
 
-/// A table that can be printed row by row: widths grow and never shrink.
+/// A table that is printed row by row; columns become wider and never narrower.
 #[derive(Debug, Clone)]
 pub struct Table {
     headers: Vec<&'static str>,
@@ -86,8 +72,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these columns.
-    #[must_use]
     pub fn new(headers: &[&'static str]) -> Self {
         Table {
             headers: headers.to_vec(),
@@ -96,10 +80,7 @@ impl Table {
         }
     }
 
-    /// Prints rows, with the headers before the first ones.
-    ///
-    /// # Errors
-    /// When writing fails.
+    /// Prints rows, the first time with headers.
     pub fn print(&mut self, out: &mut dyn Write, paint: Paint, rows: &[Vec<Cell>]) -> io::Result<()> {
         let rows: Vec<Vec<Cell>> = rows
             .iter()
@@ -133,9 +114,8 @@ impl Table {
     }
 }
 
-/// Makes control characters visible: what a container writes into names and messages must
-/// not paint the operator's terminal or turn its text around.
-#[must_use]
+/// Escapes control characters: names and messages of containers must not change the colors or
+/// the direction of the operator's terminal.
 pub fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -150,7 +130,7 @@ pub fn visible(text: &str) -> String {
     out
 }
 
-/// Controls, and what reverses, isolates or hides text.
+/// Control characters, and those that reverse, isolate or hide text.
 fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
@@ -190,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_paints_the_terminal() {
+    fn control_characters_are_escaped() {
         assert_eq!(visible("a\x1b[31mb\u{9b}c\nd\u{202e}e ä"), "a\\u{1b}[31mb\\u{9b}c\\nd\\u{202e}e ä");
     }
 }

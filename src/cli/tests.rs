@@ -7,8 +7,9 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::local::*;
 use super::*;
-use crate::config::{GoDuration, Problem};
+use crate::config::Problem;
 use crate::server::LOCAL_SOCKET;
 
 fn line(text: &str) -> Result<Command, Vec<Problem>> {
@@ -27,7 +28,7 @@ fn problems(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn nothing_is_the_agent() {
+fn empty_command_line_runs_the_agent() {
     let args = agent("");
     assert_eq!(args, AgentArgs::new(LOCAL_SOCKET));
     assert_eq!(args.root_dir, Path::new("/var/lib/kubelet"));
@@ -114,7 +115,7 @@ fn every_flag_takes_its_default() {
 }
 
 #[test]
-fn flags_of_the_agent_itself() {
+fn flags_without_a_field_are_parsed() {
     let args = agent(
         "--root-dir /r --hostname-override=Node-1 --node-ip=10.0.0.1,fd00::1 --node-labels=a=b,kubernetes.io/arch=x \
          --kubeconfig=/k --config=/c --config-dir=/d --minimum-container-ttl-duration=1m \
@@ -206,7 +207,7 @@ fn bad_flags_are_all_reported() {
 }
 
 #[test]
-fn ways_to_leave_early() {
+fn help_version_and_checks_do_not_run_the_agent() {
     for (text, expected) in [
         ("--help", Command::Help),
         ("-h", Command::Help),
@@ -222,120 +223,109 @@ fn ways_to_leave_early() {
 }
 
 #[test]
-fn local_commands() {
-    let at = |socket: &str, ask: Ask| Command::Local(LocalCommand { socket: socket.into(), ask });
-    let default = |ask: Ask| at("/run/coracle/coracle.sock", ask);
-    let check = |root: &str| Ask::Check { output: Output::Table, root_dir: root.into() };
+fn local_commands_are_parsed() {
+    let at = |socket: &str, subcommand| Command::Local(LocalCommand { socket: socket.into(), subcommand });
+    let default = |subcommand| at("/run/coracle/coracle.sock", subcommand);
+    let check = |root: &str| Subcommand::Check { output: Output::Table, root_dir: root.into() };
+    let pods = |output, watch, namespace: Option<&str>| {
+        Subcommand::Pods(PodsOptions { output, watch, namespace: namespace.map(str::to_owned) })
+    };
+    let words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
     for (text, expected) in [
-        ("pods", default(Ask::Pods { output: Output::Table, watch: false, namespace: None })),
-        (
-            "pods -o wide -w -n kube-system",
-            default(Ask::Pods { output: Output::Wide, watch: true, namespace: Some("kube-system".into()) }),
-        ),
-        ("pods -ojson", default(Ask::Pods { output: Output::Json, watch: false, namespace: None })),
-        (
-            "pods --output=yaml --local-socket=/r.sock",
-            at("/r.sock", Ask::Pods { output: Output::Yaml, watch: false, namespace: None }),
-        ),
-        (
-            "--local-socket /r.sock pods",
-            at("/r.sock", Ask::Pods { output: Output::Table, watch: false, namespace: None }),
-        ),
-        ("describe web", default(Ask::Describe { pod: "web".into(), namespace: None })),
+        ("pods", default(pods(Output::Table, false, None))),
+        ("pods -o wide -w -n kube-system", default(pods(Output::Wide, true, Some("kube-system")))),
+        ("pods -ojson", default(pods(Output::Json, false, None))),
+        ("pods --output=yaml --local-socket=/r.sock", at("/r.sock", pods(Output::Yaml, false, None))),
+        ("--local-socket /r.sock pods", at("/r.sock", pods(Output::Table, false, None))),
+        ("describe web", default(Subcommand::Describe { pod: "web".into() })),
+        ("describe web -n ns", default(Subcommand::Describe { pod: "ns/web".into() })),
+        ("describe a/web -n ns", default(Subcommand::Describe { pod: "a/web".into() })),
         (
             "logs -f web -c one -p --tail 5 --since=1m --timestamps",
-            default(Ask::Logs {
+            default(Subcommand::Logs(LogsOptions {
                 pod: "web".into(),
-                namespace: None,
                 container: Some("one".into()),
                 follow: true,
                 previous: true,
                 tail: Some(5),
-                since: Some(GoDuration::from_secs(60)),
+                since: Some(std::time::Duration::from_secs(60)),
                 timestamps: true,
-            }),
+            })),
         ),
         (
             "debug web --image=b:1 --target c -c dbg -- ls -l --image x",
-            default(Ask::Debug {
+            default(Subcommand::Debug(DebugOptions {
                 pod: "web".into(),
-                namespace: None,
                 image: "b:1".into(),
                 target: Some("c".into()),
                 name: Some("dbg".into()),
-                stdin: false,
-                tty: false,
-                command: ["ls", "-l", "--image", "x"].map(str::to_owned).to_vec(),
-            }),
+                command: words(&["ls", "-l", "--image", "x"]),
+                ..DebugOptions::default()
+            })),
         ),
         (
             "debug -it web --image b:1",
-            default(Ask::Debug {
+            default(Subcommand::Debug(DebugOptions {
                 pod: "web".into(),
-                namespace: None,
                 image: "b:1".into(),
-                target: None,
-                name: None,
                 stdin: true,
                 tty: true,
-                command: Vec::new(),
-            }),
+                ..DebugOptions::default()
+            })),
         ),
         (
             "exec -it web -c one -- ls -l -- x",
-            default(Ask::Exec {
+            default(Subcommand::Exec(ExecOptions {
                 pod: "web".into(),
-                namespace: None,
                 container: Some("one".into()),
                 stdin: true,
                 tty: true,
-                command: ["ls", "-l", "--", "x"].map(str::to_owned).to_vec(),
-            }),
+                command: words(&["ls", "-l", "--", "x"]),
+            })),
         ),
         (
             "attach web -n ns --stdin=true --tty=false",
-            default(Ask::Exec {
-                pod: "web".into(),
-                namespace: Some("ns".into()),
-                container: None,
+            default(Subcommand::Exec(ExecOptions {
+                pod: "ns/web".into(),
                 stdin: true,
-                tty: false,
-                command: Vec::new(),
-            }),
+                ..ExecOptions::default()
+            })),
         ),
         (
             "port-forward web 80 8080:81 :82 --address 192.0.2.1,::1",
-            default(Ask::PortForward {
+            default(Subcommand::PortForward(ForwardOptions {
                 pod: "web".into(),
-                namespace: None,
                 addresses: vec!["192.0.2.1".parse().unwrap(), "::1".parse().unwrap()],
                 ports: vec![(80, 80), (8080, 81), (0, 82)],
-            }),
+            })),
         ),
-        ("status -o json", default(Ask::Status { output: Output::Json })),
-        ("events", default(Ask::Events { pod: None, namespace: None, output: Output::Table, watch: false })),
+        ("status -o json", default(Subcommand::Status { output: Output::Json })),
+        ("events", default(Subcommand::Events(EventsOptions::default()))),
         (
             "events web -w",
-            default(Ask::Events {
+            default(Subcommand::Events(EventsOptions {
                 pod: Some("web".into()),
-                namespace: None,
-                output: Output::Table,
                 watch: true,
-            }),
+                ..EventsOptions::default()
+            })),
         ),
         (
             "top --once -n x",
-            default(Ask::Top { once: true, namespace: Some("x".to_owned()), output: Output::Table }),
+            default(Subcommand::Top(TopOptions {
+                once: true,
+                namespace: Some("x".into()),
+                output: Output::Table,
+            })),
         ),
-        ("images", default(Ask::Images { output: Output::Table })),
+        ("images", default(Subcommand::Images { output: Output::Table })),
         ("check", default(check("/var/lib/kubelet"))),
         ("check --root-dir=/r", default(check("/r"))),
         ("--root-dir /r --local-socket=/r.sock check", at("/r.sock", check("/r"))),
         (
             "validate a.yaml /m -o json",
-            default(Ask::Validate { files: vec!["a.yaml".into(), "/m".into()], output: Output::Json }),
+            default(Subcommand::Validate { files: vec!["a.yaml".into(), "/m".into()], output: Output::Json }),
         ),
-        ("version", default(Ask::Version)),
+        ("version", default(Subcommand::Version)),
     ] {
         assert_eq!(line(text).unwrap(), expected, "{text}");
     }
@@ -347,7 +337,7 @@ fn local_commands() {
         ("validate", "validate: name a manifest or a directory of manifests"),
         ("debug --image b:1", "debug: name a pod"),
         ("debug web", "debug: --image: name an image"),
-        ("debug -t web --image b:1", "debug: -t goes with -i only: a terminal is for somebody who types"),
+        ("debug -t web --image b:1", "debug: -t needs -i: a terminal is for input"),
         ("logs web other", "logs: unexpected argument \"other\""),
         ("logs web --tail x", "logs: --tail: \"x\" is not a number of lines"),
         ("logs web --since -1s", "logs: --since: -1s must be greater than zero"),
@@ -387,60 +377,32 @@ fn flags_reach_the_configuration() {
     assert_eq!(printed["maxPods"], json!(7));
 }
 
-const WORDS: &[&str] = &[
-    "--",
-    "-",
-    "=",
-    "-v",
-    "-o",
-    "-n",
-    "-w",
-    "-c",
-    "pods",
-    "logs",
-    "describe",
-    "--tail",
-    "--since",
-    "web",
-    "true",
-    "-1",
-    "",
-    "a=b",
-    "a<b",
-    "a:b",
-    "0:memory=1Gi",
-    "--help",
-    "--config",
-    "--node-ip",
-    "10.0.0.1",
-    "1h",
-    "--eviction-hard",
-    "--feature-gates",
-    "--reserved-memory",
-    "--register-with-taints",
-    "--max-pods",
-    "--v",
-    "ü",
-    "--vmodule",
-    "json",
-];
+/// Arguments for random command lines; the last one is empty.
+fn words() -> Vec<&'static str> {
+    "-- - = -v -o -n -w -c pods logs describe --tail --since web true -1 a=b a<b a:b 0:memory=1Gi --help --config \
+     --node-ip 10.0.0.1 1h --eviction-hard --feature-gates --reserved-memory --register-with-taints --max-pods --v \
+     ü --vmodule json "
+        .split(' ')
+        .collect()
+}
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn mutated_flags_never_panic(
-        picks in proptest::collection::vec((0_usize..WORDS.len() + 60, 0_usize..WORDS.len(), any::<bool>()), 0..6),
+        picks in proptest::collection::vec((0_usize..words().len() + 60, 0_usize..words().len(), any::<bool>()), 0..6),
         raw in proptest::collection::vec(any::<u8>(), 0..6),
     ) {
         let mut args: Vec<OsString> = Vec::new();
         for (first, second, joined) in picks {
-            let name = match WORDS.get(first) {
+            let words = words();
+            let name = match words.get(first) {
                 Some(word) => (*word).to_owned(),
                 None => flags::FLAGS.get((first * 7 + second) % flags::FLAGS.len()).map_or(String::new(), |flag| format!("--{}", flag.name)),
             };
             if joined {
-                args.push(format!("{name}={}", WORDS[second]).into());
+                args.push(format!("{name}={}", words[second]).into());
             } else {
                 args.push(name.into());
             }

@@ -1,11 +1,11 @@
-//! One agent for one root directory, and for one local socket.
+//! Claims of the root directory and of the local socket, each for one agent.
 //!
 //! A claim is a file `<name>.<number>` on which its process holds a POSIX write lock; the file
 //! with the highest number counts. Such a lock needs a descriptor that is open for writing, so a
 //! container that has the directory read-only cannot hold one. It can hold the other kinds,
 //! flock(2) and POSIX read locks, and keep a process from locking a file that exists. Hence each
 //! process makes a new file with the next number and locks it before it has its name, and only
-//! looks for write locks on the files of others.
+//! checks the files of others for write locks.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -114,22 +114,22 @@ fn is_held(directory: impl AsFd, file: &str) -> io::Result<bool> {
     match rustix::fs::openat(directory, file, flags, Mode::empty()) {
         // Only a write lock is in the way of a read lock.
         Ok(file) => Ok(rustix::process::fcntl_getlk(file, &FlockType::ReadLock.into())?.is_some()),
-        // A newer one has taken its place.
+        // A newer claim has replaced it.
         Err(Errno::NOENT) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Makes a locked file of this name. `None`: the name is taken, or someone has opened the file
-/// and locked it first.
+/// Makes a locked file of this name. `None`: the name is taken, or another process has opened the
+/// file and locked it first.
 fn make(directory: impl AsFd, name: &str, numbered: &str) -> io::Result<Option<File>> {
-    // Not a number behind the dot, so it does not count.
-    let passing = format!("{name}.new-{:016x}", RandomState::new().hash_one(std::process::id()));
+    // This name has no number, so it does not count.
+    let temporary = format!("{name}.new-{:016x}", RandomState::new().hash_one(std::process::id()));
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(&directory, &passing, flags, Mode::RUSR | Mode::WUSR)?;
+    let file = rustix::fs::openat(&directory, &temporary, flags, Mode::RUSR | Mode::WUSR)?;
     let linked = rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive)
-        .and_then(|()| rustix::fs::linkat(&directory, &passing, &directory, numbered, AtFlags::empty()));
-    remove(&directory, &passing);
+        .and_then(|()| rustix::fs::linkat(&directory, &temporary, &directory, numbered, AtFlags::empty()));
+    remove(&directory, &temporary);
     match linked {
         Ok(()) => Ok(Some(file.into())),
         Err(Errno::AGAIN | Errno::ACCESS | Errno::EXIST) => Ok(None),
@@ -157,7 +157,7 @@ mod tests {
         names
     }
 
-    // That a live agent keeps others out takes two processes: tests/integration/agent.rs.
+    // tests/integration/agent.rs tests claims between processes.
 
     #[test]
     fn each_claim_is_a_file_of_the_next_number() {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_gets_a_private_directory() {
+    fn socket_gets_a_private_directory() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("run/coracle/a.sock");
         let _claim = claim_socket(&socket).unwrap();
@@ -209,7 +209,7 @@ mod tests {
             (mode & 0o777, files(socket.parent().unwrap())),
             (0o700, vec!["a.sock.lock.1".to_owned()])
         );
-        // Another socket beside it is another claim. A directory that exists stays as it is.
+        // Another socket is another claim. An existing directory is not changed.
         let _other = claim_socket(&dir.path().join("run/coracle/b.sock")).unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let _above = claim_socket(&dir.path().join("c.sock")).unwrap();

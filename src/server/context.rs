@@ -1,4 +1,4 @@
-//! What all connections share: where responses come from, the limits, and the end of the server.
+//! What all connections share: the dependencies, the limits, and the signal of the server's stop.
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use super::listen::limiter::ConnectionLimiter;
 use super::quota::Quota;
 use crate::transport::tls::Acceptor;
 
-/// Streams at once over all listeners but the node API: each has a thread for as long as it lasts.
+/// Streams at once on all listeners except the node API; each holds a thread.
 pub(super) const STREAMS: usize = 16;
 
 /// DIFFERS: the Go kubelet has no limits here.
@@ -20,13 +20,12 @@ pub(super) const STREAMS: usize = 16;
 pub(super) const MAIN_STREAMS: usize = 192;
 
 /// Maximum per client address. An API server is one address, and mostly one certificate, for all
-/// its users: a request does not name its user, so fairness among them is the API server's own
-/// matter. Hence a large share, which still leaves a third to callers that connect to the node
-/// directly.
+/// its users: a request does not name its user, so the API server is responsible for fairness among
+/// them. The rest is for callers that connect to the node directly.
 pub(super) const STREAMS_PER_PEER: usize = 128;
 
 /// Maximum per user of a token, from all addresses: no API server sends a token, so this is a
-/// person or a program. Two of them do not use up what the API server leaves.
+/// person or a program. Two of them do not use up the rest.
 pub(super) const STREAMS_PER_TOKEN: usize = 32;
 
 /// Responses at once that grow with what runs on the node (a list of pods, metrics, statistics):
@@ -40,7 +39,6 @@ pub(super) const RESPONSES_PER_PEER: usize = 24;
 pub struct MainPort {
     /// `address:port`; `::` accepts both families.
     pub address: SocketAddr,
-    /// Makes its sessions.
     pub tls: Acceptor,
     /// Authenticates and authorizes its callers.
     pub auth: Auth,
@@ -51,16 +49,16 @@ pub(super) struct Context {
     pub deps: Deps,
     /// Readable as soon as the server stops.
     pub shutdown: Arc<UnixStream>,
-    /// The requests under way.
+    /// The running requests.
     pub hangups: Arc<Hangups>,
     pub streams: Arc<Quota>,
-    /// Streams of the node API, which has more of them.
+    /// Streams of the node API.
     pub main_streams: Arc<Quota>,
     /// Large responses of the node API.
     pub responses: Arc<Quota>,
     /// The node API; `None`: off.
     pub main: Option<MainPort>,
-    /// Its connections.
+    /// The connections of the node API.
     pub limiter: Arc<ConnectionLimiter>,
     /// Whether the local socket accepts root of other namespaces, too.
     pub any_namespace: bool,
@@ -97,7 +95,7 @@ impl Context {
 
 #[cfg(test)]
 impl Context {
-    /// One without listeners, and the other end of its `shutdown`.
+    /// A context without listeners, and the other end of its `shutdown`.
     pub(super) fn alone(deps: Deps) -> (Arc<Context>, UnixStream) {
         let (end, shutdown) = UnixStream::pair().unwrap();
         (Context::new(deps, None, false, Hangups::new().unwrap(), shutdown), end)

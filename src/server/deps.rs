@@ -1,4 +1,4 @@
-//! What the server needs of other rooms: where responses come from, and which of them there are.
+//! What the server needs of other rooms: where responses come from, and which endpoints are on.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -15,6 +15,7 @@ use crate::model::api::{self, EphemeralContainer};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::runtime::logs::read::ReadOptions;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 
@@ -26,31 +27,42 @@ pub struct Deps {
     pub pods: Arc<EachPod>,
     /// Waits up to the duration for a pod version above the given one; returns the newest.
     pub wait_pods: Arc<dyn Fn(u64, Duration) -> u64 + Send + Sync>,
-    /// What runs, as the runtime lists it.
+    /// The pods that the runtime lists as running.
     pub running: Arc<dyn Fn() -> Vec<ListedPod> + Send + Sync>,
     /// The runtime's images.
     pub images: Arc<dyn Fn() -> Result<Vec<ImageRow>, String> + Send + Sync>,
-    /// The node's own report.
     pub status: Arc<dyn Fn() -> NodeReport + Send + Sync>,
     /// The checks behind `/healthz`, in order.
     pub checks: Vec<HealthCheck>,
-    /// Finds a log.
+    /// Finds the log of a pod's container, or of its previous instance.
     pub log_path: Arc<FindLog>,
-    /// Reads a log.
+    /// Reads a log into a writer until its end or the stop signal; flushes as it goes.
     pub read_log: Arc<ReadLog>,
-    /// Recorded events.
     pub events: EventLog,
-    /// Writes the metrics.
+    /// Writes a page of metrics.
     pub metrics: Arc<WriteMetrics>,
-    /// What is used of the machine.
-    pub stats: StatsDeps,
-    /// Adds the container of `coracle debug`.
+    /// The document of `/stats/summary` in JSON.
+    pub summary: Arc<dyn Fn(Detail) -> Result<Vec<u8>, String> + Send + Sync>,
+    /// Adds an ephemeral container to a running pod.
     pub add_ephemeral: Arc<AddEphemeral>,
-    /// What the node API's own responses need.
     pub endpoints: Endpoints,
-    /// What streams need.
     pub streams: StreamDeps,
 }
+
+// The types of closures that clippy calls complex; the fields describe them.
+pub type FindLog = dyn Fn(&PodUid, &str, bool) -> Result<LogSource, String> + Send + Sync;
+pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
+pub type AddEphemeral = dyn Fn(&PodUid, EphemeralContainer) -> Result<(), String> + Send + Sync;
+pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
+pub type IsMirror = dyn Fn(&PodUid, &Pod) -> bool + Send + Sync;
+pub type FindContainers = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
+pub type FindObject = dyn Fn(&str, &str) -> Option<api::Pod> + Send + Sync;
+pub type FindInstanceLog = dyn Fn(&PodUid, &str) -> Result<LogSource, String> + Send + Sync;
+
+/// See [`Deps::read_log`]. The first closure tells whether the container still runs.
+pub type ReadLog = dyn Fn(&Path, &ReadOptions, &mut dyn Write, &dyn Fn() -> bool, &StopToken) -> Result<(), String>
+    + Send
+    + Sync;
 
 /// What exec, attach and port-forward need.
 #[derive(Clone)]
@@ -59,35 +71,13 @@ pub struct StreamDeps {
     pub enabled: bool,
     /// Whether WebSocket v5 and tunnels end here (gate ExtendWebSocketsToKubelet).
     pub websockets: bool,
-    /// Finds a pod.
+    /// Finds a pod of the configuration by namespace and name.
     pub find_pod: Arc<FindPod>,
     /// Whether this is the UID of the pod's mirror.
     pub is_mirror: Arc<IsMirror>,
-    /// Finds a pod's containers.
-    pub runtime_pod: Arc<RuntimePod>,
-    /// Makes URLs.
+    /// A pod's containers at its last inspection.
+    pub runtime_pod: Arc<FindContainers>,
     pub cri: RuntimeClient,
-}
-
-#[cfg(test)]
-impl StreamDeps {
-    /// Those of a node without pods and without a runtime.
-    pub(crate) fn none() -> StreamDeps {
-        let (cri, _) = crate::cri::connect(crate::cri::Settings {
-            runtime_endpoint: "unix:///nowhere/cri.sock".to_owned(),
-            image_endpoint: None,
-            request_timeout: crate::cri::DEFAULT_REQUEST_TIMEOUT,
-        })
-        .unwrap();
-        StreamDeps {
-            enabled: true,
-            websockets: true,
-            find_pod: Arc::new(|_, _| None),
-            is_mirror: Arc::new(|_, _| false),
-            runtime_pod: Arc::new(|_| None),
-            cri,
-        }
-    }
 }
 
 /// One named check of `/healthz`.
@@ -104,51 +94,11 @@ pub struct HealthCheck {
 pub struct LogSource {
     /// The current file.
     pub path: PathBuf,
-    /// Whether the container still runs, asked while following.
+    /// Whether the container still runs; called while the log is followed.
     pub running: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// What to read of a log.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct LogOptions {
-    /// Go on as the file grows, until the container ends.
-    pub follow: bool,
-    /// Only the last so many lines.
-    pub tail: Option<u64>,
-    /// Only lines at or after this time.
-    pub since: Option<jiff::Timestamp>,
-    /// Only what came out of one of the container's outputs.
-    pub stream: Option<crate::model::log_line::Stream>,
-    /// Put the time before each line.
-    pub timestamps: bool,
-    /// Stop after so many bytes.
-    pub limit_bytes: Option<u64>,
-}
-
-/// Reads a log into a writer until its end or the stop signal; flushes as it goes.
-pub type ReadLog = dyn Fn(&Path, &LogOptions, &mut dyn Write, &dyn Fn() -> bool, &StopToken) -> Result<(), String>
-    + Send
-    + Sync;
-
-/// Finds the log of a pod's container, or of its previous instance.
-pub type FindLog = dyn Fn(&PodUid, &str, bool) -> Result<LogSource, String> + Send + Sync;
-
-/// Adds an ephemeral container to a pod that runs.
-pub type AddEphemeral = dyn Fn(&PodUid, EphemeralContainer) -> Result<(), String> + Send + Sync;
-
-/// Writes one page of metrics.
-pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
-
-/// Finds a pod of the configuration by namespace and name.
-pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
-
-/// A pod's containers as they were last inspected.
-pub type RuntimePod = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
-
-/// Tells whether a UID is that of a pod's mirror.
-pub type IsMirror = dyn Fn(&PodUid, &Pod) -> bool + Send + Sync;
-
-/// What the metrics page shows.
+/// A page of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricsPage {
     /// `/metrics`: the agent's own.
@@ -161,37 +111,18 @@ pub enum MetricsPage {
     Cadvisor,
 }
 
-/// The document, whole or processors and memory only; or why there is none.
-pub type Summarize = dyn Fn(Detail) -> Result<Vec<u8>, String> + Send + Sync;
-
 /// How much of the summary is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// Everything.
     Whole,
     /// `only_cpu_and_memory=true`.
     CpuAndMemory,
 }
 
-/// Where the numbers of the summary come from.
-#[derive(Clone)]
-pub struct StatsDeps {
-    /// Waits for a collection.
-    pub summary: Arc<Summarize>,
-}
-
-#[cfg(test)]
-impl StatsDeps {
-    /// Those of a node where nothing is measured.
-    pub(crate) fn none() -> StatsDeps {
-        StatsDeps { summary: Arc::new(|_| Err("nothing is measured".into())) }
-    }
-}
-
-/// Which endpoints answer.
+/// Which endpoints of the node API are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Switches {
-    /// `enableDebuggingHandlers`: run, exec, attach, containerLogs, logs and their like.
+    /// `enableDebuggingHandlers`: run, exec, attach, containerLogs, logs and similar paths.
     pub debugging: bool,
     /// `enableSystemLogHandler`: `/logs/`.
     pub system_logs: bool,
@@ -211,106 +142,109 @@ pub struct Switches {
     pub split_streams: bool,
 }
 
-/// Finds a pod's object by namespace and name, status filled in.
-pub type FindObject = dyn Fn(&str, &str) -> Option<api::Pod> + Send + Sync;
-
-/// Finds the log of an instance by its runtime id.
-pub type FindInstance = dyn Fn(&PodUid, &str) -> Result<LogSource, String> + Send + Sync;
-
-/// Runs a command in a container that runs, to its end or until the client goes: its
-/// standard output, then its standard error.
+/// Runs a command in a running container until it ends or the client leaves: its standard output,
+/// then its standard error.
 pub type RunCommand = dyn Fn(&PodUid, &str, Vec<String>, &StopToken) -> Result<Vec<u8>, String> + Send + Sync;
 
-/// Writes a checkpoint of a container, within so many seconds if there are any; where it is.
+/// Writes a checkpoint of a container and returns its path. The number is a time limit in
+/// seconds; 0: none.
 pub type Checkpoint = dyn Fn(&api::Pod, &str, i64, &StopToken) -> Result<PathBuf, String> + Send + Sync;
 
 /// Where the node API's own responses come from.
 #[derive(Clone)]
 pub struct Endpoints {
-    /// Which there are.
     pub switches: Switches,
-    /// Finds a pod.
+    /// Finds a pod's object by namespace and name, status filled in.
     pub pod: Arc<FindObject>,
-    /// Finds a log.
-    pub instance_log: Arc<FindInstance>,
-    /// Runs a command.
+    /// Finds the log of an instance by its runtime id.
+    pub instance_log: Arc<FindInstanceLog>,
     pub run: Arc<RunCommand>,
-    /// Writes a checkpoint.
     pub checkpoint: Arc<Checkpoint>,
     /// The configuration as v1beta1 JSON, secrets masked.
     pub configz: Arc<dyn Fn() -> serde_json::Value + Send + Sync>,
     /// Every flag by name, with its value; sorted.
     pub flags: Arc<dyn Fn() -> Vec<(String, String)> + Send + Sync>,
-    /// What `/logs/` shows: `/var/log`.
+    /// The directory behind `/logs/`: `/var/log`.
     pub log_dir: PathBuf,
     /// When the agent started.
     pub started: Timestamp,
 }
 
 #[cfg(test)]
-impl Endpoints {
-    /// Nothing is there.
-    pub(crate) fn none() -> Self {
-        Endpoints {
-            switches: Switches::default(),
-            pod: Arc::new(|_, _| None),
-            instance_log: Arc::new(|_, _| Err("not here".to_owned())),
-            run: Arc::new(|_, _, _, _| Err("not here".to_owned())),
-            checkpoint: Arc::new(|_, _, _, _| Err("not here".to_owned())),
-            configz: Arc::new(|| serde_json::Value::Null),
-            flags: Arc::new(Vec::new),
-            log_dir: PathBuf::new(),
-            started: Timestamp::UNIX_EPOCH,
+impl Deps {
+    /// A node without pods and without a runtime, all endpoints off.
+    pub fn none(events: EventLog) -> Deps {
+        Deps {
+            pods: Arc::new(|_| {}),
+            wait_pods: Arc::new(|known, _| known),
+            running: Arc::new(Vec::new),
+            images: Arc::new(|| Ok(Vec::new())),
+            status: Arc::new(|| NodeReport { node: "node1".into(), ..NodeReport::default() }),
+            checks: Vec::new(),
+            log_path: Arc::new(|_, _, _| Err("not here".to_owned())),
+            read_log: Arc::new(|path, options, out, running, stop| {
+                crate::runtime::logs::read::read(path, options, out, running, stop)
+                    .map_err(|why| why.to_string())
+            }),
+            events,
+            metrics: Arc::new(|_, _| {}),
+            summary: Arc::new(|_| Err("nothing is measured".into())),
+            add_ephemeral: Arc::new(|_, _| Ok(())),
+            endpoints: Endpoints {
+                switches: Switches::default(),
+                pod: Arc::new(|_, _| None),
+                instance_log: Arc::new(|_, _| Err("not here".to_owned())),
+                run: Arc::new(|_, _, _, _| Err("not here".to_owned())),
+                checkpoint: Arc::new(|_, _, _, _| Err("not here".to_owned())),
+                configz: Arc::new(|| serde_json::Value::Null),
+                flags: Arc::new(Vec::new),
+                log_dir: PathBuf::new(),
+                started: Timestamp::UNIX_EPOCH,
+            },
+            streams: StreamDeps::none(),
         }
     }
 }
+
+#[cfg(test)]
+impl StreamDeps {
+    pub fn none() -> StreamDeps {
+        let (cri, _) = crate::cri::connect(crate::cri::Settings {
+            runtime_endpoint: "unix:///nowhere/cri.sock".to_owned(),
+            image_endpoint: None,
+            request_timeout: crate::cri::DEFAULT_REQUEST_TIMEOUT,
+        })
+        .unwrap();
+        StreamDeps {
+            enabled: true,
+            websockets: true,
+            find_pod: Arc::new(|_, _| None),
+            is_mirror: Arc::new(|_, _| false),
+            runtime_pod: Arc::new(|_| None),
+            cri,
+        }
+    }
+}
+
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// Another agent has this root directory.
     #[error("another agent already runs here: it has {}", path.display())]
-    AlreadyRunning {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// Another agent, or another program, answers at the local socket.
+    AlreadyRunning { path: PathBuf },
+    /// Another agent, or another program, listens on the local socket.
     #[error("another process answers at {}; --local-socket gives this agent another socket", path.display())]
-    SocketInUse {
-        /// The socket.
-        path: PathBuf,
-    },
+    SocketInUse { path: PathBuf },
     /// The root directory or the local socket could not be claimed.
     #[error("cannot claim {}", path.display())]
-    Claim {
-        /// The directory or the socket.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A Unix socket could not be made.
+    Claim { path: PathBuf, source: std::io::Error },
+    /// The local socket could not be made.
     #[error("cannot listen on the socket {}", path.display())]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Socket { path: PathBuf, source: std::io::Error },
     /// A TCP port could not be bound.
     #[error("cannot listen on {address} ({what})")]
-    Bind {
-        /// Which listener.
-        what: &'static str,
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The kernel refused a thread or a pair of sockets.
-    #[error("cannot start the server's thread {name}")]
-    Thread {
-        /// The thread's name.
-        name: &'static str,
-        /// Why.
-        source: std::io::Error,
-    },
+    Bind { what: &'static str, address: SocketAddr, source: std::io::Error },
+    /// The kernel refused the thread or a descriptor that it needs.
+    #[error("cannot start the server's thread listen")]
+    Thread { source: std::io::Error },
 }

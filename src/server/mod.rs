@@ -1,17 +1,17 @@
-//! Room `server`: HTTP for probes, for tools and for the local commands.
+//! Room `server`: HTTP for health checks, for the API server and tools, and for the local commands.
 //!
-//! Owns: the health listener, the read-only listener, the node API's (TLS), the local socket,
-//! and the claims ([`claim_root`], [`claim_socket`]) that keep a second agent out.
-//! Threads: `listen` (accepts for all listeners, and watches the clients of requests under way),
-//! per open connection `conn/<n>` (reads requests and responds to them), limited per listener.
-//! Inbox: none; it reads snapshots through the closures in [`Deps`].
-//! Layout: `listen` (sockets, who may connect), `http` (one connection, its requests and
-//! responses), `auth` (callers of the node API), `route` (which listener serves what), `node`
-//! (paths of the kubelet's ports), `local` (paths of the local socket), `upgrade` (streams of bytes
-//! in both directions), `quota` and `context` (limits, and what connections share).
-//! Invariants: a request is parsed once, strictly, and answered on its connection's thread; every
-//! wait ends when the `listen` thread stops; a slow client, a slow response or a panic concerns
-//! one connection.
+//! Owns: the listeners (health, read-only, node API with TLS, local socket), and the claims
+//! ([`claim_root`], [`claim_socket`]) that exclude a second agent.
+//! Threads: `listen` (accepts connections, and detects clients that disconnect during a request), per
+//! open connection `conn/<n>` (reads requests and responds to them), limited per listener.
+//! Inbox: none; responses come from the closures in [`Deps`].
+//! Layout: `listen` (sockets, limits of connections), `http` (one connection, its requests and
+//! responses), `auth` (callers of the node API), `route` (paths by listener), `node` (paths of the
+//! kubelet's ports), `local` (paths of the local socket), `upgrade` (streams of bytes in both
+//! directions), `quota` and `context` (limits and shared state).
+//! Invariants: a request is parsed once, strictly, and served on its connection's thread; every wait
+//! ends when the `listen` thread stops; a slow client, a slow response or a panic affects one
+//! connection.
 //! Absent on purpose: HTTP/2, bodies beyond a few KiB, trust in any header but a token that
 //! the API server vouches for.
 //! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
@@ -30,6 +30,7 @@ mod route;
 mod tests;
 mod upgrade;
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -38,15 +39,13 @@ pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub use claim::{Claim, claim_root, claim_socket};
 pub use context::MainPort;
 pub use deps::{
-    AddEphemeral, Checkpoint, Deps, Detail, Endpoints, FindInstance, FindLog, FindObject, FindPod,
-    HealthCheck, IsMirror, LogOptions, LogSource, MetricsPage, ReadLog, RunCommand, RuntimePod, ServerError,
-    StatsDeps, StreamDeps, Summarize, Switches, WriteMetrics,
+    Deps, Detail, Endpoints, HealthCheck, LogSource, MetricsPage, ServerError, StreamDeps, Switches,
 };
 pub use listen::bind::connect_local;
-pub use local::select::{Selection, default_container, resolve};
+pub use local::select::default_container;
 pub use local::views::{
-    DebugReply, Described, EachPod, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange,
-    PodView, PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
+    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
+    PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
 };
 
 use crate::util::threads::{OnDeath, Running};
@@ -55,10 +54,9 @@ use http::request::Listener;
 use listen::accept::{self, Port};
 use listen::hangups::Hangups;
 
-/// Where the local socket is unless a flag says otherwise.
+/// The default path of the local socket.
 pub const LOCAL_SOCKET: &str = "/run/coracle/coracle.sock";
 
-/// Where to listen.
 pub struct Settings {
     /// `healthzBindAddress:healthzPort`; `None`: off.
     pub healthz: Option<SocketAddr>,
@@ -66,22 +64,10 @@ pub struct Settings {
     pub read_only: Option<SocketAddr>,
     /// The node API; `None`: off.
     pub main: Option<MainPort>,
-    /// The local commands' socket. To be claimed before ([`claim_socket`]).
+    /// The socket of the local commands; the caller has claimed it ([`claim_socket`]).
     pub local_socket: PathBuf,
     /// Whether the local socket accepts root of other mount and PID namespaces, too.
     pub any_namespace: bool,
-}
-
-/// The running server.
-pub struct Started {
-    /// Owner of all its threads.
-    pub running: Running,
-    /// Address of the health listener (`None`: off, or its port is still in use and retried).
-    pub healthz: Option<SocketAddr>,
-    /// Address of the read-only listener.
-    pub read_only: Option<SocketAddr>,
-    /// Address of the node API.
-    pub main: Option<SocketAddr>,
 }
 
 /// Starts the listeners. A health port in use is tried again every 5 s; for the others that is an
@@ -89,21 +75,25 @@ pub struct Started {
 ///
 /// # Errors
 /// When another port or a socket cannot be bound, or the kernel refuses a thread.
-pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result<Started, ServerError> {
-    let Settings { healthz, read_only, main, local_socket, any_namespace } = settings;
-    let local = Port::local(&local_socket)?;
-    let main_at = main.as_ref().map(|main| main.address);
-    let read_only = read_only.map(|at| Port::tcp(Listener::ReadOnly, "read-only port", at)).transpose()?;
-    let healthz = healthz.map(|at| Port::tcp_or_later(Listener::Healthz, "healthz port", at));
-    let node_api = main_at.map(|at| Port::tcp(Listener::Main, "node API", at)).transpose()?;
-    let address = |port: &Option<Port>| port.as_ref().and_then(Port::address);
-    let addresses = (address(&healthz), address(&read_only), address(&node_api));
+pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result<Running, ServerError> {
+    let ports = bind(&settings)?;
+    start(ports, settings, deps, on_death).map_err(|source| ServerError::Thread { source })
+}
 
-    let failed = |source| ServerError::Thread { name: "listen", source };
-    let (stopper, shutdown) = UnixStream::pair().map_err(failed)?;
-    let hangups = Hangups::new().map_err(failed)?;
-    let context = Context::new(deps, main, any_namespace, hangups, shutdown);
-    let ports = [healthz, read_only, node_api, Some(local)].into_iter().flatten().collect();
-    let running = accept::spawn(ports, context, stopper, on_death).map_err(failed)?;
-    Ok(Started { running, healthz: addresses.0, read_only: addresses.1, main: addresses.2 })
+fn bind(settings: &Settings) -> Result<Vec<Port>, ServerError> {
+    let mut ports = vec![Port::local(&settings.local_socket)?];
+    let main = settings.main.as_ref().map(|main| main.address);
+    for (listener, what, address) in
+        [(Listener::ReadOnly, "read-only port", settings.read_only), (Listener::Main, "node API", main)]
+    {
+        ports.extend(address.map(|address| Port::tcp(listener, what, address)).transpose()?);
+    }
+    ports.extend(settings.healthz.map(|at| Port::tcp_or_later(Listener::Healthz, "healthz port", at)));
+    Ok(ports)
+}
+
+fn start(ports: Vec<Port>, settings: Settings, deps: Deps, on_death: OnDeath) -> io::Result<Running> {
+    let (stopper, shutdown) = UnixStream::pair()?;
+    let context = Context::new(deps, settings.main, settings.any_namespace, Hangups::new()?, shutdown);
+    accept::spawn(ports, context, stopper, on_death)
 }

@@ -11,18 +11,18 @@ use super::listen::limiter::{Peer, peer};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-/// For whom a permit counts.
+/// The owner that a permit counts for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Owner {
     Address(Peer),
     User(String),
 }
 
-/// Owners, each with the most that it may have at once.
+/// Owners, each with its maximum.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Limits(Arc<[(Owner, usize)]>);
 
-/// Who asks, as far as quota go by it.
+/// The sender of a request, by its owners.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Caller {
     address: Peer,
@@ -36,14 +36,21 @@ impl Caller {
         Caller { address: address.map(|address| peer(address.ip())).unwrap_or_default(), user }
     }
 
-    /// The limit of its address and, for the user of a token, the one of that user.
+    /// The limit of its address and, for the user of a token, of that user.
     pub(super) fn limits(&self, of_address: usize, of_user: usize) -> Limits {
         let user = self.user.clone().map(|user| (Owner::User(user), of_user));
         Limits([(Owner::Address(self.address), of_address)].into_iter().chain(user).collect())
     }
 }
 
-/// Permits, `all` of them.
+#[cfg(test)]
+impl Caller {
+    pub(super) fn at(ip: &str, user: Option<&str>) -> Self {
+        Caller::new(Some(format!("{ip}:1").parse().unwrap()), user.map(str::to_owned))
+    }
+}
+
+/// `all` permits.
 #[derive(Debug)]
 pub(super) struct Quota {
     all: usize,
@@ -62,10 +69,10 @@ struct State {
 struct Waiter {
     id: u64,
     limits: Limits,
-    give: Sender<Permit>,
+    permits: Sender<Permit>,
 }
 
-/// One permit; dropping it gives it back.
+/// Dropping it returns it.
 #[derive(Debug)]
 pub(super) struct Permit {
     quota: Arc<Quota>,
@@ -74,24 +81,24 @@ pub(super) struct Permit {
 
 impl State {
     fn fits(&self, limits: &Limits, all: usize) -> bool {
-        let has = |holder| self.by.get(holder).copied().unwrap_or(0);
-        self.taken < all && limits.0.iter().all(|(holder, most)| has(holder) < *most)
+        let has = |owner| self.by.get(owner).copied().unwrap_or(0);
+        self.taken < all && limits.0.iter().all(|(owner, most)| has(owner) < *most)
     }
 
     fn take(&mut self, limits: &Limits) {
         self.taken += 1;
-        for (holder, _) in limits.0.iter() {
-            *self.by.entry(holder.clone()).or_default() += 1;
+        for (owner, _) in limits.0.iter() {
+            *self.by.entry(owner.clone()).or_default() += 1;
         }
     }
 
-    fn give_back(&mut self, limits: &Limits) {
+    fn release(&mut self, limits: &Limits) {
         self.taken = self.taken.saturating_sub(1);
-        for (holder, _) in limits.0.iter() {
-            if let Some(count) = self.by.get_mut(holder) {
+        for (owner, _) in limits.0.iter() {
+            if let Some(count) = self.by.get_mut(owner) {
                 *count = count.saturating_sub(1);
                 if *count == 0 {
-                    self.by.remove(holder);
+                    self.by.remove(owner);
                 }
             }
         }
@@ -107,7 +114,7 @@ impl Quota {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A permit, if there is one now.
+    /// Takes a permit without waiting.
     pub(super) fn take(self: &Arc<Self>, limits: Limits) -> Option<Permit> {
         let mut state = self.lock();
         if !state.fits(&limits, self.all) {
@@ -117,7 +124,7 @@ impl Quota {
         Some(Permit { quota: Arc::clone(self), limits })
     }
 
-    /// A permit, perhaps after a while.
+    /// Waits for a permit up to `limit` or until `stop`.
     pub(super) fn wait(
         self: &Arc<Self>,
         limits: Limits,
@@ -125,7 +132,7 @@ impl Quota {
         what: &'static str,
         stop: &StopToken,
     ) -> Option<Permit> {
-        let (give, given) = bounded(1);
+        let (permits, received) = bounded(1);
         let id = {
             let mut state = self.lock();
             if state.fits(&limits, self.all) {
@@ -134,20 +141,20 @@ impl Quota {
             }
             state.next += 1;
             let id = state.next;
-            state.waiting.push_back(Waiter { id, limits, give });
+            state.waiting.push_back(Waiter { id, limits, permits });
             id
         };
         let _waiting = threads::waiting(what);
-        let slot = select_biased! {
-            recv(given) -> slot => slot.ok(),
+        let permit = select_biased! {
+            recv(received) -> permit => permit.ok(),
             recv(stop.signal()) -> _ => None,
             default(limit) => None,
         };
-        if slot.is_none() {
+        if permit.is_none() {
             self.lock().waiting.retain(|waiter| waiter.id != id);
         }
-        // It may have come at the last moment.
-        slot.or_else(|| given.try_recv().ok())
+        // It may have arrived after the wait.
+        permit.or_else(|| received.try_recv().ok())
     }
 }
 
@@ -155,9 +162,9 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let next = {
             let mut state = self.quota.lock();
-            state.give_back(&self.limits);
+            state.release(&self.limits);
             let mut next = Vec::new();
-            // Several may have waited for it: for the address's, and for the user's.
+            // One may end the wait of two waiters: one for the address, one for the user.
             while let Some(at) =
                 state.waiting.iter().position(|waiter| state.fits(&waiter.limits, self.quota.all))
                 && let Some(waiter) = state.waiting.remove(at)
@@ -167,9 +174,9 @@ impl Drop for Permit {
             }
             next
         };
-        for Waiter { limits, give, .. } in next {
-            // One that has given up drops it, which gives it to the next.
-            let _ = give.try_send(Permit { quota: Arc::clone(&self.quota), limits });
+        for Waiter { limits, permits, .. } in next {
+            // A waiter that has left drops it, which passes it to the next.
+            let _ = permits.try_send(Permit { quota: Arc::clone(&self.quota), limits });
         }
     }
 }
@@ -177,24 +184,37 @@ impl Drop for Permit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::util::threads::{OnDeath, Stack};
-
-    fn caller(ip: &str, user: Option<&str>) -> Caller {
-        Caller::new(Some(format!("{ip}:1").parse().unwrap()), user.map(str::to_owned))
-    }
+    use crate::util::threads::{OnDeath, Running, Stack};
+    use crossbeam_channel::Receiver;
 
     fn is_unused(quota: &Quota) -> bool {
         let state = quota.lock();
         state.taken == 0 && state.by.is_empty() && state.waiting.is_empty()
     }
 
+    /// A thread that waits for a permit, and the result of the wait.
+    fn waiter(quota: &Arc<Quota>, limits: Limits, limit: Duration) -> (Running, Receiver<Option<Permit>>) {
+        let quota = Arc::clone(quota);
+        let (send, result) = bounded(1);
+        let thread = threads::spawn("waiter", Stack::Small, OnDeath::Nobody, move |stop| {
+            let _ = send.send(quota.wait(limits, limit, "a permit", &stop));
+        });
+        (thread.unwrap(), result)
+    }
+
+    fn await_waiters(quota: &Quota, count: usize) {
+        while quota.lock().waiting.len() != count {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn owner_gets_at_most_its_limit() {
         let quota = Quota::new(10);
-        let take = |ip: &str, user| quota.take(caller(ip, user).limits(6, 3));
+        let take = |ip: &str, user| quota.take(Caller::at(ip, user).limits(6, 3));
         let one: Vec<_> = (0..9).filter_map(|_| take("10.0.0.1", None)).collect();
         assert_eq!(one.len(), 6);
-        // A user with many addresses, and another one beside it.
+        // A user with many addresses, and another user.
         let two: Vec<_> = (2..9).filter_map(|n| take(&format!("10.0.0.{n}"), Some("a"))).collect();
         assert_eq!(two.len(), 3);
         let last = take("10.0.0.2", Some("b")).unwrap();
@@ -207,33 +227,21 @@ mod tests {
     #[test]
     fn next_waiter_within_its_limit_gets_the_permit() {
         let quota = Quota::new(2);
-        let wait = |ip: &'static str, limit| {
-            let quota = Arc::clone(&quota);
-            let (send, result) = bounded(1);
-            let thread = threads::spawn("waiter", Stack::Small, OnDeath::Nobody, move |stop| {
-                let limits = caller(ip, None).limits(1, 1);
-                let _ = send.send(quota.wait(limits, limit, "a share", &stop));
-            });
-            (thread.unwrap(), result)
-        };
+        let wait = |ip, limit| waiter(&quota, Caller::at(ip, None).limits(1, 1), limit);
         let long = Duration::from_secs(60);
-        let (a, b) = (quota.take(caller("10.0.0.1", None).limits(1, 1)), wait("10.0.0.2", long));
+        let (a, b) = (quota.take(Caller::at("10.0.0.1", None).limits(1, 1)), wait("10.0.0.2", long));
         let b_has = b.1.recv().unwrap().unwrap();
         let first = wait("10.0.0.1", long);
-        while quota.lock().waiting.len() != 1 {
-            std::thread::yield_now();
-        }
+        await_waiters(&quota, 1);
         let second = wait("10.0.0.3", long);
-        while quota.lock().waiting.len() != 2 {
-            std::thread::yield_now();
-        }
-        // The first one's address has its share still.
+        await_waiters(&quota, 2);
+        // The address of the first still has its permit.
         drop(b_has);
         let second_has = second.1.recv().unwrap().unwrap();
         assert!(first.1.is_empty());
         drop(a);
         let first_has = first.1.recv().unwrap().unwrap();
-        // In vain, and stopped.
+        // Timeout and stop.
         assert!(wait("10.0.0.4", Duration::ZERO).1.recv().unwrap().is_none());
         let (mut thread, result) = wait("10.0.0.4", long);
         thread.ask_to_stop();
@@ -246,21 +254,12 @@ mod tests {
     #[test]
     fn one_returned_permit_can_serve_two_waiters() {
         let quota = Quota::new(10);
-        let has = quota.take(caller("10.0.0.1", Some("u")).limits(1, 1));
-        let wait = |ip: &'static str, user: &'static str| {
-            let quota = Arc::clone(&quota);
-            let (send, result) = bounded(1);
-            let thread = threads::spawn("waiter", Stack::Small, OnDeath::Nobody, move |stop| {
-                let limits = caller(ip, Some(user)).limits(1, 1);
-                let _ = send.send(quota.wait(limits, Duration::from_secs(60), "a share", &stop));
-            });
-            (thread.unwrap(), result)
-        };
-        // One wants the address's share, the other the user's.
+        let has = quota.take(Caller::at("10.0.0.1", Some("u")).limits(1, 1));
+        let long = Duration::from_secs(60);
+        let wait = |ip, user| waiter(&quota, Caller::at(ip, Some(user)).limits(1, 1), long);
+        // One waits for the address, the other for the user.
         let (address, user) = (wait("10.0.0.1", "v"), wait("10.0.0.2", "u"));
-        while quota.lock().waiting.len() != 2 {
-            std::thread::yield_now();
-        }
+        await_waiters(&quota, 2);
         drop(has);
         let both = [address.1.recv().unwrap(), user.1.recv().unwrap()];
         assert!(both.iter().all(Option::is_some));

@@ -1,4 +1,4 @@
-//! Which listener serves what.
+//! Maps paths to responses, by listener.
 
 use super::deps::Deps;
 use super::http::request::{Listener, Method, Request};
@@ -7,7 +7,6 @@ use super::local::{self, debug, views};
 use super::node::routes::{self as node, debugging_disabled};
 use super::node::{health, metrics, stats};
 
-/// The response to a request that was accepted.
 pub(super) fn route(listener: Listener, request: &Request, deps: &Deps) -> Reply {
     let target = &request.target;
     let changes = request.method == Method::Post;
@@ -36,7 +35,7 @@ fn read_only(path: &str, deps: &Deps) -> Response {
     match path {
         "/pods" | "/pods/" => Response::written(views::pod_list(&*deps.pods)),
         // DIFFERS: the Go kubelet responds with 405 here, as for all debug paths of this port.
-        "/runningpods" | "/runningpods/" => Response::json(&views::running_list(&(deps.running)())),
+        "/runningpods" | "/runningpods/" => Response::written(views::running_list(&(deps.running)())),
         _ => debugging_disabled(path).unwrap_or_else(Response::not_found),
     }
 }

@@ -1,4 +1,4 @@
-//! The whole room against clients over loopback and a Unix socket.
+//! The whole server against clients over loopback and a Unix socket.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,12 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, Sender};
+
 use super::*;
 use crate::model::event::EventSink;
 use crate::util::threads;
 
 struct Fixture {
-    started: Option<Started>,
+    server: Option<Running>,
+    read_only: SocketAddr,
+    healthz: SocketAddr,
     _events: Running,
     socket: PathBuf,
     version: Arc<AtomicU64>,
@@ -91,10 +95,7 @@ impl Fixture {
                 }
                 newest.load(Ordering::SeqCst)
             }),
-            running: Arc::new(Vec::new),
             images: Arc::new(|| Err("the runtime does not answer".into())),
-            status: Arc::new(|| NodeReport { node: "node1".into(), ..NodeReport::default() }),
-            checks: Vec::new(),
             log_path: Arc::new(|uid, container, _| {
                 Ok(LogSource { path: format!("/logs/{uid}/{container}").into(), running: Arc::new(|| true) })
             }),
@@ -102,27 +103,24 @@ impl Fixture {
                 if path.ends_with("b") {
                     return Err("no such log".into());
                 }
-                let _ = writeln!(out, "{} {:?} {}", path.display(), options.tail, running());
+                let _ = writeln!(out, "{} {:?} {}", path.display(), options.tail_lines, running());
                 let _ = out.flush();
                 if options.follow {
                     let _ = stop.wait(Duration::from_secs(60));
                 }
                 Ok(())
             }),
-            events,
             metrics: Arc::new(|page, text| text.gauge("kubelet_test", &format!("{page:?}"), 1.0)),
-            stats: StatsDeps {
-                summary: Arc::new(|detail| match detail {
-                    Detail::Whole => Ok(b"{\"node\":{}}".to_vec()),
-                    Detail::CpuAndMemory => Err("no cgroup".into()),
-                }),
-            },
+            summary: Arc::new(|detail| match detail {
+                Detail::Whole => Ok(b"{\"node\":{}}".to_vec()),
+                Detail::CpuAndMemory => Err("no cgroup".into()),
+            }),
             add_ephemeral: Arc::new(|pod, container| match container.image.as_deref() {
                 Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command)),
                 _ => Ok(()),
             }),
             endpoints: endpoints(),
-            streams: StreamDeps::none(),
+            ..Deps::none(events)
         };
         change(&mut deps);
         let loopback = Some("127.0.0.1:0".parse().unwrap());
@@ -133,36 +131,38 @@ impl Fixture {
             local_socket: socket.clone(),
             any_namespace: false,
         };
-        let started = spawn(settings, deps, OnDeath::Nobody).unwrap();
-        Fixture { started: Some(started), _events: running, socket, version, sink, dir }
+        let ports = bind(&settings).unwrap();
+        let tcp: Vec<SocketAddr> = ports.iter().filter_map(Port::address).collect();
+        let server = start(ports, settings, deps, OnDeath::Nobody).unwrap();
+        let [read_only, healthz] = tcp[..] else { panic!("{tcp:?}") };
+        Fixture { server: Some(server), read_only, healthz, _events: running, socket, version, sink, dir }
     }
 
-    fn started(&self) -> &Started {
-        self.started.as_ref().unwrap()
+    fn on_socket(&self, method: &str, target: &str) -> (u16, String) {
+        let mut stream = connect_local(&self.socket).unwrap();
+        exchange(&mut stream, &format!("{method} {target} HTTP/1.0\r\n\r\n"))
     }
 
     fn post(&self, target: &str) -> (u16, String) {
-        let mut stream = connect_local(&self.socket).unwrap();
-        ask(&mut stream, &format!("POST {target} HTTP/1.0\r\n\r\n"))
+        self.on_socket("POST", target)
     }
 
     fn local(&self, target: &str) -> (u16, String) {
-        let mut stream = connect_local(&self.socket).unwrap();
-        ask(&mut stream, &format!("GET {target} HTTP/1.0\r\n\r\n"))
+        self.on_socket("GET", target)
     }
 
     fn health(&self, head: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.started().healthz.unwrap()).unwrap();
-        ask(&mut stream, head)
+        let mut stream = TcpStream::connect(self.healthz).unwrap();
+        exchange(&mut stream, head)
     }
 
     fn read_only(&self, target: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.started().read_only.unwrap()).unwrap();
-        ask(&mut stream, &format!("GET {target} HTTP/1.0\r\n\r\n"))
+        let mut stream = TcpStream::connect(self.read_only).unwrap();
+        exchange(&mut stream, &format!("GET {target} HTTP/1.0\r\n\r\n"))
     }
 }
 
-fn ask(stream: &mut (impl Read + Write), head: &str) -> (u16, String) {
+fn exchange(stream: &mut (impl Read + Write), head: &str) -> (u16, String) {
     stream.write_all(head.as_bytes()).unwrap();
     let mut all = String::new();
     stream.read_to_string(&mut all).unwrap();
@@ -170,7 +170,7 @@ fn ask(stream: &mut (impl Read + Write), head: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// Reads up to the next line's end, byte by byte so that nothing of the next one is lost.
+/// Reads one line byte by byte, so that the next one stays unread.
 fn next_line(stream: &mut impl Read) -> String {
     let mut line = Vec::new();
     let mut byte = [0];
@@ -248,7 +248,7 @@ fn metrics_are_served_as_text() {
             "kubernetes_healthcheck{name=\"sources\",type=\"healthz\"} 1",
         ]
     );
-    // Asking here is a check, and so is asking for one by name.
+    // A request of the page, and one of a check by name, runs the check.
     let failed = |page: &str| -> u64 {
         let series = "kubernetes_healthchecks_total{name=\"runtime\",type=\"healthz\",status=\"error\"} ";
         page.lines().find_map(|line| line.strip_prefix(series)).unwrap().parse().unwrap()
@@ -264,7 +264,7 @@ fn only_metrics_are_compressed_and_only_if_accepted() {
     let fixture = Fixture::new();
     let plain = fixture.read_only("/metrics").1;
     let ask = |path: &str, accepts: &str| {
-        let mut stream = TcpStream::connect(fixture.started().read_only.unwrap()).unwrap();
+        let mut stream = TcpStream::connect(fixture.read_only).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n{accepts}\r\n").unwrap();
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
@@ -290,8 +290,8 @@ fn only_metrics_are_compressed_and_only_if_accepted() {
     }
 }
 
-/// What the program of that name makes of it.
-fn gunzip(packed: &[u8]) -> String {
+/// Decompresses with the program gzip.
+pub(super) fn gunzip(packed: &[u8]) -> String {
     use std::process::{Command, Stdio};
     let mut child =
         Command::new("gzip").arg("-dc").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -320,7 +320,7 @@ fn hostile_requests_are_rejected_and_others_are_served() {
 #[test]
 fn slow_clients_do_not_block_others_and_are_capped() {
     let fixture = Fixture::new();
-    let address = fixture.started().read_only.unwrap();
+    let address = fixture.read_only;
     let slow: Vec<TcpStream> = (0..16)
         .map(|_| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -330,7 +330,7 @@ fn slow_clients_do_not_block_others_and_are_capped() {
         .collect();
     assert_eq!(fixture.health(HEALTHZ).0, 200);
     assert_eq!(fixture.local("/v1/pods").0, 200);
-    // The listener takes connections in order, so all 16 are there before this one.
+    // The listener accepts connections in order, so this one is the seventeenth.
     let mut late = TcpStream::connect(address).unwrap();
     let mut text = String::new();
     late.read_to_string(&mut text).unwrap();
@@ -383,8 +383,8 @@ fn streams_end_with_their_client_and_with_the_server() {
     fixture.sink.raise(node, crate::model::event::EventType::Normal, "Starting", "Starting kubelet.");
     assert!(next_line(&mut events).contains("Starting kubelet."));
 
-    let started = fixture.started.take().unwrap();
-    assert_eq!(started.running.stop(Duration::from_secs(30)), threads::Stopped::Joined);
+    let server = fixture.server.take().unwrap();
+    assert_eq!(server.stop(Duration::from_secs(30)), threads::Stopped::Joined);
     let mut rest = String::new();
     watch.read_to_string(&mut rest).unwrap();
     events.read_to_string(&mut rest).unwrap();
@@ -392,8 +392,8 @@ fn streams_end_with_their_client_and_with_the_server() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-#[test]
-fn connection_of_a_client_that_left_counts_until_its_call_returns() {
+/// A server whose `/v1/images` sends a message when it begins, and returns when the sender is dropped.
+fn with_blocked_images() -> (Fixture, Receiver<()>, Sender<()>) {
     let (go, gate) = crossbeam_channel::bounded::<()>(0);
     let (begins, begun) = crossbeam_channel::bounded(32);
     let fixture = Fixture::with(|deps| {
@@ -403,12 +403,18 @@ fn connection_of_a_client_that_left_counts_until_its_call_returns() {
             Ok(Vec::new())
         });
     });
+    (fixture, begun, go)
+}
+
+#[test]
+fn connection_of_a_client_that_left_counts_until_its_call_returns() {
+    let (fixture, begun, go) = with_blocked_images();
     for _ in 0..24 {
         let mut stream = connect_local(&fixture.socket).unwrap();
         stream.write_all(b"GET /v1/images HTTP/1.0\r\n\r\n").unwrap();
         begun.recv().unwrap();
     }
-    // All clients are gone, and all calls go on.
+    // All clients are gone, and all calls still run.
     let mut late = connect_local(&fixture.socket).unwrap();
     let mut text = String::new();
     late.read_to_string(&mut text).unwrap();
@@ -430,20 +436,12 @@ fn connection_of_a_client_that_left_counts_until_its_call_returns() {
 
 #[test]
 fn server_stops_during_a_call() {
-    let (go, gate) = crossbeam_channel::bounded::<()>(0);
-    let (begins, begun) = crossbeam_channel::bounded(32);
-    let mut fixture = Fixture::with(|deps| {
-        deps.images = Arc::new(move || {
-            let _ = begins.send(());
-            let _ = gate.recv();
-            Ok(Vec::new())
-        });
-    });
+    let (mut fixture, begun, go) = with_blocked_images();
     let mut stream = connect_local(&fixture.socket).unwrap();
     stream.write_all(b"GET /v1/images HTTP/1.0\r\n\r\n").unwrap();
     begun.recv().unwrap();
-    let started = fixture.started.take().unwrap();
-    assert_eq!(started.running.stop(Duration::from_secs(60)), threads::Stopped::Joined);
+    let server = fixture.server.take().unwrap();
+    assert_eq!(server.stop(Duration::from_secs(60)), threads::Stopped::Joined);
     assert!(connect_local(&fixture.socket).is_err());
     drop(go);
 }
@@ -459,8 +457,8 @@ fn post_adds_an_ephemeral_container() {
     let (status, body) =
         fixture.post("/v1/debug?pod=pod1-node1&image=bad&name=x&command=sh&command=-c&command=a%20b");
     assert_eq!((status, body.as_str()), (422, "uid1: x Some([\"sh\", \"-c\", \"a b\"])\n"));
-    assert_eq!(fixture.post("/v1/debug?pod=nobody&image=i").0, 404);
-    // Nothing else changes anything, and a GET changes nothing.
+    assert_eq!(fixture.post("/v1/debug?pod=absent&image=i").0, 404);
+    // No other POST is accepted, and a GET changes nothing.
     for target in ["/v1/pods", "/healthz", "/"] {
         assert_eq!(fixture.post(target).0, 405, "{target}");
     }

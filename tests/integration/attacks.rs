@@ -308,7 +308,7 @@ fn root_of_other_namespaces_is_refused_at_the_local_socket() {
         let (code, said) = ask(&node, from);
         assert!(code == Some(1) && said.contains("own mount and PID namespaces only"), "{from:?}: {said}");
     }
-    assert!(node.log().contains("refused at the local socket"), "{}", node.log());
+    assert!(node.log().contains("rejected at the local socket"), "{}", node.log());
     node.stop_agent();
     node.set_flags(&["--local-socket-any-namespace"]);
     node.start_agent();

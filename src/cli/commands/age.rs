@@ -20,7 +20,7 @@ pub(super) fn human(seconds: i64) -> String {
     };
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
-        // Clocks of a second's difference are common; more is a mistake somewhere.
+        // Clocks often differ by a second; a larger difference is an error.
         ..=-2 => "<invalid>".to_owned(),
         -1..=0 => "0s".to_owned(),
         _ if seconds < 120 => format!("{seconds}s"),

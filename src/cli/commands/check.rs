@@ -4,27 +4,29 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::cli::exit::Exit;
+use crate::cli::local::Output;
 use crate::cli::table::Color;
-use crate::cli::{Exit, Output};
 use crate::cri;
 use crate::resources::preflight::{self, CheckLine, Standing};
 use crate::server::NodeReport;
 
+use super::age;
 use super::client::Client;
 use super::console::Console;
-use super::{CommandError, Outcome, age};
+use super::error::{CommandError, Outcome};
 
-/// Where containerd listens unless configured otherwise.
+/// The default endpoint of containerd.
 const DEFAULT_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 
-/// A runtime that takes longer for a status is not fit for work.
+/// A runtime that takes longer for its status is unusable.
 const RUNTIME_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output, root_dir: PathBuf) -> Outcome {
     let agent = client.get::<NodeReport>("/v1/status");
     let mut settings = preflight::Settings { root_dir, ..preflight::Settings::default() };
     if agent.is_ok() {
-        // An agent that runs has a configuration that allows what the defaults forbid.
+        // The configuration of a running agent allows what the defaults forbid.
         settings.fail_swap_on = false;
         settings.fail_cgroup_v1 = false;
     }
@@ -34,16 +36,14 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output, ro
         _ => DEFAULT_ENDPOINT,
     };
     let runtime = runtime(endpoint);
-    // Its configuration may be elsewhere; that it works counts.
+    // A network that works may be configured elsewhere.
     if runtime.iter().any(|line| line.name == "pod network" && line.standing == Standing::Ok) {
         lines.retain(|line| line.name != "cni config" || line.standing == Standing::Ok);
     }
     lines.extend(runtime);
     lines.extend(agent_lines(&agent));
-    match output {
-        Output::Json => console.json(&lines)?,
-        Output::Yaml => console.yaml(&lines)?,
-        Output::Table | Output::Wide => print(console, &lines)?,
+    if !console.document(output, &lines)? {
+        print(console, &lines)?;
     }
     let failed = lines.iter().any(|line| line.standing == Standing::Fail);
     Ok(if failed { Exit::CheckFailed } else { Exit::Success })
@@ -60,12 +60,12 @@ fn runtime(endpoint: &str) -> Vec<CheckLine> {
         request_timeout: RUNTIME_LIMIT,
     };
     let start = "start a container runtime there, or set containerRuntimeEndpoint";
-    let asked = cri::connect(settings)
+    let outcome = cri::connect(settings)
         .and_then(|(runtime, _)| runtime.version().and_then(|version| Ok((version, runtime.status()?))));
-    let (version, status) = match asked {
-        Ok(answers) => answers,
+    let (version, status) = match outcome {
+        Ok(versions) => versions,
         Err(why) => {
-            let message = format!("nothing usable at {endpoint}: {}", chain(&why));
+            let message = format!("no usable runtime at {endpoint}: {}", chain(&why));
             return vec![line("runtime", Standing::Fail, message, start)];
         }
     };
@@ -73,7 +73,7 @@ fn runtime(endpoint: &str) -> Vec<CheckLine> {
     let mut lines = vec![match status.ready {
         Ok(()) => line("runtime", Standing::Ok, name, ""),
         Err(why) => {
-            let fix = "look into the runtime's log";
+            let fix = "read the runtime's log";
             line("runtime", Standing::Fail, format!("{name} is not ready: {why}"), fix)
         }
     }];
@@ -86,7 +86,7 @@ fn runtime(endpoint: &str) -> Vec<CheckLine> {
     lines
 }
 
-/// An error with what it comes from.
+/// An error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -140,7 +140,7 @@ mod tests {
     use crate::cli::table::Paint;
 
     #[test]
-    fn lines_with_their_fixes() {
+    fn lines_are_printed_with_their_fixes() {
         let lines = [
             line("disk", Standing::Ok, "10 GiB".into(), ""),
             line("runtime", Standing::Fail, "away\u{1b}".into(), "start it"),

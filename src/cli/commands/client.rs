@@ -11,39 +11,39 @@ use serde::de::DeserializeOwned;
 use crate::server::connect_local;
 use crate::transport::http1::{Malformed, ResponseHead};
 
-use super::CommandError;
+use super::error::CommandError;
 
-/// An answer may need a runtime call, whose limit is two minutes.
-const ANSWER_LIMIT: Duration = Duration::from_secs(130);
+/// A response may need a runtime call, whose limit is two minutes.
+const RESPONSE_LIMIT: Duration = Duration::from_secs(130);
 
-/// Sending a request of a few hundred bytes takes no time unless the agent hangs.
+/// A request has a few hundred bytes; sending it takes long only if the agent hangs.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
-/// A whole answer is at most this; 500 big pods are about 10 MB.
-const ANSWER_BYTES: usize = 256 * 1024 * 1024;
+/// The limit of a whole response; 500 large pods are about 10 MB.
+const RESPONSE_BYTES: usize = 256 * 1024 * 1024;
 
-/// How long to wait for the next byte.
+/// How long a read waits for the next byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
-    /// For an answer.
-    Limited,
-    /// For news.
-    Endless,
+pub(super) enum ReadTimeout {
+    /// [`RESPONSE_LIMIT`].
+    Response,
+    /// Without a limit, for streams.
+    None,
 }
 
-/// The way to the agent.
+/// A client of the agent's local socket.
 #[derive(Debug, Clone)]
 pub(super) struct Client {
     socket: PathBuf,
 }
 
-/// An answer whose body is still to be read.
-pub(super) struct Reply {
+/// A response whose body is still to be read.
+pub(super) struct Response {
     head: ResponseHead,
     pub body: BufReader<UnixStream>,
 }
 
-impl Reply {
+impl Response {
     pub(super) fn header<'a>(&'a self, name: &'a str) -> Option<&'a str> {
         self.head.fields.get(name)
     }
@@ -54,25 +54,22 @@ impl Client {
         Client { socket: socket.to_owned() }
     }
 
-    pub(super) fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    pub(super) fn talk(&self, what: &'static str) -> impl FnOnce(io::Error) -> CommandError {
+    /// For `map_err`.
+    pub(super) fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> CommandError {
         let path = self.socket.clone();
-        move |source| CommandError::Talk { what, path, source }
+        move |source| CommandError::Connection { what, path, source }
     }
 
-    /// Asks, and returns once the head of a good answer is there.
-    pub(super) fn open(&self, target: &str, patience: Patience) -> Result<Reply, CommandError> {
-        self.ask("GET", target, patience)
+    /// Sends a GET and returns after the head of a successful response.
+    pub(super) fn open(&self, target: &str, timeout: ReadTimeout) -> Result<Response, CommandError> {
+        self.request("GET", target, timeout)
     }
 
-    fn ask(&self, method: &str, target: &str, patience: Patience) -> Result<Reply, CommandError> {
-        self.send(&format!("{method} {target} HTTP/1.0\r\n\r\n"), target, 200, patience)
+    fn request(&self, method: &str, target: &str, timeout: ReadTimeout) -> Result<Response, CommandError> {
+        self.send(&format!("{method} {target} HTTP/1.0\r\n\r\n"), target, 200, timeout)
     }
 
-    /// Asks for a connection that goes on in SPDY: the connection, and what it said already.
+    /// Upgrades a connection to SPDY. Also returns the bytes that came with the response's head.
     pub(super) fn upgrade(
         &self,
         target: &str,
@@ -82,14 +79,14 @@ impl Client {
             "POST {target} HTTP/1.1\r\nHost: coracle\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
              X-Stream-Protocol-Version: {protocol}\r\n\r\n"
         );
-        let body = self.send(&request, target, 101, Patience::Endless)?.body;
-        let said = body.buffer().to_vec();
+        let body = self.send(&request, target, 101, ReadTimeout::None)?.body;
+        let early = body.buffer().to_vec();
         let stream = body.into_inner();
         stream
             .set_write_timeout(None)
             .and_then(|()| stream.set_nonblocking(true))
-            .map_err(self.talk("talk to"))?;
-        Ok((stream, said))
+            .map_err(self.failed("communicate with"))?;
+        Ok((stream, early))
     }
 
     fn send(
@@ -97,89 +94,87 @@ impl Client {
         request: &str,
         target: &str,
         wanted: u16,
-        patience: Patience,
-    ) -> Result<Reply, CommandError> {
+        timeout: ReadTimeout,
+    ) -> Result<Response, CommandError> {
         let path = || self.socket.clone();
         let mut stream = connect_local(&self.socket).map_err(|why| match why.kind() {
             io::ErrorKind::NotFound => CommandError::NoSocket(path()),
-            io::ErrorKind::ConnectionRefused => CommandError::NobodyAnswers(path()),
+            io::ErrorKind::ConnectionRefused => CommandError::NotListening(path()),
             io::ErrorKind::PermissionDenied => CommandError::NoPermission(path()),
-            _ => self.talk("reach")(why),
+            _ => self.failed("reach")(why),
         })?;
         let sent = stream
             .set_write_timeout(Some(SEND_LIMIT))
-            .and_then(|()| stream.set_read_timeout(Some(ANSWER_LIMIT)))
+            .and_then(|()| stream.set_read_timeout(Some(RESPONSE_LIMIT)))
             .and_then(|()| stream.write_all(request.as_bytes()));
         let mut body = BufReader::new(stream);
         let head = ResponseHead::read(&mut body).map_err(|why| match sent {
             // An agent that rejects a client does not read its request, and has sent the reason.
-            Err(sent) => self.talk("ask")(sent),
-            Ok(()) => self.failed(target, why),
+            Err(sent) => self.failed("send a request to")(sent),
+            Ok(()) => self.read_error(target, why),
         })?;
         if head.status != wanted {
             let mut text = Vec::new();
             // What arrived of the reason is better than none.
             let _ = body.take(64 * 1024).read_to_end(&mut text);
             let text = String::from_utf8_lossy(&text).trim_end().to_owned();
-            return Err(CommandError::Refused { status: head.status, text });
+            return Err(CommandError::Rejected { status: head.status, text });
         }
-        if patience == Patience::Endless {
-            body.get_ref().set_read_timeout(None).map_err(self.talk("listen to"))?;
+        if timeout == ReadTimeout::None {
+            body.get_ref().set_read_timeout(None).map_err(self.failed("communicate with"))?;
         }
-        Ok(Reply { head, body })
+        Ok(Response { head, body })
     }
 
     /// Why a response could not be read.
-    fn failed(&self, target: &str, why: io::Error) -> CommandError {
+    fn read_error(&self, target: &str, why: io::Error) -> CommandError {
         if Malformed::is(&why) {
-            return CommandError::Answer { target: target.to_owned(), why: why.to_string() };
+            return CommandError::Response { target: target.to_owned(), why: why.to_string() };
         }
-        self.talk("hear from")(match why.kind() {
-            io::ErrorKind::UnexpectedEof => io::Error::new(why.kind(), "the answer ends too early"),
+        self.failed("read from")(match why.kind() {
+            io::ErrorKind::UnexpectedEof => io::Error::new(why.kind(), "the response ends too early"),
             _ => why,
         })
     }
 
-    /// A whole document.
     pub(super) fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, CommandError> {
         self.document("GET", target)
     }
 
-    /// Asks for a change.
     pub(super) fn post<T: DeserializeOwned>(&self, target: &str) -> Result<T, CommandError> {
         self.document("POST", target)
     }
 
     fn document<T: DeserializeOwned>(&self, method: &str, target: &str) -> Result<T, CommandError> {
-        let Reply { head, mut body } = self.ask(method, target, Patience::Limited)?;
+        let Response { head, mut body } = self.request(method, target, ReadTimeout::Response)?;
         let bytes = head
             .framing()
             .map_err(io::Error::from)
-            .and_then(|mut framing| framing.read_up_to(&mut body, ANSWER_BYTES))
-            .map_err(|why| self.failed(target, why))?;
+            .and_then(|mut framing| framing.read_up_to(&mut body, RESPONSE_BYTES))
+            .map_err(|why| self.read_error(target, why))?;
         serde_json::from_slice(&bytes)
-            .map_err(|why| CommandError::Answer { target: target.to_owned(), why: why.to_string() })
+            .map_err(|why| CommandError::Response { target: target.to_owned(), why: why.to_string() })
     }
 
-    /// Documents line by line, until the agent stops or `each` fails.
+    /// Calls `each` with each line's document until the agent stops or `each` fails.
     pub(super) fn follow<T: DeserializeOwned>(
         &self,
         target: &str,
         mut each: impl FnMut(T) -> Result<(), CommandError>,
     ) -> Result<Infallible, CommandError> {
-        let mut body = self.open(target, Patience::Endless)?.body;
+        let mut body = self.open(target, ReadTimeout::None)?.body;
         let mut line = Vec::new();
         loop {
             line.clear();
             let count = (&mut body)
-                .take(ANSWER_BYTES as u64)
+                .take(RESPONSE_BYTES as u64)
                 .read_until(b'\n', &mut line)
-                .map_err(self.talk("hear from"))?;
+                .map_err(self.failed("read from"))?;
             if count == 0 {
                 return Err(CommandError::Ended(self.socket.clone()));
             }
             let value = serde_json::from_slice(&line)
-                .map_err(|why| CommandError::Answer { target: target.to_owned(), why: why.to_string() })?;
+                .map_err(|why| CommandError::Response { target: target.to_owned(), why: why.to_string() })?;
             each(value)?;
         }
     }
@@ -202,7 +197,7 @@ pub(super) fn encode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Exit;
+    use crate::cli::exit::Exit;
     use crate::util::threads::{self, OnDeath, Stack};
 
     #[test]
@@ -215,29 +210,29 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("coracle.sock");
         let check = |expected: &str| {
-            let error = Client::new(&socket).open("/v1/pods", Patience::Limited).map(|_| ()).unwrap_err();
+            let error = Client::new(&socket).open("/v1/pods", ReadTimeout::Response).map(|_| ()).unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error}");
             assert_eq!(error.exit(), Exit::NotReachable);
         };
         check("no agent runs here: there is no socket ");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        check("no agent runs here: nobody answers at ");
+        check("no agent runs here: no process listens on ");
     }
 
     #[test]
-    fn strange_answers_are_errors() {
+    fn malformed_responses_are_errors() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("coracle.sock");
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let check = |answer: &str, expected: &str| {
-            let (text, listener) = (answer.to_owned(), listener.try_clone().unwrap());
+        let check = |response: &str, expected: &str| {
+            let (text, listener) = (response.to_owned(), listener.try_clone().unwrap());
             let agent = threads::spawn("t/agent", Stack::Small, OnDeath::Nobody, move |_| {
                 let (mut stream, _) = listener.accept().unwrap();
-                // Taken before the answer, or the close would reset the connection.
+                // Read before the response, or the close would reset the connection.
                 let mut byte = [0];
-                let mut seen = Vec::new();
-                while !seen.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
-                    seen.push(byte[0]);
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+                    request.push(byte[0]);
                 }
                 stream.write_all(text.as_bytes()).unwrap();
             });
@@ -249,7 +244,7 @@ mod tests {
         check("SSH-2.0\r\n", "malformed HTTP response");
         check("HTTP/1.0 200 OK\r\nbad\r\n\r\n", "malformed MIME header line: bad");
         check("HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n[]", "too early");
-        check("HTTP/1.0 200 OK\r\n\r\n{}", "not understood");
+        check("HTTP/1.0 200 OK\r\n\r\n{}", "is malformed");
         check("HTTP/1.0 404 Not Found\r\n\r\nno such pod\n", "no such pod");
     }
 }

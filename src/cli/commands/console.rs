@@ -1,14 +1,15 @@
-//! Where a command writes, in which form.
+//! The output of commands: tables, fields and documents.
 
 use std::io::{self, Write};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::cli::local::Output;
 use crate::cli::table::{Cell, Color, Paint, Table, visible};
 use crate::config::yaml::to_yaml;
 
-use super::CommandError;
+use super::error::CommandError;
 
 /// Standard output with its colors, and the time that ages count from.
 pub(super) struct Console<'a> {
@@ -23,19 +24,35 @@ impl Console<'_> {
         self.out.flush()
     }
 
-    pub(super) fn json(&mut self, value: &impl Serialize) -> Result<(), CommandError> {
-        serde_json::to_writer_pretty(&mut *self.out, value).map_err(io::Error::from)?;
-        writeln!(self.out)?;
-        Ok(self.out.flush()?)
+    /// Prints a value as JSON or YAML; false: the output is a table, which is left to the caller.
+    pub(super) fn document(&mut self, output: Output, value: &impl Serialize) -> Result<bool, CommandError> {
+        match output {
+            Output::Json => {
+                serde_json::to_writer_pretty(&mut *self.out, value).map_err(io::Error::from)?;
+                writeln!(self.out)?;
+            }
+            Output::Yaml => {
+                let value = serde_json::to_value(value).map_err(io::Error::from)?;
+                self.out.write_all(to_yaml(&value).as_bytes())?;
+            }
+            Output::Table | Output::Wide => return Ok(false),
+        }
+        self.out.flush()?;
+        Ok(true)
     }
 
-    pub(super) fn yaml(&mut self, value: &impl Serialize) -> Result<(), CommandError> {
-        let value = serde_json::to_value(value).map_err(io::Error::from)?;
-        self.out.write_all(to_yaml(&value).as_bytes())?;
-        Ok(self.out.flush()?)
+    /// As [`Console::document`], for one of several values.
+    pub(super) fn next_document(
+        &mut self,
+        output: Output,
+        value: &impl Serialize,
+    ) -> Result<bool, CommandError> {
+        if output == Output::Yaml {
+            writeln!(self.out, "---")?;
+        }
+        self.document(output, value)
     }
 
-    /// A heading.
     pub(super) fn heading(&mut self, text: &str) -> io::Result<()> {
         let text = self.paint.put(Some(Color::Bold), text);
         writeln!(self.out, "{text}")
@@ -61,12 +78,12 @@ impl Console<'_> {
         writeln!(self.out, "{}", line.trim_end())
     }
 
-    /// A further value in the column of values.
+    /// One more value of a field.
     pub(super) fn continued(&mut self, value: &str) -> io::Result<()> {
         writeln!(self.out, "{:19}{}", "", visible(value))
     }
 
-    /// A bare line, indented.
+    /// A line without a key, indented.
     pub(super) fn line(&mut self, depth: usize, text: &str) -> io::Result<()> {
         let indent = depth * 2;
         writeln!(self.out, "{:indent$}{}", "", visible(text))
@@ -79,7 +96,6 @@ pub(super) fn size(bytes: u64) -> String {
     if bytes < 1024 {
         return format!("{bytes} B");
     }
-    // One decimal of what may be 2^64: rounding is the purpose.
     let mut tenths = bytes.saturating_mul(10) / 1024;
     let mut unit = 0;
     while tenths >= 10_240 && unit + 1 < UNITS.len() {
@@ -95,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes() {
+    fn sizes_have_one_decimal_and_a_binary_unit() {
         for (bytes, expected) in [
             (0, "0 B"),
             (1023, "1023 B"),

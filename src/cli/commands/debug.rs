@@ -1,9 +1,10 @@
-//! `coracle debug POD --image IMAGE`: an ephemeral container in a pod that runs. With `-i` the
-//! command stays with it, as `attach` does.
+//! `coracle debug POD --image IMAGE`: an ephemeral container in a running pod. With `-i` the
+//! command attaches to it.
 
 use std::time::Duration;
 
-use crate::cli::Exit;
+use crate::cli::exit::Exit;
+use crate::cli::local::{DebugOptions, ExecOptions, LogsOptions};
 use crate::cli::table::visible;
 use crate::model::api::{ContainerState, Pod};
 use crate::server::{DebugReply, Described};
@@ -11,27 +12,16 @@ use crate::util::stop::StopToken;
 
 use super::client::{Client, encode};
 use super::console::Console;
-use super::{CommandError, Outcome, complain, logs, streams};
+use super::error::{CommandError, Outcome, complain};
+use super::{logs, streams};
 
-/// Between two looks at a container that is being started.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often the status of a starting container is read.
+const POLL_PERIOD: Duration = Duration::from_millis(100);
 
-/// What was asked.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Options {
-    pub pod: String,
-    pub image: String,
-    pub target: Option<String>,
-    pub name: Option<String>,
-    pub stdin: bool,
-    pub tty: bool,
-    pub command: Vec<String>,
-}
-
-pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &DebugOptions) -> Outcome {
     let reply: DebugReply = client.post(&target(options))?;
     if options.stdin {
-        return stay(client, console, options, &reply);
+        return attach(client, console, options, &reply);
     }
     let (namespace, pod, container) =
         (visible(&reply.namespace), visible(&reply.pod), visible(&reply.container));
@@ -40,31 +30,27 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options)
     Ok(Exit::Success)
 }
 
-/// Waits until the container runs, and is attached to it. One that has ended by then has its
-/// output in its log.
-fn stay(client: &Client, console: &mut Console<'_>, options: &Options, reply: &DebugReply) -> Outcome {
+/// Waits until the container runs, and attaches to it. If it has ended by then, prints its log.
+fn attach(client: &Client, console: &mut Console<'_>, options: &DebugOptions, reply: &DebugReply) -> Outcome {
     if options.name.is_none() {
         complain(&format!("the container's name is {}", reply.container));
     }
     let pod = format!("{}/{}", reply.namespace, reply.pod);
-    let mut told = String::new();
+    let mut printed = String::new();
     loop {
         let described: Described = client.get(&format!("/v1/describe?pod={}", encode(&pod)))?;
         match state(&described.view.pod, &reply.container) {
             Some(ContainerState { running: Some(_), .. }) => break,
             Some(ContainerState { terminated: Some(_), .. }) => {
                 let container = Some(reply.container.clone());
-                return logs::run(
-                    client,
-                    console,
-                    &logs::Options { pod, container, ..logs::Options::default() },
-                );
+                let options = LogsOptions { pod, container, ..LogsOptions::default() };
+                return logs::run(client, console, &options);
             }
             Some(ContainerState { waiting: Some(waiting), .. }) => {
                 let message = waiting.message.unwrap_or_default();
-                if !message.is_empty() && message != told {
+                if !message.is_empty() && message != printed {
                     complain(&message);
-                    told = message;
+                    printed = message;
                 }
             }
             _ => {}
@@ -72,18 +58,12 @@ fn stay(client: &Client, console: &mut Console<'_>, options: &Options, reply: &D
         let phase = described.view.pod.status.as_ref().and_then(|status| status.phase.as_deref());
         if matches!(phase, Some("Succeeded" | "Failed")) {
             let text = format!("pod {pod} has ended");
-            return Err(CommandError::Refused { status: 409, text });
+            return Err(CommandError::Rejected { status: 409, text });
         }
-        let _ = StopToken::never().wait(LOOK);
+        let _ = StopToken::never().wait(POLL_PERIOD);
     }
-    let options = streams::Options {
-        pod,
-        container: Some(reply.container.clone()),
-        stdin: true,
-        tty: options.tty,
-        command: Vec::new(),
-    };
-    streams::session::run(client, &options)
+    let (container, tty) = (Some(reply.container.clone()), options.tty);
+    streams::session::run(client, &ExecOptions { pod, container, stdin: true, tty, command: Vec::new() })
 }
 
 fn state(pod: &Pod, container: &str) -> Option<ContainerState> {
@@ -91,7 +71,7 @@ fn state(pod: &Pod, container: &str) -> Option<ContainerState> {
     all.iter().find(|one| one.name == container)?.state.clone()
 }
 
-fn target(options: &Options) -> String {
+fn target(options: &DebugOptions) -> String {
     let mut target = format!("/v1/debug?pod={}&image={}", encode(&options.pod), encode(&options.image));
     for (key, value) in [("target", &options.target), ("name", &options.name)] {
         if let Some(value) = value {
@@ -115,9 +95,9 @@ mod tests {
 
     #[test]
     fn options_become_a_query() {
-        let plain = Options { pod: "ns/p".into(), image: "b:1".into(), ..Options::default() };
+        let plain = DebugOptions { pod: "ns/p".into(), image: "b:1".into(), ..DebugOptions::default() };
         assert_eq!(target(&plain), "/v1/debug?pod=ns/p&image=b:1");
-        let all = Options {
+        let all = DebugOptions {
             target: Some("c".into()),
             name: Some("d".into()),
             stdin: true,

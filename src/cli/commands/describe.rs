@@ -5,7 +5,7 @@ use std::io;
 
 use serde_json::Value;
 
-use crate::cli::Exit;
+use crate::cli::exit::Exit;
 use crate::cli::table::Color;
 use crate::model::Quantity;
 use crate::model::api::{
@@ -17,8 +17,9 @@ use crate::server::Described;
 
 use super::client::{Client, encode};
 use super::console::Console;
+use super::error::Outcome;
 use super::pod_status::summary;
-use super::{Outcome, age, events, pods};
+use super::{age, events, pods};
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, pod: &str) -> Outcome {
     let described: Described = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
@@ -81,7 +82,7 @@ fn worker(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
     let view = &described.view;
     let next = view.next_sync.map(|next| {
         let left = next.as_second().saturating_sub(console.now.as_second()).max(0);
-        format!(", looks again in {}", age::human(left))
+        format!(", next sync in {}", age::human(left))
     });
     console.field(0, "Worker", &format!("{}{}", view.phase, next.unwrap_or_default()))?;
     match &view.last_error {
@@ -349,7 +350,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn everything_about_one_pod() {
+    fn description_has_all_parts_of_a_pod() {
         let described: Described = serde_json::from_value(json!({
             "pod": {
                 "metadata": {"namespace": "default", "name": "web-node1", "uid": "u1", "labels": {"a": "b", "c": "d"}},
@@ -400,7 +401,7 @@ Labels:            a=b
                    c=d
 Annotations:       <none>
 Status:            CrashLoopBackOff
-Worker:            Syncing, looks again in 40s
+Worker:            Syncing, next sync in 40s
 Last Error:        it failed
 IPs:               10.0.0.7
 Init Containers:

@@ -1,24 +1,17 @@
 //! `coracle events`.
 
+use crate::cli::exit::Exit;
+use crate::cli::local::{EventsOptions, Output};
 use crate::cli::table::{Cell, Color, Table};
-use crate::cli::{Exit, Output};
 use crate::kube::events::RecordedEvent;
 use crate::model::event::{EventType, Regarding};
 
+use super::age;
 use super::client::Client;
 use super::console::Console;
-use super::{Outcome, age, complain};
+use super::error::{Outcome, complain};
 
-/// What was asked.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Options {
-    pub pod: Option<String>,
-    pub namespace: Option<String>,
-    pub output: Output,
-    pub watch: bool,
-}
-
-pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &EventsOptions) -> Outcome {
     let mut events: Vec<RecordedEvent> = client.get("/v1/events")?;
     let newest = events.iter().map(|event| event.seq).max().unwrap_or(0);
     events.retain(|event| is_wanted(event, options));
@@ -28,13 +21,9 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options)
         return Ok(Exit::Success);
     }
     let mut table = table();
-    match options.output {
-        Output::Json => console.json(&events)?,
-        Output::Yaml => console.yaml(&events)?,
-        Output::Table | Output::Wide => {
-            let rows: Vec<_> = events.iter().map(|event| row(event, console.now)).collect();
-            console.table(&mut table, &rows)?;
-        }
+    if !console.document(options.output, &events)? {
+        let rows: Vec<_> = events.iter().map(|event| row(event, console.now)).collect();
+        console.table(&mut table, &rows)?;
     }
     if options.watch {
         let never =
@@ -43,24 +32,18 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options)
                     return Ok(());
                 }
                 console.now = jiff::Timestamp::now();
-                match options.output {
-                    Output::Json => console.json(&event),
-                    Output::Yaml => {
-                        writeln!(console.out, "---")?;
-                        console.yaml(&event)
-                    }
-                    Output::Table | Output::Wide => {
-                        let row = row(&event, console.now);
-                        Ok(console.table(&mut table, &[row])?)
-                    }
+                if !console.next_document(options.output, &event)? {
+                    let row = row(&event, console.now);
+                    console.table(&mut table, &[row])?;
                 }
+                Ok(())
             })?;
         match never {}
     }
     Ok(Exit::Success)
 }
 
-fn is_wanted(event: &RecordedEvent, options: &Options) -> bool {
+fn is_wanted(event: &RecordedEvent, options: &EventsOptions) -> bool {
     if options.pod.is_none() && options.namespace.is_none() {
         return true;
     }
@@ -79,12 +62,10 @@ fn is_wanted(event: &RecordedEvent, options: &Options) -> bool {
         })
 }
 
-/// A fresh table of events.
 pub(super) fn table() -> Table {
     Table::new(&["LAST SEEN", "TYPE", "REASON", "OBJECT", "COUNT", "MESSAGE"])
 }
 
-/// An event in one line.
 pub(super) fn row(event: &RecordedEvent, now: jiff::Timestamp) -> Vec<Cell> {
     let (kind, color) = match event.kind {
         EventType::Normal => ("Normal", None),
@@ -116,19 +97,19 @@ mod tests {
     }
 
     #[test]
-    fn an_event_in_one_line() {
+    fn event_is_one_row() {
         let cells = row(&event(), "2026-01-01T00:01:05Z".parse().unwrap());
         let texts: Vec<_> = cells.into_iter().map(|cell| cell.text).collect();
         assert_eq!(texts, ["5s", "Warning", "BackOff", "pod/web-node1", "4", "line\none"]);
     }
 
     #[test]
-    fn filters_by_pod_and_namespace() {
+    fn events_are_filtered_by_pod_and_namespace() {
         let check = |pod: Option<&str>, namespace: Option<&str>, expected: bool| {
-            let options = Options {
+            let options = EventsOptions {
                 pod: pod.map(str::to_owned),
                 namespace: namespace.map(str::to_owned),
-                ..Options::default()
+                ..EventsOptions::default()
             };
             assert_eq!(is_wanted(&event(), &options), expected, "{options:?}");
         };
@@ -142,7 +123,10 @@ mod tests {
         check(Some("other/web"), None, false);
         check(Some("we"), None, false);
         let node = RecordedEvent { regarding: Regarding::Node, ..event() };
-        assert!(is_wanted(&node, &Options::default()));
-        assert!(!is_wanted(&node, &Options { namespace: Some("default".into()), ..Options::default() }));
+        assert!(is_wanted(&node, &EventsOptions::default()));
+        assert!(!is_wanted(
+            &node,
+            &EventsOptions { namespace: Some("default".into()), ..EventsOptions::default() }
+        ));
     }
 }

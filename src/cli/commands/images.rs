@@ -1,32 +1,30 @@
 //! `coracle images`.
 
+use crate::cli::exit::Exit;
+use crate::cli::local::Output;
 use crate::cli::table::{Cell, Table};
-use crate::cli::{Exit, Output};
 use crate::server::ImageRow;
 
 use super::client::Client;
 use super::console::{Console, size};
-use super::{Outcome, complain};
+use super::error::{Outcome, complain};
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
     let mut images: Vec<ImageRow> = client.get("/v1/images")?;
     images.sort_by(|a, b| (&a.tags, &a.digests, &a.id).cmp(&(&b.tags, &b.digests, &b.id)));
-    match output {
-        Output::Json => console.json(&images)?,
-        Output::Yaml => console.yaml(&images)?,
-        Output::Table | Output::Wide => {
-            if images.is_empty() {
-                complain("the runtime has no images");
-                return Ok(Exit::Success);
-            }
-            let rows: Vec<_> = images.iter().flat_map(|image| rows(image, output == Output::Wide)).collect();
-            console.table(&mut Table::new(&["IMAGE", "TAG", "ID", "SIZE", "IN USE", "PINNED"]), &rows)?;
-        }
+    if console.document(output, &images)? {
+        return Ok(Exit::Success);
     }
+    if images.is_empty() {
+        complain("the runtime has no images");
+        return Ok(Exit::Success);
+    }
+    let rows: Vec<_> = images.iter().flat_map(|image| rows(image, output == Output::Wide)).collect();
+    console.table(&mut Table::new(&["IMAGE", "TAG", "ID", "SIZE", "IN USE", "PINNED"]), &rows)?;
     Ok(Exit::Success)
 }
 
-/// One row per name; an image without a name has one, too.
+/// One row per name, or one for an image without a name.
 fn rows(image: &ImageRow, whole_id: bool) -> Vec<Vec<Cell>> {
     let yes_no = |yes: bool| if yes { "yes" } else { "no" };
     let hex = image.id.strip_prefix("sha256:").unwrap_or(&image.id);
@@ -51,7 +49,7 @@ fn rows(image: &ImageRow, whole_id: bool) -> Vec<Vec<Cell>> {
     names.into_iter().map(row).collect()
 }
 
-/// `host:5000/name:tag`: the last colon is the tag's only behind the last slash.
+/// `host:5000/name:tag`: the last colon separates a tag only after the last slash.
 fn split_tag(reference: &str) -> (&str, &str) {
     match reference.rsplit_once(':') {
         Some((name, tag)) if !tag.contains('/') => (name, tag),

@@ -1,41 +1,25 @@
-//! `coracle logs POD`: the container's bytes as they are.
+//! `coracle logs POD`: the container's bytes, unchanged.
 
 use std::io::Read;
-use std::time::Duration;
 
-use crate::cli::Exit;
+use crate::cli::exit::Exit;
+use crate::cli::local::LogsOptions;
 
-use super::client::{Client, Patience, encode};
+use super::client::{Client, ReadTimeout, encode};
 use super::console::Console;
-use super::{CommandError, Outcome, complain};
+use super::error::{Outcome, complain};
 
-/// What was asked.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Options {
-    pub pod: String,
-    pub container: Option<String>,
-    pub follow: bool,
-    pub previous: bool,
-    pub tail: Option<u64>,
-    pub since: Option<Duration>,
-    pub timestamps: bool,
-}
-
-pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
-    let patience = if options.follow { Patience::Endless } else { Patience::Limited };
-    let mut reply = client.open(&target(options, console.now), patience)?;
-    let several = reply.header("Coracle-Containers").and_then(|text| text.parse().ok()).unwrap_or(1) > 1;
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &LogsOptions) -> Outcome {
+    let timeout = if options.follow { ReadTimeout::None } else { ReadTimeout::Response };
+    let mut response = client.open(&target(options, console.now), timeout)?;
+    let several = response.header("Coracle-Containers").and_then(|text| text.parse().ok()).unwrap_or(1) > 1;
     if options.container.is_none() && several {
-        let name = reply.header("Coracle-Container").unwrap_or_default().to_owned();
+        let name = response.header("Coracle-Container").unwrap_or_default().to_owned();
         complain(&format!("taking container {name}; choose another one with -c"));
     }
     let mut chunk = vec![0; 64 * 1024];
     loop {
-        let count = reply.body.read(&mut chunk).map_err(|source| CommandError::Talk {
-            what: "hear from",
-            path: client.socket().to_owned(),
-            source,
-        })?;
+        let count = response.body.read(&mut chunk).map_err(client.failed("read from"))?;
         if count == 0 {
             return Ok(Exit::Success);
         }
@@ -45,7 +29,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options)
     }
 }
 
-fn target(options: &Options, now: jiff::Timestamp) -> String {
+fn target(options: &LogsOptions, now: jiff::Timestamp) -> String {
     let mut target = format!("/v1/logs?pod={}", encode(&options.pod));
     if let Some(container) = &options.container {
         target.push_str(&format!("&container={}", encode(container)));
@@ -61,7 +45,7 @@ fn target(options: &Options, now: jiff::Timestamp) -> String {
         target.push_str(&format!("&tail={tail}"));
     }
     if let Some(since) = options.since {
-        // A span that leads out of what a time can be means all of the log.
+        // A span before the first possible time means the whole log.
         let at = now.checked_sub(since).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
         target.push_str(&format!("&since={at}"));
     }
@@ -71,13 +55,14 @@ fn target(options: &Options, now: jiff::Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn options_become_a_query() {
         let now = "2026-01-01T00:10:00Z".parse().unwrap();
-        let plain = Options { pod: "a/b".into(), ..Options::default() };
+        let plain = LogsOptions { pod: "a/b".into(), ..LogsOptions::default() };
         assert_eq!(target(&plain, now), "/v1/logs?pod=a/b");
-        let all = Options {
+        let all = LogsOptions {
             pod: "p".into(),
             container: Some("c d".into()),
             follow: true,
@@ -90,7 +75,7 @@ mod tests {
             target(&all, now),
             "/v1/logs?pod=p&container=c%20d&follow=true&previous=true&timestamps=true&tail=3&since=2026-01-01T00:00:00Z"
         );
-        let ages = Options { since: Some(Duration::MAX), ..plain };
+        let ages = LogsOptions { since: Some(Duration::MAX), ..plain };
         assert!(target(&ages, now).ends_with("since=1970-01-01T00:00:00Z"));
     }
 }

@@ -45,7 +45,7 @@ fn condition_is_true(status: &PodStatus, kind: &str) -> bool {
     status.conditions.iter().flatten().any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
-/// What a container's state says, if it is more than "running".
+/// The reason in a container's state, unless it is running.
 fn reason_of(container: &ContainerStatus) -> Option<String> {
     let state = container.state.as_ref()?;
     if let Some(waiting) = &state.waiting {

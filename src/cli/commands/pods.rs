@@ -5,24 +5,19 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::cli::exit::Exit;
+use crate::cli::local::{Output, PodsOptions};
 use crate::cli::table::{Cell, Color, Table};
-use crate::cli::{Exit, Output};
 use crate::model::pod::{CONFIG_SEEN, Pod};
 use crate::server::{PodChange, PodView, PodsReply};
 
+use super::age;
 use super::client::Client;
 use super::console::Console;
+use super::error::{CommandError, Outcome, complain};
 use super::pod_status::summary;
-use super::{CommandError, Outcome, age, complain};
 
-/// What was asked.
-pub(super) struct Options {
-    pub output: Output,
-    pub watch: bool,
-    pub namespace: Option<String>,
-}
-
-pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &PodsOptions) -> Outcome {
     let wanted =
         |view: &PodView| options.namespace.as_deref().is_none_or(|namespace| view.namespace() == namespace);
     let mut pods = client.get::<PodsReply>("/v1/pods")?.pods;
@@ -31,10 +26,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options)
         Output::Json | Output::Yaml if !options.watch => {
             let items: Vec<Value> = pods.iter().map(document).collect();
             let list = json!({"apiVersion": "v1", "kind": "List", "items": items, "metadata": {}});
-            match options.output {
-                Output::Json => console.json(&list)?,
-                _ => console.yaml(&list)?,
-            }
+            console.document(options.output, &list)?;
         }
         Output::Json | Output::Yaml => watch_documents(client, console, options.output, wanted)?,
         Output::Table | Output::Wide => {
@@ -53,7 +45,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options)
     Ok(Exit::Success)
 }
 
-/// The object as the API has it, and beside it what its worker does.
+/// The API object with the state of its worker.
 fn document(view: &PodView) -> Value {
     let mut value = serde_json::to_value(&view.pod).unwrap_or_default();
     if let Some(object) = value.as_object_mut() {
@@ -85,20 +77,16 @@ fn watch_documents(
             return Ok(());
         }
         let event = json!({"type": kind, "object": document(view)});
-        if output == Output::Json {
-            return console.json(&event);
-        }
-        writeln!(console.out, "---")?;
-        console.yaml(&event)
+        console.next_document(output, &event).map(drop)
     })?;
     match never {}
 }
 
-/// Prints the table and then, if asked to, each row that changes.
+/// Prints the table and, with `watch`, each row that changes.
 fn watch_table(
     client: &Client,
     console: &mut Console<'_>,
-    options: &Options,
+    options: &PodsOptions,
     pods: &[PodView],
     wanted: impl Fn(&PodView) -> bool,
 ) -> Result<(), CommandError> {
@@ -141,10 +129,10 @@ fn watch_table(
     match never {}
 }
 
-/// The column that changes by itself.
+/// The column that changes with time.
 const AGE: usize = 5;
 
-/// A row without what changes by itself: an earlier row equal to it need not be repeated.
+/// A row without the columns that change with time. Rows with the same key are printed once.
 fn key(view: &PodView, wide: bool) -> Vec<Cell> {
     let mut row = row(view, wide, Timestamp::UNIX_EPOCH);
     if let Some(age) = row.get_mut(AGE) {
@@ -180,7 +168,7 @@ fn row(view: &PodView, wide: bool, now: Timestamp) -> Vec<Cell> {
     row
 }
 
-/// When the pod came to be: its creation, else its start here, else when it was first seen.
+/// The time of creation; else of the start on this node; else of the first sync.
 pub(super) fn created(view: &PodView) -> Option<Timestamp> {
     let status = view.pod.status.as_ref();
     let seen = || view.pod.metadata.annotations.as_ref()?.get(CONFIG_SEEN)?.parse().ok();
@@ -217,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_person_sees_counts_as_a_change() {
+    fn only_visible_differences_count_as_a_change() {
         let mut other = view();
         other.next_sync = Some(Timestamp::UNIX_EPOCH);
         other.pod.metadata.creation_timestamp = None;

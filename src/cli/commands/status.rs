@@ -2,45 +2,45 @@
 
 use std::io;
 
+use crate::cli::exit::Exit;
+use crate::cli::local::Output;
 use crate::cli::table::{Cell, Color, Table};
-use crate::cli::{Exit, Output};
-use crate::server::{NodeReport, ProblemReport, RuntimeReport, SourceReport};
+use crate::server::{NodeReport, ProblemReport, RuntimeReport, SourceReport, ThreadRow};
 
+use super::age;
 use super::client::Client;
 use super::console::{Console, size};
-use super::{Outcome, age};
+use super::error::Outcome;
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
     let report: NodeReport = client.get("/v1/status")?;
-    match output {
-        Output::Json => console.json(&report)?,
-        Output::Yaml => console.yaml(&report)?,
-        Output::Table | Output::Wide => print(console, &report, output == Output::Wide)?,
+    if !console.document(output, &report)? {
+        print(console, &report, output == Output::Wide)?;
     }
     Ok(Exit::Success)
 }
 
-/// Everything that is wrong, from all parts of the report.
+/// The problems of all parts of the report.
 fn problems(report: &NodeReport, now: jiff::Timestamp) -> Vec<String> {
     let mut all = report.problems.clone();
-    // The agent's own list has these without their age and what is done about them.
+    // The agent's list has the problems of sources without their age.
     let sources: Vec<String> =
         report.sources.iter().flat_map(|source| source.problems.iter().map(place_and_message)).collect();
     all.retain(|text| !sources.contains(text));
-    let said = |start: &str| report.problems.iter().any(|text| text.starts_with(start));
+    let is_listed = |start: &str| report.problems.iter().any(|text| text.starts_with(start));
     let mut add = |text: String| {
         if !all.contains(&text) {
             all.push(text);
         }
     };
-    if let Some(why) = report.runtime.not_ready.as_ref().filter(|_| !said("container runtime: ")) {
+    if let Some(why) = report.runtime.not_ready.as_ref().filter(|_| !is_listed("container runtime: ")) {
         add(format!("the runtime is not ready: {why}"));
     }
-    if let Some(why) = report.runtime.network_not_ready.as_ref().filter(|_| !said("network: ")) {
+    if let Some(why) = report.runtime.network_not_ready.as_ref().filter(|_| !is_listed("network: ")) {
         add(format!("the network is not ready: {why}"));
     }
     for source in &report.sources {
-        if !source.seen && !said(&format!("source {} ", source.name)) {
+        if !source.seen && !is_listed(&format!("source {} ", source.name)) {
             add(format!("source {} ({}) has not been read yet", source.name, source.place));
         }
         source.problems.iter().for_each(|problem| add(problem_line(problem, now)));
@@ -91,35 +91,24 @@ fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Resu
     runtime(console, &report.runtime)?;
     console.field(0, "Cgroups", &report.cgroups)?;
     let pods: Vec<String> = report.pods.iter().map(|(phase, count)| format!("{count} {phase}")).collect();
-    console.field(0, "Pods", if pods.is_empty() { "none".to_owned() } else { pods.join(", ") }.as_str())?;
+    console.field(0, "Pods", &joined(&pods, "none"))?;
     sources(console, &report.sources)?;
     let memory = &report.memory;
-    console.field(
-        0,
-        "Memory",
-        &format!(
-            "{} resident{}, {} at most so far",
-            size(memory.rss_bytes),
-            // Nothing at all means that nobody has looked.
-            match memory.anonymous_bytes {
-                0 => String::new(),
-                bytes => format!(", {} of it anonymous", size(bytes)),
-            },
-            size(memory.peak_rss_bytes)
-        ),
-    )?;
-    let busy: Vec<String> = report
-        .queues
-        .iter()
-        .filter(|queue| queue.depth > 0)
-        .map(|q| format!("{} {}", q.name, q.depth))
-        .collect();
-    console.field(
-        0,
-        "Queues",
-        if busy.is_empty() { "empty".to_owned() } else { busy.join(", ") }.as_str(),
-    )?;
+    // Zero: not measured.
+    let anonymous = match memory.anonymous_bytes {
+        0 => String::new(),
+        bytes => format!(", {} of it anonymous", size(bytes)),
+    };
+    let (resident, peak) = (size(memory.rss_bytes), size(memory.peak_rss_bytes));
+    console.field(0, "Memory", &format!("{resident} resident{anonymous}, {peak} at most so far"))?;
+    let busy = report.queues.iter().filter(|queue| queue.depth > 0);
+    let queues: Vec<String> = busy.map(|queue| format!("{} {}", queue.name, queue.depth)).collect();
+    console.field(0, "Queues", &joined(&queues, "empty"))?;
     threads(console, report, wide)
+}
+
+fn joined(words: &[String], empty: &str) -> String {
+    if words.is_empty() { empty.to_owned() } else { words.join(", ") }
 }
 
 fn runtime(console: &mut Console<'_>, runtime: &RuntimeReport) -> io::Result<()> {
@@ -160,7 +149,7 @@ fn sources(console: &mut Console<'_>, sources: &[SourceReport]) -> io::Result<()
     Ok(())
 }
 
-/// All threads when asked for; else how many, and who has been running for long.
+/// The number of threads and those that have run for long; with `wide`, all threads.
 fn threads(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Result<()> {
     const LONG_SECONDS: f64 = 1.0;
     let busy = report.threads.iter().filter(|thread| thread.waits_for == "running");
@@ -175,7 +164,7 @@ fn threads(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Re
     }
     let mut threads = report.threads.clone();
     threads.sort_by(|a, b| a.name.cmp(&b.name));
-    let row = |thread: &crate::server::ThreadRow| {
+    let row = |thread: &ThreadRow| {
         vec![
             Cell::from(thread.name.as_str()),
             Cell::from(thread.waits_for.as_str()),

@@ -1,4 +1,4 @@
-//! The commands against a real server with made-up answers.
+//! The commands against a real server with made-up data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::client::Client;
 use super::*;
+use crate::cli::local::{DebugOptions, EventsOptions, LogsOptions, Output, PodsOptions, TopOptions};
 use crate::cli::table::Paint;
-use crate::cli::{Exit, Output};
 use crate::model::event::{EventSink, EventType, Regarding};
-use crate::server::{self, Deps, ImageRow, LogSource, NodeReport, PodView};
+use crate::server::{self, Deps, ImageRow, LogSource, PodView};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
 const SOCKET: &str = "coracle.sock";
@@ -20,7 +20,7 @@ struct Agent {
     dir: tempfile::TempDir,
     sink: EventSink,
     version: Arc<AtomicU64>,
-    server: Option<server::Started>,
+    server: Option<Running>,
     _events: Running,
 }
 
@@ -55,12 +55,9 @@ impl Agent {
                 }
                 for_wait.load(Ordering::SeqCst)
             }),
-            running: Arc::new(Vec::new),
             images: Arc::new(|| {
                 Ok(vec![ImageRow { id: "sha256:1".into(), tags: vec!["a:1".into()], ..ImageRow::default() }])
             }),
-            status: Arc::new(|| NodeReport { node: "node1".into(), ..NodeReport::default() }),
-            checks: Vec::new(),
             log_path: Arc::new(|_, container, _| {
                 Ok(LogSource { path: container.into(), running: Arc::new(|| false) })
             }),
@@ -68,29 +65,24 @@ impl Agent {
                 let bytes = [path.as_os_str().as_encoded_bytes(), b" \x1b[31m\xff\n"].concat();
                 out.write_all(&bytes).map_err(|why| why.to_string())
             }),
-            events: log,
-            metrics: Arc::new(|_, _| {}),
-            stats: server::StatsDeps {
-                summary: Arc::new(|detail| {
-                    assert_eq!(detail, server::Detail::CpuAndMemory);
-                    let used = serde_json::json!({
-                        "cpu": {"usageNanoCores": 12_000_000},
-                        "memory": {"workingSetBytes": 1 << 20, "availableBytes": 1 << 20},
-                    });
-                    let mut pod = used.clone();
-                    pod["podRef"] = serde_json::json!({"namespace": "default", "name": "web\u{1b}[31m"});
-                    let mut node = used;
-                    node["nodeName"] = "node1".into();
-                    serde_json::to_vec(&serde_json::json!({"node": node, "pods": [pod]}))
-                        .map_err(|error| error.to_string())
-                }),
-            },
+            summary: Arc::new(|detail| {
+                assert_eq!(detail, server::Detail::CpuAndMemory);
+                let used = serde_json::json!({
+                    "cpu": {"usageNanoCores": 12_000_000},
+                    "memory": {"workingSetBytes": 1 << 20, "availableBytes": 1 << 20},
+                });
+                let mut pod = used.clone();
+                pod["podRef"] = serde_json::json!({"namespace": "default", "name": "web\u{1b}[31m"});
+                let mut node = used;
+                node["nodeName"] = "node1".into();
+                serde_json::to_vec(&serde_json::json!({"node": node, "pods": [pod]}))
+                    .map_err(|error| error.to_string())
+            }),
             add_ephemeral: Arc::new(|pod, container| match pod.as_str() {
                 "uid1" if container.command.as_deref() == Some(&["sh".to_owned()]) => Ok(()),
                 _ => Err("the pod does not run".to_owned()),
             }),
-            endpoints: server::Endpoints::none(),
-            streams: server::StreamDeps::none(),
+            ..Deps::none(log)
         };
         let settings = server::Settings {
             healthz: None,
@@ -103,41 +95,34 @@ impl Agent {
         Agent { dir, sink, version, server: Some(server), _events: events }
     }
 
-    fn run(&self, ask: Ask) -> (Result<Exit, String>, String) {
+    fn run(&self, subcommand: Subcommand) -> (Result<Exit, String>, String) {
         let mut out = Vec::new();
-        let outcome = self.run_into(ask, &mut out);
+        let outcome = self.run_into(subcommand, &mut out);
         (outcome, String::from_utf8_lossy(&out).into_owned())
     }
 
-    fn run_into(&self, ask: Ask, out: &mut dyn std::io::Write) -> Result<Exit, String> {
+    fn run_into(&self, subcommand: Subcommand, out: &mut dyn std::io::Write) -> Result<Exit, String> {
         let client = Client::new(&self.dir.path().join(SOCKET));
         let mut console = Console { out, paint: Paint::new(false), now: jiff::Timestamp::now() };
-        dispatch(ask, &client, &mut console).map_err(|why| format!("{:?}: {why}", why.exit()))
+        dispatch(subcommand, &client, &mut console).map_err(|why| format!("{:?}: {why}", why.exit()))
     }
 }
 
-fn list(output: Output, watch: bool) -> Ask {
-    Ask::Pods { output, watch, namespace: None }
+fn list(output: Output, watch: bool) -> Subcommand {
+    Subcommand::Pods(PodsOptions { output, watch, namespace: None })
 }
 
-fn logs(pod: &str, container: Option<&str>) -> Ask {
-    Ask::Logs {
-        pod: pod.into(),
-        namespace: Some("default".into()),
-        container: container.map(str::to_owned),
-        follow: false,
-        previous: false,
-        tail: None,
-        since: None,
-        timestamps: false,
-    }
+fn logs(pod: &str, container: Option<&str>) -> Subcommand {
+    let (pod, container) = (format!("default/{pod}"), container.map(str::to_owned));
+    Subcommand::Logs(LogsOptions { pod, container, ..LogsOptions::default() })
 }
 
 #[test]
 fn top_once_prints_one_table() {
     let agent = Agent::new();
     let top = |namespace: Option<&str>| {
-        agent.run(Ask::Top { once: true, namespace: namespace.map(str::to_owned), output: Output::Table })
+        let namespace = namespace.map(str::to_owned);
+        agent.run(Subcommand::Top(TopOptions { once: true, namespace, output: Output::Table }))
     };
     let (outcome, text) = top(None);
     assert_eq!(outcome, Ok(Exit::Success));
@@ -151,7 +136,7 @@ fn top_once_prints_one_table() {
 }
 
 #[test]
-fn every_command_speaks_to_the_server() {
+fn each_command_prints_what_the_server_returns() {
     let agent = Agent::new();
     let (outcome, text) = agent.run(list(Output::Table, false));
     assert_eq!(outcome, Ok(Exit::Success));
@@ -166,21 +151,20 @@ fn every_command_speaks_to_the_server() {
     assert_eq!(value["items"][1]["worker"]["phase"], "Syncing");
     let (_, text) = agent.run(list(Output::Yaml, false));
     assert!(text.contains("kind: List"), "{text}");
-    let (_, text) = agent.run(Ask::Describe { pod: "web".into(), namespace: None });
+    let (_, text) = agent.run(Subcommand::Describe { pod: "web".into() });
     assert!(text.contains("UID:               uid1\n"), "{text}");
-    let (_, text) = agent.run(Ask::Status { output: Output::Table });
+    let (_, text) = agent.run(Subcommand::Status { output: Output::Table });
     assert!(text.contains("Node:              node1\n"), "{text}");
-    let (_, text) = agent.run(Ask::Images { output: Output::Table });
+    let (_, text) = agent.run(Subcommand::Images { output: Output::Table });
     assert!(text.contains("a       1     1"), "{text}");
-    let debug = |pod: &str| Ask::Debug {
-        pod: pod.into(),
-        namespace: None,
-        image: "i".into(),
-        target: None,
-        name: Some("dbg".into()),
-        stdin: false,
-        tty: false,
-        command: vec!["sh".into()],
+    let debug = |pod: &str| {
+        Subcommand::Debug(DebugOptions {
+            pod: pod.into(),
+            image: "i".into(),
+            name: Some("dbg".into()),
+            command: vec!["sh".into()],
+            ..DebugOptions::default()
+        })
     };
     let (_, text) = agent.run(debug("web"));
     assert!(
@@ -188,34 +172,33 @@ fn every_command_speaks_to_the_server() {
         "{text}"
     );
     assert_ne!(agent.run(debug("db")).0, Ok(Exit::Success));
-    assert_eq!(agent.run(Ask::Version).0, Ok(Exit::Success));
+    assert_eq!(agent.run(Subcommand::Version).0, Ok(Exit::Success));
     agent.sink.raise(Regarding::Node, EventType::Normal, "Starting", "Starting kubelet.");
     let deadline = Instant::now() + Duration::from_secs(30);
-    let ask = || Ask::Events { pod: None, namespace: None, output: Output::Table, watch: false };
-    while !agent.run(ask()).1.contains("Starting kubelet.") {
+    while !agent.run(Subcommand::Events(EventsOptions::default())).1.contains("Starting kubelet.") {
         assert!(Instant::now() < deadline);
     }
 }
 
 #[test]
-fn logs_are_raw_and_refusals_have_codes() {
+fn logs_are_raw_and_rejections_have_exit_codes() {
     let agent = Agent::new();
     let mut out = Vec::new();
     assert_eq!(agent.run_into(logs("web", Some("b")), &mut out), Ok(Exit::Success));
     assert_eq!(out, b"b \x1b[31m\xff\n");
     assert_eq!(agent.run(logs("web-node1", None)).1, "a \u{1b}[31m\u{fffd}\n");
-    let refused = |ask| agent.run(ask).0.unwrap_err();
-    assert_eq!(refused(logs("none", None)), "NotFound: there is no pod \"default/none\" on this node");
-    assert!(refused(logs("web", Some("x"))).starts_with("NotFound: pod default/web-node1 has no container"));
-    assert!(refused(logs("uid", None)).starts_with("NotFound: \"default/uid\" means several pods"));
+    let rejected = |subcommand| agent.run(subcommand).0.unwrap_err();
+    assert_eq!(rejected(logs("none", None)), "NotFound: there is no pod \"default/none\" on this node");
+    assert!(rejected(logs("web", Some("x"))).starts_with("NotFound: pod default/web-node1 has no container"));
+    assert!(rejected(logs("uid", None)).starts_with("NotFound: \"default/uid\" matches several pods"));
 }
 
-/// Hands each line on, so that a test can follow a command that goes on.
+/// Sends each write to a test that runs at the same time.
 struct Lines(crossbeam_channel::Sender<String>);
 
 impl std::io::Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        // The test may have seen enough.
+        // The test may have ended.
         let _ = self.0.send(String::from_utf8_lossy(bytes).into_owned());
         Ok(bytes.len())
     }
@@ -226,20 +209,20 @@ impl std::io::Write for Lines {
 }
 
 #[test]
-fn watching_prints_rows_that_change() {
+fn watch_prints_rows_that_change() {
     let mut agent = Agent::new();
     let (give, lines) = crossbeam_channel::bounded(1000);
-    let (tell, end) = crossbeam_channel::bounded(1);
+    let (result, end) = crossbeam_channel::bounded(1);
     let version = Arc::clone(&agent.version);
     let server = agent.server.take().unwrap();
     let command = threads::spawn("t/watch", Stack::Large, OnDeath::Nobody, move |_| {
-        let _ = tell.send(agent.run_into(list(Output::Table, true), &mut Lines(give)));
+        let _ = result.send(agent.run_into(list(Output::Table, true), &mut Lines(give)));
     })
     .unwrap();
-    let mut seen = String::new();
+    let mut printed = String::new();
     let mut until = |text: &str| {
-        while !seen.contains(text) {
-            seen.push_str(&lines.recv_timeout(Duration::from_secs(30)).unwrap());
+        while !printed.contains(text) {
+            printed.push_str(&lines.recv_timeout(Duration::from_secs(30)).unwrap());
         }
     };
     until("web-node1   0/2     Pending");

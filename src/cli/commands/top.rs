@@ -1,4 +1,4 @@
-//! `coracle top`: what pods and containers use, again and again.
+//! `coracle top`: what pods and containers use, once or periodically.
 
 use std::cmp::Reverse;
 use std::io::IsTerminal;
@@ -6,46 +6,36 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::cli::exit::Exit;
+use crate::cli::local::TopOptions;
 use crate::cli::table::{Cell, Color, Table};
-use crate::cli::{Exit, Output};
 use crate::util::stop::StopToken;
 
 use super::client::Client;
 use super::console::{Console, size};
-use super::{CommandError, Outcome};
+use super::error::{CommandError, Outcome};
 
-/// What the agent answers with; equal questions within a second get one answer.
+/// The agent caches the response for a second.
 const TARGET: &str = "/stats/summary?only_cpu_and_memory=true";
 
-/// Between two tables.
+/// The time between two tables.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// To the upper left corner, and nothing below it.
+/// Moves the cursor to the upper left corner and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// What was asked.
-pub(super) struct Options {
-    pub once: bool,
-    pub namespace: Option<String>,
-    pub output: Output,
-}
-
-pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Options) -> Outcome {
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &TopOptions) -> Outcome {
     let once = options.once || !std::io::stdout().is_terminal();
     loop {
         let mut summary: Value = client.get(TARGET)?;
         if let (Some(wanted), Some(pods)) = (&options.namespace, summary["pods"].as_array_mut()) {
             pods.retain(|pod| pod["podRef"]["namespace"] == **wanted);
         }
-        match options.output {
-            Output::Json => console.json(&summary)?,
-            Output::Yaml => console.yaml(&summary)?,
-            Output::Table | Output::Wide => {
-                if !once {
-                    write!(console.out, "{CLEAR}")?;
-                }
-                print(console, &summary)?;
+        if !console.document(options.output, &summary)? {
+            if !once {
+                write!(console.out, "{CLEAR}")?;
             }
+            print(console, &summary)?;
         }
         if once {
             return Ok(Exit::Success);

@@ -2,19 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::cli::exit::Exit;
+use crate::cli::local::Output;
 use crate::cli::table::{Color, visible};
-use crate::cli::{Exit, Output};
 use crate::sources::offline::{self, Checked, Severity};
 
-use super::Outcome;
 use super::console::Console;
+use super::error::Outcome;
 
 pub(super) fn run(console: &mut Console<'_>, files: &[PathBuf], output: Output) -> Outcome {
     let checked: Vec<Checked> = files.iter().flat_map(|path| offline::check(Path::new(path))).collect();
-    match output {
-        Output::Json => console.json(&checked)?,
-        Output::Yaml => console.yaml(&checked)?,
-        Output::Table | Output::Wide => print(console, &checked)?,
+    if !console.document(output, &checked)? {
+        print(console, &checked)?;
     }
     let failed = checked.iter().any(Checked::has_errors);
     Ok(if failed { Exit::CheckFailed } else { Exit::Success })

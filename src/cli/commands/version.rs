@@ -1,17 +1,17 @@
-//! `coracle version`: of this program and, where one answers, of the agent.
+//! `coracle version`: of this program and of the running agent.
 
-use crate::cli::Exit;
+use crate::cli::exit::Exit;
 use crate::server::VersionReply;
 
-use super::Outcome;
 use super::client::Client;
 use super::console::Console;
+use super::error::Outcome;
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>) -> Outcome {
     let own = VersionReply::own();
     console.field(0, "coracle", &own.version)?;
     console.field(0, "Kubernetes", &own.kubernetes)?;
-    // No agent is no error here: the program's own version was asked.
+    // Without an agent the program's own version is the result.
     match client.get::<VersionReply>("/v1/version") {
         Ok(agent) => console.field(0, "running agent", &agent.version)?,
         Err(why) => console.field(0, "running agent", &format!("none ({why})"))?,

@@ -1,4 +1,4 @@
-//! Who asks: by certificate, by token, or anonymously.
+//! Finds the user of a request: by certificate, by token, or the anonymous one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use jiff::Timestamp;
 
 use super::authority::AuthorityFile;
 use super::cache::Cache;
+use super::client::{Certificates, VerifiedCertificate};
 use super::settings::{Clock, Reviews, Settings};
-use super::visitor::{Certificates, Known};
 use crate::kube::certificates::{Facts, Subject};
 use crate::kube::reviews::User;
 
@@ -18,14 +18,14 @@ use crate::transport::http1::RequestHead;
 use crate::util::encoding::from_base64_url;
 use crate::util::sha256;
 
-/// Tokens whose owners are remembered.
-const TOKENS: usize = 2048;
+/// The maximum number of cached reviews.
+const CACHED_TOKENS: usize = 2048;
 
-/// A token longer than this is none: service accounts' have about 1 KiB.
+/// A longer token is invalid; those of service accounts have about 1 KiB.
 const TOKEN_BYTES: usize = 16 * 1024;
 
-/// How a token comes in a WebSocket's protocols, where browsers can set no header.
-pub(in crate::server) const PROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+/// The prefix of a token among a WebSocket's protocols, for browsers, which cannot set a header.
+pub const PROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 const PROTOCOLS: &str = "Sec-WebSocket-Protocol";
 
 pub(super) const ANONYMOUS: &str = "system:anonymous";
@@ -34,16 +34,14 @@ const UNAUTHENTICATED: &str = "system:unauthenticated";
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 const OF_CERTIFICATE: &str = "X509SHA256=";
 
-/// Why it is nobody.
+/// Why a request has no user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Nobody {
-    /// No credentials that mean anything here.
-    Unknown,
-    /// Credentials that do not count, and why.
-    Because(String),
+pub(super) enum Unauthenticated {
+    NoCredentials,
+    /// The credentials are invalid or could not be checked.
+    Failed(String),
 }
 
-/// Knows callers.
 pub(super) struct Authentication {
     authorities: Option<AuthorityFile>,
     tokens: Option<Tokens>,
@@ -67,7 +65,9 @@ impl Authentication {
             format!("authentication.x509.clientCAFile: unable to load client CA file {why}")
         })?;
         let tokens = match (settings.tokens, reviews) {
-            (Some(time), Some(reviews)) => Some(Tokens { reviews, time, cache: Cache::new(TOKENS, clock) }),
+            (Some(time), Some(reviews)) => {
+                Some(Tokens { reviews, time, cache: Cache::new(CACHED_TOKENS, clock) })
+            }
             (Some(_), None) => {
                 return Err("authentication.webhook.enabled: no client provided, cannot use webhook \
                             authentication: give a kubeconfig, or set it to false"
@@ -78,21 +78,21 @@ impl Authentication {
         Ok(Authentication { authorities, tokens, anonymous: settings.anonymous })
     }
 
-    /// Who asks at this time. Credentials that fail are an error: the caller does not become
-    /// anonymous. `known` is the result for this connection's certificates.
+    /// The user of a request. Credentials that fail are an error: the caller does not become
+    /// anonymous. `verified` is the result for this connection's certificates.
     pub(super) fn user(
         &self,
-        known: &mut Option<Known>,
+        verified: &mut Option<VerifiedCertificate>,
         certificates: &Certificates<'_>,
         head: &mut RequestHead,
         caller: &Caller,
         now: Timestamp,
-    ) -> Result<User, Nobody> {
-        let by_certificate = self.by_certificate(known, certificates, now);
+    ) -> Result<User, Unauthenticated> {
+        let by_certificate = self.by_certificate(verified, certificates, now);
         let outcome = match by_certificate {
             Ok(Some(user)) => Ok(Some(user)),
             Ok(None) => self.by_token(head, caller),
-            // A token may still count; without one the certificate's fault does.
+            // A valid token is enough.
             Err(why) => match self.by_token(head, caller) {
                 Ok(Some(user)) => Ok(Some(user)),
                 Ok(None) => Err(why),
@@ -106,29 +106,29 @@ impl Authentication {
                 groups: vec![UNAUTHENTICATED.to_owned()],
                 ..User::default()
             }),
-            Ok(None) => Err(Nobody::Unknown),
-            Err(why) => Err(Nobody::Because(why)),
+            Ok(None) => Err(Unauthenticated::NoCredentials),
+            Err(why) => Err(Unauthenticated::Failed(why)),
         }
     }
 
-    /// Whose certificate it is. It is verified once for each generation of the authorities, and
-    /// again when time has changed what it is worth.
+    /// The user of the client's certificate. It is verified once for each generation of the
+    /// authorities, and again when time has changed its validity.
     fn by_certificate(
         &self,
-        known: &mut Option<Known>,
+        verified: &mut Option<VerifiedCertificate>,
         certificates: &Certificates<'_>,
         now: Timestamp,
     ) -> Result<Option<User>, String> {
         let Some(file) = &self.authorities else { return Ok(None) };
         let (generation, authorities) = file.current();
-        if let Some(known) = known.as_ref().filter(|known| known.counts(generation, now)) {
-            return known.user.clone();
+        if let Some(verified) = verified.as_ref().filter(|verified| verified.is_current(generation, now)) {
+            return verified.user.clone();
         }
         let chain = certificates();
         let Some(own) = chain.first() else { return Ok(None) };
         let verdict = authorities.verify(&chain, now);
         let user = verdict.outcome.clone().and_then(|()| user_of(own));
-        *known = Some(Known { generation, verdict, user: user.clone() });
+        *verified = Some(VerifiedCertificate { generation, verdict, user: user.clone() });
         user
     }
 
@@ -139,7 +139,7 @@ impl Authentication {
         }
         let token = match bearer(head) {
             Some(token) => token,
-            None => match of_protocols(head)? {
+            None => match protocol_token(head)? {
                 Some(token) => token,
                 None => return Ok(None),
             },
@@ -183,12 +183,12 @@ impl Tokens {
     }
 }
 
-/// Whether it was a certificate that told who it is.
+/// Whether the user was authenticated by a certificate.
 pub(super) fn has_certificate(user: &User) -> bool {
     user.extra.get(CREDENTIAL_ID).into_iter().flatten().any(|id| id.starts_with(OF_CERTIFICATE))
 }
 
-/// The token in the header.
+/// The token in the `Authorization` header.
 fn bearer(head: &RequestHead) -> Option<String> {
     let mut words = head.fields.get("authorization")?.trim().splitn(3, ' ');
     let scheme = words.next()?;
@@ -196,9 +196,8 @@ fn bearer(head: &RequestHead) -> Option<String> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.to_owned())
 }
 
-/// The token among the protocols of a WebSocket, which is taken out of them: it is none that
-/// could be spoken.
-fn of_protocols(head: &mut RequestHead) -> Result<Option<String>, String> {
+/// The token among the protocols of a WebSocket, which is removed from them.
+fn protocol_token(head: &mut RequestHead) -> Result<Option<String>, String> {
     if !head.is_websocket() {
         return Ok(None);
     }
@@ -224,7 +223,7 @@ fn of_protocols(head: &mut RequestHead) -> Result<Option<String>, String> {
     Ok(Some(token))
 }
 
-/// Whoever was recognized belongs to this group, unless it says otherwise itself.
+/// Adds the group of authenticated users, unless the user's groups settle that.
 fn with_group(mut user: User) -> User {
     let settled = |group: &String| group == AUTHENTICATED || group == UNAUTHENTICATED;
     if user.name != ANONYMOUS && !user.groups.iter().any(settled) {
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_names_a_user_with_groups_and_at_most_one_uid() {
+    fn subject_names_a_user_with_groups_and_at_most_one_uid() {
         let named = |name: &str, uids: &[&str]| {
             let uids = uids.iter().map(ToString::to_string).collect();
             let subject = Subject { common_name: name.into(), organizations: vec!["g".into()], uids };
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_found_where_they_may_be() {
+    fn tokens_are_read_from_header_and_websocket_protocols() {
         for (header, token) in [
             ("Bearer abc", Some("abc")),
             ("bEARER abc def", Some("abc")),
@@ -273,7 +272,7 @@ mod tests {
         let websocket = |protocols: &str| {
             let text = format!("Connection: Upgrade\r\nUpgrade: websocket\r\n{PROTOCOLS}: {protocols}");
             let mut head = head(&text);
-            let outcome = of_protocols(&mut head);
+            let outcome = protocol_token(&mut head);
             (outcome, head.fields.get(PROTOCOLS).unwrap_or_default().to_owned())
         };
         let with = format!("v5.channel.k8s.io, {PROTOCOL_TOKEN}YWJj");
@@ -283,6 +282,6 @@ mod tests {
         assert!(websocket(&format!("a, {PROTOCOL_TOKEN}YWJj, {PROTOCOL_TOKEN}YWJj")).0.is_err());
         assert!(websocket(&format!("a, {PROTOCOL_TOKEN}YW=j")).0.is_err());
         let mut plain = head(&format!("{PROTOCOLS}: {with}"));
-        assert_eq!(of_protocols(&mut plain), Ok(None));
+        assert_eq!(protocol_token(&mut plain), Ok(None));
     }
 }

@@ -13,7 +13,7 @@ use crate::transport::tls::Authorities;
 use crate::util::untrusted;
 
 /// The file is checked no more often than this.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// A larger file is an error: no bundle of authorities is as large.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
@@ -26,42 +26,42 @@ pub(super) struct AuthorityFile {
 }
 
 struct Inner {
-    looked: Instant,
-    seen: Option<Stamp>,
+    checked: Instant,
+    stamp: Option<Stamp>,
     authorities: Arc<Authorities>,
     /// Grows with every bundle that was read.
     generation: u64,
 }
 
-/// What tells that a file is another one, or has another content: device, inode, the time of
-/// its last change (which no program can set), and length.
+/// Differs between files and versions of a file: device, inode, the time of its last change
+/// (which no program can set), and length.
 type Stamp = (u64, u64, i64, i64, u64);
 
 impl AuthorityFile {
     pub(super) fn open(path: &Path, clock: Clock) -> Result<Self, String> {
-        let seen = stamp(path);
+        let stamp = file_stamp(path);
         let authorities = read(path)?;
-        let inner = Mutex::new(Inner { looked: clock(), seen, authorities, generation: 0 });
+        let inner = Mutex::new(Inner { checked: clock(), stamp, authorities, generation: 0 });
         Ok(AuthorityFile { path: path.to_owned(), clock, inner })
     }
 
-    /// Those that count now, and which generation of them it is. A file that cannot be used
-    /// leaves those of before.
+    /// The generation of the authorities, and the authorities. A file that cannot be used
+    /// changes nothing.
     pub(super) fn current(&self) -> (u64, Arc<Authorities>) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (self.clock)();
-        if now.saturating_duration_since(inner.looked) >= LOOK_AGAIN {
-            inner.looked = now;
-            let seen = stamp(&self.path);
-            if seen != inner.seen {
+        if now.saturating_duration_since(inner.checked) >= CHECK_PERIOD {
+            inner.checked = now;
+            let stamp = file_stamp(&self.path);
+            if stamp != inner.stamp {
                 match read(&self.path) {
                     Ok(authorities) => {
-                        log::info!("the authorities in {} were read again", self.path.display());
-                        (inner.authorities, inner.seen) = (authorities, seen);
+                        log::info!("reloaded the authorities in {}", self.path.display());
+                        (inner.authorities, inner.stamp) = (authorities, stamp);
                         inner.generation += 1;
                     }
-                    // Half-way through a replacement, perhaps: the next look tells.
-                    Err(why) => log::warn!("clients' authorities stay as they were: {why}"),
+                    // It may be replaced at this moment; the next check finds the new one.
+                    Err(why) => log::warn!("cannot reload the authorities of clients: {why}"),
                 }
             }
         }
@@ -69,7 +69,7 @@ impl AuthorityFile {
     }
 }
 
-fn stamp(path: &Path) -> Option<Stamp> {
+fn file_stamp(path: &Path) -> Option<Stamp> {
     let metadata = fs::metadata(path).ok()?;
     Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec(), metadata.len()))
 }
@@ -77,7 +77,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
 fn read(path: &Path) -> Result<Arc<Authorities>, String> {
     let named = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
     if !fs::metadata(path).map_err(|error| named(&error))?.is_file() {
-        return Err(named(&"it is no regular file"));
+        return Err(named(&"it is not a regular file"));
     }
     // It may be a pipe by now, which reads as empty.
     let pem = untrusted::read_own(path, MAX_BYTES).map_err(|error| named(&error))?;
@@ -86,7 +86,7 @@ fn read(path: &Path) -> Result<Arc<Authorities>, String> {
     if signing < all {
         log::warn!(
             "{}: {} of {all} certificates cannot sign clients' certificates: they are no authorities for \
-             clients, or outside of their time",
+             clients, or not valid now",
             path.display(),
             all - signing
         );

@@ -1,4 +1,4 @@
-//! What a request means as verb and sub-resource of the node, and whether that is allowed.
+//! Maps a request to a verb and a sub-resource of the node, and decides whether it is allowed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::kube::reviews::{Attributes, User};
 use crate::server::quota::Caller;
 use crate::util::sha256;
 
-/// Answers that are remembered.
-const ANSWERS: usize = 8192;
+/// The maximum number of cached decisions.
+const CACHED_DECISIONS: usize = 8192;
 
-/// What a caller decides of the attributes; beyond it an answer is not remembered.
+/// The decision on longer attributes, which callers choose, is not cached.
 const ATTRIBUTE_BYTES: usize = 10_000;
 
 /// Paths and the sub-resources that are tried for them, in this order.
@@ -32,21 +32,15 @@ const SUBRESOURCES: &[(&str, &[&str])] = &[
 /// For every other path.
 const OTHERS: &[&str] = &["proxy"];
 
-/// Why a request is not let in.
+/// Why a request is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// The caller may not; the text is for it.
+    /// With the text of the response.
     Forbidden(String),
-    /// Nobody could say.
-    Failed {
-        /// For the caller.
-        text: String,
-        /// For the log.
-        why: String,
-    },
+    /// There is no decision: the text of the response, and the reason for the log.
+    Failed { text: String, why: String },
 }
 
-/// Knows what callers may do.
 pub(super) struct Authorization {
     node: String,
     webhook: Option<Webhook>,
@@ -69,7 +63,7 @@ impl Authorization {
         let webhook = match (mode, reviews) {
             (Mode::AlwaysAllow, _) => None,
             (Mode::Webhook { allowed, denied }, Some(reviews)) => {
-                Some(Webhook { reviews, allowed, denied, cache: Cache::new(ANSWERS, clock) })
+                Some(Webhook { reviews, allowed, denied, cache: Cache::new(CACHED_DECISIONS, clock) })
             }
             (Mode::Webhook { .. }, None) => {
                 return Err("authorization.mode: no client provided, cannot use webhook authorization: \
@@ -80,7 +74,7 @@ impl Authorization {
         Ok(Authorization { node, webhook })
     }
 
-    /// Lets a request in if one of its sub-resources is allowed.
+    /// Allows a request if the user may access one of its sub-resources.
     pub(super) fn allow(
         &self,
         user: &User,
@@ -119,23 +113,23 @@ impl Webhook {
         path: &str,
         caller: &Caller,
     ) -> Result<bool, String> {
-        let ask = || self.reviews.access(user, attributes);
+        let review = || self.reviews.access(user, attributes);
         let sizes = [path.len(), attributes.verb.len(), attributes.node.len(), attributes.subresource.len()];
         if sizes.iter().sum::<usize>() > ATTRIBUTE_BYTES {
             let _turn = self.cache.turn(caller)?;
-            return ask();
+            return review();
         }
         self.cache.get_or(key(user, attributes), caller, || {
-            ask().map(|yes| (yes, if yes { self.allowed } else { self.denied }))
+            review().map(|yes| (yes, if yes { self.allowed } else { self.denied }))
         })
     }
 }
 
-/// A digest of all that an answer depends on.
+/// A digest of all that a decision depends on.
 fn key(user: &User, attributes: &Attributes<'_>) -> super::cache::Key {
     let mut text = Vec::with_capacity(512);
     let mut add = |part: &str| {
-        // With its length: no part can be taken for another's end.
+        // With its length, so that parts cannot be confused.
         text.extend_from_slice(&(part.len() as u64).to_le_bytes());
         text.extend_from_slice(part.as_bytes());
     };
@@ -152,7 +146,7 @@ fn key(user: &User, attributes: &Attributes<'_>) -> super::cache::Key {
     sha256::digest(&text)
 }
 
-/// The verb of a method; HEAD and OPTIONS have none, which nobody is granted.
+/// The verb of a method. HEAD and OPTIONS have none, which no user is granted.
 fn verb(method: &str) -> &'static str {
     match method {
         "GET" => "get",
@@ -175,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_and_methods_have_their_meanings() {
+    fn paths_and_methods_map_to_sub_resources_and_verbs() {
         for (path, tried) in [
             ("/", &["proxy"][..]),
             ("/stats/summary", &["stats"]),
@@ -205,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_callers_share_an_answer() {
+    fn different_users_have_different_cache_keys() {
         let attributes = Attributes { verb: "get", node: "n", subresource: "proxy" };
         let user = |name: &str, groups: &[&str], extra: &[(&str, &[&str])]| {
             let texts = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();

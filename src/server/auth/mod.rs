@@ -3,7 +3,7 @@
 //!
 //! `authentication` finds the user: by a client certificate, by a bearer token, or the anonymous
 //! one. `authorization` maps a request to a verb and a sub-resource of the node, and requests a
-//! decision. `cache` keeps the API server's decisions, `visitor` what is known of one connection;
+//! decision. `cache` keeps the API server's decisions, `client` the state of one connection;
 //! `authority` reloads the bundle of authorities. No header is trusted but the token in
 //! `Authorization` that the API server has reviewed.
 
@@ -11,8 +11,8 @@ mod authentication;
 mod authority;
 mod authorization;
 mod cache;
+mod client;
 mod settings;
-mod visitor;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,11 +24,11 @@ use super::quota::Caller;
 use crate::kube::reviews::User;
 use crate::transport::http1::RequestHead;
 pub(super) use authentication::PROTOCOL_TOKEN;
-use authentication::{Authentication, Nobody};
+use authentication::{Authentication, Unauthenticated};
 use authorization::{Authorization, Denied};
+pub(super) use client::{Certificates, ClientAuth};
 use settings::Clock;
 pub use settings::{Mode, Reviews, Settings};
-pub(super) use visitor::{Certificates, Visitor};
 
 /// Authenticates and authorizes requests, for all connections together.
 pub struct Auth {
@@ -82,28 +82,28 @@ impl Auth {
     /// nothing behind this needs them. `certificates` is called when they have to be verified.
     pub(super) fn admit(
         &self,
-        visitor: &mut Visitor,
+        client: &mut ClientAuth,
         certificates: &Certificates<'_>,
         head: &mut RequestHead,
         peer: Option<SocketAddr>,
     ) -> Result<User, Rejection> {
-        self.admit_at(visitor, certificates, head, peer, Timestamp::now())
+        self.admit_at(client, certificates, head, peer, Timestamp::now())
     }
 
     fn admit_at(
         &self,
-        visitor: &mut Visitor,
+        client: &mut ClientAuth,
         certificates: &Certificates<'_>,
         head: &mut RequestHead,
         peer: Option<SocketAddr>,
         now: Timestamp,
     ) -> Result<User, Rejection> {
         let caller = Caller::new(peer, None);
-        let outcome = self.authentication.user(&mut visitor.known, certificates, head, &caller, now);
+        let outcome = self.authentication.user(&mut client.verified, certificates, head, &caller, now);
         head.fields.remove("authorization");
-        visitor.authenticated(outcome.is_ok());
-        let user = outcome.map_err(|nobody| {
-            if let Nobody::Because(why) = nobody {
+        client.authenticated(outcome.is_ok());
+        let user = outcome.map_err(|unauthenticated| {
+            if let Unauthenticated::Failed(why) = unauthenticated {
                 let level = if self.may_log() { log::Level::Info } else { log::Level::Debug };
                 log::log!(level, "a request from {peer:?} is not authenticated: {why}");
             }

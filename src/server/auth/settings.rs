@@ -8,18 +8,12 @@ use crate::kube::reviews::{Attributes, Reviewer, User};
 /// The clock, which tests replace.
 pub(super) type Clock = fn() -> Instant;
 
-/// Requests to the API server, each bounded in time.
+/// Requests to the API server, each with a deadline. An error means that there is no decision.
 pub trait Reviews: Send + Sync {
     /// Whose token this is; `None`: it is not valid.
-    ///
-    /// # Errors
-    /// When there is no decision.
     fn token(&self, token: &str) -> Result<Option<User>, String>;
 
     /// Whether a user may do this.
-    ///
-    /// # Errors
-    /// When there is no decision.
     fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String>;
 }
 

@@ -1,5 +1,5 @@
-//! Admission as a whole, with an API server and a time of the tests' own. Most certificates are
-//! tested where they can be made, in `tests/integration`.
+//! Authentication and authorization together, with a fake API server and a fake clock. Most
+//! certificates are tested where they can be made, in `tests/integration`.
 
 use std::cell::Cell;
 use std::fs;
@@ -26,30 +26,30 @@ fn pass(seconds: u64) {
 /// `good-NAME` is NAME's token; users may do what their name says.
 #[derive(Default)]
 struct Fake {
-    asked: Mutex<Vec<String>>,
-    away: Mutex<bool>,
+    requests: Mutex<Vec<String>>,
+    unavailable: Mutex<bool>,
 }
 
 impl Fake {
-    fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut self.asked.lock().unwrap())
+    fn requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.requests.lock().unwrap())
     }
 
-    fn ask(&self, what: String) -> Result<(), String> {
-        self.asked.lock().unwrap().push(what);
-        if *self.away.lock().unwrap() { Err("connection refused".to_owned()) } else { Ok(()) }
+    fn request(&self, what: String) -> Result<(), String> {
+        self.requests.lock().unwrap().push(what);
+        if *self.unavailable.lock().unwrap() { Err("connection refused".to_owned()) } else { Ok(()) }
     }
 }
 
 impl Reviews for Fake {
     fn token(&self, token: &str) -> Result<Option<User>, String> {
-        self.ask(format!("token {token}"))?;
+        self.request(format!("token {token}"))?;
         Ok(token.strip_prefix("good-").map(|name| User { name: name.to_owned(), ..User::default() }))
     }
 
     fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String> {
         let Attributes { verb, node, subresource } = attributes;
-        self.ask(format!("{} {verb} {node}/{subresource} {:?}", user.name, user.groups))?;
+        self.request(format!("{} {verb} {node}/{subresource} {:?}", user.name, user.groups))?;
         Ok(user.name == "admin" || user.name == format!("{verb}-{subresource}"))
     }
 }
@@ -64,26 +64,26 @@ fn settings() -> Settings {
     }
 }
 
-struct Door {
+struct Fixture {
     auth: Auth,
     api: Arc<Fake>,
 }
 
-impl Door {
-    fn new(settings: Settings) -> Door {
+impl Fixture {
+    fn new(settings: Settings) -> Fixture {
         let api = Arc::new(Fake::default());
         let auth = Auth::with_clock(settings, Some(Arc::clone(&api) as Arc<dyn Reviews>), clock).unwrap();
-        Door { auth, api }
+        Fixture { auth, api }
     }
 
-    fn ask(&self, request: &str, token: &str) -> Result<User, (u16, String)> {
+    fn request(&self, request: &str, token: &str) -> Result<User, (u16, String)> {
         let credentials =
             if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}") };
         let text = format!("{request} HTTP/1.1\r\nHost: n\r\nX-Remote-User: admin\r\n{credentials}");
         let mut head = RequestHead::parse(format!("{}\r\n\r\n", text.trim_end()).as_bytes()).unwrap();
-        let outcome = self.auth.admit(&mut Visitor::default(), &Vec::new, &mut head, None);
+        let outcome = self.auth.admit(&mut ClientAuth::default(), &Vec::new, &mut head, None);
         assert_eq!(head.fields.get("authorization"), None);
-        outcome.map_err(|refusal| (refusal.status, refusal.text))
+        outcome.map_err(|rejection| (rejection.status, rejection.text))
     }
 }
 
@@ -93,46 +93,38 @@ fn unauthorized() -> Result<User, (u16, String)> {
 
 #[test]
 fn tokens_are_reviewed_once_in_two_minutes() {
-    let door = Door::new(settings());
-    let user = door.ask("GET /metrics", "good-get-metrics").unwrap();
+    let fixture = Fixture::new(settings());
+    let user = fixture.request("GET /metrics", "good-get-metrics").unwrap();
     assert_eq!((user.name.as_str(), user.groups), ("get-metrics", vec!["system:authenticated".to_owned()]));
     assert_eq!(
-        door.api.asked(),
+        fixture.api.requests(),
         ["token good-get-metrics", "get-metrics get n1/metrics [\"system:authenticated\"]"]
     );
     pass(119);
-    assert!(door.ask("GET /metrics/cadvisor", "good-get-metrics").is_ok());
-    assert_eq!(door.api.asked(), Vec::<String>::new());
+    assert!(fixture.request("GET /metrics/cadvisor", "good-get-metrics").is_ok());
+    assert_eq!(fixture.api.requests(), Vec::<String>::new());
     pass(1);
-    assert!(door.ask("GET /metrics", "good-get-metrics").is_ok());
-    assert_eq!(door.api.asked(), ["token good-get-metrics"]);
-    // A no is remembered as well.
-    assert_eq!(door.ask("GET /pods", "bad"), unauthorized());
-    assert_eq!(door.ask("GET /metrics", "bad"), unauthorized());
-    assert_eq!(door.api.asked(), ["token bad"]);
+    assert!(fixture.request("GET /metrics", "good-get-metrics").is_ok());
+    assert_eq!(fixture.api.requests(), ["token good-get-metrics"]);
+    // A rejection is cached as well.
+    assert_eq!(fixture.request("GET /pods", "bad"), unauthorized());
+    assert_eq!(fixture.request("GET /metrics", "bad"), unauthorized());
+    assert_eq!(fixture.api.requests(), ["token bad"]);
 }
 
 #[test]
-fn what_is_tried_and_said() {
-    let door = Door::new(settings());
-    let forbidden = |text: &str| Err((403, text.to_owned()));
-    assert_eq!(
-        door.ask("GET /pods", "good-other").map(|user| user.name),
-        forbidden("Forbidden (user=other, verb=get, resource=nodes, subresource(s)=[pods proxy])\n")
-    );
-    assert_eq!(
-        door.ask("HEAD /metrics", "good-get-metrics").map(|user| user.name),
-        forbidden("Forbidden (user=get-metrics, verb=, resource=nodes, subresource(s)=[metrics])\n")
-    );
-    assert_eq!(
-        door.ask("GET /logs/", "good-get-proxy").map(|user| user.name),
-        forbidden("Forbidden (user=get-proxy, verb=get, resource=nodes, subresource(s)=[log])\n")
-    );
-    assert_eq!(
-        door.ask("POST /run/a/b/c", "good-get-proxy").map(|user| user.name),
-        forbidden("Forbidden (user=get-proxy, verb=create, resource=nodes, subresource(s)=[proxy])\n")
-    );
-    // The finer right is enough, and so is the one for everything.
+fn each_sub_resource_is_tried_and_a_denial_names_them() {
+    let fixture = Fixture::new(settings());
+    for (request, user, denied) in [
+        ("GET /pods", "other", "verb=get, resource=nodes, subresource(s)=[pods proxy]"),
+        ("HEAD /metrics", "get-metrics", "verb=, resource=nodes, subresource(s)=[metrics]"),
+        ("GET /logs/", "get-proxy", "verb=get, resource=nodes, subresource(s)=[log]"),
+        ("POST /run/a/b/c", "get-proxy", "verb=create, resource=nodes, subresource(s)=[proxy]"),
+    ] {
+        let denied = Err((403, format!("Forbidden (user={user}, {denied})\n")));
+        assert_eq!(fixture.request(request, &format!("good-{user}")), denied, "{request}");
+    }
+    // Access to one of the sub-resources is enough.
     for (request, token) in [
         ("GET /metrics/cadvisor", "good-get-metrics"),
         ("GET /metrics/probes", "good-get-metrics"),
@@ -146,65 +138,66 @@ fn what_is_tried_and_said() {
         ("PUT /debug/flags/v", "good-update-proxy"),
         ("GET /anything", "good-admin"),
     ] {
-        assert!(door.ask(request, token).is_ok(), "{request} {token}");
+        assert!(fixture.request(request, token).is_ok(), "{request} {token}");
     }
 }
 
 #[test]
-fn answers_last_as_configured_and_then_it_fails_closed() {
-    let door = Door::new(settings());
-    assert!(door.ask("GET /metrics", "good-get-metrics").is_ok());
-    assert!(door.ask("GET /metrics", "good-other").is_err());
-    *door.api.away.lock().unwrap() = true;
+fn decisions_expire_as_configured_and_then_access_fails_closed() {
+    let fixture = Fixture::new(settings());
+    assert!(fixture.request("GET /metrics", "good-get-metrics").is_ok());
+    assert!(fixture.request("GET /metrics", "good-other").is_err());
+    *fixture.api.unavailable.lock().unwrap() = true;
     pass(29);
-    assert!(door.ask("GET /metrics", "good-get-metrics").is_ok());
-    assert_eq!(door.ask("GET /metrics", "good-other").map_err(|(status, _)| status), Err(403));
+    assert!(fixture.request("GET /metrics", "good-get-metrics").is_ok());
+    assert_eq!(fixture.request("GET /metrics", "good-other").map_err(|(status, _)| status), Err(403));
     pass(1);
-    // The no is forgotten, the token not yet.
+    // The denial has expired, the token has not.
     let error = "Authorization error (user=other, verb=get, resource=nodes, subresource=metrics)";
-    assert_eq!(door.ask("GET /metrics", "good-other"), Err((500, error.to_owned())));
+    assert_eq!(fixture.request("GET /metrics", "good-other"), Err((500, error.to_owned())));
     pass(89);
-    assert!(door.ask("GET /metrics", "good-get-metrics").is_ok());
+    assert!(fixture.request("GET /metrics", "good-get-metrics").is_ok());
     pass(1);
-    assert_eq!(door.ask("GET /metrics", "good-get-metrics"), unauthorized());
-    *door.api.away.lock().unwrap() = false;
-    // The right was remembered for longer than the token.
-    door.api.asked();
-    assert!(door.ask("GET /metrics", "good-get-metrics").is_ok());
-    assert_eq!(door.api.asked(), ["token good-get-metrics"]);
+    assert_eq!(fixture.request("GET /metrics", "good-get-metrics"), unauthorized());
+    *fixture.api.unavailable.lock().unwrap() = false;
+    // The decision is cached for longer than the token.
+    fixture.api.requests();
+    assert!(fixture.request("GET /metrics", "good-get-metrics").is_ok());
+    assert_eq!(fixture.api.requests(), ["token good-get-metrics"]);
 }
 
 #[test]
-fn nobody_is_somebody_only_if_that_is_wanted() {
-    assert_eq!(Door::new(settings()).ask("GET /healthz", ""), unauthorized());
-    let door = Door::new(Settings { anonymous: true, mode: Mode::AlwaysAllow, ..settings() });
-    let user = door.ask("GET /healthz", "").unwrap();
+fn requests_without_credentials_are_anonymous_only_if_configured() {
+    assert_eq!(Fixture::new(settings()).request("GET /healthz", ""), unauthorized());
+    let fixture = Fixture::new(Settings { anonymous: true, mode: Mode::AlwaysAllow, ..settings() });
+    let user = fixture.request("GET /healthz", "").unwrap();
     assert_eq!(
         (user.name.as_str(), user.groups),
         ("system:anonymous", vec!["system:unauthenticated".to_owned()])
     );
-    assert_eq!(door.ask("GET /healthz", "good-a").unwrap().name, "a");
-    // A token that is wrong, or cannot be judged, makes nobody anonymous.
-    assert_eq!(door.ask("GET /healthz", "bad"), unauthorized());
-    *door.api.away.lock().unwrap() = true;
-    assert_eq!(door.ask("GET /healthz", "good-b"), unauthorized());
-    // Where tokens mean nothing, they are no credentials.
-    let door = Door::new(Settings { tokens: None, anonymous: true, mode: Mode::AlwaysAllow, ..settings() });
-    assert_eq!(door.ask("GET /healthz", "bad").unwrap().name, "system:anonymous");
+    assert_eq!(fixture.request("GET /healthz", "good-a").unwrap().name, "a");
+    // A request with an invalid token, or one that cannot be reviewed, is not anonymous.
+    assert_eq!(fixture.request("GET /healthz", "bad"), unauthorized());
+    *fixture.api.unavailable.lock().unwrap() = true;
+    assert_eq!(fixture.request("GET /healthz", "good-b"), unauthorized());
+    // Without token authentication a token is ignored.
+    let fixture =
+        Fixture::new(Settings { tokens: None, anonymous: true, mode: Mode::AlwaysAllow, ..settings() });
+    assert_eq!(fixture.request("GET /healthz", "bad").unwrap().name, "system:anonymous");
 }
 
 #[test]
-fn long_attributes_are_not_remembered() {
-    let door = Door::new(settings());
+fn decisions_on_long_attributes_are_not_cached() {
+    let fixture = Fixture::new(settings());
     let long = format!("GET /anything/{}", "x".repeat(10_000));
     for _ in 0..2 {
-        assert!(door.ask(&long, "good-get-proxy").is_ok());
+        assert!(fixture.request(&long, "good-get-proxy").is_ok());
     }
-    assert_eq!(door.api.asked().len(), 3);
+    assert_eq!(fixture.api.requests().len(), 3);
 }
 
 #[test]
-fn settings_that_need_an_api_server_say_so() {
+fn settings_that_need_an_api_server_are_rejected_without_one() {
     let why = |settings| Auth::new(settings, None).err().unwrap_or_default();
     assert!(why(settings()).contains("no client provided, cannot use webhook authentication"));
     let authorization = why(Settings { tokens: None, ..settings() });
@@ -230,35 +223,35 @@ fn der(pem: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_connection_verifies_its_certificate_once_until_authorities_or_time_change() {
+fn connection_verifies_its_certificate_once_until_authorities_or_time_change() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ca.crt");
     fs::write(&file, CLIENTS).unwrap();
     let settings = Settings { client_ca_file: Some(file.clone()), mode: Mode::AlwaysAllow, ..settings() };
-    let door = Door::new(settings);
+    let fixture = Fixture::new(settings);
     let shown = Cell::new(0);
     let show = || {
         shown.set(shown.get() + 1);
         vec![der(JANE)]
     };
-    let mut visitor = Visitor::default();
-    let mut ask = |time: &str| {
+    let mut client = ClientAuth::default();
+    let mut request = |time: &str| {
         let mut head = RequestHead::parse(b"GET /pods HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
-        let outcome = door.auth.admit_at(&mut visitor, &show, &mut head, None, time.parse().unwrap());
-        (outcome.map(|user| user.name).map_err(|refusal| refusal.status), shown.get())
+        let outcome = fixture.auth.admit_at(&mut client, &show, &mut head, None, time.parse().unwrap());
+        (outcome.map(|user| user.name).map_err(|rejection| rejection.status), shown.get())
     };
     let jane = || Ok("jane".to_owned());
     for _ in 0..3 {
-        assert_eq!(ask("2026-01-01T00:00:00Z"), (jane(), 1));
+        assert_eq!(request("2026-01-01T00:00:00Z"), (jane(), 1));
     }
-    assert_eq!(ask("2040-01-01T00:00:00Z"), (jane(), 1), "its last second");
+    assert_eq!(request("2040-01-01T00:00:00Z"), (jane(), 1), "its last second");
     // It expires; that is found once.
     for _ in 0..2 {
-        assert_eq!(ask("2040-01-01T00:00:00.000000001Z"), (Err(401), 2));
+        assert_eq!(request("2040-01-01T00:00:00.000000001Z"), (Err(401), 2));
     }
     // A clock that goes back, before its time and into it.
-    assert_eq!(ask("2019-12-31T23:59:59Z"), (Err(401), 3));
-    assert_eq!(ask("2020-01-01T00:00:00Z"), (jane(), 4));
+    assert_eq!(request("2019-12-31T23:59:59Z"), (Err(401), 3));
+    assert_eq!(request("2020-01-01T00:00:00Z"), (jane(), 4));
     // Other authorities, and those of before.
     let write = |text: &str| {
         fs::write(&file, text).unwrap();
@@ -266,31 +259,32 @@ fn a_connection_verifies_its_certificate_once_until_authorities_or_time_change()
     };
     write(OTHERS);
     for _ in 0..2 {
-        assert_eq!(ask("2026-01-01T00:00:00Z"), (Err(401), 5));
+        assert_eq!(request("2026-01-01T00:00:00Z"), (Err(401), 5));
     }
     write(&format!("{OTHERS}{CLIENTS}"));
     for _ in 0..2 {
-        assert_eq!(ask("2026-01-01T00:00:00Z"), (jane(), 6));
+        assert_eq!(request("2026-01-01T00:00:00Z"), (jane(), 6));
     }
     // A file that was written again, or that is no bundle, changes nothing that matters.
     write("nonsense");
-    assert_eq!(ask("2026-01-01T00:00:00Z"), (jane(), 6));
+    assert_eq!(request("2026-01-01T00:00:00Z"), (jane(), 6));
 }
 
 #[test]
-fn a_client_certificate_of_the_bundle_is_accepted_and_signs_no_other() {
+fn client_certificate_of_the_bundle_is_accepted_and_signs_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ca.crt");
     fs::write(&file, JANE).unwrap();
     let settings = Settings { client_ca_file: Some(file), mode: Mode::AlwaysAllow, ..settings() };
-    let door = Door::new(settings);
-    let ask = |pem: &str, year: u16| {
+    let fixture = Fixture::new(settings);
+    let request = |pem: &str, year: u16| {
         let mut head = RequestHead::parse(b"GET /pods HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
         let time = format!("{year}-06-01T00:00:00Z").parse().unwrap();
-        let outcome = door.auth.admit_at(&mut Visitor::default(), &|| vec![der(pem)], &mut head, None, time);
-        outcome.map(|user| user.name).map_err(|refusal| refusal.status)
+        let outcome =
+            fixture.auth.admit_at(&mut ClientAuth::default(), &|| vec![der(pem)], &mut head, None, time);
+        outcome.map(|user| user.name).map_err(|rejection| rejection.status)
     };
-    assert_eq!(ask(JANE, 2026), Ok("jane".to_owned()));
-    assert_eq!(ask(JANE, 2040), Err(401));
-    assert_eq!(ask(CLIENTS, 2026), Err(401));
+    assert_eq!(request(JANE, 2026), Ok("jane".to_owned()));
+    assert_eq!(request(JANE, 2040), Err(401));
+    assert_eq!(request(CLIENTS, 2026), Err(401));
 }

@@ -1,8 +1,7 @@
-//! A client's connection: socket, TLS, what was read and not used yet, and how long the client
-//! is waited for.
+//! A client's connection: its socket, TLS, unused input, and the limits of waits for the client.
 //!
-//! Reads and writes through [`Read`], [`BufRead`] and [`Write`] wait, until the deadline, as
-//! long as [`Pace`] allows, and never longer than the server runs. Those called `try_…` do not.
+//! Reads wait until the deadline, writes as long as [`Pace`] allows, both until the server stops
+//! at the latest. Functions called `try_…` do not wait.
 
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -17,23 +16,26 @@ use rustix::io::Errno;
 use crate::transport::tls::Session;
 use crate::util::threads;
 
-/// What a client may send while it is written to: of a next request, or nonsense.
+/// How much a client may send before it has read the response.
 const AHEAD_BYTES: usize = 64 * 1024;
+
+/// How long a client may take to read a short response.
+pub const RESPONSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a client may take for the last bytes.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
-/// What a client may still send before the socket is closed, and for how long: a close with
-/// unread input resets the connection, and the client may lose the response.
+/// How much input is read before the socket is closed, and for how long: a close with unread input
+/// resets the connection, and the client may lose the response.
 const LINGER: (usize, Duration) = (1024 * 1024, Duration::from_secs(1));
 
-/// Read from a client at once.
+/// The size of a read.
 const READ_BYTES: usize = 4096;
 
 /// One connection's socket. A TCP socket is shared with the connection limiter, which may shut
 /// it down.
 #[derive(Debug)]
-pub(in crate::server) enum Socket {
+pub enum Socket {
     Tcp(Arc<TcpStream>),
     Unix(UnixStream),
 }
@@ -77,14 +79,14 @@ impl Write for Socket {
 }
 
 impl Socket {
-    pub(in crate::server) fn set_nonblocking(&self) -> io::Result<()> {
+    pub fn set_nonblocking(&self) -> io::Result<()> {
         match self {
             Socket::Tcp(stream) => stream.set_nonblocking(true),
             Socket::Unix(stream) => stream.set_nonblocking(true),
         }
     }
 
-    pub(in crate::server) fn shutdown_write(&self) {
+    pub fn shutdown_write(&self) {
         // An error means that the peer is gone already.
         let _ = match self {
             Socket::Tcp(stream) => stream.shutdown(Shutdown::Write),
@@ -92,7 +94,7 @@ impl Socket {
         };
     }
 
-    pub(in crate::server) fn peer(&self) -> Option<SocketAddr> {
+    pub fn peer(&self) -> Option<SocketAddr> {
         match self {
             Socket::Tcp(stream) => stream.peer_addr().ok(),
             Socket::Unix(_) => None,
@@ -100,46 +102,45 @@ impl Socket {
     }
 }
 
-/// How a wait for a client ended.
+/// The result of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::server) enum Ready {
-    /// There is something to do.
+pub enum Ready {
     Yes,
-    /// The time is over.
+    /// The deadline is over.
     Late,
     /// The server stops.
     Stopped,
 }
 
-/// How long a client may keep a response waiting: only the time counts in which it takes nothing.
+/// How long writes may wait for the client in all.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::server) struct Pace {
+pub struct Pace {
     limit: Limit,
     waited: Duration,
-    taken: u64,
+    written: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Limit {
-    /// In all, and longer by what was taken at so many bytes per second.
+    /// In all: `grace`, plus the time for the written bytes at `rate` bytes per second.
     Total { grace: Duration, rate: u32 },
-    /// Since the client took something.
+    /// Since the last written byte.
     Progress(Duration),
 }
 
 impl Pace {
-    /// For a whole response.
-    pub(in crate::server) const fn total(grace: Duration, rate: u32) -> Pace {
-        Pace { limit: Limit::Total { grace, rate }, waited: Duration::ZERO, taken: 0 }
+    /// For a whole response. `rate`: bytes per second.
+    pub const fn total(grace: Duration, rate: u32) -> Pace {
+        Pace { limit: Limit::Total { grace, rate }, waited: Duration::ZERO, written: 0 }
     }
 
     /// For a stream.
-    pub(in crate::server) const fn progress(limit: Duration) -> Pace {
-        Pace { limit: Limit::Progress(limit), waited: Duration::ZERO, taken: 0 }
+    pub const fn progress(limit: Duration) -> Pace {
+        Pace { limit: Limit::Progress(limit), waited: Duration::ZERO, written: 0 }
     }
 
     /// For a few bytes.
-    pub(in crate::server) const fn within(limit: Duration) -> Pace {
+    pub const fn within(limit: Duration) -> Pace {
         Pace::total(limit, u32::MAX)
     }
 
@@ -147,15 +148,15 @@ impl Pace {
         let limit = match self.limit {
             Limit::Progress(limit) => limit,
             Limit::Total { grace, rate } => {
-                let earned = self.taken.saturating_mul(1000) / u64::from(rate.max(1));
+                let earned = self.written.saturating_mul(1000) / u64::from(rate.max(1));
                 grace.saturating_add(Duration::from_millis(earned))
             }
         };
         limit.saturating_sub(self.waited)
     }
 
-    fn took(&mut self, count: usize) {
-        self.taken = self.taken.saturating_add(count as u64);
+    fn wrote(&mut self, count: usize) {
+        self.written = self.written.saturating_add(count as u64);
         if matches!(self.limit, Limit::Progress(_)) && count > 0 {
             self.waited = Duration::ZERO;
         }
@@ -168,21 +169,21 @@ impl Pace {
 /// [`Connection::has_buffered`]: those bytes were decrypted already and no poll shows them. After
 /// an event that allows to write, call [`Connection::try_write`] or [`Connection::try_flush`]:
 /// TLS may have records to send.
-pub(in crate::server) struct Connection {
+pub struct Connection {
     socket: Socket,
     tls: Option<Box<Session>>,
     /// Readable as soon as the server stops.
     shutdown: Arc<UnixStream>,
-    /// Our direction is to be shut down once all was sent.
+    /// The socket is to be shut down for writing once all is sent.
     finishing: bool,
-    /// Read from the client; the first `used` bytes of it were used.
+    /// Bytes of the client; the first `used` of them are used.
     input: Vec<u8>,
     used: usize,
     /// The client has ended its direction.
     ended: bool,
-    /// Until when a read waits.
+    /// The deadline of reads.
     deadline: Instant,
-    /// How long a write waits; `None`: as long as the server runs.
+    /// The limit of writes; `None`: until the server stops.
     pace: Option<Pace>,
 }
 
@@ -194,7 +195,7 @@ impl AsFd for Connection {
 
 impl Connection {
     /// Without TLS. `shutdown` becomes readable as soon as the server stops.
-    pub(in crate::server) fn new(socket: Socket, shutdown: Arc<UnixStream>) -> Self {
+    pub fn new(socket: Socket, shutdown: Arc<UnixStream>) -> Self {
         Connection {
             socket,
             tls: None,
@@ -208,18 +209,18 @@ impl Connection {
         }
     }
 
-    /// Goes on in TLS.
-    pub(in crate::server) fn into_tls(self, session: Session) -> Self {
+    /// Continues in TLS.
+    pub fn into_tls(self, session: Session) -> Self {
         Connection { tls: Some(Box::new(session)), ..self }
     }
 
     /// Readable as soon as the server stops.
-    pub(in crate::server) fn shutdown(&self) -> &Arc<UnixStream> {
+    pub fn shutdown(&self) -> &Arc<UnixStream> {
         &self.shutdown
     }
 
-    /// Whether the first bytes look like HTTP without TLS; they stay where they are.
-    pub(in crate::server) fn peek_is_http(&self) -> bool {
+    /// Whether the first bytes look like HTTP without TLS. They stay unread.
+    pub fn peek_is_http(&self) -> bool {
         let mut start = [0; 5];
         let count = match &self.socket {
             Socket::Tcp(stream) => stream.peek(&mut start).unwrap_or(0),
@@ -228,42 +229,42 @@ impl Connection {
         count == start.len() && [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].contains(&&start)
     }
 
-    pub(in crate::server) fn peer(&self) -> Option<SocketAddr> {
+    pub fn peer(&self) -> Option<SocketAddr> {
         self.socket.peer()
     }
 
-    /// Goes on with the handshake; true once it is done.
-    pub(in crate::server) fn handshake(&mut self) -> io::Result<bool> {
+    /// Continues the handshake; true once it is done.
+    pub fn handshake(&mut self) -> io::Result<bool> {
         match &mut self.tls {
             None => Ok(true),
             Some(session) => session.handshake(&mut self.socket),
         }
     }
 
-    /// The certificates that the client showed, its own one first; not verified.
-    pub(in crate::server) fn certificates(&self) -> Vec<Vec<u8>> {
+    /// The client's certificates, its own one first; not verified.
+    pub fn certificates(&self) -> Vec<Vec<u8>> {
         self.tls.as_ref().map(|session| session.peer_certificates()).unwrap_or_default()
     }
 
-    /// Reads into a buffer that is not empty, past [`Connection::input`]. `WouldBlock`: there is
-    /// nothing; `Ok(0)`: the orderly end of the client's direction.
-    pub(in crate::server) fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+    /// Reads new bytes, which follow [`Connection::input`]. `Ok(0)`: the orderly end of the client's
+    /// direction.
+    pub fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => self.socket.read(into),
             Some(session) => session.read(&mut self.socket, into),
         }
     }
 
-    /// Takes what fits, else `WouldBlock`. What was taken may still have to be sent.
-    pub(in crate::server) fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    /// Accepts as many bytes as possible; TLS may still have to send them.
+    pub fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => self.socket.write(bytes),
             Some(session) => session.write(&mut self.socket, bytes),
         }
     }
 
-    /// Sends what was taken; true when nothing is left.
-    pub(in crate::server) fn try_flush(&mut self) -> io::Result<bool> {
+    /// Sends accepted bytes; true when all are sent.
+    pub fn try_flush(&mut self) -> io::Result<bool> {
         let Some(session) = &mut self.tls else { return Ok(true) };
         let done = session.flush(&mut self.socket)?;
         if done && self.finishing {
@@ -273,18 +274,18 @@ impl Connection {
         Ok(done)
     }
 
-    /// Whether bytes that were taken have not been sent yet.
-    pub(in crate::server) fn owes(&self) -> bool {
+    /// Whether accepted bytes are still to be sent.
+    pub fn owes(&self) -> bool {
         self.tls.as_ref().is_some_and(|session| session.owes())
     }
 
     /// Whether [`Connection::try_read`] returns bytes without the socket.
-    pub(in crate::server) fn has_buffered(&mut self) -> bool {
+    pub fn has_buffered(&mut self) -> bool {
         self.tls.as_mut().is_some_and(|session| session.has_buffered())
     }
 
-    /// Gives back the memory that is needed only while bytes come.
-    pub(in crate::server) fn rest(&mut self) {
+    /// Releases buffers until the next bytes arrive.
+    pub fn rest(&mut self) {
         if self.input().is_empty() {
             self.input = Vec::new();
             self.used = 0;
@@ -294,15 +295,15 @@ impl Connection {
         }
     }
 
-    /// What to poll for, given what the caller wants to do.
-    pub(in crate::server) fn flags(&self, read: bool, write: bool) -> PollFlags {
+    /// The events to poll for.
+    pub fn flags(&self, read: bool, write: bool) -> PollFlags {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, read);
         flags.set(PollFlags::OUT, write || self.owes());
         flags
     }
 
-    /// Ends our direction: with the close_notify of TLS, then at the socket, once all was sent.
+    /// Ends our direction: by the close_notify of TLS and, once all is sent, at the socket.
     fn finish_write(&mut self) {
         match &mut self.tls {
             None => self.socket.shutdown_write(),
@@ -314,8 +315,8 @@ impl Connection {
     }
 
     /// Waits until the client can be read from or written to.
-    pub(in crate::server) fn wait(&mut self, read: bool, write: bool, deadline: Instant) -> Ready {
-        // Checked first, because a client may send empty records without end.
+    pub fn wait(&mut self, read: bool, write: bool, deadline: Instant) -> Ready {
+        // Checked first: a client may send empty records without end.
         if Instant::now() >= deadline {
             return Ready::Late;
         }
@@ -323,52 +324,37 @@ impl Connection {
             return Ready::Yes;
         }
         let _waiting = threads::waiting("a client");
-        let flags = self.flags(read, write);
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let mut fds = [PollFd::new(&self.socket, flags), PollFd::new(&*self.shutdown, PollFlags::IN)];
-            let outcome = poll(&mut fds, timespec(Some(left)).as_ref());
-            if !fds[1].revents().is_empty() {
-                return Ready::Stopped;
-            }
-            if outcome.is_ok() && !fds[0].revents().is_empty() {
-                return Ready::Yes;
-            }
-            if left.is_zero() {
-                return Ready::Late;
-            }
-        }
+        wait_for(self.as_fd(), self.flags(read, write), &self.shutdown, deadline)
     }
 
-    /// What was read and not used yet.
-    pub(in crate::server) fn input(&self) -> &[u8] {
+    /// Unused bytes of the client.
+    pub fn input(&self) -> &[u8] {
         self.input.get(self.used..).unwrap_or_default()
     }
 
-    /// What was read and not used yet; it is used now.
-    pub(in crate::server) fn take_input(&mut self) -> Vec<u8> {
+    /// Takes the unused bytes of the client.
+    pub fn take_input(&mut self) -> Vec<u8> {
         let mut input = std::mem::take(&mut self.input);
         input.drain(..std::mem::take(&mut self.used).min(input.len()));
         input
     }
 
-    /// Until when a read waits.
-    pub(in crate::server) fn set_deadline(&mut self, deadline: Instant) {
+    /// The deadline of reads.
+    pub fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
-    /// How long the writes of a response wait; `None`: as long as the server runs.
-    pub(in crate::server) fn set_pace(&mut self, pace: Option<Pace>) {
+    /// The limit of a response's writes; `None`: none.
+    pub fn set_pace(&mut self, pace: Option<Pace>) {
         self.pace = pace;
     }
 
-    /// Waits for bytes and adds them to [`Connection::input`]: how many; 0: the client has ended
-    /// its direction.
+    /// Waits for bytes and adds them to [`Connection::input`]. 0: the client has ended its direction.
     ///
     /// # Errors
     /// `TimedOut` at the deadline, `ConnectionAborted` when the server stops, and those of the
     /// client.
-    pub(in crate::server) fn read_more(&mut self) -> io::Result<usize> {
+    pub fn read_more(&mut self) -> io::Result<usize> {
         loop {
             match self.wait(true, false, self.deadline) {
                 Ready::Yes => {}
@@ -395,7 +381,7 @@ impl Connection {
         Ok(count)
     }
 
-    /// Waits until the client takes more. It may send meanwhile, but not without bound.
+    /// Waits until the socket is writable, and reads what the client sends, up to a limit.
     fn wait_writable(&mut self) -> io::Result<()> {
         let left = self.pace.map(|pace| pace.left());
         if left == Some(Duration::ZERO) {
@@ -433,9 +419,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection after a response. `more`: the client may still be sending, and must
-    /// get a moment to read the response before the socket is closed.
-    pub(in crate::server) fn close(mut self, more: bool) {
+    /// Sends a short response and closes the connection, which may have unread input.
+    pub fn finish(mut self, bytes: &[u8]) {
+        self.pace = Some(Pace::within(RESPONSE_LIMIT));
+        if self.write_all(bytes).is_ok() {
+            self.close(true);
+        }
+    }
+
+    /// Ends the connection after a response. `more`: the client may still be sending, and gets time to
+    /// read the response before the socket is closed.
+    pub fn close(mut self, more: bool) {
         self.finish_write();
         self.pace = Some(Pace::within(CLOSE_LIMIT));
         if self.flush().is_err() {
@@ -486,7 +480,7 @@ impl Write for Connection {
             match self.try_write(bytes) {
                 Ok(count) => {
                     if let Some(pace) = &mut self.pace {
-                        pace.took(count);
+                        pace.wrote(count);
                     }
                     return Ok(count);
                 }
@@ -504,13 +498,32 @@ impl Write for Connection {
     }
 }
 
+/// Waits until a socket is ready. `shutdown` is readable as soon as the server stops.
+pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, shutdown: &UnixStream, deadline: Instant) -> Ready {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::from_borrowed_fd(fd, flags), PollFd::new(shutdown, PollFlags::IN)];
+        let outcome = poll(&mut fds, timespec(Some(left)).as_ref());
+        let [socket, stopped] = fds.map(|fd| fd.revents());
+        if !stopped.is_empty() {
+            return Ready::Stopped;
+        }
+        if outcome.is_ok() && !socket.is_empty() {
+            return Ready::Yes;
+        }
+        if left.is_zero() {
+            return Ready::Late;
+        }
+    }
+}
+
 /// Errors after which a call is repeated later.
-pub(in crate::server) fn is_passing(why: &io::Error) -> bool {
+pub fn is_passing(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// A limit for poll; one that is longer than it can express is none.
-pub(in crate::server) fn timespec(limit: Option<Duration>) -> Option<Timespec> {
+/// A limit for poll; one that it cannot express is no limit.
+pub fn timespec(limit: Option<Duration>) -> Option<Timespec> {
     limit.and_then(|limit| Timespec::try_from(limit).ok())
 }
 

@@ -1,4 +1,4 @@
-//! One request on its connection: which limits it counts for, and writing its response.
+//! One request on its connection: takes the permits of its response and writes it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,19 +18,19 @@ use crate::server::route;
 use crate::transport::http1::{Form, ResponseWriter};
 use crate::util::stop::StopToken;
 
-/// How long a TCP client, which may be anyone's, may take for a whole response: a minute, and
-/// longer by what it reads at 16 KiB/s.
+/// How long a TCP client may take for a whole response: a minute, plus the time for its bytes at
+/// 16 KiB/s.
 const WHOLE_PACE: Pace = Pace::total(Duration::from_secs(60), 16 * 1024);
 
-/// How long it may pause in a stream: as long as a stream of the Go kubelet lasts at most, since
+/// How long it may pause in a stream: the maximum duration of a stream of the Go kubelet, since
 /// people read logs page by page.
 const STREAM_PACE: Pace = Pace::progress(Duration::from_secs(4 * 3600));
 
-/// How long a large response waits to be begun while there are too many.
-const TURN_LIMIT: Duration = Duration::from_secs(10);
+/// How long a large response waits for a permit.
+const PERMIT_LIMIT: Duration = Duration::from_secs(10);
 
-/// A reply, with the permit that it holds until the client has it.
-struct Begun {
+/// A reply, with the permit that it holds until it is sent.
+struct PermittedReply {
     reply: Reply,
     _permit: Option<Permit>,
 }
@@ -45,36 +45,25 @@ pub(super) fn exchange(
     context: &Context,
 ) -> Option<Connection> {
     let watched = context.hangups.watch(connection.as_fd());
-    let outcome = respond(&mut connection, listener, request, caller, form, context, &watched.stop);
+    let stop = &watched.stop;
+    let reply = catch_unwind(AssertUnwindSafe(|| begin(listener, request, caller, context, stop)))
+        .unwrap_or_else(|_| PermittedReply { reply: Reply::Whole(internal_error()), _permit: None });
+    let outcome = send(&mut connection, listener, reply, form, context, stop);
     context.hangups.forget(connection.as_fd());
     match outcome {
         Ok(true) => return Some(connection),
         Ok(false) => connection.close(false),
-        // Without its end: the client sees that the response is incomplete.
+        // The response has no end, so the client sees that it is incomplete.
         Err(why) => log::debug!("a response was not sent: {why}"),
     }
     None
-}
-
-fn respond(
-    connection: &mut Connection,
-    listener: Listener,
-    request: &Request,
-    caller: &Caller,
-    form: Form,
-    context: &Context,
-    stop: &StopToken,
-) -> io::Result<bool> {
-    let begun = catch_unwind(AssertUnwindSafe(|| begin(listener, request, caller, context, stop)));
-    let begun = begun.unwrap_or_else(|_| Begun { reply: Reply::Whole(internal_error()), _permit: None });
-    send(connection, listener, begun, form, context, stop)
 }
 
 /// Sends a reply; whether the connection may be used for another request.
 fn send(
     connection: &mut Connection,
     listener: Listener,
-    Begun { reply, _permit }: Begun,
+    PermittedReply { reply, _permit }: PermittedReply,
     form: Form,
     context: &Context,
     stop: &StopToken,
@@ -109,16 +98,17 @@ fn begin(
     caller: &Caller,
     context: &Context,
     stop: &StopToken,
-) -> Begun {
+) -> PermittedReply {
     let is_main = listener == Listener::Main;
-    let too_many = |text: String| Begun { reply: Reply::Whole(Response::too_many(text)), _permit: None };
+    let too_many =
+        |text: String| PermittedReply { reply: Reply::Whole(Response::too_many(text)), _permit: None };
     let mut permit = None;
-    // The others have few connections.
+    // The other listeners have few connections.
     if is_main && grows(request) {
         let limits = caller.limits(RESPONSES_PER_PEER, RESPONSES_PER_PEER);
-        permit = context.responses.wait(limits, TURN_LIMIT, "a turn to respond", stop);
+        permit = context.responses.wait(limits, PERMIT_LIMIT, "a permit to respond", stop);
         if permit.is_none() {
-            return too_many("too many large answers are being sent\n".to_owned());
+            return too_many("too many large responses are being sent\n".to_owned());
         }
     }
     let reply = route::route(listener, request, &context.deps);
@@ -135,10 +125,10 @@ fn begin(
         }
         permit = stream;
     }
-    Begun { reply, _permit: permit }
+    PermittedReply { reply, _permit: permit }
 }
 
-/// Whether a response grows with what runs on the node. Health is reported whatever the load.
+/// Whether a response grows with the number of pods. Health checks are never limited.
 fn grows(request: &Request) -> bool {
     matches!(request.first_element(), "metrics" | "pods" | "runningpods" | "stats")
 }

@@ -1,10 +1,10 @@
-//! A request, as far as its response depends on it.
+//! The parts of a request that its response depends on.
 
 use crate::transport::http1::Target;
 
-/// Where a request came in.
+/// The listener of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::server) enum Listener {
+pub enum Listener {
     /// `/healthz` only.
     Healthz,
     /// `/pods`, `/runningpods`, `/healthz`.
@@ -16,15 +16,15 @@ pub(in crate::server) enum Listener {
 }
 
 impl Listener {
-    /// Open connections at once; each costs a thread while it lasts.
-    pub(in crate::server) fn max_connections(self) -> usize {
+    /// The maximum of open connections; each holds a thread.
+    pub fn max_connections(self) -> usize {
         match self {
             Listener::Healthz => 8,
             Listener::ReadOnly => 16,
-            // Only a last resort: the connection limiter has limits of its own, but an evicted
-            // connection keeps its thread for the moment until it notices.
+            // The connection limiter has lower limits, but an evicted connection keeps its thread
+            // until it notices.
             Listener::Main => 512,
-            // 16 streams, and room for short requests beside them.
+            // 16 streams, and some short requests.
             Listener::Local => 24,
         }
     }
@@ -32,7 +32,7 @@ impl Listener {
 
 /// The method of a request that was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(in crate::server) enum Method {
+pub enum Method {
     /// Reads; a HEAD gets the same response without its body.
     #[default]
     Get,
@@ -47,7 +47,6 @@ pub(in crate::server) enum Method {
 }
 
 impl Method {
-    /// The method of this name.
     pub(super) fn of(name: &str) -> Method {
         match name {
             "GET" => Method::Get,
@@ -61,7 +60,7 @@ impl Method {
 
 /// A request that was accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(in crate::server) struct Request {
+pub struct Request {
     pub method: Method,
     pub target: Target,
     /// The `Accept` header; empty without one.
@@ -73,13 +72,13 @@ pub(in crate::server) struct Request {
 }
 
 impl Request {
-    /// What stands between the first two slashes of the path.
-    pub(in crate::server) fn first_element(&self) -> &str {
+    /// See [`first_element`].
+    pub fn first_element(&self) -> &str {
         first_element(&self.target.path)
     }
 }
 
-/// What stands between the first two slashes of a path.
-pub(in crate::server) fn first_element(path: &str) -> &str {
+/// The text between the first two slashes of a path.
+pub fn first_element(path: &str) -> &str {
     path.trim_start_matches('/').split('/').next().unwrap_or_default()
 }

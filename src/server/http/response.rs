@@ -1,17 +1,18 @@
-//! Responses: whole ones, and those that are written bit by bit.
+//! Responses: whole ones and streams.
 
 use std::io;
 
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::server::deps::Deps;
 use crate::transport::http1::target::BadParam;
-use crate::transport::http1::{ResponseWriter, Target};
+use crate::transport::http1::{Form, ResponseWriter, Target};
 use crate::util::stop::StopToken;
 
 /// A whole response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::server) struct Response {
+pub struct Response {
     pub status: u16,
     pub content_type: &'static str,
     /// Further headers.
@@ -20,22 +21,22 @@ pub(in crate::server) struct Response {
 }
 
 impl Response {
-    pub(in crate::server) fn text(status: u16, body: impl Into<String>) -> Self {
+    pub fn text(status: u16, body: impl Into<String>) -> Self {
         let body = body.into().into_bytes();
         Response { status, content_type: "text/plain; charset=utf-8", headers: Vec::new(), body }
     }
 
-    pub(in crate::server) fn not_found() -> Self {
+    pub fn not_found() -> Self {
         Response::text(404, "404 page not found\n")
     }
 
-    /// As above where the path begins like one that is served.
-    pub(in crate::server) fn no_route() -> Self {
+    /// For a path whose first element is served.
+    pub fn no_route() -> Self {
         Response::text(404, "404: Page Not Found")
     }
 
-    /// The same path with a slash behind it is served.
-    pub(in crate::server) fn with_slash(target: &Target) -> Self {
+    /// Redirects to the path with a slash at its end.
+    pub fn with_slash(target: &Target) -> Self {
         let mut location = format!("{}/", target.path);
         if !target.query.is_empty() {
             location.push('?');
@@ -49,37 +50,33 @@ impl Response {
         }
     }
 
-    /// The path accepts other methods only.
-    pub(in crate::server) fn not_allowed(methods: &str) -> Self {
+    /// `methods`: those that the path accepts.
+    pub fn not_allowed(methods: &str) -> Self {
         Response {
             headers: vec![("Allow", methods.to_owned())],
             ..Response::text(405, "405: Method Not Allowed")
         }
     }
 
-    /// There is no room now; the client is to retry.
-    pub(in crate::server) fn too_many(text: impl Into<String>) -> Self {
+    /// A limit is reached; the client may retry.
+    pub fn too_many(text: impl Into<String>) -> Self {
         Response { headers: vec![("Retry-After", "1".to_owned())], ..Response::text(429, text) }
     }
 
-    pub(in crate::server) fn json(value: &impl Serialize) -> Self {
+    pub fn json(value: &impl Serialize) -> Self {
         Response::written(serde_json::to_vec(value))
     }
 
-    pub(in crate::server) fn written(json: serde_json::Result<Vec<u8>>) -> Self {
+    pub fn written(json: serde_json::Result<Vec<u8>>) -> Self {
         match json {
             Ok(body) => Response { body, content_type: "application/json", ..Response::text(200, "") },
             Err(why) => Response::text(500, format!("cannot write the response as JSON: {why}\n")),
         }
     }
 
-    /// Writes all of it.
-    ///
-    /// # Errors
-    /// When the client is gone or too slow.
-    pub(in crate::server) fn write(&self, out: &mut ResponseWriter<'_>) -> io::Result<()> {
+    pub fn write(&self, out: &mut ResponseWriter<'_>) -> io::Result<()> {
         let mut fields = vec![("Content-Type", self.content_type)];
-        // Some values come from the request's target: no one of them may end its line.
+        // Some values come from the request's target: none may end its line.
         let clean = |value: &str| !value.bytes().any(|byte| byte.is_ascii_control());
         let further = self.headers.iter().map(|(name, value)| (*name, value.as_str()));
         fields.extend(further.filter(|(_, value)| clean(value)));
@@ -93,27 +90,37 @@ impl From<BadParam> for Response {
     }
 }
 
-/// Writes a response, head and all. An error means that it is incomplete.
-pub(in crate::server) type Stream = dyn FnOnce(&mut ResponseWriter<'_>, &Deps, &StopToken) -> io::Result<()>;
+/// The form of a response after which the connection is closed.
+pub const LAST: Form = Form { is_1_1: true, keep_alive: false, head_only: false };
 
-/// What a request leads to.
-pub(in crate::server) enum Reply {
-    /// All of it at once.
+/// A whole response as it is sent.
+pub fn to_bytes(form: Form, status: u16, fields: &[(&str, &str)], text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    // Writing to memory does not fail.
+    let _ = ResponseWriter::new(&mut out, form, Timestamp::now()).whole(status, fields, text.as_bytes());
+    out
+}
+
+/// Writes a response with its head. After an error the response is incomplete.
+pub type Stream = dyn FnOnce(&mut ResponseWriter<'_>, &Deps, &StopToken) -> io::Result<()>;
+
+/// The reply to a request.
+pub enum Reply {
     Whole(Response),
-    /// Bit by bit, or after a while.
+    /// Written while it is made.
     Stream(Box<Stream>),
 }
 
 impl Reply {
-    pub(in crate::server) fn stream(
+    pub fn stream(
         write: impl FnOnce(&mut ResponseWriter<'_>, &Deps, &StopToken) -> io::Result<()> + 'static,
     ) -> Reply {
         Reply::Stream(Box::new(write))
     }
 }
 
-/// Text as it stands in a page of HTML.
-pub(in crate::server) fn html(text: &str) -> String {
+/// Escapes text for HTML.
+pub fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for one in text.chars() {
         match one {
@@ -131,7 +138,6 @@ pub(in crate::server) fn html(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::http1::Form;
 
     #[test]
     fn header_value_cannot_end_its_line() {

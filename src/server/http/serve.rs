@@ -1,4 +1,4 @@
-//! One connection: the handshake, then requests one after the other, each on this thread.
+//! One connection: the handshake, then its requests one after the other, on one thread.
 //!
 //! On the node API each request has an authenticated and authorized caller, and the connection
 //! may be used again. The other listeners take one request without a body per connection.
@@ -8,12 +8,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
-
-use super::connection::{Connection, Pace, Ready, Socket};
+use super::connection::{Connection, Pace, RESPONSE_LIMIT, Ready, Socket};
 use super::exchange::exchange;
 use super::request::{Listener, Method, Request, first_element};
-use crate::server::auth::{self, Rejection, Visitor};
+use super::response::{LAST, to_bytes};
+use crate::server::auth::{self, ClientAuth, Rejection};
 use crate::server::context::{Context, MainPort};
 use crate::server::listen::limiter::Admission;
 use crate::server::node::metrics;
@@ -21,44 +20,38 @@ use crate::server::quota::Caller;
 use crate::server::upgrade;
 use crate::transport::http1::request::{HEAD_BYTES, head_length};
 use crate::transport::http1::target::takes_gzip;
-use crate::transport::http1::{Form, Malformed, RequestError, RequestHead, ResponseWriter};
+use crate::transport::http1::{Form, Malformed, RequestError, RequestHead};
 use crate::util::memory;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
-/// The handshake must be over by then.
+/// The limit of the handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
-/// A head, and a body, must have arrived so long after its first byte. The time of a new
-/// connection begins with it, or with the end of its handshake.
+/// The limit of a head from its first byte, and of a body. For the first head of a connection it
+/// begins with the connection, or with the end of its handshake.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
 
-/// Between two requests, as the Go kubelet.
+/// The limit between two requests, as in the Go kubelet.
 const IDLE_LIMIT: Duration = Duration::from_secs(90);
 
-/// The bodies that have a meaning are a number or two.
+/// The limit of a body; the node API uses none longer than a number.
 const BODY_BYTES: u64 = 8 * 1024;
 
-/// Request line and headers together where no `kubectl exec` sends its command. Tools send less
-/// than 1 KiB.
+/// The limit of a head on listeners where no `kubectl exec` sends its command. Tools send less than
+/// 1 KiB.
 const SHORT_HEAD_BYTES: usize = 16 * 1024;
-
-/// How long a client may take to read a short response.
-const RESPONSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What Go's server sends to a client that does not speak TLS.
 const PLAIN_HTTP: &str = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
-
-/// After which the connection is closed.
-const LAST: Form = Form { is_1_1: true, keep_alive: false, head_only: false };
 
 const GET_ONLY: RequestError = RequestError(405, "GET only\n");
 const LATE: RequestError = RequestError(408, "the request took too long\n");
 const LARGE_BODY: RequestError = RequestError(413, "the request's body is too large\n");
 const LARGE_HEAD: RequestError = RequestError(431, "the request's head is too large\n");
 
-/// Why there is no request.
+/// Why no request was read.
 enum NoRequest {
-    /// The client has ended the connection, or the time for another request is over.
+    /// The client has ended the connection, or the time for another request has passed.
     Ended,
     /// The connection is lost, or the server stops.
     Lost,
@@ -81,11 +74,8 @@ impl From<io::Error> for NoRequest {
     }
 }
 
-/// Starts the thread of one connection; those of the node API have been admitted.
-///
-/// # Errors
-/// When the kernel refuses a thread.
-pub(in crate::server) fn spawn(
+/// Spawns the thread of a connection. `admission`: for the node API.
+pub fn spawn(
     listener: Listener,
     socket: Socket,
     admission: Option<Admission>,
@@ -102,36 +92,24 @@ pub(in crate::server) fn spawn(
     })
 }
 
-/// Rejects a connection that gets no thread: what fits the socket's buffer is sent.
-pub(in crate::server) fn reject_socket(mut socket: Socket, status: u16, text: &str) {
+/// Rejects a connection without a thread: sends what fits the socket's buffer.
+pub fn reject_socket(mut socket: Socket, status: u16, text: &str) {
     use io::Write;
-    // It fails for a client that is gone.
+    // It fails if the client is gone.
     let _ = socket.write(&rejection(LAST, status, text));
     socket.shutdown_write();
 }
 
 /// A response to a request that is rejected before it is routed.
 fn rejection(form: Form, status: u16, text: &str) -> Vec<u8> {
-    let mut out = Vec::new();
     let mut fields = vec![("Content-Type", "text/plain; charset=utf-8")];
     fields.extend((status == 405).then_some(("Allow", "GET")));
-    // Writing to memory does not fail.
-    let _ = ResponseWriter::new(&mut out, form, Timestamp::now()).whole(status, &fields, text.as_bytes());
-    out
+    to_bytes(form, status, &fields, text)
 }
 
-/// Rejects a request, or what was to become one, and ends the connection.
+/// Rejects a request and ends the connection.
 fn reject(connection: Connection, RequestError(status, text): RequestError) {
-    finish(connection, &rejection(LAST, status, text));
-}
-
-/// Sends the last bytes. Something may not have been read: closing now could lose them.
-fn finish(mut connection: Connection, bytes: &[u8]) {
-    use io::Write;
-    connection.set_pace(Some(Pace::within(RESPONSE_LIMIT)));
-    if connection.write_all(bytes).is_ok() {
-        connection.close(true);
-    }
+    connection.finish(&rejection(LAST, status, text));
 }
 
 /// Serves the one request of a connection without TLS.
@@ -151,7 +129,7 @@ fn serve_one(connection: Connection, listener: Listener, head: RequestHead, cont
     let method = match Method::of(&head.method) {
         Method::Get => Method::Get,
         Method::Head if !is_local => Method::Head,
-        // What changes something has all its parameters in the target.
+        // The parameters are in the target.
         Method::Post if is_local => Method::Post,
         _ => return reject(connection, GET_ONLY),
     };
@@ -182,8 +160,8 @@ fn request(method: Method, head: RequestHead, body: Vec<u8>) -> Request {
 /// Serves the requests of one connection of the node API.
 fn serve_main(connection: Connection, main: &MainPort, admission: &Admission, context: &Context) {
     let Some(mut connection) = shake_hands(connection, main) else { return };
-    let mut visitor = Visitor::default();
-    // A client that vanishes without a word must not keep its stream forever.
+    let mut client = ClientAuth::default();
+    // A client that vanishes must not keep its connection.
     upgrade::tune(connection.as_fd());
     let mut begin = Some(Instant::now());
     loop {
@@ -193,12 +171,12 @@ fn serve_main(connection: Connection, main: &MainPort, admission: &Admission, co
             Err(NoRequest::Lost) => return,
             Err(NoRequest::Rejected(error)) => return reject(connection, error),
         };
-        let Some(again) = serve_next(connection, head, &mut visitor, main, admission, context) else {
+        let Some(again) = serve_next(connection, head, &mut client, main, admission, context) else {
             return;
         };
         connection = again;
         connection.rest();
-        // The handler went deep, and the next request may be far away.
+        // The next request may come late.
         memory::give_back_stack();
         admission.idle(Instant::now());
     }
@@ -210,7 +188,7 @@ fn shake_hands(mut connection: Connection, main: &MainPort) -> Option<Connection
         return None;
     }
     if connection.peek_is_http() {
-        finish(connection, PLAIN_HTTP.as_bytes());
+        connection.finish(PLAIN_HTTP.as_bytes());
         return None;
     }
     let mut connection = connection.into_tls(main.tls.session().ok()?);
@@ -230,8 +208,8 @@ fn shake_hands(mut connection: Connection, main: &MainPort) -> Option<Connection
     }
 }
 
-/// Reads the next head. `begin` is when it was to begin at the latest; `None`: after a pause of
-/// [`IDLE_LIMIT`] at most.
+/// Reads the next head. `begin`: the start of [`HEAD_LIMIT`]; `None`: the first byte, which may
+/// come after [`IDLE_LIMIT`] at most.
 fn read_head(
     connection: &mut Connection,
     begin: Option<Instant>,
@@ -273,7 +251,7 @@ fn read_head(
 fn serve_next(
     mut connection: Connection,
     mut head: RequestHead,
-    visitor: &mut Visitor,
+    client: &mut ClientAuth,
     main: &MainPort,
     admission: &Admission,
     context: &Context,
@@ -282,11 +260,11 @@ fn serve_next(
     let no_body = head.framing().is_done();
     let admitted = {
         let _waiting = threads::waiting("a review");
-        main.auth.admit(visitor, &|| connection.certificates(), &mut head, connection.peer())
+        main.auth.admit(client, &|| connection.certificates(), &mut head, connection.peer())
     };
     let user = match admitted {
         Ok(user) => user,
-        Err(rejected) => return deny(connection, &head, &rejected, no_body && visitor.may_go_on()),
+        Err(rejected) => return deny(connection, &head, &rejected, no_body && client.may_go_on()),
     };
     admission.busy(Instant::now());
     log::debug!("{} {} by {}", head.method, head.target.path, user.name);
@@ -311,7 +289,7 @@ fn serve_next(
     exchange(connection, Listener::Main, &request, &caller, form, context)
 }
 
-/// Reads the body; what comes after it stays unread.
+/// Reads the body and no byte after it.
 fn read_body(connection: &mut Connection, head: &RequestHead) -> Result<Vec<u8>, NoRequest> {
     use io::Write;
     let mut framing = head.framing();
@@ -326,17 +304,17 @@ fn read_body(connection: &mut Connection, head: &RequestHead) -> Result<Vec<u8>,
     }
     connection.set_deadline(Instant::now() + HEAD_LIMIT);
     loop {
-        // Known before its bytes are there.
+        // The length is known before the bytes arrive.
         let left = framing.left(connection)?;
         if left.saturating_add(body.len() as u64) > BODY_BYTES {
             return Err(LARGE_BODY.into());
         }
-        let there = framing.fill(connection)?;
-        let count = there.len();
+        let piece = framing.fill(connection)?;
+        let count = piece.len();
         if count == 0 {
             return Ok(body);
         }
-        body.extend_from_slice(there);
+        body.extend_from_slice(piece);
         framing.consume(connection, count);
     }
 }
@@ -355,7 +333,7 @@ fn deny(
     let keep_alive = again && form.keep_alive;
     let bytes = rejection(Form { keep_alive, ..form }, *status, text);
     if !keep_alive {
-        finish(connection, &bytes);
+        connection.finish(&bytes);
         return None;
     }
     connection.set_pace(Some(Pace::within(RESPONSE_LIMIT)));

@@ -1,5 +1,5 @@
-//! The thread `listen`: accepts the connections of all listeners, and stops the requests whose
-//! clients leave.
+//! The thread `listen`: accepts the connections of all listeners, and stops requests whose clients
+//! disconnect.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -15,7 +15,7 @@ use super::bind::{Bound, Unlink};
 use super::peer;
 use crate::server::context::Context;
 use crate::server::deps::ServerError;
-use crate::server::http::connection::Socket;
+use crate::server::http::connection::{Socket, is_passing};
 use crate::server::http::request::Listener;
 use crate::server::http::serve;
 use crate::util::backoff::Failures;
@@ -25,28 +25,28 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 /// How long to wait before a port in use is tried again, as the Go kubelet does.
 const REBIND: Duration = Duration::from_secs(5);
 
-/// A pause after a failed accept (mostly for want of descriptors): long enough not to spin.
+/// The pause after a failed accept, which is mostly a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// When the server stops, connections in a call that cannot be ended are left behind after this.
+/// How long a stop of the server waits for connections in calls that cannot be interrupted.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// Events that are handled between two system calls.
 const EVENTS: usize = 64;
 
-/// The event of the server's stop; those of requests count from 1.
+/// The event of the server's stop; events of requests count from 1.
 const STOP: u64 = 0;
 
-/// The event of the first listener; those of the others are below it.
+/// The event of the first listener; the next listeners have the numbers below it.
 const FIRST_PORT: u64 = u64::MAX;
 
 /// A listener and its connections.
-pub(in crate::server) struct Port {
+pub struct Port {
     listener: Listener,
     bound: Option<Bound>,
-    /// Where to listen, while that is not possible.
+    /// The address of a port that could not be bound yet.
     later: Option<SocketAddr>,
-    /// Until when nothing is accepted.
+    /// The end of a pause in which no connection is accepted.
     paused: Option<Instant>,
     open: Vec<Running>,
     rejected: Failures,
@@ -59,22 +59,13 @@ impl Port {
         Port { listener, bound, later: None, paused: None, open: Vec::new(), rejected, _unlink: None }
     }
 
-    /// A TCP port.
-    pub(in crate::server) fn tcp(
-        listener: Listener,
-        what: &'static str,
-        address: SocketAddr,
-    ) -> Result<Port, ServerError> {
+    pub fn tcp(listener: Listener, what: &'static str, address: SocketAddr) -> Result<Port, ServerError> {
         let bound = Bound::tcp(address).map_err(|source| ServerError::Bind { what, address, source })?;
         Ok(Port::new(listener, Some(bound)))
     }
 
     /// A TCP port that is tried again while it is in use.
-    pub(in crate::server) fn tcp_or_later(
-        listener: Listener,
-        what: &'static str,
-        address: SocketAddr,
-    ) -> Port {
+    pub fn tcp_or_later(listener: Listener, what: &'static str, address: SocketAddr) -> Port {
         match Bound::tcp(address) {
             Ok(bound) => Port::new(listener, Some(bound)),
             Err(why) => {
@@ -85,18 +76,19 @@ impl Port {
         }
     }
 
-    /// The local socket, which is removed with this.
-    pub(in crate::server) fn local(path: &Path) -> Result<Port, ServerError> {
+    /// The local socket, which is removed when this is dropped.
+    pub fn local(path: &Path) -> Result<Port, ServerError> {
         let bound = Bound::local(path)?;
         Ok(Port { _unlink: Some(Unlink(path.to_owned())), ..Port::new(Listener::Local, Some(bound)) })
     }
 
-    /// The address that it has; `None`: it has no port, or none yet.
-    pub(in crate::server) fn address(&self) -> Option<SocketAddr> {
+    /// Its address; `None`: it is no TCP port, or is not bound yet.
+    #[cfg(test)]
+    pub fn address(&self) -> Option<SocketAddr> {
         self.bound.as_ref().and_then(Bound::address)
     }
 
-    /// Goes on accepting, if its pause is over.
+    /// Accepts connections again if the pause is over.
     fn resume(&mut self, index: usize, context: &Context, now: Instant) {
         if self.paused.is_none_or(|until| now < until) {
             return;
@@ -126,17 +118,14 @@ impl Port {
         }
     }
 
-    /// Accepts one connection.
     fn accept(&mut self, context: &Arc<Context>) {
         let Some(bound) = &self.bound else { return };
         match bound.accept() {
             Ok(socket) => self.admit(socket, context),
-            Err(why)
-                if matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
-            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            Err(why) if is_passing(&why) || why.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(why) => {
                 log::warn!("cannot accept a connection: {why}");
-                // It fails only for a descriptor that is not watched.
+                // It fails only for a descriptor that is not polled.
                 let _ = epoll::delete(&*context.hangups, bound);
                 self.paused = Some(Instant::now() + ACCEPT_PAUSE);
             }
@@ -153,15 +142,15 @@ impl Port {
             && let Err(rejected) = peer::check(stream, context.any_namespace)
         {
             if self.rejected.count() {
-                log::warn!("refused at the local socket ({} so far): {}", self.rejected, rejected.why);
+                log::warn!("rejected at the local socket ({} so far): {}", self.rejected, rejected.why);
             }
-            return serve::reject_socket(socket, 403, rejected.answer);
+            return serve::reject_socket(socket, 403, rejected.response);
         }
         let full = self.open.len() >= self.listener.max_connections();
         let admission = match &socket {
             Socket::Tcp(stream) if self.listener == Listener::Main => {
                 let peer = socket.peer().map(|peer| peer.ip());
-                // Admitting one may evict another: not in vain.
+                // Admitting one may evict another; that must not be for nothing.
                 let admission =
                     peer.filter(|_| !full).and_then(|ip| context.limiter.admit(ip, stream, Instant::now()));
                 // There is no TLS session yet for a response.
@@ -182,10 +171,7 @@ impl Port {
 }
 
 /// Starts the thread. `stopper` is the other end of the context's `shutdown`.
-///
-/// # Errors
-/// When the kernel refuses the thread.
-pub(in crate::server) fn spawn(
+pub fn spawn(
     ports: Vec<Port>,
     context: Arc<Context>,
     stopper: UnixStream,
@@ -198,9 +184,9 @@ pub(in crate::server) fn spawn(
     Ok(running.with_waker(Box::new(move || shut(&waker))))
 }
 
-/// Makes the other end readable.
+/// Makes the other end readable, which stops all waits for clients.
 fn shut(stopper: &UnixStream) {
-    // It fails when that was done before.
+    // It fails if the socket is shut down already.
     let _ = stopper.shutdown(Shutdown::Both);
 }
 
@@ -250,7 +236,7 @@ impl Listening {
         let _waiting = threads::waiting("connections");
         let until = self.ports.iter().filter_map(|port| port.paused).min();
         let limit = until.and_then(|until| {
-            // Not shorter than the pause: a timer may be early by a part of a millisecond.
+            // A timer may be early by a part of a millisecond.
             Timespec::try_from(until.saturating_duration_since(now) + Duration::from_millis(1)).ok()
         });
         match epoll::wait(&*self.context.hangups, rustix::buffer::spare_capacity(events), limit.as_ref()) {
@@ -265,7 +251,7 @@ impl Drop for Listening {
         shut(&self.stopper);
         self.context.hangups.stop_all();
         let mut open: Vec<Running> = Vec::new();
-        // No new ones.
+        // First close the listeners.
         for port in self.ports.drain(..) {
             open.extend(port.open);
         }

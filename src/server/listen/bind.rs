@@ -17,7 +17,7 @@ use crate::server::http::connection::Socket;
 const BACKLOG: i32 = 128;
 
 /// A listening socket, which does not block.
-pub(in crate::server) enum Bound {
+pub enum Bound {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
@@ -32,22 +32,20 @@ impl AsFd for Bound {
 }
 
 impl Bound {
-    /// Binds a TCP port.
-    pub(in crate::server) fn tcp(address: SocketAddr) -> io::Result<Self> {
+    pub fn tcp(address: SocketAddr) -> io::Result<Self> {
         let tcp = listen(address)?;
         tcp.set_nonblocking(true)?;
         Ok(Bound::Tcp(tcp))
     }
 
-    /// The address it has.
-    pub(in crate::server) fn address(&self) -> Option<SocketAddr> {
+    #[cfg(test)]
+    pub fn address(&self) -> Option<SocketAddr> {
         match self {
             Bound::Tcp(tcp) => tcp.local_addr().ok(),
             Bound::Unix(_) => None,
         }
     }
 
-    /// The next connection.
     pub(super) fn accept(&self) -> io::Result<Socket> {
         match self {
             Bound::Tcp(tcp) => tcp.accept().map(|(stream, _)| Socket::Tcp(Arc::new(stream))),
@@ -55,16 +53,13 @@ impl Bound {
         }
     }
 
-    /// Makes the local socket, mode 0600 from its first moment under its name. A stale one is
-    /// replaced; one on which a process listens, also another program, is an error.
-    pub(in crate::server) fn local(path: &Path) -> Result<Self, ServerError> {
+    /// Makes the local socket with mode 0600. Replaces a stale socket; a socket on which a process
+    /// listens is an error.
+    pub fn local(path: &Path) -> Result<Self, ServerError> {
         match connect_local(path) {
-            Ok(_) => return Err(ServerError::SocketInUse { path: path.to_owned() }),
-            // Its queue is full, so there is a listener.
-            Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
-                return Err(ServerError::SocketInUse { path: path.to_owned() });
-            }
-            Err(_) => {}
+            Err(why) if why.kind() != io::ErrorKind::WouldBlock => {}
+            // A process listens, perhaps with a full queue.
+            _ => return Err(ServerError::SocketInUse { path: path.to_owned() }),
         }
         let failed = |source| ServerError::Socket { path: path.to_owned(), source };
         let unix = bind_private(path).map_err(failed)?;
@@ -73,15 +68,15 @@ impl Bound {
     }
 }
 
-/// Binds a TCP port. An unspecified address is that of both families, as in Go, whether it is
-/// written `0.0.0.0` or `::`, and whatever the machine's default is.
+/// Binds a TCP port. An unspecified address means both families, as in Go, whether it is written
+/// `0.0.0.0` or `::`, and whatever the machine's default is.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified()
         && let Ok(both) = listen_on_both(address.port())
     {
         return Ok(both);
     }
-    // Also where the kernel has one family only.
+    // Also on a kernel with one family.
     TcpListener::bind(address)
 }
 
@@ -94,10 +89,10 @@ fn listen_on_both(port: u16) -> io::Result<TcpListener> {
     Ok(TcpListener::from(fd))
 }
 
-/// Binds under a temporary name, takes the rights of others away, then renames it to `path`.
+/// Binds under a temporary name, sets the mode, then renames it to `path`.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // Hidden, and named after the socket: the sockets of other agents may be beside it.
+    // The directory may have the sockets of other agents.
     let temporary = path.with_file_name(format!(".{name}.new"));
     remove(&temporary)?;
     let unix = UnixListener::bind(&temporary)?;
@@ -113,7 +108,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Connects to a Unix socket without ever blocking: a full queue is `WouldBlock`.
+/// Connects to a Unix socket without blocking: a full queue is `WouldBlock`.
 ///
 /// # Errors
 /// As of connect(2): no listener, no such file, no permission.
@@ -128,7 +123,7 @@ pub fn connect_local(path: &Path) -> io::Result<UnixStream> {
 }
 
 /// Removes the local socket when it is dropped.
-pub(in crate::server) struct Unlink(pub PathBuf);
+pub struct Unlink(pub PathBuf);
 
 impl Drop for Unlink {
     fn drop(&mut self) {
@@ -148,7 +143,7 @@ mod tests {
         for address in ["0.0.0.0:0", "[::]:0"] {
             let bound = Bound::tcp(address.parse().unwrap()).unwrap();
             let port = bound.address().unwrap().port();
-            // A machine without IPv6 is no reason to fail.
+            // The machine may have no IPv6.
             let v6 =
                 std::net::UdpSocket::bind("[::1]:0").is_err() || TcpStream::connect(("::1", port)).is_ok();
             assert!(v6 && TcpStream::connect(("127.0.0.1", port)).is_ok(), "{address}");

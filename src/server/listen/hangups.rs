@@ -1,6 +1,5 @@
-//! Requests under way, by their sockets: a client that closes its connection, or its direction
-//! of it, stops its request. One epoll descriptor for all of them, which the thread `listen`
-//! waits on; so no connection needs a second thread while its own makes the response.
+//! Stops requests whose clients close their connections or their directions. The thread `listen`
+//! polls one epoll descriptor for all requests, so no connection needs a second thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,8 +10,8 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::util::stop::{self, StopSource, StopToken};
 
-/// The sockets whose clients may leave.
-pub(in crate::server) struct Hangups {
+/// The running requests.
+pub struct Hangups {
     epoll: OwnedFd,
     requests: Mutex<Requests>,
 }
@@ -21,19 +20,19 @@ pub(in crate::server) struct Hangups {
 struct Requests {
     next: u64,
     running: HashMap<u64, StopSource>,
-    /// The server stops: so does every request.
+    /// The server stops; so does each new request.
     closed: bool,
 }
 
-/// A request under way, with its token.
-pub(in crate::server) struct Watched {
+/// A running request, with its token.
+pub struct RunningRequest {
     hangups: Arc<Hangups>,
     id: u64,
-    pub(in crate::server) stop: StopToken,
+    pub stop: StopToken,
 }
 
 impl Hangups {
-    pub(in crate::server) fn new() -> io::Result<Arc<Hangups>> {
+    pub fn new() -> io::Result<Arc<Hangups>> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         Ok(Arc::new(Hangups { epoll, requests: Mutex::default() }))
     }
@@ -42,20 +41,20 @@ impl Hangups {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches the socket of a request that begins. To be followed by [`Hangups::forget`], unless
-    /// the socket is closed.
-    pub(in crate::server) fn watch(self: &Arc<Self>, socket: BorrowedFd<'_>) -> Watched {
+    /// Begins a request and polls its socket. Call [`Hangups::forget`] afterwards, unless the socket is
+    /// closed.
+    pub fn watch(self: &Arc<Self>, socket: BorrowedFd<'_>) -> RunningRequest {
         let watched = self.begin();
-        // Once: a direction that has ended would be reported again and again.
+        // Reported once; a level-triggered event would repeat.
         let flags = EventFlags::RDHUP | EventFlags::ONESHOT;
         if let Err(why) = epoll::add(&self.epoll, socket, EventData::new_u64(watched.id), flags) {
-            log::debug!("a client that leaves is noticed at the next write only: {why}");
+            log::debug!("a disconnect of this client is noticed at the next write only: {why}");
         }
         watched
     }
 
-    /// A request that only the stop of the server stops: its client may end its direction.
-    pub(in crate::server) fn begin(self: &Arc<Self>) -> Watched {
+    /// Begins a request that only the server's stop ends: its client may end its direction.
+    pub fn begin(self: &Arc<Self>) -> RunningRequest {
         let (source, stop) = stop::pair();
         let mut requests = self.lock();
         requests.next += 1;
@@ -63,11 +62,11 @@ impl Hangups {
         if !requests.closed {
             requests.running.insert(id, source);
         }
-        Watched { hangups: Arc::clone(self), id, stop }
+        RunningRequest { hangups: Arc::clone(self), id, stop }
     }
 
-    /// Ends the watch of a socket.
-    pub(in crate::server) fn forget(&self, socket: BorrowedFd<'_>) {
+    /// Ends the polling of a socket.
+    pub fn forget(&self, socket: BorrowedFd<'_>) {
         // It fails where `watch` did.
         let _ = epoll::delete(&self.epoll, socket);
     }
@@ -79,12 +78,12 @@ impl Hangups {
     }
 
     /// Whether the server stops.
-    pub(in crate::server) fn is_stopped(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.lock().closed
     }
 
     /// Stops all requests, and each that begins from now on.
-    pub(in crate::server) fn stop_all(&self) {
+    pub fn stop_all(&self) {
         let running = {
             let mut requests = self.lock();
             requests.closed = true;
@@ -102,7 +101,7 @@ impl AsFd for Hangups {
     }
 }
 
-impl Drop for Watched {
+impl Drop for RunningRequest {
     fn drop(&mut self) {
         self.hangups.stop(self.id);
     }
@@ -110,8 +109,8 @@ impl Drop for Watched {
 
 #[cfg(test)]
 impl Hangups {
-    /// Handles the events that are there, without waiting; how many.
-    pub(in crate::server) fn turn(&self) -> usize {
+    /// Handles the present events and returns their number.
+    pub fn turn(&self) -> usize {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(8);
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         epoll::wait(self, rustix::buffer::spare_capacity(&mut events), Some(&now)).unwrap();
@@ -138,7 +137,7 @@ mod tests {
         use std::io::Write;
         (&client).write_all(b"the next request").unwrap();
         assert_eq!((hangups.turn(), watched.stop.is_stopped()), (0, false));
-        // Half of it is enough, with unread bytes before it.
+        // The end of its direction is enough, also after unread bytes.
         client.shutdown(Shutdown::Write).unwrap();
         assert_eq!((hangups.turn(), watched.stop.is_stopped()), (1, true));
         assert_eq!(hangups.turn(), 0, "once");

@@ -1,6 +1,6 @@
-//! Which connections the node API may have at once. Unauthenticated connections are evicted
-//! first, slowest first, of the address that has most of them; a connection whose request is
-//! being served is never evicted.
+//! Limits the connections of the node API. Unauthenticated connections are evicted first, slowest
+//! first, from the address that has most of them. A connection with a running request is never
+//! evicted.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -24,11 +24,11 @@ const UNAUTHENTICATED_PER_PEER: usize = 32;
 /// What a connection is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// No request of it was authorized yet.
+    /// It has had no authorized request.
     Unauthenticated,
-    /// A request of it is being served.
+    /// It has a running request.
     Busy,
-    /// It was served and may send another request.
+    /// It waits for the next request.
     Idle,
 }
 
@@ -41,15 +41,15 @@ struct Entry {
     socket: Weak<TcpStream>,
 }
 
-/// What connections are counted by: an IPv4 address, or a network of 2^64 IPv6 addresses, which
-/// one client may have all of.
-pub(in crate::server) type Peer = [u8; 8];
+/// The address that connections are counted by: an IPv4 address, or an IPv6 network of 64 bits, which
+/// may belong to one client.
+pub type Peer = [u8; 8];
 
-pub(in crate::server) fn peer(ip: IpAddr) -> Peer {
+pub fn peer(ip: IpAddr) -> Peer {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
             let [a, b, c, d] = ip.octets();
-            // No IPv6 address of a client begins like this.
+            // No IPv6 address of a client has this prefix.
             [0, 0, 0, 0, a, b, c, d]
         }
         IpAddr::V6(ip) => {
@@ -65,15 +65,15 @@ struct Entries {
     all: Vec<Entry>,
 }
 
-/// The connections of the main port.
+/// The connections of the node API.
 #[derive(Debug, Default)]
-pub(in crate::server) struct ConnectionLimiter {
+pub struct ConnectionLimiter {
     entries: Mutex<Entries>,
 }
 
 /// A connection that is counted until this is dropped.
 #[derive(Debug)]
-pub(in crate::server) struct Admission {
+pub struct Admission {
     limiter: Arc<ConnectionLimiter>,
     id: u64,
 }
@@ -83,14 +83,8 @@ impl ConnectionLimiter {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits a new connection, if need be in place of another; `None`: all others are being
-    /// served.
-    pub(in crate::server) fn admit(
-        self: &Arc<Self>,
-        ip: IpAddr,
-        socket: &Arc<TcpStream>,
-        now: Instant,
-    ) -> Option<Admission> {
+    /// Admits a new connection, if necessary by evicting another. `None`: all others are busy.
+    pub fn admit(self: &Arc<Self>, ip: IpAddr, socket: &Arc<TcpStream>, now: Instant) -> Option<Admission> {
         let peer = peer(ip);
         let mut entries = self.lock();
         let theirs = |entry: &Entry| entry.peer == peer;
@@ -127,7 +121,7 @@ impl Entries {
         for one in self.all.iter().filter(|one| one.state == State::Unauthenticated) {
             let (count, oldest) = by_peer.entry(one.peer).or_insert((0, Reverse(one.since)));
             *count += 1;
-            // The reverse of the earliest is the greatest.
+            // The earliest has the greatest reverse.
             *oldest = (*oldest).max(Reverse(one.since));
         }
         let most = by_peer.into_iter().max_by_key(|(_, most)| *most);
@@ -143,7 +137,7 @@ impl Entries {
         let Some(at) = found.map(|(at, _)| at) else { return false };
         let gone = self.all.swap_remove(at);
         if let Some(socket) = gone.socket.upgrade() {
-            // One that is closed already fails here.
+            // It fails if the socket is closed already.
             let _ = socket.shutdown(Shutdown::Both);
         }
         true
@@ -151,14 +145,13 @@ impl Entries {
 }
 
 impl Admission {
-    /// A request is served from now on.
-    pub(in crate::server) fn busy(&self, now: Instant) {
+    /// A request of the connection is running.
+    pub fn busy(&self, now: Instant) {
         self.change(|own| (own.state, own.since) = (State::Busy, now));
     }
 
-    /// The request was served. A connection whose request was rejected stays unauthenticated, as
-    /// old as it is.
-    pub(in crate::server) fn idle(&self, now: Instant) {
+    /// The request has ended. A connection whose request was rejected stays unauthenticated.
+    pub fn idle(&self, now: Instant) {
         self.change(|own| {
             if own.state == State::Busy {
                 (own.state, own.since) = (State::Idle, now);
@@ -185,18 +178,18 @@ mod tests {
     use std::net::TcpListener;
     use std::time::Duration;
 
-    struct Room {
+    struct Fixture {
         limiter: Arc<ConnectionLimiter>,
         sockets: Vec<Arc<TcpStream>>,
         begun: Instant,
         socket: Arc<TcpStream>,
     }
 
-    impl Room {
+    impl Fixture {
         fn new() -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let socket = Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-            Room { limiter: Arc::default(), sockets: Vec::new(), begun: Instant::now(), socket }
+            Fixture { limiter: Arc::default(), sockets: Vec::new(), begun: Instant::now(), socket }
         }
 
         fn at(&self, second: u64) -> Instant {
@@ -221,79 +214,79 @@ mod tests {
 
     #[test]
     fn slowest_unauthenticated_connection_of_an_address_is_evicted() {
-        let mut room = Room::new();
-        let slow = room.admit("10.0.0.1", 0).unwrap();
-        let let_in = room.admit("10.0.0.1", 1).unwrap();
-        let_in.busy(room.at(1));
-        slow.idle(room.at(1));
-        let mut others: Vec<_> = (0..31).map(|n| room.admit("10.0.0.1", 2 + n).unwrap()).collect();
-        assert!(room.has(&slow));
-        // The same one, mapped.
-        others.push(room.admit("::ffff:10.0.0.1", 50).unwrap());
-        assert!(!room.has(&slow) && room.has(&let_in) && room.has(&others[0]));
-        let other = room.admit("10.0.0.2", 51).unwrap();
-        assert!(room.has(&others[0]) && room.has(&other));
+        let mut fixture = Fixture::new();
+        let slow = fixture.admit("10.0.0.1", 0).unwrap();
+        let authorized = fixture.admit("10.0.0.1", 1).unwrap();
+        authorized.busy(fixture.at(1));
+        slow.idle(fixture.at(1));
+        let mut others: Vec<_> = (0..31).map(|n| fixture.admit("10.0.0.1", 2 + n).unwrap()).collect();
+        assert!(fixture.has(&slow));
+        // The same address, mapped to IPv6.
+        others.push(fixture.admit("::ffff:10.0.0.1", 50).unwrap());
+        assert!(!fixture.has(&slow) && fixture.has(&authorized) && fixture.has(&others[0]));
+        let other = fixture.admit("10.0.0.2", 51).unwrap();
+        assert!(fixture.has(&others[0]) && fixture.has(&other));
         drop((slow, other));
-        assert_eq!(room.len(), 33);
+        assert_eq!(fixture.len(), 33);
         drop(others);
-        drop(let_in);
-        assert_eq!(room.len(), 0);
+        drop(authorized);
+        assert_eq!(fixture.len(), 0);
     }
 
     #[test]
     fn unauthenticated_connections_of_all_addresses_are_limited() {
-        let mut room = Room::new();
+        let mut fixture = Fixture::new();
         let admissions: Vec<_> =
-            (0..200_u64).map(|n| room.admit(&format!("10.0.1.{n}"), n).unwrap()).collect();
-        assert_eq!(room.len(), UNAUTHENTICATED);
-        assert!(!room.has(&admissions[0]) && room.has(&admissions[199]));
+            (0..200_u64).map(|n| fixture.admit(&format!("10.0.1.{n}"), n).unwrap()).collect();
+        assert_eq!(fixture.len(), UNAUTHENTICATED);
+        assert!(!fixture.has(&admissions[0]) && fixture.has(&admissions[199]));
     }
 
     #[test]
     fn single_connection_of_an_address_outlasts_floods_of_others() {
-        let mut room = Room::new();
-        let alone = room.admit("10.0.0.1", 0).unwrap();
+        let mut fixture = Fixture::new();
+        let alone = fixture.admit("10.0.0.1", 0).unwrap();
         let limiter: Vec<_> =
-            (0..500).map(|n| room.admit(&format!("10.0.1.{}", n % 40), 1 + n).unwrap()).collect();
-        assert_eq!(room.len(), UNAUTHENTICATED);
-        assert!(room.has(&alone) && room.has(&limiter[499]) && !room.has(&limiter[0]));
+            (0..500).map(|n| fixture.admit(&format!("10.0.1.{}", n % 40), 1 + n).unwrap()).collect();
+        assert_eq!(fixture.len(), UNAUTHENTICATED);
+        assert!(fixture.has(&alone) && fixture.has(&limiter[499]) && !fixture.has(&limiter[0]));
     }
 
     #[test]
     fn ipv6_addresses_of_one_network_count_together() {
-        let mut room = Room::new();
+        let mut fixture = Fixture::new();
         let admissions: Vec<_> =
-            (0..40_u64).map(|n| room.admit(&format!("fd00::1:{n}"), n).unwrap()).collect();
-        assert_eq!(room.len(), UNAUTHENTICATED_PER_PEER);
-        assert!(!room.has(&admissions[0]));
+            (0..40_u64).map(|n| fixture.admit(&format!("fd00::1:{n}"), n).unwrap()).collect();
+        assert_eq!(fixture.len(), UNAUTHENTICATED_PER_PEER);
+        assert!(!fixture.has(&admissions[0]));
     }
 
     #[test]
     fn idle_connections_are_evicted_and_busy_ones_are_not() {
-        let mut room = Room::new();
+        let mut fixture = Fixture::new();
         let mut admissions = Vec::new();
         for n in 0..PER_PEER as u64 {
-            let admission = room.admit("10.0.0.1", n).unwrap();
-            admission.busy(room.at(n));
+            let admission = fixture.admit("10.0.0.1", n).unwrap();
+            admission.busy(fixture.at(n));
             if n == 7 {
-                admission.idle(room.at(n));
+                admission.idle(fixture.at(n));
             }
             admissions.push(admission);
         }
-        let last = room.admit("10.0.0.1", 999).unwrap();
-        assert!(!room.has(&admissions[7]) && room.has(&last));
-        last.busy(room.at(999));
-        assert!(room.admit("10.0.0.1", 1000).is_none());
+        let last = fixture.admit("10.0.0.1", 999).unwrap();
+        assert!(!fixture.has(&admissions[7]) && fixture.has(&last));
+        last.busy(fixture.at(999));
+        assert!(fixture.admit("10.0.0.1", 1000).is_none());
         let others: Vec<_> = (0..ALL - PER_PEER)
             .map(|n| {
-                let admission = room.admit(&format!("10.1.0.{}", n % 8), 1001).unwrap();
-                admission.busy(room.at(1001));
+                let admission = fixture.admit(&format!("10.1.0.{}", n % 8), 1001).unwrap();
+                admission.busy(fixture.at(1001));
                 admission
             })
             .collect();
-        assert_eq!(room.len(), ALL);
-        assert!(room.admit("10.2.0.1", 1002).is_none());
+        assert_eq!(fixture.len(), ALL);
+        assert!(fixture.admit("10.2.0.1", 1002).is_none());
         drop(others);
-        assert!(room.admit("10.2.0.1", 1003).is_some());
+        assert!(fixture.admit("10.2.0.1", 1003).is_some());
     }
 }

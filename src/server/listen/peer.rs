@@ -1,7 +1,7 @@
-//! Who may use the local socket: root, from the agent's own mount and PID namespaces.
+//! Checks the peers of the local socket: root, in the agent's own mount and PID namespaces.
 //!
-//! A container that has the socket's directory by hostPath can connect, and the socket's mode
-//! and the user do not tell its root from the node's.
+//! A container with a hostPath volume of the socket's directory can connect, and neither the
+//! socket's mode nor the user distinguishes its root from the node's.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -18,41 +18,41 @@ const NOT_HERE: &str = "this socket answers processes of the agent's own mount a
 /// Why a peer is rejected.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rejected {
-    /// What it receives.
-    pub answer: &'static str,
+    /// The text of the response.
+    pub response: &'static str,
     /// For the log.
     pub why: String,
 }
 
-/// Judges the peer of a connection. `any_namespace`: root of every namespace is accepted, if the
-/// agent's PID namespace has a number for it. The kernel reports others as process 0, for which
-/// rustix has no value; they are refused.
+/// Checks the peer of a connection. `any_namespace`: accepts root of every namespace that has a
+/// number in the agent's PID namespace. The kernel reports others as process 0, for which rustix
+/// has no value; they are rejected.
 pub(super) fn check(stream: &UnixStream, any_namespace: bool) -> Result<(), Rejected> {
-    let refused = |answer, why| Err(Rejected { answer, why });
+    let rejected = |response, why| Err(Rejected { response, why });
     let peer = match sockopt::socket_peercred(stream) {
         Ok(peer) => peer,
-        Err(errno) => return refused(NOT_ROOT, format!("its credentials cannot be read: {errno}")),
+        Err(errno) => return rejected(NOT_ROOT, format!("its credentials cannot be read: {errno}")),
     };
     let pid = peer.pid.as_raw_nonzero().to_string();
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
-        return refused(NOT_ROOT, format!("process {pid} of user {}", peer.uid.as_raw()));
+        return rejected(NOT_ROOT, format!("process {pid} of user {}", peer.uid.as_raw()));
     }
     if any_namespace {
         return Ok(());
     }
     match (namespaces("self"), namespaces(&pid)) {
         (Ok(ours), Ok(theirs)) if ours == theirs => Ok(()),
-        (_, Ok(theirs)) => refused(NOT_HERE, format!("process {pid} of other namespaces: {theirs:?}")),
-        (_, Err(errno)) => refused(NOT_HERE, format!("process {pid} has no known namespaces: {errno}")),
+        (_, Ok(theirs)) => rejected(NOT_HERE, format!("process {pid} of other namespaces: {theirs:?}")),
+        (_, Err(errno)) => rejected(NOT_HERE, format!("process {pid} has no known namespaces: {errno}")),
     }
 }
 
 /// The mount and the PID namespace of a process, which `process` names below `/proc`.
 ///
-/// Both links are read through one descriptor, which like a pidfd belongs to one process and does
-/// not pass to another one that gets the same number. The number is the one that the kernel
-/// noted at the connect: another process could have it only if all other numbers were used
-/// between that and this call. (SO_PEERPIDFD, Linux 6.5, would exclude that too; rustix lacks it.)
+/// Both links are read through one descriptor, which like a pidfd refers to one process, also when
+/// another one gets the same number. The kernel stored the number at the connect: another process
+/// could have it only if all other numbers were used between that and this call. (SO_PEERPIDFD,
+/// Linux 6.5, would exclude that too; rustix lacks it.)
 fn namespaces(process: &str) -> Result<[CString; 2], Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let links: OwnedFd = rustix::fs::open(format!("/proc/{process}/ns"), flags, Mode::empty())?;
@@ -66,10 +66,10 @@ fn namespaces(process: &str) -> Result<[CString; 2], Errno> {
 mod tests {
     use super::*;
 
-    // Other namespaces and other users take rights: tests/integration/attacks.rs.
+    // tests/integration/attacks.rs tests other namespaces and users, as root.
 
     #[test]
-    fn this_process_is_no_stranger() {
+    fn own_process_is_accepted() {
         let (stream, _other) = UnixStream::pair().unwrap();
         assert_eq!(check(&stream, false), Ok(()));
         let [mount, pid] = namespaces("self").unwrap();

@@ -1,4 +1,4 @@
-//! The one request that changes something: an ephemeral container for a pod that runs.
+//! `/v1/debug` adds an ephemeral container to a running pod. No other request changes anything.
 
 use super::select::find;
 use super::views::DebugReply;
@@ -10,7 +10,7 @@ use crate::transport::http1::Target;
 use crate::util::backoff::random_u64;
 
 /// Responds to a POST.
-pub(in crate::server) fn route(path: &str, target: &Target, deps: &Deps) -> Result<Response, Response> {
+pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Response, Response> {
     if path != "/v1/debug" {
         return Err(Response::text(405, "GET only\n"));
     }
@@ -37,7 +37,7 @@ pub(in crate::server) fn route(path: &str, target: &Target, deps: &Deps) -> Resu
     Ok(Response::json(&reply))
 }
 
-/// `debugger-` and five letters, as kubectl names them.
+/// `debugger-` and five letters, as in kubectl.
 fn random_name() -> String {
     const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut rest = random_u64();

@@ -1,4 +1,4 @@
-//! What the local socket serves: the requests of `coracle` and its documents.
+//! The paths of the local socket, which the `coracle` commands use.
 
 pub(super) mod debug;
 pub(super) mod routes;

@@ -7,12 +7,13 @@ use super::streams;
 use super::views::{Described, PodsReply, VersionReply};
 use crate::model::event::Regarding;
 use crate::model::ids::PodUid;
-use crate::server::deps::{Deps, LogOptions};
+use crate::runtime::logs::read::ReadOptions;
+use crate::server::deps::Deps;
 use crate::server::http::response::{Reply, Response};
 use crate::transport::http1::Target;
 
 /// Responds to a GET.
-pub(in crate::server) fn route(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Response> {
+pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Response> {
     let response = match path {
         "/v1/pods" => Response::json(&PodsReply { pods: sorted_pods(deps) }),
         "/v1/pods/watch" => return Ok(Reply::stream(streams::pods)),
@@ -45,9 +46,9 @@ fn describe(target: &Target, deps: &Deps) -> Result<Response, Response> {
 }
 
 fn logs(target: &Target, deps: &Deps) -> Result<Reply, Response> {
-    let options = LogOptions {
+    let options = ReadOptions {
         follow: target.flag("follow")?,
-        tail: target.parsed("tail")?,
+        tail_lines: target.parsed("tail")?,
         since: target.parsed::<Timestamp>("since")?,
         stream: None,
         timestamps: target.flag("timestamps")?,

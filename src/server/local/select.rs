@@ -1,4 +1,4 @@
-//! Which pod and container a command means.
+//! Finds the pod and the container of a command.
 
 use crate::model::api::Pod;
 
@@ -7,58 +7,33 @@ use crate::server::deps::Deps;
 use crate::server::http::response::Response;
 use crate::transport::http1::Target;
 
-/// Annotation that names the container to take when none is given.
+/// The annotation that names the default container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// How a name resolved.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Selection<'a> {
-    /// Exactly one.
-    One(&'a PodView),
-    /// Nothing fits.
-    None,
-    /// Several fit, as `namespace/name (uid)`.
-    Several(Vec<String>),
-}
-
-/// Finds the pod that `wanted` means: `namespace/name`, a name, a static pod's name without
-/// the node's suffix, or the beginning of a UID; the first of these that fits anything counts.
-#[must_use]
-pub fn resolve<'a>(pods: &'a [PodView], wanted: &str, node: &str) -> Selection<'a> {
+/// Finds pods by `namespace/name`, by name, by a static pod's name without the node's suffix, or by
+/// the beginning of the UID. The first of these rules that matches any pod decides.
+fn resolve<'a>(pods: &'a [PodView], wanted: &str, node: &str) -> Vec<&'a PodView> {
     let (namespace, name) = match wanted.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, wanted),
     };
     if name.is_empty() {
-        return Selection::None;
+        return Vec::new();
     }
     let in_namespace = |view: &PodView| namespace.is_none_or(|namespace| view.namespace() == namespace);
     let suffix = format!("-{}", node.to_lowercase());
-    let rules: [&dyn Fn(&PodView) -> bool; 3] = [
-        &|view| in_namespace(view) && view.name() == name,
-        &|view| in_namespace(view) && view.name().strip_suffix(&suffix) == Some(name),
-        &|view| in_namespace(view) && view.uid().starts_with(name),
-    ];
-    for rule in rules {
-        let found: Vec<&PodView> = pods.iter().filter(|view| rule(view)).collect();
-        match found.as_slice() {
-            [] => {}
-            [one] => return Selection::One(one),
-            several => {
-                let mut lines: Vec<String> = several
-                    .iter()
-                    .map(|view| format!("{}/{} ({})", view.namespace(), view.name(), view.uid()))
-                    .collect();
-                lines.sort();
-                return Selection::Several(lines);
-            }
-        }
-    }
-    Selection::None
+    let rules: [&dyn Fn(&PodView) -> bool; 3] =
+        [&|view| view.name() == name, &|view| view.name().strip_suffix(&suffix) == Some(name), &|view| {
+            view.uid().starts_with(name)
+        }];
+    let matches = |rule: &dyn Fn(&PodView) -> bool| -> Vec<&PodView> {
+        pods.iter().filter(|view| in_namespace(view) && rule(view)).collect()
+    };
+    rules.into_iter().map(matches).find(|found| !found.is_empty()).unwrap_or_default()
 }
 
-/// Every container name of a pod: regular, init, ephemeral.
-pub(in crate::server) fn container_names(pod: &Pod) -> Vec<&str> {
+/// The names of all containers: regular, init, ephemeral.
+pub fn container_names(pod: &Pod) -> Vec<&str> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     spec.containers
         .iter()
@@ -68,8 +43,7 @@ pub(in crate::server) fn container_names(pod: &Pod) -> Vec<&str> {
         .collect()
 }
 
-/// The container to take when none is named.
-#[must_use]
+/// The container of a command that names none: the annotated one or the first.
 pub fn default_container(pod: &Pod) -> Option<&str> {
     let names = container_names(pod);
     let annotated = pod.metadata.annotations.as_ref().and_then(|all| all.get(DEFAULT_CONTAINER));
@@ -79,7 +53,7 @@ pub fn default_container(pod: &Pod) -> Option<&str> {
     }
 }
 
-/// The pods in the order in which commands show them.
+/// The pods in the order of output.
 pub(super) fn sorted_pods(deps: &Deps) -> Vec<PodView> {
     let mut pods = all_pods(deps);
     pods.sort_by(|a, b| (a.namespace(), a.name(), a.uid()).cmp(&(b.namespace(), b.name(), b.uid())));
@@ -92,17 +66,20 @@ fn all_pods(deps: &Deps) -> Vec<PodView> {
     pods
 }
 
-/// The one pod that the parameter `pod` means.
+/// The pod of the parameter `pod`.
 pub(super) fn find(target: &Target, deps: &Deps) -> Result<PodView, Response> {
     let wanted = target.get("pod").unwrap_or_default();
     let node = (deps.status)().node;
     let pods = all_pods(deps);
-    match resolve(&pods, wanted, &node) {
-        Selection::One(view) => Ok(view.clone()),
-        Selection::None => Err(Response::text(404, format!("there is no pod {wanted:?} on this node\n"))),
-        Selection::Several(candidates) => {
-            let list = candidates.join("\n  ");
-            Err(Response::text(409, format!("{wanted:?} means several pods; say which:\n  {list}\n")))
+    match resolve(&pods, wanted, &node).as_slice() {
+        [view] => Ok((*view).clone()),
+        [] => Err(Response::text(404, format!("there is no pod {wanted:?} on this node\n"))),
+        several => {
+            let line = |view: &&PodView| format!("{}/{} ({})", view.namespace(), view.name(), view.uid());
+            let mut lines: Vec<String> = several.iter().map(line).collect();
+            lines.sort();
+            let list = lines.join("\n  ");
+            Err(Response::text(409, format!("{wanted:?} matches several pods; name one of:\n  {list}\n")))
         }
     }
 }
@@ -117,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn names_suffixes_and_uids() {
+    fn pods_are_found_by_name_suffix_and_uid() {
         let pods = [
             view("default", "web-node1", "abc1"),
             view("kube-system", "web-node1", "abd2"),
@@ -125,10 +102,10 @@ mod tests {
             view("default", "fff", "eee4"),
         ];
         let check = |wanted: &str, expected: &str| {
-            let found = match resolve(&pods, wanted, "Node1") {
-                Selection::One(view) => view.uid().to_owned(),
-                Selection::None => "none".to_owned(),
-                Selection::Several(all) => all.len().to_string(),
+            let found = match resolve(&pods, wanted, "Node1").as_slice() {
+                [view] => view.uid().to_owned(),
+                [] => "none".to_owned(),
+                several => several.len().to_string(),
             };
             assert_eq!(found, expected, "{wanted}");
         };
@@ -149,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_container_is_annotated_or_first() {
+    fn default_container_is_annotated_or_first() {
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "metadata": {"annotations": {DEFAULT_CONTAINER: "b"}},
             "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "a"}, {"name": "b"}]},

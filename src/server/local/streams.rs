@@ -1,4 +1,4 @@
-//! Responses that go on: logs, changes of pods, events. One JSON document per line.
+//! Streams: logs; changes of pods and events, with one JSON document per line.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -7,64 +7,67 @@ use std::time::Duration;
 
 use super::select::sorted_pods;
 use super::views::{PodChange, PodView};
-use crate::server::deps::{Deps, LogOptions, LogSource};
+use crate::runtime::logs::read::ReadOptions;
+use crate::server::deps::{Deps, LogSource};
 use crate::server::http::response::Response;
 use crate::transport::http1::ResponseWriter;
 use crate::util::stop::{StopToken, Waited};
 
-/// How long a watcher waits for a change before it checks its stop signal again.
+/// How long a watch waits for a change before it checks its stop signal again.
 const WATCH_SLICE: Duration = Duration::from_secs(1);
 
-/// Changes that come close together are sent together.
+/// Changes within this time are sent together.
 const GATHER: Duration = Duration::from_millis(200);
 
-/// How long a quiet event stream sleeps; only a bound, the stop signal ends it at once.
+/// How long an event stream waits for an event; the stop signal ends the wait.
 const QUIET: Duration = Duration::from_secs(600);
 
-/// A container's log, for `coracle logs`. `container`: its name, and how many the pod has.
+/// A container's log, for `coracle logs`. `container`: its name; `of`: the pod's containers.
 pub(super) fn logs(
     source: &LogSource,
-    options: &LogOptions,
+    options: &ReadOptions,
     (container, of): (&str, usize),
     out: &mut ResponseWriter<'_>,
     deps: &Deps,
     stop: &StopToken,
 ) -> io::Result<()> {
-    // Names come from manifests; nothing in them may end the line.
+    // Names come from manifests and must not end the line.
     let container: String = container.chars().filter(char::is_ascii_graphic).collect();
     let of = of.to_string();
     let fields = [TEXT, ("Coracle-Container", container.as_str()), ("Coracle-Containers", of.as_str())];
-    let mut late = LateHead { out, fields: &fields };
+    let mut deferred = DeferredHead { out, fields: &fields };
     if options.follow {
-        // So that the client knows at once that it is connected.
-        late.flush()?;
+        // The client sees that it is connected.
+        deferred.flush()?;
     }
-    match (deps.read_log)(&source.path, options, &mut late, &*source.running, stop) {
-        Err(why) if !late.out.has_started() => Response::text(400, format!("{why}\n")).write(late.out),
+    match (deps.read_log)(&source.path, options, &mut deferred, &*source.running, stop) {
+        Err(why) if !deferred.out.has_started() => {
+            Response::text(400, format!("{why}\n")).write(deferred.out)
+        }
         Err(why) => {
             log::debug!("reading {} ended early: {why}", source.path.display());
             Ok(())
         }
-        Ok(()) => late.flush(),
+        Ok(()) => deferred.flush(),
     }
 }
 
 const TEXT: (&str, &str) = ("Content-Type", "text/plain; charset=utf-8");
 const LINES: (&str, &str) = ("Content-Type", "application/x-ndjson");
 
-/// Sends the head with the first byte, so that an early error still has its own status.
-struct LateHead<'a, 'b> {
+/// Sends the head with the first byte, so that an early error can have its own status.
+struct DeferredHead<'a, 'b> {
     out: &'a mut ResponseWriter<'b>,
     fields: &'a [(&'a str, &'a str)],
 }
 
-impl LateHead<'_, '_> {
+impl DeferredHead<'_, '_> {
     fn begin(&mut self) -> io::Result<()> {
         if self.out.has_started() { Ok(()) } else { self.out.start(200, self.fields, None) }
     }
 }
 
-impl Write for LateHead<'_, '_> {
+impl Write for DeferredHead<'_, '_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.begin()?;
         self.out.write(bytes)
@@ -104,10 +107,10 @@ pub(super) fn events(
 /// Changes of pods.
 pub(super) fn pods(out: &mut ResponseWriter<'_>, deps: &Deps, stop: &StopToken) -> io::Result<()> {
     out.start(200, &[LINES], None)?;
-    let mut known = Known::default();
+    let mut sent = SentPods::default();
     let mut version = (deps.wait_pods)(0, Duration::ZERO);
     loop {
-        for change in known.changes(sorted_pods(deps)) {
+        for change in sent.changes(sorted_pods(deps)) {
             line(out, &change)?;
         }
         out.flush()?;
@@ -119,26 +122,26 @@ pub(super) fn pods(out: &mut ResponseWriter<'_>, deps: &Deps, stop: &StopToken) 
     }
 }
 
-/// What was sent to a watcher.
+/// The pods that a watch has sent.
 #[derive(Default)]
-struct Known {
+struct SentPods {
     hasher: RandomState,
     /// By UID: hash of the document, and enough to report its end.
     pods: HashMap<String, (u64, PodView)>,
 }
 
-impl Known {
+impl SentPods {
     fn changes(&mut self, pods: Vec<PodView>) -> Vec<PodChange> {
         let mut before = std::mem::take(&mut self.pods);
         let mut changes = Vec::new();
         for view in pods {
             let next_sync = view.next_sync;
-            // The time of its next sync is no change of a pod.
-            let lasting = PodView { next_sync: None, ..view };
-            // What cannot be written hashes as empty and fails when it is sent.
-            let text = serde_json::to_vec(&lasting).unwrap_or_default();
+            // A new time of the next sync is no change.
+            let compared = PodView { next_sync: None, ..view };
+            // A view that cannot be serialized fails when it is sent.
+            let text = serde_json::to_vec(&compared).unwrap_or_default();
             let hash = self.hasher.hash_one(&text);
-            let view = PodView { next_sync, ..lasting };
+            let view = PodView { next_sync, ..compared };
             let old = before.remove(view.uid());
             self.pods.insert(view.uid().to_owned(), (hash, identity(&view)));
             match old {
@@ -165,13 +168,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watcher_gets_changes_only() {
+    fn watch_sends_changes_only() {
         let view = |uid: &str, phase: &str| {
             let mut view = PodView { phase: phase.into(), ..PodView::default() };
             view.pod.metadata.uid = Some(uid.into());
             view
         };
-        let mut known = Known::default();
+        let mut sent = SentPods::default();
         let kinds = |changes: Vec<PodChange>| {
             let text = |change: &PodChange| match change {
                 PodChange::Added(view) => format!("+{}", view.uid()),
@@ -180,8 +183,8 @@ mod tests {
             };
             changes.iter().map(text).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(kinds(known.changes(vec![view("a", "Syncing"), view("b", "Syncing")])), "+a +b");
-        assert_eq!(kinds(known.changes(vec![view("a", "Syncing"), view("b", "Terminating")])), "~b");
-        assert_eq!(kinds(known.changes(vec![view("b", "Terminating"), view("c", "")])), "+c -a");
+        assert_eq!(kinds(sent.changes(vec![view("a", "Syncing"), view("b", "Syncing")])), "+a +b");
+        assert_eq!(kinds(sent.changes(vec![view("a", "Syncing"), view("b", "Terminating")])), "~b");
+        assert_eq!(kinds(sent.changes(vec![view("b", "Terminating"), view("c", "")])), "+c -a");
     }
 }

@@ -1,9 +1,10 @@
-//! What travels over the wire: the local API's documents and the kubelet's pod lists.
+//! The documents of the local API, and the kubelet's lists of pods.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::json;
 
 use crate::kube::events::RecordedEvent;
 use crate::model::api::{Pod, PodSpec, PodStatus};
@@ -13,10 +14,10 @@ use crate::model::runtime::{ContainerState, ListedPod};
 /// The Kubernetes version whose kubelet this agent stands in for.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
 
-/// Shows every pod, one after the other.
+/// Calls back with each pod.
 pub type EachPod = dyn Fn(&mut dyn FnMut(PodView)) + Send + Sync;
 
-/// A pod with what its worker is doing.
+/// A pod with the state of its worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 pub struct PodView {
@@ -26,42 +27,36 @@ pub struct PodView {
     /// The worker's phase: Waiting, Syncing, Terminating, Terminated or Rejected.
     #[serde(default)]
     pub phase: String,
-    /// What the last sync failed with.
+    /// The error of the last sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// When it is synced without a cause.
+    /// The time of the next periodic sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_sync: Option<Timestamp>,
 }
 
-/// Reads a pod through the one deserializer that the sources need anyway: the API types make
-/// half a megabyte of code for each further one.
+/// Reads a pod through the deserializer of the sources: each further one of the API types makes half
+/// a megabyte of code.
 fn pod<'de, D: Deserializer<'de>>(from: D) -> Result<Pod, D::Error> {
     let value = serde_json::Value::deserialize(from)?;
     crate::sources::pod_from_value(&value).map_err(serde::de::Error::custom)
 }
 
 impl PodView {
-    /// `metadata.name`.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.pod.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// `metadata.namespace`.
-    #[must_use]
     pub fn namespace(&self) -> &str {
         self.pod.metadata.namespace.as_deref().unwrap_or_default()
     }
 
-    /// `metadata.uid`.
-    #[must_use]
     pub fn uid(&self) -> &str {
         self.pod.metadata.uid.as_deref().unwrap_or_default()
     }
 }
 
-/// Answer of `/v1/pods`.
+/// Response of `/v1/pods`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PodsReply {
     /// Sorted by namespace and name.
@@ -72,35 +67,29 @@ pub struct PodsReply {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
 pub enum PodChange {
-    /// New to this watcher.
     Added(PodView),
-    /// Changed.
     Modified(PodView),
-    /// Gone; as it was last seen.
+    /// With its identity only.
     Deleted(PodView),
 }
 
-/// Answer of `/v1/describe`.
+/// Response of `/v1/describe`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Described {
-    /// The pod.
     #[serde(flatten)]
     pub view: PodView,
-    /// Events about it, oldest first.
+    /// Events of the pod, oldest first.
     pub events: Vec<RecordedEvent>,
 }
 
-/// An image on the node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ImageRow {
-    /// The runtime's id.
     pub id: String,
     /// Names with tags.
     pub tags: Vec<String>,
     /// Names with digests.
     pub digests: Vec<String>,
-    /// Size on disk.
     pub size_bytes: u64,
     /// Never removed by garbage collection.
     pub pinned: bool,
@@ -108,18 +97,16 @@ pub struct ImageRow {
     pub in_use: bool,
 }
 
-/// Answer of `/v1/version`.
+/// Response of `/v1/version`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionReply {
-    /// Of this program.
     pub version: String,
     /// The Kubernetes release whose kubelet it stands in for.
     pub kubernetes: String,
 }
 
 impl VersionReply {
-    /// Of the program that asks.
-    #[must_use]
+    /// Of this program.
     pub fn own() -> Self {
         VersionReply {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -128,45 +115,35 @@ impl VersionReply {
     }
 }
 
-/// Answer of a POST to `/v1/debug`.
+/// Response of a POST to `/v1/debug`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DebugReply {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The ephemeral container's name.
+    /// The ephemeral container.
     pub container: String,
 }
 
-/// Answer of `/v1/status`.
+/// Response of `/v1/status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeReport {
-    /// Node name.
     pub node: String,
-    /// Version of the agent.
+    /// Of the agent.
     pub version: String,
-    /// When the agent started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started: Option<Timestamp>,
-    /// Time since then.
     pub uptime_seconds: u64,
-    /// What the operator should look at; empty: all is well.
+    /// For the operator; empty: the node is healthy.
     pub problems: Vec<String>,
-    /// The container runtime.
     pub runtime: RuntimeReport,
-    /// Version, driver and root in words.
+    /// `v1` or `v2`.
     pub cgroups: String,
-    /// How many pods are in each phase.
+    /// The number of pods by phase.
     pub pods: BTreeMap<String, usize>,
-    /// Where pods come from.
     pub sources: Vec<SourceReport>,
-    /// Every thread of ours.
     pub threads: Vec<ThreadRow>,
-    /// The agent's own memory.
     pub memory: MemoryReport,
-    /// Queues with their depth and losses.
     pub queues: Vec<QueueReport>,
 }
 
@@ -176,9 +153,7 @@ pub struct NodeReport {
 pub struct RuntimeReport {
     /// Such as `containerd`.
     pub name: String,
-    /// Its version.
     pub version: String,
-    /// Where it answers.
     pub endpoint: String,
     /// Why it is not ready; `None`: it is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -186,11 +161,11 @@ pub struct RuntimeReport {
     /// Why its network is not ready; `None`: it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_not_ready: Option<String>,
-    /// By what means changes are found out: `event stream`, or full lists and why.
+    /// How changes are detected: `event stream`, or full lists and why.
     pub changes: String,
 }
 
-/// A place that pods come from.
+/// A source of pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SourceReport {
@@ -198,44 +173,37 @@ pub struct SourceReport {
     pub name: String,
     /// Path or URL.
     pub place: String,
-    /// Whether it has spoken yet.
+    /// Whether it has been read.
     pub seen: bool,
-    /// Pods it gives now.
+    /// The number of its pods.
     pub pods: usize,
-    /// What it could not read.
     pub problems: Vec<ProblemReport>,
 }
 
-/// A manifest that could not be taken.
+/// A manifest that could not be used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProblemReport {
     /// File or URL.
     pub place: String,
-    /// Line, where known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<u64>,
-    /// Field path, empty if none applies.
+    /// The path of the field; empty: none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub field: String,
-    /// What is wrong.
     pub message: String,
-    /// Since when.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// Whether the last good version keeps running.
+    /// Whether the last valid version keeps running.
     pub kept: bool,
 }
 
-/// One thread.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ThreadRow {
-    /// Its name.
     pub name: String,
     /// What it waits for, or `running`.
     pub waits_for: String,
-    /// For how long.
     pub seconds: f64,
 }
 
@@ -243,39 +211,46 @@ pub struct ThreadRow {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MemoryReport {
-    /// Resident now.
     pub rss_bytes: u64,
-    /// Resident at most so far.
     pub peak_rss_bytes: u64,
-    /// Of the resident, what is no file's.
+    /// The part of `rss_bytes` that no file backs.
     pub anonymous_bytes: u64,
 }
 
-/// One queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct QueueReport {
-    /// Its name.
     pub name: String,
-    /// What waits in it.
+    /// The number of waiting entries.
     pub depth: usize,
-    /// What it had to drop so far.
+    /// The number of dropped entries.
     pub lost: u64,
 }
 
-/// `v1` `PodList`, whose items carry no kind of their own.
-#[derive(Serialize)]
-pub(in crate::server) struct PodList<T> {
-    kind: &'static str,
-    #[serde(rename = "apiVersion")]
-    api_version: &'static str,
-    metadata: serde_json::Map<String, serde_json::Value>,
-    items: Vec<T>,
+/// A `v1` `PodList` in JSON, made item by item. Items have no `kind`.
+struct PodList {
+    body: Vec<u8>,
+    comma: &'static str,
+    outcome: serde_json::Result<()>,
 }
 
-impl<T> PodList<T> {
-    fn of(items: Vec<T>) -> Self {
-        PodList { kind: "PodList", api_version: "v1", metadata: serde_json::Map::new(), items }
+impl PodList {
+    fn new() -> PodList {
+        let body = br#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":["#.to_vec();
+        PodList { body, comma: "", outcome: Ok(()) }
+    }
+
+    fn add(&mut self, item: &impl Serialize) {
+        if self.outcome.is_ok() {
+            self.body.extend_from_slice(std::mem::replace(&mut self.comma, ",").as_bytes());
+            self.outcome = serde_json::to_writer(&mut self.body, item);
+        }
+    }
+
+    fn finish(mut self) -> serde_json::Result<Vec<u8>> {
+        self.outcome?;
+        self.body.extend_from_slice(b"]}");
+        Ok(self.body)
     }
 }
 
@@ -288,40 +263,28 @@ struct PodItem<'a> {
     status: Option<&'a PodStatus>,
 }
 
-/// The body of `/pods`, written pod by pod.
-pub(in crate::server) fn pod_list(each: &EachPod) -> serde_json::Result<Vec<u8>> {
-    let mut body = br#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":["#.to_vec();
-    let (mut comma, mut written) = ("", Ok(()));
+/// The body of `/pods`.
+pub fn pod_list(each: &EachPod) -> serde_json::Result<Vec<u8>> {
+    let mut list = PodList::new();
     each(&mut |PodView { pod, .. }| {
-        let item = PodItem { metadata: &pod.metadata, spec: pod.spec.as_ref(), status: pod.status.as_ref() };
-        if written.is_ok() {
-            body.extend_from_slice(std::mem::replace(&mut comma, ",").as_bytes());
-            written = serde_json::to_writer(&mut body, &item);
-        }
+        list.add(&PodItem { metadata: &pod.metadata, spec: pod.spec.as_ref(), status: pod.status.as_ref() });
     });
-    written?;
-    body.extend_from_slice(b"]}");
-    Ok(body)
+    list.finish()
 }
 
 /// The body of `/runningpods/`: identity and running containers only.
-pub(in crate::server) fn running_list(pods: &[ListedPod]) -> PodList<serde_json::Value> {
-    let item = |pod: &ListedPod| {
-        let containers: Vec<_> = pod
-            .containers
-            .iter()
-            .filter(|container| container.state == ContainerState::Running)
-            .map(|container| {
-                serde_json::json!({
-                    "name": container.name, "image": container.image_ref.as_str(), "resources": {},
-                })
-            })
+pub fn running_list(pods: &[ListedPod]) -> serde_json::Result<Vec<u8>> {
+    let mut list = PodList::new();
+    for pod in pods.iter().filter(|pod| pod.is_running()) {
+        let running = pod.containers.iter().filter(|one| one.state == ContainerState::Running);
+        let containers: Vec<_> = running
+            .map(|one| json!({"name": one.name, "image": one.image_ref.as_str(), "resources": {}}))
             .collect();
-        serde_json::json!({
+        list.add(&json!({
             "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid.as_str()},
             "spec": {"containers": containers},
             "status": {},
-        })
-    };
-    PodList::of(pods.iter().filter(|pod| pod.is_running()).map(item).collect())
+        }));
+    }
+    list.finish()
 }

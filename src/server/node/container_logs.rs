@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use crate::model::api::{ContainerStatus, PodStatus};
 use crate::model::ids::PodUid;
 use crate::model::log_line;
-use crate::server::deps::{Deps, LogOptions};
+use crate::runtime::logs::read::ReadOptions;
+use crate::server::deps::Deps;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response};
 use crate::server::local::select::container_names;
@@ -42,19 +43,19 @@ pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response>
         return Err(Response::text(404, format!("container {container:?} not found in pod {name:?}")));
     }
     let stream = query.stream(endpoints.switches.split_streams)?;
-    let options = LogOptions { stream, ..query.options };
+    let options = ReadOptions { stream, ..query.options };
     let id = instance(pod.status.as_ref(), name, container, query.previous)
         .map_err(|why| Response::text(400, why))?;
     let uid = PodUid::from(pod.metadata.uid.unwrap_or_default());
     Ok(Reply::stream(move |out, deps, stop| show(&uid, &id, &options, out, deps, stop)))
 }
 
-/// Sends the head before the log is looked up, so that a client that follows knows at once
-/// that it is connected. From then on an error can only be text.
+/// Sends the head before it finds the log, so that a following client sees that it is connected.
+/// A later error can only be text of the body.
 fn show(
     uid: &PodUid,
     id: &str,
-    options: &LogOptions,
+    options: &ReadOptions,
     out: &mut ResponseWriter<'_>,
     deps: &Deps,
     stop: &StopToken,
@@ -74,10 +75,10 @@ fn show(
     }
 }
 
-/// The parameters, read but not checked.
+/// The parsed parameters, not validated.
 #[derive(Debug, PartialEq)]
 struct Query {
-    options: LogOptions,
+    options: ReadOptions,
     previous: bool,
     since_seconds: Option<i64>,
     has_since_time: bool,
@@ -105,10 +106,10 @@ impl Query {
         let ago = since_seconds
             .map(|ago| now.checked_sub(jiff::SignedDuration::from_secs(ago)).unwrap_or(Timestamp::MIN));
         Ok(Query {
-            options: LogOptions {
+            options: ReadOptions {
                 follow: switch(target, "follow"),
-                // What does not fit is rejected by `check`.
-                tail: tail.and_then(|lines| u64::try_from(lines).ok()),
+                // `check` rejects negative values.
+                tail_lines: tail.and_then(|lines| u64::try_from(lines).ok()),
                 since: ago.or(since_time),
                 stream: None,
                 timestamps: switch(target, "timestamps"),
@@ -158,13 +159,12 @@ fn whole(text: &str) -> Result<i64, Response> {
     text.parse().map_err(|_| undecodable())
 }
 
-/// As API machinery reads a bool: there is no wrong one.
+/// A bool as in the API machinery: every value is valid.
 fn switch(target: &Target, key: &str) -> bool {
     target.get(key).is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
 }
 
-/// The id, with the runtime's name before it, of the instance whose log is meant; else why
-/// there is none.
+/// The id of the requested instance, with the runtime's name before it.
 fn instance(
     status: Option<&PodStatus>,
     pod: &str,
@@ -188,7 +188,7 @@ fn instance(
         return Ok(found.container_id.clone().unwrap_or_default());
     }
     if let Some(ended) = state.terminated {
-        // Its container may never have been made.
+        // Its container may not have been created.
         return filled(ended.container_id).or(filled(last)).ok_or_else(|| format!("{which} is terminated"));
     }
     if last.is_some() {

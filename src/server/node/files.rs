@@ -13,7 +13,7 @@ use crate::server::deps::Deps;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response, html};
 
-/// Copied between two checks of the stop token.
+/// The number of bytes between two checks of the stop token.
 const BLOCK: usize = 64 * 1024;
 
 /// Responds to one request.
@@ -22,7 +22,6 @@ pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response>
     if !switches.system_logs {
         return Err(Response::text(405, "logs endpoint is disabled.\n"));
     }
-    // Without the slash there is nothing.
     let path = request.target.path.strip_prefix("/logs/").ok_or_else(Response::not_found)?;
     if request.method != Method::Get {
         return Err(Response::not_allowed("GET"));
@@ -43,29 +42,29 @@ pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response>
     serve(root, path)
 }
 
-/// Serves what is at `path` below `root`: a file, a list of a directory, or where else to look.
+/// Serves `path` below `root`: a file, the list of a directory, or a redirect.
 fn serve(root: &Path, path: &str) -> Result<Reply, Response> {
     let inner = path.trim_start_matches('/');
     if inner.split(['/', '\\']).any(|element| element == "..") || inner.contains('\0') {
         return Err(Response::text(400, "invalid URL path\n"));
     }
     if inner == "index.html" || inner.ends_with("/index.html") {
-        return Err(elsewhere("./".to_owned()));
+        return Err(redirect("./".to_owned()));
     }
     let slash = inner.is_empty() || inner.ends_with('/');
-    // Without it, or a file would not be found.
+    // Without the slash, or a file would not be found.
     let inner = inner.trim_end_matches('/');
-    let (found, metadata) = open(root, inner).map_err(refusal)?;
+    let (found, metadata) = open(root, inner).map_err(rejection)?;
     let last = inner.rsplit('/').next().unwrap_or_default();
     if !metadata.is_dir() {
         return if slash {
-            Err(elsewhere(format!("../{}", encode(last))))
+            Err(redirect(format!("../{}", encode(last))))
         } else {
             file(found, &metadata, last)
         };
     }
     if !slash {
-        return Err(elsewhere(format!("{}/", encode(last))));
+        return Err(redirect(format!("{}/", encode(last))));
     }
     match open(root, format!("{inner}/index.html").trim_start_matches('/')) {
         Ok((page, metadata)) if metadata.is_file() => file(page, &metadata, "index.html"),
@@ -73,9 +72,9 @@ fn serve(root: &Path, path: &str) -> Result<Reply, Response> {
     }
 }
 
-/// Opens what is at `path` below `root` without touching it. Links are followed, but only to
-/// places below `root`: the kernel says where the file is after it was opened, so a link
-/// that changes meanwhile makes no difference. `path` has no `..`.
+/// Opens `path` below `root` with O_PATH. Links are followed, but only to files below `root`: the
+/// kernel reports the path of the opened file, so a link that changes meanwhile has no effect.
+/// `path` has no `..`.
 // DIFFERS: the Go kubelet follows links to anywhere, so that a pod that can write to
 // /var/log reads every file of the node.
 pub(super) fn open(root: &Path, path: &str) -> io::Result<(OwnedFd, Metadata)> {
@@ -87,12 +86,12 @@ pub(super) fn open(root: &Path, path: &str) -> io::Result<(OwnedFd, Metadata)> {
         }
         errno => io::Error::from(errno),
     })?;
-    let place = std::fs::read_link(handle(&found))?;
-    if !place.starts_with(&root) {
+    let real = std::fs::read_link(handle(&found))?;
+    if !real.starts_with(&root) {
         log::debug!("/logs/{path} leads out of {}: refused", root.display());
         return Err(ErrorKind::NotFound.into());
     }
-    // What is neither would wait, or act.
+    // Opening a pipe or a device could block or have effects.
     let metadata = std::fs::metadata(handle(&found))?;
     if !metadata.is_file() && !metadata.is_dir() {
         return Err(ErrorKind::PermissionDenied.into());
@@ -126,19 +125,19 @@ fn without_links(root: &Path, path: &str) -> Result<OwnedFd, Errno> {
     Ok(found)
 }
 
-/// The name by which a file that was only found is opened to be read.
+/// The path by which an O_PATH descriptor is opened for reading.
 fn handle(found: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", found.as_raw_fd())
 }
 
-/// Opens a regular file that was found. One on which a container holds a lease is an error
-/// instead of a wait for the container.
+/// Opens a regular file for reading. A file on which a container holds a lease is an error, not a
+/// wait for the container.
 pub(super) fn read(found: &OwnedFd) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     Ok(File::from(rustix::fs::open(handle(found), flags, Mode::empty())?))
 }
 
-fn refusal(why: io::Error) -> Response {
+fn rejection(why: io::Error) -> Response {
     match why.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => Response::not_found(),
         ErrorKind::PermissionDenied => Response::text(403, "403 Forbidden\n"),
@@ -146,15 +145,15 @@ fn refusal(why: io::Error) -> Response {
     }
 }
 
-fn elsewhere(location: String) -> Response {
+fn redirect(location: String) -> Response {
     Response { headers: vec![("Location", location)], ..Response::text(301, "") }
 }
 
-/// A file as long as it is now, however it grows meanwhile.
+/// A file, up to its present length.
 fn file(found: OwnedFd, metadata: &Metadata, name: &str) -> Result<Reply, Response> {
-    let mut file = read(&found).map_err(refusal)?;
+    let mut file = read(&found).map_err(rejection)?;
     let mut start = Vec::with_capacity(512);
-    (&mut file).take(512).read_to_end(&mut start).map_err(refusal)?;
+    (&mut file).take(512).read_to_end(&mut start).map_err(rejection)?;
     let content_type = content_type(name, &start);
     let length = metadata.len();
     Ok(Reply::stream(move |out, _, stop| {
@@ -197,7 +196,7 @@ fn list(found: &OwnedFd) -> Result<Response, Response> {
     let mut page =
         String::from("<!doctype html>\n<meta name=\"viewport\" content=\"width=device-width\">\n<pre>\n");
     for name in names {
-        // A colon in its first element would make it another scheme.
+        // A colon in the first element would begin a scheme.
         let here = if name.contains(':') { "./" } else { "" };
         page.push_str(&format!("<a href=\"{here}{}\">{}</a>\n", encode(&name), html(&name)));
     }
@@ -205,7 +204,7 @@ fn list(found: &OwnedFd) -> Result<Response, Response> {
     Ok(Response { content_type: "text/html; charset=utf-8", ..Response::text(200, page) })
 }
 
-/// A path as it stands in a URL.
+/// Percent-encodes a path for a URL.
 fn encode(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {

@@ -1,4 +1,4 @@
-//! `/metrics` and its siblings: other rooms write the text.
+//! `/metrics` and the pages below it, which other rooms write.
 
 use std::io::Write;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::server::http::response::Response;
 use crate::util::metrics::{CounterVec, Metric as _, Page, Type};
 
 /// Counts a request to the kubelet's own ports, and times it until the guard is dropped.
-pub(in crate::server) fn count(listener: Listener, method: &str, path: &str) -> Option<Timed> {
+pub fn count(listener: Listener, method: &str, path: &str) -> Option<RequestTimer> {
     let server_type = match listener {
         Listener::ReadOnly => "readonly",
         Listener::Main => "readwrite",
@@ -20,7 +20,7 @@ pub(in crate::server) fn count(listener: Listener, method: &str, path: &str) -> 
     };
     let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("other");
     let path = match first_elements(path) {
-        // The Go kubelet has nothing of these on its other port.
+        // The Go kubelet does not serve these on its other port.
         "checkpoint" | "configz" | "debug" | "flagz" | "statusz" if listener != Listener::Main => "other",
         path => path,
     };
@@ -28,10 +28,10 @@ pub(in crate::server) fn count(listener: Listener, method: &str, path: &str) -> 
     let labels = [method, path, server_type, long_running];
     HTTP_REQUESTS.inc(labels);
     HTTP_INFLIGHT.add(labels, 1);
-    Some(Timed { labels, begun: Instant::now() })
+    Some(RequestTimer { labels, begun: Instant::now() })
 }
 
-/// Methods and paths that become labels; others must not, since clients choose them.
+/// Methods and paths that become labels. Others are chosen by clients.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE"];
 const PATHS: [&str; 19] = [
     "attach",
@@ -55,24 +55,24 @@ const PATHS: [&str; 19] = [
     "statusz",
 ];
 
-/// Those that take as long as their client wants. Upstream has port-forward among them, but
-/// in a spelling that it no longer has.
+/// Requests without a time limit. Upstream's list has port-forward in a spelling that it no longer
+/// has.
 const LONG_RUNNING: [&str; 3] = ["exec", "attach", "debug"];
 
 /// See [`count`].
-pub(in crate::server) struct Timed {
+pub struct RequestTimer {
     labels: [&'static str; 4],
     begun: Instant,
 }
 
-impl Drop for Timed {
+impl Drop for RequestTimer {
     fn drop(&mut self) {
         HTTP_INFLIGHT.add(self.labels, -1);
         HTTP_DURATION.took(self.labels, self.begun.elapsed());
     }
 }
 
-/// The start of a path that is one of ours.
+/// The known path that a path begins with.
 fn first_elements(path: &str) -> &'static str {
     let path = path.trim_matches('/');
     let mut elements = path.split('/');
@@ -85,7 +85,7 @@ fn first_elements(path: &str) -> &'static str {
     PATHS.into_iter().find(known).unwrap_or("other")
 }
 
-/// How often each health check was made, by what came out. On its own page only.
+/// Health checks by result; on the page `/metrics/slis` only.
 static CHECKS: CounterVec<3> = CounterVec::new(
     "kubernetes_healthchecks_total",
     "Health checks that were made.",
@@ -98,7 +98,7 @@ pub(super) fn count_check(name: &'static str, passes: bool) {
 }
 
 /// Responds to a path below `/metrics`; `None`: there is no such page.
-pub(in crate::server) fn respond(request: &Request, deps: &Deps) -> Option<Response> {
+pub fn respond(request: &Request, deps: &Deps) -> Option<Response> {
     let mut page = Page::new();
     match request.target.path.strip_prefix("/metrics")?.trim_end_matches('/') {
         "" => (deps.metrics)(MetricsPage::Own, &mut page),
@@ -118,13 +118,12 @@ pub(in crate::server) fn respond(request: &Request, deps: &Deps) -> Option<Respo
         headers: vec![("Process-Start-Time-Unix", started)],
         ..Response::text(200, page.into_text())
     };
-    Some(if request.gzip { packed(response) } else { response })
+    Some(if request.gzip { compressed(response) } else { response })
 }
 
-/// The one format that there is, with the escaping that the client wants: no name here needs
-/// any, so each of them is right.
+/// The text format with the requested escaping; no name needs any, so each is correct.
 ///
-/// DIFFERS: who asks for the binary format first gets it from the Go kubelet.
+/// DIFFERS: the Go kubelet sends the binary format to clients that prefer it.
 fn content_type(accept: &str) -> &'static str {
     const UNDERSCORES: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
     const KNOWN: [(&str, &str); 4] = [
@@ -149,8 +148,8 @@ fn content_type(accept: &str) -> &'static str {
     chosen
 }
 
-/// Compressed, if that works.
-fn packed(mut response: Response) -> Response {
+/// Compresses the body.
+fn compressed(mut response: Response) -> Response {
     let mut gzip = Gzip::new(Vec::with_capacity(response.body.len() / 8));
     match gzip.write_all(&response.body).and_then(|()| gzip.finish()) {
         Ok(body) => {
@@ -163,7 +162,7 @@ fn packed(mut response: Response) -> Response {
 
 /// One series per health check.
 ///
-/// DIFFERS: each is made for the page; the Go kubelet shows those that were requested before.
+/// DIFFERS: all checks run for the page; the Go kubelet shows those that were requested before.
 fn checks(deps: &Deps, page: &mut Page) {
     count_check("ping", true);
     let mut family = page.family("kubernetes_healthcheck", "Whether a health check passes.", Type::Gauge);
@@ -181,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_format_is_the_one_with_the_escaping_that_is_wanted() {
+    fn format_has_the_requested_escaping() {
         for (accept, escaping) in [
             ("", "underscores"),
             ("*/*", "underscores"),

@@ -1,4 +1,4 @@
-//! What the kubelet's own ports serve.
+//! The paths of the kubelet's ports.
 
 pub(super) mod container_logs;
 pub(super) mod files;

@@ -16,15 +16,14 @@ use crate::transport::http1::Target;
 use crate::util::child::{self, ChildError, Limits};
 use crate::util::stop::StopToken;
 
-/// A query may take so long in all.
+/// The limit of a query.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The list of a machine's units.
+/// The limit of the list of units.
 const UNITS_BYTES: usize = 4 * 1024 * 1024;
 const MAX_TAIL: i64 = 100_000;
 const MAX_NAME: usize = 256;
 const MAX_SERVICES: usize = 4;
 
-/// A query.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Query {
     services: Vec<String>,
@@ -37,7 +36,7 @@ pub(super) struct Query {
 }
 
 impl Query {
-    /// The parameters; `None` when there is none of a query.
+    /// Parses the parameters; `None`: none is of a query.
     pub(super) fn read(target: &Target) -> Result<Option<Query>, Response> {
         let mut problems = Vec::new();
         let mut query = Query::default();
@@ -53,17 +52,17 @@ impl Query {
             problems.push(invalid("query", &json(&queries), "query cannot be empty"));
         }
         let filled = |key| target.get(key).filter(|text| !text.is_empty());
-        for (key, place) in [("sinceTime", &mut query.since), ("untilTime", &mut query.until)] {
+        for (key, value) in [("sinceTime", &mut query.since), ("untilTime", &mut query.until)] {
             match filled(key).map(|text| (text, text.parse())) {
                 None => {}
-                Some((_, Ok(time))) => *place = Some(time),
+                Some((_, Ok(time))) => *value = Some(time),
                 Some((text, Err(_))) => problems.push(invalid(key, &json(&text), "invalid time format")),
             }
         }
-        for (key, place) in [("boot", &mut query.boot), ("tailLines", &mut query.tail)] {
+        for (key, value) in [("boot", &mut query.boot), ("tailLines", &mut query.tail)] {
             match filled(key).map(|text| (text, text.parse())) {
                 None => {}
-                Some((_, Ok(number))) => *place = Some(number),
+                Some((_, Ok(number))) => *value = Some(number),
                 Some((text, Err(_))) => {
                     let why = format!("strconv.Atoi: parsing {}: invalid syntax", json(&text));
                     problems.push(invalid(key, &json(&text), &why));
@@ -71,11 +70,11 @@ impl Query {
             }
         }
         filled("pattern").unwrap_or_default().clone_into(&mut query.pattern);
-        refuse(400, &problems)?;
+        reject(400, &problems)?;
         Ok((query != Query::default()).then_some(query))
     }
 
-    /// Whether it makes sense.
+    /// Validates the query.
     pub(super) fn check(&self, root: &Path) -> Result<(), Response> {
         let mut problems = Vec::new();
         for service in &self.services {
@@ -124,7 +123,7 @@ impl Query {
             let why = format!("must be between 0 and {MAX_TAIL}, inclusive");
             problems.push(invalid("tailLines", &tail.to_string(), &why));
         }
-        refuse(406, &problems)
+        reject(406, &problems)
     }
 
     /// The file, if the query names one.
@@ -144,7 +143,7 @@ impl Query {
     fn arguments(&self, services: &[&str]) -> Vec<String> {
         let mut arguments =
             vec!["--utc".to_owned(), "--no-pager".to_owned(), "--output=short-precise".to_owned()];
-        // Without the zone it would be taken for the node's own.
+        // Without a zone it would be in the node's.
         let at = |time: Timestamp| time.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
         arguments.extend(self.since.map(|since| format!("--since={}", at(since))));
         arguments.extend(self.until.map(|until| format!("--until={}", at(until))));
@@ -161,8 +160,8 @@ impl Query {
         arguments
     }
 
-    /// Writes the logs of the services. A failure becomes a line of the body: the status was
-    /// sent already.
+    /// Writes the logs of the services. A failure becomes a line of the body, since the status is
+    /// sent.
     fn write(&self, journalctl: &str, out: &mut dyn Write, root: &Path, stop: &StopToken) -> io::Result<()> {
         let deadline = Instant::now() + LIMIT;
         let left = || deadline.saturating_duration_since(Instant::now());
@@ -171,8 +170,8 @@ impl Query {
             .services
             .iter()
             .map(String::as_str)
-            // DIFFERS: the Go kubelet looks for it anywhere in the list, so that `ssh` is looked for
-            // in the journal because there is an `openssh.service`, and never in a file.
+            // DIFFERS: the Go kubelet searches the whole list, so it reads `ssh` from the journal if
+            // there is an `openssh.service`, and never from a file.
             .partition(|service| units.lines().any(|unit| unit.strip_suffix(".service") == Some(service)));
         if !native.is_empty() {
             let mut command = Command::new(journalctl);
@@ -206,13 +205,13 @@ impl Query {
                 return out.write_all(b"\ncontext error: context deadline exceeded\n");
             }
             match copy(root, service, out, deadline, stop) {
-                Err(Failed::Read(why)) if why.kind() == ErrorKind::NotFound => {
+                Err(CopyError::Read(why)) if why.kind() == ErrorKind::NotFound => {
                     write!(out, "\nlog not found for {service}\n")?;
                 }
-                Err(Failed::Read(why)) => {
+                Err(CopyError::Read(why)) => {
                     write!(out, "\nerror getting log for {service}: {}\n", words(&why))?
                 }
-                Err(Failed::Write(why)) => return Err(why),
+                Err(CopyError::Write(why)) => return Err(why),
                 Ok(()) => {}
             }
         }
@@ -236,7 +235,7 @@ pub(super) fn reply(query: Query, gzip: bool) -> Reply {
     })
 }
 
-/// What the journal knows by name, or nothing where there is no journal.
+/// The units of the journal, one per line; empty without a journal.
 fn units(journalctl: &str, limit: Duration, stop: &StopToken) -> String {
     let limits = Limits { time: limit, output_bytes: UNITS_BYTES };
     match child::run(Command::new(journalctl).args(["--field", "_SYSTEMD_UNIT"]), b"", limits, stop) {
@@ -253,7 +252,7 @@ fn units(journalctl: &str, limit: Duration, stop: &StopToken) -> String {
     }
 }
 
-enum Failed {
+enum CopyError {
     Read(io::Error),
     Write(io::Error),
 }
@@ -265,34 +264,35 @@ fn copy(
     out: &mut dyn Write,
     deadline: Instant,
     stop: &StopToken,
-) -> Result<(), Failed> {
+) -> Result<(), CopyError> {
     let mut missing = ErrorKind::NotFound.into();
     for name in [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")] {
         match files::open(root, &name) {
             Ok((found, metadata)) if metadata.is_file() => {
-                let mut file = files::read(&found).map_err(Failed::Read)?;
+                let mut file = files::read(&found).map_err(CopyError::Read)?;
                 let mut block = vec![0; 64 * 1024];
                 loop {
-                    // Half a log that looks whole would be a lie.
+                    // An error, or the client would take a part for the whole.
                     if Instant::now() >= deadline || stop.is_stopped() {
-                        return Err(Failed::Read(ErrorKind::TimedOut.into()));
+                        return Err(CopyError::Read(ErrorKind::TimedOut.into()));
                     }
                     match file.read(&mut block) {
                         Ok(0) => return Ok(()),
                         Ok(count) => {
-                            out.write_all(block.get(..count).unwrap_or_default()).map_err(Failed::Write)?;
+                            out.write_all(block.get(..count).unwrap_or_default())
+                                .map_err(CopyError::Write)?;
                         }
                         Err(why) if why.kind() == ErrorKind::Interrupted => {}
-                        Err(why) => return Err(Failed::Read(why)),
+                        Err(why) => return Err(CopyError::Read(why)),
                     }
                 }
             }
             Ok(_) => {}
             Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => missing = why,
-            Err(why) => return Err(Failed::Read(why)),
+            Err(why) => return Err(CopyError::Read(why)),
         }
     }
-    Err(Failed::Read(match missing.kind() {
+    Err(CopyError::Read(match missing.kind() {
         ErrorKind::NotFound => missing,
         _ => ErrorKind::NotFound.into(),
     }))
@@ -315,8 +315,8 @@ fn invalid(field: &str, value: &str, why: &str) -> String {
     format!("{field}: Invalid value: {value}: {why}")
 }
 
-/// All problems in one text, as Go joins errors.
-fn refuse(status: u16, problems: &[String]) -> Result<(), Response> {
+/// Rejects a query with all problems in one text, as Go joins errors.
+fn reject(status: u16, problems: &[String]) -> Result<(), Response> {
     let mut text = String::new();
     match problems {
         [] => return Ok(()),

@@ -6,9 +6,8 @@ use crate::server::http::request::{Method, Request, first_element};
 use crate::server::http::response::{Reply, Response};
 use crate::server::local::views;
 
-/// Responds to a request that is authorized. Streams of bytes in both directions (exec, attach,
-/// port-forward) have been handled before.
-pub(in crate::server) fn route(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+/// Responds to an authorized request. Exec, attach and port-forward are handled before.
+pub fn route(request: &Request, deps: &Deps) -> Result<Reply, Response> {
     let path = request.target.path.as_str();
     let first = first_element(path);
     let reads = matches!(request.method, Method::Get | Method::Head);
@@ -43,7 +42,7 @@ pub(in crate::server) fn route(request: &Request, deps: &Deps) -> Result<Reply, 
             Err(Response::not_found())
         }
         "runningpods" if path != "/runningpods/" => Err(Response::no_route()),
-        "runningpods" if reads => whole(Response::json(&views::running_list(&(deps.running)()))),
+        "runningpods" if reads => whole(Response::written(views::running_list(&(deps.running)()))),
         "runningpods" => Err(Response::not_allowed("GET")),
         "containerLogs" => container_logs::respond(request, deps),
         "logs" => files::respond(request, deps),
@@ -72,8 +71,8 @@ fn checks(deps: &Deps) -> Vec<HealthCheck> {
 const DEBUG_PATHS: [&str; 7] =
     ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/logs/", "/debug/pprof/"];
 
-/// The rejection of a path that is served for debugging only.
-pub(in crate::server) fn debugging_disabled(path: &str) -> Option<Response> {
+/// The rejection of a path that is served for debugging only; `None`: the path is none of these.
+pub fn debugging_disabled(path: &str) -> Option<Response> {
     let debugs = DEBUG_PATHS.iter().any(|debug| path.starts_with(debug));
     debugs.then(|| Response::text(405, "Debug endpoints are disabled.\n"))
 }

@@ -1,4 +1,4 @@
-//! `/run` and `/checkpoint`: what is done to one container while the client waits.
+//! `/run` and `/checkpoint`: actions on one container.
 
 use crate::model::api::Pod;
 use crate::model::ids::PodUid;
@@ -10,7 +10,7 @@ use crate::server::local::select::container_names;
 /// Responds to `/run/{namespace}/{pod}[/{uid}]/{container}`.
 pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
     let elements: Vec<&str> = request.target.path.trim_start_matches('/').split('/').collect();
-    // As upstream, the UID is read and not compared: a pod's name leaves no doubt on its node.
+    // As upstream, the UID is not compared: a pod's name is unique on its node.
     let ([_, namespace, name, container] | [_, namespace, name, _, container]) = *elements.as_slice() else {
         return Err(Response::no_route());
     };
@@ -21,7 +21,7 @@ pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response>
     let container = container.to_owned();
     Ok(Reply::stream(move |out, deps, stop| {
         let response = match (deps.endpoints.run)(&uid, &container, command, stop) {
-            // Declared as JSON, whatever the command says.
+            // As upstream: JSON, whatever the command prints.
             Ok(body) => Response { body, content_type: "application/json", ..Response::text(200, "") },
             Err(why) => Response::text(500, why),
         };

@@ -5,7 +5,7 @@ use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response};
 
 /// Responds to a path below `/stats`.
-pub(in crate::server) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+pub fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
     if request.target.path.trim_end_matches('/') != "/stats/summary" {
         return Err(Response::no_route());
     }
@@ -15,13 +15,8 @@ pub(in crate::server) fn respond(request: &Request, deps: &Deps) -> Result<Reply
     // As upstream: no other value is true.
     let only = request.target.get("only_cpu_and_memory") == Some("true");
     let detail = if only { Detail::CpuAndMemory } else { Detail::Whole };
-    match (deps.stats.summary)(detail) {
-        Ok(body) => Ok(Reply::Whole(Response {
-            status: 200,
-            content_type: "application/json",
-            body,
-            headers: Vec::new(),
-        })),
+    match (deps.summary)(detail) {
+        Ok(body) => Ok(Reply::Whole(Response::written(Ok(body)))),
         Err(why) => Err(Response::text(500, format!("Internal Error: {why}\n"))),
     }
 }

@@ -1,84 +1,59 @@
-//! The node API's responses without a port, and what the tests of each path share.
+//! The node API's responses without a port, and the fixture of the tests of its paths.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::model::event::EventSink;
-use crate::runtime::logs::read::{ReadOptions, read};
-use crate::server::deps::{Deps, Endpoints, LogOptions, StatsDeps, StreamDeps};
+use crate::server::deps::{Deps, Endpoints};
 use crate::server::http::request::{Listener, Method, Request};
 use crate::server::http::response::Reply;
-use crate::server::local::views::{NodeReport, PodView};
+use crate::server::local::views::{EachPod, PodView};
 use crate::server::route;
 use crate::server::tests::endpoints;
 use crate::transport::http1::{Form, ResponseHead, ResponseWriter, Target};
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
 
-/// Everything behind the responses.
-pub(in crate::server) struct Served {
+/// The dependencies of the server, and requests without a connection.
+pub struct Served {
     pub deps: Deps,
     _events: Running,
 }
 
-/// A response as a client sees it.
+/// A response as the client receives it.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::server) struct Seen {
+pub struct ClientResponse {
     pub status: u16,
     pub headers: BTreeMap<String, String>,
     pub body: Vec<u8>,
 }
 
-impl Seen {
-    pub(in crate::server) fn text(&self) -> String {
+impl ClientResponse {
+    pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    pub(in crate::server) fn brief(&self) -> (u16, String) {
+    pub fn brief(&self) -> (u16, String) {
         (self.status, self.text())
     }
 
-    pub(in crate::server) fn header(&self, name: &str) -> &str {
+    pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
 }
 
 impl Served {
-    pub(in crate::server) fn new(change: impl FnOnce(&mut Endpoints)) -> Self {
+    pub fn new(change: impl FnOnce(&mut Endpoints)) -> Self {
         let (_, inbox) = EventSink::new();
         let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
         let mut endpoints = endpoints();
         change(&mut endpoints);
-        let deps = Deps {
-            pods: Arc::new(|each| each(PodView::default())),
-            wait_pods: Arc::new(|seen, _| seen),
-            running: Arc::new(Vec::new),
-            images: Arc::new(|| Ok(Vec::new())),
-            status: Arc::new(NodeReport::default),
-            checks: Vec::new(),
-            log_path: Arc::new(|_, _, _| Err("not here".into())),
-            read_log: Arc::new(|path, options: &LogOptions, out, running, stop| {
-                let options = ReadOptions {
-                    follow: options.follow,
-                    tail_lines: options.tail,
-                    since: options.since,
-                    stream: options.stream,
-                    timestamps: options.timestamps,
-                    limit_bytes: options.limit_bytes,
-                };
-                read(path, &options, out, running, stop).map_err(|why| why.to_string())
-            }),
-            events,
-            metrics: Arc::new(|_, _| {}),
-            stats: StatsDeps::none(),
-            add_ephemeral: Arc::new(|_, _| Ok(())),
-            endpoints,
-            streams: StreamDeps::none(),
-        };
+        let pods: Arc<EachPod> = Arc::new(|each| each(PodView::default()));
+        let deps = Deps { pods, endpoints, ..Deps::none(events) };
         Served { deps, _events: running }
     }
 
-    pub(in crate::server) fn ask(&self, request: &Request) -> Seen {
+    pub fn ask(&self, request: &Request) -> ClientResponse {
         let mut raw = Vec::new();
         let form = Form { is_1_1: false, keep_alive: false, head_only: false };
         let mut out = ResponseWriter::new(&mut raw, form, jiff::Timestamp::UNIX_EPOCH);
@@ -91,19 +66,19 @@ impl Served {
         let head = ResponseHead::parse(&raw[..end]).unwrap();
         let text = |value: &[u8]| String::from_utf8(value.to_vec()).unwrap();
         let headers = head.fields.iter().map(|(name, value)| (name.to_owned(), text(value))).collect();
-        Seen { status: head.status, headers, body: raw[end..].to_vec() }
+        ClientResponse { status: head.status, headers, body: raw[end..].to_vec() }
     }
 
-    pub(in crate::server) fn get(&self, target: &str) -> Seen {
+    pub fn get(&self, target: &str) -> ClientResponse {
         self.ask(&request(Method::Get, target))
     }
 
-    pub(in crate::server) fn post(&self, target: &str) -> Seen {
+    pub fn post(&self, target: &str) -> ClientResponse {
         self.ask(&request(Method::Post, target))
     }
 }
 
-pub(in crate::server) fn request(method: Method, target: &str) -> Request {
+pub fn request(method: Method, target: &str) -> Request {
     Request { method, target: Target::parse(target), ..Request::default() }
 }
 
@@ -146,10 +121,10 @@ fn each_path_has_its_methods() {
         (Method::Get, "/", 404),
         (Method::Get, "/v1/pods", 404),
     ] {
-        let seen = served.ask(&request(method, path));
-        assert_eq!(seen.status, status, "{method:?} {path}: {}", seen.text());
+        let response = served.ask(&request(method, path));
+        assert_eq!(response.status, status, "{method:?} {path}: {}", response.text());
         if status == 405 {
-            assert!(!seen.header("Allow").is_empty(), "{path}");
+            assert!(!response.header("Allow").is_empty(), "{path}");
         }
     }
 }
@@ -157,9 +132,9 @@ fn each_path_has_its_methods() {
 #[test]
 fn missing_slash_is_redirected() {
     let served = Served::new(|_| {});
-    let seen = served.get("/logs?query=a&boot=<0>");
-    assert_eq!(seen.header("Location"), "/logs/?query=a&boot=<0>");
-    assert_eq!(seen.text(), "<a href=\"/logs/?query=a&amp;boot=&lt;0&gt;\">Temporary Redirect</a>.\n\n");
+    let response = served.get("/logs?query=a&boot=<0>");
+    assert_eq!(response.header("Location"), "/logs/?query=a&boot=<0>");
+    assert_eq!(response.text(), "<a href=\"/logs/?query=a&amp;boot=&lt;0&gt;\">Temporary Redirect</a>.\n\n");
 }
 
 #[test]
@@ -220,7 +195,7 @@ fn commands_run_and_checkpoints_are_made() {
         served.post("/run/default/web/a?cmd=fail").brief(),
         (500, "command 'fail' exited with 1: ".to_owned())
     );
-    assert_eq!(served.post("/run/default/nobody/a?cmd=x").brief(), (404, "pod does not exist".to_owned()));
+    assert_eq!(served.post("/run/default/absent/a?cmd=x").brief(), (404, "pod does not exist".to_owned()));
     assert_eq!(served.post("/run/default/web").status, 404);
 
     for (target, status, text) in [
@@ -229,11 +204,11 @@ fn commands_run_and_checkpoints_are_made() {
         ("/checkpoint/default/web/a?timeout=x", 404, "cannot parse value of timeout parameter"),
         ("/checkpoint/default/web/a?timeout=13", 500, "checkpointing of default/web/a failed (not offered)"),
         ("/checkpoint/default/web/none", 404, "container none does not exist"),
-        ("/checkpoint/default/nobody/a", 404, "pod does not exist"),
+        ("/checkpoint/default/absent/a", 404, "pod does not exist"),
     ] {
-        let seen = served.post(target);
-        assert_eq!(seen.status, status, "{target}");
-        let path = seen.text().replace("\\\"", "\"");
+        let response = served.post(target);
+        assert_eq!(response.status, status, "{target}");
+        let path = response.text().replace("\\\"", "\"");
         assert_eq!(path, text.replace("\\\"", "\""), "{target}");
     }
 }

@@ -1,4 +1,4 @@
-//! What the agent tells of itself: `/configz`, `/flagz`, `/statusz`, `/debug`.
+//! Pages about the agent: `/configz`, `/flagz`, `/statusz`, `/debug`.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use crate::server::local::views::KUBERNETES_VERSION;
 use crate::util::logging;
 
 const GROUP: &str = "config.k8s.io";
-/// The form that is on its way out, and the one to use.
+/// The deprecated version and the current one.
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1beta1"];
 
 /// `/configz`.
@@ -44,7 +44,7 @@ pub(super) fn statusz(request: &Request, deps: &Deps) -> Result<Response, Respon
     let up = Timestamp::now().as_second().saturating_sub(started.as_second()).max(0);
     let binary = KUBERNETES_VERSION.trim_start_matches('v');
     let release = binary.rsplit_once('.').map_or(binary, |(release, _)| release);
-    // DIFFERS: there is no Go in here; the field tells what there is instead.
+    // DIFFERS: this agent is not written in Go; the field has its version.
     let made_with = concat!("none (coracle ", env!("CARGO_PKG_VERSION"), ")");
     let paths = paths(deps);
     if form == Form::Text {
@@ -68,7 +68,7 @@ pub(super) fn statusz(request: &Request, deps: &Deps) -> Result<Response, Respon
     Ok(object(form, "Statusz", fields))
 }
 
-/// `/debug/…`: the log level can be set, and nothing else is there.
+/// `/debug/…`: only the log level can be set.
 pub(super) fn debug(request: &Request, deps: &Deps) -> Response {
     let switches = deps.endpoints.switches;
     let path = request.target.path.as_str();
@@ -136,15 +136,15 @@ fn paths(deps: &Deps) -> Vec<&'static str> {
     all.into_iter().filter(|(there, _)| *there).map(|(_, path)| path).collect()
 }
 
-/// In what form a client wants to read a page.
+/// The requested format of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
     Object { version: &'static str, yaml: bool },
 }
 
-/// The first acceptable form of the `Accept` header, which names kind, group and version for
-/// an object.
+/// The first acceptable format of the `Accept` header, which names kind, group and version for an
+/// object.
 fn negotiate(request: &Request, kind: &str) -> Result<Form, Response> {
     if request.accept.trim().is_empty() {
         return Ok(Form::Text);
@@ -184,7 +184,7 @@ fn object(form: Form, kind: &str, fields: Value) -> Response {
     if let (Some(object), Value::Object(fields)) = (object.as_object_mut(), fields) {
         object.extend(fields);
     }
-    // What is JSON is YAML, too.
+    // JSON is also YAML.
     let content_type = if yaml { "application/yaml" } else { "application/json" };
     let mut response = Response { content_type, ..Response::json(&object) };
     if version == VERSIONS[0] {

@@ -1,4 +1,4 @@
-//! The runtime's end of a stream: connect, send a request, read the head of the response.
+//! The connection to the runtime: connect, send a request, read the head of the response.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
@@ -6,32 +6,32 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::server::auth::PROTOCOL_TOKEN;
-use crate::server::http::connection::{Ready, is_passing, timespec};
+use crate::server::http::connection::{RESPONSE_LIMIT, Ready, is_passing, wait_for};
 use crate::transport::http1::{Framing, RequestHead, ResponseHead};
 use crate::util::threads;
 
-use super::rejection::{RESPONSE_LIMIT, Rejection};
+use super::rejection::Rejection;
 
-/// The runtime is on this machine.
+/// The limit of a connect; the runtime is on this machine.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
-/// It answers before it runs anything.
+/// The limit of a response's head; the runtime sends it before it runs a command.
 const HEAD_LIMIT: Duration = Duration::from_secs(30);
-/// More is no head.
+/// The limit of a head.
 const HEAD_BYTES: usize = 64 * 1024;
-/// The most of an error's text.
+/// The limit of an error's text.
 const BODY_BYTES: usize = 256 * 1024;
 /// The interval of TCP keep-alive probes, and how many lost ones end a connection; Go's values.
 const KEEPALIVE: (Duration, u32) = (Duration::from_secs(15), 9);
 
-/// Headers of the client that are not passed on: there is no body, the runtime must not get the
+/// Headers of the client that are not forwarded: there is no body, the runtime must not get the
 /// token, and the others are written again.
-// DIFFERS: the Go kubelet sends the client's token on to the runtime.
-const OURS: [&str; 8] = [
+// DIFFERS: the Go kubelet forwards the client's token to the runtime.
+const NOT_FORWARDED: [&str; 8] = [
     "Host",
     "Content-Length",
     "Transfer-Encoding",
@@ -52,7 +52,7 @@ struct Url<'a> {
 
 impl<'a> Url<'a> {
     fn parse(url: &'a str) -> Result<Self, Rejection> {
-        // Not the URL itself, which is enough to open the stream.
+        // Without the URL, which is a secret that opens the stream.
         let bad = |why: &str| Rejection::closing(500, format!("the runtime's streaming URL {why}\n"));
         let rest = url.strip_prefix("http://").ok_or_else(|| bad("is not http://"))?;
         let at = rest.find(['/', '?']).unwrap_or(rest.len());
@@ -69,7 +69,7 @@ impl<'a> Url<'a> {
         Ok(Url { authority, address: SocketAddr::new(address, port), target })
     }
 
-    /// A request line and the host.
+    /// The request line and the `Host` header.
     fn begin(&self, method: &str) -> Vec<u8> {
         let slash = if self.target.starts_with('/') { "" } else { "/" };
         format!("{method} {slash}{} HTTP/1.1\r\nHost: {}\r\n", self.target, self.authority).into_bytes()
@@ -80,8 +80,7 @@ impl<'a> Url<'a> {
 pub(super) fn forwarded(head: &RequestHead, peer: Option<SocketAddr>, url: &str) -> Vec<u8> {
     let mut out = begin(url, &head.method);
     for (name, value) in head.fields.iter() {
-        let ours = OURS.iter().any(|ours| name.eq_ignore_ascii_case(ours));
-        if !ours {
+        if !NOT_FORWARDED.iter().any(|other| name.eq_ignore_ascii_case(other)) {
             header(&mut out, name, value);
         }
     }
@@ -96,7 +95,7 @@ pub(super) fn forwarded(head: &RequestHead, peer: Option<SocketAddr>, url: &str)
     finish(out, head, peer)
 }
 
-/// A request of ours for SPDY with one of these protocols in it.
+/// A request for SPDY with one of these protocols.
 pub(super) fn spdy_request(
     head: &RequestHead,
     peer: Option<SocketAddr>,
@@ -135,10 +134,10 @@ fn header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Small pieces go out at once, and a dead peer is noticed.
-pub(in crate::server) fn tune(socket: BorrowedFd<'_>) {
+/// Disables the delay of small writes, and enables keep-alive probes.
+pub fn tune(socket: BorrowedFd<'_>) {
     let (pause, missed) = KEEPALIVE;
-    // A Unix socket needs none of this and refuses some of it.
+    // A Unix socket does not need these options and rejects some.
     let _ = sockopt::set_tcp_nodelay(socket, true)
         .and_then(|()| sockopt::set_socket_keepalive(socket, true))
         .and_then(|()| sockopt::set_tcp_keepidle(socket, pause))
@@ -150,7 +149,6 @@ pub(in crate::server) fn tune(socket: BorrowedFd<'_>) {
 pub(super) struct Runtime(TcpStream);
 
 impl Runtime {
-    /// Connects.
     pub(super) fn dial(url: &str, wake: &UnixStream) -> Result<Runtime, Rejection> {
         let address = Url::parse(url)?.address;
         connect(address, wake).map_err(|why| {
@@ -159,7 +157,11 @@ impl Runtime {
     }
 
     /// Sends a request and reads the head of the response.
-    pub(super) fn ask(&mut self, request: &[u8], wake: &UnixStream) -> Result<Reply, Rejection> {
+    pub(super) fn request(
+        &mut self,
+        request: &[u8],
+        wake: &UnixStream,
+    ) -> Result<RuntimeResponse, Rejection> {
         let lost = |why: String| Rejection::closing(500, format!("the runtime's streaming server: {why}\n"));
         let deadline = Instant::now() + HEAD_LIMIT;
         let mut rest = request;
@@ -174,7 +176,8 @@ impl Runtime {
         loop {
             let end = raw.windows(4).position(|four| four == b"\r\n\r\n");
             if let Some(end) = end {
-                return Reply::parse(raw, end + 4).ok_or_else(|| lost("no HTTP response".to_owned()));
+                return RuntimeResponse::parse(raw, end + 4)
+                    .ok_or_else(|| lost("no HTTP response".to_owned()));
             }
             if raw.len() > HEAD_BYTES || self.read_more(&mut raw, wake, deadline)? == 0 {
                 return Err(lost("no HTTP response".to_owned()));
@@ -237,7 +240,7 @@ impl AsFd for Runtime {
 }
 
 impl Runtime {
-    /// `WouldBlock`: nothing is there; 0: its direction is over.
+    /// `WouldBlock`: no bytes have arrived. 0: the end of its direction.
     pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into)
     }
@@ -247,50 +250,35 @@ impl Runtime {
         self.0.write(bytes)
     }
 
-    /// The client sends nothing more.
+    /// Ends our direction.
     pub(super) fn finish_write(&mut self) {
-        // It fails for a peer that is gone already.
+        // It fails if the peer is gone.
         let _ = self.0.shutdown(Shutdown::Write);
     }
 }
 
-/// Waits for a socket.
 fn wait(fd: BorrowedFd<'_>, flags: PollFlags, wake: &UnixStream, deadline: Instant) -> Ready {
     let _waiting = threads::waiting("the runtime's streams");
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut fds = [PollFd::from_borrowed_fd(fd, flags), PollFd::new(wake, PollFlags::IN)];
-        let outcome = poll(&mut fds, timespec(Some(left)).as_ref());
-        let [socket, wake] = fds.map(|fd| fd.revents());
-        if !wake.is_empty() {
-            return Ready::Stopped;
-        }
-        if outcome.is_ok() && !socket.is_empty() {
-            return Ready::Yes;
-        }
-        if left.is_zero() {
-            return Ready::Late;
-        }
-    }
+    wait_for(fd, flags, wake, deadline)
 }
 
-/// The head of the runtime's response, and what came with it.
+/// The head of the runtime's response, and the bytes that came with it.
 #[derive(Debug)]
-pub(super) struct Reply {
-    /// All that was read.
+pub(super) struct RuntimeResponse {
+    /// All bytes that were read.
     pub raw: Vec<u8>,
     length: usize,
     head: ResponseHead,
 }
 
-impl Reply {
+impl RuntimeResponse {
     /// `length` is the head's.
-    fn parse(raw: Vec<u8>, length: usize) -> Option<Reply> {
+    fn parse(raw: Vec<u8>, length: usize) -> Option<RuntimeResponse> {
         let head = ResponseHead::parse(raw.get(..length)?).ok()?;
-        Some(Reply { raw, length, head })
+        Some(RuntimeResponse { raw, length, head })
     }
 
-    /// What came behind the head.
+    /// The bytes after the head.
     pub(super) fn rest(&self) -> &[u8] {
         self.raw.get(self.length..).unwrap_or_default()
     }
@@ -299,8 +287,12 @@ impl Reply {
         self.head.fields.all(name).next().and_then(|value| std::str::from_utf8(value).ok())
     }
 
-    /// The response, if the runtime has accepted the upgrade; else why not, all of it.
-    pub(super) fn switched(mut self, runtime: &mut Runtime, wake: &UnixStream) -> Result<Reply, Rejection> {
+    /// The response, if the runtime has accepted the upgrade; else the whole rejection.
+    pub(super) fn switched(
+        mut self,
+        runtime: &mut Runtime,
+        wake: &UnixStream,
+    ) -> Result<RuntimeResponse, Rejection> {
         let status = self.head.status;
         if status == 101 {
             return Ok(self);
@@ -312,27 +304,27 @@ impl Reply {
         let deadline = Instant::now() + RESPONSE_LIMIT;
         loop {
             let (body, is_whole) = self.body();
-            // What arrived of the reasons is better than nothing.
+            // A part of the reason is better than none.
             if is_whole
                 || self.rest().len() > BODY_BYTES
                 || runtime.read_more(&mut self.raw, wake, deadline).unwrap_or(0) == 0
             {
                 let text = String::from_utf8_lossy(&body).trim().to_owned();
-                return Err(Rejection::passed_on(self.raw, text));
+                return Err(Rejection::forwarded(self.raw, text));
             }
         }
     }
 
-    /// As much of the body as has arrived, and whether that is all of it.
+    /// The part of the body that has arrived, and whether it is complete.
     fn body(&self) -> (Vec<u8>, bool) {
         let mut framing = self.head.framing().unwrap_or_else(|_| Framing::until_close());
         let has_end = framing != Framing::until_close();
         let (mut body, mut rest) = (Vec::new(), self.rest());
-        while let Ok(there) = framing.fill(&mut rest)
-            && !there.is_empty()
+        while let Ok(piece) = framing.fill(&mut rest)
+            && !piece.is_empty()
         {
-            let count = there.len();
-            body.extend_from_slice(there);
+            let count = piece.len();
+            body.extend_from_slice(piece);
             framing.consume(&mut rest, count);
         }
         (body, has_end && framing.is_done())
@@ -344,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_of_runtimes() {
+    fn runtime_urls_are_parsed() {
         for (url, expected) in [
             ("http://127.0.0.1:10010/exec/abc", Ok(("127.0.0.1:10010", "/exec/abc"))),
             ("http://[::1]:80/attach/x?y=z", Ok(("[::1]:80", "/attach/x?y=z"))),
@@ -386,13 +378,13 @@ mod tests {
     fn responses_of_the_runtime_are_read() {
         let raw = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\nrest".to_vec();
         let head = raw.len() - 4;
-        let reply = Reply::parse(raw, head).unwrap();
+        let reply = RuntimeResponse::parse(raw, head).unwrap();
         assert_eq!(
             (reply.head.status, reply.rest(), reply.header("upgrade")),
             (101, &b"rest"[..], Some("SPDY/3.1"))
         );
         for bad in ["\r\n\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 abc\r\n\r\n"] {
-            assert!(Reply::parse(bad.into(), bad.len()).is_none(), "{bad}");
+            assert!(RuntimeResponse::parse(bad.into(), bad.len()).is_none(), "{bad}");
         }
     }
 
@@ -400,7 +392,7 @@ mod tests {
     fn body_of_a_rejection_has_a_known_end() {
         let body = |raw: &str| {
             let length = raw.find("\r\n\r\n").unwrap() + 4;
-            let (body, is_whole) = Reply::parse(raw.into(), length).unwrap().body();
+            let (body, is_whole) = RuntimeResponse::parse(raw.into(), length).unwrap().body();
             (String::from_utf8(body).unwrap(), is_whole)
         };
         let chunked = "HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n";

@@ -7,11 +7,9 @@ use crate::cri::Streams;
 use crate::transport::spdy;
 use crate::transport::websocket::{self, Event};
 
-use super::splice::Greeting;
-
-/// What the client speaks.
+/// The client's protocol.
 pub(super) const CLIENT_PROTOCOL: &str = "v5.channel.k8s.io";
-/// What the runtime speaks.
+/// The runtime's protocol.
 pub(super) const RUNTIME_PROTOCOL: &str = "v4.channel.k8s.io";
 
 const STDIN: u8 = 0;
@@ -19,10 +17,10 @@ const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
-/// The next byte is a channel that ends.
+/// Announces the number of a channel that ends.
 const CLOSE: u8 = 255;
 
-/// The longest status that is kept; those of runtimes have a few hundred bytes.
+/// The limit of a status; those of runtimes have a few hundred bytes.
 const STATUS_BYTES: usize = 256 * 1024;
 
 /// One stream of the runtime.
@@ -30,66 +28,65 @@ const STATUS_BYTES: usize = 256 * 1024;
 struct Stream {
     channel: u8,
     id: u32,
-    /// Whether the runtime has taken it: what comes before is lost.
-    taken: bool,
-    /// Whether the runtime sends nothing more on it.
+    /// Whether the runtime has accepted it. It drops earlier data.
+    accepted: bool,
+    /// Whether the runtime has ended it.
     ended: bool,
 }
 
-/// Where the next byte of the client's message belongs.
+/// The meaning of the next byte of a client's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// It is the first: a channel.
+enum MessagePart {
+    /// The number of a channel.
     Channel,
-    /// It is the second, after [`CLOSE`].
-    Closes,
-    /// In a stream of the runtime.
+    /// The number of a channel after [`CLOSE`].
+    ClosedChannel,
+    /// Data for a stream of the runtime.
     Stream(u32),
-    /// Nowhere.
     Ignored,
 }
 
-/// Both protocols of one stream.
+/// The state of both protocols.
 #[derive(Debug)]
 pub(super) struct Channels {
     from_client: websocket::Reader,
     from_runtime: spdy::Reader,
     streams: Vec<Stream>,
-    place: Place,
-    /// Whether the client's input goes on.
+    part: MessagePart,
+    /// Whether the client may send more input.
     stdin_open: bool,
-    /// What the runtime says of the end. Told last, as the Go kubelet does.
+    /// The runtime's status, which is sent last, as by the Go kubelet.
     status: Vec<u8>,
     over: bool,
 }
 
 impl Channels {
-    /// Opens the streams, and tells the client that it is connected.
-    pub(super) fn open(wanted: Streams, greeting: &mut Greeting) -> Channels {
+    /// Opens the streams, and sends the client an empty message: it is connected.
+    pub(super) fn open(streams: Streams, client: &mut Vec<u8>, runtime: &mut Vec<u8>) -> Channels {
         let mut channels = Channels::new();
         let mut writer = spdy::Writer::default();
         let all = [
             (ERROR, "error", true),
-            (STDIN, "stdin", wanted.stdin),
-            (STDOUT, "stdout", wanted.stdout),
-            (STDERR, "stderr", wanted.stderr),
-            (RESIZE, "resize", wanted.tty),
+            (STDIN, "stdin", streams.stdin),
+            (STDOUT, "stdout", streams.stdout),
+            (STDERR, "stderr", streams.stderr),
+            (RESIZE, "resize", streams.tty),
         ];
         let mut id = 1;
-        for (channel, name, _) in all.iter().filter(|(.., wanted)| *wanted) {
-            writer.open(&mut greeting.runtime, id, &[("streamtype", name)]);
-            // Nothing comes from the runtime on what only the client fills.
+        for (channel, name, _) in all.iter().filter(|(.., opens)| *opens) {
+            writer.open(runtime, id, &[("streamtype", name)]);
+            // The runtime sends nothing on the client's streams.
             let ended = matches!(*channel, STDIN | RESIZE);
-            channels.streams.push(Stream { channel: *channel, id, taken: false, ended });
+            channels.streams.push(Stream { channel: *channel, id, accepted: false, ended });
             id += 2;
         }
-        channels.stdin_open = wanted.stdin;
-        let first = match wanted {
+        channels.stdin_open = streams.stdin;
+        let first = match streams {
             Streams { stdout: true, .. } => STDOUT,
             Streams { stderr: true, .. } => STDERR,
             _ => ERROR,
         };
-        message(&mut greeting.client, first, b"");
+        message(client, first, b"");
         channels
     }
 
@@ -98,14 +95,14 @@ impl Channels {
             from_client: websocket::Reader::default(),
             from_runtime: spdy::Reader::default(),
             streams: Vec::new(),
-            place: Place::Channel,
+            part: MessagePart::Channel,
             stdin_open: false,
             status: Vec::new(),
             over: false,
         }
     }
 
-    /// Without a runtime: tells the client why, and is over.
+    /// Without a runtime: sends the client the reason and ends.
     pub(super) fn failed(why: &str, client: &mut Vec<u8>) -> Channels {
         let mut channels = Channels::new();
         channels.status = internal_error(why);
@@ -113,9 +110,9 @@ impl Channels {
         channels
     }
 
-    /// Whether the client's bytes can be taken now.
-    pub(super) fn takes(&self) -> bool {
-        self.streams.iter().all(|stream| stream.taken)
+    /// Whether the client's bytes can be accepted now.
+    pub(super) fn accepts_input(&self) -> bool {
+        self.streams.iter().all(|stream| stream.accepted)
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -126,7 +123,7 @@ impl Channels {
         self.streams.iter().find(|stream| stream.channel == channel).map(|stream| stream.id)
     }
 
-    /// From the client. False: it is over.
+    /// Handles bytes of the client. False: the stream is over.
     pub(super) fn client(
         &mut self,
         mut bytes: &mut [u8],
@@ -134,7 +131,7 @@ impl Channels {
         runtime: &mut Vec<u8>,
     ) -> bool {
         loop {
-            let good = match self.from_client.next(&mut bytes) {
+            let goes_on = match self.from_client.next(&mut bytes) {
                 Ok(Some(Event::Piece { bytes, first, last })) => self.piece(bytes, first, last, runtime),
                 Ok(Some(Event::Ping(content))) => {
                     websocket::pong(client, &content);
@@ -147,7 +144,7 @@ impl Channels {
                     false
                 }
             };
-            if !good {
+            if !goes_on {
                 websocket::close(client);
                 self.over = true;
                 return false;
@@ -157,47 +154,49 @@ impl Channels {
 
     fn piece(&mut self, mut bytes: &[u8], first: bool, last: bool, runtime: &mut Vec<u8>) -> bool {
         if first {
-            self.place = Place::Channel;
+            self.part = MessagePart::Channel;
         }
         while let Some((byte, rest)) = bytes.split_first() {
-            match self.place {
-                Place::Channel => {
-                    self.place = match *byte {
-                        CLOSE => Place::Closes,
-                        STDIN if self.stdin_open => self.id(STDIN).map_or(Place::Ignored, Place::Stream),
-                        RESIZE => self.id(RESIZE).map_or(Place::Ignored, Place::Stream),
-                        _ => Place::Ignored,
+            match self.part {
+                MessagePart::Channel => {
+                    self.part = match *byte {
+                        CLOSE => MessagePart::ClosedChannel,
+                        STDIN if self.stdin_open => {
+                            self.id(STDIN).map_or(MessagePart::Ignored, MessagePart::Stream)
+                        }
+                        RESIZE => self.id(RESIZE).map_or(MessagePart::Ignored, MessagePart::Stream),
+                        _ => MessagePart::Ignored,
                     };
                     bytes = rest;
                 }
-                Place::Closes => {
+                MessagePart::ClosedChannel => {
                     if !(rest.is_empty() && last && *byte <= RESIZE) {
                         return false;
                     }
                     if *byte == STDIN && std::mem::take(&mut self.stdin_open) {
                         self.id(STDIN).into_iter().for_each(|id| spdy::end(runtime, id));
                     }
-                    self.place = Place::Ignored;
+                    self.part = MessagePart::Ignored;
                     bytes = rest;
                 }
-                Place::Stream(id) => {
+                MessagePart::Stream(id) => {
                     spdy::data(runtime, id, bytes);
                     break;
                 }
-                Place::Ignored => break,
+                MessagePart::Ignored => break,
             }
         }
-        !(last && self.place == Place::Closes)
+        !(last && self.part == MessagePart::ClosedChannel)
     }
 
-    /// From the runtime. False: it is over.
+    /// Handles bytes of the runtime. False: the stream is over.
     pub(super) fn runtime(&mut self, mut bytes: &[u8], client: &mut Vec<u8>, runtime: &mut Vec<u8>) -> bool {
         loop {
             match self.from_runtime.next(&mut bytes) {
                 Ok(None) => return !self.over,
                 Ok(Some(event)) => self.event(event, client, runtime),
                 Err(why) => {
-                    self.lost(&why.to_string());
+                    self.fail(&why.to_string());
                     self.finish(client);
                 }
             }
@@ -211,7 +210,11 @@ impl Channels {
         let stream = |id: u32| move |stream: &&mut Stream| stream.id == id;
         match event {
             spdy::Event::Taken(id) => {
-                self.streams.iter_mut().find(stream(id)).into_iter().for_each(|stream| stream.taken = true);
+                self.streams
+                    .iter_mut()
+                    .find(stream(id))
+                    .into_iter()
+                    .for_each(|stream| stream.accepted = true);
             }
             spdy::Event::Data(id, bytes) => {
                 match self.streams.iter().find(|stream| stream.id == id).map(|stream| stream.channel) {
@@ -226,14 +229,17 @@ impl Channels {
             spdy::Event::Ended(id) => self.ended(id, client),
             spdy::Event::Reset(id) => {
                 if self.id(ERROR) == Some(id) {
-                    self.lost("the runtime has reset the error stream");
+                    self.fail("the runtime has reset the error stream");
                 }
-                self.streams.iter_mut().find(stream(id)).into_iter().for_each(|stream| stream.taken = true);
+                self.streams
+                    .iter_mut()
+                    .find(stream(id))
+                    .into_iter()
+                    .for_each(|stream| stream.accepted = true);
                 self.ended(id, client);
             }
             spdy::Event::Opened(id) => spdy::refuse(runtime, id),
             spdy::Event::Ping(number) => spdy::pong(runtime, number),
-            // What was sent before it has been read by now.
             spdy::Event::GoAway => {
                 self.runtime_ended(client);
             }
@@ -249,23 +255,23 @@ impl Channels {
         }
     }
 
-    /// After the runtime's last byte.
+    /// Handles the end of the runtime's bytes.
     pub(super) fn runtime_ended(&mut self, client: &mut Vec<u8>) {
         let has_status = self.streams.iter().any(|stream| stream.channel == ERROR && stream.ended);
         if !has_status {
-            self.lost("error reading from error stream: the runtime has closed the connection");
+            self.fail("error reading from error stream: the runtime has closed the connection");
         }
         self.finish(client);
     }
 
-    /// Notes a failure, unless the runtime has already said how it ended.
-    fn lost(&mut self, why: &str) {
+    /// Sets a failure as the status, unless the runtime has sent one.
+    fn fail(&mut self, why: &str) {
         if self.status.is_empty() {
             self.status = internal_error(why);
         }
     }
 
-    /// Says how it ended, and closes.
+    /// Sends the status and closes.
     fn finish(&mut self, client: &mut Vec<u8>) {
         if self.over {
             return;

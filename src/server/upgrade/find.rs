@@ -1,81 +1,75 @@
-//! From names to the URL of a stream.
+//! Finds the pod and the container of a stream, and requests its URL from the runtime.
 
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::pod::Pod;
-use crate::model::runtime::ContainerState;
+use crate::model::runtime::{ContainerState, ListedPod};
 use crate::server::deps::StreamDeps;
 use crate::util::stop::StopToken;
 
 use super::rejection::Rejection;
-use super::request::{Verb, Wanted};
+use super::request::{StreamRequest, Verb};
 
 /// The pod that a request names.
-pub(super) fn pod(wanted: &Wanted, deps: &StreamDeps) -> Result<Pod, Rejection> {
-    let pod = (deps.find_pod)(&wanted.namespace, &wanted.pod)
+pub(super) fn pod(request: &StreamRequest, deps: &StreamDeps) -> Result<Pod, Rejection> {
+    let pod = (deps.find_pod)(&request.namespace, &request.pod)
         .ok_or_else(|| Rejection::closing(404, "pod does not exist"))?;
-    let uid = PodUid::from(wanted.uid.as_str());
+    let uid = PodUid::from(request.uid.as_str());
     if uid.is_empty() || uid == *pod.uid() || (deps.is_mirror)(&uid, &pod) {
         return Ok(pod);
     }
-    Err(match wanted.verb {
+    Err(match request.verb {
         Verb::PortForward => Rejection::closing(404, "pod not found"),
-        Verb::Exec | Verb::Attach => no_container(wanted),
+        Verb::Exec | Verb::Attach => no_container(request),
     })
 }
 
-fn no_container(wanted: &Wanted) -> Rejection {
-    Rejection::closing(500, format!("container not found ({:?})", wanted.container))
+fn no_container(request: &StreamRequest) -> Rejection {
+    Rejection::closing(500, format!("container not found ({:?})", request.container))
 }
 
-/// Where the runtime serves the stream.
+/// The URL at which the runtime serves the stream.
 pub(super) fn url(
-    wanted: &Wanted,
+    request: &StreamRequest,
     pod: &Pod,
     deps: &StreamDeps,
     stop: &StopToken,
 ) -> Result<String, Rejection> {
     let cri = deps.cri.with_stop(stop.clone());
-    let url = match wanted.verb {
+    let url = match request.verb {
         Verb::Exec => {
-            let id = container(wanted, pod, deps, stop)?;
-            cri.exec_url(&id, wanted.command.clone(), wanted.streams)
+            let id = container(request, pod, deps, stop)?;
+            cri.exec_url(&id, request.command.clone(), request.streams)
         }
         Verb::Attach => {
-            let id = container(wanted, pod, deps, stop)?;
-            let mut streams = wanted.streams;
-            // A process cannot be given a terminal, or lose it, after its start.
-            streams.tty = has_tty(pod, &wanted.container);
+            let id = container(request, pod, deps, stop)?;
+            let mut streams = request.streams;
+            // A process has a terminal from its start or never.
+            streams.tty = has_tty(pod, &request.container);
             cri.attach_url(&id, streams)
         }
-        Verb::PortForward => cri.port_forward_url(&sandbox(pod, deps, stop)?, &wanted.ports),
+        Verb::PortForward => cri.port_forward_url(&sandbox(pod, deps, stop)?, &request.ports),
     };
     url.map_err(|error| Rejection::of_runtime(&error))
 }
 
-/// The running instance. One that was started a moment ago may not have been looked at yet:
-/// then the runtime itself is asked.
+/// The running instance. If it was started after the last inspection, the runtime is asked.
 fn container(
-    wanted: &Wanted,
+    request: &StreamRequest,
     pod: &Pod,
     deps: &StreamDeps,
     stop: &StopToken,
 ) -> Result<ContainerId, Rejection> {
-    let known = (deps.runtime_pod)(pod.uid())
-        .and_then(|known| known.running().find(|one| one.name == wanted.container).map(|one| one.id.clone()));
+    let known = (deps.runtime_pod)(pod.uid()).and_then(|known| {
+        known.running().find(|one| one.name == request.container).map(|one| one.id.clone())
+    });
     if let Some(id) = known {
         return Ok(id);
     }
-    let listed = crate::cri::list_pods(&deps.cri.with_stop(stop.clone()), Some(pod.uid()))
-        .map_err(|error| Rejection::of_runtime(&error))?;
-    listed
-        .get(pod.uid())
-        .and_then(|pod| {
-            pod.containers
-                .iter()
-                .find(|one| one.name == wanted.container && one.state == ContainerState::Running)
-        })
-        .map(|one| one.id.clone())
-        .ok_or_else(|| no_container(wanted))
+    let instances = list(pod, deps, stop)?.map(|pod| pod.containers).unwrap_or_default();
+    let found = instances
+        .into_iter()
+        .find(|one| one.name == request.container && one.state == ContainerState::Running);
+    found.map(|one| one.id).ok_or_else(|| no_container(request))
 }
 
 fn sandbox(pod: &Pod, deps: &StreamDeps, stop: &StopToken) -> Result<SandboxId, Rejection> {
@@ -84,13 +78,17 @@ fn sandbox(pod: &Pod, deps: &StreamDeps, stop: &StopToken) -> Result<SandboxId, 
     if let Some(id) = known {
         return Ok(id);
     }
-    let listed = crate::cri::list_pods(&deps.cri.with_stop(stop.clone()), Some(pod.uid()))
-        .map_err(|error| Rejection::of_runtime(&error))?;
-    listed
-        .get(pod.uid())
-        .and_then(|pod| pod.sandboxes.first())
-        .map(|sandbox| sandbox.id.clone())
+    let found = list(pod, deps, stop)?.and_then(|pod| pod.sandboxes.into_iter().next());
+    found
+        .map(|sandbox| sandbox.id)
         .ok_or_else(|| Rejection::closing(500, format!("pod not found ({:?})", pod.full_name().to_string())))
+}
+
+/// The pod as the runtime lists it.
+fn list(pod: &Pod, deps: &StreamDeps, stop: &StopToken) -> Result<Option<ListedPod>, Rejection> {
+    crate::cri::list_pods(&deps.cri.with_stop(stop.clone()), Some(pod.uid()))
+        .map(|mut pods| pods.remove(pod.uid()))
+        .map_err(|error| Rejection::of_runtime(&error))
 }
 
 fn has_tty(pod: &Pod, container: &str) -> bool {

@@ -1,4 +1,4 @@
-//! The beginning of a WebSocket (RFC 6455).
+//! The handshake of a WebSocket (RFC 6455).
 
 use crate::transport::http1::RequestHead;
 use crate::util::encoding::base64;
@@ -6,7 +6,7 @@ use crate::util::sha1;
 
 use super::rejection::Rejection;
 
-/// Shows that a server has read the key as a WebSocket's.
+/// Shows that the server has understood the handshake.
 const SALT: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// The client's key.
@@ -22,7 +22,7 @@ pub(super) fn key(head: &RequestHead) -> Result<&str, Rejection> {
     Ok(key)
 }
 
-/// Answers the client's handshake.
+/// Writes the response to the client's handshake.
 pub(super) fn accept(out: &mut Vec<u8>, key: &str, protocol: Option<&str>) {
     let proof = base64(&sha1::digest(&[key.as_bytes(), SALT].concat()));
     out.extend_from_slice(
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_of_the_specification() {
+    fn handshake_matches_the_example_of_the_rfc() {
         let mut out = Vec::new();
         accept(&mut out, "dGhlIHNhbXBsZSBub25jZQ==", Some("chat"));
         let text = String::from_utf8(out).unwrap();

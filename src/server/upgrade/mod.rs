@@ -1,14 +1,13 @@
-//! Exec, attach and port-forward: requests that become streams of bytes both ways (Go:
+//! Exec, attach and port-forward: requests that become streams of bytes in both directions (Go:
 //! getExec, getAttach and getPortForward of pkg/kubelet/server, UpgradeAwareHandler and the
 //! stream translators of apiserver/pkg/util/proxy).
 //!
-//! The runtime serves such streams itself, at a URL that it hands out for one use. Here the
-//! client's request is sent there, and then bytes are moved: unread where both speak the same
-//! ([`splice`]), translated where the client speaks WebSocket v5 ([`channels`]) or hides SPDY
-//! in WebSocket messages ([`tunnel`]).
-//! Threads: none but the connection's own.
-//! Invariants: nothing is buffered without bound; an idle stream holds no buffers and wakes no
-//! thread; every stream ends when its client, the runtime or the server does.
+//! The runtime serves such streams at a URL that is valid once. The client's request is forwarded
+//! there, and then bytes are moved: unchanged if both use the same protocol (`splice`), translated if
+//! the client uses WebSocket v5 (`channels`) or SPDY in WebSocket messages (`tunnel`).
+//! Threads: only the connection's.
+//! Invariants: buffers are bounded; an idle stream holds no buffers and wakes no thread; a stream
+//! ends with its client, the runtime or the server.
 //! Absent on purpose: redirects; https to the runtime, which is on this machine.
 
 mod backend;
@@ -37,78 +36,77 @@ use backend::Runtime;
 pub(super) use backend::tune;
 use channels::Channels;
 use rejection::Rejection;
-use request::{Mode, Wanted};
-use splice::{Between, Greeting, Line};
+use request::{Mode, StreamRequest};
+use splice::{Buffers, Splice, Translation};
 use tunnel::Tunnel;
 
-/// Serves a request for a stream, whose sender is authorized, on the connection's own thread,
-/// until the stream ends.
+/// Serves an authorized request for a stream, on the connection's thread, until the stream ends.
 pub(super) fn serve(mut connection: Connection, head: RequestHead, context: &Context) {
     tune(connection.as_fd());
     let early = connection.take_input();
-    let under_way = context.hangups.begin();
+    let running = context.hangups.begin();
     let (peer, deps) = (connection.peer(), &context.deps.streams);
-    let prepared = prepare(&head, peer, deps, connection.shutdown(), &under_way.stop);
-    drop(under_way);
+    let prepared = prepare(&head, peer, deps, connection.shutdown(), &running.stop);
+    drop(running);
     match prepared {
-        Ok((runtime, between, greeting)) => Line::new(connection, runtime).run(between, greeting, early),
+        Ok((runtime, translation, first)) => Splice::new(connection, runtime).run(translation, first, early),
         Err(rejection) => rejection.send(connection),
     }
 }
 
-/// Connects with the runtime: the first bytes for both sides, and what lies between them.
+/// Connects to the runtime. Also returns the translation, and the first bytes for both sides.
 fn prepare(
     head: &RequestHead,
     peer: Option<SocketAddr>,
     deps: &StreamDeps,
     wake: &UnixStream,
     stop: &StopToken,
-) -> Result<(Runtime, Between, Greeting), Rejection> {
-    let wanted = Wanted::read(head, deps)?;
-    let pod = find::pod(&wanted, deps)?;
-    let key = match &wanted.mode {
-        // DIFFERS: the Go kubelet has the runtime prepare a stream before it looks.
+) -> Result<(Runtime, Translation, Buffers), Rejection> {
+    let request = StreamRequest::read(head, deps)?;
+    let pod = find::pod(&request, deps)?;
+    let key = match &request.mode {
+        // DIFFERS: the Go kubelet checks this after the runtime has prepared a stream.
         Mode::Plain => return Err(Rejection::closing(500, "Upgrade request required\n")),
         Mode::Splice => "",
         Mode::Channels | Mode::Tunnel(_) => handshake::key(head)?,
     };
-    let url = find::url(&wanted, &pod, deps, stop)?;
+    let url = find::url(&request, &pod, deps, stop)?;
     let mut runtime = Runtime::dial(&url, wake)?;
-    if !matches!(wanted.mode, Mode::Splice) {
-        metrics::WEBSOCKET_STREAMS.inc([wanted.verb.subresource()]);
+    if !matches!(request.mode, Mode::Splice) {
+        metrics::WEBSOCKET_STREAMS.inc([request.verb.subresource()]);
     }
-    match wanted.mode {
+    match request.mode {
         Mode::Plain | Mode::Splice => {
             let reply =
-                runtime.ask(&backend::forwarded(head, peer, &url), wake)?.switched(&mut runtime, wake)?;
-            Ok((runtime, Between::Raw, Greeting { client: reply.raw, runtime: Vec::new() }))
+                runtime.request(&backend::forwarded(head, peer, &url), wake)?.switched(&mut runtime, wake)?;
+            Ok((runtime, Translation::Raw, Buffers { client: reply.raw, runtime: Vec::new() }))
         }
         Mode::Channels => {
-            let reply =
-                runtime.ask(&backend::spdy_request(head, peer, &url, &[channels::RUNTIME_PROTOCOL]), wake)?;
-            let mut greeting = Greeting::default();
-            handshake::accept(&mut greeting.client, key, Some(channels::CLIENT_PROTOCOL));
+            let reply = runtime
+                .request(&backend::spdy_request(head, peer, &url, &[channels::RUNTIME_PROTOCOL]), wake)?;
+            let mut first = Buffers::default();
+            handshake::accept(&mut first.client, key, Some(channels::CLIENT_PROTOCOL));
             let channels = match reply.switched(&mut runtime, wake) {
                 Ok(reply) => {
-                    let mut channels = Channels::open(wanted.streams, &mut greeting);
-                    channels.runtime(reply.rest(), &mut greeting.client, &mut greeting.runtime);
+                    let mut channels = Channels::open(request.streams, &mut first.client, &mut first.runtime);
+                    channels.runtime(reply.rest(), &mut first.client, &mut first.runtime);
                     channels
                 }
-                Err(rejection) => Channels::failed(rejection.text(), &mut greeting.client),
+                Err(rejection) => Channels::failed(rejection.text(), &mut first.client),
             };
-            Ok((runtime, Between::Channels(Box::new(channels)), greeting))
+            Ok((runtime, Translation::Channels(Box::new(channels)), first))
         }
         Mode::Tunnel(protocols) => {
             let protocols: Vec<&str> = protocols.iter().map(String::as_str).collect();
             let reply = runtime
-                .ask(&backend::spdy_request(head, peer, &url, &protocols), wake)?
+                .request(&backend::spdy_request(head, peer, &url, &protocols), wake)?
                 .switched(&mut runtime, wake)?;
-            let mut greeting = Greeting::default();
+            let mut first = Buffers::default();
             let protocol =
                 reply.header("X-Stream-Protocol-Version").map(|chosen| format!("{}{chosen}", tunnel::PREFIX));
-            handshake::accept(&mut greeting.client, key, protocol.as_deref());
-            Tunnel::runtime(reply.rest(), &mut greeting.client);
-            Ok((runtime, Between::Tunnel(Box::default()), greeting))
+            handshake::accept(&mut first.client, key, protocol.as_deref());
+            Tunnel::runtime(reply.rest(), &mut first.client);
+            Ok((runtime, Translation::Tunnel(Box::default()), first))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a request wants (pure).
+//! Parses requests for streams (pure).
 
 use crate::cri::Streams;
 use crate::server::deps::StreamDeps;
@@ -7,7 +7,6 @@ use crate::transport::http1::RequestHead;
 use super::rejection::Rejection;
 use super::{channels, tunnel};
 
-/// Which of the three it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     Exec,
@@ -26,12 +25,12 @@ impl Verb {
     }
 }
 
-/// How bytes get from the client to the runtime.
+/// How bytes are moved between the client and the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Not at all: the client asks for no upgrade.
+    /// The client has not requested an upgrade.
     Plain,
-    /// As they are.
+    /// Unchanged.
     Splice,
     /// WebSocket v5 to SPDY v4.
     Channels,
@@ -39,9 +38,8 @@ pub(super) enum Mode {
     Tunnel(Vec<String>),
 }
 
-/// A request that was understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct StreamRequest {
     pub verb: Verb,
     pub namespace: String,
     pub pod: String,
@@ -55,31 +53,31 @@ pub(super) struct Wanted {
     pub mode: Mode,
 }
 
-impl Wanted {
-    pub(super) fn read(head: &RequestHead, deps: &StreamDeps) -> Result<Wanted, Rejection> {
+impl StreamRequest {
+    pub(super) fn read(head: &RequestHead, deps: &StreamDeps) -> Result<StreamRequest, Rejection> {
         if !deps.enabled {
             return Err(Rejection::closing(405, "Debug endpoints are disabled.\n"));
         }
-        let mut wanted = path(&head.target.path)?;
+        let mut request = path(&head.target.path)?;
         if !matches!(head.method.as_str(), "GET" | "POST") {
             return Err(Rejection::closing(405, "405: Method Not Allowed"));
         }
-        wanted.mode = mode(head, wanted.verb, deps.websockets);
-        match wanted.verb {
+        request.mode = mode(head, request.verb, deps.websockets);
+        match request.verb {
             Verb::PortForward => {
-                let names_ports = head.is_websocket() && !matches!(wanted.mode, Mode::Tunnel(_));
-                wanted.ports = if names_ports { ports(head)? } else { Vec::new() };
+                let names_ports = head.is_websocket() && !matches!(request.mode, Mode::Tunnel(_));
+                request.ports = if names_ports { ports(head)? } else { Vec::new() };
             }
             Verb::Exec | Verb::Attach => {
-                wanted.streams = streams(head)?;
-                wanted.command = head.target.all("command").map(str::to_owned).collect();
+                request.streams = streams(head)?;
+                request.command = head.target.all("command").map(str::to_owned).collect();
             }
         }
-        Ok(wanted)
+        Ok(request)
     }
 }
 
-fn path(path: &str) -> Result<Wanted, Rejection> {
+fn path(path: &str) -> Result<StreamRequest, Rejection> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let verb = match parts.first() {
         Some(&"exec") => Verb::Exec,
@@ -93,7 +91,7 @@ fn path(path: &str) -> Result<Wanted, Rejection> {
         (Verb::Exec | Verb::Attach, &[namespace, pod, uid, container]) => (namespace, pod, uid, container),
         _ => return Err(Rejection::closing(404, "404: Page Not Found")),
     };
-    Ok(Wanted {
+    Ok(StreamRequest {
         verb,
         namespace: namespace.to_owned(),
         pod: pod.to_owned(),
@@ -118,31 +116,27 @@ fn streams(head: &RequestHead) -> Result<Streams, Rejection> {
 }
 
 fn ports(head: &RequestHead) -> Result<Vec<u16>, Rejection> {
-    let refused = |text: String| Rejection::closing(400, text);
+    let rejected = |text: String| Err(Rejection::closing(400, text));
     let mut ports = Vec::new();
-    let mut any = false;
     for text in head.target.all("port").flat_map(|value| value.split(',')) {
-        any = true;
         if text.is_empty() {
-            return Err(refused("query parameter \"port\" cannot be empty".to_owned()));
+            return rejected("query parameter \"port\" cannot be empty".to_owned());
         }
-        let why = match text.parse::<u64>() {
-            Ok(number) => match u16::try_from(number) {
-                Ok(0) => return Err(refused(format!("port {text:?} must be > 0"))),
-                Ok(port) => {
-                    ports.push(port);
-                    continue;
-                }
-                Err(_) => "value out of range",
-            },
+        let why = match text.parse::<u64>().map(u16::try_from) {
+            Ok(Ok(0)) => return rejected(format!("port {text:?} must be > 0")),
+            Ok(Ok(port)) => {
+                ports.push(port);
+                continue;
+            }
+            Ok(Err(_)) => "value out of range",
             Err(_) => "invalid syntax",
         };
-        return Err(refused(format!(
+        return rejected(format!(
             "unable to parse {text:?} as a port: strconv.ParseUint: parsing {text:?}: {why}"
-        )));
+        ));
     }
-    if !any {
-        return Err(refused("query parameter \"port\" is required".to_owned()));
+    if ports.is_empty() {
+        return rejected("query parameter \"port\" is required".to_owned());
     }
     Ok(ports)
 }

@@ -1,47 +1,46 @@
 //! Moves bytes between a client and the runtime, on one thread.
 
-use std::io::{self, Write};
+use std::io;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::server::http::connection::{Connection, Pace, is_passing, timespec};
+use crate::server::http::connection::{Connection, is_passing, timespec};
 use crate::util::threads;
 
 use super::backend::Runtime;
 use super::channels::Channels;
-use super::rejection::RESPONSE_LIMIT;
 use super::tunnel::Tunnel;
 
-/// Read at once. Large, because each read and each write is a system call.
+/// The size of a read. Large, because each read and each write is a system call.
 const CHUNK: usize = 64 * 1024;
 
-/// After less than this there is probably no more.
+/// After a shorter read there are probably no more bytes.
 const RECORD: usize = 8 * 1024;
 
-/// Reads from one side before the other gets its turn.
+/// Consecutive reads from one side.
 const ROUNDS: u32 = 8;
 
-/// A stream that moved nothing for so long gives its buffers back.
-const REST: Duration = Duration::from_secs(1);
+/// A stream that is idle for so long releases its buffers.
+const IDLE_LIMIT: Duration = Duration::from_secs(1);
 
-/// After the client's last byte the runtime may be silent for so long.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+/// After the client's last byte the runtime may be idle for so long.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// The limit of what waits for one side. More than one read leads to: a side that does not read is
-/// still read from, or two sides that write before they read would wait for each other.
+/// The limit of unsent bytes for one side. Larger than the result of one read: a side that does not
+/// read is still read from, or two sides that write before they read would wait for each other.
 const BACKLOG: usize = 2 * CHUNK;
 
-/// What is sent to both before anything is read from them.
+/// Unsent bytes for both sides.
 #[derive(Debug, Default)]
-pub(super) struct Greeting {
+pub(super) struct Buffers {
     pub client: Vec<u8>,
     pub runtime: Vec<u8>,
 }
 
-/// What lies between the two.
-pub(super) enum Between {
-    /// Nothing: bytes are moved as they are.
+/// The translation between both sides.
+pub(super) enum Translation {
+    /// Bytes are moved unchanged.
     Raw,
     /// WebSocket v5 on one side, SPDY v4 on the other.
     Channels(Box<Channels>),
@@ -49,85 +48,84 @@ pub(super) enum Between {
     Tunnel(Box<Tunnel>),
 }
 
-impl Between {
-    /// Bytes of the client. False: the stream is over.
-    fn client(&mut self, bytes: &mut [u8], out: &mut Greeting) -> bool {
+impl Translation {
+    /// Handles bytes of the client. False: the stream is over.
+    fn client(&mut self, bytes: &mut [u8], out: &mut Buffers) -> bool {
         match self {
-            Between::Raw => {
+            Translation::Raw => {
                 out.runtime.extend_from_slice(bytes);
                 true
             }
-            Between::Channels(channels) => channels.client(bytes, &mut out.client, &mut out.runtime),
-            Between::Tunnel(tunnel) => tunnel.client(bytes, &mut out.client, &mut out.runtime),
+            Translation::Channels(channels) => channels.client(bytes, &mut out.client, &mut out.runtime),
+            Translation::Tunnel(tunnel) => tunnel.client(bytes, &mut out.client, &mut out.runtime),
         }
     }
 
-    fn runtime(&mut self, bytes: &[u8], out: &mut Greeting) -> bool {
+    fn runtime(&mut self, bytes: &[u8], out: &mut Buffers) -> bool {
         match self {
-            Between::Raw => {
+            Translation::Raw => {
                 out.client.extend_from_slice(bytes);
                 true
             }
-            Between::Channels(channels) => channels.runtime(bytes, &mut out.client, &mut out.runtime),
-            Between::Tunnel(_) => {
+            Translation::Channels(channels) => channels.runtime(bytes, &mut out.client, &mut out.runtime),
+            Translation::Tunnel(_) => {
                 Tunnel::runtime(bytes, &mut out.client);
                 true
             }
         }
     }
 
-    fn runtime_ended(&mut self, out: &mut Greeting) {
+    fn runtime_ended(&mut self, out: &mut Buffers) {
         match self {
-            Between::Raw => {}
-            Between::Channels(channels) => channels.runtime_ended(&mut out.client),
-            Between::Tunnel(_) => Tunnel::runtime_ended(&mut out.client),
+            Translation::Raw => {}
+            Translation::Channels(channels) => channels.runtime_ended(&mut out.client),
+            Translation::Tunnel(_) => Tunnel::runtime_ended(&mut out.client),
         }
     }
 
     /// Whether the client's bytes can be taken now.
-    fn takes(&self) -> bool {
+    fn accepts_input(&self) -> bool {
         match self {
-            Between::Channels(channels) => channels.takes(),
-            Between::Raw | Between::Tunnel(_) => true,
+            Translation::Channels(channels) => channels.accepts_input(),
+            Translation::Raw | Translation::Tunnel(_) => true,
         }
     }
 
     fn is_over(&self) -> bool {
-        matches!(self, Between::Channels(channels) if channels.is_over())
+        matches!(self, Translation::Channels(channels) if channels.is_over())
     }
 }
 
-/// A client and the runtime, connected.
-pub(super) struct Line {
+/// A stream between a client and the runtime.
+pub(super) struct Splice {
     client: Connection,
     runtime: Runtime,
-    /// What waits to be written to each.
-    out: Greeting,
+    out: Buffers,
     /// Whether more may be read from the client.
     client_open: bool,
-    /// It has left while nothing was to be read from it.
+    /// It has disconnected while it was not read.
     client_gone: bool,
-    /// Whether the runtime has got the end of the client's bytes.
+    /// Whether the end of the client's bytes was sent to the runtime.
     end_sent: bool,
     scratch: Vec<u8>,
 }
 
-/// Whether there is more to do.
+/// What follows a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Go {
-    On,
-    /// What waits for the client is the last.
+enum Next {
+    Continue,
+    /// Send the client's last bytes and end.
     Last,
-    /// At once.
+    /// End at once.
     Break,
 }
 
-impl Line {
+impl Splice {
     pub(super) fn new(client: Connection, runtime: Runtime) -> Self {
-        Line {
+        Splice {
             client,
             runtime,
-            out: Greeting::default(),
+            out: Buffers::default(),
             client_open: true,
             client_gone: false,
             end_sent: false,
@@ -135,31 +133,30 @@ impl Line {
         }
     }
 
-    /// Moves bytes until one of the two, or the server, ends it.
-    pub(super) fn run(mut self, mut between: Between, greeting: Greeting, mut early: Vec<u8>) {
+    /// Moves bytes until the client, the runtime or the server ends the stream.
+    pub(super) fn run(mut self, mut translation: Translation, first: Buffers, mut early: Vec<u8>) {
         let _waiting = threads::waiting("a stream's bytes");
-        self.out = greeting;
-        let mut go = if between.is_over() { Go::Last } else { Go::On };
-        if go == Go::On && !early.is_empty() && !between.client(&mut early, &mut self.out) {
-            go = Go::Last;
+        self.out = first;
+        let mut next = if translation.is_over() { Next::Last } else { Next::Continue };
+        if next == Next::Continue && !early.is_empty() && !translation.client(&mut early, &mut self.out) {
+            next = Next::Last;
         }
         drop(early);
-        while go == Go::On {
-            go = self.turn(&mut between);
+        while next == Next::Continue {
+            next = self.turn(&mut translation);
         }
-        let Line { mut client, runtime, out, .. } = self;
+        let Splice { client, runtime, out, .. } = self;
         drop(runtime);
-        client.set_pace(Some(Pace::within(RESPONSE_LIMIT)));
-        if go == Go::Last && client.write_all(&out.client).is_ok() {
-            client.close(true);
+        if next == Next::Last {
+            client.finish(&out.client);
         }
     }
 
-    /// One wait and what it brought.
-    fn turn(&mut self, between: &mut Between) -> Go {
-        // What the last turn left is written first: mostly it fits.
+    /// Waits once and moves the bytes that are ready.
+    fn turn(&mut self, translation: &mut Translation) -> Next {
+        // First the unsent bytes of the last turn.
         if !self.write_client() {
-            return Go::Break;
+            return Next::Break;
         }
         self.write_runtime();
         if !self.client_open && self.out.runtime.is_empty() && !self.end_sent {
@@ -169,29 +166,29 @@ impl Line {
         let from_client = self.client_open
             && self.out.runtime.is_empty()
             && self.out.client.len() < BACKLOG
-            && between.takes();
+            && translation.accepts_input();
         let from_runtime = self.out.client.is_empty() && self.out.runtime.len() < BACKLOG;
         let (client, runtime) = match self.wait(from_client, from_runtime) {
             Ok(ready) => ready,
-            Err(go) => return go,
+            Err(next) => return next,
         };
         if runtime && from_runtime {
-            match self.read_runtime(between) {
-                Go::On => {}
+            match self.read_runtime(translation) {
+                Next::Continue => {}
                 other => return other,
             }
         }
-        if client && from_client { self.read_client(between) } else { Go::On }
+        if client && from_client { self.read_client(translation) } else { Next::Continue }
     }
 
-    /// Which of the two has something.
-    fn wait(&mut self, from_client: bool, from_runtime: bool) -> Result<(bool, bool), Go> {
+    /// Waits until one of the two is ready; returns which.
+    fn wait(&mut self, from_client: bool, from_runtime: bool) -> Result<(bool, bool), Next> {
         if from_client && self.client.has_buffered() {
             return Ok((true, from_runtime));
         }
         loop {
             let mut client_flags = self.client.flags(from_client, !self.out.client.is_empty());
-            // A client that leaves is noticed even while the runtime reads nothing from it.
+            // A disconnect of the client is noticed also while the runtime reads nothing.
             let watches = client_flags.is_empty() && self.client_open && !self.client_gone;
             if watches {
                 client_flags = PollFlags::RDHUP;
@@ -199,8 +196,7 @@ impl Line {
             let mut runtime_flags = PollFlags::empty();
             runtime_flags.set(PollFlags::IN, from_runtime);
             runtime_flags.set(PollFlags::OUT, !self.out.runtime.is_empty());
-            // A socket without flags could still wake the poll again and again: it goes last and is
-            // left out.
+            // A socket without flags could wake the poll again and again: it goes last and is not polled.
             let client = PollFd::new(&self.client, client_flags);
             let runtime = PollFd::new(&self.runtime, runtime_flags);
             let shutdown = PollFd::new(&**self.client.shutdown(), PollFlags::IN);
@@ -208,9 +204,9 @@ impl Line {
             let mut fds = if swapped { [shutdown, runtime, client] } else { [shutdown, client, runtime] };
             let used = 1 + usize::from(!client_flags.is_empty()) + usize::from(!runtime_flags.is_empty());
             let limit = if !self.client_open || self.client_gone {
-                Some(LAST_WORDS)
+                Some(END_LIMIT)
             } else if self.scratch.capacity() > 0 {
-                Some(REST)
+                Some(IDLE_LIMIT)
             } else {
                 None
             };
@@ -218,10 +214,10 @@ impl Line {
             let [stopped, first, second] = fds.map(|fd| !fd.revents().is_empty());
             let (client, runtime) = if swapped { (second, first) } else { (first, second) };
             match outcome {
-                _ if stopped => return Err(Go::Break),
+                _ if stopped => return Err(Next::Break),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return Err(Go::Break),
-                Ok(0) if limit == Some(LAST_WORDS) => return Err(Go::Break),
+                Err(_) => return Err(Next::Break),
+                Ok(0) if limit == Some(END_LIMIT) => return Err(Next::Break),
                 Ok(0) => {
                     self.scratch = Vec::new();
                     self.client.rest();
@@ -239,34 +235,34 @@ impl Line {
         }
     }
 
-    fn read_client(&mut self, between: &mut Between) -> Go {
+    fn read_client(&mut self, translation: &mut Translation) -> Next {
         for _ in 0..ROUNDS {
             self.scratch.resize(CHUNK, 0);
             let count = match self.fill() {
                 Ok(0) => {
                     self.client_open = false;
-                    return Go::On;
+                    return Next::Continue;
                 }
                 Ok(count) => count,
-                Err(why) if is_passing(&why) => return Go::On,
-                Err(_) => return Go::Break,
+                Err(why) if is_passing(&why) => return Next::Continue,
+                Err(_) => return Next::Break,
             };
             let bytes = self.scratch.get_mut(..count).unwrap_or_default();
             let mut sent = 0;
-            if matches!(between, Between::Raw) {
-                // Straight from one socket to the other; what does not fit is kept.
+            if matches!(translation, Translation::Raw) {
+                // From socket to socket; only the rest is copied.
                 sent = self.runtime.write(bytes).unwrap_or(0);
             }
             let rest = bytes.get_mut(sent..).unwrap_or_default();
-            if !rest.is_empty() && !between.client(rest, &mut self.out) {
-                return Go::Last;
+            if !rest.is_empty() && !translation.client(rest, &mut self.out) {
+                return Next::Last;
             }
             self.write_runtime();
             if count < CHUNK || !self.out.runtime.is_empty() {
-                return Go::On;
+                return Next::Continue;
             }
         }
-        Go::On
+        Next::Continue
     }
 
     /// Reads from the client. TLS gives a record of 16 KiB at a time: several make one write.
@@ -274,7 +270,7 @@ impl Line {
         let mut filled = self.client.try_read(&mut self.scratch)?;
         let mut last = filled;
         while last >= RECORD && filled < CHUNK {
-            // An end or an error comes again at the next read.
+            // The next read returns an end or an error again.
             last =
                 self.client.try_read(self.scratch.get_mut(filled..).unwrap_or_default()).unwrap_or_default();
             filled += last;
@@ -282,46 +278,46 @@ impl Line {
         Ok(filled)
     }
 
-    fn read_runtime(&mut self, between: &mut Between) -> Go {
+    fn read_runtime(&mut self, translation: &mut Translation) -> Next {
         for _ in 0..ROUNDS {
             self.scratch.resize(CHUNK, 0);
             let count = match self.runtime.read(&mut self.scratch) {
                 Ok(count) if count > 0 => count,
-                Err(why) if is_passing(&why) => return Go::On,
-                // Its end, in order or not: what it has sent still goes to the client.
+                Err(why) if is_passing(&why) => return Next::Continue,
+                // The end or an error: earlier bytes are still sent to the client.
                 Ok(_) | Err(_) => {
-                    between.runtime_ended(&mut self.out);
-                    return Go::Last;
+                    translation.runtime_ended(&mut self.out);
+                    return Next::Last;
                 }
             };
             let bytes = self.scratch.get(..count).unwrap_or_default();
             let mut sent = 0;
-            if matches!(between, Between::Raw) {
+            if matches!(translation, Translation::Raw) {
                 sent = match self.client.try_write(bytes) {
                     Ok(sent) => sent,
                     Err(why) if is_passing(&why) => 0,
-                    Err(_) => return Go::Break,
+                    Err(_) => return Next::Break,
                 };
             }
             let rest = bytes.get(sent..).unwrap_or_default();
-            if !rest.is_empty() && !between.runtime(rest, &mut self.out) {
-                return Go::Last;
+            if !rest.is_empty() && !translation.runtime(rest, &mut self.out) {
+                return Next::Last;
             }
             if !self.write_client() {
-                return Go::Break;
+                return Next::Break;
             }
             if count < CHUNK || !self.out.client.is_empty() {
-                return Go::On;
+                return Next::Continue;
             }
         }
-        Go::On
+        Next::Continue
     }
 
     /// False: the client is gone.
     fn write_client(&mut self) -> bool {
         let client = &mut self.client;
         let outcome = match self.out.client.is_empty() {
-            // TLS may owe records of what it took before.
+            // TLS may have records to send.
             true => client.try_flush().map(drop),
             false => write_all(&mut self.out.client, |bytes| client.try_write(bytes)),
         };
@@ -334,7 +330,7 @@ impl Line {
         }
     }
 
-    /// A runtime that reads nothing more may still send something.
+    /// A runtime that has stopped reading may still send.
     fn write_runtime(&mut self) {
         let runtime = &mut self.runtime;
         if write_all(&mut self.out.runtime, |bytes| runtime.write(bytes)).is_err() {
@@ -343,7 +339,7 @@ impl Line {
     }
 }
 
-/// Writes as much as goes; the rest stays.
+/// Writes as many bytes as possible; the rest stays.
 fn write_all(out: &mut Vec<u8>, mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
     let mut sent = 0;
     let outcome = loop {

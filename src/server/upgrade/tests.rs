@@ -1,5 +1,5 @@
-//! What requests mean, and both sides of the translation. The rest is in
-//! `tests/integration/streams.rs`.
+//! Parsing of requests, and translation in both directions. `tests/integration/streams.rs` tests
+//! whole streams.
 
 use super::*;
 use crate::cri::Streams;
@@ -10,28 +10,28 @@ fn head(line: &str, more: &str) -> RequestHead {
     RequestHead::parse(format!("{line} HTTP/1.1\r\nHost: a\r\n{upgrade}{more}\r\n\r\n").as_bytes()).unwrap()
 }
 
-fn read(line: &str, more: &str) -> Result<Wanted, (u16, String)> {
+fn read(line: &str, more: &str) -> Result<StreamRequest, (u16, String)> {
     let rejected = |rejection: Rejection| (rejection.status(), rejection.text().to_owned());
-    Wanted::read(&head(line, more), &StreamDeps::none()).map_err(rejected)
+    StreamRequest::read(&head(line, more), &StreamDeps::none()).map_err(rejected)
 }
 
 const SPDY: &str = "Upgrade: SPDY/3.1";
 
 #[test]
-fn paths_and_queries_are_understood() {
-    let wanted =
+fn paths_and_queries_are_parsed() {
+    let request =
         read("POST /exec/ns/p/u1/c?command=ls&command=-l%20x&input=1&output=1&error=1&tty=1", SPDY).unwrap();
-    assert_eq!((wanted.namespace.as_str(), wanted.pod.as_str()), ("ns", "p"));
-    assert_eq!((wanted.uid.as_str(), wanted.container.as_str()), ("u1", "c"));
-    assert_eq!(wanted.command, ["ls", "-l x"]);
+    assert_eq!((request.namespace.as_str(), request.pod.as_str()), ("ns", "p"));
+    assert_eq!((request.uid.as_str(), request.container.as_str()), ("u1", "c"));
+    assert_eq!(request.command, ["ls", "-l x"]);
     // A terminal has one output.
-    assert_eq!(wanted.streams, Streams { stdin: true, stdout: true, stderr: false, tty: true });
-    assert_eq!((wanted.verb, wanted.mode), (request::Verb::Exec, Mode::Splice));
-    let wanted = read("GET /attach/ns/p/c/?error=1&output=true", SPDY).unwrap();
-    assert_eq!(wanted.streams, Streams { stderr: true, ..Streams::default() });
-    assert_eq!((wanted.verb, wanted.uid.as_str()), (request::Verb::Attach, ""));
-    let wanted = read("POST /portForward/ns/p?port=80", SPDY).unwrap();
-    assert_eq!((wanted.verb, wanted.ports.len()), (request::Verb::PortForward, 0));
+    assert_eq!(request.streams, Streams { stdin: true, stdout: true, stderr: false, tty: true });
+    assert_eq!((request.verb, request.mode), (super::request::Verb::Exec, Mode::Splice));
+    let request = read("GET /attach/ns/p/c/?error=1&output=true", SPDY).unwrap();
+    assert_eq!(request.streams, Streams { stderr: true, ..Streams::default() });
+    assert_eq!((request.verb, request.uid.as_str()), (super::request::Verb::Attach, ""));
+    let request = read("POST /portForward/ns/p?port=80", SPDY).unwrap();
+    assert_eq!((request.verb, request.ports.len()), (super::request::Verb::PortForward, 0));
     for (line, status) in [
         ("POST /exec", 404),
         ("POST /exec/ns/p", 404),
@@ -45,15 +45,15 @@ fn paths_and_queries_are_understood() {
         assert_eq!(read(line, SPDY).map(|_| ()).map_err(|(status, _)| status), Err(status), "{line}");
     }
     let off = StreamDeps { enabled: false, ..StreamDeps::none() };
-    let rejection = Wanted::read(&head("POST /exec/x", SPDY), &off).unwrap_err();
+    let rejection = StreamRequest::read(&head("POST /exec/x", SPDY), &off).unwrap_err();
     assert_eq!((rejection.status(), rejection.text()), (405, "Debug endpoints are disabled."));
 }
 
 #[test]
-fn protocols_decide_who_translates() {
+fn protocols_decide_the_translation() {
     let websocket = |protocols: &str| format!("Upgrade: websocket\r\nSec-WebSocket-Protocol: {protocols}");
     let exec = |more: &str| read("GET /exec/a/b/c?output=1", more).unwrap().mode;
-    let forward = |more: &str| read("GET /portForward/a/b", more).map(|wanted| wanted.mode);
+    let forward = |more: &str| read("GET /portForward/a/b", more).map(|request| request.mode);
     assert_eq!(exec(SPDY), Mode::Splice);
     assert_eq!(exec(&websocket("v5.channel.k8s.io, v4.channel.k8s.io")), Mode::Channels);
     assert_eq!(exec(&websocket("v4.channel.k8s.io")), Mode::Splice);
@@ -66,13 +66,13 @@ fn protocols_decide_who_translates() {
     assert_eq!(forward(&websocket("v4.channel.k8s.io")), Err((400, required)));
     let off = StreamDeps { websockets: false, ..StreamDeps::none() };
     let v5 = head("GET /exec/a/b/c?output=1", &websocket("v5.channel.k8s.io"));
-    assert_eq!(Wanted::read(&v5, &off).unwrap().mode, Mode::Splice);
+    assert_eq!(StreamRequest::read(&v5, &off).unwrap().mode, Mode::Splice);
     let plain = RequestHead::parse(b"GET /exec/a/b/c?output=1 HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-    assert_eq!(Wanted::read(&plain, &StreamDeps::none()).unwrap().mode, Mode::Plain);
+    assert_eq!(StreamRequest::read(&plain, &StreamDeps::none()).unwrap().mode, Mode::Plain);
 }
 
 #[test]
-fn ports_of_websockets_are_in_the_query() {
+fn websocket_ports_are_read_from_the_query() {
     let ports = |query: &str| {
         let line = format!("GET /portForward/a/b?{query}");
         read(&line, "Upgrade: websocket\r\nSec-WebSocket-Protocol: v4.channel.k8s.io").map(|one| one.ports)
@@ -113,28 +113,28 @@ fn messages(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     all
 }
 
-/// The runtime's answers to the streams that were opened.
-fn taken(ids: &[u32]) -> Vec<u8> {
+/// The runtime's replies to opened streams.
+fn accepted(ids: &[u32]) -> Vec<u8> {
     let reply = |id: &u32| [&[0x80, 3, 0, 2, 0, 0, 0, 4][..], &id.to_be_bytes()].concat();
     ids.iter().flat_map(reply).collect()
 }
 
-fn open(streams: Streams) -> (Channels, Greeting) {
-    let mut greeting = Greeting::default();
-    let channels = Channels::open(streams, &mut greeting);
-    (channels, greeting)
+fn open(streams: Streams) -> (Channels, Buffers) {
+    let mut first = Buffers::default();
+    let channels = Channels::open(streams, &mut first.client, &mut first.runtime);
+    (channels, first)
 }
 
 const ALL: Streams = Streams { stdin: true, stdout: true, stderr: true, tty: false };
 
 #[test]
 fn channels_become_streams_and_back() {
-    let (mut channels, greeting) = open(ALL);
-    assert_eq!(messages(&greeting.client), [vec![1]], "the client is connected");
-    assert!(!channels.takes(), "the runtime drops what comes before it has taken a stream");
+    let (mut channels, first) = open(ALL);
+    assert_eq!(messages(&first.client), [vec![1]], "the client is connected");
+    assert!(!channels.accepts_input(), "the runtime drops data before it has accepted a stream");
     let (mut client, mut runtime) = (Vec::new(), Vec::new());
-    assert!(channels.runtime(&taken(&[1, 3, 5, 7]), &mut client, &mut runtime));
-    assert!(channels.takes() && client.is_empty() && runtime.is_empty());
+    assert!(channels.runtime(&accepted(&[1, 3, 5, 7]), &mut client, &mut runtime));
+    assert!(channels.accepts_input() && client.is_empty() && runtime.is_empty());
     // In: error 1, stdin 3, stdout 5, stderr 7.
     let mut input = [message(b"\0abc"), message(b"\x04{}"), message(&[255, 0]), message(b"\0late")].concat();
     assert!(channels.client(&mut input, &mut client, &mut runtime));
@@ -142,7 +142,7 @@ fn channels_become_streams_and_back() {
     spdy::data(&mut expected, 3, b"abc");
     spdy::end(&mut expected, 3);
     assert_eq!(runtime, expected);
-    // Out, and the end: the status comes last, whenever it was said.
+    // Out, and the end: the status is sent last.
     let mut output = Vec::new();
     let status = br#"{"status":"Success"}"#;
     spdy::data(&mut output, 5, b"out");
@@ -161,15 +161,15 @@ fn channels_become_streams_and_back() {
 }
 
 #[test]
-fn a_runtime_that_is_lost_is_an_internal_error() {
+fn lost_runtime_is_an_internal_error() {
     let (mut channels, _) = open(Streams { tty: true, stdin: true, stdout: true, stderr: false });
     let (mut client, mut runtime) = (Vec::new(), Vec::new());
-    channels.runtime(&taken(&[1, 3, 5, 7]), &mut client, &mut runtime);
+    channels.runtime(&accepted(&[1, 3, 5, 7]), &mut client, &mut runtime);
     let mut input = message(b"\x04{\"Width\":1,\"Height\":2}");
     assert!(channels.client(&mut input, &mut client, &mut runtime));
     let mut expected = Vec::new();
     spdy::data(&mut expected, 7, b"{\"Width\":1,\"Height\":2}");
-    assert_eq!(runtime, expected, "a terminal's size has a stream of its own");
+    assert_eq!(runtime, expected, "a terminal's size has its own stream");
     channels.runtime_ended(&mut client);
     let text = String::from_utf8_lossy(&client).into_owned();
     assert!(text.contains("\"InternalError\"") && text.contains("error reading from error stream"), "{text}");
@@ -180,17 +180,17 @@ fn a_runtime_that_is_lost_is_an_internal_error() {
 }
 
 #[test]
-fn odd_clients_end_their_streams_only() {
+fn malformed_messages_end_the_stream() {
     for bad in [message(&[255]), message(&[255, 9]), message(&[255, 0, 0]), vec![0x82, 1, 0, 0, 0, 0, 0]] {
         let (mut channels, _) = open(ALL);
         let (mut client, mut runtime) = (Vec::new(), Vec::new());
-        channels.runtime(&taken(&[1, 3, 5, 7]), &mut client, &mut runtime);
+        channels.runtime(&accepted(&[1, 3, 5, 7]), &mut client, &mut runtime);
         let mut input = bad.clone();
         assert!(!channels.client(&mut input, &mut client, &mut runtime), "{bad:?}");
         assert!(channels.is_over());
         assert_eq!(messages(&client), [vec![3, 0xe8]]);
     }
-    // Unknown channels and empty messages are nothing.
+    // Unknown channels and empty messages are ignored.
     let (mut channels, _) = open(ALL);
     let (mut client, mut runtime) = (Vec::new(), Vec::new());
     let mut input = [message(b""), message(b"\x07x"), message(b"\x01x"), message(&[255, 4])].concat();
@@ -200,12 +200,12 @@ fn odd_clients_end_their_streams_only() {
 
 proptest::proptest! {
     #[test]
-    fn any_bytes_of_both_are_survived(
+    fn any_bytes_of_both_sides_are_handled(
         pieces in proptest::collection::vec(
             (proptest::bool::ANY, proptest::collection::vec(proptest::num::u8::ANY, 0..60)), 0..8),
     ) {
         let (mut channels, _) = open(ALL);
-        let (mut client, mut runtime) = (Vec::new(), taken(&[1, 3, 5, 7]));
+        let (mut client, mut runtime) = (Vec::new(), accepted(&[1, 3, 5, 7]));
         for (from_client, mut bytes) in pieces {
             let good = if from_client {
                 channels.client(&mut bytes, &mut client, &mut runtime)
@@ -220,13 +220,13 @@ proptest::proptest! {
 }
 
 #[test]
-fn tunnels_pass_bytes_on_unread() {
+fn tunnels_forward_bytes_unchanged() {
     let mut tunnel = Tunnel::default();
     let (mut client, mut runtime) = (Vec::new(), Vec::new());
     let mut input = [message(b"some "), message(b"frames")].concat();
     assert!(tunnel.client(&mut input, &mut client, &mut runtime));
     assert_eq!(runtime, b"some frames");
-    Tunnel::runtime(b"answer", &mut client);
+    Tunnel::runtime(b"reply", &mut client);
     Tunnel::runtime_ended(&mut client);
-    assert_eq!(messages(&client), [b"answer".to_vec(), vec![3, 0xe8]]);
+    assert_eq!(messages(&client), [b"reply".to_vec(), vec![3, 0xe8]]);
 }

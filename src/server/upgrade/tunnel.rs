@@ -1,19 +1,17 @@
-//! SPDY that a client hides in WebSocket messages, so that proxies let it pass: it is taken
-//! out, and put back, unread.
+//! SPDY in WebSocket messages, which pass more proxies: it is unpacked and packed, not parsed.
 
 use crate::transport::websocket::{self, Event, Reader};
 
-/// What such a subprotocol begins with; the rest is the protocol that is spoken in SPDY.
+/// The prefix of such a subprotocol; the rest is the protocol in SPDY.
 pub(super) const PREFIX: &str = "SPDY/3.1+";
 
-/// One tunnel.
 #[derive(Debug, Default)]
 pub(super) struct Tunnel {
     reader: Reader,
 }
 
 impl Tunnel {
-    /// From the client. False: it is over.
+    /// Handles bytes of the client. False: the stream is over.
     pub(super) fn client(
         &mut self,
         mut bytes: &mut [u8],
@@ -36,7 +34,7 @@ impl Tunnel {
         false
     }
 
-    /// From the runtime.
+    /// Handles bytes of the runtime.
     pub(super) fn runtime(bytes: &[u8], client: &mut Vec<u8>) {
         if !bytes.is_empty() {
             websocket::binary_head(client, bytes.len());
@@ -44,7 +42,7 @@ impl Tunnel {
         }
     }
 
-    /// After the runtime's last byte.
+    /// Handles the end of the runtime's bytes.
     pub(super) fn runtime_ended(client: &mut Vec<u8>) {
         websocket::close(client);
     }

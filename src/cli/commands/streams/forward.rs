@@ -1,31 +1,32 @@
-//! `coracle port-forward`: connections here become streams of one connection with the agent.
+//! `coracle port-forward`: local connections become streams of one connection with the agent.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFlags, poll};
 
-use crate::cli::Exit;
+use crate::cli::exit::Exit;
+use crate::cli::local::ForwardOptions;
 use crate::cli::table::visible;
 use crate::transport::spdy::{self, Event};
 
 use super::super::client::Client;
 use super::super::console::Console;
-use super::super::{CommandError, Outcome, complain};
-use super::{find, is_passing, place, wants};
+use super::super::error::{CommandError, Outcome, complain};
+use super::{find, is_passing, pod_path, poll_fd, write_some};
 
 const PROTOCOL: &str = "portforward.k8s.io";
 
-/// Read at once.
+/// The size of a read.
 const CHUNK: usize = 64 * 1024;
-/// What may wait for the agent before nothing more is read here.
+/// With so many unsent bytes for the agent, local connections are not read.
 const WAITING: usize = 256 * 1024;
-/// What may wait for one connection here before nothing more is read from the agent: the
-/// protocol cannot hold up one stream alone.
-const WAITING_HERE: usize = 1024 * 1024;
+/// With so many unsent bytes for one local connection, the agent's is not read: the protocol
+/// cannot pause a single stream.
+const WAITING_LOCALLY: usize = 1024 * 1024;
 /// Stream numbers have 31 bits.
 const LAST_STREAM: u32 = 0x7fff_fff0;
 
@@ -35,19 +36,13 @@ struct Listening {
     remote: u16,
 }
 
-pub(in super::super) fn run(
-    client: &Client,
-    console: &mut Console<'_>,
-    pod: &str,
-    addresses: &[IpAddr],
-    ports: &[(u16, u16)],
-) -> Outcome {
-    let pod = find(client, pod)?;
+pub fn run(client: &Client, console: &mut Console<'_>, options: &ForwardOptions) -> Outcome {
+    let pod = find(client, &options.pod)?;
     let mut listening = Vec::new();
-    for (local, remote) in ports {
-        listening.extend(listen(addresses, *local, *remote)?);
+    for (local, remote) in &options.ports {
+        listening.extend(listen(&options.addresses, *local, *remote)?);
     }
-    let (stream, said) = client.upgrade(&format!("/portForward/{}", place(&pod)), PROTOCOL)?;
+    let (stream, early) = client.upgrade(&format!("/portForward/{}", pod_path(&pod)), PROTOCOL)?;
     for one in &listening {
         if let Ok(address) = one.listener.local_addr() {
             writeln!(console.out, "Forwarding from {address} -> {}", one.remote)?;
@@ -63,14 +58,14 @@ pub(in super::super) fn run(
         pairs: BTreeMap::new(),
         over: false,
     };
-    match forward.take(&said).and_then(|()| forward.run(&listening, console)) {
+    match forward.take(&early).and_then(|()| forward.run(&listening, console)) {
         Ok(()) => complain("lost connection to pod"),
         Err(why) => complain(&format!("lost connection to pod: {why}")),
     }
     Ok(Exit::Failure)
 }
 
-/// Listens at all addresses where that works; a port that is any is the same for all of them.
+/// Listens on each address where that is possible. Local port 0 becomes one free port for all.
 fn listen(addresses: &[IpAddr], mut local: u16, remote: u16) -> Result<Vec<Listening>, CommandError> {
     let mut listening: Vec<Listening> = Vec::new();
     let mut failed = None;
@@ -91,48 +86,44 @@ fn listen(addresses: &[IpAddr], mut local: u16, remote: u16) -> Result<Vec<Liste
     }
     match failed {
         // A machine may be without IPv6.
-        Some(why) if listening.is_empty() => Err(CommandError::Refused { status: 500, text: why }),
+        Some(why) if listening.is_empty() => Err(CommandError::Rejected { status: 500, text: why }),
         _ => Ok(listening),
     }
 }
 
-/// One connection here, with its two streams.
-struct Pair {
+/// One local connection with its two streams.
+struct Forwarded {
     socket: TcpStream,
     ports: (u16, u16),
     taken: bool,
-    /// What waits to be written here.
+    /// Unsent bytes for the client.
     out: Vec<u8>,
-    /// Whether the client here, and the pod, may send more.
-    reads: bool,
-    hears: bool,
-    /// Whether the client here was told that the pod sends nothing more.
-    told: bool,
-    trouble: Vec<u8>,
+    /// Whether the client may send more.
+    from_client: bool,
+    /// Whether the pod may send more.
+    from_pod: bool,
+    /// Whether the client has got the end of the pod's bytes.
+    end_sent: bool,
+    /// The bytes of the error stream.
+    error: Vec<u8>,
 }
 
-impl Pair {
-    /// False: the client here is gone.
+impl Forwarded {
+    /// False: the client is gone.
     fn write(&mut self) -> bool {
-        let mut sent = 0;
-        while let Some(rest) = self.out.get(sent..).filter(|rest| !rest.is_empty()) {
-            match self.socket.write(rest) {
-                Ok(count) => sent += count,
-                Err(why) if is_passing(&why) => break,
-                Err(_) => return false,
-            }
+        if write_some(&self.socket, &mut self.out).is_err() {
+            return false;
         }
-        self.out.drain(..sent);
-        if !self.hears && self.out.is_empty() && !self.told {
-            self.told = true;
-            // A client that is gone needs no farewell.
+        if !self.from_pod && self.out.is_empty() && !self.end_sent {
+            self.end_sent = true;
+            // It fails for a client that is gone.
             let _ = self.socket.shutdown(Shutdown::Write);
         }
         true
     }
 
     fn is_over(&self) -> bool {
-        !self.reads && !self.hears && self.out.is_empty()
+        !self.from_client && !self.from_pod && self.out.is_empty()
     }
 }
 
@@ -140,48 +131,48 @@ struct Forward {
     stream: UnixStream,
     reader: spdy::Reader,
     writer: spdy::Writer,
-    /// What waits for the agent.
+    /// Unsent bytes for the agent.
     out: Vec<u8>,
-    /// The number of the next pair's error stream; that of its data is two more.
+    /// The number of the next pair's error stream; its data stream has the next odd number.
     next: u32,
-    /// By the number of their data.
-    pairs: BTreeMap<u32, Pair>,
+    /// By the number of their data stream.
+    pairs: BTreeMap<u32, Forwarded>,
     over: bool,
 }
 
 impl Forward {
-    /// Returns when the connection with the agent is over.
+    /// Runs until the connection with the agent ends.
     fn run(&mut self, listening: &[Listening], console: &mut Console<'_>) -> io::Result<()> {
         let mut chunk = vec![0; CHUNK];
         while !self.over {
-            self.write()?;
+            write_some(&self.stream, &mut self.out)?;
             self.settle();
-            let hears = self.pairs.values().all(|pair| pair.out.len() < WAITING_HERE);
+            let from_agent = self.pairs.values().all(|pair| pair.out.len() < WAITING_LOCALLY);
             let reads = self.out.len() < WAITING;
             let ids: Vec<u32> = self.pairs.keys().copied().collect();
-            let mut fds = vec![wants(self.stream.as_fd(), hears, !self.out.is_empty())];
-            fds.extend(listening.iter().map(|one| wants(one.listener.as_fd(), true, false)));
+            let mut fds = vec![poll_fd(self.stream.as_fd(), from_agent, !self.out.is_empty())];
+            fds.extend(listening.iter().map(|one| poll_fd(one.listener.as_fd(), true, false)));
             for pair in self.pairs.values() {
-                let wanted = reads && pair.reads && pair.taken;
-                fds.push(wants(pair.socket.as_fd(), wanted, !pair.out.is_empty()));
+                let wanted = reads && pair.from_client && pair.taken;
+                fds.push(poll_fd(pair.socket.as_fd(), wanted, !pair.out.is_empty()));
             }
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(why) => return Err(why.into()),
             }
-            let seen: Vec<PollFlags> = fds.iter().map(|fd| fd.revents()).collect();
+            let events: Vec<PollFlags> = fds.iter().map(|fd| fd.revents()).collect();
             drop(fds);
-            let mut seen = seen.into_iter();
-            let agent = seen.next().unwrap_or(PollFlags::empty());
+            let mut events = events.into_iter();
+            let agent = events.next().unwrap_or(PollFlags::empty());
             for one in listening {
-                if !seen.next().unwrap_or(PollFlags::empty()).is_empty() {
+                if !events.next().unwrap_or(PollFlags::empty()).is_empty() {
                     self.accept(one, console)?;
                 }
             }
-            for (id, events) in ids.into_iter().zip(seen) {
-                self.serve(id, events, reads, &mut chunk);
+            for (id, ready) in ids.into_iter().zip(events) {
+                self.serve(id, ready, reads, &mut chunk);
             }
-            if hears && !agent.is_empty() {
+            if from_agent && !agent.is_empty() {
                 match self.stream.read(&mut chunk) {
                     Ok(0) => self.over = true,
                     Ok(count) => self.take(chunk.get(..count).unwrap_or_default())?,
@@ -219,15 +210,15 @@ impl Forward {
             let headers = [("port", port.as_str()), ("requestid", &request), ("streamtype", kind)];
             self.writer.open(&mut self.out, stream, &headers);
         }
-        let pair = Pair {
+        let pair = Forwarded {
             socket,
             ports: (listening.local, listening.remote),
             taken: false,
             out: Vec::new(),
-            reads: true,
-            hears: true,
-            told: false,
-            trouble: Vec::new(),
+            from_client: true,
+            from_pod: true,
+            end_sent: false,
+            error: Vec::new(),
         };
         self.pairs.insert(data, pair);
         Ok(())
@@ -236,10 +227,10 @@ impl Forward {
     fn serve(&mut self, id: u32, events: PollFlags, reads: bool, chunk: &mut [u8]) {
         let Some(pair) = self.pairs.get_mut(&id).filter(|_| !events.is_empty()) else { return };
         let mut gone = !pair.write();
-        if reads && pair.reads && pair.taken && events.intersects(PollFlags::IN | PollFlags::HUP) {
+        if reads && pair.from_client && pair.taken && events.intersects(PollFlags::IN | PollFlags::HUP) {
             match pair.socket.read(chunk) {
                 Ok(0) => {
-                    pair.reads = false;
+                    pair.from_client = false;
                     spdy::end(&mut self.out, id);
                 }
                 Ok(count) => spdy::data(&mut self.out, id, chunk.get(..count).unwrap_or_default()),
@@ -247,14 +238,14 @@ impl Forward {
                 Err(_) => gone = true,
             }
         }
-        // Closed by the client altogether: nobody reads what the pod may still say.
-        if gone || events.contains(PollFlags::ERR) || (events.contains(PollFlags::HUP) && !pair.reads) {
+        // The client has closed both directions: the rest of the pod's bytes has no reader.
+        if gone || events.contains(PollFlags::ERR) || (events.contains(PollFlags::HUP) && !pair.from_client) {
             spdy::refuse(&mut self.out, id);
             self.pairs.remove(&id);
         }
     }
 
-    /// Writes what came for the connections here, and ends those that are over.
+    /// Writes to the local connections, and drops those that are over.
     fn settle(&mut self) {
         let out = &mut self.out;
         self.pairs.retain(|id, pair| {
@@ -264,19 +255,6 @@ impl Forward {
             }
             !pair.is_over()
         });
-    }
-
-    fn write(&mut self) -> io::Result<()> {
-        let mut sent = 0;
-        while let Some(rest) = self.out.get(sent..).filter(|rest| !rest.is_empty()) {
-            match self.stream.write(rest) {
-                Ok(count) => sent += count,
-                Err(why) if is_passing(&why) => break,
-                Err(why) => return Err(why),
-            }
-        }
-        self.out.drain(..sent);
-        Ok(())
     }
 
     fn take(&mut self, mut bytes: &[u8]) -> io::Result<()> {
@@ -293,22 +271,22 @@ impl Forward {
         match event {
             Event::Taken(id) => match self.pairs.get_mut(&id) {
                 Some(pair) => pair.taken = true,
-                // An error stream, on which the client has nothing to say.
+                // An error stream, on which the client sends nothing.
                 None => spdy::end(&mut self.out, id),
             },
             Event::Data(id, bytes) => {
                 if let Some(pair) = self.pairs.get_mut(&id) {
                     pair.out.extend_from_slice(bytes);
                 } else if let Some(pair) = self.pairs.get_mut(&id.saturating_add(2)) {
-                    let room = CHUNK.saturating_sub(pair.trouble.len()).min(bytes.len());
-                    pair.trouble.extend_from_slice(bytes.get(..room).unwrap_or_default());
+                    let room = CHUNK.saturating_sub(pair.error.len()).min(bytes.len());
+                    pair.error.extend_from_slice(bytes.get(..room).unwrap_or_default());
                 }
             }
             Event::Ended(id) => self.ended(id),
             Event::Reset(id) => {
                 self.ended(id);
                 if let Some(pair) = self.pairs.get_mut(&id) {
-                    pair.reads = false;
+                    pair.from_client = false;
                 }
             }
             Event::Opened(id) => spdy::refuse(&mut self.out, id),
@@ -319,16 +297,16 @@ impl Forward {
 
     fn ended(&mut self, id: u32) {
         if let Some(pair) = self.pairs.get_mut(&id) {
-            pair.hears = false;
+            pair.from_pod = false;
         } else if let Some(pair) = self.pairs.get_mut(&id.saturating_add(2)) {
-            let trouble = std::mem::take(&mut pair.trouble);
-            if !trouble.is_empty() {
+            let error = std::mem::take(&mut pair.error);
+            if !error.is_empty() {
                 let (local, remote) = pair.ports;
-                let text = visible(&String::from_utf8_lossy(&trouble));
+                let text = visible(&String::from_utf8_lossy(&error));
                 complain(&format!("an error occurred forwarding {local} -> {remote}: {text}"));
-                // As kubectl does: the connection is of no more use.
-                pair.hears = false;
-                pair.reads = false;
+                // As kubectl does.
+                pair.from_pod = false;
+                pair.from_client = false;
             }
         }
     }

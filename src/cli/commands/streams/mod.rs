@@ -16,38 +16,27 @@ use crate::model::api::Pod;
 use crate::server::{Described, default_container};
 
 use super::client::{Client, encode};
-use super::{CommandError, complain};
+use super::error::{CommandError, complain};
 
-/// What was asked of `exec` or `attach`.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Options {
-    pub pod: String,
-    pub container: Option<String>,
-    pub stdin: bool,
-    pub tty: bool,
-    /// Empty: `attach`.
-    pub command: Vec<String>,
-}
-
-/// The pod that a person means.
+/// The pod of this name or UID.
 fn find(client: &Client, pod: &str) -> Result<Pod, CommandError> {
     let described: Described = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
     Ok(described.view.pod)
 }
 
-/// The pod's place in a path.
-fn place(pod: &Pod) -> String {
+/// The pod in a path: namespace, name and UID.
+fn pod_path(pod: &Pod) -> String {
     let text = |part: &Option<String>| encode(part.as_deref().unwrap_or_default());
     format!("{}/{}/{}", text(&pod.metadata.namespace), text(&pod.metadata.name), text(&pod.metadata.uid))
 }
 
-/// The container that was named, or the one to take.
+/// The named container, or the default one.
 fn container(pod: &Pod, named: Option<&str>) -> Result<String, CommandError> {
     if let Some(name) = named {
         return Ok(name.to_owned());
     }
     let Some(name) = default_container(pod) else {
-        return Err(CommandError::Refused { status: 404, text: "the pod has no containers".to_owned() });
+        return Err(CommandError::Rejected { status: 404, text: "the pod has no containers".to_owned() });
     };
     if pod.spec.as_ref().is_some_and(|spec| spec.containers.len() > 1) {
         complain(&format!("taking container {name}; choose another one with -c"));
@@ -55,19 +44,37 @@ fn container(pod: &Pod, named: Option<&str>) -> Result<String, CommandError> {
     Ok(name.to_owned())
 }
 
-/// Empties the socket of a signal; true if it came.
-fn came(signal: &mut UnixStream) -> bool {
+/// Reads all bytes of a signal's socket; true: the signal has arrived.
+fn has_arrived(signal: &mut UnixStream) -> bool {
     use io::Read as _;
     let mut bytes = [0; 64];
     signal.read(&mut bytes).is_ok_and(|count| count > 0)
 }
 
-/// Whether a nonblocking call just has to be repeated later.
+/// Errors after which a call is repeated later.
 fn is_passing(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-fn wants(fd: BorrowedFd<'_>, read: bool, write: bool) -> PollFd<'_> {
+/// Writes as many bytes as the socket takes now; the rest stays.
+fn write_some(mut socket: impl io::Write, bytes: &mut Vec<u8>) -> io::Result<()> {
+    let mut sent = 0;
+    let outcome = loop {
+        let rest = bytes.get(sent..).unwrap_or_default();
+        if rest.is_empty() {
+            break Ok(());
+        }
+        match socket.write(rest) {
+            Ok(count) => sent += count,
+            Err(why) if is_passing(&why) => break Ok(()),
+            Err(why) => break Err(why),
+        }
+    };
+    bytes.drain(..sent);
+    outcome
+}
+
+fn poll_fd(fd: BorrowedFd<'_>, read: bool, write: bool) -> PollFd<'_> {
     let mut flags = PollFlags::empty();
     flags.set(PollFlags::IN, read);
     flags.set(PollFlags::OUT, write);

@@ -1,31 +1,29 @@
-//! What waits to be shown, in the order in which it came. Whoever reads it may take its time:
-//! meanwhile signals are heard, and input goes on.
+//! Output that waits to be printed, in order. A slow reader of it delays neither signals nor input.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 
-/// A pipe that polls as writable takes so much without making its writer wait (`PIPE_BUF`),
-/// unless another writer takes the room.
+/// A pipe that polls as writable takes so many bytes without blocking (`PIPE_BUF`), unless another
+/// process writes to it.
 const PIECE: usize = 4096;
 
-/// One of our outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Output {
     Stdout,
     Stderr,
 }
 
-/// Bytes for our outputs. Both may lead to one place, and then their order is that of the words.
+/// Unwritten bytes for both outputs, which may be one file: their order is kept.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     waiting: VecDeque<(Output, Vec<u8>)>,
-    /// So many bytes of the first have been written.
+    /// How many bytes of the first have been written.
     sent: usize,
 }
 
 impl Pending {
-    /// Where the next bytes go to; `None` when nothing waits.
+    /// The output of the next bytes.
     pub(super) fn next(&self) -> Option<Output> {
         self.waiting.front().map(|(output, _)| *output)
     }
@@ -62,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_that_is_full_keeps_nobody() {
+    fn full_pipe_does_not_block_the_writer() {
         let (mut reader, writer) = io::pipe().unwrap();
         let mut pending = Pending::default();
         let sent: Vec<u8> = (0..200_000_u32).map(|number| number.to_le_bytes()[0]).collect();
@@ -76,7 +74,7 @@ mod tests {
         let mut filled = 0;
         while pending.next().is_some() {
             while is_writable() && pending.next().is_some() {
-                // Were it to block, it would for ever.
+                // A blocking write would never return.
                 pending.write(&writer).unwrap();
             }
             filled += reader.read(&mut got[filled..]).unwrap();
@@ -87,12 +85,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_on_both_keeps_its_order() {
+    fn bytes_of_both_outputs_keep_their_order() {
         let (mut reader, writer) = io::pipe().unwrap();
         let mut pending = Pending::default();
-        let said =
+        let words =
             [(Output::Stdout, "a"), (Output::Stdout, "b"), (Output::Stderr, "c"), (Output::Stdout, "d")];
-        said.iter().for_each(|(output, word)| pending.push(*output, word.as_bytes()));
+        words.iter().for_each(|(output, word)| pending.push(*output, word.as_bytes()));
         pending.push(Output::Stderr, b"");
         let mut outputs = Vec::new();
         while let Some(output) = pending.next() {

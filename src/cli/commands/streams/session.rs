@@ -1,6 +1,6 @@
 //! `coracle exec` and `coracle attach`.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -9,20 +9,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::event::poll;
 use serde_json::Value;
 
-use crate::cli::Exit;
+use crate::cli::exit::Exit;
+use crate::cli::local::ExecOptions;
 use crate::cli::table::visible;
 use crate::model::api::Pod;
 use crate::transport::spdy::{self, Event};
 use crate::util::signals;
 
 use super::super::client::{Client, encode};
-use super::super::{CommandError, Outcome, complain};
+use super::super::error::{CommandError, Outcome, complain};
 use super::screen::{Output, Pending};
-use super::{Options, came, container, find, is_passing, place, terminal, wants};
+use super::{container, find, has_arrived, is_passing, pod_path, poll_fd, terminal, write_some};
 
 const PROTOCOL: &str = "v4.channel.k8s.io";
 
-/// Read at once, and about as much may wait for the agent.
+/// The size of a read, and the limit of unsent bytes for the agent.
 const CHUNK: usize = 64 * 1024;
 
 /// The streams, in the order in which they are opened.
@@ -32,7 +33,7 @@ const STDERR: u32 = 5;
 const STDIN: u32 = 7;
 const RESIZE: u32 = 9;
 
-pub(in super::super) fn run(client: &Client, options: &Options) -> Outcome {
+pub fn run(client: &Client, options: &ExecOptions) -> Outcome {
     let pod = find(client, &options.pod)?;
     let container = container(&pod, options.container.as_deref())?;
     let attaches = options.command.is_empty();
@@ -46,30 +47,30 @@ pub(in super::super) fn run(client: &Client, options: &Options) -> Outcome {
         if tty && !allocated {
             complain(&format!("Unable to use a TTY - container {container} did not allocate one"));
         }
-        // Its process has had one from the start, or never gets one.
+        // A process has a terminal from its start or never.
         tty = allocated;
     }
     let target = target(&pod, &container, options, tty);
-    let (stream, said) = client.upgrade(&target, PROTOCOL)?;
+    let (stream, early) = client.upgrade(&target, PROTOCOL)?;
     let raw = tty && options.stdin && terminal::is_input();
-    // Before the terminal is raw: who ends us then must not leave it so.
+    // Before the terminal is raw: a signal must not leave it raw.
     let default_action = Arc::new(AtomicBool::new(false));
     let mut endings =
-        signals::termination(&default_action).map_err(client.talk("prepare the signals for"))?;
+        signals::termination(&default_action).map_err(client.failed("prepare the signals for"))?;
     let terminal =
-        if raw { Some(terminal::Raw::new().map_err(client.talk("prepare a terminal for"))?) } else { None };
+        if raw { Some(terminal::Raw::new().map_err(client.failed("prepare a terminal for"))?) } else { None };
     if attaches && raw {
         complain("If you don't see a command prompt, try pressing enter.\r");
     }
     let mut session = Session::open(stream, options.stdin, tty);
-    let outcome = session.take(&said).and_then(|()| session.run(&mut endings));
+    let outcome = session.take(&early).and_then(|()| session.run(&mut endings));
     drop(terminal);
     default_action.store(true, Ordering::SeqCst);
     match outcome {
-        Ok(Ended::Asked) => Ok(Exit::Failure),
+        Ok(Ended::Signaled) => Ok(Exit::Failure),
         Ok(Ended::Over) => Ok(session.exit()),
         Err(Failure::Output(why)) => Err(CommandError::Output(why)),
-        Err(Failure::Agent(why)) => Err(client.talk("talk to")(why)),
+        Err(Failure::Agent(why)) => Err(client.failed("communicate with")(why)),
     }
 }
 
@@ -82,9 +83,9 @@ fn has_tty(pod: &Pod, container: &str) -> bool {
         .any(|(name, tty)| name == container && tty == Some(true))
 }
 
-fn target(pod: &Pod, container: &str, options: &Options, tty: bool) -> String {
+fn target(pod: &Pod, container: &str, options: &ExecOptions, tty: bool) -> String {
     let verb = if options.command.is_empty() { "attach" } else { "exec" };
-    let mut target = format!("/{verb}/{}/{}?output=1", place(pod), encode(container));
+    let mut target = format!("/{verb}/{}/{}?output=1", pod_path(pod), encode(container));
     for (flag, name) in [(options.stdin, "input"), (!tty, "error"), (tty, "tty")] {
         if flag {
             target.push_str(&format!("&{name}=1"));
@@ -96,32 +97,33 @@ fn target(pod: &Pod, container: &str, options: &Options, tty: bool) -> String {
     target
 }
 
-/// Why a session broke.
+/// Why a session failed.
 enum Failure {
     Output(io::Error),
     Agent(io::Error),
 }
 
-/// How it ended otherwise.
+/// How a session ended without a failure.
 enum Ended {
     /// The streams are over.
     Over,
-    /// By a signal.
-    Asked,
+    /// A signal ended it.
+    Signaled,
 }
 
 struct Session {
     stream: UnixStream,
     reader: spdy::Reader,
-    /// What waits for the agent.
+    /// Unsent bytes for the agent.
     out: Vec<u8>,
-    /// Streams that the runtime has taken, and those of its own that are still open.
-    taken: Vec<u32>,
+    /// Streams that the runtime has accepted.
+    accepted: Vec<u32>,
+    /// Streams on which the runtime may send more.
     open: Vec<u32>,
     stdin: bool,
     tty: bool,
-    /// What waits to be shown.
-    shown: Pending,
+    /// Output that waits to be printed.
+    pending: Pending,
     status: Vec<u8>,
     lost: bool,
 }
@@ -149,11 +151,11 @@ impl Session {
             stream,
             reader: spdy::Reader::default(),
             out,
-            taken: Vec::new(),
+            accepted: Vec::new(),
             open,
             stdin,
             tty,
-            shown: Pending::default(),
+            pending: Pending::default(),
             status: Vec::new(),
             lost: false,
         }
@@ -163,39 +165,40 @@ impl Session {
         let mut window = signals::window_changes().map_err(Failure::Agent)?;
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let mut chunk = vec![0; CHUNK];
-        while !self.open.is_empty() || self.shown.next().is_some() {
-            // What is not shown yet keeps more from coming, and nothing else.
-            let shows = self.shown.next();
-            let hears = shows.is_none();
-            // What nobody takes any more is left to whoever reads the input after us.
-            let takes = self.stdin && !self.open.is_empty() && self.taken.contains(&STDIN);
+        while !self.open.is_empty() || self.pending.next().is_some() {
+            // The agent is not read while output waits to be printed.
+            let next = self.pending.next();
+            let from_agent = next.is_none();
+            // Input that no stream takes is left for the next reader of the terminal.
+            let takes = self.stdin && !self.open.is_empty() && self.accepted.contains(&STDIN);
             let reads = takes && self.out.len() < CHUNK;
-            let [resized, asked, agent, typed, out, err] = ready([
+            let [resized, signaled, agent, typed, out, err] = ready([
                 self.tty.then(|| (window.as_fd(), true, false)),
                 Some((endings.as_fd(), true, false)),
-                (hears || !self.out.is_empty()).then(|| (self.stream.as_fd(), hears, !self.out.is_empty())),
+                (from_agent || !self.out.is_empty())
+                    .then(|| (self.stream.as_fd(), from_agent, !self.out.is_empty())),
                 reads.then(|| (stdin.as_fd(), true, false)),
-                (shows == Some(Output::Stdout)).then(|| (stdout.as_fd(), false, true)),
-                (shows == Some(Output::Stderr)).then(|| (stderr.as_fd(), false, true)),
+                (next == Some(Output::Stdout)).then(|| (stdout.as_fd(), false, true)),
+                (next == Some(Output::Stderr)).then(|| (stderr.as_fd(), false, true)),
             ])
             .map_err(Failure::Agent)?;
-            if asked && came(endings) {
-                return Ok(Ended::Asked);
+            if signaled && has_arrived(endings) {
+                return Ok(Ended::Signaled);
             }
-            if resized && came(&mut window) {
-                self.tell_size();
+            if resized && has_arrived(&mut window) {
+                self.send_size();
             }
             if typed {
                 self.read_input(&stdin, &mut chunk);
             }
             if out {
-                self.shown.write(&stdout).map_err(Failure::Output)?;
+                self.pending.write(&stdout).map_err(Failure::Output)?;
             }
             if err {
-                self.shown.write(&stderr).map_err(Failure::Output)?;
+                self.pending.write(&stderr).map_err(Failure::Output)?;
             }
             self.write()?;
-            if agent && hears {
+            if agent && from_agent {
                 match (&self.stream).read(&mut chunk) {
                     Ok(0) => self.end(),
                     Ok(count) => self.take(chunk.get(..count).unwrap_or_default())?,
@@ -210,45 +213,37 @@ impl Session {
 
     fn read_input(&mut self, stdin: &io::Stdin, chunk: &mut [u8]) {
         match rustix::io::read(stdin, &mut *chunk) {
-            Ok(0) => {
-                self.stdin = false;
-                spdy::end(&mut self.out, STDIN);
+            Ok(count) if count > 0 => {
+                spdy::data(&mut self.out, STDIN, chunk.get(..count).unwrap_or_default());
             }
-            Ok(count) => spdy::data(&mut self.out, STDIN, chunk.get(..count).unwrap_or_default()),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-            // A terminal that is gone has no more input.
-            Err(_) => {
+            // The end of the input, or of the terminal.
+            Ok(_) | Err(_) => {
                 self.stdin = false;
                 spdy::end(&mut self.out, STDIN);
             }
         }
     }
 
-    fn tell_size(&mut self) {
-        if let Some(size) = terminal::size().filter(|_| self.taken.contains(&RESIZE)) {
+    fn send_size(&mut self) {
+        if let Some(size) = terminal::size().filter(|_| self.accepted.contains(&RESIZE)) {
             spdy::data(&mut self.out, RESIZE, size.as_bytes());
         }
     }
 
     fn write(&mut self) -> Result<(), Failure> {
-        let mut sent = 0;
-        while let Some(rest) = self.out.get(sent..).filter(|rest| !rest.is_empty()) {
-            match (&self.stream).write(rest) {
-                Ok(count) => sent += count,
-                Err(why) if is_passing(&why) => break,
-                // What it still says counts.
-                Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {
-                    self.stdin = false;
-                    sent = self.out.len();
-                }
-                Err(why) => return Err(Failure::Agent(why)),
+        match write_some(&self.stream, &mut self.out) {
+            // The agent may still send the rest of the output, and the status.
+            Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {
+                self.stdin = false;
+                self.out.clear();
+                Ok(())
             }
+            outcome => outcome.map_err(Failure::Agent),
         }
-        self.out.drain(..sent);
-        Ok(())
     }
 
-    /// Something that the agent said.
+    /// Handles bytes from the agent.
     fn take(&mut self, mut bytes: &[u8]) -> Result<(), Failure> {
         loop {
             match self.reader.next(&mut bytes) {
@@ -262,13 +257,13 @@ impl Session {
     fn event(&mut self, event: Event<'_>) {
         match event {
             Event::Taken(stream) => {
-                self.taken.push(stream);
+                self.accepted.push(stream);
                 if stream == RESIZE {
-                    self.tell_size();
+                    self.send_size();
                 }
             }
-            Event::Data(STDOUT, bytes) => self.shown.push(Output::Stdout, bytes),
-            Event::Data(STDERR, bytes) => self.shown.push(Output::Stderr, bytes),
+            Event::Data(STDOUT, bytes) => self.pending.push(Output::Stdout, bytes),
+            Event::Data(STDERR, bytes) => self.pending.push(Output::Stderr, bytes),
             Event::Data(ERROR, bytes) => self.status.extend_from_slice(bytes),
             Event::Data(..) => {}
             Event::Ended(stream) | Event::Reset(stream) => self.open.retain(|open| *open != stream),
@@ -278,13 +273,13 @@ impl Session {
         }
     }
 
-    /// Nothing more comes.
+    /// The agent sends no more.
     fn end(&mut self) {
         self.lost |= self.open.contains(&ERROR);
         self.open.clear();
     }
 
-    /// What the runtime says of the end.
+    /// The exit code of the status that the runtime has sent.
     fn exit(&self) -> Exit {
         let status: Value = serde_json::from_slice(&self.status).unwrap_or_default();
         let text = |pointer: &str| status.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
@@ -311,11 +306,11 @@ impl Session {
     }
 }
 
-/// Waits until some of them are ready: those that are wanted, for reading or for writing. One
-/// that is not wanted is left away, for its end would wake the poll for ever.
+/// Waits until some descriptors are ready, each for reading, for writing or for both. Those not
+/// polled are `None`: the end of a polled one wakes the poll again and again.
 fn ready<const N: usize>(wanted: [Option<(BorrowedFd<'_>, bool, bool)>; N]) -> io::Result<[bool; N]> {
     let mut fds: Vec<_> =
-        wanted.iter().flatten().map(|(fd, read, write)| wants(*fd, *read, *write)).collect();
+        wanted.iter().flatten().map(|(fd, read, write)| poll_fd(*fd, *read, *write)).collect();
     match poll(&mut fds, None) {
         Ok(_) => {}
         Err(rustix::io::Errno::INTR) => return Ok([false; N]),
@@ -339,7 +334,7 @@ mod tests {
 
     #[test]
     fn options_become_a_request() {
-        let mut options = Options { pod: "p".into(), stdin: true, ..Options::default() };
+        let mut options = ExecOptions { pod: "p".into(), stdin: true, ..ExecOptions::default() };
         assert_eq!(target(&pod(), "b", &options, true), "/attach/ns/p/u/b?output=1&input=1&tty=1");
         options.command = vec!["sh".into(), "-c".into(), "a & b".into()];
         options.stdin = false;

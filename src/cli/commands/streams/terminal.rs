@@ -1,10 +1,10 @@
-//! The terminal that a command is typed at.
+//! The terminal of an interactive command.
 
 use std::io::{self, Stdin};
 
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// A terminal that passes on every key; dropping it makes it what it was.
+/// A terminal in raw mode; dropping this restores its mode.
 pub(super) struct Raw {
     stdin: Stdin,
     before: Termios,
@@ -23,17 +23,17 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // Without it nobody is left to see the difference.
+        // It fails if the terminal is gone.
         let _ = tcsetattr(&self.stdin, OptionalActions::Now, &self.before);
     }
 }
 
-/// Whether somebody types.
+/// Whether the input is a terminal.
 pub(super) fn is_input() -> bool {
     isatty(io::stdin())
 }
 
-/// Its size, as the runtime reads it.
+/// The size of the terminal, as the runtime reads it.
 pub(super) fn size() -> Option<String> {
     let size = tcgetwinsize(io::stdout()).or_else(|_| tcgetwinsize(io::stdin())).ok()?;
     (size.ws_col > 0).then(|| format!("{{\"Width\":{},\"Height\":{}}}\n", size.ws_col, size.ws_row))

@@ -11,8 +11,8 @@ fn sent(context: &Context, reply: Reply, form: Form) -> (String, bool) {
     let (mut client, server) = UnixStream::pair().unwrap();
     let mut connection = Connection::new(Socket::Unix(server), context.shutdown.clone());
     let stop = StopToken::never();
-    let begun = Begun { reply, _permit: None };
-    let again = send(&mut connection, Listener::Main, begun, form, context, &stop).unwrap_or(false);
+    let permitted = PermittedReply { reply, _permit: None };
+    let again = send(&mut connection, Listener::Main, permitted, form, context, &stop).unwrap_or(false);
     drop(connection);
     let mut text = String::new();
     client.read_to_string(&mut text).unwrap();
@@ -40,7 +40,7 @@ fn only_complete_streams_have_an_end() {
         let (text, again) = after(outcome);
         assert!(text.ends_with("\r\n\r\n4\r\nsome\r\n") && !again, "{text}");
     }
-    // What the stop of the server has ended is not complete either.
+    // A stream that the server's stop has ended is not complete either.
     context.hangups.stop_all();
     let (text, again) = after(|| Ok(()));
     assert!(text.ends_with("\r\n\r\n4\r\nsome\r\n") && !again, "{text}");
@@ -65,7 +65,7 @@ fn client_that_leaves_stops_its_request() {
     let (context, _end) = Context::alone(served.deps.clone());
     let (mut client, server) = UnixStream::pair().unwrap();
     let connection = Connection::new(Socket::Unix(server), context.shutdown.clone());
-    // The other direction stays open, so that the test sees the end.
+    // The other direction stays open, so that the test receives the response.
     client.shutdown(std::net::Shutdown::Write).unwrap();
     let handled = std::sync::Arc::clone(&context);
     let listen = crate::util::threads::spawn(
@@ -94,21 +94,18 @@ fn callers_have_limits_of_their_own_for_responses_and_streams() {
     std::fs::write(dir.path().join("syslog"), "line\n").unwrap();
     let served = Served::new(|endpoints| endpoints.log_dir = dir.path().to_owned());
     let (context, _end) = Context::alone(served.deps.clone());
-    let caller = |ip: &str, user: Option<&str>| {
-        Caller::new(Some(format!("{ip}:1").parse().unwrap()), user.map(str::to_owned))
-    };
-    // No request waits for a turn.
+    // No request waits for a permit.
     let (source, stop) = crate::util::stop::pair();
     drop(source);
     let ask = |path: &str, caller: &Caller| {
-        let begun = begin(Listener::Main, &request(Method::Get, path), caller, &context, &stop);
-        let status = match &begun.reply {
+        let permitted = begin(Listener::Main, &request(Method::Get, path), caller, &context, &stop);
+        let status = match &permitted.reply {
             Reply::Whole(response) => response.status,
             Reply::Stream(_) => 200,
         };
-        (status, begun._permit)
+        (status, permitted._permit)
     };
-    let one = caller("10.0.0.1", None);
+    let one = Caller::at("10.0.0.1", None);
     let held: Vec<_> = (0..RESPONSES_PER_PEER).map(|_| ask("/pods", &one)).collect();
     assert!(held.iter().all(|(status, permit)| *status == 200 && permit.is_some()));
     for path in ["/pods", "/metrics/cadvisor", "/stats/summary", "/runningpods/"] {
@@ -117,16 +114,16 @@ fn callers_have_limits_of_their_own_for_responses_and_streams() {
     for path in ["/healthz", "/configz", "/logs/syslog"] {
         assert_eq!(ask(path, &one).0, 200, "{path}");
     }
-    assert_eq!(ask("/pods", &caller("10.0.0.2", None)).0, 200);
+    assert_eq!(ask("/pods", &Caller::at("10.0.0.2", None)).0, 200);
     drop(held);
     assert_eq!(ask("/pods", &one).0, 200);
 
-    let tenant = |n: usize| caller(&format!("10.0.1.{n}"), Some("tenant"));
+    let tenant = |n: usize| Caller::at(&format!("10.0.1.{n}"), Some("tenant"));
     let held: Vec<_> = (0..STREAMS_PER_TOKEN).map(|n| ask("/logs/syslog", &tenant(n))).collect();
     assert_eq!(ask("/logs/syslog", &tenant(200)).0, 429);
-    assert_eq!(ask("/logs/syslog", &caller("10.0.1.1", Some("other"))).0, 200);
+    assert_eq!(ask("/logs/syslog", &Caller::at("10.0.1.1", Some("other"))).0, 200);
     let all: Vec<_> = (0..STREAMS_PER_PEER).map(|_| ask("/logs/syslog", &one)).collect();
     assert!(all.iter().chain(&held).all(|(status, permit)| *status == 200 && permit.is_some()));
     assert_eq!(ask("/logs/syslog", &one).0, 429);
-    assert_eq!(ask("/logs/syslog", &caller("10.0.0.2", Some("other"))).0, 200);
+    assert_eq!(ask("/logs/syslog", &Caller::at("10.0.0.2", Some("other"))).0, 200);
 }

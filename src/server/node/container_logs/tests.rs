@@ -54,7 +54,7 @@ fn logs() -> tempfile::TempDir {
 }
 
 #[test]
-fn every_parameter_and_every_refusal() {
+fn parameters_are_validated_and_applied() {
     const UNDECODABLE: &str = r#"{"message": "Unable to decode query."}"#;
     const INVALID: &str = r#"{"message": "Invalid request."}"#;
     const ALL: &str = "one\ntwo\nthree\n";
@@ -64,7 +64,7 @@ fn every_parameter_and_every_refusal() {
         ("", 200, ALL),
         ("follow=true", 200, ALL),
         ("follow=false", 200, ALL),
-        // No bool is wrong.
+        // Every bool is valid.
         ("follow=maybe&timestamps=0&previous=FALSE", 200, ALL),
         ("previous=true", 200, "before\n"),
         ("previous", 200, "before\n"),
@@ -112,9 +112,9 @@ fn every_parameter_and_every_refusal() {
             "unable to return the given log stream: \"Stdout\". Please enable PodLogsQuerySplitStreams feature gate in kubelet",
         ),
     ] {
-        let seen = served.get(&format!("/containerLogs/default/web/a?{query}"));
-        assert_eq!(seen.brief(), (status, text.to_owned()), "{query}");
-        assert_eq!(seen.header("Content-Type"), "text/plain; charset=utf-8");
+        let response = served.get(&format!("/containerLogs/default/web/a?{query}"));
+        assert_eq!(response.brief(), (status, text.to_owned()), "{query}");
+        assert_eq!(response.header("Content-Type"), "text/plain; charset=utf-8");
     }
     for (path, status, text) in [
         ("/containerLogs/default/none/a", 404, "pod \"none\" does not exist"),
@@ -125,7 +125,7 @@ fn every_parameter_and_every_refusal() {
         ("/containerLogs/default/web", 404, "404: Page Not Found"),
         ("/containerLogs/default/web/a/b", 404, "404: Page Not Found"),
         ("/containerLogs/default/web/..%2f..%2fetc", 404, "404: Page Not Found"),
-        // Validity comes before existence.
+        // Parameters are validated before the pod is found.
         ("/containerLogs/default/none/a?limitBytes=0", 422, INVALID),
         ("/containerLogs/default/web/b", 400, "container \"b\" in pod \"web\" is not available"),
     ] {
@@ -134,7 +134,7 @@ fn every_parameter_and_every_refusal() {
 }
 
 #[test]
-fn streams_can_be_told_apart_with_the_gate() {
+fn one_stream_can_be_selected_with_the_gate() {
     let dir = logs();
     let mut served = served(dir.path(), status());
     served.deps.endpoints.switches.split_streams = true;
@@ -145,60 +145,40 @@ fn streams_can_be_told_apart_with_the_gate() {
         ("stream=Stderr&tailLines=1", 422, r#"{"message": "Invalid request."}"#),
         ("stream=stdout", 422, r#"{"message": "Invalid request."}"#),
     ] {
-        let seen = served.get(&format!("/containerLogs/default/web/a?{query}"));
-        assert_eq!(seen.brief(), (status, text.to_owned()), "{query}");
+        let response = served.get(&format!("/containerLogs/default/web/a?{query}"));
+        assert_eq!(response.brief(), (status, text.to_owned()), "{query}");
     }
 }
 
 #[test]
-fn the_instance_follows_from_the_status() {
+fn status_determines_the_instance() {
     let ended = |id: &str| json!({"terminated": {"containerID": id, "exitCode": 0}});
     let waits = |reason: &str| json!({"waiting": {"reason": reason}});
-    let none = json!({});
+    let none = || json!({});
+    let running = || json!({"running": {}});
+    let which = "container \"a\" in pod \"p\"";
+    let no_previous = || Err(format!("previous terminated {which} not found"));
+    let error = |why: &str| Err(format!("{which} is {why}"));
+    let id = |id: &str| Ok(id.to_owned());
     for (state, last, previous, expected) in [
-        (json!({"running": {}}), none.clone(), false, Ok("now")),
-        (json!({"running": {}}), ended("x://b"), true, Ok("x://b")),
-        (
-            json!({"running": {}}),
-            none.clone(),
-            true,
-            Err("previous terminated container \"a\" in pod \"p\" not found"),
-        ),
-        (
-            json!({"running": {}}),
-            ended(""),
-            true,
-            Err("previous terminated container \"a\" in pod \"p\" not found"),
-        ),
-        (ended("x://a"), ended("x://b"), false, Ok("x://a")),
-        (ended(""), ended("x://b"), false, Ok("x://b")),
-        (ended(""), none.clone(), false, Err("container \"a\" in pod \"p\" is terminated")),
-        (waits("CrashLoopBackOff"), ended("x://b"), false, Ok("x://b")),
-        (waits("CrashLoopBackOff"), ended(""), false, Err("container \"a\" in pod \"p\" is terminated")),
-        (
-            waits("ContainerCreating"),
-            none.clone(),
-            false,
-            Err("container \"a\" in pod \"p\" is waiting to start: ContainerCreating"),
-        ),
-        (
-            waits("ErrImagePull"),
-            none.clone(),
-            false,
-            Err("container \"a\" in pod \"p\" is waiting to start: image can't be pulled"),
-        ),
+        (running(), none(), false, id("now")),
+        (running(), ended("x://b"), true, id("x://b")),
+        (running(), none(), true, no_previous()),
+        (running(), ended(""), true, no_previous()),
+        (ended("x://a"), ended("x://b"), false, id("x://a")),
+        (ended(""), ended("x://b"), false, id("x://b")),
+        (ended(""), none(), false, error("terminated")),
+        (waits("CrashLoopBackOff"), ended("x://b"), false, id("x://b")),
+        (waits("CrashLoopBackOff"), ended(""), false, error("terminated")),
+        (waits("ContainerCreating"), none(), false, error("waiting to start: ContainerCreating")),
+        (waits("ErrImagePull"), none(), false, error("waiting to start: image can't be pulled")),
         (
             waits("ImagePullBackOff"),
-            none.clone(),
+            none(),
             false,
-            Err("container \"a\" in pod \"p\" is waiting to start: trying and failing to pull image"),
+            error("waiting to start: trying and failing to pull image"),
         ),
-        (
-            none.clone(),
-            none.clone(),
-            false,
-            Err("container \"a\" in pod \"p\" is waiting to start - no logs yet"),
-        ),
+        (none(), none(), false, error("waiting to start - no logs yet")),
     ] {
         for kind in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
             let status = json!({kind: [{
@@ -208,14 +188,14 @@ fn the_instance_follows_from_the_status() {
             let pod: crate::model::api::Pod =
                 serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap();
             let found = instance(pod.status.as_ref(), "p", "a", previous);
-            assert_eq!(found, expected.map(str::to_owned).map_err(str::to_owned), "{state} {last}");
+            assert_eq!(found, expected, "{state} {last}");
         }
     }
     assert!(instance(None, "p", "a", false).unwrap_err().ends_with("is not available"));
 }
 
 #[test]
-fn what_goes_wrong_late_is_said_in_the_body() {
+fn late_errors_are_text_of_the_body() {
     let dir = logs();
     let at = |id: &str| {
         let mut status = status();
@@ -228,13 +208,13 @@ fn what_goes_wrong_late_is_said_in_the_body() {
     );
     let (status, text) = at("containerd://3");
     assert!(status == 200 && text.contains("does not exist"), "{text}");
-    // No line of a file that is no log is shown.
+    // No line of a file that is not a log is sent.
     std::fs::write(dir.path().join("4.log"), "root:secret:0:0\n").unwrap();
     assert_eq!(
         at("containerd://4"),
         (200, "failed to get parse function: unsupported log format".to_owned())
     );
-    // Nothing is opened, or waited for, that is no file in its own place.
+    // Links and devices are not opened.
     for (id, target) in [("5", "/etc/passwd"), ("6", "/dev/zero")] {
         std::os::unix::fs::symlink(target, dir.path().join(format!("{id}.log"))).unwrap();
         let (_, text) = at(&format!("containerd://{id}"));

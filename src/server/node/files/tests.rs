@@ -48,10 +48,10 @@ fn served(dir: &tempfile::TempDir) -> Served {
 fn files_and_lists_are_served() {
     let dir = tree();
     let served = served(&dir);
-    let seen = served.get("/logs/syslog");
-    assert_eq!(seen.brief(), (200, "line 1\nline 2\n".to_owned()));
+    let response = served.get("/logs/syslog");
+    assert_eq!(response.brief(), (200, "line 1\nline 2\n".to_owned()));
     assert_eq!(
-        (seen.header("Content-Length"), seen.header("Content-Type")),
+        (response.header("Content-Length"), response.header("Content-Type")),
         ("14", "text/plain; charset=utf-8")
     );
     for (path, content_type) in [
@@ -61,8 +61,8 @@ fn files_and_lists_are_served() {
         ("site/", "text/html; charset=utf-8"),
         ("empty/", "text/html; charset=utf-8"),
     ] {
-        let seen = served.get(&format!("/logs/{path}"));
-        assert_eq!((seen.status, seen.header("Content-Type")), (200, content_type), "{path}");
+        let response = served.get(&format!("/logs/{path}"));
+        assert_eq!((response.status, response.header("Content-Type")), (200, content_type), "{path}");
     }
     assert_eq!(served.get("/logs/site/").text(), "<p>");
     assert_eq!(
@@ -82,7 +82,7 @@ fn files_and_lists_are_served() {
 }
 
 #[test]
-fn other_spellings_lead_to_the_right_one() {
+fn other_spellings_are_redirected() {
     let dir = tree();
     let served = served(&dir);
     for (path, location) in [
@@ -93,8 +93,8 @@ fn other_spellings_lead_to_the_right_one() {
         ("/logs/site/index.html", "./"),
         ("/logs/inside", "inside/"),
     ] {
-        let seen = served.get(path);
-        assert_eq!((seen.status, seen.header("Location")), (301, location), "{path}");
+        let response = served.get(path);
+        assert_eq!((response.status, response.header("Location")), (301, location), "{path}");
     }
     assert_eq!(served.ask(&request(Method::Put, "/logs/syslog")).status, 405);
 }
@@ -123,23 +123,23 @@ fn nothing_outside_is_reached() {
         "%2fetc%2fpasswd",
         &format!("{}x", "x/".repeat(300)),
     ] {
-        let seen = served.get(&format!("/logs/{path}"));
-        assert_eq!(seen.brief(), (404, "404 page not found\n".to_owned()), "{path}");
+        let response = served.get(&format!("/logs/{path}"));
+        assert_eq!(response.brief(), (404, "404 page not found\n".to_owned()), "{path}");
     }
     for path in ["../secret", "pods/../../secret", "%2e%2e/secret", "pods/..", "..", "..%5csecret", "a%00b"] {
-        let seen = served.get(&format!("/logs/{path}"));
-        assert_eq!(seen.brief(), (400, "invalid URL path\n".to_owned()), "{path}");
+        let response = served.get(&format!("/logs/{path}"));
+        assert_eq!(response.brief(), (400, "invalid URL path\n".to_owned()), "{path}");
     }
-    // Nobody waits for a pipe or reads a device.
+    // Pipes and devices are not opened.
     assert_eq!(served.get("/logs/pipe").status, 403);
     assert_eq!(served.get("/logs/zero").status, 404);
     assert_eq!(served.get("/logs/loop").status, 404);
-    // No list shows a place outside, wherever it begins.
+    // No list shows a directory outside.
     assert!(!served.get("/logs/parent").text().contains("secret"));
 }
 
-/// By its path, a file that is found through one of them seems to be below the root, whichever
-/// mount namespace it is in.
+/// The path of a file that is found through such a link seems to be below the root, whichever mount
+/// namespace it is in.
 #[test]
 fn links_of_processes_are_not_followed() {
     let dir = tree();
@@ -174,7 +174,7 @@ fn without_openat2_no_link_is_followed() {
 }
 
 #[test]
-fn a_file_that_is_leased_is_not_waited_for() {
+fn leased_file_is_not_waited_for() {
     let dir = tree();
     let root = dir.path().join("log");
     let (found, _) = open(&root, "syslog").unwrap();

@@ -1,8 +1,7 @@
-use std::io::Read as _;
-
 use super::*;
 use crate::server::http::request::Method;
-use crate::server::node::tests::{Seen, Served, request};
+use crate::server::node::tests::{Served, request};
+use crate::server::tests::gunzip;
 
 fn tree() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -23,7 +22,7 @@ fn served(dir: &tempfile::TempDir) -> Served {
 }
 
 #[test]
-fn every_parameter_is_judged() {
+fn parameters_are_validated() {
     let dir = tree();
     let served = served(&dir);
     let long = "x".repeat(257);
@@ -81,12 +80,12 @@ fn every_parameter_is_judged() {
         ("query=/../secret", 406, "query: Invalid value: [\"/../secret\"]: no such file or directory\n".to_owned()),
         ("query=/link.log", 406, "query: Invalid value: [\"/link.log\"]: no such file or directory\n".to_owned()),
     ] {
-        let seen = served.get(&format!("/logs/?{query}"));
-        assert_eq!(seen.brief(), (status, text), "{query}");
+        let response = served.get(&format!("/logs/?{query}"));
+        assert_eq!(response.brief(), (status, text), "{query}");
     }
-    let seen = served.get("/logs/plain?query=a");
-    assert_eq!(seen.brief(), (406, "path not allowed in query mode\n".to_owned()));
-    // Without a parameter of a query it is the file server.
+    let response = served.get("/logs/plain?query=a");
+    assert_eq!(response.brief(), (406, "path not allowed in query mode\n".to_owned()));
+    // Without a parameter of a query files are served.
     assert_eq!(served.get("/logs/plain").text(), "plain\n");
     assert_eq!(served.get("/logs/?query=/plain").text(), "plain\n");
     assert_eq!(served.get("/logs/?query=/nested").header("Location"), "nested/");
@@ -94,14 +93,14 @@ fn every_parameter_is_judged() {
 }
 
 #[test]
-fn without_the_switch_a_query_is_nothing() {
+fn queries_are_ignored_without_the_switch() {
     let dir = tree();
     let mut served = served(&dir);
     served.deps.endpoints.switches.system_log_query = false;
     assert!(served.get("/logs/?query=a;b").text().contains("dotted.log"));
 }
 
-/// A journal of one unit, which tells what it was asked.
+/// A journalctl of one unit, which prints its arguments.
 fn journal(dir: &Path) -> String {
     let path = dir.join("journalctl");
     let script = "#!/bin/sh\nif [ \"$1\" = --field ]; then echo kubelet.service; else echo \"$@\"; fi\n";
@@ -134,7 +133,7 @@ fn services_come_from_the_journal_or_from_files() {
         ("query=none", "\nlog not found for none\n"),
         // The end of a unit's name is no unit.
         ("query=let", "\nlog not found for let\n"),
-        // A link that leads out is none.
+        // A link to a file outside is not followed.
         ("query=link", "\nlog not found for link\n"),
         ("query=..", "\nlog not found for ..\n"),
         ("query=kubelet&query=plain", "--utc --no-pager --output=short-precise --unit=kubelet\nplain\n"),
@@ -145,19 +144,18 @@ fn services_come_from_the_journal_or_from_files() {
     ] {
         assert_eq!(written(query, &journalctl, dir.path()), expected, "{query}");
     }
-    // Without a journal there are the files.
+    // Files are read without a journal.
     assert_eq!(written("query=plain", "/no/such/journalctl", dir.path()), "plain\n");
 }
 
-/// The reader cannot tell a part from the whole otherwise.
 #[test]
-fn a_file_that_is_cut_off_is_no_whole_one() {
+fn incomplete_copy_of_a_file_is_an_error() {
     let dir = tree();
     let copied = |deadline: Instant| {
         let mut out = Vec::new();
         let why = match copy(dir.path(), "plain", &mut out, deadline, &StopToken::never()) {
-            Err(Failed::Read(why)) => words(&why),
-            Err(Failed::Write(why)) => panic!("{why}"),
+            Err(CopyError::Read(why)) => words(&why),
+            Err(CopyError::Write(why)) => panic!("{why}"),
             Ok(()) => String::new(),
         };
         (String::from_utf8(out).unwrap(), why)
@@ -167,24 +165,13 @@ fn a_file_that_is_cut_off_is_no_whole_one() {
 }
 
 #[test]
-fn answers_are_compressed_on_request() {
+fn query_response_is_compressed_on_request() {
     let dir = tree();
     let served = served(&dir);
     let mut request = request(Method::Get, "/logs/?query=plain");
     request.gzip = true;
-    let Seen { status, headers, body } = served.ask(&request);
-    assert_eq!((status, headers["Content-Encoding"].as_str()), (200, "gzip"));
-    assert_eq!(headers["Content-Type"], "text/plain;charset=UTF-8");
-    assert!(body.starts_with(&[0x1f, 0x8b]));
-    let mut unpack = std::process::Command::new("gzip")
-        .arg("-dc")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    unpack.stdin.take().unwrap().write_all(&body).unwrap();
-    let mut text = String::new();
-    unpack.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    unpack.wait().unwrap();
-    assert_eq!(text, "plain\n");
+    let response = served.ask(&request);
+    assert_eq!((response.status, response.header("Content-Encoding")), (200, "gzip"));
+    assert_eq!(response.header("Content-Type"), "text/plain;charset=UTF-8");
+    assert_eq!(gunzip(&response.body), "plain\n");
 }

@@ -1,7 +1,7 @@
 use super::*;
-use crate::server::node::tests::{Seen, Served, request};
+use crate::server::node::tests::{ClientResponse, Served, request};
 
-fn get(served: &Served, path: &str, accept: &str) -> Seen {
+fn get(served: &Served, path: &str, accept: &str) -> ClientResponse {
     let mut request = request(Method::Get, path);
     request.accept = accept.to_owned();
     served.ask(&request)
@@ -14,7 +14,7 @@ fn configz_is_the_configuration() {
 }
 
 #[test]
-fn pages_come_in_the_form_that_is_asked_for() {
+fn pages_have_the_requested_format() {
     let served = Served::new(|_| {});
     for (accept, status, form) in [
         ("", 200, "text/plain; charset=utf-8"),
@@ -33,23 +33,23 @@ fn pages_come_in_the_form_that_is_asked_for() {
     ] {
         for (path, kind) in [("/flagz", "Flagz"), ("/statusz", "Statusz")] {
             let accept = accept.replace("KIND", kind);
-            let seen = get(&served, path, &accept);
-            assert_eq!((seen.status, seen.header("Content-Type")), (status, form), "{path} {accept}");
+            let response = get(&served, path, &accept);
+            assert_eq!((response.status, response.header("Content-Type")), (status, form), "{path} {accept}");
             if form.starts_with("application/") {
-                let object: Value = serde_json::from_slice(&seen.body).unwrap();
+                let object: Value = serde_json::from_slice(&response.body).unwrap();
                 assert_eq!(object["kind"], kind);
                 assert_eq!(object["metadata"]["name"], "kubelet");
                 let old = accept.contains("v1alpha1");
                 let version = if old { "config.k8s.io/v1alpha1" } else { "config.k8s.io/v1beta1" };
                 assert_eq!(object["apiVersion"], version);
-                assert_eq!(seen.header("Warning").starts_with("299 - "), old);
+                assert_eq!(response.header("Warning").starts_with("299 - "), old);
             }
         }
     }
 }
 
 #[test]
-fn pages_tell_what_they_should() {
+fn pages_show_flags_and_status() {
     let served = Served::new(|_| {});
     let text = served.get("/flagz").text();
     assert!(
@@ -75,7 +75,7 @@ fn pages_tell_what_they_should() {
 }
 
 #[test]
-fn the_log_level_is_set_by_put() {
+fn put_sets_the_log_level() {
     let served = Served::new(|_| {});
     let put = |body: &str| {
         let mut request = request(Method::Put, "/debug/flags/v");
@@ -83,19 +83,19 @@ fn the_log_level_is_set_by_put() {
         served.ask(&request)
     };
     let before = log::max_level();
-    let seen = put("4");
-    assert_eq!(seen.brief(), (200, "successfully set klog.logging.verbosity to 4\n".to_owned()));
-    assert_eq!(seen.header("Content-Type"), "text/plain");
+    let response = put("4");
+    assert_eq!(response.brief(), (200, "successfully set klog.logging.verbosity to 4\n".to_owned()));
+    assert_eq!(response.header("Content-Type"), "text/plain");
     assert_eq!(log::max_level(), log::LevelFilter::Debug);
     assert_eq!(put("9").status, 200);
     assert_eq!(log::max_level(), log::LevelFilter::Trace);
     log::set_max_level(before);
     for bad in ["", "x", "4\n", "99999999999", "\u{ff}"] {
-        let seen = put(bad);
-        assert_eq!(seen.status, 400, "{bad}");
-        assert!(seen.text().starts_with("failed set klog.logging.verbosity "), "{}", seen.text());
+        let response = put(bad);
+        assert_eq!(response.status, 400, "{bad}");
+        assert!(response.text().starts_with("failed set klog.logging.verbosity "), "{}", response.text());
     }
-    let seen = served.get("/debug/flags/v");
-    assert_eq!(seen.brief(), (406, "unsupported http method\n".to_owned()));
+    let response = served.get("/debug/flags/v");
+    assert_eq!(response.brief(), (406, "unsupported http method\n".to_owned()));
     assert_eq!(log::max_level(), before);
 }
