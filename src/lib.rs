@@ -17,7 +17,7 @@ pub mod observe;
 pub mod probes;
 pub mod resources;
 pub mod runtime;
-pub mod sources;
+pub(crate) mod sources;
 pub mod status;
 pub mod volumes;
 // layer 3

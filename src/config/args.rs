@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::effects;
 use super::load::{Loaded, Request};
 
-/// The directory of the agent's state unless `--root-dir` says otherwise.
+/// The directory of the agent's state unless `--root-dir` sets another.
 const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
 
 /// The agent's flags: what is not a configuration field, and how to load the configuration.

@@ -13,7 +13,7 @@ use super::yaml::{self, Document};
 
 const GROUP: &str = "kubelet.config.k8s.io";
 const KIND: &str = "CredentialProviderConfig";
-/// Versions of the protocol that providers speak.
+/// Versions of the protocol that providers use.
 const PROTOCOLS: [&str; 3] = [
     "credentialprovider.kubelet.k8s.io/v1",
     "credentialprovider.kubelet.k8s.io/v1alpha1",
@@ -27,12 +27,12 @@ pub struct CredentialProvider {
     /// The name of the program in the directory of programs.
     #[serde(default)]
     pub name: String,
-    /// Images that it is asked about; each part of a host may have wildcards.
+    /// Images that it is called for; each part of a host may have wildcards.
     #[serde(default)]
     pub match_images: Vec<String>,
-    /// How long an answer counts that does not say so itself.
+    /// How long a response is valid that has no duration of its own.
     pub default_cache_duration: Option<GoDuration>,
-    /// The version of the protocol that it speaks.
+    /// The version of the protocol that it uses.
     #[serde(default)]
     pub api_version: String,
     /// Its arguments.
@@ -114,7 +114,7 @@ pub fn load(config: &Path, bin_dir: &Path) -> Result<CredentialProviders, Vec<Pr
 fn missing_program(bin_dir: &Path, name: &str) -> Option<String> {
     use std::os::unix::fs::PermissionsExt;
     if name.is_empty() || name.contains('/') {
-        // Has been told already.
+        // Has been reported already.
         return None;
     }
     let program = bin_dir.join(name);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 /// A signed duration in nanoseconds that reads and prints in Go's form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[must_use]
 pub struct GoDuration(i64);
 
 /// Why a text is not a duration.
@@ -21,37 +22,26 @@ impl GoDuration {
     pub const ZERO: GoDuration = GoDuration(0);
 
     /// From whole seconds.
-    #[must_use]
     pub const fn from_secs(seconds: i64) -> Self {
         GoDuration(seconds.saturating_mul(SECOND))
     }
 
     /// From milliseconds.
-    #[must_use]
     pub const fn from_millis(millis: i64) -> Self {
         GoDuration(millis.saturating_mul(1_000_000))
     }
 
-    /// In nanoseconds.
-    #[must_use]
-    pub const fn nanos(self) -> i64 {
-        self.0
-    }
-
     /// As the standard library's type; what is negative counts as zero.
-    #[must_use]
     pub fn to_std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }
 
     /// Whether it is below zero.
-    #[must_use]
     pub const fn is_negative(self) -> bool {
         self.0 < 0
     }
 
     /// Whether it is exactly zero.
-    #[must_use]
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
@@ -188,7 +178,7 @@ mod tests {
             ("2562047h47m16.854775807s", i64::MAX, "2562047h47m16.854775807s"),
         ] {
             let duration = GoDuration::parse(text).unwrap();
-            assert_eq!(duration.nanos(), nanos, "{text}");
+            assert_eq!(duration.0, nanos, "{text}");
             assert_eq!(duration.to_string(), printed, "{text}");
         }
         for text in [

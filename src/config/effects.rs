@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_set_in_vain() {
+    fn names_settings_without_effect() {
         let mut config = default_configuration(DefaultSet::WithFile);
         config.max_pods = 5;
         config.streaming_connection_idle_timeout = crate::config::GoDuration::ZERO;

@@ -40,7 +40,7 @@ pub enum Kind {
 
 impl Kind {
     /// The type's name for people.
-    #[must_use]
+    #[cfg(test)]
     pub fn word(self) -> &'static str {
         match self {
             Kind::Bool => "bool",
@@ -97,7 +97,6 @@ pub enum Standing {
 
 impl Standing {
     /// The standing as the compatibility list prints it.
-    #[must_use]
     pub fn word(self) -> &'static str {
         match self {
             Standing::Works => "works",
@@ -235,7 +234,7 @@ pub static FIELDS: &[Field] = &[
     text("podLogsDir", "/var/log/pods", "root of container logs; absolute, clean, ASCII").works(),
     time("syncFrequency", "1m0s", "how often running pods are synced without a cause").works(),
     time("fileCheckFrequency", "20s", "how often the static pod path is read in full").works(),
-    time("httpCheckFrequency", "20s", "how often the static pod URL is asked").works(),
+    time("httpCheckFrequency", "20s", "how often the static pod URL is polled").works(),
     text("staticPodURL", "", "URL of static pod manifests").works(),
     Field::of("staticPodURLHeader", Kind::ListMap, Preset::Empty, "headers sent to the static pod URL")
         .works(),
@@ -313,7 +312,7 @@ pub static FIELDS: &[Field] = &[
     text("systemCgroups", "", "cgroup for all processes that are in none"),
     text("cgroupRoot", "", "cgroup under which pods are placed"),
     flag("cgroupsPerQOS", true, "keep a cgroup per QoS class and pod"),
-    text("cgroupDriver", "cgroupfs", "cgroupfs or systemd; the runtime's answer wins"),
+    text("cgroupDriver", "cgroupfs", "cgroupfs or systemd; the runtime's own value wins"),
     text("cpuManagerPolicy", "none", "none or static"),
     Field::of(
         "singleProcessOOMKill",
@@ -351,7 +350,7 @@ pub static FIELDS: &[Field] = &[
     text(
         "contentType",
         "application/vnd.kubernetes.protobuf",
-        "encoding asked of the API server; it is always JSON",
+        "encoding requested of the API server; it is always JSON",
     )
     .ignored(),
     int("kubeAPIQPS", 50, "API requests per second; 0 means the client library's 5").keeps_zero().works(),

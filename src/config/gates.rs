@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 /// How finished a feature is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Off unless asked for.
+    /// Off unless it is set.
     Alpha,
     /// Mostly on.
     Beta,
@@ -32,28 +32,15 @@ pub struct Gate {
 
 /// What is wrong with a gate that was set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum GateError {
-    /// No such gate.
     #[error("unrecognized feature gate: {0}")]
     Unknown(String),
     /// It cannot be changed.
     #[error("cannot set feature gate {name} to {wanted}, feature is locked to {locked}")]
-    Locked {
-        /// The gate.
-        name: String,
-        /// What was asked.
-        wanted: bool,
-        /// What it is.
-        locked: bool,
-    },
-    /// It needs another one.
+    Locked { name: String, wanted: bool, locked: bool },
     #[error("feature gate {name} is on but depends on {needs}, which is off")]
-    Needs {
-        /// The gate.
-        name: &'static str,
-        /// What it needs.
-        needs: &'static str,
-    },
+    Needs { name: &'static str, needs: &'static str },
 }
 
 /// The gates as they stand after the configuration was read.

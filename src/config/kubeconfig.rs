@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_told_without_its_secrets() {
+    fn an_invalid_kubeconfig_is_reported_without_its_secrets() {
         assert!(read("").unwrap().current_context.is_none());
         assert!(read("{\"clusters\": null, \"users\": []}").is_ok());
         for (text, expected) in [

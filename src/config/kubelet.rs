@@ -22,7 +22,7 @@ pub struct KubeletConfiguration {
     pub sync_frequency: GoDuration,
     /// How often the static pod path is read in full.
     pub file_check_frequency: GoDuration,
-    /// How often the static pod URL is asked.
+    /// How often the static pod URL is polled.
     pub http_check_frequency: GoDuration,
     /// URL of static pod manifests.
     #[serde(rename = "staticPodURL")]
@@ -42,7 +42,7 @@ pub struct KubeletConfiguration {
     pub tls_private_key_file: String,
     /// Cipher suites the server may use; empty means Go's defaults.
     pub tls_cipher_suites: Vec<String>,
-    /// Oldest TLS version the server speaks, such as VersionTLS12.
+    /// Oldest TLS version the server accepts, such as VersionTLS12.
     pub tls_min_version: String,
     /// TLS groups by their number, preferred first.
     pub tls_curve_preferences: Vec<i32>,
@@ -115,7 +115,7 @@ pub struct KubeletConfiguration {
     /// Keep a cgroup per QoS class and pod.
     #[serde(rename = "cgroupsPerQOS")]
     pub cgroups_per_qos: bool,
-    /// Cgroupfs or systemd; the runtime's answer wins.
+    /// Cgroupfs or systemd; the runtime's own value wins.
     pub cgroup_driver: String,
     /// None or static.
     pub cpu_manager_policy: String,
@@ -161,7 +161,7 @@ pub struct KubeletConfiguration {
     pub node_status_max_images: i32,
     /// Open files this process may have.
     pub max_open_files: i64,
-    /// Encoding asked of the API server.
+    /// Encoding requested of the API server.
     pub content_type: String,
     /// API requests per second.
     #[serde(rename = "kubeAPIQPS")]
@@ -331,11 +331,11 @@ pub struct AnonymousAuthentication {
 pub struct Authorization {
     /// AlwaysAllow or Webhook.
     pub mode: String,
-    /// How long answers of the API server are remembered.
+    /// How long decisions of the API server are cached.
     pub webhook: WebhookAuthorization,
 }
 
-/// How long answers of the API server are remembered.
+/// How long decisions of the API server are cached.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct WebhookAuthorization {

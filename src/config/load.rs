@@ -96,7 +96,6 @@ pub struct Loaded {
 
 impl Loaded {
     /// The effective configuration as a file that can be given to `--config`.
-    #[must_use]
     pub fn to_yaml(&self) -> String {
         let mut value = serde_json::to_value(&self.config).unwrap_or(Value::Null);
         set(&mut value, "apiVersion", Value::from(API_VERSION));
@@ -178,7 +177,7 @@ fn load_with(
     Ok(Loaded { config, gates, without_effect, files })
 }
 
-/// Adds a problem, up to [`MAX_PROBLEMS`] and a last one that says that there are more.
+/// Adds a problem, up to [`MAX_PROBLEMS`] and a last one that reports that there are more.
 fn report(problems: &mut Vec<Problem>, problem: Problem) {
     if problems.len() < MAX_PROBLEMS {
         problems.push(problem);
@@ -188,7 +187,7 @@ fn report(problems: &mut Vec<Problem>, problem: Problem) {
     }
 }
 
-/// What was read so far, to tell where a value came from.
+/// What was read so far, to find where a value came from.
 #[derive(Default)]
 struct Layers {
     files: Vec<(PathBuf, Document)>,

@@ -31,8 +31,8 @@ mod tests;
 
 pub use args::AgentArgs;
 pub use defaults::DefaultSet;
-pub use duration::{GoDuration, NotADuration};
+pub use duration::GoDuration;
 pub use gates::Gates;
 pub use kubelet::*;
-pub use load::{Loaded, Override, Problem, Request, clean_path, load};
+pub use load::{Loaded, Override, Problem, load};
 pub use shown::{MASK, configz, without_password};

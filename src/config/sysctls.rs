@@ -57,7 +57,6 @@ pub fn namespace(pattern: &str) -> Option<Namespace> {
 }
 
 /// Whether a text has the form of a sysctl name, or of a prefix followed by `*`.
-#[must_use]
 pub fn is_pattern(pattern: &str) -> bool {
     let stem = pattern.strip_suffix('*').unwrap_or(pattern);
     // `net.*` leaves `net.`: the last segment of a prefix may be empty.
@@ -76,7 +75,6 @@ pub fn is_pattern(pattern: &str) -> bool {
 }
 
 /// Whether a pod may set a sysctl on this kernel with these `allowedUnsafeSysctls`.
-#[must_use]
 pub fn is_allowed(name: &str, allowed: &[String], kernel: (u32, u32)) -> bool {
     let name = normalize(name);
     SAFE.iter().any(|(safe, since)| *safe == name && kernel >= *since)

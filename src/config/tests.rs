@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::load::{Request, clean_path};
 use super::*;
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -516,7 +517,7 @@ const SPLINTERS: &[&str] = &[
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever happens to a file, loading answers: with a configuration or with problems.
+    /// For any content of a file, loading returns a configuration or problems.
     #[test]
     fn mutated_config_files_never_panic(
         edits in proptest::collection::vec((any::<prop::sample::Index>(), 0_usize..12, 0_usize..SPLINTERS.len() + 2), 1..6),

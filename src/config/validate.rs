@@ -628,7 +628,6 @@ fn is_cpu_list(text: &str) -> bool {
 }
 
 /// A label or taint key: an optional DNS prefix and a name of at most 63 characters.
-#[must_use]
 pub fn is_qualified_name(text: &str) -> bool {
     let (prefix, name) = match text.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -638,7 +637,6 @@ pub fn is_qualified_name(text: &str) -> bool {
 }
 
 /// At most 63 letters, digits, dots, dashes and underscores, with letters or digits at the ends.
-#[must_use]
 pub fn is_label_value(text: &str) -> bool {
     let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
     text.len() <= 63
@@ -648,7 +646,6 @@ pub fn is_label_value(text: &str) -> bool {
 }
 
 /// A lower-case DNS name.
-#[must_use]
 pub fn is_dns_subdomain(text: &str) -> bool {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     text.len() <= 253

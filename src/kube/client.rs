@@ -20,14 +20,14 @@ use crate::transport::api::{
 };
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 
-/// A request with its answer, unless [`Client::with_limits`] says otherwise: what API
+/// The time for a request and its response, unless [`Client::with_limits`] sets another: what API
 /// servers grant themselves.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a server that is busy is asked again.
+/// How often a request is retried while the server is busy.
 const MAX_RETRIES: u32 = 10;
 /// A server that wants to be left alone for longer is left to the caller's back-off.
 /// How long it is left alone at least, the first time; doubles.
-/// DIFFERS: upstream asks a server that says "0 seconds" ten times at once.
+/// DIFFERS: upstream retries ten times at once if the server's `Retry-After` is 0.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(50);
 /// The longest of these.
 const MAX_MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -71,21 +71,10 @@ pub struct Issued {
     pub identity: Option<Identity>,
 }
 
-/// A token that does not change.
-#[derive(Debug)]
-pub struct StaticToken(pub Secret<String>);
-
-impl CredentialSource for StaticToken {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
-        Ok(Issued { token: Some(self.0.clone()), identity: None })
-    }
-
-    fn refused(&self, _: &Issued) -> bool {
-        false
-    }
-}
-
-/// The way to the API server. Clones share connections, credentials and rate.
+/// The client of the API server. Clones share connections, credentials and rate.
+///
+/// Requests fail with the server's error response, without a response in time, and after
+/// [`Client::shut_down`].
 #[derive(Clone)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -98,7 +87,7 @@ struct Shared {
     session: Mutex<Arc<Session>>,
     user_agent: String,
     breaker: Breaker,
-    /// Why the last request got no answer, if it got none.
+    /// Why the last request had no response, if it had none.
     trouble: Mutex<Option<String>>,
 }
 
@@ -132,15 +121,6 @@ impl Session {
     }
 }
 
-/// How a patch is merged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patch {
-    /// `application/merge-patch+json`.
-    Merge,
-    /// `application/strategic-merge-patch+json`.
-    StrategicMerge,
-}
-
 /// How an object is deleted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeleteOptions {
@@ -167,7 +147,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client that nothing is asked of yet. `qps` is the rate and the burst; `None`: no
+    /// A client without a connection. `qps` is the rate and the burst; `None`: no
     /// limit.
     ///
     /// # Errors
@@ -207,17 +187,11 @@ impl Client {
     }
 
     /// Reads an object.
-    ///
-    /// # Errors
-    /// As all requests: the server's answer, no answer in time, or the shut-down.
     pub fn get<T: DeserializeOwned>(&self, target: &Target) -> Result<T, ApiError> {
         self.get_with(target, &[])
     }
 
     /// Reads an object or a list with parameters.
-    ///
-    /// # Errors
-    /// As [`Client::get`].
     pub fn get_with<T: DeserializeOwned>(
         &self,
         target: &Target,
@@ -229,9 +203,6 @@ impl Client {
     }
 
     /// Makes an object by POST to its collection.
-    ///
-    /// # Errors
-    /// As [`Client::get`].
     pub fn create<B: Serialize, T: DeserializeOwned>(
         &self,
         target: &Target,
@@ -242,9 +213,6 @@ impl Client {
     }
 
     /// Replaces an object by PUT.
-    ///
-    /// # Errors
-    /// As [`Client::get`].
     pub fn update<B: Serialize, T: DeserializeOwned>(
         &self,
         target: &Target,
@@ -254,28 +222,13 @@ impl Client {
         self.object(&Call { method: "PUT", verb: "update", target, query: &[], body, kind: Use::Call })
     }
 
-    /// Changes parts of an object.
-    ///
-    /// # Errors
-    /// As [`Client::get`].
-    pub fn patch<T: DeserializeOwned>(
-        &self,
-        target: &Target,
-        kind: Patch,
-        body: &Value,
-    ) -> Result<T, ApiError> {
-        let content_type = match kind {
-            Patch::Merge => "application/merge-patch+json",
-            Patch::StrategicMerge => "application/strategic-merge-patch+json",
-        };
-        let body = Some((content_type, body.to_string().into_bytes()));
+    /// Changes parts of an object with a strategic merge patch.
+    pub fn patch<T: DeserializeOwned>(&self, target: &Target, body: &Value) -> Result<T, ApiError> {
+        let body = Some(("application/strategic-merge-patch+json", body.to_string().into_bytes()));
         self.object(&Call { method: "PATCH", verb: "patch", target, query: &[], body, kind: Use::Call })
     }
 
     /// Deletes an object.
-    ///
-    /// # Errors
-    /// As [`Client::get`].
     pub fn delete(&self, target: &Target, options: &DeleteOptions) -> Result<(), ApiError> {
         let mut body = serde_json::json!({"kind": "DeleteOptions", "apiVersion": "v1"});
         if let Some(map) = body.as_object_mut() {
@@ -311,24 +264,15 @@ impl Client {
         self.shared.breaker.trip();
     }
 
-    /// Closes the connections that nobody uses now; the others are closed after use.
+    /// Closes idle connections; the others are closed after use.
     pub fn drop_connections(&self) {
         self.session().connections.close_idle();
     }
 
-    /// Goes on with other credentials: new requests use them at once, watches are broken
-    /// off and opened anew.
+    /// Uses another client certificate, and no other credentials. New requests use it at once;
+    /// watches are broken off and opened again.
     ///
-    /// DIFFERS: calls under way end as they are, upstream breaks them off.
-    ///
-    /// # Errors
-    /// When certificates or keys cannot be used; then the old ones stay.
-    pub fn set_credentials(&self, credentials: Credentials) -> Result<(), ApiError> {
-        self.replace(|_| credentials)
-    }
-
-    /// Goes on with another client certificate and nothing else, as
-    /// [`Client::set_credentials`].
+    /// DIFFERS: calls in progress end as they are, upstream breaks them off.
     ///
     /// # Errors
     /// When certificate or key cannot be used; then the old ones stay.
@@ -368,13 +312,11 @@ impl Client {
     }
 
     /// The server's address, as `https://host:port`.
-    #[must_use]
     pub fn origin(&self) -> String {
         self.session().origin.clone()
     }
 
-    /// Why the last request of any clone got no answer; `None` if it got one.
-    #[must_use]
+    /// Why the last request of any clone had no response; `None` if it had one.
     pub fn trouble(&self) -> Option<String> {
         self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -387,7 +329,7 @@ impl Client {
     /// Waits, but not longer than the credentials of this generation last; not at all if they
     /// are gone already.
     pub(super) fn pause_with(&self, generation: u64, limit: Duration) -> Waited {
-        // One look: those that come between two would be waited with.
+        // The session is read once: credentials that change in between would be waited with.
         let session = self.session();
         self.wait_with(&session, if session.generation == generation { limit } else { Duration::ZERO })
     }
@@ -401,7 +343,6 @@ impl Client {
     }
 
     /// Whether it was shut down, or the part of it that a breaker ends.
-    #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.breaker.is_tripped()
     }
@@ -416,16 +357,16 @@ impl Client {
         self.took(call.method, &response.body);
         let value = value.map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
         typed::decode(&value).map_err(|error| {
-            ApiError::form(call.attempt(), format!("the answer is no object of this kind: {error}"))
+            ApiError::form(call.attempt(), format!("the response is no object of this kind: {error}"))
         })
     }
 
-    /// Notes how long an answer was that has been read.
+    /// Records the size of a response that was read.
     pub(super) fn took(&self, method: &'static str, body: &Body) {
         metrics::CLIENT_RESPONSE_SIZE.observe([method.into(), self.session().host()], body.bytes() as f64);
     }
 
-    /// Why the body of an answer came to nothing.
+    /// The error for a body that cannot be read.
     pub(super) fn unreadable(&self, verb: &str, target: &Target, wrong: Unreadable) -> ApiError {
         let attempt = format!("{verb} {target}");
         match wrong {
@@ -436,11 +377,11 @@ impl Client {
         }
     }
 
-    /// Sends until there is an answer that counts, and returns a good one.
+    /// Sends until there is a final response, and returns a successful one.
     fn send(&self, call: &Call<'_>) -> Result<Response, ApiError> {
         let mut retries = 0;
         let mut refreshed = false;
-        // For all attempts together; a stream has its time for the head of its answer only.
+        // For all attempts together; a stream has its time for the head of its response only.
         let mut limit = None;
         loop {
             let stopping = || ApiError::stopping(call.attempt());
@@ -507,7 +448,7 @@ impl Client {
         }
     }
 
-    /// Asks the source what counts now, and changes to another certificate if it says so.
+    /// Gets the current credentials of the source, and changes to another certificate if it has one.
     fn issue(
         &self,
         session: &mut Arc<Session>,
@@ -526,9 +467,9 @@ impl Client {
         {
             match self.take_identity(identity.clone()) {
                 Ok(()) => *session = self.session(),
-                // Half-written files: the next look will find them whole.
+                // Half-written files: the next check will find them complete.
                 Err(error) if present.identity.is_some() => {
-                    log::error!("{error}; going on with the old certificate");
+                    log::error!("{error}; the old certificate stays in use");
                 }
                 Err(error) => return Err(error),
             }
@@ -600,7 +541,7 @@ fn encode<B: Serialize>(
     Ok(Some(("application/json", bytes)))
 }
 
-/// The seconds that a server asks for.
+/// The seconds of a `Retry-After`.
 fn retry_after(value: Option<&str>) -> Option<Duration> {
     value.and_then(|value| value.trim().parse().ok()).map(Duration::from_secs)
 }
@@ -622,7 +563,7 @@ impl Unreadable {
         if error.is_io() {
             Unreadable::Broken(body.failed(&std::io::Error::from(error)))
         } else {
-            Unreadable::Form(format!("the answer is no object of this kind: {error}"))
+            Unreadable::Form(format!("the response is no object of this kind: {error}"))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which events are told, and as what (pure; Go: client-go's EventCorrelator).
+//! Which events are reported, and in which form (pure; Go: client-go's EventCorrelator).
 //!
 //! An event passes three stations. Many different messages of one kind become one event;
 //! an event that was there before counts up; and each object has a budget of events.
@@ -14,7 +14,7 @@ use crate::model::event::{Event, EventType, Regarding};
 /// Entries per station; the least recently used goes first.
 const CACHE: usize = 4096;
 /// So many different messages of one kind, each within [`SIMILAR_SECONDS`] of the one
-/// before, are told as one event.
+/// before, are reported as one event.
 const SIMILAR: usize = 10;
 const SIMILAR_SECONDS: f64 = 600.0;
 /// Events per object and type that may come at once.
@@ -61,7 +61,7 @@ struct Group {
 }
 
 /// What is known of one event.
-struct Seen {
+struct History {
     count: u32,
     first: Timestamp,
 }
@@ -72,9 +72,8 @@ struct Bucket {
     filled: Timestamp,
 }
 
-/// How an event is to be told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct Report {
     /// What makes it the same event as an earlier one.
     pub key: u64,
     /// As raised, or the combined one.
@@ -89,7 +88,7 @@ pub(super) struct Told {
 pub(super) struct Correlator {
     hasher: RandomState,
     groups: Lru<Group>,
-    seen: Lru<Seen>,
+    seen: Lru<History>,
     budgets: Lru<Bucket>,
 }
 
@@ -99,24 +98,24 @@ impl Correlator {
     }
 
     /// Takes an event in. `None`: its object has used up its budget; it was counted.
-    pub(super) fn take(&mut self, event: &Event) -> Option<Told> {
+    pub(super) fn take(&mut self, event: &Event) -> Option<Report> {
         let object = Object::of(&event.regarding);
         let group = self.hasher.hash_one((&object, event.kind, event.reason));
         let (key, message) = match self.is_one_of_many(group, event) {
-            // From here on it is an event of its own, whatever it says.
+            // From here on it is a separate event, whatever its message.
             true => (self.hasher.hash_one((group, COMBINED)), format!("{COMBINED}{}", event.message)),
             false => (
                 self.hasher.hash_one((&event.regarding, event.kind, event.reason, &event.message)),
                 event.message.clone(),
             ),
         };
-        let seen = self.seen.touch(key, || Seen { count: 0, first: event.at });
+        let seen = self.seen.touch(key, || History { count: 0, first: event.at });
         seen.count = seen.count.saturating_add(1);
         let (count, first) = (seen.count, seen.first);
-        self.has_budget(&object, event.kind, event.at).then_some(Told { key, message, count, first })
+        self.has_budget(&object, event.kind, event.at).then_some(Report { key, message, count, first })
     }
 
-    /// Whether there are so many different messages that this one is told as one of them.
+    /// Whether there are so many different messages that this one is reported as one of them.
     fn is_one_of_many(&mut self, key: u64, event: &Event) -> bool {
         let message = self.hasher.hash_one(&event.message);
         let group = self.groups.touch(key, || Group { messages: Vec::new(), last: event.at });
@@ -238,7 +237,7 @@ mod tests {
         // The other type of the same pod has a budget of its own, another reason has not.
         assert!(correlator.take(&event(EventType::Normal, "Pulled", "x", 1)).is_some());
         assert_eq!(correlator.take(&event(EventType::Warning, "BackOff", "x", 2)), None);
-        // What was not told was counted.
+        // Events that were not reported were counted.
         let told = correlator.take(&warning("same", 301)).unwrap();
         assert_eq!((told.count, told.first.as_second()), (27, 1_700_000_000));
         assert_eq!(correlator.take(&warning("same", 302)), None);

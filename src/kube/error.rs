@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::model::meta;
 use crate::transport::api::{DialError, TlsSetupError};
 
-/// A request that failed, with what was asked of which object.
+/// A request that failed, with its verb and its object.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{}", self.text())]
 pub struct ApiError {
@@ -16,22 +16,21 @@ pub struct ApiError {
     cause: Cause,
 }
 
-/// Why.
 #[derive(Debug, Clone)]
 enum Cause {
-    /// The server's answer.
+    /// An error response.
     Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
-    /// No answer.
+    /// No response.
     Transport { url: String, error: DialError },
-    /// The answer or the request is no object of the kind.
+    /// The response or the request is no object of the kind.
     Form(String),
-    /// No credentials to ask with.
+    /// There are no credentials.
     Credentials(String),
     /// The client was shut down.
     Stopping,
 }
 
-/// The parts of a `Status` that matter here. Everything is optional: an answer from
+/// The parts of a `Status` that matter here. Everything is optional: a response from
 /// something in between is no `Status` at all.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -51,7 +50,7 @@ struct Details {
 }
 
 impl ApiError {
-    /// An answer with an error status.
+    /// A response with an error status.
     pub(super) fn from_answer(
         attempt: String,
         code: u16,
@@ -64,13 +63,15 @@ impl ApiError {
         let reason = reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| {
             // A proxy in between may know nothing of the path: the object may well be there.
             let kind = status.as_ref().and_then(|status| status.kind.as_deref());
-            let nobody = code == 404 && kind != Some("Status");
-            if nobody { "Unknown" } else { reason_of(code) }.to_owned()
+            let is_proxy = code == 404 && kind != Some("Status");
+            if is_proxy { "Unknown" } else { reason_of(code) }.to_owned()
         });
         let told = status.as_ref().and_then(|status| status.message.clone());
         let message = told.filter(|message| !message.is_empty()).unwrap_or_else(|| match text() {
-            text if text.is_empty() || status.is_some() => format!("the server answered {code} ({reason})"),
-            text => format!("the server answered {code}: {text}"),
+            text if text.is_empty() || status.is_some() => {
+                format!("the server responded with {code} ({reason})")
+            }
+            text => format!("the server responded with {code}: {text}"),
         });
         let asked = status.and_then(|status| status.details).and_then(|details| details.retry_after_seconds);
         let retry_after = retry_after.or(asked.filter(|seconds| *seconds > 0).map(Duration::from_secs));
@@ -117,7 +118,7 @@ impl ApiError {
         ApiError { attempt, cause: Cause::Stopping }
     }
 
-    /// Made up by a test of another room: an answer of this status and reason.
+    /// For tests of other rooms: a response of this status and reason.
     #[cfg(test)]
     #[must_use]
     pub fn for_test(code: u16, reason: &str, message: &str) -> ApiError {
@@ -126,7 +127,7 @@ impl ApiError {
         ApiError { attempt: "test".to_owned(), cause }
     }
 
-    /// Made up by a test of another room: no answer.
+    /// For tests of other rooms: no response.
     #[cfg(test)]
     #[must_use]
     pub fn for_test_transport() -> ApiError {
@@ -143,8 +144,7 @@ impl ApiError {
         }
     }
 
-    /// The HTTP status, if there was an answer.
-    #[must_use]
+    /// The HTTP status, if there was a response.
     pub fn status(&self) -> Option<u16> {
         match &self.cause {
             Cause::Status { code, .. } => Some(*code),
@@ -152,8 +152,7 @@ impl ApiError {
         }
     }
 
-    /// The server's word for it, such as `NotFound`; empty if there was no answer.
-    #[must_use]
+    /// The server's reason, such as `NotFound`; empty if there was no response.
     pub fn reason(&self) -> &str {
         match &self.cause {
             Cause::Status { reason, .. } => reason,
@@ -161,52 +160,29 @@ impl ApiError {
         }
     }
 
-    /// The server's sentence, or ours.
-    #[must_use]
-    pub fn message(&self) -> String {
-        self.text()
-    }
-
     /// There is no such object.
-    #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.reason() == "NotFound"
     }
 
-    /// Somebody else changed the object in between.
-    #[must_use]
+    /// Another client changed the object in between.
     pub fn is_conflict(&self) -> bool {
         self.reason() == "Conflict"
     }
 
     /// There is one of this name.
-    #[must_use]
     pub fn is_already_exists(&self) -> bool {
         self.reason() == "AlreadyExists"
     }
 
     /// We may not.
-    #[must_use]
     pub fn is_forbidden(&self) -> bool {
         self.reason() == "Forbidden"
     }
 
-    /// The server does not know us.
-    #[must_use]
-    pub fn is_unauthorized(&self) -> bool {
-        self.reason() == "Unauthorized"
-    }
-
     /// The resource version is too old, or the object has gone.
-    #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self.reason(), "Gone" | "Expired")
-    }
-
-    /// The object breaks the server's rules: it will not do on a second try, either.
-    #[must_use]
-    pub fn is_invalid(&self) -> bool {
-        matches!(self.reason(), "Invalid" | "BadRequest")
     }
 
     /// The server's resource version is behind ours.
@@ -217,29 +193,26 @@ impl ApiError {
     }
 
     /// The client was shut down.
-    #[must_use]
     pub fn is_stopping(&self) -> bool {
         matches!(self.cause, Cause::Stopping)
     }
 
-    /// There was no HTTP answer.
-    #[must_use]
+    /// There was no HTTP response.
     pub fn is_transport(&self) -> bool {
         matches!(self.cause, Cause::Transport { .. })
     }
 
-    /// There are no credentials to ask with, or not yet.
+    /// There are no credentials, or not yet.
     pub(super) fn is_unauthenticated(&self) -> bool {
         matches!(self.cause, Cause::Credentials(_))
     }
 
-    /// Nobody listens where the server should be.
+    /// The server's address refuses connections.
     pub(super) fn is_refused(&self) -> bool {
         matches!(&self.cause, Cause::Transport { error, .. } if error.is_refused())
     }
 
-    /// When the server wants to be asked again.
-    #[must_use]
+    /// The server's `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
         match &self.cause {
             Cause::Status { retry_after, .. } => *retry_after,
@@ -248,7 +221,7 @@ impl ApiError {
     }
 }
 
-/// The reason that an answer without one stands for.
+/// The reason of a response that has none.
 fn reason_of(code: u16) -> &'static str {
     match code {
         400 => "BadRequest",
@@ -289,7 +262,7 @@ mod tests {
         let error = answered(409, r#"{"reason":"AlreadyExists","message":"m"}"#);
         assert!(error.is_already_exists() && !error.is_conflict());
         let error = answered(502, "<html>bad gateway</html>\n");
-        assert_eq!(error.to_string(), "the server answered 502: <html>bad gateway</html>");
+        assert_eq!(error.to_string(), "the server responded with 502: <html>bad gateway</html>");
         assert_eq!(error.reason(), "InternalError");
         // A proxy that knows no such path knows nothing of the object: nothing is given up for it.
         for body in ["404 page not found\n", "", "<html>", "[]", "null", r#"{"error":"no route"}"#] {
@@ -297,8 +270,8 @@ mod tests {
             assert!(!error.is_not_found() && error.status() == Some(404), "{body:?}");
         }
         assert!(answered(404, r#"{"kind":"Status","code":404}"#).is_not_found(), "a Status without a reason");
-        assert_eq!(answered(401, "").to_string(), "the server answered 401 (Unauthorized)");
-        assert!(answered(401, "").is_unauthorized() && answered(410, "[]").is_gone());
+        assert_eq!(answered(401, "").to_string(), "the server responded with 401 (Unauthorized)");
+        assert!(answered(401, "").reason() == "Unauthorized" && answered(410, "[]").is_gone());
         let error = answered(429, r#"{"details":{"retryAfterSeconds":3}}"#);
         assert_eq!(error.retry_after(), Some(Duration::from_secs(3)));
     }

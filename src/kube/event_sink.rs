@@ -14,7 +14,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::client::{Client, Patch};
+use super::client::Client;
 use super::error::ApiError;
 use super::events::{self, EventLog, RecordedEvent};
 use super::target::Target;
@@ -27,29 +27,26 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 /// Events that may wait for the API server; as many as the log keeps.
 pub const WAITING: usize = super::events::KEPT;
 
-/// Between two tries while there is no answer; the first pause is a random part of it.
+/// Between two tries while there is no response; the first pause is a random part of it.
 const PAUSE: Duration = Duration::from_secs(10);
-/// After so many tries without an answer the API server is away for long.
+/// After so many tries without a response the API server is away for long.
 const TRIES: u32 = 12;
-/// Then this.
 const LONG_PAUSE: Duration = Duration::from_secs(30);
-/// One request with its answer.
+/// For one request and its response.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Who reports.
 const COMPONENT: &str = "kubelet";
 
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Fate {
-    /// It was done.
+enum Outcome {
     Done,
     /// The event is not there: it was never sent, or has expired.
     Missing,
     /// The event is there already.
     Exists,
-    /// There was no answer, or one from something in front of the API server.
+    /// There was no response, or one from a proxy in front of the API server.
     Away,
-    /// Something that nobody should answer; perhaps it passes.
+    /// An unexpected response; it may be temporary.
     Odd(String),
     /// The API server does not want it, for this reason.
     Refused(String),
@@ -57,10 +54,9 @@ enum Fate {
 
 /// The API server, as far as events go.
 trait EventApi {
-    /// POST.
-    fn create(&self, namespace: &str, event: &api::Event) -> Fate;
+    fn create(&self, namespace: &str, event: &api::Event) -> Outcome;
     /// PATCH, a strategic merge.
-    fn patch(&self, namespace: &str, name: &str, change: &Value) -> Fate;
+    fn patch(&self, namespace: &str, name: &str, change: &Value) -> Outcome;
     /// Counts the changes of credentials.
     fn era(&self) -> u64;
     /// Waits, but not longer than the credentials of `era` last: with others it may work at once.
@@ -80,11 +76,10 @@ pub struct Counts {
     pub lost: u64,
 }
 
-/// An event that waits.
 #[derive(Debug, Clone)]
 struct Entry {
     event: Arc<RecordedEvent>,
-    /// Whether the API server has never heard of it.
+    /// Whether the event was never sent.
     new: bool,
 }
 
@@ -143,13 +138,14 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Leaves an event; `new` if the API server cannot have heard of it.
+    /// Queues an event for delivery; `new` if it was never sent.
     pub(super) fn put(&self, event: Arc<RecordedEvent>, new: bool) {
         self.lock().put(event, new);
-        // A full bell already rings; after the end nobody listens.
+        // A full bell already rings; after the end of the thread there is no reader.
         let _ = self.bell.try_send(());
     }
 
+    #[cfg(test)]
     pub(super) fn counts(&self) -> Counts {
         let queue = self.lock();
         Counts { waiting: queue.entries.len(), ..queue.counts }
@@ -193,13 +189,13 @@ fn start(
 }
 
 impl EventApi for Client {
-    fn create(&self, namespace: &str, event: &api::Event) -> Fate {
-        fate(Client::create::<_, IgnoredAny>(self, &Target::events(namespace), event))
+    fn create(&self, namespace: &str, event: &api::Event) -> Outcome {
+        outcome(Client::create::<_, IgnoredAny>(self, &Target::events(namespace), event))
     }
 
-    fn patch(&self, namespace: &str, name: &str, change: &Value) -> Fate {
+    fn patch(&self, namespace: &str, name: &str, change: &Value) -> Outcome {
         let target = Target::event(namespace, name);
-        fate(Client::patch::<IgnoredAny>(self, &target, Patch::StrategicMerge, change))
+        outcome(Client::patch::<IgnoredAny>(self, &target, change))
     }
 
     fn era(&self) -> u64 {
@@ -212,19 +208,19 @@ impl EventApi for Client {
     }
 }
 
-/// What an answer means for an event. Where the server said when to come back, the client did.
-fn fate(answer: Result<IgnoredAny, ApiError>) -> Fate {
-    let Err(error) = answer else { return Fate::Done };
+/// What a response means for an event. The client has obeyed `Retry-After` already.
+fn outcome(answer: Result<IgnoredAny, ApiError>) -> Outcome {
+    let Err(error) = answer else { return Outcome::Done };
     match error.status() {
-        _ if error.is_already_exists() => Fate::Exists,
-        _ if error.is_not_found() => Fate::Missing,
-        // DIFFERS: upstream drops the event. These say nothing about it: the node's
-        // certificate is being renewed, or there is no API server behind what answers.
-        Some(401 | 404 | 502..=504) => Fate::Away,
-        Some(_) => Fate::Refused(error.to_string()),
+        _ if error.is_already_exists() => Outcome::Exists,
+        _ if error.is_not_found() => Outcome::Missing,
+        // DIFFERS: upstream drops the event. These statuses do not concern it: the node's
+        // certificate is being renewed, or there is no API server behind a proxy.
+        Some(401 | 404 | 502..=504) => Outcome::Away,
+        Some(_) => Outcome::Refused(error.to_string()),
         // Before the first certificate nothing is sent at all, for as long as its approval takes.
-        None if error.is_transport() || error.is_stopping() || error.is_unauthenticated() => Fate::Away,
-        None => Fate::Odd(error.to_string()),
+        None if error.is_transport() || error.is_stopping() || error.is_unauthenticated() => Outcome::Away,
+        None => Outcome::Odd(error.to_string()),
     }
 }
 
@@ -248,18 +244,18 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
             }
         };
         let era = client.era();
-        let fate = deliver(client, &entry);
+        let outcome = deliver(client, &entry);
         if stop.is_stopped() {
             return;
         }
-        let pause = tries.after(&fate);
+        let pause = tries.after(&outcome);
         if pause.is_none() {
             let mut queue = outbox.lock();
             queue.finish(ticket, &entry);
-            match &fate {
-                Fate::Refused(why) | Fate::Odd(why) => {
+            match &outcome {
+                Outcome::Refused(why) | Outcome::Odd(why) => {
                     queue.counts.refused += 1;
-                    tell(queue.counts.refused, &entry.event, why);
+                    log_rejection(queue.counts.refused, &entry.event, why);
                 }
                 _ => queue.counts.sent += 1,
             }
@@ -276,8 +272,8 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
 }
 
 /// Logs a refusal at doubling counts.
-fn tell(refused: u64, event: &RecordedEvent, why: &str) {
-    // As upstream: a namespace on its way out takes no events, and that is no news.
+fn log_rejection(refused: u64, event: &RecordedEvent, why: &str) {
+    // As upstream: a namespace that is being deleted takes no events; that is no problem.
     let level = if why.contains("because it is being terminated") || !refused.is_power_of_two() {
         log::Level::Debug
     } else {
@@ -299,10 +295,10 @@ struct Tries(u32);
 
 impl Tries {
     /// The pause before the next try of the same event; `None`: on to the next event.
-    fn after(&mut self, fate: &Fate) -> Option<Duration> {
-        let again = match fate {
-            Fate::Away => true,
-            Fate::Odd(_) => self.0 + 1 < TRIES,
+    fn after(&mut self, outcome: &Outcome) -> Option<Duration> {
+        let again = match outcome {
+            Outcome::Away => true,
+            Outcome::Odd(_) => self.0 + 1 < TRIES,
             _ => false,
         };
         if !again {
@@ -318,24 +314,24 @@ impl Tries {
     }
 }
 
-fn deliver(client: &impl EventApi, entry: &Entry) -> Fate {
+fn deliver(client: &impl EventApi, entry: &Entry) -> Outcome {
     let event = &*entry.event;
     let namespace = event.namespace();
     if !entry.new {
         match client.patch(namespace, &event.name, &change(event)) {
-            // It has expired: it is sent anew.
-            Fate::Missing => {}
-            fate => return fate,
+            // The event has expired: it is created again.
+            Outcome::Missing => {}
+            outcome => return outcome,
         }
     }
     match client.create(namespace, &body(event)) {
-        // An earlier try arrived and its answer did not; the name is of one event only.
-        Fate::Exists if event.count > 1 => match client.patch(namespace, &event.name, &change(event)) {
-            Fate::Missing => Fate::Done,
-            fate => fate,
+        // An earlier try arrived and its response did not; the name is of one event only.
+        Outcome::Exists if event.count > 1 => match client.patch(namespace, &event.name, &change(event)) {
+            Outcome::Missing => Outcome::Done,
+            outcome => outcome,
         },
-        Fate::Missing => Fate::Refused(format!("there is no namespace {namespace}")),
-        fate => fate,
+        Outcome::Missing => Outcome::Refused(format!("there is no namespace {namespace}")),
+        outcome => outcome,
     }
 }
 
@@ -361,7 +357,7 @@ fn body(event: &RecordedEvent) -> api::Event {
             field_path: Some(field_path.clone()).filter(|path| !path.is_empty()),
             ..api::ObjectReference::default()
         },
-        // A manifest is no object of the cluster; it is on the node that people look for it.
+        // A manifest is no object of the cluster; users look for it on the node.
         Regarding::Node | Regarding::Manifest { .. } => api::ObjectReference {
             api_version: some("v1"),
             kind: some("Node"),

@@ -7,7 +7,7 @@ use super::*;
 use crate::kube::client::Credentials;
 use crate::model::event::Event;
 use crate::model::ids::PodUid;
-use crate::transport::api::{Endpoint, Roots};
+use crate::transport::api::{Endpoint, Identity, Roots};
 
 fn event(name: &str, second: i64) -> Event {
     Event {
@@ -34,15 +34,15 @@ fn recorded(event: Event, times: usize) -> Arc<RecordedEvent> {
     Arc::new(log.recent(0).pop().unwrap())
 }
 
-/// Answers from a list, `Done` after its end, and notes what it was asked.
+/// Responds from a list, with `Done` after its end, and records the requests.
 #[derive(Clone, Default)]
 struct FakeApi {
-    inner: Arc<Mutex<(VecDeque<Fate>, Vec<String>)>>,
+    inner: Arc<Mutex<(VecDeque<Outcome>, Vec<String>)>>,
     told: Option<Sender<String>>,
 }
 
 impl FakeApi {
-    fn answering(fates: impl IntoIterator<Item = Fate>) -> FakeApi {
+    fn answering(fates: impl IntoIterator<Item = Outcome>) -> FakeApi {
         FakeApi { inner: Arc::new(Mutex::new((fates.into_iter().collect(), Vec::new()))), told: None }
     }
 
@@ -50,23 +50,23 @@ impl FakeApi {
         std::mem::take(&mut self.inner.lock().unwrap().1)
     }
 
-    fn answer(&self, request: String) -> Fate {
+    fn answer(&self, request: String) -> Outcome {
         let mut inner = self.inner.lock().unwrap();
         inner.1.push(request.clone());
-        let fate = inner.0.pop_front().unwrap_or(Fate::Done);
+        let outcome = inner.0.pop_front().unwrap_or(Outcome::Done);
         if let Some(told) = &self.told {
             let _ = told.send(request);
         }
-        fate
+        outcome
     }
 }
 
 impl EventApi for FakeApi {
-    fn create(&self, namespace: &str, event: &api::Event) -> Fate {
+    fn create(&self, namespace: &str, event: &api::Event) -> Outcome {
         let object = event.involved_object.name.clone().unwrap();
         self.answer(format!("POST {namespace}/{object} {}", event.count.unwrap()))
     }
-    fn patch(&self, namespace: &str, name: &str, change: &Value) -> Fate {
+    fn patch(&self, namespace: &str, name: &str, change: &Value) -> Outcome {
         let object = name.split('.').next().unwrap();
         self.answer(format!("PATCH {namespace}/{object} {}", change["count"]))
     }
@@ -128,7 +128,7 @@ fn requests_are_those_of_the_go_kubelet() {
 }
 
 #[test]
-fn a_bad_manifest_is_told_on_the_node() {
+fn a_bad_manifest_is_reported_on_the_node() {
     let manifest = |message: &str| Event {
         regarding: Regarding::Manifest { source: "/m/a.yaml".into() },
         message: message.into(),
@@ -146,42 +146,42 @@ fn a_bad_manifest_is_told_on_the_node() {
 
 #[test]
 fn a_new_event_is_posted_and_a_repeat_patched() {
-    let check = |times: usize, new: bool, fates: &[Fate], requests: &[&str], expected: Fate| {
+    let check = |times: usize, new: bool, fates: &[Outcome], requests: &[&str], expected: Outcome| {
         let client = FakeApi::answering(fates.iter().cloned());
         let entry = Entry { event: recorded(event("web", 0), times), new };
         assert_eq!(deliver(&client, &entry), expected);
         assert_eq!(client.asked(), requests);
     };
-    let refused = || Fate::Refused("no".into());
-    check(1, true, &[], &["POST default/web 1"], Fate::Done);
-    check(3, false, &[], &["PATCH default/web 3"], Fate::Done);
-    check(3, false, &[Fate::Missing], &["PATCH default/web 3", "POST default/web 3"], Fate::Done);
+    let refused = || Outcome::Refused("no".into());
+    check(1, true, &[], &["POST default/web 1"], Outcome::Done);
+    check(3, false, &[], &["PATCH default/web 3"], Outcome::Done);
+    check(3, false, &[Outcome::Missing], &["PATCH default/web 3", "POST default/web 3"], Outcome::Done);
     check(3, false, &[refused()], &["PATCH default/web 3"], refused());
-    check(1, true, &[Fate::Exists], &["POST default/web 1"], Fate::Exists);
-    // The first try arrived, its answer did not, and the event has happened again.
-    check(2, true, &[Fate::Exists], &["POST default/web 2", "PATCH default/web 2"], Fate::Done);
-    check(1, true, &[Fate::Away], &["POST default/web 1"], Fate::Away);
+    check(1, true, &[Outcome::Exists], &["POST default/web 1"], Outcome::Exists);
+    // The first try arrived, its response did not, and the event has happened again.
+    check(2, true, &[Outcome::Exists], &["POST default/web 2", "PATCH default/web 2"], Outcome::Done);
+    check(1, true, &[Outcome::Away], &["POST default/web 1"], Outcome::Away);
     check(
         1,
         true,
-        &[Fate::Missing],
+        &[Outcome::Missing],
         &["POST default/web 1"],
-        Fate::Refused("there is no namespace default".into()),
+        Outcome::Refused("there is no namespace default".into()),
     );
 }
 
 #[test]
 fn pauses_are_ten_seconds_and_refusals_end_an_event() {
     let mut tries = Tries::default();
-    assert!(tries.after(&Fate::Away).unwrap() < PAUSE);
+    assert!(tries.after(&Outcome::Away).unwrap() < PAUSE);
     for _ in 1..TRIES {
-        assert_eq!(tries.after(&Fate::Away), Some(PAUSE));
+        assert_eq!(tries.after(&Outcome::Away), Some(PAUSE));
     }
-    assert_eq!(tries.after(&Fate::Away), Some(LONG_PAUSE));
-    assert_eq!(tries.after(&Fate::Done), None);
-    assert!(tries.after(&Fate::Away).unwrap() < PAUSE, "starts over");
-    assert_eq!(tries.after(&Fate::Refused(String::new())), None);
-    let odd = Fate::Odd("no JSON".into());
+    assert_eq!(tries.after(&Outcome::Away), Some(LONG_PAUSE));
+    assert_eq!(tries.after(&Outcome::Done), None);
+    assert!(tries.after(&Outcome::Away).unwrap() < PAUSE, "starts over");
+    assert_eq!(tries.after(&Outcome::Refused(String::new())), None);
+    let odd = Outcome::Odd("no JSON".into());
     for _ in 1..TRIES {
         assert!(tries.after(&odd).is_some());
     }
@@ -189,29 +189,29 @@ fn pauses_are_ten_seconds_and_refusals_end_an_event() {
 }
 
 #[test]
-fn answers_are_told_apart() {
+fn responses_become_outcomes() {
     let check = |code, reason, expected| {
-        assert_eq!(fate(Err(ApiError::for_test(code, reason, "words"))), expected, "{code}");
+        assert_eq!(outcome(Err(ApiError::for_test(code, reason, "words"))), expected, "{code}");
     };
-    check(409, "AlreadyExists", Fate::Exists);
-    check(409, "Conflict", Fate::Refused("words".into()));
-    check(404, "NotFound", Fate::Missing);
-    check(404, "Unknown", Fate::Away);
-    check(403, "Forbidden", Fate::Refused("words".into()));
-    check(422, "Invalid", Fate::Refused("words".into()));
-    check(429, "TooManyRequests", Fate::Refused("words".into()));
-    check(500, "InternalError", Fate::Refused("words".into()));
-    check(401, "Unauthorized", Fate::Away);
-    check(503, "ServiceUnavailable", Fate::Away);
-    assert_eq!(fate(Err(ApiError::for_test_transport())), Fate::Away);
+    check(409, "AlreadyExists", Outcome::Exists);
+    check(409, "Conflict", Outcome::Refused("words".into()));
+    check(404, "NotFound", Outcome::Missing);
+    check(404, "Unknown", Outcome::Away);
+    check(403, "Forbidden", Outcome::Refused("words".into()));
+    check(422, "Invalid", Outcome::Refused("words".into()));
+    check(429, "TooManyRequests", Outcome::Refused("words".into()));
+    check(500, "InternalError", Outcome::Refused("words".into()));
+    check(401, "Unauthorized", Outcome::Away);
+    check(503, "ServiceUnavailable", Outcome::Away);
+    assert_eq!(outcome(Err(ApiError::for_test_transport())), Outcome::Away);
     // A first certificate may take an hour to be approved.
     let early = ApiError::credentials("create events".to_owned(), "not issued yet".to_owned());
-    assert_eq!(fate(Err(early)), Fate::Away);
-    assert_eq!(fate(Ok(IgnoredAny)), Fate::Done);
+    assert_eq!(outcome(Err(early)), Outcome::Away);
+    assert_eq!(outcome(Ok(IgnoredAny)), Outcome::Done);
 }
 
 #[test]
-fn what_waits_is_bounded_and_a_repeat_takes_no_more_room() {
+fn the_queue_is_bounded_and_a_repeat_replaces_its_entry() {
     let mut queue = Queue::default();
     let web = recorded(event("web", 0), 1);
     queue.put(Arc::clone(&web), true);
@@ -244,7 +244,7 @@ fn zero_is_the_default_of_the_library() {
 }
 
 #[test]
-fn the_thread_sends_what_was_and_what_comes_and_outlives_refusals() {
+fn the_thread_sends_old_and_new_events_and_survives_rejections() {
     let (sink, inbox) = crate::model::event::EventSink::new();
     let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
     drop(sink);
@@ -252,7 +252,8 @@ fn the_thread_sends_what_was_and_what_comes_and_outlives_refusals() {
     log.record(event("early", 1));
     assert_eq!(log.delivery(), None);
     let (told, requests) = bounded(16);
-    let client = FakeApi { told: Some(told), ..FakeApi::answering([Fate::Done, Fate::Refused("no".into())]) };
+    let client =
+        FakeApi { told: Some(told), ..FakeApi::answering([Outcome::Done, Outcome::Refused("no".into())]) };
     let running = start(&log, client, OnDeath::Nobody).unwrap();
     let next = || requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(next(), "POST default/early 2");
@@ -262,7 +263,7 @@ fn the_thread_sends_what_was_and_what_comes_and_outlives_refusals() {
     assert_eq!(next(), "PATCH default/early 3");
     log.record(event("later", 4));
     assert_eq!(next(), "POST default/later 1");
-    // It hears of the answer a moment after this test has heard of the request.
+    // The queue is updated a moment after the test receives the request.
     let deadline = Instant::now() + Duration::from_secs(30);
     while log.delivery().unwrap().waiting > 0 {
         assert!(Instant::now() < deadline);
@@ -282,7 +283,7 @@ fn a_stop_does_not_wait_for_an_api_server_that_is_away() {
     let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
     drop(sink);
     let (told, requests) = bounded(16);
-    let client = FakeApi { told: Some(told), ..FakeApi::answering(vec![Fate::Away; 100]) };
+    let client = FakeApi { told: Some(told), ..FakeApi::answering(vec![Outcome::Away; 100]) };
     let running = start(&log, client, OnDeath::Nobody).unwrap();
     log.record(event("web", 0));
     requests.recv_timeout(Duration::from_secs(30)).unwrap();
@@ -291,7 +292,7 @@ fn a_stop_does_not_wait_for_an_api_server_that_is_away() {
 }
 
 #[test]
-fn nobody_waits_with_credentials_that_are_gone() {
+fn a_change_of_credentials_ends_the_pause() {
     let credentials = || {
         let endpoint = Endpoint {
             https: false,
@@ -306,7 +307,7 @@ fn nobody_waits_with_credentials_that_are_gone() {
     };
     let client = Client::new(credentials(), None).unwrap();
     let before = client.generation();
-    client.set_credentials(credentials()).unwrap();
+    client.set_identity(Identity { certificate: Vec::new(), key: Vec::new() }).unwrap();
     let begun = Instant::now();
     assert_eq!(
         EventApi::pause(&client, before, Duration::from_secs(60), &StopToken::never()),

@@ -1,5 +1,5 @@
 //! The event recorder: equal events become one with a count, the newest [`KEPT`] stay.
-//! The pure parts are `Correlator` and `Book`; the thread moves events from the queue
+//! The pure parts are `Correlator` and `EventTable`; the thread moves events from the queue
 //! through them.
 
 use std::collections::{BTreeMap, HashMap};
@@ -11,7 +11,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::correlator::Correlator;
-use super::event_sink::{Counts, Outbox};
+#[cfg(test)]
+use super::event_sink::Counts;
+use super::event_sink::Outbox;
 use crate::model::event::{Event, EventType, Regarding};
 use crate::util::sha256;
 use crate::util::stop::StopToken;
@@ -51,7 +53,7 @@ pub struct RecordedEvent {
     pub message: String,
     /// About what.
     pub regarding: Regarding,
-    /// The node that tells.
+    /// The node that reports it.
     pub host: String,
     /// How often it happened.
     pub count: u32,
@@ -63,7 +65,6 @@ pub struct RecordedEvent {
 
 impl RecordedEvent {
     /// The namespace it is kept in: its object's, or that of things without one.
-    #[must_use]
     pub fn namespace(&self) -> &str {
         match &self.regarding {
             Regarding::Pod { namespace, .. } if !namespace.is_empty() => namespace,
@@ -72,7 +73,6 @@ impl RecordedEvent {
     }
 
     /// The object as `kubectl get events` writes it, such as `pod/web`.
-    #[must_use]
     pub fn object(&self) -> String {
         match &self.regarding {
             Regarding::Pod { name, .. } => format!("pod/{name}"),
@@ -82,7 +82,7 @@ impl RecordedEvent {
     }
 }
 
-/// What a core/v1 Event looks like, as far as it applies here.
+/// A core/v1 Event, as far as it applies here.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Wire {
@@ -193,7 +193,7 @@ impl From<Wire> for RecordedEvent {
 }
 
 /// The remembered events and those who wait for the next one.
-struct Book {
+struct EventTable {
     host: String,
     correlator: Correlator,
     last: u64,
@@ -204,9 +204,9 @@ struct Book {
     outbox: Option<Outbox>,
 }
 
-impl Book {
+impl EventTable {
     fn new(host: &str) -> Self {
-        Book {
+        EventTable {
             host: host.to_owned(),
             correlator: Correlator::new(),
             last: 0,
@@ -221,36 +221,36 @@ impl Book {
     /// many and it is only counted.
     fn record(&mut self, mut event: Event) -> Option<Arc<RecordedEvent>> {
         cut(&mut event.message);
-        let told = self.correlator.take(&event)?;
-        if let Some(old) = self.by_key.remove(&told.key) {
+        let report = self.correlator.take(&event)?;
+        if let Some(old) = self.by_key.remove(&report.key) {
             self.by_seq.remove(&old);
         }
         self.last += 1;
         let recorded = Arc::new(RecordedEvent {
             seq: self.last,
-            name: name_of(&event.regarding, &self.host, told.first),
+            name: name_of(&event.regarding, &self.host, report.first),
             kind: event.kind,
             reason: event.reason.to_owned(),
-            message: told.message,
+            message: report.message,
             regarding: event.regarding,
             host: self.host.clone(),
-            count: told.count,
-            first_seen: told.first,
+            count: report.count,
+            first_seen: report.first,
             last_seen: event.at,
         });
-        self.by_key.insert(told.key, self.last);
+        self.by_key.insert(report.key, self.last);
         self.by_seq.insert(self.last, Arc::clone(&recorded));
         if let Some(outbox) = &self.outbox {
-            outbox.put(Arc::clone(&recorded), told.count == 1);
+            outbox.put(Arc::clone(&recorded), report.count == 1);
         }
         if self.by_seq.len() > KEPT
             && let Some((oldest, _)) = self.by_seq.pop_first()
         {
-            // One pass over a map of KEPT entries, once per event in a full book.
+            // One pass over a map of KEPT entries, once per event in a full table.
             self.by_key.retain(|_, seq| *seq != oldest);
         }
         for waiter in self.waiters.drain(..) {
-            // A full slot already rings; a gone waiter no longer cares.
+            // A full slot already rings; a waiter that has gone is ignored.
             let _ = waiter.try_send(());
         }
         Some(recorded)
@@ -294,17 +294,17 @@ fn uuid_of(name: &str) -> String {
 /// What readers hold: a view of the recorded events, cloned freely.
 #[derive(Clone)]
 pub struct EventLog {
-    book: Arc<Mutex<Book>>,
+    table: Arc<Mutex<EventTable>>,
 }
 
 impl EventLog {
     /// An empty log without a recorder behind it.
     fn new(host: &str) -> Self {
-        EventLog { book: Arc::new(Mutex::new(Book::new(host))) }
+        EventLog { table: Arc::new(Mutex::new(EventTable::new(host))) }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, EventTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Events that are new or repeated since `since_seq` (0: all), in order.
@@ -313,23 +313,17 @@ impl EventLog {
         self.lock().since(since_seq)
     }
 
-    /// The newest sequence number given.
-    #[must_use]
-    pub fn last_seq(&self) -> u64 {
-        self.lock().last
-    }
-
     /// Waits until there is something newer than `seq`, up to `limit` or the stop signal.
     /// Returns whether there is.
     #[must_use]
     pub fn wait_newer(&self, seq: u64, stop: &StopToken, limit: Duration) -> bool {
         let (ring, bell) = bounded(1);
         {
-            let mut book = self.lock();
-            if book.last > seq {
+            let mut table = self.lock();
+            if table.last > seq {
                 return true;
             }
-            book.waiters.push(ring.clone());
+            table.waiters.push(ring.clone());
         }
         let _waiting = threads::waiting("an event");
         select_biased! {
@@ -337,41 +331,40 @@ impl EventLog {
             recv(bell) -> _ => {}
             default(limit) => {}
         }
-        let mut book = self.lock();
-        // Without events nobody drains the list, so who goes takes his bell along.
-        book.waiters.retain(|waiter| !waiter.same_channel(&ring));
-        book.last > seq
+        let mut table = self.lock();
+        // Without events the list is never drained, so a waiter removes its own bell.
+        table.waiters.retain(|waiter| !waiter.same_channel(&ring));
+        table.last > seq
     }
 
     /// Sends on what is recorded from now on, and what was recorded so far.
     pub(super) fn deliver_to(&self, outbox: Outbox) {
-        let mut book = self.lock();
-        for event in book.by_seq.values() {
+        let mut table = self.lock();
+        for event in table.by_seq.values() {
             outbox.put(Arc::clone(event), true);
         }
-        book.outbox = Some(outbox);
+        table.outbox = Some(outbox);
     }
 
-    /// How delivery to the API server goes; `None` without one.
-    #[must_use]
-    pub fn delivery(&self) -> Option<Counts> {
+    #[cfg(test)]
+    pub(super) fn delivery(&self) -> Option<Counts> {
         self.lock().outbox.as_ref().map(Outbox::counts)
     }
 
     /// Records an event directly: for tests of those who read the log.
     pub fn record(&self, event: Event) {
         let recorded = {
-            let mut book = self.lock();
-            book.record(event)
+            let mut table = self.lock();
+            table.record(event)
         };
         if let Some(recorded) = recorded {
-            tell(&recorded);
+            log_event(&recorded);
         }
     }
 }
 
 /// Logs an event when it is new, then at doubling counts.
-fn tell(event: &RecordedEvent) {
+fn log_event(event: &RecordedEvent) {
     if !event.count.is_power_of_two() {
         return;
     }
@@ -401,8 +394,8 @@ pub fn spawn(
     on_death: OnDeath,
 ) -> std::io::Result<(Running, EventLog)> {
     let log = EventLog::new(host);
-    let book = log.clone();
-    let running = threads::spawn("events", Stack::Small, on_death, move |stop| run(&stop, &inbox, &book))?;
+    let table = log.clone();
+    let running = threads::spawn("events", Stack::Small, on_death, move |stop| run(&stop, &inbox, &table))?;
     Ok((running, log))
 }
 
@@ -414,7 +407,7 @@ fn run(stop: &StopToken, inbox: &Receiver<Box<Event>>, log: &EventLog) {
                 recv(stop.signal()) -> _ => None,
                 recv(inbox) -> event => match event {
                     Ok(event) => Some(event),
-                    // Every sink is gone: nothing will come, but the owner ends this thread.
+                    // Every sink is gone: there will be no event, but the owner ends this thread.
                     Err(_) => { let _ = stop.signal().recv(); None }
                 },
             }
@@ -453,64 +446,64 @@ mod tests {
 
     #[test]
     fn equal_events_become_one_with_a_count() {
-        let mut book = Book::new("node");
-        book.record(event("a", "again", 0));
-        book.record(event("b", "again", 1));
-        book.record(event("a", "again", 2));
-        let all = book.since(0);
+        let mut table = EventTable::new("node");
+        table.record(event("a", "again", 0));
+        table.record(event("b", "again", 1));
+        table.record(event("a", "again", 2));
+        let all = table.since(0);
         let line = |e: &RecordedEvent| (e.object(), e.count, e.seq);
         assert_eq!(
             all.iter().map(line).collect::<Vec<_>>(),
             [("pod/b".into(), 1, 2), ("pod/a".into(), 2, 3)]
         );
         assert_eq!(all[1].last_seen.as_second() - all[1].first_seen.as_second(), 2);
-        assert_eq!(book.since(2).len(), 1);
-        assert!(book.since(u64::MAX).is_empty());
+        assert_eq!(table.since(2).len(), 1);
+        assert!(table.since(u64::MAX).is_empty());
     }
 
     #[test]
-    fn the_book_is_bounded_and_forgets_the_oldest() {
-        let mut book = Book::new("node");
+    fn the_log_is_bounded_and_drops_the_oldest() {
+        let mut table = EventTable::new("node");
         for index in 0..KEPT + 50 {
-            book.record(event(&format!("pod{index}"), "again", 0));
+            table.record(event(&format!("pod{index}"), "again", 0));
         }
-        assert_eq!((book.by_seq.len(), book.by_key.len()), (KEPT, KEPT));
-        assert_eq!(book.since(0)[0].object(), "pod/pod50");
-        // What the book has forgotten the correlator still counts.
-        book.record(event("pod0", "again", 1));
-        assert_eq!(book.since(book.last - 1)[0].count, 2);
+        assert_eq!((table.by_seq.len(), table.by_key.len()), (KEPT, KEPT));
+        assert_eq!(table.since(0)[0].object(), "pod/pod50");
+        // What the table has forgotten the correlator still counts.
+        table.record(event("pod0", "again", 1));
+        assert_eq!(table.since(table.last - 1)[0].count, 2);
     }
 
     #[test]
     fn many_different_failures_become_one_event_and_floods_end() {
-        let mut book = Book::new("node");
+        let mut table = EventTable::new("node");
         for index in 0..12 {
-            book.record(event("a", &format!("failure {index}"), index));
+            table.record(event("a", &format!("failure {index}"), index));
         }
-        let all = book.since(0);
+        let all = table.since(0);
         let last = all.last().unwrap();
         assert_eq!((all.len(), last.count), (10, 3));
         assert_eq!(last.message, "(combined from similar events): failure 11");
         assert_eq!(last.name, format!("a.{:x}", last.first_seen.as_nanosecond()));
         // A crash loop is one event with a growing count, until its budget is used up.
         for second in 0..50 {
-            book.record(event("loop", "Back-off restarting failed container", second));
+            table.record(event("loop", "Back-off restarting failed container", second));
         }
-        let last = book.since(0).pop().unwrap();
+        let last = table.since(0).pop().unwrap();
         assert_eq!((last.object(), last.count), ("pod/loop".into(), 25));
     }
 
     #[test]
     fn long_messages_are_cut_at_a_character() {
-        let mut book = Book::new("node");
-        let recorded = book.record(event("a", &"ä".repeat(4000), 0)).unwrap();
+        let mut table = EventTable::new("node");
+        let recorded = table.record(event("a", &"ä".repeat(4000), 0)).unwrap();
         assert!(recorded.message.len() <= MESSAGE_BYTES && recorded.message.ends_with('…'));
     }
 
     #[test]
     fn the_json_is_that_of_an_event_and_reads_back() {
-        let mut book = Book::new("node1");
-        let recorded = book.record(event("web", "text", 0)).unwrap();
+        let mut table = EventTable::new("node1");
+        let recorded = table.record(event("web", "text", 0)).unwrap();
         let json = serde_json::to_value(&recorded).unwrap();
         assert_eq!(json["involvedObject"]["kind"], "Pod");
         assert_eq!(json["involvedObject"]["uid"], "u1");
@@ -520,13 +513,13 @@ mod tests {
         assert_eq!(json["firstTimestamp"], "2023-11-14T22:13:20Z");
         assert_eq!(serde_json::from_value::<RecordedEvent>(json).unwrap(), *recorded);
         let node = Event { regarding: Regarding::Node, ..event("", "x", 0) };
-        let json = serde_json::to_value(book.record(node).unwrap()).unwrap();
+        let json = serde_json::to_value(table.record(node).unwrap()).unwrap();
         assert_eq!(json["involvedObject"]["name"], "node1");
         assert!(json["involvedObject"].get("uid").is_none());
     }
 
     #[test]
-    fn a_name_that_nobody_would_take_becomes_a_uuid() {
+    fn an_invalid_name_becomes_a_uuid() {
         let at = Timestamp::from_second(1_700_000_000).unwrap();
         let name = |host: &str| name_of(&Regarding::Node, host, at);
         assert_eq!(name("node1"), "node1.17979cfe362a0000");
@@ -548,7 +541,8 @@ mod tests {
         assert_eq!(log.recent(0)[0].reason, "Starting");
         let (source, token) = crate::util::stop::pair();
         drop(source);
-        assert!(!log.wait_newer(log.last_seq(), &token, Duration::from_secs(30)));
+        let last = log.lock().last;
+        assert!(!log.wait_newer(last, &token, Duration::from_secs(30)));
         drop(running);
     }
 }

@@ -22,27 +22,26 @@ use crate::util::timers;
 const V1: &str = "client.authentication.k8s.io/v1";
 const V1BETA1: &str = "client.authentication.k8s.io/v1beta1";
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
-/// Of what a failing program says, as much is passed on.
+/// The most that is reported of a failing program's output.
 const STDERR_SHOWN: usize = 300;
 
-/// One program, and what it said last. At most one process of it runs at a time.
+/// One program, and its last output. At most one process of it runs at a time.
 pub(super) struct ExecPlugin {
     exec: Exec,
     api_version: &'static str,
-    /// What `KUBERNETES_EXEC_INFO` says.
+    /// The value of `KUBERNETES_EXEC_INFO`.
     info: String,
-    last: Mutex<Option<Answer>>,
+    last: Mutex<Option<Response>>,
     /// Holds the one turn that there is.
     turns: (Sender<()>, Receiver<()>),
 }
 
 #[derive(Clone)]
-struct Answer {
+struct Response {
     issued: Issued,
     expires: Option<Timestamp>,
 }
 
-/// What the program prints.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Printed {
@@ -135,7 +134,7 @@ impl ExecPlugin {
         fresh.map(|answer| answer.issued.clone())
     }
 
-    fn run(&self, breaker: &Breaker) -> Result<Answer, String> {
+    fn run(&self, breaker: &Breaker) -> Result<Response, String> {
         let mut command = Command::new(&self.exec.command);
         command.args(self.exec.args.iter().flatten());
         command.envs(self.exec.env.iter().flatten().map(|variable| (&variable.name, &variable.value)));
@@ -148,19 +147,20 @@ impl ExecPlugin {
             )
         })?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let said: String = said.trim().chars().take(STDERR_SHOWN).flat_map(char::escape_debug).collect();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let stderr: String =
+                stderr.trim().chars().take(STDERR_SHOWN).flat_map(char::escape_debug).collect();
             let program = &self.exec.command;
             return Err(format!(
-                "getting credentials: exec: executable {program} failed with {}: {said}",
+                "getting credentials: exec: executable {program} failed with {}: {stderr}",
                 output.status
             ));
         }
         self.read(&output.stdout).map_err(|what| format!("getting credentials: {what}"))
     }
 
-    fn read(&self, stdout: &[u8]) -> Result<Answer, String> {
-        // The decoder's own words may quote the answer, and with it a token.
+    fn read(&self, stdout: &[u8]) -> Result<Response, String> {
+        // The decoder's message may quote the output, and with it a token.
         let printed: Printed = serde_json::from_slice(stdout).map_err(|error| {
             format!("decoding stdout: no ExecCredential (line {}, column {})", error.line(), error.column())
         })?;
@@ -186,7 +186,7 @@ impl ExecPlugin {
         if token.is_none() && identity.is_none() {
             return Err("exec plugin didn't return a token or cert/key pair".to_owned());
         }
-        Ok(Answer { issued: Issued { token, identity }, expires: status.expiration_timestamp })
+        Ok(Response { issued: Issued { token, identity }, expires: status.expiration_timestamp })
     }
 }
 
@@ -211,7 +211,7 @@ impl CredentialSource for ExecPlugin {
             recv(late) -> _ => return Err(format!("{} did not end in time", self.exec.command)),
         }
         let _turn = Turn(&self.turns.0);
-        // Who waited finds the answer there.
+        // A caller that waited finds the result there.
         if let Some(issued) = self.last(Timestamp::now()) {
             return Ok(issued);
         }
@@ -223,7 +223,7 @@ impl CredentialSource for ExecPlugin {
 
     fn refused(&self, issued: &Issued) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        // Somebody may have asked anew in between.
+        // Another thread may have run the plugin in between.
         if last.as_ref().is_some_and(|answer| answer.issued == *issued) {
             *last = None;
         }
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// A script that appends what it was told to `log` and then runs `body`.
+    /// A script that appends its input to `log` and then runs `body`.
     fn script(body: &str) -> (tempfile::TempDir, Exec) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("plugin");

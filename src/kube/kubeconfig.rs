@@ -18,13 +18,13 @@ const IDENTITY_PERIOD: Duration = Duration::from_secs(300);
 
 /// Why a kubeconfig does not lead to a server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum KubeconfigError {
     /// The context, or what it names, is not there.
     #[error("{kind} {name:?} does not exist")]
     Missing {
         /// `context`, `cluster` or `user`.
         kind: &'static str,
-        /// Its name.
         name: String,
     },
     /// A name stands for two things.
@@ -32,41 +32,21 @@ pub enum KubeconfigError {
     Duplicate {
         /// `context`, `cluster` or `user`.
         kind: &'static str,
-        /// The name.
         name: String,
     },
     /// There is nothing to go by.
     #[error("no configuration has been provided: current-context is not set")]
     Empty,
-    /// A cluster's field.
     #[error("cluster {cluster:?}: {what}")]
-    Cluster {
-        /// Its name.
-        cluster: String,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// A user's field.
+    Cluster { cluster: String, what: String },
     #[error("user {user:?}: {what}")]
-    User {
-        /// Its name.
-        user: String,
-        /// What is wrong with it.
-        what: String,
-    },
+    User { user: String, what: String },
     /// A file that it names cannot be read.
     #[error("unable to read {field} {path}: {error}")]
-    File {
-        /// The key.
-        field: &'static str,
-        /// The file.
-        path: String,
-        /// Why.
-        error: String,
-    },
+    File { field: &'static str, path: String, error: String },
 }
 
-/// What `config`, which was read from `file`, says of the current context. Relative paths
+/// Reads the current context of `config`, which was read from `file`. Relative paths
 /// start at the file's directory. Without a `proxy-url` the proxies of the environment hold.
 ///
 /// # Errors
@@ -151,13 +131,13 @@ fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, KubeconfigError> {
     })
 }
 
-type Place<'a> = &'a dyn Fn(&str) -> PathBuf;
+type Resolve<'a> = &'a dyn Fn(&str) -> PathBuf;
 
 /// The server, without the user; and its authorities as PEM.
 fn endpoint(
     cluster: &Cluster,
     name: &str,
-    place: Place<'_>,
+    place: Resolve<'_>,
     environment: &Environment,
 ) -> Result<(Credentials, Option<Vec<u8>>), KubeconfigError> {
     let wrong = |what: String| KubeconfigError::Cluster { cluster: name.to_owned(), what };
@@ -268,7 +248,7 @@ struct Certificate {
 
 fn identity(
     user: &User,
-    place: Place<'_>,
+    place: Resolve<'_>,
     wrong: &dyn Fn(&str) -> KubeconfigError,
 ) -> Result<Option<Certificate>, KubeconfigError> {
     let in_place = |data: &Option<k8s_openapi::ByteString>| {
@@ -339,7 +319,7 @@ impl CredentialSource for Files {
     }
 }
 
-/// A token that somebody else renews.
+/// A token in a file that another program renews.
 #[derive(Debug)]
 struct TokenFile {
     path: PathBuf,
@@ -364,7 +344,7 @@ impl TokenFile {
                 Ok(token)
             }
             (Err(error), Some((_, token))) => {
-                log::error!("{error}; going on with the old one");
+                log::error!("{error}; the old token stays in use");
                 let token = token.clone();
                 *last = Some((now, token.clone()));
                 Ok(token)
@@ -394,7 +374,7 @@ impl TokenFile {
     }
 }
 
-/// A certificate and its key that somebody else renews.
+/// A certificate and its key in files that another program renews.
 #[derive(Debug)]
 struct IdentityFiles {
     certificate: PathBuf,
@@ -407,7 +387,7 @@ impl IdentityFiles {
         IdentityFiles { certificate, key, last: Mutex::new((Instant::now(), now)) }
     }
 
-    /// The present one, if it was read anew and is another.
+    /// The identity, if the files have changed since the last call.
     fn identity(&self, now: Instant) -> Option<Identity> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(last.0) < IDENTITY_PERIOD {

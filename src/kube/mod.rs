@@ -1,15 +1,15 @@
-//! Room `kube`: the way to the Kubernetes API, and what is told on a node alone.
+//! Room `kube`: the client of the Kubernetes API, and the node's event log.
 //!
 //! Owns: the client and its credentials; reflectors; the objects, tokens and services that
-//! pods need; certificates; the record of node and pod events and the rules by which they
-//! are told: similar ones combined, equal ones counted, floods cut off.
+//! pods need; certificates; the log of node and pod events and its rules: similar events are
+//! combined, equal ones are counted, floods are cut off.
 //! Threads: `events` (always), `events-api`, `certs`, `watch/<kind>` (with an API server only).
 //! Each waits in one place; [`client::Client::shut_down`] ends a request that waits for the
 //! server.
 //! Invariants: memory is bounded by what pods of this node name and by `events::KEPT`
-//! distinct events; a server that is away holds up nobody but those who ask it; secrets and
+//! distinct events; an unavailable server delays only the callers that need it; secrets and
 //! tokens are not in logs, events or `Debug` output.
-//! Absent on purpose: protobuf; lists of anything that a node may not list.
+//! Absent on purpose: protobuf; lists of resources that a node may not list.
 //! Go counterpart: client-go (rest, cache, record), pkg/kubelet/{configmap,secret,token,
 //! certificate,events}.
 
@@ -35,4 +35,3 @@ pub mod tokens;
 pub mod watch;
 
 pub use pod_api::PodApi;
-pub use secret::Secret;

@@ -29,7 +29,7 @@ impl Bucket {
         Bucket { qps, burst, state: Mutex::new(State { tokens: burst, at: now }) }
     }
 
-    /// Takes a token and says how long to wait for it.
+    /// Takes a token and returns the time until it is valid.
     fn reserve(&self, now: Instant) -> Duration {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let passed = now.saturating_duration_since(state.at).as_secs_f64();

@@ -25,7 +25,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const GROWTH: f64 = 1.5;
 const JITTER: f64 = 0.2;
 
-/// DIFFERS: upstream asks as often as it is asked.
+/// DIFFERS: upstream sends as many reviews as it has requests.
 /// Questions at once: callers come in floods, the API server is to be spared them.
 const AT_ONCE: usize = 8;
 
@@ -35,7 +35,7 @@ const WAITING: usize = 64;
 /// Requests per second, and at once, apart from the node's own.
 const RATE: (f64, u32) = (50.0, 100);
 
-/// Somebody who may ask for something.
+/// An authenticated user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     /// The name by which rights are granted.
@@ -48,7 +48,7 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// What is asked for: always of this node.
+/// The attributes of a request: always of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes<'a> {
     /// Such as `get`.
@@ -59,21 +59,17 @@ pub struct Attributes<'a> {
     pub subresource: &'a str,
 }
 
-/// Why there is no answer.
+/// Why a review is not decided.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum ReviewError {
-    /// The API server does not answer, or not as wanted.
+    /// The request failed.
     #[error("cannot {what}: {source}")]
-    Api {
-        /// What was attempted.
-        what: &'static str,
-        /// Why.
-        source: ApiError,
-    },
-    /// It says that it could not find out.
+    Api { what: &'static str, source: ApiError },
+    /// The API server could not decide.
     #[error("{0}")]
     Said(String),
-    /// Too many others ask.
+    /// Too many reviews are in progress.
     #[error("too many reviews at once")]
     Busy,
     /// The agent stops.
@@ -102,10 +98,10 @@ impl Reviewer {
         Reviewer { client: client.with_limits(Some(RATE), LIMIT), turns, waiting: Arc::default() }
     }
 
-    /// Whose token this is; `None`: nobody's.
+    /// The user that a token belongs to; `None` for an unknown token.
     ///
     /// # Errors
-    /// When nobody could say.
+    /// When authentication cannot be decided.
     pub fn token(&self, token: &str) -> Result<Option<User>, ReviewError> {
         let body = json!({
             "kind": "TokenReview",
@@ -139,7 +135,7 @@ impl Reviewer {
     /// Whether a user may do this. No opinion is a no.
     ///
     /// # Errors
-    /// When nobody could say.
+    /// When authorization cannot be decided.
     pub fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, ReviewError> {
         let mut spec = Map::new();
         let asked = json!({
@@ -208,12 +204,12 @@ impl Reviewer {
         }
     }
 
-    /// Waits until fewer others ask.
+    /// Waits until fewer reviews are in progress.
     fn turn(&self, deadline: Instant) -> Result<Turn<'_>, ReviewError> {
         if self.turns.1.try_recv().is_ok() {
             return Ok(Turn(&self.turns.0));
         }
-        let _place = Place::take(&self.waiting).ok_or(ReviewError::Busy)?;
+        let _place = Slot::take(&self.waiting).ok_or(ReviewError::Busy)?;
         let _waiting = threads::waiting("a turn to review");
         let breaker = self.client.breaker();
         select_biased! {
@@ -235,16 +231,16 @@ impl Drop for Turn<'_> {
 }
 
 /// A place among those who wait.
-struct Place<'a>(&'a AtomicUsize);
+struct Slot<'a>(&'a AtomicUsize);
 
-impl Place<'_> {
-    fn take(waiting: &AtomicUsize) -> Option<Place<'_>> {
-        let place = Place(waiting);
+impl Slot<'_> {
+    fn take(waiting: &AtomicUsize) -> Option<Slot<'_>> {
+        let place = Slot(waiting);
         (waiting.fetch_add(1, Ordering::Relaxed) < WAITING).then_some(place)
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Slot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

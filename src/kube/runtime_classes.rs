@@ -17,7 +17,6 @@ const FRESH: Duration = Duration::from_secs(60);
 /// What is read of a RuntimeClass.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Class {
-    /// The runtime's name for it.
     handler: String,
 }
 
@@ -27,7 +26,7 @@ pub enum ClassError {
     /// There is no such class.
     #[error("runtimeclass.node.k8s.io {0:?} not found")]
     NotFound(String),
-    /// Nobody could be asked.
+    /// The API server did not respond.
     #[error("failed to lookup RuntimeClass {name}: {why}")]
     Unavailable {
         /// The class.
@@ -37,7 +36,7 @@ pub enum ClassError {
     },
 }
 
-/// What is asked of the API server; a trait so that tests need no server.
+/// The requests to the API server; a trait so that tests need no server.
 pub trait ClassApi: Send + Sync {
     /// Reads a class.
     ///
@@ -71,7 +70,7 @@ impl RuntimeClasses {
         RuntimeClasses { shared: Arc::new(Shared { api, known: Mutex::default() }) }
     }
 
-    /// The handler of a class, for a new sandbox. May ask the API server; while that is away
+    /// The handler of a class, for a new sandbox. May call the API server; while that is away
     /// what was last read still counts.
     ///
     /// # Errors
@@ -80,7 +79,7 @@ impl RuntimeClasses {
         self.handler_at(name, Instant::now())
     }
 
-    /// The handler of a class as it was last read, however long ago; asked for only if it
+    /// The handler of a class as it was last read, however long ago; requested only if it
     /// never was.
     ///
     /// # Errors
@@ -136,7 +135,7 @@ impl RuntimeClasses {
 mod tests {
     use super::*;
 
-    /// What the server says next, and how often it was asked.
+    /// The server's next response, and the number of requests.
     struct Server(Arc<Mutex<(Result<&'static str, bool>, u32)>>);
 
     impl ClassApi for Server {
@@ -162,7 +161,7 @@ mod tests {
         let get = |second: u64| classes.handler_at("gvisor", start + Duration::from_secs(second));
         let missing = ClassError::NotFound("gvisor".to_owned());
         assert_eq!(missing.to_string(), "runtimeclass.node.k8s.io \"gvisor\" not found");
-        // What is not there is asked for each time: it may be made any moment.
+        // A missing class is requested each time: it may be created at any moment.
         assert_eq!(get(0), Err(missing.clone()));
         assert_eq!(get(1), Err(missing.clone()));
         state.lock().unwrap().0 = Err(false);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A token or a key. `Debug` says only that there is one.
+/// A token or a key. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret<T>(T);
 

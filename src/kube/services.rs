@@ -1,4 +1,4 @@
-//! The cluster's services, as far as containers hear of them: environment variables
+//! The cluster's services as environment variables of containers
 //! (Go: pkg/kubelet/envvars, getServiceEnvVarMap).
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use crate::model::api;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-/// The namespace and name of the service that every pod hears of: the API server's.
+/// Namespace and name of the service that all pods get variables for: the API server's.
 const MASTER: (&str, &str) = ("default", "kubernetes");
 
 /// What variables need of a service.
@@ -73,7 +73,7 @@ impl Services {
         }
     }
 
-    /// Whether the list has been read once: before that nobody knows what is missing. Waits
+    /// Whether the list has been read once: before that it is unknown what is missing. Waits
     /// for it up to `limit`.
     #[must_use]
     pub fn wait_until_read(&self, limit: Duration, stop: &StopToken) -> bool {
@@ -135,7 +135,7 @@ fn insert(table: &mut Table, service: api::Service) {
             let ports = spec.ports.unwrap_or_default().into_iter().map(port).collect();
             services.insert(name, Service { address, ports });
         }
-        // Without an address there is nothing to tell.
+        // Without an address there are no variables.
         _ => drop(services.remove(&name)),
     }
 }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_server_is_known_everywhere() {
+    fn the_api_servers_service_is_in_every_namespace() {
         let services = Services::default();
         assert!(!services.wait_until_read(Duration::ZERO, &StopToken::never()));
         let port = || json!([{"port": 443, "name": "https"}]);

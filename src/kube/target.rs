@@ -11,8 +11,6 @@ pub enum Group {
     Coordination,
     /// `certificates.k8s.io/v1`.
     Certificates,
-    /// `storage.k8s.io/v1`.
-    Storage,
     /// `node.k8s.io/v1`.
     Node,
     /// `authentication.k8s.io/v1`.
@@ -27,7 +25,6 @@ impl Group {
             Group::Core => "/api/v1",
             Group::Coordination => "/apis/coordination.k8s.io/v1",
             Group::Certificates => "/apis/certificates.k8s.io/v1",
-            Group::Storage => "/apis/storage.k8s.io/v1",
             Group::Node => "/apis/node.k8s.io/v1",
             Group::Authentication => "/apis/authentication.k8s.io/v1",
             Group::Authorization => "/apis/authorization.k8s.io/v1",
@@ -37,6 +34,7 @@ impl Group {
 
 /// What a request is about: a collection, or with a name one object or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct Target {
     group: Group,
     plural: &'static str,
@@ -47,166 +45,124 @@ pub struct Target {
 
 impl Target {
     /// The collection `plural` in all namespaces.
-    #[must_use]
     pub fn new(group: Group, plural: &'static str) -> Target {
         Target { group, plural, namespace: None, name: None, subresource: None }
     }
 
     /// In one namespace.
-    #[must_use]
     pub fn namespace(mut self, namespace: &str) -> Target {
         self.namespace = Some(namespace.to_owned());
         self
     }
 
     /// One object.
-    #[must_use]
     pub fn name(mut self, name: &str) -> Target {
         self.name = Some(name.to_owned());
         self
     }
 
     /// A part of the object, such as `status`.
-    #[must_use]
     pub fn subresource(mut self, subresource: &'static str) -> Target {
         self.subresource = Some(subresource);
         self
     }
 
     /// One pod.
-    #[must_use]
     pub fn pod(namespace: &str, name: &str) -> Target {
         Target::new(Group::Core, "pods").namespace(namespace).name(name)
     }
 
     /// A pod's status.
-    #[must_use]
     pub fn pod_status(namespace: &str, name: &str) -> Target {
         Target::pod(namespace, name).subresource("status")
     }
 
     /// All pods.
-    #[must_use]
     pub fn pods() -> Target {
         Target::new(Group::Core, "pods")
     }
 
     /// One node.
-    #[must_use]
     pub fn node(name: &str) -> Target {
         Target::nodes().name(name)
     }
 
     /// A node's status.
-    #[must_use]
     pub fn node_status(name: &str) -> Target {
         Target::node(name).subresource("status")
     }
 
     /// All nodes.
-    #[must_use]
     pub fn nodes() -> Target {
         Target::new(Group::Core, "nodes")
     }
 
     /// A node's lease.
-    #[must_use]
     pub fn lease(name: &str) -> Target {
         Target::leases().name(name)
     }
 
     /// The leases of all nodes.
-    #[must_use]
     pub fn leases() -> Target {
         Target::new(Group::Coordination, "leases").namespace("kube-node-lease")
     }
 
     /// One Secret.
-    #[must_use]
     pub fn secret(namespace: &str, name: &str) -> Target {
         Target::new(Group::Core, "secrets").namespace(namespace).name(name)
     }
 
     /// One ConfigMap.
-    #[must_use]
     pub fn config_map(namespace: &str, name: &str) -> Target {
         Target::new(Group::Core, "configmaps").namespace(namespace).name(name)
     }
 
     /// Tokens of a service account, which are made by POST.
-    #[must_use]
     pub fn service_account_token(namespace: &str, name: &str) -> Target {
         Target::new(Group::Core, "serviceaccounts").namespace(namespace).name(name).subresource("token")
     }
 
     /// All Services.
-    #[must_use]
     pub fn services() -> Target {
         Target::new(Group::Core, "services")
     }
 
     /// All RuntimeClasses.
-    #[must_use]
     pub fn runtime_classes() -> Target {
         Target::new(Group::Node, "runtimeclasses")
     }
 
     /// One CertificateSigningRequest.
-    #[must_use]
     pub fn csr(name: &str) -> Target {
         Target::csrs().name(name)
     }
 
     /// All CertificateSigningRequests.
-    #[must_use]
     pub fn csrs() -> Target {
         Target::new(Group::Certificates, "certificatesigningrequests")
     }
 
     /// A namespace's events.
-    #[must_use]
     pub fn events(namespace: &str) -> Target {
         Target::new(Group::Core, "events").namespace(namespace)
     }
 
     /// One event.
-    #[must_use]
     pub fn event(namespace: &str, name: &str) -> Target {
         Target::events(namespace).name(name)
     }
 
-    /// A node's CSINode.
-    #[must_use]
-    pub fn csi_node(name: &str) -> Target {
-        Target::new(Group::Storage, "csinodes").name(name)
-    }
-
-    /// All CSIDrivers.
-    #[must_use]
-    pub fn csi_drivers() -> Target {
-        Target::new(Group::Storage, "csidrivers")
-    }
-
     /// Token reviews, which are made by POST.
-    #[must_use]
     pub fn token_reviews() -> Target {
         Target::new(Group::Authentication, "tokenreviews")
     }
 
     /// Access reviews, which are made by POST.
-    #[must_use]
     pub fn subject_access_reviews() -> Target {
         Target::new(Group::Authorization, "subjectaccessreviews")
     }
 
-    /// The resource's name.
-    #[must_use]
-    pub fn plural(&self) -> &'static str {
-        self.plural
-    }
-
     /// The path below the server's address.
-    #[must_use]
     pub fn path(&self) -> String {
         let mut path = self.group.prefix().to_owned();
         if let Some(namespace) = &self.namespace {
@@ -281,7 +237,6 @@ mod tests {
             (Target::lease("n1"), "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"),
             (Target::csr("c"), "/apis/certificates.k8s.io/v1/certificatesigningrequests/c"),
             (Target::runtime_classes(), "/apis/node.k8s.io/v1/runtimeclasses"),
-            (Target::csi_node("n"), "/apis/storage.k8s.io/v1/csinodes/n"),
             (Target::service_account_token("ns", "a"), "/api/v1/namespaces/ns/serviceaccounts/a/token"),
             (Target::event("ns", "p.17ab"), "/api/v1/namespaces/ns/events/p.17ab"),
             (Target::secret("a/b", ".."), "/api/v1/namespaces/a%2Fb/secrets/%2E%2E"),

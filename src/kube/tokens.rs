@@ -1,8 +1,8 @@
 //! Tokens of service accounts, each bound to one pod (Go: pkg/kubelet/token).
 //!
-//! A token is asked for when a pod's volume needs it, kept, and asked for anew when a fifth
-//! of its life is left or it is a day old. Nobody waits for that time: pods are synced more
-//! often than tokens age, and each sync asks here.
+//! A token is requested when a pod's volume needs it, cached, and renewed when a fifth
+//! of its life is left or it is a day old. No timer is needed for that: pods are synced more
+//! often than tokens age, and each sync calls this.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,7 +25,7 @@ const LEAST_AGE: Duration = Duration::from_secs(60);
 const JITTER_SECONDS: f64 = 10.0;
 /// Wait after a failed renewal while the old token still serves; doubles.
 ///
-/// DIFFERS: upstream asks again at each sync.
+/// DIFFERS: upstream sends a request at each sync.
 const RETRY: Duration = Duration::from_secs(5);
 /// The longest such wait.
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -41,7 +41,6 @@ pub struct Token {
 
 impl Token {
     /// The token itself, for a file that only the pod reads.
-    #[must_use]
     pub fn expose(&self) -> &str {
         &self.text
     }
@@ -53,7 +52,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What the API server answers to a TokenRequest, as far as it matters here.
+/// The API server's response to a TokenRequest, as far as it matters here.
 #[derive(Deserialize)]
 pub struct TokenAnswer {
     #[serde(default)]
@@ -85,7 +84,7 @@ pub enum TokenError {
     Expired(String),
 }
 
-/// What is asked of the API server; a trait so that tests need no server.
+/// The requests to the API server; a trait so that tests need no server.
 pub trait TokenApi: Send + Sync {
     /// Creates `body`, a TokenRequest, for the service account.
     ///
@@ -105,7 +104,7 @@ struct Key {
 
 struct Entry {
     token: Arc<Token>,
-    /// When it was asked for, by a clock that nobody sets.
+    /// When it was requested, by a clock that cannot be set.
     asked: Instant,
     /// When a failed renewal may be tried again, and the wait after that.
     retry: Option<(Instant, Duration)>,
@@ -119,7 +118,7 @@ pub struct Tokens {
 
 struct Shared {
     api: Box<dyn TokenApi>,
-    /// Held for look-ups only, never across a call.
+    /// Locked for look-ups only, never during a call.
     table: Mutex<HashMap<PodUid, HashMap<Key, Entry>>>,
 }
 
@@ -137,7 +136,7 @@ impl Tokens {
     }
 
     /// The token of the pod's service account for an audience (empty: the API server's own),
-    /// asked for if there is none or it is old. Blocks for as long as the request takes.
+    /// requested if there is none or it is old. Blocks for as long as the request takes.
     ///
     /// # Errors
     /// When there is none that is still valid.
@@ -222,10 +221,10 @@ impl Shared {
     }
 }
 
-/// Whether a new token should be asked for. `asked` is its age by a clock that nobody sets.
+/// Whether a new token should be requested. `asked` is its age by a clock that cannot be set.
 ///
 /// DIFFERS: the Go kubelet knows the time of day only: with a clock that was set back it keeps
-/// a token that has run out, with one that is fast it asks at every sync.
+/// a token that has expired, with one that is fast it is requested at every sync.
 fn is_due(token: &Token, now: Timestamp, asked: Duration, jitter_seconds: f64) -> bool {
     let life = Duration::from_secs(u64::try_from(token.seconds).unwrap_or(0));
     if asked < (life / 10).min(LEAST_AGE) {
@@ -259,13 +258,13 @@ fn request(pod: &Pod, audience: &str, seconds: Option<i64>) -> Value {
 
 #[cfg(test)]
 impl Tokens {
-    /// Tokens that say for what they were asked.
+    /// Tokens that contain their audiences.
     pub(crate) fn fixed() -> Tokens {
         struct Echo;
         impl TokenApi for Echo {
             fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String> {
-                if account == "nobody" {
-                    return Err("serviceaccounts \"nobody\" not found".to_owned());
+                if account == "missing" {
+                    return Err("serviceaccounts \"missing\" not found".to_owned());
                 }
                 let token = format!("{namespace}/{account} {}", body["spec"]["audiences"]);
                 let expires = Timestamp::now() + SignedDuration::from_secs(3600);
@@ -342,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_neither_keeps_a_token_nor_asks_all_the_time() {
+    fn a_clock_change_neither_keeps_a_token_nor_causes_a_request_loop() {
         let start = Instant::now();
         let day = 24 * 3600;
         let count = Arc::new(AtomicI64::new(1));
@@ -356,7 +355,7 @@ mod tests {
         // Set back by a day: after 80 percent of its life it is replaced all the same.
         assert_eq!(get(479, 479), "t1");
         assert_eq!(get(481, 481), "t2");
-        // A day fast: each token seems to have run out. It is replaced, but not at each look.
+        // A day fast: each token seems to have expired. It is replaced, but not at each call.
         let asked: Vec<String> = (482..1082).map(|passed| get(2 * day, passed)).collect();
         assert_eq!(asked.first().map(String::as_str), Some("t2"));
         assert!(count.load(Ordering::SeqCst) <= 14, "{count:?}");
@@ -376,7 +375,7 @@ mod tests {
         assert_eq!(get("1", "", 100), Ok("t1".into()));
         assert_eq!(get("1", "a", 100), Ok("t2".into()));
         assert_eq!(get("2", "", 100), Ok("t3".into()));
-        // The server is away: the old one serves, and is not asked for all the time.
+        // The server is away: the old token is used, and requests are limited.
         count.store(-10, Ordering::SeqCst);
         for age in [3000, 3001, 3006, 3007, 3599] {
             assert_eq!(get("1", "", age), Ok("t1".into()));

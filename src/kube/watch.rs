@@ -24,7 +24,7 @@ pub enum Change<T> {
     Replaced(Vec<T>),
     /// This object is new or has changed.
     Set(T),
-    /// This object has gone; as it last was.
+    /// This object was deleted; this is its last state.
     Removed(T),
 }
 
@@ -39,7 +39,7 @@ pub struct Watched {
     pub label_selector: Option<String>,
 }
 
-/// Starts the thread `watch/<name>`, which tells `sink` of every change: first what is there
+/// Starts the thread `watch/<name>`, which passes every change to `sink`: first what is there
 /// ([`Change::Replaced`]), then what happens to it, and after a gap again all there is. It
 /// never gives up. Stopping it breaks off its request.
 ///
@@ -74,7 +74,7 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
                 break;
             }
         }
-        // The body must not return before it is told to: that would count as a death. The
+        // The body must not return before the stop signal: that would count as a death. The
         // client may have been shut down first.
         let _waiting = threads::waiting("stop");
         let _ = stop.signal().recv();

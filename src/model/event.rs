@@ -16,27 +16,23 @@ pub const QUEUE: usize = 1000;
 pub enum EventType {
     /// Expected.
     Normal,
-    /// Something to look at.
+    /// A problem that needs attention.
     Warning,
 }
 
 /// What an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "kind")]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum Regarding {
-    /// A pod, or a part of it.
     Pod {
-        /// `metadata.namespace`.
         namespace: String,
-        /// `metadata.name`.
         name: String,
-        /// `metadata.uid`.
         uid: PodUid,
         /// Such as `spec.containers{web}`; empty for the whole pod.
         #[serde(rename = "fieldPath", default)]
         field_path: String,
     },
-    /// The node itself.
     Node,
     /// A file or URL that should hold pods: there is no object to name (ours only).
     Manifest {
@@ -101,13 +97,11 @@ impl EventSink {
     }
 
     /// Events that wait for the recorder.
-    #[must_use]
     pub fn depth(&self) -> usize {
         self.queue.len()
     }
 
     /// Events dropped so far because the queue was full.
-    #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }

@@ -53,7 +53,6 @@ impl Budget {
     }
 
     /// The size of the largest text that there is room for.
-    #[must_use]
     pub fn left(&self) -> usize {
         self.room.min(self.work).saturating_sub(OVERHEAD)
     }

@@ -1,4 +1,4 @@
-//! What a pod may say about itself to its containers: `fieldRef` and `resourceFieldRef`,
+//! A pod's fields that its containers can read: `fieldRef` and `resourceFieldRef`,
 //! as far as the values follow from the object alone (Go: pkg/fieldpath,
 //! pkg/api/v1/resource).
 
@@ -182,7 +182,7 @@ pub fn resource_field(
                 "ephemeral-storage" => Some(allocatable.ephemeral_storage),
                 _ => None,
             };
-            // Huge pages have no default: they are there only if asked for.
+            // Huge pages have no default: they are there only if requested.
             if hugepages { own } else { own.or_else(of_pod).or_else(of_node) }
         }
         _ => return Err(unknown()),

@@ -14,13 +14,11 @@ macro_rules! id {
 
         impl $name {
             /// The text as Kubernetes or the runtime writes it.
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
             }
 
             /// Whether nothing is in it (an absent id on the wire).
-            #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.0.is_empty()
             }
@@ -75,7 +73,6 @@ id!(
 
 impl PodUid {
     /// At most eight characters, for thread names and log lines.
-    #[must_use]
     pub fn short(&self) -> &str {
         self.0.get(..8).unwrap_or(&self.0)
     }

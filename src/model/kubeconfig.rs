@@ -118,9 +118,9 @@ pub struct Exec {
     pub env: Option<Vec<ExecVariable>>,
     /// `client.authentication.k8s.io/v1` or `…/v1beta1`.
     pub api_version: Option<String>,
-    /// What to tell the operator who does not have it.
+    /// The message for an operator who does not have it.
     pub install_hint: Option<String>,
-    /// Whether it is told of the cluster.
+    /// Whether the plugin receives the cluster's description.
     pub provide_cluster_info: bool,
     /// `Never`, `IfAvailable` or `Always`.
     pub interactive_mode: Option<String>,

@@ -39,7 +39,7 @@ const CALL: &[f64] = &[
 const TELL: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 /// Seconds of requests to the API server.
 const REQUEST: &[f64] = &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
-/// Bytes of requests to the API server and of its answers.
+/// Bytes of requests to the API server and of its responses.
 const SIZE: &[f64] = &[
     64.0,
     256.0,
@@ -105,7 +105,7 @@ metrics! { ALL;
         "From a new status of a pod to the API server's having it.", TELL;
     CONTAINERS_PER_POD: Histogram = "kubelet_containers_per_pod_count",
         "Containers in the specifications of the pods that were taken on.", FEW;
-    STARTED_PODS: Counter = "kubelet_started_pods_total", "Sandboxes that were asked for.";
+    STARTED_PODS: Counter = "kubelet_started_pods_total", "Sandboxes that were requested.";
     STARTED_PODS_ERRORS: Counter = "kubelet_started_pods_errors_total", "Sandboxes that could not be made.";
     STARTED_CONTAINERS: CounterVec<1> = "kubelet_started_containers_total",
         "Containers that were to be started.", ["container_type"];
@@ -129,22 +129,22 @@ metrics! { ALL;
     INFEASIBLE_RESIZES: CounterVec<1> = "kubelet_pod_infeasible_resizes_total",
         "Resizes that this node can never carry out.", ["reason_detail"];
     DEFERRED_RESIZES_ACCEPTED: CounterVec<1> = "kubelet_pod_deferred_accepted_resizes_total",
-        "Resizes that were granted after they had had to wait, by what made them be looked at again.",
+        "Resizes that were granted after they had had to wait, by what triggered the retry.",
         ["retry_trigger"];
     STARTED_USER_NAMESPACED_PODS: Counter = "kubelet_started_user_namespaced_pods_total",
-        "Sandboxes with a user namespace that were asked for.";
+        "Sandboxes with a user namespace that were requested.";
     STARTED_USER_NAMESPACED_PODS_ERRORS: Counter = "kubelet_started_user_namespaced_pods_errors_total",
         "Sandboxes with a user namespace that could not be made.";
     LIFECYCLE_HTTP_FALLBACKS: Counter = "kubelet_lifecycle_handler_http_fallbacks_total",
-        "HTTPS hooks that were answered in plain HTTP and asked again.";
+        "HTTPS hooks that got a plain HTTP response and were retried.";
     SLEEP_ENDED_EARLY: Counter = "kubelet_sleep_action_terminated_early_total",
         "Sleep hooks that the grace period cut short.";
 
     MIRROR_PODS: Gauge = "kubelet_mirror_pods", "Mirrors of static pods at the API server.";
     ORPHANS_CLEANED: Gauge = "kubelet_orphan_pod_cleaned_volumes",
-        "Directories of pods that nobody knows, removed in the last round.";
+        "Directories of unknown pods that were removed in the last round.";
     ORPHANS_LEFT: Gauge = "kubelet_orphan_pod_cleaned_volumes_errors",
-        "Directories of pods that nobody knows which could not be removed in the last round.";
+        "Directories of unknown pods that could not be removed in the last round.";
     STORAGE_OPERATIONS: HistogramVec<4> = "storage_operation_duration_seconds",
         "Setting volumes up, by plugin.", VOLUME, ["volume_plugin", "operation_name", "status", "migrated"];
     VOLUME_STATS: HistogramVec<1> = "kubelet_volume_metric_collection_duration_seconds",
@@ -170,7 +170,7 @@ metrics! { ALL;
     PLEG_RELIST_INTERVAL: Histogram = "kubelet_pleg_relist_interval_seconds",
         "Between the beginnings of two full lists.", SHORT;
     PLEG_POD_RELIST: Histogram = "kubelet_pleg_pod_relist_duration_seconds",
-        "One look at a single pod that had news.", SHORT;
+        "One inspection of a single pod after an event.", SHORT;
     PLEG_DISCARDED: Counter = "kubelet_pleg_discard_events",
         "News of pods that were dropped; the mailboxes here drop none.";
     EVENTED_PLEG_ERRORS: Counter = "kubelet_evented_pleg_connection_error_count",
@@ -203,22 +203,22 @@ metrics! { ALL;
         ["method", "path", "server_type", "long_running"];
     HTTP_DURATION: HistogramVec<4> = "kubelet_http_requests_duration_seconds",
         "Duration of requests to the agent.", SHORT, ["method", "path", "server_type", "long_running"];
-    HTTP_INFLIGHT: GaugeVec<4> = "kubelet_http_inflight_requests", "Requests that are being answered.",
+    HTTP_INFLIGHT: GaugeVec<4> = "kubelet_http_inflight_requests", "Requests in progress.",
         ["method", "path", "server_type", "long_running"];
 
     // Our requests to the API server.
     CLIENT_REQUESTS: CounterVec<3> = "rest_client_requests_total",
-        "Requests to the API server, by the answer's status.", ["code", "method", "host"];
+        "Requests to the API server, by status.", ["code", "method", "host"];
     CLIENT_DURATION: HistogramVec<2> = "rest_client_request_duration_seconds",
-        "From a request to the API server to the head of its answer.", REQUEST, ["verb", "host"];
+        "From a request to the API server to the head of its response.", REQUEST, ["verb", "host"];
     CLIENT_THROTTLED: HistogramVec<2> = "rest_client_rate_limiter_duration_seconds",
         "Waits of requests to the API server for their turn.", REQUEST, ["verb", "host"];
     CLIENT_RETRIES: CounterVec<3> = "rest_client_request_retries_total",
-        "Requests that the API server wanted to be asked again.", ["code", "verb", "host"];
+        "Requests that the API server wanted to be retried.", ["code", "verb", "host"];
     CLIENT_REQUEST_SIZE: HistogramVec<2> = "rest_client_request_size_bytes",
         "Bodies of requests to the API server.", SIZE, ["verb", "host"];
     CLIENT_RESPONSE_SIZE: HistogramVec<2> = "rest_client_response_size_bytes",
-        "Bodies of the API server's answers, watches left out.", SIZE, ["verb", "host"];
+        "Bodies of the API server's responses, watches left out.", SIZE, ["verb", "host"];
 
     // Certificates.
     CLIENT_CERTIFICATE_ERRORS: Counter = "kubelet_certificate_manager_client_expiration_renew_errors",
@@ -236,7 +236,7 @@ metrics! { ALL;
     ENSURE_IMAGE_REQUESTS: CounterVec<3> = "kubelet_image_manager_ensure_image_requests_total",
         "Containers whose image was looked for.", ["present_locally", "pull_policy", "pull_required"];
     MUST_PULL_CHECKS: CounterVec<1> = "kubelet_imagemanager_image_mustpull_checks_total",
-        "Looks at whether a pod may have an image that is on the node, by what came out.", ["result"];
+        "Checks whether a pod may use an image that is on the node, by result.", ["result"];
     PULL_INTENTS: Gauge = "kubelet_imagemanager_ondisk_pullintents",
         "Notes of pulls that have begun and not ended.";
     PULLED_RECORDS: Gauge = "kubelet_imagemanager_ondisk_pulledrecords",

@@ -13,7 +13,7 @@ pub struct MountedVolume {
     /// Where its content is on the node. Empty for a volume that the runtime mounts from an
     /// image: the node has no place for it.
     pub host_path: PathBuf,
-    /// Whether the volume itself refuses writes, whatever the container asks for.
+    /// Whether the volume itself refuses writes, whatever the container requests.
     pub read_only: bool,
     /// Whether the runtime may relabel the content. To be passed on only where SELinux is
     /// enabled, and only with the first container that mounts the volume.
@@ -36,7 +36,7 @@ pub struct SubPath<'a> {
 }
 
 /// Why a sub path cannot be used. Where exactly is for the log alone: what containers put
-/// into a volume must not make the agent tell them about the node's files.
+/// into a volume must not make the agent reveal the node's files to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubPathFailure {
     /// It is not there and cannot be made.

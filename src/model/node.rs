@@ -32,7 +32,7 @@ pub struct NodeView {
     pub allocatable: Allocatable,
     /// `linux`.
     pub os: String,
-    /// As `uname -r` says.
+    /// The release, as of `uname -r`.
     pub kernel_version: String,
     /// Whether the kernel enforces AppArmor profiles.
     pub apparmor: bool,
@@ -44,6 +44,6 @@ pub struct NodeView {
     pub pressures: Vec<String>,
     /// The node is going down in good order.
     pub shutting_down: bool,
-    /// The features that the node declares; `None`: it does not, and no pod is asked.
+    /// The features that the node declares; `None`: it does not, and no pod is checked.
     pub declared_features: Option<Vec<String>>,
 }

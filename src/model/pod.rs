@@ -19,18 +19,16 @@ pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 /// The three places that pods come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum SourceName {
     /// A file or a directory of files.
     File,
-    /// A URL.
     Http,
-    /// The API server.
     Api,
 }
 
 impl SourceName {
     /// The text in the annotation.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             SourceName::File => "file",
@@ -59,7 +57,6 @@ pub enum QosClass {
 
 impl QosClass {
     /// The text in `status.qosClass`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             QosClass::BestEffort => "BestEffort",
@@ -105,19 +102,16 @@ impl Pod {
     }
 
     /// `metadata.uid`.
-    #[must_use]
     pub fn uid(&self) -> &PodUid {
         &self.uid
     }
 
     /// `metadata.name`, empty if absent.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.object.metadata.name.as_deref().unwrap_or_default()
     }
 
     /// `metadata.namespace`, empty if absent.
-    #[must_use]
     pub fn namespace(&self) -> &str {
         self.object.metadata.namespace.as_deref().unwrap_or_default()
     }
@@ -129,7 +123,6 @@ impl Pod {
     }
 
     /// The specification; an empty one if the object has none.
-    #[must_use]
     pub fn spec(&self) -> &PodSpec {
         self.object.spec.as_ref().unwrap_or(&NO_SPEC)
     }
@@ -151,68 +144,57 @@ impl Pod {
     }
 
     /// Whether it came from a file or a URL.
-    #[must_use]
     pub fn is_static(&self) -> bool {
         self.source() != SourceName::Api
     }
 
     /// Whether it is the API server's image of a static pod.
-    #[must_use]
     pub fn is_mirror(&self) -> bool {
         self.annotation(CONFIG_MIRROR).is_some()
     }
 
     /// Whether it is static, a mirror, or of system priority (≥ 2,000,000,000).
-    #[must_use]
     pub fn is_critical(&self) -> bool {
         self.is_static() || self.is_mirror() || self.spec().priority.is_some_and(|p| p >= 2_000_000_000)
     }
 
     /// `spec.hostNetwork`.
-    #[must_use]
     pub fn host_network(&self) -> bool {
         self.spec().host_network.unwrap_or(false)
     }
 
     /// The pod-wide restart policy; `Always` if absent.
-    #[must_use]
     pub fn restart_policy(&self) -> &str {
         self.spec().restart_policy.as_deref().unwrap_or("Always")
     }
 
     /// `status.phase` as the source gave it, empty if absent.
-    #[must_use]
     pub fn source_phase(&self) -> &str {
         self.object.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
     }
 
     /// Whether the API server shows it Failed or Succeeded: it is not to run any more. What a
-    /// manifest says of a static pod's phase does not count.
-    #[must_use]
+    /// manifest sets as a static pod's phase does not count.
     pub fn is_over(&self) -> bool {
         !self.is_static() && matches!(self.source_phase(), "Failed" | "Succeeded")
     }
 
-    /// Whether deletion was asked for.
-    #[must_use]
+    /// Whether it is being deleted.
     pub fn is_deleting(&self) -> bool {
         self.object.metadata.deletion_timestamp.is_some()
     }
 
     /// `spec.terminationGracePeriodSeconds`, 30 if absent.
-    #[must_use]
     pub fn grace_seconds(&self) -> i64 {
         self.spec().termination_grace_period_seconds.unwrap_or(30)
     }
 
     /// Init containers in order.
-    #[must_use]
     pub fn init_containers(&self) -> &[Container] {
         self.spec().init_containers.as_deref().unwrap_or_default()
     }
 
     /// Regular containers in order.
-    #[must_use]
     pub fn containers(&self) -> &[Container] {
         &self.spec().containers
     }
@@ -248,7 +230,6 @@ impl Pod {
 }
 
 /// Whether `container` is an init container that keeps running beside the others.
-#[must_use]
 pub fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")
 }

@@ -23,13 +23,11 @@ impl Amount {
     pub const ZERO: Amount = Amount(0);
 
     /// From whole units (bytes, cores).
-    #[must_use]
     pub fn from_units(units: i64) -> Self {
         Amount(i128::from(units) * NANO)
     }
 
     /// From thousandths.
-    #[must_use]
     pub fn from_milli(milli: i64) -> Self {
         Amount(i128::from(milli) * (NANO / 1000))
     }
@@ -46,13 +44,11 @@ impl Amount {
     ///
     /// DIFFERS: what Go makes of parts of a unit below zero depends on how it holds the number;
     /// no such quantity is valid anywhere.
-    #[must_use]
     pub fn units(self) -> i64 {
         clamp(ceil_div(self.0, NANO))
     }
 
     /// In thousandths, rounded up: millicores for CPU.
-    #[must_use]
     pub fn milli(self) -> i64 {
         clamp(ceil_div(self.0, NANO / 1000))
     }
@@ -65,19 +61,16 @@ impl Amount {
     }
 
     /// Whether it is exactly zero.
-    #[must_use]
     pub fn is_zero(self) -> bool {
         self.0 == 0
     }
 
     /// Whether it is below zero.
-    #[must_use]
     pub fn is_negative(self) -> bool {
         self.0 < 0
     }
 
     /// Whether it is a whole number of units.
-    #[must_use]
     pub fn is_whole(self) -> bool {
         self.0 % NANO == 0
     }
@@ -126,7 +119,6 @@ impl std::iter::Sum for Amount {
 }
 
 /// Reads an API quantity; a text that validation let pass but is no quantity counts as zero.
-#[must_use]
 pub fn amount(quantity: &Quantity) -> Amount {
     Amount::parse(&quantity.0).unwrap_or(Amount::ZERO)
 }

@@ -6,6 +6,9 @@ use std::sync::{Mutex, PoisonError};
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
         $($(#[$doc])* #[doc = concat!(" `", $text, "`")] pub const $name: &str = $text;)*
+
+        /// All reasons of the table.
+        const ALL: &[&str] = &[$($name),*];
     };
 }
 
@@ -23,8 +26,6 @@ reasons! {
     SIGNATURE_VALIDATION_FAILED = "SignatureValidationFailed";
     CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError";
     CREATE_CONTAINER_ERROR = "CreateContainerError";
-    PRE_CREATE_HOOK_ERROR = "PreCreateHookError";
-    PRE_START_HOOK_ERROR = "PreStartHookError";
     POST_START_HOOK_ERROR = "PostStartHookError";
     RUN_CONTAINER_ERROR = "RunContainerError";
     RESTARTING_ALL_CONTAINERS = "RestartingAllContainers";
@@ -55,13 +56,11 @@ reasons! {
     SANDBOX_CHANGED = "SandboxChanged";
     FAILED_CREATE_POD_SANDBOX = "FailedCreatePodSandBox";
     FAILED_POD_SANDBOX_STATUS = "FailedPodSandBoxStatus";
-    FAILED_CREATE_POD_CONTAINER = "FailedCreatePodContainer";
     FAILED_KILL_POD = "FailedKillPod";
     FAILED_MOUNT = "FailedMount";
     FAILED_SYNC = "FailedSync";
     FAILED_VALIDATION = "FailedValidation";
     NETWORK_NOT_READY = "NetworkNotReady";
-    EXCEEDED_GRACE_PERIOD = "ExceededGracePeriod";
     RESIZE_STARTED = "ResizeStarted";
     RESIZE_COMPLETED = "ResizeCompleted";
     RESIZE_DEFERRED = "ResizeDeferred";
@@ -123,7 +122,7 @@ reasons! {
 }
 
 /// Resources of which a pod may have been short, as reasons. Their names are the node's, so
-/// there are few; the limit is for whoever invents names in manifests.
+/// there are few; the limit is for manifests with invented names.
 static SHORT_OF: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 const SHORT_OF_MAX: usize = 64;
 
@@ -131,27 +130,7 @@ const SHORT_OF_MAX: usize = 64;
 /// An unknown one becomes `UnexpectedAdmissionError`.
 #[must_use]
 pub fn intern(reason: &str) -> &'static str {
-    let known = [
-        SYSCTL_FORBIDDEN,
-        APP_ARMOR,
-        EVICTED,
-        PREEMPTING,
-        NODE_AFFINITY,
-        NODE_NAME,
-        NODE_PORTS,
-        POD_OS_NOT_SUPPORTED,
-        POD_OS_SELECTOR_NODE_LABEL_DOES_NOT_MATCH,
-        OUT_OF_PODS,
-        OUT_OF_CPU,
-        OUT_OF_MEMORY,
-        OUT_OF_EPHEMERAL_STORAGE,
-        TAINT_TOLERATION,
-        SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED,
-        NODE_SHUTDOWN,
-        POD_FEATURE_UNSUPPORTED,
-    ]
-    .into_iter()
-    .find(|known| *known == reason);
+    let known = ALL.iter().find(|known| **known == reason);
     if let Some(known) = known {
         return known;
     }
@@ -176,7 +155,8 @@ mod tests {
 
     #[test]
     fn reasons_of_refusals_reach_their_events() {
-        for reason in [TAINT_TOLERATION, NODE_SHUTDOWN, POD_FEATURE_UNSUPPORTED, OUT_OF_CPU] {
+        for reason in [TAINT_TOLERATION, POD_TOO_LARGE, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, OUT_OF_CPU]
+        {
             assert_eq!(intern(reason), reason);
         }
         assert_eq!(intern("OutOfexample.org/gpu"), "OutOfexample.org/gpu");

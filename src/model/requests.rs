@@ -1,4 +1,4 @@
-//! What a pod asks for as a whole (Go: component-helpers resource.PodRequests/PodLimits).
+//! The resources that a pod requests as a whole (Go: component-helpers resource.PodRequests/PodLimits).
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub fn pod_requests(pod: &Pod, overhead: Overhead) -> Amounts {
     total
 }
 
-/// What the containers request together, whatever the pod as a whole asks for.
+/// The sum of the containers' requests, whatever the pod as a whole requests.
 #[must_use]
 pub fn container_requests(pod: &Pod) -> Amounts {
     aggregate(pod, |resources| {

@@ -14,7 +14,6 @@ pub fn policy<'a>(pod: &'a Pod, container: &'a Container) -> &'a str {
 
 /// Whether rules and policies let `container` run again after it ended with `exit_code`.
 /// Deletion of the pod does not count here.
-#[must_use]
 pub fn may_restart(pod: &Pod, container: &Container, exit_code: i32) -> bool {
     if rule_action(container, exit_code).is_some() {
         return true;
@@ -56,7 +55,7 @@ pub fn comes_back_after_probe(pod: &Pod, container: &Container) -> bool {
     policy(pod, container) != "Never"
 }
 
-/// What a rule of a container asks for.
+/// The action that a rule of a container requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleAction {
     /// This container starts again.
@@ -65,7 +64,7 @@ pub enum RuleAction {
     RestartAllContainers,
 }
 
-/// What the first rule that fits `exit_code` asks for. Rules refine a policy of the
+/// The action of the first rule that fits `exit_code`. Rules refine a policy of the
 /// container's own; without one they have no effect.
 #[must_use]
 pub fn rule_action(container: &Container, exit_code: i32) -> Option<RuleAction> {
@@ -100,7 +99,7 @@ pub fn restarts_all(container: &Container, status: Option<&ContainerStatus>) -> 
 }
 
 /// Whether all containers of `pod` are to start again because one of them ended in a way
-/// that its rules answer so. A pod that is being deleted does not.
+/// that its rules require that. A pod that is being deleted does not.
 #[must_use]
 pub fn all_containers_restart(pod: &Pod, runtime: &PodRuntime) -> bool {
     !pod.is_deleting()
@@ -108,7 +107,6 @@ pub fn all_containers_restart(pod: &Pod, runtime: &PodRuntime) -> bool {
 }
 
 /// Whether any container of `pod` has a rule that starts all of them again.
-#[must_use]
 pub fn may_restart_all(pod: &Pod) -> bool {
     pod.all_containers()
         .flat_map(|container| container.restart_policy_rules.iter().flatten())
@@ -231,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gates_switch_off_is_not_there() {
+    fn disabled_gates_switch_rules_off() {
         let rules =
             json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
         let spec = json!({"restartPolicy": "Never",

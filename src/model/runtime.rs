@@ -1,4 +1,4 @@
-//! What the runtime says of a pod, free of wire types (Go: kubecontainer.PodStatus).
+//! The state of a pod at the runtime, free of wire types (Go: kubecontainer.PodStatus).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ pub enum ContainerState {
     Running,
     /// Its first process has ended.
     Exited,
-    /// The runtime cannot tell.
+    /// The runtime does not know.
     Unknown,
 }
 
@@ -246,7 +246,7 @@ pub struct ListedPod {
     pub name: String,
     /// Pod namespace.
     pub namespace: String,
-    /// Where it came from, if its sandboxes say so.
+    /// Where it came from, if its sandboxes have that.
     pub source: Option<SourceName>,
     /// All its sandboxes, newest first.
     pub sandboxes: Vec<ListedSandbox>,
@@ -256,7 +256,6 @@ pub struct ListedPod {
 
 impl ListedPod {
     /// Whether anything of it still runs.
-    #[must_use]
     pub fn is_running(&self) -> bool {
         self.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready)
             || self.containers.iter().any(|container| container.state == ContainerState::Running)

@@ -2,7 +2,7 @@
 //!
 //! A deserializer that knows where it is: a wrong type is reported with its field path,
 //! the place is blanked and reading goes on, so that one run finds them all. What no type
-//! asked for is an unknown field. `null` counts as absent, as in Go.
+//! expected is an unknown field. `null` counts as absent, as in Go.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -36,13 +36,13 @@ pub struct Typed<T> {
     pub unknown: Vec<String>,
 }
 
-/// Reads `value` as a `T`, or tells every place that does not fit.
+/// Reads `value` as a `T`, or returns every place that does not fit.
 pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misfit>> {
     let mut misfits = Vec::new();
     let mut blanked: Option<Value> = None;
     loop {
         let trace = RefCell::new(Trace::default());
-        let place = Place { value: blanked.as_ref().unwrap_or(value), trace: &trace };
+        let place = Cursor { value: blanked.as_ref().unwrap_or(value), trace: &trace };
         let error = match T::deserialize(place) {
             Ok(object) if misfits.is_empty() => {
                 return Ok(Typed { object, unknown: trace.into_inner().unknown });
@@ -172,12 +172,12 @@ impl de::Error for Fault {
 
 /// A value and the trace of how it was reached.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct Cursor<'a> {
     value: &'a Value,
     trace: &'a RefCell<Trace>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> Cursor<'a> {
     /// Reads one step further down; remembers where the first fault was.
     fn descend<'de, S: DeserializeSeed<'de>>(
         value: &'a Value,
@@ -186,7 +186,7 @@ impl<'a> Place<'a> {
         seed: S,
     ) -> Result<S::Value, Fault> {
         trace.borrow_mut().path.push(step);
-        let result = seed.deserialize(Place { value, trace });
+        let result = seed.deserialize(Cursor { value, trace });
         let mut trace = trace.borrow_mut();
         if result.is_err() && trace.failed.is_none() {
             trace.failed = Some(trace.path.clone());
@@ -257,7 +257,7 @@ macro_rules! numbers {
     };
 }
 
-impl<'de> de::Deserializer<'de> for Place<'_> {
+impl<'de> de::Deserializer<'de> for Cursor<'_> {
     type Error = Fault;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -415,7 +415,7 @@ impl<'de> de::MapAccess<'de> for Entries<'_> {
             return Err(Fault::custom("a value was asked for before its key"));
         };
         let step = if self.free_keys { Step::Key(key.clone()) } else { Step::Field(key.clone()) };
-        Place::descend(value, self.trace, step, seed)
+        Cursor::descend(value, self.trace, step, seed)
     }
 }
 
@@ -429,7 +429,7 @@ impl<'de> de::SeqAccess<'de> for Items<'_> {
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
         let Some((index, value)) = self.items.next() else { return Ok(None) };
-        Place::descend(value, self.trace, Step::Index(index), seed).map(Some)
+        Cursor::descend(value, self.trace, Step::Index(index), seed).map(Some)
     }
 }
 

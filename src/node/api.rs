@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::kube::client::{Client, Patch};
+use crate::kube::client::Client;
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
 use crate::model::api::Node;
@@ -100,7 +100,7 @@ impl NodeApi for Server {
 
     fn patch_status(&self, patch: &Value) -> Result<Node, NodeError> {
         let target = Target::node_status(&self.name);
-        self.node("tell the status of", self.client.patch(&target, Patch::StrategicMerge, patch))
+        self.node("tell the status of", self.client.patch(&target, patch))
     }
 
     fn drop_connections(&self) {

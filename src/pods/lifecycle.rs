@@ -1,7 +1,5 @@
 //! The phases of a pod's life on this node and what moves it along (pure).
 
-use std::time::Duration;
-
 use crate::model::pod::Pod;
 
 /// Why and how a pod is to be stopped.
@@ -56,7 +54,7 @@ impl Update {
 /// Where a pod is in its life.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Phase {
-    /// Its containers should be as the manifest says.
+    /// Its containers should be in the state that the manifest describes.
     #[default]
     Syncing,
     /// Its containers are being stopped.
@@ -112,7 +110,7 @@ impl Lifecycle {
         }
     }
 
-    /// The containers have ended by themselves, for good.
+    /// The containers have ended by themselves and are not restarted.
     pub fn completed(&mut self) {
         if self.phase == Phase::Syncing {
             self.phase = Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
@@ -126,15 +124,6 @@ impl Lifecycle {
             self.phase = Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
         }
     }
-}
-
-/// How long whoever stops a pod for reasons of the node (eviction, preemption, shutdown)
-/// waits for its end before it goes on without. The stopping itself goes on, too.
-#[must_use]
-pub fn internal_kill_limit(pod: &Pod, grace_override: Option<i64>) -> Duration {
-    let own = pod.spec().termination_grace_period_seconds;
-    let seconds = grace_override.or(own).unwrap_or(0).max(0).unsigned_abs();
-    Duration::from_millis(seconds.saturating_mul(1500)).max(Duration::from_secs(10))
 }
 
 /// The effective grace period in seconds: it only ever shrinks and is at least one.
@@ -185,14 +174,6 @@ mod tests {
         assert_eq!(grace_of(&life), 30);
         life.apply(kill(Some(0)));
         assert_eq!(grace_of(&life), 1);
-    }
-
-    #[test]
-    fn an_internal_kill_waits_half_as_long_again() {
-        let pod = pod(json!({}), "api");
-        for (grace, seconds) in [(None, 45), (Some(2), 10), (Some(0), 10), (Some(-5), 10), (Some(60), 90)] {
-            assert_eq!(internal_kill_limit(&pod, grace), Duration::from_secs(seconds), "{grace:?}");
-        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Owns: the life of each pod. [`workers::Workers`] is a plain value that the `sync`
 //! thread owns; each worker owns its [`lifecycle::Lifecycle`], its reasons and its timer.
 //! In: one mailbox per pod (newest pod wins, a kill beats an update, grace only shrinks).
-//! Out: statuses, events, and the news that a worker ended.
+//! Out: statuses, events, and the reports that a worker ended.
 //! Invariants: at most one thread per UID; two static pods of one full name never run
 //! together; a pod never goes back from terminating to running.
 //! [`allocation::Allocations`] is shared with `sync`: what pods were granted of CPU and memory.

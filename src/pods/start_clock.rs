@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(clock.look(&plain, &both, now), Some(took));
         assert_eq!(clock.look(&plain, &both, now), None);
 
-        // Found running: somebody else's start.
+        // Found running: another agent started it.
         let mut clock = StartClock::new(&plain, now);
         assert_eq!(clock.look(&plain, &both, now), None);
         assert_eq!(clock.look(&plain, &both, now), None);

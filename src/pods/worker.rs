@@ -1,4 +1,4 @@
-//! The thread of one pod: look, plan, act, look again (Go: podWorkerLoop, SyncPod,
+//! The thread of one pod: inspect, plan, act, inspect again (Go: podWorkerLoop, SyncPod,
 //! SyncTerminatingPod, SyncTerminatedPod).
 
 mod kills;
@@ -65,9 +65,9 @@ pub struct Deps {
     pub volumes: Arc<Volumes>,
     /// Keeps statuses.
     pub status: StatusCache,
-    /// Keeps what pods were granted, and what the runtime was told of it.
+    /// Keeps what pods were granted, and what the runtime received of it.
     pub allocations: Allocations,
-    /// What statuses say of the node's addresses.
+    /// The node's addresses, for statuses.
     pub node_addresses: Arc<dyn Fn() -> NodeAddresses + Send + Sync>,
     /// Tells users.
     pub events: EventSink,
@@ -95,13 +95,11 @@ const FINISHED: &str = "Finished";
 
 impl WorkerReport {
     /// Whether nothing of the pod runs any more, or ever will again.
-    #[must_use]
     pub fn has_stopped(&self) -> bool {
         matches!(self.phase, TERMINATED | FINISHED)
     }
 
     /// Whether the pod's life on this node is over.
-    #[must_use]
     pub fn is_finished(&self) -> bool {
         self.phase == FINISHED
     }
@@ -115,7 +113,6 @@ enum Next {
     Now,
     /// Another step is due then, or when something happens.
     After(Duration),
-    /// The worker is done.
     Done,
 }
 
@@ -123,7 +120,7 @@ enum Next {
 struct Failed {
     message: String,
     retry: Duration,
-    /// Where the failure is news: a wait in a back-off has its own event each time.
+    /// Where the failure is reported: a wait in a back-off has its own event each time.
     level: log::Level,
 }
 
@@ -298,7 +295,7 @@ impl Worker {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = Some(failed.message.clone());
     }
 
-    /// Brings the containers to what the manifest says.
+    /// Brings the containers to the state that the manifest describes.
     fn sync(&mut self, cancel: &StopToken) -> Result<Next, Failed> {
         let uid = self.uid();
         let Some(view) = self.deps.observe.view(&uid, cancel) else {
@@ -623,7 +620,7 @@ impl Worker {
             );
         }
         let busy = self.deps.observe.busy(&uid);
-        // The view may be older than the last thing that was started: ask again.
+        // The view may be older than the last start: inspect again.
         let before =
             self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
         let before = self.addressed(before);
@@ -651,7 +648,7 @@ impl Worker {
             )));
         }
         self.deps.probes.forget(&uid);
-        // Before the status: whoever tells of it asks whether something may still run.
+        // Before the status: its publisher checks whether something may still run.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).phase = TERMINATED;
         self.store_status(&after, Finality::Final);
         self.life.phase = Phase::Terminated;

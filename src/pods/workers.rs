@@ -28,7 +28,6 @@ pub enum Ended {
 const PANIC_RETRY: Duration = Duration::from_secs(10);
 
 enum Body {
-    /// A pod from a source.
     Pod(Pod),
     /// A pod that only the runtime knows.
     Unknown(ListedPod),
@@ -107,7 +106,6 @@ impl Workers {
     }
 
     /// Whether the pod has ended on this node.
-    #[must_use]
     pub fn is_finished(&self, uid: &PodUid) -> bool {
         self.records.get(uid).is_some_and(|record| record.finished)
     }
@@ -214,7 +212,7 @@ impl Workers {
         record.kill.clone_from(&all.kill);
         record.feed(all);
         match &mut record.thread {
-            // After the update is in the mailbox: whoever is interrupted finds the reason there.
+            // After the update is in the mailbox: the interrupted thread finds the reason there.
             Some(thread) => thread.cancel = None,
             // Its worker panicked; the end of the pod does not wait for the next try.
             None => self.start(uid),
@@ -222,7 +220,7 @@ impl Workers {
         AfterEnd::Kept
     }
 
-    /// Takes back that a pod was to end: it starts anew, at once or when its end is over.
+    /// Cancels a pod's end: it starts again, at once or when its end is over.
     /// Returns whether it has ended, so that its next worker may be made now.
     pub fn revive(&mut self, uid: &PodUid) -> bool {
         match self.records.get_mut(uid) {
@@ -302,7 +300,6 @@ impl Workers {
     }
 
     /// When [`Workers::retry`] is due.
-    #[must_use]
     pub fn next_retry(&self) -> Option<Instant> {
         self.retries.next()
     }
@@ -376,7 +373,7 @@ impl Workers {
         let death_news = self.news.clone();
         let death_uid = uid.clone();
         let on_death = OnDeath::Unit(Box::new(move |died| {
-            // A body that returns has already said how it ended.
+            // A body that returns has already reported how it ended.
             if let Some(panic) = died.panic {
                 log::error!("the worker of a pod panicked: {panic} uid={death_uid}");
                 death_news.put(death_uid, Ended::Panicked);
@@ -430,7 +427,7 @@ impl Record {
 pub struct WorkerHandle(Shared);
 
 impl WorkerHandle {
-    /// What the worker says of itself now.
+    /// The worker's current state, as it reports it.
     #[must_use]
     pub fn report(&self) -> WorkerReport {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()

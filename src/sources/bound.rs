@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Deps, SourceSet};
+use super::set::{Deps, SourceSet};
 use crate::kube::client::Client;
 use crate::kube::target::Target;
 use crate::kube::watch::{self, Change, Watched};
@@ -87,12 +87,12 @@ mod tests {
     }
 
     #[test]
-    fn follows_what_is_shown() {
+    fn follows_the_changes_of_the_watch() {
         let mut bound = Bound::default();
-        assert!(bound.apply(Change::Replaced(vec![])), "an empty set is news, too");
+        assert!(bound.apply(Change::Replaced(vec![])), "an empty set is a change, too");
         assert!(bound.apply(Change::Set(pod("web", "1"))));
         assert!(bound.apply(Change::Set(pod("web", "2"))));
-        assert!(bound.apply(Change::Removed(pod("web", "1"))), "created again before the end was told");
+        assert!(bound.apply(Change::Removed(pod("web", "1"))), "created again before the deletion arrived");
         assert_eq!(uids(&bound), ["2"]);
         assert!(!bound.apply(Change::Removed(pod("web", "1"))));
         assert!(!bound.apply(Change::Set(pod("web", ""))), "an object without a UID is no pod");

@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
-use super::{Flaw, typed};
+use super::problem::Flaw;
 use crate::config::yaml::{self, Document};
 use crate::model::api;
+use crate::model::typed;
 
 /// Whether a list of pods may stand where a pod may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,6 +141,18 @@ fn typed_pod(value: &Value) -> PodAndUnknown {
             (Err(flaws.collect()), Vec::new())
         }
     }
+}
+
+/// A pod from JSON that an agent has written itself: the same reading as a manifest's.
+///
+/// # Errors
+/// The first fields whose values do not fit, with their paths.
+pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, String> {
+    let misfit = |misfits: Vec<typed::Misfit>| {
+        let each = misfits.into_iter().take(3).map(|misfit| format!("{}: {}", misfit.path, misfit.message));
+        each.collect::<Vec<_>>().join("; ")
+    };
+    typed::read::<api::Pod>(value).map(|typed| typed.object).map_err(misfit)
 }
 
 #[cfg(test)]

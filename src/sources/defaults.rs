@@ -1,4 +1,4 @@
-//! What a pod means where it says nothing (Go: pkg/apis/core/v1/defaults.go, pods only).
+//! The defaults of fields that a pod does not set (Go: pkg/apis/core/v1/defaults.go, pods only).
 
 use std::collections::BTreeMap;
 
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_stays() {
+    fn given_values_are_kept() {
         check(
             json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "enableServiceLinks": false,
                    "dnsPolicy": "Default", "serviceAccount": "s",

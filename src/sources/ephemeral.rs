@@ -1,4 +1,4 @@
-//! Ephemeral containers: they come from nobody's manifest, but are read like one.
+//! Ephemeral containers: they are in no manifest, but are read like the containers of one.
 
 use super::{defaults, validate};
 use crate::model::api::EphemeralContainer;
@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_added() {
+    fn ephemeral_containers_are_validated() {
         check(json!({"name": "d", "image": "localhost/busybox:1"}), Ok("IfNotPresent"));
         check(json!({"name": "d", "image": "busybox", "targetContainerName": "c"}), Ok("Always"));
         check(json!({"name": "d", "image": "b:1", "targetContainerName": "i"}), Ok("IfNotPresent"));

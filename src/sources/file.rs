@@ -13,18 +13,19 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rustix::fs::OFlags;
 
+use super::error::Error;
 use super::identity::{Fnv128, Origin};
 use super::manifest::{self, Manifest};
 use super::merge;
+use super::notice::Notice;
+use super::problem::{Flaw, SourceProblem, problems, summary};
+use super::set::{Deps, Incarnations, SourceSet};
+use super::settings::{FileSettings, MAX_MANIFEST_BYTES};
 use super::store::Store;
 use super::watch::{Touched, Watch, Woken};
-use super::{
-    Deps, Error, FileSettings, Flaw, Incarnations, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary,
-};
-use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::{Pod, SourceName};
-use crate::model::reasons;
+use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::wake::Wake;
@@ -63,7 +64,7 @@ fn run(mut watch: Watch, mut files: Files, check: Duration, deps: &Deps, stop: &
         watch.arm();
         let news = files.scan(&mut watch, Timestamp::now());
         for item in news {
-            item.tell(deps);
+            item.report(deps);
         }
         let set = files.set();
         if posted.as_ref() != Some(&set) {
@@ -78,27 +79,6 @@ fn run(mut watch: Watch, mut files: Files, check: Duration, deps: &Deps, stop: &
         }
         if watch.wait(due) == Woken::Stopped {
             return;
-        }
-    }
-}
-
-/// Something an operator should hear of, once.
-#[derive(Debug)]
-struct News {
-    place: String,
-    message: String,
-    /// Pods that run on though their manifest is bad.
-    kept: Vec<Pod>,
-}
-
-impl News {
-    fn tell(self, deps: &Deps) {
-        log::warn!("{}", self.message);
-        let source = Regarding::Manifest { source: self.place };
-        deps.events.raise(source, EventType::Warning, reasons::INVALID_MANIFEST, self.message.clone());
-        for pod in &self.kept {
-            let message = format!("running on the last good version: {}", self.message);
-            deps.events.warning(pod, reasons::INVALID_MANIFEST, message);
         }
     }
 }
@@ -140,7 +120,7 @@ struct Entry {
     content: Option<u128>,
     pods: Vec<Pod>,
     flaws: Vec<Flaw>,
-    /// Fields that nobody knows; the pods count all the same.
+    /// Unknown fields; the pods are valid all the same.
     unknown: Vec<Flaw>,
     kept: Vec<Pod>,
     since: Option<Timestamp>,
@@ -159,14 +139,11 @@ impl Entry {
     }
 
     fn problems<'a>(&'a self, place: &'a str) -> impl Iterator<Item = SourceProblem> + 'a {
-        let since = self.since.unwrap_or_default();
-        let kept = !self.kept.is_empty();
-        let flaws = self.flaws.iter().map(move |flaw| flaw.clone().into_problem(place, since, kept));
-        flaws.chain(self.unknown.iter().map(move |flaw| flaw.clone().into_remark(place, since)))
+        problems(place, &self.flaws, &self.unknown, !self.kept.is_empty(), self.since.unwrap_or_default())
     }
 
-    /// Takes the outcome of a reading. News if something is wrong that was not before.
-    fn take(&mut self, place: &str, outcome: Manifest, now: Timestamp) -> Option<News> {
+    /// Takes the outcome of a reading. Notice if something is wrong that was not before.
+    fn take(&mut self, place: &str, outcome: Manifest, now: Timestamp) -> Option<Notice> {
         let Manifest { pods, flaws, unknown } = outcome;
         let changed = flaws != self.flaws || unknown != self.unknown;
         let (removed, stayed): (Vec<Pod>, Vec<Pod>) =
@@ -182,13 +159,13 @@ impl Entry {
         self.unknown = unknown;
         if self.flaws.is_empty() && self.unknown.is_empty() {
             if self.since.take().is_some() {
-                log::info!("{place}: good again");
+                log::info!("{place}: valid again");
             }
             return None;
         }
         self.since.get_or_insert(now);
         let problems: Vec<SourceProblem> = self.problems(place).collect();
-        changed.then(|| News {
+        changed.then(|| Notice {
             place: place.to_owned(),
             message: summary(place, &problems),
             kept: self.kept.clone(),
@@ -240,7 +217,7 @@ impl Files {
     }
 
     /// Brings the store up to date. What fails, or is cut short by a stop, is left for the
-    /// next look at the files.
+    /// next scan.
     fn save(&mut self, stop: &StopToken) {
         if !self.known || self.unlisted.is_some() {
             return;
@@ -298,7 +275,7 @@ impl Files {
         let mut uids: HashMap<PodUid, &PathBuf> = HashMap::new();
         let mut winners: Vec<&Pod> = Vec::new();
         let mut losers = Vec::new();
-        // The last file wins, so it is asked first.
+        // The last file wins, so it comes first here.
         for (path, pod) in all.collect::<Vec<_>>().into_iter().rev() {
             let named = names.get(&pod.full_name());
             let known = named.or_else(|| uids.get(pod.uid()));
@@ -319,8 +296,8 @@ impl Files {
         (winners, losers)
     }
 
-    /// Looks at everything once.
-    fn scan(&mut self, watch: &mut Watch, now: Timestamp) -> Vec<News> {
+    /// Reads all files that may have changed.
+    fn scan(&mut self, watch: &mut Watch, now: Timestamp) -> Vec<Notice> {
         let touched = watch.take_touched();
         let mut news = Vec::new();
         match list(&self.root) {
@@ -343,14 +320,14 @@ impl Files {
                 if !self.known && self.unlisted.is_none() {
                     self.recall_all();
                 }
-                let flaw = Flaw::whole(error.chain());
+                let flaw = Flaw::whole(chain(&error));
                 let changed = self.unlisted.as_ref().is_none_or(|(old, _)| *old != flaw);
                 let since = self.unlisted.as_ref().map_or(now, |(_, since)| *since);
                 if changed {
                     let place = self.root.to_string_lossy().into_owned();
                     let problem = flaw.clone().into_problem(&place, since, false);
                     let kept = self.winners().0.into_iter().cloned().collect();
-                    news.push(News { place, message: problem.to_string(), kept });
+                    news.push(Notice { place, message: problem.to_string(), kept });
                 }
                 self.unlisted = Some((flaw, since));
             }
@@ -378,7 +355,7 @@ impl Files {
         }
     }
 
-    fn collide(&mut self, now: Timestamp) -> Vec<News> {
+    fn collide(&mut self, now: Timestamp) -> Vec<Notice> {
         let losers = self.winners().1;
         let before = std::mem::take(&mut self.collisions);
         let mut news = Vec::new();
@@ -387,7 +364,7 @@ impl Files {
             if !before.contains_key(&key) && !self.collisions.contains_key(&key) {
                 let place = key.0.to_string_lossy().into_owned();
                 let message = format!("{place}: metadata.name: {}", key.1);
-                news.push(News { place, message, kept: Vec::new() });
+                news.push(Notice { place, message, kept: Vec::new() });
             }
             self.collisions.insert(key, since);
         }
@@ -406,7 +383,7 @@ impl Files {
         touched: &Touched,
         watch: &mut Watch,
         now: Timestamp,
-    ) -> Vec<News> {
+    ) -> Vec<Notice> {
         let mut news = Vec::new();
         let mut old = std::mem::take(&mut self.entries);
         for path in paths {
@@ -460,7 +437,7 @@ impl Files {
                 Err(error) => {
                     entry.stamp = None;
                     entry.content = None;
-                    let flaws = vec![Flaw::whole(error.chain())];
+                    let flaws = vec![Flaw::whole(chain(&error))];
                     if is_new {
                         entry.pods = self.recall(&path);
                     }
@@ -516,14 +493,13 @@ pub(super) enum Reading {
     Gone,
     /// The stamp is still the same.
     Unchanged,
-    /// All of it.
     Content(Vec<u8>, Stamp),
 }
 
 /// Reads a file if it is one, without ever waiting for a writer, a terminal or a lease.
 pub(super) fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
     let failed = |error: std::io::Error| Error::Open(path.to_owned(), error);
-    // Opening a device may act on it, so the type is asked first and again once it is open.
+    // Opening a device may act on it, so the type is checked first and again once it is open.
     let meta = match std::fs::metadata(path) {
         Ok(meta) => meta,
         Err(error) if error.kind() == ErrorKind::NotFound && std::fs::symlink_metadata(path).is_err() => {

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::model::api;
 
-/// One type after the other; the head of `podtypes` tells how.
+/// One type after the other; the head of `podtypes` describes the format.
 const TYPES: &str = include_str!("fingerprint/types.txt");
 
 /// Holds something whose dump depends on the machine or on what the kubelet did before: a time,

@@ -6,12 +6,13 @@ use jiff::Timestamp;
 
 use super::identity::{Fnv128, Origin};
 use super::manifest;
+use super::notice::Notice;
+use super::problem::{Flaw, SourceProblem, problems, summary};
+use super::set::{Deps, SourceSet};
+use super::settings::{HttpSettings, MAX_MANIFEST_BYTES};
 use super::store::Store;
-use super::{Deps, Flaw, HttpSettings, MAX_MANIFEST_BYTES, SourceProblem, SourceSet, summary};
-use crate::model::event::{EventType, Regarding};
 use crate::model::pod::{Pod, SourceName};
-use crate::model::reasons;
-use crate::transport::http::{Answer, GetError, Getter};
+use crate::transport::http::{GetError, GetResponse, Getter};
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -43,20 +44,14 @@ fn run(getter: &Getter, mut remote: Remote, check: Duration, deps: &Deps, stop: 
     let mut posted: Option<SourceSet> = None;
     loop {
         let answer = {
-            let _waiting = threads::waiting("an answer of the manifest URL");
+            let _waiting = threads::waiting("a response of the manifest URL");
             getter.get()
         };
         if stop.is_stopped() {
             return;
         }
         if let Some(message) = remote.take(answer, Timestamp::now()) {
-            log::warn!("{message}");
-            let source = Regarding::Manifest { source: remote.place.clone() };
-            deps.events.raise(source, EventType::Warning, reasons::INVALID_MANIFEST, message.clone());
-            for pod in &remote.kept {
-                let message = format!("running on the last good version: {message}");
-                deps.events.warning(pod, reasons::INVALID_MANIFEST, message);
-            }
+            Notice { place: remote.place.clone(), message, kept: remote.kept.clone() }.report(deps);
         }
         let set = remote.set();
         if posted.as_ref() != Some(&set) {
@@ -79,13 +74,12 @@ struct Remote {
     /// The URL as messages show it: without a password.
     place: String,
     node_name: String,
-    /// `None` until something says what should run: an answer, or the record of one.
+    /// `None` until it is known what should run: by a response, or by the record of one.
     pods: Option<Vec<Pod>>,
     /// Hash of the last body that was read.
     body: Option<u128>,
-    /// Fields in that body that nobody knows; its pods count all the same.
+    /// Unknown fields in that body; its pods are valid all the same.
     unknown: Vec<Flaw>,
-    /// What is wrong with that body.
     body_flaws: Vec<Flaw>,
     /// Pods that are not in that body, but were in the last good one.
     body_kept: Vec<Pod>,
@@ -95,7 +89,7 @@ struct Remote {
     kept: Vec<Pod>,
     since: Option<Timestamp>,
     store: Store,
-    /// Whether the store was asked; it is, once, if the first answer is bad.
+    /// Whether the store was read; it is, once, if the first response is bad.
     recalled: bool,
     /// Whether `pods` are not yet what a restart would come back to.
     unsaved: bool,
@@ -125,9 +119,9 @@ impl Remote {
         }
     }
 
-    /// Lets what ran before the start run on while the URL does not say what should.
+    /// Restores the pods that ran before the start while the URL has no valid response.
     ///
-    /// DIFFERS: upstream has no pods from a URL until it answers.
+    /// DIFFERS: upstream has no pods from a URL until it responds.
     fn recall(&mut self) {
         if self.pods.is_none() && !self.recalled {
             self.recalled = true;
@@ -136,7 +130,7 @@ impl Remote {
         }
     }
 
-    /// Brings the store up to date; what fails is tried again after the next answer.
+    /// Brings the store up to date; what fails is tried again after the next response.
     fn save(&mut self) {
         if !self.tidy {
             self.tidy = true;
@@ -150,10 +144,8 @@ impl Remote {
     }
 
     fn problems(&self) -> Vec<SourceProblem> {
-        let since = self.since.unwrap_or_default();
-        let kept = !self.kept.is_empty();
-        let flaws = self.flaws.iter().map(|flaw| flaw.clone().into_problem(&self.place, since, kept));
-        flaws.chain(self.unknown.iter().map(|flaw| flaw.clone().into_remark(&self.place, since))).collect()
+        let (kept, since) = (!self.kept.is_empty(), self.since.unwrap_or_default());
+        problems(&self.place, &self.flaws, &self.unknown, kept, since).collect()
     }
 
     fn set(&self) -> SourceSet {
@@ -161,7 +153,7 @@ impl Remote {
     }
 
     /// Takes the outcome of one request. A message if something is wrong that was not before.
-    fn take(&mut self, outcome: Result<Answer, GetError>, now: Timestamp) -> Option<String> {
+    fn take(&mut self, outcome: Result<GetResponse, GetError>, now: Timestamp) -> Option<String> {
         let before = self.pods.clone();
         let unknown_before = self.unknown.clone();
         let flaws = match outcome {
@@ -177,7 +169,7 @@ impl Remote {
         self.flaws = flaws;
         if self.flaws.is_empty() && self.unknown.is_empty() {
             if self.since.take().is_some() {
-                log::info!("{}: good again", self.place);
+                log::info!("{}: valid again", self.place);
             }
             return None;
         }
@@ -185,32 +177,32 @@ impl Remote {
         changed.then(|| summary(&self.place, &self.problems()))
     }
 
-    fn answer(&mut self, answer: Answer) -> Vec<Flaw> {
+    fn answer(&mut self, answer: GetResponse) -> Vec<Flaw> {
         let refuse = |remote: &mut Self, message: String| {
             remote.recall();
             remote.kept = remote.pods.clone().unwrap_or_default();
             vec![Flaw::whole(message)]
         };
-        let Answer { status, body, proxy } = answer;
+        let GetResponse { status, body, proxy } = answer;
         if body.len() > MAX_MANIFEST_BYTES {
             return refuse(
                 self,
-                format!("the answer is larger than the limit of {MAX_MANIFEST_BYTES} bytes"),
+                format!("the response is larger than the limit of {MAX_MANIFEST_BYTES} bytes"),
             );
         }
         if status != 200 {
             let through = proxy.map(|proxy| format!(" through proxy {proxy}")).unwrap_or_default();
-            return refuse(self, format!("GET was answered with status {status}{through}"));
+            return refuse(self, format!("GET failed with status {status}{through}"));
         }
         if body.is_empty() {
-            // DIFFERS: upstream compares the next body with the one before the empty answer
+            // DIFFERS: upstream compares the next body with the one before the empty response
             // and, if they are equal, leaves the pods away.
             self.body = None;
             self.unknown.clear();
             self.pods = Some(Vec::new());
             self.kept.clear();
             self.body_kept.clear();
-            return vec![Flaw::whole("the answer is empty: there are no pods")];
+            return vec![Flaw::whole("the response is empty: there are no pods")];
         }
         let mut hash = Fnv128::default();
         hash.add(&body);
@@ -223,7 +215,7 @@ impl Remote {
             if faulty {
                 self.recall();
             }
-            // A first answer without one good pod says nothing about what should run.
+            // A first response without one good pod does not show what should run.
             if self.pods.is_some() || !faulty || !manifest.pods.is_empty() {
                 let old = self.pods.take().unwrap_or_default();
                 let (pods, kept) = manifest::carry_over(&old, manifest.pods, faulty);
@@ -263,8 +255,8 @@ mod tests {
         format!("{{\"apiVersion\":\"v1\",\"kind\":\"PodList\",\"items\":[{}]}}", items.join(","))
     }
 
-    fn answer(status: u16, body: &str) -> Result<Answer, GetError> {
-        Ok(Answer { status, body: body.as_bytes().to_vec(), proxy: None })
+    fn answer(status: u16, body: &str) -> Result<GetResponse, GetError> {
+        Ok(GetResponse { status, body: body.as_bytes().to_vec(), proxy: None })
     }
 
     fn remote(url: &str, directory: Option<&std::path::Path>) -> Remote {
@@ -281,14 +273,14 @@ mod tests {
         let body = list(&[pod("a"), pod("b")]);
         assert!(remote.take(answer(500, "x"), at(1)).is_some());
         assert_eq!(names(&remote), None, "not seen yet");
-        assert_eq!(remote.set().problems[0].to_string(), "http://h/x: GET was answered with status 500");
+        assert_eq!(remote.set().problems[0].to_string(), "http://h/x: GET failed with status 500");
         assert_eq!(remote.take(answer(200, &body), at(2)), None);
         let first = remote.set();
         assert_eq!(names(&remote), Some(vec!["a-n".into(), "b-n".into()]));
         assert_eq!(first.problems, []);
 
         assert!(remote.take(answer(500, ""), at(3)).is_some());
-        assert_eq!(remote.take(answer(500, ""), at(4)), None, "told once");
+        assert_eq!(remote.take(answer(500, ""), at(4)), None, "reported once");
         let set = remote.set();
         assert_eq!(set.pods, first.pods);
         assert!(set.problems[0].kept && set.problems[0].since == at(3));
@@ -347,7 +339,7 @@ mod tests {
             assert_eq!(again.take(answer(200, &list(&[pod("a"), pod("b")])), at(3)), None);
             assert_eq!(again.set(), good);
         }
-        // A half good answer counts as far as it goes, now and after the next restart.
+        // A partly valid response counts as far as it goes, now and after the next restart.
         let mut again = start();
         again.take(answer(200, &list(&[pod("c"), pod("UP")])), at(2));
         again.save();
@@ -368,7 +360,7 @@ mod tests {
         again.take(answer(500, ""), at(2));
         assert_eq!(names(&again), None);
 
-        // The record of a URL that is not asked any more goes.
+        // The record of a URL that is not configured any more is removed.
         again.take(answer(200, &list(&[pod("a")])), at(3));
         again.save();
         assert_eq!(records(), 1);
@@ -411,10 +403,10 @@ mod tests {
                 stream.write_all(answer.as_bytes()).unwrap();
                 let _ = asked.send(());
                 if answer.is_empty() {
-                    // The client hangs until it is told to stop.
+                    // The client hangs until it is stopped.
                     let _ = stream.read(&mut byte);
                 } else {
-                    // The next set would take the place of one that nobody has taken yet.
+                    // The next set would replace one that the test has not taken yet.
                     let _ = go_on.recv();
                 }
             }

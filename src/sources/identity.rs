@@ -2,23 +2,22 @@
 
 use std::fmt;
 
-use super::{Flaw, fingerprint};
+use super::fingerprint;
+use super::problem::Flaw;
 use crate::model::api::{self, PodStatus, Toleration};
 use crate::model::pod::CONFIG_HASH;
 
 /// Where a manifest was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// A file's path.
     File(String),
-    /// A URL.
     Http(String),
 }
 
 /// Hashes what identifies a pod, `given` with its defaults. The result is the Go kubelet's, so
 /// that either agent goes on with the static pods that the other has started.
 ///
-/// DIFFERS: where its text cannot be known (`fingerprint`), what the manifest itself says counts.
+/// DIFFERS: where its text cannot be known (`fingerprint`), the manifest's own UID counts.
 pub(super) fn uid(written: &api::Pod, given: &api::Pod, node_name: &str, origin: &Origin) -> String {
     if let Some(fixed) = written.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) {
         return fixed.to_owned();

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use super::decode::{self, Decoded, Lists};
 use super::identity::{self, Origin};
-use super::{Flaw, defaults, references, validate};
+use super::problem::Flaw;
+use super::{defaults, references, validate};
 use crate::model::ids::FullName;
 use crate::model::pod::Pod;
 
@@ -125,7 +126,7 @@ spec:
     }
 
     #[test]
-    fn all_faults_are_told_at_once_with_their_lines() {
+    fn all_faults_are_reported_at_once_with_their_lines() {
         let text = WEB
             .replace("    image: localhost/busybox:1\n", "")
             .replace("containerPort: 80,", "containerPort: 80000,")
@@ -183,7 +184,7 @@ spec:
         assert_eq!((names(&pods), names(&kept)), (vec!["c".into()], vec![]));
     }
 
-    /// A pod that uses most of what a manifest may say.
+    /// A pod that uses most of the fields of a manifest.
     fn rich() -> Value {
         json!({
             "apiVersion": "v1", "kind": "Pod",

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, fmt::strtime};
 
-use super::Incarnations;
+use super::set::Incarnations;
 use crate::model::api;
 use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, Pod, SourceName};
@@ -20,7 +20,7 @@ pub enum Op {
     Add,
     /// Their specification, labels or annotations changed.
     Update,
-    /// As `Update`, but deletion has been asked for.
+    /// As `Update`, but the pod is being deleted.
     Delete,
     /// Only their status changed at the source.
     Reconcile,
@@ -29,9 +29,7 @@ pub enum Op {
 /// Pods of one source to which the same thing happened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Update {
-    /// What happened.
     pub op: Op,
-    /// Where.
     pub source: SourceName,
     /// To which pods, as they are now. Empty only in the `Add` of an empty first set.
     pub pods: Vec<Pod>,
@@ -40,14 +38,12 @@ pub struct Update {
 /// The pods of one source as it has them now.
 #[derive(Debug, Default)]
 pub struct PodSet {
-    /// All of them.
     pub pods: Vec<Pod>,
-    /// Which incarnations they are.
     pub incarnations: Incarnations,
 }
 
 impl From<Vec<Pod>> for PodSet {
-    /// Pods of a source that cannot tell incarnations apart.
+    /// Pods of a source without incarnations.
     fn from(pods: Vec<Pod>) -> Self {
         PodSet { pods, incarnations: Incarnations::new() }
     }
@@ -56,25 +52,24 @@ impl From<Vec<Pod>> for PodSet {
 /// A pod that was left out of its set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rejected {
-    /// The pod.
     pub pod: Pod,
     /// The text of its `FailedValidation` event.
     pub message: String,
 }
 
-/// The pods of every source as they were last told.
+/// The pods of every source as they were last delivered.
 #[derive(Debug)]
 pub struct Merge {
-    sources: BTreeMap<SourceName, Known>,
+    sources: BTreeMap<SourceName, Delivered>,
     rejected: Vec<Rejected>,
     zone: TimeZone,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct Delivered {
     pods: BTreeMap<PodUid, Pod>,
     incarnations: Incarnations,
-    /// Rejections already told, so that a lasting duplicate is one event.
+    /// Rejections already reported, so that a lasting duplicate is one event.
     told: HashSet<(FullName, PodUid)>,
 }
 
@@ -90,17 +85,6 @@ impl Merge {
     #[must_use]
     pub fn new(zone: TimeZone) -> Self {
         Merge { sources: BTreeMap::new(), rejected: Vec::new(), zone }
-    }
-
-    /// Whether every source of `configured` has delivered a set.
-    #[must_use]
-    pub fn all_seen(&self, configured: &[SourceName]) -> bool {
-        configured.iter().all(|source| self.sources.contains_key(source))
-    }
-
-    /// The pods of a source as they were last told, by UID.
-    pub fn pods(&self, source: SourceName) -> impl Iterator<Item = &Pod> {
-        self.sources.get(&source).into_iter().flat_map(|known| known.pods.values())
     }
 
     /// Takes the duplicates found since the last call.
@@ -146,7 +130,7 @@ impl Merge {
                 updates.push(Update { op, source, pods });
             }
         }
-        // Something must say that the source has spoken.
+        // An update must show that the source has delivered.
         if first && updates.is_empty() {
             updates.push(Update { op: Op::Add, source, pods: Vec::new() });
         }
@@ -158,7 +142,12 @@ impl Merge {
 }
 
 /// Drops every pod whose full name, or UID, came earlier in the set.
-fn distinct(source: SourceName, pods: Vec<Pod>, known: &mut Known, rejected: &mut Vec<Rejected>) -> Vec<Pod> {
+fn distinct(
+    source: SourceName,
+    pods: Vec<Pod>,
+    known: &mut Delivered,
+    rejected: &mut Vec<Rejected>,
+) -> Vec<Pod> {
     let mut names: HashSet<FullName> = HashSet::new();
     let mut uids: HashSet<PodUid> = HashSet::new();
     let mut told = HashSet::new();
@@ -412,15 +401,12 @@ mod tests {
     #[test]
     fn a_first_set_always_speaks() {
         let mut merge = utc();
-        assert!(merge.all_seen(&[]) && !merge.all_seen(&[FILE]));
         assert_eq!(brief(&merge.apply(FILE, vec![], at(1))), [told(Op::Add, &[])]);
-        assert!(merge.all_seen(&[FILE]) && !merge.all_seen(&[FILE, API]));
         assert_eq!(merge.apply(FILE, vec![], at(2)), []);
         assert_eq!(brief(&merge.apply(API, vec![plain("a")], at(3))), [told(Op::Add, &["a"])]);
-        assert!(merge.all_seen(&[FILE, API]));
         // The sources do not know of each other.
         assert_eq!(brief(&merge.apply(FILE, vec![plain("a")], at(4))), [told(Op::Add, &["a"])]);
-        assert_eq!(merge.pods(API).count(), 1);
+        assert_eq!(merge.apply(API, vec![plain("a")], at(5)), []);
     }
 
     #[test]
@@ -439,7 +425,7 @@ mod tests {
         assert_eq!(edited.annotation(CONFIG_SEEN), added.annotation(CONFIG_SEEN));
         assert_eq!(edited.annotation(CONFIG_MIRROR), Some("h"));
         assert_eq!(edited.annotation("a"), Some("b"));
-        // Which of two looks is the newer one is told by it.
+        // The resource version tells which of two objects is newer.
         assert_eq!(edited.object().metadata.resource_version.as_deref(), Some("9"));
     }
 
@@ -470,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_two_equal_names_wins_and_is_told_once() {
+    fn the_first_of_two_equal_names_wins_and_is_reported_once() {
         let mut merge = utc();
         let set = vec![pod("a", "web", json!({})), pod("b", "web", json!({})), pod("a", "other", json!({}))];
         assert_eq!(brief(&merge.apply(FILE, set.clone(), at(1))), [told(Op::Add, &["a"])]);
@@ -513,7 +499,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
 
-        /// Whoever follows the updates knows the set: no UID is lost, none is left over, and
+        /// The updates describe the set completely: no UID is lost, none is left over, and
         /// spec, labels, deletion and status are the newest.
         #[test]
         fn updates_add_up_to_the_set(sets in prop::collection::vec(prop::collection::vec(any_pod(), 0..8), 1..8)) {

@@ -5,11 +5,15 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::error::Error;
 use super::file::{self, Listing, Reading};
 use super::identity::Origin;
-use super::{Error, Flaw, manifest, unsupported_fields};
+use super::manifest;
+use super::problem::Flaw;
+use super::unsupported::unsupported_fields;
 use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::Pod;
+use crate::util::error_chain::chain;
 
 /// The node name that the pods of a check get. The node on which they will run is unknown.
 const NODE: &str = "node";
@@ -35,14 +39,12 @@ pub struct Finding {
     /// The path of the field, such as `spec.containers[0].image`, where it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
-    /// What is wrong.
     pub message: String,
 }
 
 /// The result for one manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Checked {
-    /// The path of the file.
     pub file: String,
     /// The valid pods, as `NAMESPACE/NAME`, in the order of the manifest.
     pub pods: Vec<String>,
@@ -53,12 +55,11 @@ pub struct Checked {
 impl Checked {
     /// A file of which nothing could be read.
     fn unreadable(path: &Path, error: &Error) -> Self {
-        let finding = finding(Severity::Error, Flaw::whole(error.chain()));
+        let finding = finding(Severity::Error, Flaw::whole(chain(error)));
         Checked { file: path.to_string_lossy().into_owned(), pods: Vec::new(), findings: vec![finding] }
     }
 
     /// Whether a pod of this manifest does not start.
-    #[must_use]
     pub fn has_errors(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Error)
     }

@@ -1,12 +1,12 @@
 //! What a static pod may not name: objects that only an API server has
 //! (Go: pkg/api/pod HasAPIObjectReference).
 
-use super::Flaw;
+use super::problem::Flaw;
 use crate::model::api::{Container, EnvFromSource, EnvVar, Pod, Volume};
 
 /// Every use of an API object in a static pod.
 pub(super) fn forbidden(pod: &Pod) -> Vec<Flaw> {
-    let mut found = Found(Vec::new());
+    let mut found = Flaws(Vec::new());
     let Some(spec) = &pod.spec else { return found.0 };
     if !spec.service_account_name.as_deref().unwrap_or_default().is_empty() {
         let field = if spec.service_account_name == spec.service_account {
@@ -41,9 +41,9 @@ pub(super) fn forbidden(pod: &Pod) -> Vec<Flaw> {
     found.0
 }
 
-struct Found(Vec<Flaw>);
+struct Flaws(Vec<Flaw>);
 
-impl Found {
+impl Flaws {
     fn add(&mut self, field: &str, resource: &str) {
         self.0.push(Flaw::at(field, format!("static pods may not reference {resource}")));
     }

@@ -13,10 +13,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
+use super::decode::pod_from_value;
 use super::identity::Fnv128;
-use super::{MAX_MANIFEST_BYTES, clip, merge, references, validate};
+use super::settings::MAX_MANIFEST_BYTES;
+use super::{merge, references, validate};
 use crate::model::api;
 use crate::model::pod::{CONFIG_HASH, Pod, SourceName};
+use crate::model::typed::clip;
 use crate::util::atomic_file;
 
 /// What every record calls itself.
@@ -29,7 +32,6 @@ const MAX_RECORD_BYTES: usize = 4 * MAX_MANIFEST_BYTES;
 const DIRECTORY_MODE: u32 = 0o700;
 const RECORD_MODE: u32 = 0o600;
 
-/// The records of one source.
 #[derive(Debug)]
 pub(super) struct Store {
     /// `None`: nothing is kept.
@@ -38,7 +40,7 @@ pub(super) struct Store {
     node_name: String,
     /// Whether the directory was seen to, which happens before the first write.
     ready: bool,
-    /// The last trouble with writing, told once.
+    /// The last write error, logged once.
     trouble: Option<String>,
 }
 
@@ -63,7 +65,7 @@ struct RecordRef<'a> {
     version: u32,
     place: &'a str,
     node: &'a str,
-    /// Without the marks, which each start makes anew.
+    /// Without the marks, which each start adds again.
     pods: Vec<api::Pod>,
 }
 
@@ -94,7 +96,7 @@ impl Store {
     }
 
     /// Makes `pods` the last good version of the manifest `key`; none means no record.
-    /// Whether that is now so: after a failure it has to be asked again.
+    /// Returns whether the record is up to date: after a failure the caller repeats the call.
     pub(super) fn save(&mut self, key: &[u8], place: &str, pods: &[Pod]) -> bool {
         let Some(directory) = self.directory.clone() else { return true };
         let path = directory.join(self.file_name(key));
@@ -154,7 +156,7 @@ impl Store {
                 Some(source) if source == self.source.as_str() => {
                     own.push(name.to_string_lossy().into_owned());
                 }
-                // Every source comes by; one tells.
+                // All sources list the directory; one logs.
                 None if self.source == SourceName::File => log::warn!(
                     "{} does not belong there and is ignored",
                     clip(&entry.path().display().to_string())
@@ -233,7 +235,7 @@ impl Store {
         let mut pods = Vec::new();
         let mut refused = Vec::new();
         for value in record.pods {
-            let object = super::pod_from_value(&value).map_err(|why| format!("it is no record: {why}"))?;
+            let object = pod_from_value(&value).map_err(|why| format!("it is no record: {why}"))?;
             match self.judge(object) {
                 Ok(pod) => pods.push(pod),
                 Err(message) => refused.push(message),

@@ -1,4 +1,4 @@
-//! Pod fields that have no effect in this version, so that nobody waits for them in vain.
+//! Pod fields that have no effect in this version, so that users can be warned.
 
 use crate::model::api::{Container, Volume};
 use crate::model::pod::Pod;
@@ -58,7 +58,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn names_what_has_no_effect() {
+    fn names_fields_without_effect() {
         let object: crate::model::api::Pod = serde_json::from_value(json!({"metadata": {}, "spec": {
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
             "containers": [{"name": "c", "livenessProbe": {}, "lifecycle": {}, "volumeMounts": [

@@ -1,6 +1,6 @@
 //! Waiting for a change below the static pod path: inotify, an eventfd to stop, a deadline.
 //!
-//! Only says that something may have changed and which names; what is true is read by the
+//! Reports only that something may have changed and which names; the contents are read by the
 //! next scan. Without inotify (limits reached) the periodic list remains.
 //! DIFFERS: upstream reads a file at its first write, so a slow writer starts half a manifest.
 
@@ -25,7 +25,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// Quiet time when all that changed is whole: files renamed into place or closed by their
 /// writer. It is part of every pod's start.
 const SETTLE_WHOLE: Duration = Duration::from_millis(5);
-/// A path that is never quiet is looked at this often.
+/// A path that keeps changing is read this often.
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 /// A file that was written to but not closed is left alone this long after the last write.
 const HOLD: Duration = Duration::from_secs(2);
@@ -37,7 +37,7 @@ const HOLD_LIMIT: Duration = Duration::from_secs(10);
 pub(super) enum Woken {
     /// The bell rang.
     Stopped,
-    /// Something changed and settled, or the deadline passed: look again.
+    /// Something changed and settled, or the deadline passed: scan again.
     Look,
 }
 
@@ -61,7 +61,6 @@ struct Writing {
 pub(super) struct Touched {
     /// All of them: events were lost.
     pub(super) all: bool,
-    /// These.
     pub(super) names: HashSet<OsString>,
     /// Those of them that were removed, whether or not they are there again. A file that was
     /// moved away or replaced by a rename was not removed: editors save in this way.
@@ -125,7 +124,7 @@ impl Watch {
         let Some(inotify) = &self.inotify else { return };
         let is_directory = self.root.is_dir();
         let mut wanted: Vec<(PathBuf, WatchMask, Interest)> = Vec::new();
-        // The nearest directory above tells when the path comes, goes or is replaced. What
+        // The watch of the nearest directory above reports when the path comes, goes or is replaced. What
         // happens further up shows at the next list: those directories may be busy ones.
         let mut below = self.root.as_path();
         while let Some(above) = below.parent() {
@@ -148,7 +147,7 @@ impl Watch {
                 Ok(descriptor) => {
                     now.insert(descriptor, interest);
                 }
-                // It may just have gone; then the watch above tells.
+                // It may just have gone; then the watch above reports it.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => {
                     if !std::mem::replace(&mut self.warned, true) {
@@ -179,7 +178,7 @@ impl Watch {
             self.writing.remove(name);
             return false;
         }
-        // Whoever is held back is looked at again once it is let go.
+        // A file that is held back is read again once it is released.
         self.touched.names.insert(name.to_owned());
         true
     }
@@ -197,7 +196,7 @@ impl Watch {
         woken
     }
 
-    /// When a change is looked at, if nothing more comes.
+    /// When a change is read, if no other change follows.
     fn settled_at(&self, now: Instant) -> Instant {
         if !self.unsettled.is_empty() {
             return now + SETTLE;
@@ -292,7 +291,7 @@ impl Watch {
 }
 
 impl Writing {
-    /// When it is looked at though nobody closed it.
+    /// When the file is read although it was not closed.
     fn release(&self) -> Instant {
         (self.last + HOLD).min(self.first + HOLD_LIMIT)
     }
@@ -311,7 +310,7 @@ struct Note<'a> {
     now: Instant,
 }
 
-/// Takes one event in. True if it calls for a look.
+/// Takes one event in. True if it requires a scan.
 fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: Note<'_>) -> bool {
     let Note { mask, name, interest, now } = event;
     if mask.contains(EventMask::Q_OVERFLOW) {
@@ -449,7 +448,7 @@ mod tests {
         unsettle(&mut watch.unsettled, EventMask::ATTRIB, Some(OsStr::new("pod")));
         assert_eq!(watch.settled_at(at) - at, SETTLE_WHOLE);
         watch.looked = Some(at);
-        assert_eq!(watch.settled_at(at) - at, SETTLE, "a busy directory is looked at as often as before");
+        assert_eq!(watch.settled_at(at) - at, SETTLE, "a busy directory is read as often as before");
         unsettle(&mut watch.unsettled, EventMask::DELETE_SELF, None);
         assert_eq!(watch.settled_at(at) - at, SETTLE);
     }

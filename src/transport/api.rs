@@ -68,14 +68,14 @@ pub struct Request<'a> {
     pub headers: &'a [(&'a str, &'a str)],
     /// Its type and its bytes.
     pub body: Option<(&'a str, &'a [u8])>,
-    /// Until when the head of the answer must be there. The body's reader has
+    /// Until when the head of the response must be there. The body's reader has
     /// [`Body::set_deadline`].
     pub deadline: Instant,
-    /// Whether the answer goes on for minutes.
+    /// Whether the response goes on for minutes.
     pub kind: Use,
 }
 
-/// An answer of whatever status.
+/// A response of any status.
 pub struct Response {
     /// The HTTP status code.
     pub status: u16,
@@ -133,10 +133,10 @@ impl Connections {
         Ok(Connections { shared: Arc::new(shared) })
     }
 
-    /// Sends a request and reads the head of its answer.
+    /// Sends a request and reads the head of its response.
     ///
     /// # Errors
-    /// When there is no answer in time, or the breaker was tripped.
+    /// When there is no response in time, or the breaker was tripped.
     pub fn send(&self, request: &Request<'_>, breaker: &Breaker) -> Result<Response, DialError> {
         let bytes = self.shared.bytes(request)?;
         // Nothing goes out twice but what changes nothing: a kept connection may have been
@@ -152,7 +152,7 @@ impl Connections {
         self.exchange(connection, request, &bytes, breaker)
     }
 
-    /// Closes the idle connections, and those in use after their answers.
+    /// Closes the idle connections, and those in use after their responses.
     pub fn close_idle(&self) {
         let closed = {
             let mut idle = self.shared.lock();
@@ -191,7 +191,7 @@ impl Connections {
         connection.reader.get_mut().socket().adopt(request.deadline, breaker, request.kind);
         let stream = connection.reader.get_mut();
         let sent = stream.write_all(bytes).and_then(|()| stream.flush());
-        // A server may answer and close without reading: then the answer counts.
+        // A server may respond and close without reading: then the response counts.
         let outcome = head(&mut connection.reader);
         let (head, framing) = outcome.map_err(|error| match sent {
             Err(sent) => connection.failed(&sent, "write", breaker),
@@ -219,7 +219,7 @@ fn head(reader: &mut impl BufRead) -> io::Result<(ResponseHead, Framing)> {
     let head = ResponseHead::read(reader)?;
     let identity = |encoding: &str| encoding.eq_ignore_ascii_case("identity");
     if let Some(other) = head.fields.elements("Content-Encoding").find(|encoding| !identity(encoding)) {
-        return Err(Malformed(format!("content encoding {other:?} was not asked for")).into());
+        return Err(Malformed(format!("content encoding {other:?} was not requested")).into());
     }
     let framing = head.framing()?;
     Ok((head, framing))
@@ -266,7 +266,7 @@ impl Shared {
     }
 }
 
-/// The body of an answer, read as it comes. The connection is kept if it is read to its end.
+/// The body of a response, read as it comes. The connection is kept if it is read to its end.
 pub struct Body {
     connection: Option<Connection>,
     framing: Framing,
@@ -279,7 +279,6 @@ pub struct Body {
 
 impl Body {
     /// How many bytes were read so far.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.taken
     }
@@ -383,7 +382,7 @@ impl Lines {
     /// # Errors
     /// When the body breaks off, a line is too long, or the deadline is over.
     pub fn next_line(&mut self) -> Result<Option<&[u8]>, DialError> {
-        // A large object must not occupy its room for ever.
+        // A large object must not occupy memory after its use.
         self.line = Vec::new();
         loop {
             self.line.clear();

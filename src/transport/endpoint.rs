@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// An endpoint that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum EndpointError {
     /// Nothing was written.
     #[error("the endpoint is empty")]
@@ -16,10 +17,8 @@ pub enum EndpointError {
     /// The kernel takes 107 bytes.
     #[error("endpoint {0:?}: the socket's path is longer than 107 bytes")]
     TooLong(String),
-    /// A scheme nobody serves.
     #[error("endpoint {0:?}: unknown scheme, use unix:///path")]
     Scheme(String),
-    /// Not `address:port`.
     #[error("endpoint {0:?}: expected a loopback address and a port")]
     Address(String),
     /// The interface has no authentication, so it does not leave the machine.

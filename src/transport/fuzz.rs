@@ -1,4 +1,4 @@
-//! Hostile input for wire protocols: streams, D-Bus, answers over HTTP, certificates, proxies.
+//! Hostile input for wire protocols: streams, D-Bus, HTTP responses, certificates, proxies.
 
 use super::{api, dbus, dial, http1, proxy, spdy, tls, websocket};
 use crate::fuzz::{Budget, Named, Target, repeated};
@@ -59,11 +59,11 @@ pub(super) fn hostile_answers(max: usize) -> Vec<Named> {
         ("a long status", repeated("HTTP/1.1 200 ", |_| "x".to_owned(), "", max)),
         ("a long protocol", repeated("HTTP/1.", |_| "1".to_owned(), " 200 OK\r\n\r\n", max)),
         (
-            "interim answers without an end",
+            "interim responses without an end",
             repeated("", |_| "HTTP/1.1 100 Continue\r\n\r\n".to_owned(), "", max),
         ),
         (
-            "large interim answers",
+            "large interim responses",
             repeated(
                 "",
                 |_| format!("HTTP/1.1 103 Early\r\nLink: {}\r\n\r\n", "x".repeat(250 * 1024)),
@@ -91,7 +91,6 @@ pub(super) fn hostile_answers(max: usize) -> Vec<Named> {
     ]
 }
 
-/// A DER value.
 fn der(tag: u8, content: &[u8]) -> Vec<u8> {
     let bytes = content.len().to_be_bytes();
     let length: &[u8] = match content.len() {
@@ -192,7 +191,6 @@ pub(super) fn of_pem(pem: &str) -> Vec<u8> {
     from_base64(&text.split_whitespace().collect::<String>()).unwrap()
 }
 
-/// Certificates in DER.
 pub(crate) fn certificate_seeds() -> &'static [&'static [u8]] {
     let name = [attribute(10, b"group"), attribute(3, b"jane")].concat();
     let names = [der(tag::context(2), b"a.b"), der(tag::context(7), &[10, 0, 0, 1])].concat();

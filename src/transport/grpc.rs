@@ -1,7 +1,7 @@
-//! gRPC calls that block their caller and nobody else.
+//! gRPC calls that block only their caller.
 //!
 //! A call is started on the shared completion queue; the calling thread then sleeps on two
-//! channels, the stop signal and a bell that the queue's thread rings when the answer is
+//! channels, the stop signal and a bell that the queue's thread rings when the response is
 //! there. So any call can be broken off at once and nothing polls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,87 +26,64 @@ const DIAL_BACKOFF_MAX: Duration = Duration::from_secs(3);
 /// How long one attempt to connect may take.
 const DIAL_LIMIT_MS: i32 = 5_000;
 
-/// A remote method with one answer.
+/// A remote method with one response.
 pub struct Unary<Req: 'static, Resp: 'static> {
     /// Its bare name, `StopContainer`.
     pub name: &'static str,
     pub(crate) method: grpcio::Method<Req, Resp>,
 }
 
-/// A remote method with a stream of answers.
+/// A remote method with a stream of responses.
 pub struct Stream<Req: 'static, Resp: 'static> {
     /// Its bare name, `GetContainerEvents`.
     pub name: &'static str,
     pub(crate) method: grpcio::Method<Req, Resp>,
 }
 
-/// What kind of failure a call met: the gRPC codes, by their Go names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names are those of the gRPC specification")]
-pub enum Kind {
-    Cancelled,
-    Unknown,
-    InvalidArgument,
-    DeadlineExceeded,
-    NotFound,
-    AlreadyExists,
-    PermissionDenied,
-    ResourceExhausted,
-    FailedPrecondition,
-    Aborted,
-    OutOfRange,
-    Unimplemented,
-    Internal,
-    Unavailable,
-    DataLoss,
-    Unauthenticated,
+macro_rules! kinds {
+    ($($kind:ident = $code:ident, $text:literal;)*) => {
+        /// The kind of a failed call: the gRPC codes, by their Go names.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[expect(missing_docs, reason = "the names are those of the gRPC specification")]
+        pub enum Kind {
+            $($kind,)*
+        }
+
+        impl Kind {
+            /// The name that Go clients print.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Kind::$kind => $text,)*
+                }
+            }
+
+            fn from_code(code: grpcio::RpcStatusCode) -> Kind {
+                match code {
+                    $(grpcio::RpcStatusCode::$code => Kind::$kind,)*
+                    _ => Kind::Unknown,
+                }
+            }
+        }
+    };
 }
 
-impl Kind {
-    /// The name that Go clients print.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Kind::Cancelled => "Canceled",
-            Kind::Unknown => "Unknown",
-            Kind::InvalidArgument => "InvalidArgument",
-            Kind::DeadlineExceeded => "DeadlineExceeded",
-            Kind::NotFound => "NotFound",
-            Kind::AlreadyExists => "AlreadyExists",
-            Kind::PermissionDenied => "PermissionDenied",
-            Kind::ResourceExhausted => "ResourceExhausted",
-            Kind::FailedPrecondition => "FailedPrecondition",
-            Kind::Aborted => "Aborted",
-            Kind::OutOfRange => "OutOfRange",
-            Kind::Unimplemented => "Unimplemented",
-            Kind::Internal => "Internal",
-            Kind::Unavailable => "Unavailable",
-            Kind::DataLoss => "DataLoss",
-            Kind::Unauthenticated => "Unauthenticated",
-        }
-    }
-
-    fn from_code(code: grpcio::RpcStatusCode) -> Kind {
-        use grpcio::RpcStatusCode as Code;
-        match code {
-            Code::CANCELLED => Kind::Cancelled,
-            Code::INVALID_ARGUMENT => Kind::InvalidArgument,
-            Code::DEADLINE_EXCEEDED => Kind::DeadlineExceeded,
-            Code::NOT_FOUND => Kind::NotFound,
-            Code::ALREADY_EXISTS => Kind::AlreadyExists,
-            Code::PERMISSION_DENIED => Kind::PermissionDenied,
-            Code::RESOURCE_EXHAUSTED => Kind::ResourceExhausted,
-            Code::FAILED_PRECONDITION => Kind::FailedPrecondition,
-            Code::ABORTED => Kind::Aborted,
-            Code::OUT_OF_RANGE => Kind::OutOfRange,
-            Code::UNIMPLEMENTED => Kind::Unimplemented,
-            Code::INTERNAL => Kind::Internal,
-            Code::UNAVAILABLE => Kind::Unavailable,
-            Code::DATA_LOSS => Kind::DataLoss,
-            Code::UNAUTHENTICATED => Kind::Unauthenticated,
-            _ => Kind::Unknown,
-        }
-    }
+kinds! {
+    Cancelled = CANCELLED, "Canceled";
+    Unknown = UNKNOWN, "Unknown";
+    InvalidArgument = INVALID_ARGUMENT, "InvalidArgument";
+    DeadlineExceeded = DEADLINE_EXCEEDED, "DeadlineExceeded";
+    NotFound = NOT_FOUND, "NotFound";
+    AlreadyExists = ALREADY_EXISTS, "AlreadyExists";
+    PermissionDenied = PERMISSION_DENIED, "PermissionDenied";
+    ResourceExhausted = RESOURCE_EXHAUSTED, "ResourceExhausted";
+    FailedPrecondition = FAILED_PRECONDITION, "FailedPrecondition";
+    Aborted = ABORTED, "Aborted";
+    OutOfRange = OUT_OF_RANGE, "OutOfRange";
+    Unimplemented = UNIMPLEMENTED, "Unimplemented";
+    Internal = INTERNAL, "Internal";
+    Unavailable = UNAVAILABLE, "Unavailable";
+    DataLoss = DATA_LOSS, "DataLoss";
+    Unauthenticated = UNAUTHENTICATED, "Unauthenticated";
 }
 
 /// A call that failed. It prints as Go clients print it, because users meet that text in
@@ -160,7 +137,7 @@ fn environment() -> Arc<grpcio::Environment> {
             grpcio::EnvBuilder::new()
                 .cq_count(1)
                 .name_prefix("grpc")
-                .after_start(|| threads::adopt_library("grpc-0", "answers of the runtime"))
+                .after_start(|| threads::adopt_library("grpc-0", "responses of the runtime"))
                 .build(),
         );
         *shared = Arc::downgrade(&fresh);
@@ -183,7 +160,7 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// Prepares a connection to `endpoint`; nobody has to listen there yet.
+    /// Prepares a connection to `endpoint`; the server need not listen yet.
     ///
     /// # Errors
     /// When `endpoint` is neither a local socket nor a loopback address.
@@ -226,30 +203,11 @@ impl Channel {
         self.client.channel().check_connectivity_state(false) == grpcio::ConnectivityState::GRPC_CHANNEL_READY
     }
 
-    /// Where this channel leads, as configured.
-    #[must_use]
-    pub fn endpoint(&self) -> &str {
-        &self.endpoint
-    }
-
-    /// Calls `method` and waits for the answer, for `limit` at most.
+    /// Calls `method` and waits for the response. The call ends at once, with
+    /// [`Kind::Cancelled`], when `stop` is given. Without a `limit` only the stop ends it early.
     ///
     /// # Errors
-    /// The server's status, or why none came.
-    pub fn call<Req, Resp: Unpin>(
-        &self,
-        method: &'static Unary<Req, Resp>,
-        request: &Req,
-        limit: Duration,
-    ) -> Result<Resp, CallError> {
-        self.start(method, request, options(Some(limit)), &StopToken::never())
-    }
-
-    /// Like [`Channel::call`], but ends at once, with [`Kind::Cancelled`], when `stop` is
-    /// given. Without a `limit` the stop is the only way to end it early.
-    ///
-    /// # Errors
-    /// The server's status, or why none came.
+    /// The server's status, or why there is no response.
     pub fn call_with_stop<Req, Resp: Unpin>(
         &self,
         method: &'static Unary<Req, Resp>,
@@ -260,7 +218,7 @@ impl Channel {
         self.start(method, request, options(limit), stop)
     }
 
-    /// Like [`Channel::call_with_stop`], but while nobody listens it waits instead of failing.
+    /// Like [`Channel::call_with_stop`], but waits instead of failing while the server is down.
     pub(super) fn call_once_connected<Req, Resp: Unpin>(
         &self,
         method: &'static Unary<Req, Resp>,
@@ -296,18 +254,18 @@ impl Channel {
                 Ok(Poll::Ready(answer)) => return answer.map_err(|error| CallError::new(method.name, error)),
                 Ok(Poll::Pending) => {}
                 Err(_) => {
-                    let message = "the server answered without a message".to_owned();
+                    let message = "the server responded without a message".to_owned();
                     return Err(CallError { method: method.name, kind: Kind::Internal, message });
                 }
             }
-            if bell.wait(stop) == Rang::Stop {
+            if bell.wait(stop) == Woken::Stop {
                 receiver.cancel();
                 return Err(CallError::stopped(method.name));
             }
         }
     }
 
-    /// Opens a stream of answers. It has no deadline; whoever reads it holds a stop token.
+    /// Opens a stream of responses. It has no deadline; its reader holds a stop token.
     ///
     /// # Errors
     /// When the call cannot be started; refusals come with the first read.
@@ -324,7 +282,7 @@ impl Channel {
     }
 }
 
-/// An open stream of answers. Dropping it cancels the call.
+/// An open stream of responses. Dropping it cancels the call.
 pub struct Incoming<Resp> {
     method: &'static str,
     receiver: grpcio::ClientSStreamReceiver<Resp>,
@@ -332,7 +290,7 @@ pub struct Incoming<Resp> {
 }
 
 impl<Resp> Incoming<Resp> {
-    /// Waits for the next answer; `None` when the server ended the stream in order.
+    /// Waits for the next response; `None` when the server ended the stream in order.
     ///
     /// # Errors
     /// The server's status, a broken connection, or [`Kind::Cancelled`] after `stop`.
@@ -347,7 +305,7 @@ impl<Resp> Incoming<Resp> {
                 }
                 Poll::Pending => {}
             }
-            if self.bell.wait(stop) == Rang::Stop {
+            if self.bell.wait(stop) == Woken::Stop {
                 self.receiver.cancel();
                 return Err(CallError::stopped(self.method));
             }
@@ -362,7 +320,7 @@ impl<Resp> Drop for Incoming<Resp> {
 }
 
 fn options(limit: Option<Duration>) -> grpcio::CallOption {
-    // Fail fast: a runtime that is away is news for the caller, not a reason to hang.
+    // Fail fast: the caller handles a runtime that is away, and must not hang.
     let options = grpcio::CallOption::default().wait_for_ready(false);
     match limit {
         Some(limit) => options.timeout(limit),
@@ -371,12 +329,12 @@ fn options(limit: Option<Duration>) -> grpcio::CallOption {
 }
 
 #[derive(PartialEq, Eq)]
-enum Rang {
+enum Woken {
     Answer,
     Stop,
 }
 
-/// Rung by the completion queue's thread when a call has news.
+/// Rung by the completion queue's thread when a call has made progress.
 struct Bell {
     waker: Waker,
     rung: Receiver<()>,
@@ -401,10 +359,10 @@ impl Bell {
         Bell { waker: Waker::from(Arc::new(Ringer(tx))), rung }
     }
 
-    fn wait(&self, stop: &StopToken) -> Rang {
+    fn wait(&self, stop: &StopToken) -> Woken {
         select_biased! {
-            recv(stop.signal()) -> _ => Rang::Stop,
-            recv(self.rung) -> _ => Rang::Answer,
+            recv(stop.signal()) -> _ => Woken::Stop,
+            recv(self.rung) -> _ => Woken::Answer,
         }
     }
 }

@@ -8,10 +8,10 @@ use super::dial::join_host_port;
 use super::grpc::{CallError, Channel, Kind, Unary};
 use crate::util::stop::StopToken;
 
-/// An answer is a few bytes long.
+/// A response is a few bytes long.
 const MAX_MESSAGE_BYTES: i32 = 64 * 1024;
 
-/// What the service says of itself.
+/// The status that the service reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
     /// It serves.
@@ -20,13 +20,13 @@ pub enum Health {
     Other(String),
 }
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HealthError {
     /// No gRPC server accepted in time.
     #[error("failed to connect: context deadline exceeded")]
     ConnectTimeout,
-    /// The server did not answer in time.
+    /// The server did not respond in time.
     #[error("the call did not complete in time")]
     Timeout,
     /// The server has no such service. Its own words.
@@ -57,7 +57,7 @@ static CHECK: Unary<Service, Status> = Unary {
 /// `service` (empty for the server as a whole). `timeout` covers connecting and the call.
 ///
 /// # Errors
-/// When there is no answer in time.
+/// When there is no response in time.
 pub fn check(
     host: &str,
     port: u16,
@@ -252,12 +252,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_or_nobody_who_speaks() {
+    fn a_missing_or_silent_server_times_out() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let short = Duration::from_millis(300);
         assert_eq!(ask(port, "", short), Err(HealthError::ConnectTimeout), "accepts and is silent");
-        let (_nobody, refusing) = crate::util::testing::refusing();
+        let (_refusing, refusing) = crate::util::testing::refusing();
         assert_eq!(ask(refusing, "", short), Err(HealthError::ConnectTimeout), "refuses");
         let (source, token) = stop::pair();
         drop(source);

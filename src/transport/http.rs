@@ -1,7 +1,7 @@
 //! A plain GET with headers, limits and a way to break it off: the HTTP library over
 //! connections of our own (Go: net/http's Client, as pkg/kubelet/config/http.go uses it).
 //!
-//! The library writes requests, reads answers and follows redirects. What it has for proxies
+//! The library writes requests, reads responses and follows redirects. What it has for proxies
 //! is not used: it sends CONNECT for http URLs, too, and reads `NO_PROXY` in its own way. Its
 //! interface for connections may change with any version, so `Cargo.toml` names one exactly.
 
@@ -28,14 +28,14 @@ use super::tls::{Roots, TlsSetupError};
 /// In each direction; the library takes no larger head. Held during a request only.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct GetError(String);
 
-/// An answer of whatever status.
+/// A response of any status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct GetResponse {
     /// The HTTP status code.
     pub status: u16,
     /// The body, at most the limit plus one byte: then it was longer.
@@ -81,8 +81,8 @@ impl Getter {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(timeout))
             .http_status_as_error(false)
-            // DIFFERS: upstream follows a redirect from https to http, where anybody on the
-            // way can put pods of their own into the answer.
+            // DIFFERS: upstream follows a redirect from https to http, where any host on the
+            // way can put pods of its own into the response.
             .https_only(secure)
             .proxy(None)
             // Between two polls a connection would only hold a socket open.
@@ -103,12 +103,12 @@ impl Getter {
     /// Sends one request; redirects are followed, but not to http when this URL is https.
     ///
     /// # Errors
-    /// When there is no complete answer in time, or the URL or a header is none.
-    pub fn get(&self) -> Result<Answer, GetError> {
+    /// When there is no complete response in time, or the URL or a header is none.
+    pub fn get(&self) -> Result<GetResponse, GetError> {
         self.answer().map_err(|error| GetError(explain(error)))
     }
 
-    fn answer(&self) -> Result<Answer, ureq::Error> {
+    fn answer(&self) -> Result<GetResponse, ureq::Error> {
         let mut request = self.agent.get(&self.url);
         for (name, values) in &self.headers {
             for value in values {
@@ -122,7 +122,7 @@ impl Getter {
         let limit = self.max_body_bytes as u64 + 1;
         let mut body = Vec::new();
         response.body_mut().as_reader().take(limit).read_to_end(&mut body)?;
-        Ok(Answer { status, body, proxy })
+        Ok(GetResponse { status, body, proxy })
     }
 
     /// Breaks off a request in progress and refuses later ones. Does not block.
@@ -134,7 +134,7 @@ impl Getter {
 fn explain(error: ureq::Error) -> String {
     match error {
         ureq::Error::RequireHttpsOnly(_) => "a redirect from https to http is not followed".to_owned(),
-        ureq::Error::Timeout(_) => "no complete answer in time".to_owned(),
+        ureq::Error::Timeout(_) => "no complete response in time".to_owned(),
         ureq::Error::Other(inner) => inner.to_string(),
         ureq::Error::Io(error) => words(&error),
         other => other.to_string(),
@@ -386,7 +386,7 @@ mod tests {
                 let _ = stream.flush();
                 let _ = tx.send(String::from_utf8(request).unwrap());
                 if answer.is_empty() {
-                    // No answer at all: wait for the client to give up.
+                    // No response at all: wait for the client to give up.
                     let _ = stream.read(&mut byte);
                 }
             }
@@ -432,7 +432,7 @@ mod tests {
             b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf".to_vec(),
         ]);
         let getter = getter(&url);
-        assert_eq!(getter.get().unwrap(), Answer { status: 200, body: b"hi".to_vec(), proxy: None });
+        assert_eq!(getter.get().unwrap(), GetResponse { status: 200, body: b"hi".to_vec(), proxy: None });
         let request = requests.recv_timeout(Duration::from_secs(10)).unwrap().to_lowercase();
         assert!(request.starts_with("get /pods http/1.1"), "{request}");
         assert!(request.contains("x-key: a") && request.contains("x-key: b"), "{request}");
@@ -489,7 +489,10 @@ mod tests {
         let url = "http://user:other@manifests.example:8080/pods?a=b";
         let getter = getter_behind(url, &[("HTTP_PROXY", &with_password)]);
         let answer = getter.get().unwrap();
-        assert_eq!(answer, Answer { status: 200, body: b"hi".to_vec(), proxy: Some(address.to_owned()) });
+        assert_eq!(
+            answer,
+            GetResponse { status: 200, body: b"hi".to_vec(), proxy: Some(address.to_owned()) }
+        );
         let request = requests.recv_timeout(LIMIT).unwrap();
         let start = "GET http://manifests.example:8080/pods?a=b HTTP/1.1\r\n\
                      Proxy-Authorization: Basic bWU6d29yZA==\r\n";

@@ -5,7 +5,7 @@
 //! Owns: the gRPC library and its one completion-queue thread `grpc-0`, the messages that
 //! `build.rs` makes of `proto/`, and the mapping of status codes to [`grpc::Kind`].
 //! Invariants: every call has a deadline or a stop token (most have both); a call waits for
-//! its answer without polling; nobody else names grpcio or protobuf.
+//! its response without polling; no other room names grpcio or protobuf.
 //! Absent on purpose: TLS for gRPC (runtimes listen on local sockets) and retries (callers
 //! are level-triggered and come back by themselves).
 

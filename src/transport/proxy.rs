@@ -120,7 +120,6 @@ impl Proxy {
     }
 
     /// Host and port, as messages name the proxy.
-    #[must_use]
     pub fn address(&self) -> String {
         join_host_port(&self.host, self.port)
     }
@@ -170,7 +169,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// That of this process, as it was when it was first asked for.
+    /// That of this process, as it was at the first call.
     pub fn of_process() -> &'static Environment {
         static OF_PROCESS: LazyLock<Environment> =
             LazyLock::new(|| Environment::new(|name| std::env::var(name).ok()));

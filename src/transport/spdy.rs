@@ -4,7 +4,7 @@
 //! Written here and not taken from a library: of the protocol's parts only streams, data and
 //! their ends are in use. Header blocks are sent uncompressed (as stored blocks of zlib) and
 //! are not read at all: a server of streams has nothing to say in them. There are no windows:
-//! nobody who speaks this protocol today keeps them.
+//! no client in use keeps them.
 
 /// Control frame, version 3.
 const CONTROL: [u8; 2] = [0x80, 0x03];
@@ -28,7 +28,7 @@ const FLUSH: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 /// The longest data frame that is sent; what the Go side sends, too.
 const DATA_BYTES: usize = 1 << 20;
 
-/// What a peer says.
+/// An event of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
     /// It has taken the stream: before that, data for it would be lost.
@@ -76,10 +76,10 @@ enum Phase {
     Head,
     /// The first bytes of a control frame's content.
     Control,
-    /// The rest of a control frame, which nobody reads.
+    /// The rest of a control frame, which is not read.
     Skip,
     Data,
-    /// The frame is over and its FIN is yet to be told.
+    /// The frame is over and its FIN is yet to be reported.
     Fin,
 }
 

@@ -64,10 +64,9 @@ pub struct Reader {
     head: [u8; HEAD_BYTES],
     have: usize,
     in_content: bool,
-    /// What is left of the frame.
     left: u64,
     mask: [u8; 4],
-    /// Whether a message is open, and whether a piece of it was told.
+    /// Whether a message is open, and whether a piece of it was delivered.
     open: bool,
     begun: bool,
     control: Vec<u8>,
@@ -106,7 +105,7 @@ impl Reader {
                 if last {
                     (self.open, self.begun) = (false, false);
                 }
-                // The end of a piece that is not the last says nothing by itself.
+                // The end of a piece that is not the last needs no event.
                 if now.is_empty() && !first && !last {
                     continue;
                 }
@@ -261,7 +260,7 @@ mod tests {
         out
     }
 
-    /// Messages are put together again, whatever the pieces.
+    /// Messages are put together again from any pieces.
     fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, WebSocketError> {
         let mut reader = Reader::default();
         let mut all = bytes.to_vec();
@@ -310,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_must_not_send() {
+    fn invalid_frames_of_clients_are_rejected() {
         for (bytes, error) in [
             (vec![FIN | BINARY, 0, 0, 0, 0, 0], WebSocketError::NotMasked),
             (frame(FIN | 0x40 | BINARY, b""), WebSocketError::Reserved),

@@ -11,13 +11,13 @@ use jiff::Timestamp;
 struct Entry {
     delay: Duration,
     updated: Timestamp,
-    /// An event of the future, and when it was first asked about.
+    /// An event of the future, and when it was first passed.
     ahead: Option<(Timestamp, Timestamp)>,
 }
 
 impl Entry {
     /// When the wait after `event` began. After the clock was set back that event seems to be
-    /// yet to come; the wait begins when it is first asked about, not a day later.
+    /// yet to come; the wait begins at the first call with it, not a day later.
     fn begin(&mut self, event: Timestamp, now: Timestamp) -> Timestamp {
         if event <= now {
             return event;
@@ -82,11 +82,6 @@ impl<K: Eq + Hash> KeyedBackoff<K> {
         self.entries.insert(key, Entry { delay, updated: now, ahead: None });
     }
 
-    /// Forgets `key`.
-    pub fn forget(&mut self, key: &K) {
-        self.entries.remove(key);
-    }
-
     /// Drops every entry that has not changed for longer than the reset time.
     pub fn collect_garbage(&mut self, now: Timestamp) {
         let limit = self.reset_after;
@@ -107,7 +102,7 @@ fn since(earlier: Timestamp, later: Timestamp) -> Duration {
 pub struct Failures(u32);
 
 impl Failures {
-    /// Counts one more. `true`: it is to be told, as the 1st, 2nd, 4th and so on are, because
+    /// Counts one more. Returns whether to log it: the 1st, 2nd, 4th and so on are logged, because
     /// an outage must not fill the log.
     #[must_use]
     pub fn count(&mut self) -> bool {
@@ -196,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told_and_waited_for_ever_more_rarely() {
+    fn repeated_failures_are_reported_and_retried_ever_more_rarely() {
         let mut failures = Failures::default();
         assert!(!failures.end());
         let told: Vec<u32> = (1..10).filter(|_| failures.count()).collect();

@@ -1,6 +1,6 @@
 //! Short-lived helper programs: started without a shell, fed, read and ended within bounds.
 //!
-//! A program gets its input on stdin and has a time and a size to answer in; what does not
+//! A program gets its input on stdin and has limits of time and output; what does not
 //! keep to them is killed, with everything that it started in its process group.
 
 use std::io::{ErrorKind, Read, Write};
@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use super::stop::{StopToken, Waited};
 use super::threads::{self, OnDeath, Stack};
 
-/// The stop token cannot end a poll: it is looked at this often.
+/// The stop token cannot end a poll: it is checked this often.
 const SLICE: Duration = Duration::from_millis(100);
 /// Without pidfds (before Linux 5.3) an end is only seen by looking.
 const BLIND_SLICE: Duration = Duration::from_millis(20);
@@ -33,7 +33,7 @@ pub struct Limits {
     pub output_bytes: usize,
 }
 
-/// How a program ended, and what it said.
+/// How a program ended, and its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// Its exit status.
@@ -44,52 +44,28 @@ pub struct Output {
     pub stderr: Vec<u8>,
 }
 
-/// Why there is no answer.
+/// Why there is no output.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum ChildError {
-    /// It cannot be started.
     #[error("cannot start {program}: {error}")]
-    Start {
-        /// The program.
-        program: String,
-        /// Why.
-        error: std::io::Error,
-    },
+    Start { program: String, error: std::io::Error },
     /// It did not end in time, and was killed.
     #[error("{program} did not end within {limit:?} and was killed")]
-    Overdue {
-        /// The program.
-        program: String,
-        /// Its time.
-        limit: Duration,
-    },
-    /// It said too much, and was killed.
+    Overdue { program: String, limit: Duration },
+    /// Its output was too long, and it was killed.
     #[error("{program} wrote more than {limit} bytes and was killed")]
-    TooLong {
-        /// The program.
-        program: String,
-        /// Its size.
-        limit: usize,
-    },
+    TooLong { program: String, limit: usize },
     /// Talking to it failed, and it was killed.
     #[error("cannot talk to {program}: {error}")]
-    Io {
-        /// The program.
-        program: String,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// We were told to stop, and it was killed.
+    Io { program: String, error: std::io::Error },
+    /// The agent stops, and the program was killed.
     #[error("{program} was killed, because the agent stops")]
-    Stopped {
-        /// The program.
-        program: String,
-    },
+    Stopped { program: String },
 }
 
 impl ChildError {
     /// Whether there is no such program.
-    #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(self, ChildError::Start { error, .. } if error.kind() == ErrorKind::NotFound)
     }
@@ -122,7 +98,7 @@ pub fn run(
     result
 }
 
-/// Runs `command` without input, and hands over what it says, on either output, as it comes.
+/// Runs `command` without input, and hands over its output, on either descriptor, as it comes.
 /// `each` may block: a thread of its own, `child-limit`, ends the program in time all the same.
 ///
 /// # Errors
@@ -204,7 +180,7 @@ fn hear(
     let deadline = Instant::now() + limit;
     let mut chunk = vec![0; 8 * CHUNK];
     loop {
-        // Asked before the last read, so that what it said at its end is not missed.
+        // Checked before the last read, so that the last output is not missed.
         let status = limited.try_wait().ok_or_else(overdue)?.map_err(failed)?;
         let mut open = true;
         loop {
@@ -296,7 +272,7 @@ fn talk(
     let mut stderr = Reader::new(child.stderr.take()).map_err(failed)?;
     let mut left = input;
     loop {
-        // Asked before the last read, so that what it said at its end is not missed.
+        // Checked before the last read, so that the last output is not missed.
         let status = child.try_wait().map_err(failed)?;
         feed(&mut stdin, &mut left).map_err(failed)?;
         for within in [
@@ -339,7 +315,7 @@ fn talk(
     }
 }
 
-/// Writes what the pipe takes; closes it at the end, or when nobody reads.
+/// Writes what the pipe takes; closes it at the end, or when the program does not read.
 fn feed(stdin: &mut Option<std::process::ChildStdin>, left: &mut &[u8]) -> std::io::Result<()> {
     while let Some(pipe) = stdin {
         if left.is_empty() {
@@ -396,13 +372,13 @@ mod tests {
         // More than a pipe holds, in both directions at once.
         let much = vec![b'x'; 99_999];
         assert_eq!(run(&mut sh("cat"), &much, LONG, &never).unwrap().stdout, much);
-        // Nobody has to read.
+        // The program need not read.
         let output = run(&mut sh("exec true"), &much, LONG, &never).unwrap();
         assert!(output.status.success());
     }
 
     #[test]
-    fn hands_over_what_is_said() {
+    fn output_is_handed_over() {
         let never = StopToken::never();
         let mut heard = Vec::new();
         let mut keep = |bytes: &[u8]| {
@@ -484,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_known_as_such() {
+    fn a_missing_program_is_distinguished() {
         let error = run(&mut Command::new("/no/such/program"), b"", LONG, &StopToken::never()).unwrap_err();
         assert!(error.is_missing() && error.to_string().starts_with("cannot start /no/such/program"));
         let error = run(&mut Command::new("/etc/passwd"), b"", LONG, &StopToken::never()).unwrap_err();

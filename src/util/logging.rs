@@ -28,7 +28,7 @@ pub fn init(verbosity: u32) {
 
 fn filtered(filter: Option<&str>) -> env_logger::Builder {
     let mut builder = env_logger::Builder::new();
-    // Libraries speak only when something is wrong; our own rooms follow the verbosity, which
+    // Libraries log only when something is wrong; our own rooms follow the verbosity, which
     // is above all filters and can change.
     builder.filter_level(log::LevelFilter::Warn);
     match filter {
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_variable_says_all_and_without_it_the_verbosity() {
+    fn the_variable_overrides_the_verbosity() {
         let says = |filter: Option<&str>, target: &str, level: Level| {
             let metadata = Metadata::builder().target(target).level(level).build();
             filtered(filter).build().enabled(&metadata)

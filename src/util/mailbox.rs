@@ -29,7 +29,7 @@ impl<K, V> Clone for Post<K, V> {
 pub struct Inbox<K, V> {
     map: Arc<Mutex<HashMap<K, V>>>,
     bell: Receiver<()>,
-    /// Without posters the bell would be cut off, which looks like ringing without end.
+    /// Without posters the bell would be disconnected, which a `select` takes for ringing.
     _own: Sender<()>,
 }
 
@@ -74,12 +74,6 @@ impl<K: Eq + Hash, V> Inbox<K, V> {
     pub fn take(&self) -> HashMap<K, V> {
         std::mem::take(&mut *self.map.lock().unwrap_or_else(PoisonError::into_inner))
     }
-
-    /// How many keys wait.
-    #[must_use]
-    pub fn depth(&self) -> usize {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
 }
 
 #[cfg(test)]
@@ -92,7 +86,6 @@ mod tests {
         post.put("a", 1);
         post.put("a", 2);
         post.put("b", 3);
-        assert_eq!(inbox.depth(), 2);
         inbox.bell().try_recv().unwrap();
         assert!(inbox.bell().try_recv().is_err());
         assert_eq!(inbox.take(), HashMap::from([("a", 2), ("b", 3)]));

@@ -9,7 +9,7 @@ use rustix::mm::{Advice, madvise};
 /// the page cache; those that are used again come back one by one, without a disk. Most do
 /// not: the kernel maps sixteen pages around each one that the start touches.
 ///
-/// Answers how many bytes of code there are; 0 where the kernel does not say.
+/// Returns how many bytes of code there are; 0 where the kernel does not report it.
 pub fn give_back_code() -> usize {
     let (Ok(maps), Ok(program)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe"))
     else {

@@ -2,7 +2,7 @@
 //!
 //! A metric is a `static`: nothing is allocated before its first observation, and nothing
 //! runs between scrapes. What can be read off a snapshot is not kept here at all: the one
-//! who answers a scrape writes it into the [`Page`] directly.
+//! the handler of a scrape writes it into the [`Page`] directly.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ impl Type {
     }
 }
 
-/// The answer to a scrape, put together family by family and sorted at the end.
+/// The response to a scrape, put together family by family and sorted at the end.
 #[derive(Debug, Default)]
 pub struct Page {
     families: BTreeMap<String, String>,
@@ -78,7 +78,6 @@ impl Page {
     }
 
     /// The whole text, families in order of their names.
-    #[must_use]
     pub fn into_text(self) -> String {
         // Not grown step by step: each step would copy it all.
         let mut text = String::with_capacity(self.families.values().map(String::len).sum());
@@ -260,7 +259,6 @@ impl Counter {
     }
 
     /// The present value.
-    #[must_use]
     pub fn get(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
@@ -279,7 +277,7 @@ pub struct Gauge {
     bits: AtomicU64,
 }
 
-/// Not a number: nobody has set the gauge.
+/// Not a number: the gauge was never set.
 const UNSET: u64 = u64::MAX;
 
 impl Gauge {
@@ -301,7 +299,6 @@ impl Gauge {
     }
 
     /// The value, once set.
-    #[must_use]
     pub fn get(&self) -> Option<f64> {
         let bits = self.bits.load(Ordering::Relaxed);
         (bits != UNSET).then(|| f64::from_bits(bits))
@@ -341,16 +338,10 @@ impl<const N: usize> CounterVec<N> {
         lock(&self.series).entry(values.map(Into::into)).or_insert(0);
     }
 
-    /// The present value of one series.
-    #[must_use]
+    /// The value of one series.
+    #[cfg(test)]
     pub fn get<V: Into<Value>>(&self, values: [V; N]) -> u64 {
         lock(&self.series).get(&values.map(Into::into)).copied().unwrap_or(0)
-    }
-
-    /// Drops the series whose values are no longer wanted, so that labels with pods in them
-    /// do not pile up.
-    pub fn retain(&self, mut keep: impl FnMut(&[Value; N]) -> bool) {
-        lock(&self.series).retain(|values, _| keep(values));
     }
 }
 
@@ -384,8 +375,8 @@ impl<const N: usize> GaugeVec<N> {
         *lock(&self.series).entry(values.map(Into::into)).or_insert(0) += change;
     }
 
-    /// The present value of one series.
-    #[must_use]
+    /// The value of one series.
+    #[cfg(test)]
     pub fn get<V: Into<Value>>(&self, values: [V; N]) -> i64 {
         lock(&self.series).get(&values.map(Into::into)).copied().unwrap_or(0)
     }
@@ -456,8 +447,8 @@ impl Histogram {
         self.observe(duration.as_secs_f64());
     }
 
-    /// How many values were counted.
-    #[must_use]
+    /// The number of observed values.
+    #[cfg(test)]
     pub fn count(&self) -> u64 {
         lock(&self.found).total
     }
@@ -505,11 +496,6 @@ impl<const N: usize> HistogramVec<N> {
     #[must_use]
     pub fn count<V: Into<Value>>(&self, values: [V; N]) -> u64 {
         lock(&self.series).get(&values.map(Into::into)).map_or(0, |found| found.total)
-    }
-
-    /// As [`CounterVec::retain`].
-    pub fn retain(&self, mut keep: impl FnMut(&[Value; N]) -> bool) {
-        lock(&self.series).retain(|values, _| keep(values));
     }
 }
 
@@ -580,8 +566,6 @@ mod tests {
              v_total{kind=\"a\",name=\"q\\\"u\\\\o\\nte\"} 1\nv_total{kind=\"b\",name=\"x\"} 2\n"
         );
         assert_eq!(family.get(["b", "x"]), 2);
-        family.retain(|[kind, _]| kind != "b");
-        assert_eq!(family.get(["b", "x"]), 0);
     }
 
     #[test]

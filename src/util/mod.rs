@@ -8,6 +8,7 @@ pub mod backoff;
 pub mod child;
 pub mod cpu_list;
 pub mod encoding;
+pub mod error_chain;
 pub mod logging;
 pub mod mailbox;
 pub mod memory;

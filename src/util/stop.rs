@@ -2,14 +2,14 @@
 //!
 //! The owner keeps a [`StopSource`]; dropping it disconnects the channel, and every
 //! [`StopToken`] becomes readable at once. A signal of its own, apart from the work
-//! queue, because one cloned sender elsewhere keeps a queue open for ever.
+//! queue, because one cloned sender elsewhere keeps a queue open.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 
-/// The owning end. Dropping it tells every token to stop.
+/// The owning end. Dropping it stops every token.
 #[derive(Debug)]
 pub struct StopSource {
     _keep: Sender<Infallible>,
@@ -31,7 +31,7 @@ pub fn pair() -> (StopSource, StopToken) {
 /// What a wait on a [`StopToken`] ended with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
-    /// The owner asked to stop.
+    /// The owner gave the stop signal.
     Stopped,
     /// The time ran out first.
     TimedOut,
@@ -50,8 +50,7 @@ impl StopToken {
         &self.signal
     }
 
-    /// Whether the owner has asked to stop.
-    #[must_use]
+    /// Whether the owner has given the stop signal.
     pub fn is_stopped(&self) -> bool {
         matches!(self.signal.try_recv(), Err(TryRecvError::Disconnected))
     }

@@ -32,7 +32,7 @@ pub struct Window {
 /// unfinished last line counts as one.
 ///
 /// # Errors
-/// Any error of seeking or reading; [`io::ErrorKind::Interrupted`] when `stop` says so, as
+/// Any error of seeking or reading; [`io::ErrorKind::Interrupted`] once `stop` is given, as
 /// lines may lie far apart.
 pub fn start_of_last_lines(
     file: &mut (impl Read + Seek),

@@ -1,4 +1,4 @@
-//! What tests of several rooms need, and what looks easier than it is.
+//! Helpers for tests of several rooms.
 
 mod refusing;
 

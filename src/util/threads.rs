@@ -2,7 +2,7 @@
 //!
 //! [`spawn`] names the thread, sizes its stack, catches its panic and hands back a
 //! [`Running`] that stops and joins when dropped. Each thread has an entry in a table
-//! that says what it waits for; [`report`] reads it for SIGQUIT and `coracle status`.
+//! with what it waits for; [`report`] reads it for SIGQUIT and `coracle status`.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,7 +38,7 @@ impl Stack {
     }
 }
 
-/// The news that a thread ended though nobody had asked it to.
+/// The report that a thread ended without a stop signal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Died {
     /// The thread's name.
@@ -47,14 +47,14 @@ pub struct Died {
     pub panic: Option<String>,
 }
 
-/// Who is told when a thread ends without having been stopped.
+/// What happens when a thread ends without a stop signal.
 pub enum OnDeath {
-    /// The supervisor, which ends the process so that it is started afresh; pods outlive it.
+    /// The supervisor is notified. It ends the process, so that it is restarted; pods continue to run.
     Supervisor(Sender<Died>),
     /// Only the unit that the thread served fails. Called on the dying thread, and also
     /// when the body returned by itself (then `panic` is `None`).
     Unit(Box<dyn FnOnce(Died) + Send>),
-    /// The body's return is its normal end and a panic concerns no one else: it is logged.
+    /// Nothing: a return of the body is its normal end, and a panic is only logged.
     Nobody,
 }
 
@@ -80,7 +80,7 @@ pub struct ThreadReport {
     pub since: Duration,
 }
 
-/// Enters the calling thread (for `main`, which nobody spawned) into the table.
+/// Enters the calling thread (for `main`, which was not spawned) into the table.
 pub fn adopt_current(name: &str) {
     let slot = enter(name);
     OWN.with(|own| *own.borrow_mut() = Some(slot));
@@ -140,7 +140,7 @@ pub fn report() -> Vec<ThreadReport> {
         .collect()
 }
 
-/// Owner of a running thread. Dropping it asks the thread to stop and joins it.
+/// Owner of a running thread. Dropping it stops the thread and joins it.
 pub struct Running {
     name: String,
     stop: Option<StopSource>,
@@ -162,14 +162,7 @@ pub enum Stopped {
 }
 
 impl Running {
-    /// The thread's name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Whether the thread has ended.
-    #[must_use]
     pub fn is_finished(&self) -> bool {
         self.handle.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -195,7 +188,7 @@ impl Running {
     }
 
     /// Gives the stop signal and leaves the thread to itself: for one that ends soon by
-    /// limits of its own and holds nothing that anybody waits for.
+    /// limits of its own and holds nothing that other threads wait for.
     pub fn leave(mut self) {
         self.ask_to_stop();
         drop(self.handle.take());
@@ -340,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_what_a_thread_waits_for() {
+    fn the_table_shows_what_a_thread_waits_for() {
         let (tx, rx) = bounded(0);
         let running = spawn("t/table", Stack::Small, OnDeath::Nobody, move |stop| {
             let _waiting = waiting("a test");

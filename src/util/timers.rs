@@ -42,7 +42,6 @@ impl<K: Eq + Hash + Ord + Clone> Deadlines<K> {
     }
 
     /// The earliest due time.
-    #[must_use]
     pub fn next(&self) -> Option<Instant> {
         self.ordered.first().map(|(due, _)| *due)
     }

@@ -29,7 +29,7 @@ pub fn open_at(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
 }
 
 /// Opens the directory `name` in `parent` if nothing is mounted there, bind mounts of
-/// the same file system included where the kernel can tell (5.6).
+/// the same file system included where the kernel reports it (5.6).
 pub fn open_same_mount(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match fs::openat2(parent, name, DIRECTORY, Mode::empty(), resolve) {
@@ -176,7 +176,7 @@ fn remove_entry(level: &Level, name: &CStr, kind: FileType) -> io::Result<Step> 
     if kind != FileType::Directory {
         match fs::unlinkat(dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => return Ok(Step::Gone),
-            // Some file systems do not tell the type when listing.
+            // Some file systems do not report the type when listing.
             Err(Errno::ISDIR | Errno::PERM) if kind == FileType::Unknown => {}
             Err(errno) => return Err(errno),
         }

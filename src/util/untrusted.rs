@@ -47,7 +47,6 @@ impl Place {
     }
 
     /// The file's name in it.
-    #[must_use]
     pub fn name(&self) -> &OsStr {
         self.name.as_os_str()
     }
@@ -81,7 +80,6 @@ impl Place {
 }
 
 /// Whether this is a regular file.
-#[must_use]
 pub fn is_file(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }

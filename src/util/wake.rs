@@ -1,4 +1,4 @@
-//! An eventfd that ends somebody's `poll`: for threads that wait on a file descriptor and so
+//! An eventfd that ends a `poll`: for threads that wait on a file descriptor and so
 //! cannot wait on a channel.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +33,6 @@ impl Wake {
     }
 
     /// Whether it rings. Does not wait.
-    #[must_use]
     pub fn is_ringing(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
@@ -43,7 +42,7 @@ impl Wake {
     /// has something. The bell goes on ringing.
     ///
     /// # Errors
-    /// What `poll` says but for an interruption.
+    /// The result of `poll`, without interruptions.
     pub fn wait(
         &self,
         other: Option<(BorrowedFd<'_>, PollFlags)>,

@@ -131,7 +131,6 @@ pub fn unsigned(content: &[u8]) -> Option<u64> {
 }
 
 /// Whether this is the content of an OBJECT IDENTIFIER, with numbers below 2³¹ as in Go.
-#[must_use]
 pub fn is_identifier(content: &[u8]) -> bool {
     let mut number = 0_u64;
     let mut begins = true;
@@ -158,7 +157,7 @@ pub struct Extension<'a> {
     pub id: &'a [u8],
     /// Who does not know it must refuse the certificate.
     pub critical: bool,
-    /// What it says, in DER.
+    /// Its content, in DER.
     pub value: &'a [u8],
 }
 

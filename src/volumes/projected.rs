@@ -257,14 +257,14 @@ mod tests {
             ),
             (
                 json!([{"serviceAccountToken": {"path": "t"}}]),
-                "failed to fetch token: serviceaccounts \"nobody\" not found",
+                "failed to fetch token: serviceaccounts \"missing\" not found",
             ),
             (
                 json!([{"clusterTrustBundle": {"path": "ca"}}]),
                 "ClusterTrustBundle projections are not supported by this version of coracle",
             ),
         ] {
-            let pod = pod(json!({"serviceAccountName": "nobody"}));
+            let pod = pod(json!({"serviceAccountName": "missing"}));
             let found = collect_for(&pod, json!({"sources": sources}), Some(&api()));
             assert_eq!(found.unwrap_err(), expected);
         }

@@ -189,7 +189,7 @@ impl RepeatingThread {
     fn end(mut self) -> u64 {
         self.running.ask_to_stop();
         // A panic ends it without a report.
-        assert_eq!(self.ended.recv_timeout(HANG), Ok(()), "{} failed or is blocked", self.running.name());
+        assert_eq!(self.ended.recv_timeout(HANG), Ok(()), "the thread failed or is blocked");
         self.times()
     }
 }

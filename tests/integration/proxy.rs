@@ -344,7 +344,7 @@ fn environment_proxies_serve_api_server_and_manifest_url() {
     assert!(!web.received("/pods.json").is_empty());
 
     proxy.set_behavior(ProxyBehavior::Answer(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n".to_vec()));
-    let why = format!("GET was answered with status 503 through proxy {}", proxy.address());
+    let why = format!("GET failed with status 503 through proxy {}", proxy.address());
     wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&why));
     let configz = node.read_only("/configz").1;
     for text in [node.log(), configz, node.cli(&["status", "-o", "json"])] {

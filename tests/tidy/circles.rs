@@ -10,7 +10,7 @@ const LIMIT: usize = 4;
 
 /// Rooms with larger circles that are still to be taken apart. A room that has none any more
 /// leaves this list.
-const LARGER: &[&str] = &["cri", "kube", "pods", "resources", "runtime", "sources", "volumes"];
+const LARGER: &[&str] = &["cri", "resources", "runtime", "volumes"];
 
 type Graph = BTreeMap<String, BTreeSet<String>>;
 

@@ -230,7 +230,7 @@ impl<'t> Builder<'t> {
                 Ok(event)
             }
             Some(Err(error)) => Err(scan_error(&error)),
-            // INVARIANT: after StreamEnd nobody asks again; treat it as the end all the same.
+            // INVARIANT: there is no call after StreamEnd; a call would get the end again.
             None => Ok(Event::StreamEnd),
         }
     }

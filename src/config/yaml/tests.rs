@@ -196,7 +196,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_written_reads_back(value in values()) {
+    fn written_yaml_reads_back(value in values()) {
         let wrapped = json!({"value": value});
         let text = to_yaml(&wrapped);
         let back = parse_documents(&text).map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;

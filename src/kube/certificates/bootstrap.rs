@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 use super::csr::Template;
+use super::error::Error;
 use super::store::{self, Identity, Store, facts_of_pem};
-use super::{Error, chain};
 use crate::kube::secret::Secret;
 use crate::model::kubeconfig::Kubeconfig;
+use crate::util::error_chain::chain;
 
 /// The cluster that a kubeconfig names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -115,7 +116,7 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
     text
 }
 
-/// A certificate in `store` that is good for this node now, whoever got it.
+/// A certificate in `store` that is valid for this node now.
 #[must_use]
 pub fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
     match store.load() {
@@ -130,7 +131,7 @@ pub fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::certificates::Purpose;
+    use crate::kube::certificates::csr::{Purpose, ServingNames};
     use jiff::SignedDuration;
     use std::os::unix::fs::PermissionsExt;
 
@@ -217,8 +218,7 @@ users:
         let key = crate::kube::certificates::csr::PrivateKey::generate().unwrap();
         let from = Timestamp::from_second(1_700_000_000).unwrap();
         let day = std::time::Duration::from_secs(86400);
-        let pem =
-            Template::self_signed("n", &super::super::ServingNames::default(), &key, from, day).unwrap();
+        let pem = Template::self_signed("n", &ServingNames::default(), &key, from, day).unwrap();
         let at = |second| from + SignedDuration::from_secs(second);
         assert_eq!(why_needed(Some(pem.as_bytes()), at(0)), None);
         assert_eq!(why_needed(Some(pem.as_bytes()), at(86400)), None);

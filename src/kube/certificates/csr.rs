@@ -1,4 +1,4 @@
-//! Keys, and requests for certificates: what they say, how they are named, what has become
+//! Keys, and requests for certificates: their content, their names, and their state
 //! of one (pure but for the random numbers of a key).
 
 use std::collections::BTreeSet;
@@ -9,11 +9,11 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData, SanType};
 
-use super::{Error, Facts, Subject};
+use super::error::Error;
+use super::facts::{Facts, Subject};
 use crate::model::{api, meta};
 use crate::util::sha256;
 
-/// The group of all nodes.
 const NODES_GROUP: &str = "system:nodes";
 /// What the common name of a node begins with.
 const NODE_USER: &str = "system:node:";
@@ -29,7 +29,6 @@ pub enum Purpose {
 
 impl Purpose {
     /// Who is to sign.
-    #[must_use]
     pub fn signer(self) -> &'static str {
         match self {
             Purpose::Client => "kubernetes.io/kube-apiserver-client-kubelet",
@@ -46,7 +45,6 @@ impl Purpose {
         }
     }
 
-    /// What its files are called.
     pub(super) fn file_prefix(self) -> &'static str {
         match self {
             Purpose::Client => "kubelet-client",
@@ -64,7 +62,7 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// A private key. It shows itself to nobody.
+/// A private key. `Debug` does not print it.
 pub struct PrivateKey(KeyPair);
 
 impl fmt::Debug for PrivateKey {
@@ -95,8 +93,9 @@ impl PrivateKey {
     }
 }
 
-/// What a certificate should say.
+/// The wanted content of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct Template {
     /// What for.
     pub purpose: Purpose,
@@ -142,13 +141,11 @@ impl ServingNames {
 
 impl Template {
     /// For the node's user.
-    #[must_use]
     pub fn client(node_name: &str) -> Template {
         Template { purpose: Purpose::Client, node_name: node_name.to_owned(), names: ServingNames::default() }
     }
 
     /// For the node's server.
-    #[must_use]
     pub fn serving(node_name: &str, names: ServingNames) -> Template {
         Template { purpose: Purpose::Serving, node_name: node_name.to_owned(), names }
     }
@@ -157,8 +154,7 @@ impl Template {
         format!("{NODE_USER}{}", self.node_name)
     }
 
-    /// Whether a certificate says all of it. Names that it has besides do no harm.
-    #[must_use]
+    /// Whether a certificate has all that the template wants. Additional names do no harm.
     pub fn is_met_by(&self, facts: &Facts) -> bool {
         let named = |subject: &Subject| {
             subject.common_name == self.common_name()
@@ -250,14 +246,19 @@ fn alternative_names(names: &ServingNames) -> Result<Vec<SanType>, rcgen::Error>
 /// What has become of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nobody has decided, or nobody has signed yet.
+    /// Not decided or not signed yet.
     Waiting,
     /// The chain, in PEM.
     Issued(Vec<u8>),
-    /// Somebody said no.
-    Denied { reason: String, message: String },
+    Denied {
+        reason: String,
+        message: String,
+    },
     /// The signer could not.
-    Failed { reason: String, message: String },
+    Failed {
+        reason: String,
+        message: String,
+    },
 }
 
 /// Reads it off the object.
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_follows_the_key_and_the_wish() {
+    fn the_name_depends_on_key_and_template() {
         let key = PrivateKey::generate().unwrap();
         let again = PrivateKey::from_pem(&key.pem()).unwrap();
         let name = Template::client("node1").request_name(&key);
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_become_of_a_request() {
+    fn verdict_follows_the_conditions_of_a_request() {
         let check = |conditions: &[&str], chain: Option<&[u8]>, expected: Verdict| {
             let conditions = conditions
                 .iter()
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_another_key_is_told_apart() {
+    fn a_request_with_another_key_is_distinguished() {
         let (ours, other) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
         let template = Template::client("node1");
         let request = template.request(&ours, Some("x")).unwrap();

@@ -1,4 +1,4 @@
-//! What a certificate says: its lifetime, for whom it is, and its key (pure).
+//! The content of a certificate: its lifetime, its subject, and its key (pure).
 //!
 //! Of a certificate six fields are wanted, and who signed it is for the other side of a
 //! connection to judge. A parser of all of X.509 would cost the binary more than everything
@@ -68,7 +68,6 @@ impl Facts {
     }
 
     /// Whether its time is over.
-    #[must_use]
     pub fn is_expired(&self, now: Timestamp) -> bool {
         now > self.not_after
     }
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_a_certificate_says() {
+    fn reads_the_fields_of_a_certificate() {
         for (not_after, text) in
             [((2027, 12, 31), "2027-12-31T00:00:00Z"), ((2061, 1, 2), "2061-01-02T00:00:00Z")]
         {
@@ -176,7 +175,7 @@ mod tests {
         for length in 0..der.len() {
             assert_eq!(Facts::of_der(&der[..length]), None, "cut at {length}");
         }
-        // Every byte once as every kind of nonsense: an answer, whichever.
+        // Each byte is replaced by several values: the reader must return, with any result.
         for at in 0..der.len() {
             for value in [0x00, 0x30, 0x7f, 0x80, 0x84, 0xff] {
                 let mut bad = der.clone();

@@ -1,4 +1,4 @@
-//! One certificate over time: when to ask for a new one, and what to do with the answer.
+//! One certificate over time: when a new one is requested, and how the response is used.
 //! All decisions are in [`Rotation::turn`], which gets the time and does at most two requests.
 
 use std::time::Duration;
@@ -9,8 +9,9 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use crate::model::metrics::SERVING_CERTIFICATE_AGE;
 
 use super::csr::{self, PrivateKey, Purpose, Template, Verdict};
+use super::error::Error;
 use super::store::{Identity, Store};
-use super::{Error, chain};
+use crate::util::error_chain::chain;
 
 /// A request of a node that has a certificate: the old one is good for long enough.
 const WAIT: Duration = Duration::from_secs(15 * 60);
@@ -18,9 +19,9 @@ const WAIT: Duration = Duration::from_secs(15 * 60);
 const BOOTSTRAP_WAIT: Duration = Duration::from_secs(3600);
 /// Pauses after failures double from the first to the second of these.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(32));
-/// Who said no has a reason: do not ask every half minute.
+/// A denial is a decision: the next request waits longer than after a failure.
 const DENIED_RETRY: Duration = Duration::from_secs(600);
-/// Likewise the pauses between two looks at a request: approvers mostly take a second.
+/// First and longest pause between two polls of a request: most approvers take a second.
 const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 /// However short the lives are that a signer grants: this part of what is left passes first.
 const AT_LEAST: f64 = 0.1;
@@ -28,10 +29,9 @@ const AT_LEAST: f64 = 0.1;
 /// nodes that were made together do not come together.
 const RENEW_AT: (f64, f64) = (0.7, 0.2);
 
-/// Why the API server did not do what it was asked.
+/// Why a request to the API server failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It has one of that name.
     AlreadyExists,
     /// It has none of that name.
     NotFound,
@@ -41,13 +41,11 @@ pub(super) enum Refusal {
 
 /// The API server, as far as requests for certificates go.
 pub(super) trait Signer {
-    /// POST.
     fn create(&self, request: &CertificateSigningRequest) -> Result<CertificateSigningRequest, Refusal>;
-    /// GET.
     fn get(&self, name: &str) -> Result<CertificateSigningRequest, Refusal>;
 }
 
-/// Makes the signer that speaks with the bootstrap credentials, which may have changed.
+/// Makes the signer with the bootstrap credentials, which may have changed.
 pub(super) type OpenSigner = Box<dyn FnMut() -> Result<Box<dyn Signer + Send>, Error> + Send>;
 
 /// A request under way.
@@ -58,12 +56,12 @@ struct Pending {
     template: Template,
     until: Timestamp,
     due: Timestamp,
-    looks: u32,
+    poll_count: u32,
     /// Where the request was made; `None`: with the node's own credentials.
     bootstrap: Option<Box<dyn Signer + Send>>,
 }
 
-/// What a turn did that somebody should know.
+/// The result of a turn.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// Nothing new.
@@ -84,7 +82,7 @@ pub(super) struct Rotation {
     bootstrap: Option<OpenSigner>,
     current: Option<Identity>,
     /// What the current one was issued for; none for one that was there already.
-    answered: Option<Template>,
+    issued_for: Option<Template>,
     /// When the current one is to be renewed.
     renew: Timestamp,
     /// Not before this, after a failure.
@@ -110,7 +108,7 @@ impl Rotation {
             own,
             bootstrap,
             current,
-            answered: None,
+            issued_for: None,
             renew,
             paused: Timestamp::MIN,
             failures: 0,
@@ -126,14 +124,13 @@ impl Rotation {
             return if pending.template == *template { pending.due } else { now };
         }
         let satisfied = self.current.as_ref().is_some_and(|identity| {
-            // A signer that leaves something out does so again: it is asked at the next renewal.
-            let fits = template.is_met_by(&identity.facts) || self.answered.as_ref() == Some(template);
+            // A signer that leaves something out does so again: the next request is the renewal.
+            let fits = template.is_met_by(&identity.facts) || self.issued_for.as_ref() == Some(template);
             fits && !identity.facts.is_expired(now)
         });
         if satisfied { self.renew.max(self.paused) } else { self.paused }
     }
 
-    /// Does what is due at `now`.
     pub(super) fn turn(&mut self, template: Option<&Template>, now: Timestamp, unit: f64) -> Outcome {
         self.follow_clock(now);
         if self.due(template, now) > now {
@@ -141,9 +138,9 @@ impl Rotation {
         }
         let Some(template) = template else { return Outcome::Quiet };
         let result = match self.pending.take() {
-            Some(pending) if pending.template == *template => self.look(pending, now, unit),
-            // What is wanted has changed meanwhile: what was asked for is of no use.
-            _ => self.ask(template, now),
+            Some(pending) if pending.template == *template => self.poll(pending, now, unit),
+            // The template has changed meanwhile: the earlier request is of no use.
+            _ => self.request(template, now),
         };
         result.unwrap_or_else(|error| {
             let pause = if matches!(error, Error::Denied { .. }) {
@@ -180,7 +177,7 @@ impl Rotation {
         self.failures
     }
 
-    fn ask(&mut self, template: &Template, now: Timestamp) -> Result<Outcome, Error> {
+    fn request(&mut self, template: &Template, now: Timestamp) -> Result<Outcome, Error> {
         let purpose = template.purpose;
         let expired = self.current.as_ref().is_none_or(|identity| identity.facts.is_expired(now));
         let through = match &mut self.bootstrap {
@@ -219,7 +216,7 @@ impl Rotation {
         };
         let name = made.metadata.name.unwrap_or_default();
         if name.is_empty() {
-            return Err(api("create", Refusal::Other("the answer has no name".to_owned())));
+            return Err(api("create", Refusal::Other("the response has no name".to_owned())));
         }
         self.pending = Some(Pending {
             name: name.clone(),
@@ -228,13 +225,13 @@ impl Rotation {
             template: template.clone(),
             until: later(now, if bootstrap { BOOTSTRAP_WAIT } else { WAIT }),
             due: later(now, POLL.0),
-            looks: 0,
+            poll_count: 0,
             bootstrap: through,
         });
         Ok(Outcome::Requested { name, bootstrap })
     }
 
-    fn look(&mut self, mut pending: Pending, now: Timestamp, unit: f64) -> Result<Outcome, Error> {
+    fn poll(&mut self, mut pending: Pending, now: Timestamp, unit: f64) -> Result<Outcome, Error> {
         let (purpose, name) = (pending.template.purpose, pending.name.clone());
         let own = self.own.as_deref().map(|own| own as &dyn Signer);
         let signer = pending.bootstrap.as_deref().map(|one| one as &dyn Signer).or(own);
@@ -247,7 +244,7 @@ impl Rotation {
             Some(Err(Refusal::NotFound)) => return Err(Error::Gone { purpose, name }),
             // An API server that is away does not end the wait, time does.
             Some(Err(refusal)) => {
-                log::debug!("cannot look at certificate signing request {name}: {}", words(refusal));
+                log::debug!("cannot read certificate signing request {name}: {}", words(refusal));
                 Verdict::Waiting
             }
             None => Verdict::Waiting,
@@ -258,8 +255,8 @@ impl Rotation {
                 Err(Error::TimedOut { purpose, name, minutes: wait.as_secs() / 60 })
             }
             Verdict::Waiting => {
-                pending.looks = pending.looks.saturating_add(1);
-                pending.due = later(now, doubled(POLL, pending.looks)).min(pending.until);
+                pending.poll_count = pending.poll_count.saturating_add(1);
+                pending.due = later(now, doubled(POLL, pending.poll_count)).min(pending.until);
                 self.pending = Some(pending);
                 Ok(Outcome::Quiet)
             }
@@ -278,11 +275,11 @@ impl Rotation {
                 self.failures = 0;
                 self.paused = Timestamp::MIN;
                 if !pending.template.is_met_by(&identity.facts) {
-                    log::warn!("the {purpose} of request {name} does not say all that was asked for");
+                    log::warn!("the {purpose} of request {name} lacks names that were requested");
                 }
                 let left = seconds_between(now, identity.facts.not_after) * AT_LEAST;
                 self.renew = renew_at(&identity, unit).max(later(now, Duration::from_secs_f64(left)));
-                self.answered = Some(pending.template);
+                self.issued_for = Some(pending.template);
                 let old = self.current.replace(identity.clone());
                 if let Some(old) = old.filter(|_| purpose == Purpose::Serving) {
                     SERVING_CERTIFICATE_AGE.observe(seconds_between(old.facts.not_before, now));
@@ -322,13 +319,13 @@ fn later(now: Timestamp, by: Duration) -> Timestamp {
     SignedDuration::try_from(by).ok().and_then(|by| now.checked_add(by).ok()).unwrap_or(Timestamp::MAX)
 }
 
-/// Says in the log what a turn did. `failures` in a row are told at doubling counts.
-pub(super) fn tell(purpose: Purpose, outcome: &Outcome, failures: u32) {
+/// Logs the result of a turn. Repeated failures are logged at doubling counts.
+pub(super) fn log_outcome(purpose: Purpose, outcome: &Outcome, failures: u32) {
     match outcome {
         Outcome::Quiet => {}
         Outcome::Requested { name, bootstrap } => {
             let how = if *bootstrap { " with the bootstrap credentials" } else { "" };
-            log::info!("asked for a {purpose}{how}: certificate signing request {name}");
+            log::info!("requested a {purpose}{how}: certificate signing request {name}");
         }
         Outcome::Issued(identity, stored) => {
             let until = identity.facts.not_after;

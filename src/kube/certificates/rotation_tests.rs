@@ -9,7 +9,7 @@ use k8s_openapi::api::certificates::v1::{
 use super::*;
 use crate::kube::certificates::csr::ServingNames;
 
-/// Signs with a key of its own whatever it is asked to, or not.
+/// A signer with its own key; `Behaviour` says how it treats requests.
 #[derive(Clone)]
 pub(in super::super) struct FakeSigner {
     inner: Arc<Mutex<Inner>>,
@@ -17,7 +17,7 @@ pub(in super::super) struct FakeSigner {
 
 struct Inner {
     requests: BTreeMap<String, CertificateSigningRequest>,
-    answer: Answer,
+    answer: Behaviour,
     lifetime: Duration,
     now: Timestamp,
     created: usize,
@@ -25,7 +25,7 @@ struct Inner {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Answer {
+enum Behaviour {
     Approve,
     Wait,
     Deny,
@@ -39,10 +39,10 @@ enum Answer {
 
 impl FakeSigner {
     pub(in super::super) fn approving() -> FakeSigner {
-        FakeSigner::answering(Answer::Approve, Timestamp::now())
+        FakeSigner::answering(Behaviour::Approve, Timestamp::now())
     }
 
-    fn answering(answer: Answer, now: Timestamp) -> FakeSigner {
+    fn answering(answer: Behaviour, now: Timestamp) -> FakeSigner {
         FakeSigner {
             inner: Arc::new(Mutex::new(Inner {
                 requests: BTreeMap::new(),
@@ -64,7 +64,7 @@ impl FakeSigner {
         Box::new(move || Ok(signer.boxed()))
     }
 
-    fn set(&self, answer: Answer, now: Timestamp) {
+    fn set(&self, answer: Behaviour, now: Timestamp) {
         let mut inner = self.inner.lock().unwrap();
         (inner.answer, inner.now) = (answer, now);
     }
@@ -86,7 +86,7 @@ impl FakeSigner {
 impl Signer for FakeSigner {
     fn create(&self, request: &CertificateSigningRequest) -> Result<CertificateSigningRequest, Refusal> {
         let mut inner = self.inner.lock().unwrap();
-        if inner.answer == Answer::Away {
+        if inner.answer == Behaviour::Away {
             return Err(Refusal::Other("connection refused".into()));
         }
         inner.created += 1;
@@ -123,17 +123,17 @@ impl Signer for FakeSigner {
             })
         };
         seen.status = match inner.answer {
-            Answer::Away => return Err(Refusal::Other("connection refused".into())),
-            Answer::Wait => None,
-            Answer::Deny => status("Denied", None),
-            Answer::Fail => status("Failed", None),
-            Answer::Approve => status("Approved", Some(sign(&seen, inner.now, inner.lifetime, true))),
-            Answer::Old => {
+            Behaviour::Away => return Err(Refusal::Other("connection refused".into())),
+            Behaviour::Wait => None,
+            Behaviour::Deny => status("Denied", None),
+            Behaviour::Fail => status("Failed", None),
+            Behaviour::Approve => status("Approved", Some(sign(&seen, inner.now, inner.lifetime, true))),
+            Behaviour::Old => {
                 let past = inner.now - SignedDuration::from_secs(950);
                 status("Approved", Some(sign(&seen, past, inner.lifetime, true)))
             }
-            Answer::OtherKey => status("Approved", Some(sign(&seen, inner.now, inner.lifetime, false))),
-            Answer::Expired => {
+            Behaviour::OtherKey => status("Approved", Some(sign(&seen, inner.now, inner.lifetime, false))),
+            Behaviour::Expired => {
                 let past = inner.now - SignedDuration::from_secs(5000);
                 status("Approved", Some(sign(&seen, past, inner.lifetime, true)))
             }
@@ -195,7 +195,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(answer: Answer) -> Bench {
+    fn new(answer: Behaviour) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         Bench {
             store: Store::new(dir.path(), Purpose::Client),
@@ -253,20 +253,20 @@ impl Bench {
 
 #[test]
 fn a_node_bootstraps_and_keeps_the_name_over_restarts() {
-    let bench = Bench::new(Answer::Wait);
+    let bench = Bench::new(Behaviour::Wait);
     let mut rotation = bench.bootstrapping();
     let mut second = 0;
     let Outcome::Requested { name, bootstrap: true } = bench.next(&mut rotation, &mut second) else {
         panic!("no request")
     };
     assert!(name.starts_with("node-csr-"), "{name}");
-    // The agent starts again before anybody has approved.
+    // The agent restarts before the request is approved.
     let mut rotation = bench.bootstrapping();
     let Outcome::Requested { name: again, .. } = bench.next(&mut rotation, &mut second) else {
         panic!("no request")
     };
     assert_eq!((name, bench.signer.counts().0), (again, 1));
-    bench.signer.set(Answer::Approve, at(second));
+    bench.signer.set(Behaviour::Approve, at(second));
     let identity = bench.issued(&mut rotation, &mut second);
     assert_eq!(bench.store.load().unwrap().unwrap(), identity);
     assert!(!bench.store.pending_key_path().exists());
@@ -275,7 +275,7 @@ fn a_node_bootstraps_and_keeps_the_name_over_restarts() {
 
 #[test]
 fn a_denial_is_an_error() {
-    let bench = Bench::new(Answer::Deny);
+    let bench = Bench::new(Behaviour::Deny);
     let (mut rotation, mut second) = (bench.bootstrapping(), 0);
     assert!(matches!(bench.next(&mut rotation, &mut second), Outcome::Requested { .. }));
     let denied = bench.next(&mut rotation, &mut second);
@@ -284,7 +284,7 @@ fn a_denial_is_an_error() {
 
 #[test]
 fn renewal_is_due_between_70_and_90_percent_of_the_life() {
-    let bench = Bench::new(Answer::Approve);
+    let bench = Bench::new(Behaviour::Approve);
     let mut second = 0;
     let identity = bench.issued(&mut bench.own(None), &mut second);
     let start = identity.facts.not_before;
@@ -297,12 +297,12 @@ fn renewal_is_due_between_70_and_90_percent_of_the_life() {
 }
 
 #[test]
-fn a_running_node_asks_with_its_own_credentials_and_a_new_key() {
-    let bench = Bench::new(Answer::Approve);
+fn a_renewal_uses_the_nodes_credentials_and_a_new_key() {
+    let bench = Bench::new(Behaviour::Approve);
     let mut rotation = bench.own(None);
     let mut second = 0;
     let first = bench.issued(&mut rotation, &mut second);
-    bench.signer.set(Answer::Approve, at(second + 800));
+    bench.signer.set(Behaviour::Approve, at(second + 800));
     let renewed = bench.issued(&mut rotation, &mut second);
     assert!((800..900).contains(&second), "{second}");
     assert_ne!(first.facts.public_key, renewed.facts.public_key);
@@ -311,7 +311,7 @@ fn a_running_node_asks_with_its_own_credentials_and_a_new_key() {
 }
 
 #[test]
-fn what_goes_wrong_is_said_and_tried_again() {
+fn failures_are_reported_and_retried() {
     let check = |answer, words: &str, pause: i64| {
         let bench = Bench::new(answer);
         let mut rotation = bench.own(None);
@@ -321,21 +321,21 @@ fn what_goes_wrong_is_said_and_tried_again() {
         let due = rotation.due(Some(&bench.template), at(second));
         assert_eq!(due.duration_since(at(second)).as_secs(), pause, "{text}");
         // It comes right in the end.
-        bench.signer.set(Answer::Approve, at(second));
+        bench.signer.set(Behaviour::Approve, at(second));
         bench.issued(&mut rotation, &mut second);
         assert_eq!(rotation.failures(), 0);
     };
-    check(Answer::Deny, "is denied, reason: \"Because\", message: \"of that\"", 600);
-    check(Answer::Fail, "failed, reason: \"Because\", message: \"of that\"", 2);
-    check(Answer::Away, "cannot create the certificate signing request csr-*", 2);
-    check(Answer::OtherKey, "it is for another key", 2);
-    check(Answer::Expired, "it has expired", 2);
-    check(Answer::Wait, "was not approved and signed within 15 min", 2);
+    check(Behaviour::Deny, "is denied, reason: \"Because\", message: \"of that\"", 600);
+    check(Behaviour::Fail, "failed, reason: \"Because\", message: \"of that\"", 2);
+    check(Behaviour::Away, "cannot create the certificate signing request csr-*", 2);
+    check(Behaviour::OtherKey, "it is for another key", 2);
+    check(Behaviour::Expired, "it has expired", 2);
+    check(Behaviour::Wait, "was not approved and signed within 15 min", 2);
 }
 
 #[test]
-fn pauses_double_and_a_long_wait_is_no_busy_loop() {
-    let bench = Bench::new(Answer::Away);
+fn pauses_double_and_polls_of_a_long_wait_are_rare() {
+    let bench = Bench::new(Behaviour::Away);
     let mut rotation = bench.own(None);
     let (mut second, mut pauses) = (0, Vec::new());
     for _ in 0..6 {
@@ -343,7 +343,7 @@ fn pauses_double_and_a_long_wait_is_no_busy_loop() {
         pauses.push(rotation.due(Some(&bench.template), at(second)).duration_since(at(second)).as_secs());
     }
     assert_eq!(pauses, [2, 4, 8, 16, 32, 32]);
-    let bench = Bench::new(Answer::Wait);
+    let bench = Bench::new(Behaviour::Wait);
     let mut rotation = bench.bootstrapping();
     let mut second = 0;
     assert!(bench.failure(&mut rotation, &mut second).contains("within 60 min"));
@@ -359,16 +359,16 @@ fn a_clock_that_is_set_back_holds_up_nothing() {
         rotation.due(Some(&bench.template), at(second)).duration_since(at(second)).as_secs()
     };
     // A pause after a failure.
-    let bench = Bench::new(Answer::Away);
+    let bench = Bench::new(Behaviour::Away);
     let mut rotation = bench.own(None);
     assert_eq!(turn(&bench, &mut rotation, day), 2);
     assert!(turn(&bench, &mut rotation, 0) <= 2, "not a day and two seconds");
     // A request under way.
-    let bench = Bench::new(Answer::Wait);
+    let bench = Bench::new(Behaviour::Wait);
     let mut rotation = bench.own(None);
     turn(&bench, &mut rotation, day);
     assert!(turn(&bench, &mut rotation, 0) <= 1);
-    bench.signer.set(Answer::Approve, at(0));
+    bench.signer.set(Behaviour::Approve, at(0));
     let mut second = 1;
     let issued = bench.issued(&mut rotation, &mut second);
     assert!(second < 20 && issued.facts.not_after == at(1000), "{second} {issued:?}");
@@ -379,13 +379,13 @@ fn a_clock_that_is_set_back_holds_up_nothing() {
 
 #[test]
 fn an_api_server_that_goes_away_does_not_end_the_wait() {
-    let bench = Bench::new(Answer::Wait);
+    let bench = Bench::new(Behaviour::Wait);
     let mut rotation = bench.own(None);
     let mut second = 0;
     assert!(matches!(bench.next(&mut rotation, &mut second), Outcome::Requested { bootstrap: false, .. }));
-    bench.signer.set(Answer::Away, at(0));
+    bench.signer.set(Behaviour::Away, at(0));
     assert!(matches!(rotation.turn(Some(&bench.template), at(60), 0.5), Outcome::Quiet));
-    bench.signer.set(Answer::Approve, at(100));
+    bench.signer.set(Behaviour::Approve, at(100));
     second = 100;
     bench.issued(&mut rotation, &mut second);
     assert_eq!(bench.signer.counts().0, 1);
@@ -393,22 +393,22 @@ fn an_api_server_that_goes_away_does_not_end_the_wait() {
 
 #[test]
 fn a_request_that_was_deleted_is_made_again() {
-    let bench = Bench::new(Answer::Wait);
+    let bench = Bench::new(Behaviour::Wait);
     let mut rotation = bench.own(None);
     let mut second = 0;
     bench.next(&mut rotation, &mut second);
     bench.signer.delete_all();
     assert!(bench.failure(&mut rotation, &mut second).contains("csr-1 for the client certificate is gone"));
-    bench.signer.set(Answer::Approve, at(second));
+    bench.signer.set(Behaviour::Approve, at(second));
     bench.issued(&mut rotation, &mut second);
 }
 
 #[test]
 fn an_expired_certificate_is_renewed_with_the_bootstrap_credentials() {
-    let bench = Bench::new(Answer::Approve);
+    let bench = Bench::new(Behaviour::Approve);
     let mut second = 0;
     let old = bench.issued(&mut bench.own(None), &mut second);
-    let away = FakeSigner::answering(Answer::Away, at(0));
+    let away = FakeSigner::answering(Behaviour::Away, at(0));
     let mut rotation = Rotation::new(
         bench.store.clone(),
         Some(old.clone()),
@@ -420,7 +420,7 @@ fn an_expired_certificate_is_renewed_with_the_bootstrap_credentials() {
     second = 850;
     assert!(bench.failure(&mut rotation, &mut second).contains("connection refused"));
     second = 2000;
-    bench.signer.set(Answer::Approve, at(second));
+    bench.signer.set(Behaviour::Approve, at(second));
     let new = bench.issued(&mut rotation, &mut second);
     assert!(new.facts.not_after > old.facts.not_after);
     assert!(bench.signer.names().iter().any(|name| name.starts_with("node-csr-")));
@@ -428,7 +428,7 @@ fn an_expired_certificate_is_renewed_with_the_bootstrap_credentials() {
 
 #[test]
 fn addresses_that_change_make_a_new_request() {
-    let mut bench = Bench::new(Answer::Wait);
+    let mut bench = Bench::new(Behaviour::Wait);
     let serving = |ip: &str| {
         let names = ServingNames { ips: [ip.parse().unwrap()].into(), ..ServingNames::default() };
         Template::serving("node1", names)
@@ -442,7 +442,7 @@ fn addresses_that_change_make_a_new_request() {
     bench.template = serving("10.0.0.8");
     assert_eq!(rotation.due(Some(&bench.template), at(second)), at(second));
     bench.next(&mut rotation, &mut second);
-    bench.signer.set(Answer::Approve, at(second));
+    bench.signer.set(Behaviour::Approve, at(second));
     let identity = bench.issued(&mut rotation, &mut second);
     assert_eq!(identity.facts.ips, ["10.0.0.8".parse::<std::net::IpAddr>().unwrap()]);
     assert!(rotation.due(Some(&bench.template), at(second)) > at(second + 600));
@@ -457,8 +457,8 @@ fn addresses_that_change_make_a_new_request() {
 }
 
 #[test]
-fn a_signer_that_grants_little_is_not_asked_all_the_time() {
-    let bench = Bench::new(Answer::Old);
+fn short_lived_certificates_cause_no_request_loop() {
+    let bench = Bench::new(Behaviour::Old);
     let mut rotation = bench.own(None);
     let mut second = 0;
     let identity = bench.issued(&mut rotation, &mut second);
@@ -468,8 +468,8 @@ fn a_signer_that_grants_little_is_not_asked_all_the_time() {
 }
 
 #[test]
-fn a_signer_that_leaves_names_out_is_asked_again_at_the_renewal() {
-    let mut bench = Bench::new(Answer::Approve);
+fn names_that_the_signer_omits_are_requested_at_the_renewal() {
+    let mut bench = Bench::new(Behaviour::Approve);
     let names = ServingNames { ips: ["10.9.9.9".parse().unwrap()].into(), ..ServingNames::default() };
     bench.template = Template::serving("node1", names);
     let mut rotation = bench.own(None);
@@ -480,8 +480,8 @@ fn a_signer_that_leaves_names_out_is_asked_again_at_the_renewal() {
 }
 
 #[test]
-fn a_request_of_the_same_name_that_is_not_ours_is_told() {
-    let bench = Bench::new(Answer::Wait);
+fn a_foreign_request_of_the_same_name_is_reported() {
+    let bench = Bench::new(Behaviour::Wait);
     let key = bench.store.pending_key().unwrap();
     let name = bench.template.request_name(&key);
     let other = bench.template.request(&PrivateKey::generate().unwrap(), Some(&name)).unwrap();
@@ -491,8 +491,8 @@ fn a_request_of_the_same_name_that_is_not_ours_is_told() {
 }
 
 #[test]
-fn without_any_credentials_it_says_so() {
-    let bench = Bench::new(Answer::Approve);
+fn missing_credentials_are_reported() {
+    let bench = Bench::new(Behaviour::Approve);
     let mut rotation = Rotation::new(bench.store.clone(), None, None, None, 0.5);
     assert!(bench.failure(&mut rotation, &mut 0).contains("bootstrap credentials: there are none"));
 }

@@ -5,36 +5,31 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
 use jiff::{SignedDuration, Timestamp};
 
 use super::csr::{PrivateKey, Purpose, ServingNames, Template};
+use super::error::Error;
 use super::store::{self, Identity, Store};
-use super::{Error, chain};
 pub use crate::transport::tls::ServingCertificate;
 use crate::util::atomic_file;
+use crate::util::error_chain::chain;
 
 /// Of a certificate that the node signs itself.
 const LIFETIME: Duration = Duration::from_secs(366 * 86_400);
 /// It begins a little earlier, for clocks that are behind.
 const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
-/// The operator's files are looked at no more often than this.
+/// The shortest time between two checks of the operator's files.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Where a serving certificate comes from.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum Source {
     /// `tlsCertFile` and `tlsPrivateKeyFile`.
-    Files {
-        /// The chain.
-        certificate: PathBuf,
-        /// The key.
-        key: PathBuf,
-    },
+    Files { certificate: PathBuf, key: PathBuf },
     /// `kubelet.crt` and `kubelet.key` in the certificate directory, made if they are not
     /// there or no longer good.
     SelfSigned {
-        /// The certificate directory.
         dir: PathBuf,
         /// The host's name, or what stands in for it.
         host: String,
@@ -42,10 +37,7 @@ pub enum Source {
         ips: Vec<std::net::IpAddr>,
     },
     /// Issued on request (`serverTLSBootstrap`); none until then.
-    Requested {
-        /// The certificate directory.
-        dir: PathBuf,
-    },
+    Requested { dir: PathBuf },
 }
 
 /// The certificate in force, for the server. Clones share it.
@@ -57,7 +49,6 @@ pub struct Serving {
 #[derive(Debug, Default)]
 struct Inner {
     current: Option<Arc<ServingCertificate>>,
-    bells: Vec<Sender<()>>,
     files: Option<Files>,
 }
 
@@ -111,14 +102,6 @@ impl Serving {
         inner.current.clone()
     }
 
-    /// A bell that rings at each change, for a server that keeps what it made of one.
-    #[must_use]
-    pub fn subscribe(&self) -> Receiver<()> {
-        let (ring, bell) = bounded(1);
-        self.lock().bells.push(ring);
-        bell
-    }
-
     pub(super) fn put(&self, identity: &Identity) {
         self.lock().put(identity);
     }
@@ -136,8 +119,6 @@ impl Inner {
             key_pem: identity.key_pem.clone(),
             generation,
         }));
-        // A full bell already rings; a gone listener leaves the list.
-        self.bells.retain(|bell| !matches!(bell.try_send(()), Err(error) if error.is_disconnected()));
     }
 
     fn reload(&mut self, now: Instant) {
@@ -156,7 +137,7 @@ impl Inner {
                 log::info!("the serving certificate {} was read again", files.certificate.display());
                 self.put(&identity);
             }
-            // Half-way through a replacement, perhaps: the old one stays, and the next look tells.
+            // Perhaps half-way through a replacement: the old one stays, and the next check reads it.
             Err(error) => log::warn!("the serving certificate stays as it was: {}", chain(&error)),
         }
     }
@@ -183,7 +164,7 @@ fn self_signed(dir: &Path, host: &str, ips: &[std::net::IpAddr], now: Timestamp)
     let (certificate, key) = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
     if certificate.exists() && key.exists() {
         match read_pair(&certificate, &key) {
-            // DIFFERS: upstream shows an expired one for ever.
+            // DIFFERS: upstream serves an expired certificate without a limit.
             Ok(identity) if !identity.facts.is_expired(now) => return Ok(identity),
             Ok(_) => log::info!("{} has expired; a new one replaces it", certificate.display()),
             Err(error) => log::warn!("{}; a new certificate replaces it", chain(&error)),
@@ -248,7 +229,6 @@ mod tests {
             key: dir.path().join("kubelet.key"),
         };
         let serving = Serving::open(&source, at(0)).unwrap();
-        let bell = serving.subscribe();
         let first = serving.current().unwrap();
         let reload = |later: u64| serving.lock().reload(Instant::now() + Duration::from_secs(later));
         reload(60);
@@ -269,7 +249,6 @@ mod tests {
         touch("kubelet.crt");
         reload(180);
         assert_eq!(serving.lock().current.clone().unwrap().generation, 2);
-        assert!(bell.try_recv().is_ok());
         assert!(
             Serving::open(&Source::Files { certificate: "/none".into(), key: "/none".into() }, at(0))
                 .is_err()
@@ -277,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn on_request_there_is_none_until_one_is_issued() {
+    fn requested_certificate_is_served_once_issued() {
         let dir = tempfile::tempdir().unwrap();
         let source = Source::Requested { dir: dir.path().to_owned() };
         assert!(Serving::open(&source, at(0)).unwrap().current().is_none());

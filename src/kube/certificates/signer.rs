@@ -1,10 +1,10 @@
-//! The API client as the one to ask for certificates.
+//! The API client as a signer of certificates.
 
 use std::time::Duration;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 
-use super::Error;
+use super::error::Error;
 use super::rotation::{OpenSigner, Refusal, Signer};
 use crate::kube::client::Client;
 use crate::kube::error::ApiError;
@@ -15,7 +15,7 @@ use crate::transport::api::Breaker;
 /// time that they are needed, because the file may have been replaced.
 pub type OpenBootstrap = Box<dyn FnMut() -> Result<Client, String> + Send>;
 
-/// One request with its answer. Certificates are not urgent, but a stop waits for this at most.
+/// For one request. Certificates are not urgent, but a stop waits for this at most.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client for requests that `breaker` ends. Certificates have no rate limit.
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_told_apart() {
+    fn api_errors_become_refusals() {
         let check = |code, reason, expected| {
             assert_eq!(refusal(&ApiError::for_test(code, reason, "words")), expected);
         };

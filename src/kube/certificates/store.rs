@@ -11,7 +11,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::csr::{PrivateKey, Purpose};
-use super::{Error, Facts};
+use super::error::Error;
+use super::facts::Facts;
 use crate::transport;
 use crate::util::atomic_file;
 
@@ -29,7 +30,7 @@ pub struct Identity {
     pub chain_pem: String,
     /// The private key.
     pub key_pem: String,
-    /// What the own one says.
+    /// The content of the first certificate.
     pub facts: Facts,
 }
 
@@ -106,8 +107,8 @@ fn encode(block: &pem::Pem) -> String {
     pem::encode_config(block, pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF))
 }
 
-/// What the certificates in a PEM text say that is kept elsewhere, such as that of a
-/// kubeconfig; an error says what is wrong with it.
+/// Reads the certificates in a PEM text that is kept elsewhere, such as that of a
+/// kubeconfig; an error describes what is wrong with it.
 ///
 /// # Errors
 /// When there is no certificate, or one of them is damaged.
@@ -161,8 +162,8 @@ impl Store {
         Identity::of_pem(&text).map(Some).map_err(|why| Error::Content { path, why })
     }
 
-    /// Writes a new file and makes it the current one. Whoever opens the current one sees the
-    /// old or the new, whole.
+    /// Writes a new file and makes it the current one. A reader of the current file sees the
+    /// old or the new one, complete.
     pub(super) fn update(&self, identity: &Identity, now: Timestamp) -> Result<PathBuf, Error> {
         self.make_dir()?;
         let time = now.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d-%H-%M-%S").to_string();
@@ -224,7 +225,7 @@ impl Store {
 pub(super) fn read(path: &Path) -> Result<Option<String>, Error> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
     match fs::metadata(path) {
-        // To open a pipe would wait for somebody to write to it.
+        // Opening a pipe would block until a process writes to it.
         Ok(metadata) if !metadata.is_file() => {
             return Err(Error::Content { path: path.to_owned(), why: "it is no regular file" });
         }
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_named_with_what_is_wrong() {
+    fn invalid_files_are_reported_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path(), Purpose::Serving);
         let key = PrivateKey::generate().unwrap();

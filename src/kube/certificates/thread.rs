@@ -8,7 +8,6 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use jiff::{SignedDuration, Timestamp};
 
 use super::bootstrap::{self, Cluster};
-use super::chain;
 use super::csr::{Purpose, ServingNames, Template};
 use super::rotation::{self, OpenSigner, Outcome, Rotation, Signer};
 use super::serving::Serving;
@@ -21,6 +20,7 @@ use crate::model::metrics::{
 };
 use crate::transport;
 use crate::util::backoff::random_unit;
+use crate::util::error_chain::chain;
 use crate::util::metrics::{Counter, Gauge};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -50,7 +50,6 @@ pub struct Renewed {
     pub kubeconfig: Option<(PathBuf, Cluster)>,
 }
 
-/// What the thread works with.
 struct Parts {
     cert_dir: PathBuf,
     node_name: String,
@@ -73,49 +72,24 @@ type Install = Box<dyn FnMut(&Identity) + Send>;
 /// What others hold of the thread. Clones share it.
 #[derive(Clone)]
 pub struct Certificates {
-    shared: Arc<Mutex<Shared>>,
+    names: Arc<Mutex<ServingNames>>,
     bell: Sender<()>,
-}
-
-#[derive(Default)]
-struct Shared {
-    names: ServingNames,
-    numbers: Numbers,
-}
-
-/// How it stands, for metrics and reports.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Numbers {
-    /// The end of the client certificate; none without one that is renewed here.
-    pub client_not_after: Option<Timestamp>,
-    /// The end of the serving certificate; likewise.
-    pub serving_not_after: Option<Timestamp>,
-    /// Attempts at a new client certificate that failed.
-    pub client_errors: u64,
-    /// Attempts at a new serving certificate that failed.
-    pub serving_errors: u64,
 }
 
 impl Certificates {
     /// The node's addresses as they are now. A serving certificate that lacks one is replaced.
     pub fn set_addresses(&self, addresses: &[api::NodeAddress]) {
         let new = ServingNames::of_addresses(addresses);
-        let mut shared = self.lock();
-        if shared.names != new {
-            shared.names = new;
+        let mut names = self.lock();
+        if *names != new {
+            *names = new;
             // A full bell already rings; a thread that has ended needs none.
             let _ = self.bell.try_send(());
         }
     }
 
-    /// How it stands.
-    #[must_use]
-    pub fn numbers(&self) -> Numbers {
-        self.lock().numbers
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ServingNames> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -177,33 +151,32 @@ fn install(client: &Client, identity: &Identity) {
 
 fn start(parts: Parts, on_death: OnDeath) -> std::io::Result<(Running, Certificates)> {
     let (ring, bell) = bounded(1);
-    let certificates = Certificates { shared: Arc::default(), bell: ring };
+    let certificates = Certificates { names: Arc::default(), bell: ring };
     let own = certificates.clone();
     let running = threads::spawn("certs", Stack::Large, on_death, move |stop| {
         // It holds the other end of the bell, so that is never cut off.
-        Room::new(parts, own).run(&stop, &bell);
+        State::new(parts, own).run(&stop, &bell);
     })?;
     Ok((running, certificates))
 }
 
-/// The state of the thread.
-struct Room {
+struct State {
     certificates: Certificates,
     node_name: String,
-    client: Option<ClientRoom>,
+    client: Option<ClientState>,
     serving: Option<(Rotation, Serving)>,
 }
 
-struct ClientRoom {
+struct ClientState {
     rotation: Rotation,
     store: Store,
     kubeconfig: Option<(PathBuf, Cluster)>,
     install: Install,
 }
 
-impl ClientRoom {
+impl ClientState {
     /// Writes the kubeconfig if it is still to be written and there is what it points at.
-    fn introduce(&mut self) {
+    fn publish_kubeconfig(&mut self) {
         let Some((path, cluster)) = &self.kubeconfig else { return };
         match bootstrap::write_kubeconfig(path, cluster, &self.store) {
             Ok(()) => {
@@ -215,27 +188,27 @@ impl ClientRoom {
     }
 }
 
-impl Room {
-    fn new(parts: Parts, certificates: Certificates) -> Room {
+impl State {
+    fn new(parts: Parts, certificates: Certificates) -> State {
         let Parts { cert_dir, node_name, client, serving } = parts;
         let client = client.map(|client| {
             let store = Store::new(&cert_dir, Purpose::Client);
             let ClientParts { current, own, bootstrap, kubeconfig, install } = client;
             let good = bootstrap::good(&store, &Template::client(&node_name), Timestamp::now()).is_some();
             let rotation = Rotation::new(store.clone(), current, Some(own), bootstrap, random_unit());
-            let mut client = ClientRoom { rotation, store, kubeconfig, install };
+            let mut client = ClientState { rotation, store, kubeconfig, install };
             if good {
-                client.introduce();
+                client.publish_kubeconfig();
             }
             client
         });
         let serving = serving.map(|(serving, signer)| {
             let store = Store::new(&cert_dir, Purpose::Serving);
-            // One that cannot be read was told of when the source was opened.
+            // A certificate that cannot be read was logged when the source was opened.
             let current = store.load().unwrap_or_default();
             (Rotation::new(store, current, Some(signer), None, random_unit()), serving)
         });
-        Room { certificates, node_name, client, serving }
+        State { certificates, node_name, client, serving }
     }
 
     fn run(&mut self, stop: &StopToken, bell: &Receiver<()>) {
@@ -252,7 +225,7 @@ impl Room {
         }
     }
 
-    /// Does what is due and says when to come back.
+    /// Does what is due and returns the time of the next turn.
     fn turn(&mut self, now: Timestamp, stop: &StopToken) -> Timestamp {
         let mut due = Timestamp::MAX;
         if let Some(client) = &mut self.client {
@@ -261,36 +234,31 @@ impl Room {
             if stop.is_stopped() {
                 return due;
             }
-            rotation::tell(Purpose::Client, &outcome, client.rotation.failures());
+            rotation::log_outcome(Purpose::Client, &outcome, client.rotation.failures());
             if let Outcome::Issued(identity, stored) = &outcome {
                 (client.install)(identity);
                 if stored.is_none() {
-                    client.introduce();
+                    client.publish_kubeconfig();
                 }
             }
             due = due.min(client.rotation.due(Some(&template), now));
-            let numbers = &mut self.certificates.lock().numbers;
-            numbers.client_not_after = client.rotation.not_after();
-            numbers.client_errors += u64::from(matches!(outcome, Outcome::Failed(_)));
-            count(&outcome, numbers.client_not_after, &CLIENT_CERTIFICATE_END, &CLIENT_CERTIFICATE_ERRORS);
+            let end = client.rotation.not_after();
+            count(&outcome, end, &CLIENT_CERTIFICATE_END, &CLIENT_CERTIFICATE_ERRORS);
         }
         if let Some((rotation, serving)) = &mut self.serving {
-            let names = self.certificates.lock().names.clone();
-            // The signer refuses a node without an address; before there is one, none is asked for.
+            let names = self.certificates.lock().clone();
+            // The signer rejects a node without an address; before there is one, there is no request.
             let template = (!names.ips.is_empty()).then(|| Template::serving(&self.node_name, names));
             let outcome = rotation.turn(template.as_ref(), now, random_unit());
             if stop.is_stopped() {
                 return due;
             }
-            rotation::tell(Purpose::Serving, &outcome, rotation.failures());
+            rotation::log_outcome(Purpose::Serving, &outcome, rotation.failures());
             if let Outcome::Issued(identity, _) = &outcome {
                 serving.put(identity);
             }
             due = due.min(rotation.due(template.as_ref(), now));
-            let numbers = &mut self.certificates.lock().numbers;
-            numbers.serving_not_after = rotation.not_after();
-            numbers.serving_errors += u64::from(matches!(outcome, Outcome::Failed(_)));
-            count(&outcome, numbers.serving_not_after, &SERVING_CERTIFICATE_END, &SERVING_CERTIFICATE_ERRORS);
+            count(&outcome, rotation.not_after(), &SERVING_CERTIFICATE_END, &SERVING_CERTIFICATE_ERRORS);
         }
         due
     }
@@ -310,14 +278,24 @@ fn count(outcome: &Outcome, end: Option<Timestamp>, shown: &Gauge, errors: &Coun
 mod tests {
     use super::*;
     use crate::kube::certificates::rotation::tests::FakeSigner;
+    use std::time::Instant;
 
     #[test]
-    fn the_thread_asks_installs_and_serves() {
+    fn the_thread_requests_installs_and_serves() {
         let dir = tempfile::tempdir().unwrap();
         let signer = FakeSigner::approving();
         let (installed, news) = bounded(4);
         let serving = Serving::default();
-        let changed = serving.subscribe();
+        let limit = Duration::from_secs(30);
+        // Waits for the certificate of this generation.
+        let generation = |wanted: u64| {
+            let end = Instant::now() + limit;
+            while serving.current().is_none_or(|current| current.generation < wanted) {
+                assert!(Instant::now() < end, "no certificate of generation {wanted}");
+                let _ = StopToken::never().wait(Duration::from_millis(1));
+            }
+            serving.current().unwrap().generation
+        };
         let parts = Parts {
             cert_dir: dir.path().to_owned(),
             node_name: "node1".into(),
@@ -333,22 +311,16 @@ mod tests {
             serving: Some((serving.clone(), signer.boxed())),
         };
         let (running, certificates) = start(parts, OnDeath::Nobody).unwrap();
-        let limit = Duration::from_secs(30);
         assert_eq!(news.recv_timeout(limit).unwrap(), "system:node:node1");
         assert!(serving.current().is_none(), "no address is known");
         let address = |ip: &str| api::NodeAddress { type_: "InternalIP".into(), address: ip.into() };
         certificates.set_addresses(&[address("10.0.0.7")]);
-        changed.recv_timeout(limit).unwrap();
-        assert_eq!(serving.current().unwrap().generation, 1);
+        assert_eq!(generation(1), 1);
         certificates.set_addresses(&[address("10.0.0.7")]);
         certificates.set_addresses(&[address("10.0.0.8")]);
-        changed.recv_timeout(limit).unwrap();
-        assert_eq!(serving.current().unwrap().generation, 2);
+        assert_eq!(generation(2), 2);
         drop(running);
         assert!(dir.path().join("kubelet.conf").exists());
-        let numbers = certificates.numbers();
-        assert!(numbers.client_not_after.is_some() && numbers.serving_not_after.is_some());
-        assert_eq!((numbers.client_errors, numbers.serving_errors), (0, 0));
         assert!(Store::new(dir.path(), Purpose::Client).load().unwrap().is_some());
     }
 }

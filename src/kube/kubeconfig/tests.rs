@@ -172,7 +172,7 @@ fn proxy_url_wins_over_environment() {
 }
 
 #[test]
-fn what_does_not_do() {
+fn invalid_kubeconfigs_are_rejected() {
     let cluster = json!({"server": "https://h"});
     let wrong = |cluster: Value, user: Value| {
         let outcome = read_at(Path::new("/nowhere"), cluster, user);

@@ -5,7 +5,7 @@
 //! last. By default a watch follows each. What was read stays usable while the API server is
 //! away.
 //!
-//! DIFFERS: a pod whose object changed is looked at again at once, and a volume that waits
+//! DIFFERS: a pod whose object changed is synced again at once, and a volume that waits
 //! for a missing one does not wait to the end of its back-off; upstream leaves both to the
 //! next periodic sync. A watch is not ended for want of readers.
 //!
@@ -65,42 +65,27 @@ impl Strategy {
 
 /// Why there is no object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum ObjectError {
-    /// The API server says so.
+    /// The API server has no such object.
     #[error("{} {name:?} not found", kind.word())]
-    NotFound {
-        /// What was asked for.
-        kind: Kind,
-        /// Its name.
-        name: String,
-    },
-    /// The API server refuses. Right after a pod was bound it may not know yet that this
-    /// node has to do with the object: worth another try.
+    NotFound { kind: Kind, name: String },
+    /// Access is denied. Right after a pod was bound the API server may not know yet that this
+    /// node may read the object: worth a retry.
     #[error("{text}")]
     Forbidden {
-        /// The API server's words.
+        /// The API server's message.
         text: String,
     },
-    /// It could not be asked.
+    /// The request failed.
     #[error("{text}")]
-    Unavailable {
-        /// Why.
-        text: String,
-    },
-    /// There was no answer yet.
+    Unavailable { text: String },
+    /// There was no response yet.
     #[error("failed to sync {} cache: timed out waiting for the condition", kind.word())]
-    NotYet {
-        /// What was asked for.
-        kind: Kind,
-    },
+    NotYet { kind: Kind },
     /// No registered pod names it.
     #[error("object {namespace:?}/{name:?} not registered")]
-    NotRegistered {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
+    NotRegistered { namespace: String, name: String },
     /// The pod is to end, or the agent.
     #[error("stopping")]
     Stopping,
@@ -108,16 +93,15 @@ pub enum ObjectError {
 
 impl ObjectError {
     /// Whether the object does not exist, which optional references allow.
-    #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(self, ObjectError::NotFound { .. })
     }
 }
 
-/// What a watch tells: the object as it is now, or that there is none.
+/// An update of a watch: the object as it is now, or that there is none.
 pub type Sink = Box<dyn FnMut(Option<Object>) + Send>;
 
-/// What is asked of the API server; a trait so that tests need no server.
+/// The requests to the API server; a trait so that tests need no server.
 pub trait ObjectApi: Send + Sync {
     /// Reads the object once.
     ///
@@ -132,10 +116,10 @@ pub trait ObjectApi: Send + Sync {
     fn watch(&self, key: &Key, sink: Sink) -> io::Result<Running>;
 }
 
-/// Told which pods to look at again.
+/// Receives the pods to sync again.
 pub type Changed = Box<dyn Fn(&PodUid) + Send + Sync>;
 
-/// The node's wish for [`Strategy::Cache`], from its annotation; `None`: a minute.
+/// The lifetime of cached objects for [`Strategy::Cache`], from the node's annotation; `None`: a minute.
 pub type TimeToLive = Box<dyn Fn() -> Option<Duration> + Send + Sync>;
 
 /// The cache. Clones share it.
@@ -155,39 +139,38 @@ struct Shared {
     api: Arc<dyn ObjectApi>,
     changed: Changed,
     time_to_live: TimeToLive,
-    /// Held for look-ups only, never across a call.
+    /// Locked for look-ups only, never during a call.
     table: Mutex<Table>,
 }
 
 #[derive(Default)]
 struct Table {
     entries: HashMap<Key, Entry>,
-    pods: HashMap<PodUid, Named>,
+    pods: HashMap<PodUid, References>,
     /// Of entries with a watch, or about to have one.
     watches: usize,
     last_id: u64,
     closed: bool,
 }
 
-/// What a pod names.
 #[derive(Default)]
-struct Named {
+struct References {
     keys: BTreeSet<Key>,
     /// How often one of them changed.
     changes: u64,
 }
 
 struct Entry {
-    /// A watch of an earlier entry with this key has nothing to say here.
+    /// A watch of an earlier entry with this key must not change this one.
     id: u64,
     pods: usize,
     known: Known,
     /// When it was read, without a watch; `None`: its age does not count.
     read: Option<Instant>,
     watch: Watch,
-    /// Dropped to wake those who wait for the first word.
+    /// Dropped to wake the callers that wait for the first response.
     waiters: Option<(Sender<()>, Receiver<()>)>,
-    /// Whether somebody has waited in vain.
+    /// Whether a caller's wait has timed out.
     missed: bool,
 }
 
@@ -199,10 +182,10 @@ enum Known {
 
 enum Watch {
     No,
-    /// A thread is being started by whoever registered the pod.
+    /// The thread that registered the pod is starting the watch.
     Starting,
     On(Running),
-    /// The object is immutable: there is nothing more to learn.
+    /// The object is immutable: it cannot change any more.
     Over,
 }
 
@@ -234,15 +217,14 @@ impl Entry {
     }
 }
 
-/// That there is no such object.
+/// The error for a missing object.
 #[must_use]
 pub fn not_found(key: &Key) -> ObjectError {
     ObjectError::NotFound { kind: key.kind, name: key.name.clone() }
 }
 
-/// What to do for a reader.
 enum Step {
-    Answer(Result<Arc<Object>, ObjectError>),
+    Done(Result<Arc<Object>, ObjectError>),
     Wait(Receiver<()>),
     Read(u64),
 }
@@ -260,8 +242,8 @@ impl Objects {
         Objects { shared: Arc::new(shared) }
     }
 
-    /// Keeps the objects that the pod names, and gives up those that an earlier version of
-    /// it named. Doing it again is cheap.
+    /// Keeps the objects that the pod names, and releases those that an earlier version of
+    /// it named. A repeated call is cheap.
     pub fn register(&self, pod: &Pod) {
         let wanted = references(pod);
         let mut unused = Vec::new();
@@ -278,7 +260,7 @@ impl Objects {
                 entry.pods += 1;
             }
             for key in before.difference(&wanted) {
-                unused.extend(table.give_up(key));
+                unused.extend(table.release(key));
             }
             if !known {
                 // The pod may be newer than what was read for others.
@@ -303,29 +285,29 @@ impl Objects {
         }
     }
 
-    /// The pod needs its objects no more; those that no other pod names are dropped.
+    /// Releases the pod's objects; those that no other pod names are dropped.
     pub fn unregister(&self, uid: &PodUid) {
         let mut unused = Vec::new();
         {
             let mut table = self.shared.table();
             let Some(named) = table.pods.remove(uid) else { return };
             for key in &named.keys {
-                unused.extend(table.give_up(key));
+                unused.extend(table.release(key));
             }
         }
-        // Joins, so not while the table is held.
+        // This joins the threads, so the table must not be locked.
         drop(unused);
     }
 
-    /// The object as it was last seen. Waits up to `wait` for the first word about it.
+    /// The object as it was last read. Waits up to `wait` for the first response.
     ///
     /// # Errors
-    /// When there is none, or nothing is known of it.
+    /// When there is none, or it was never read.
     pub fn get(&self, key: &Key, wait: Duration, stop: &StopToken) -> Result<Arc<Object>, ObjectError> {
         let until = Instant::now() + wait;
         loop {
             match self.shared.step(key) {
-                Step::Answer(answer) => return answer,
+                Step::Done(answer) => return answer,
                 Step::Read(id) => return self.shared.read(key, id),
                 Step::Wait(word) => {
                     let _waiting = threads::waiting("first read of an object");
@@ -417,8 +399,8 @@ impl Table {
         })
     }
 
-    /// One pod fewer names it. Gives the watch that nobody needs.
-    fn give_up(&mut self, key: &Key) -> Option<Running> {
+    /// Removes one pod's use of the object. Returns the watch if no pod uses it any more.
+    fn release(&mut self, key: &Key) -> Option<Running> {
         let entry = self.entries.get_mut(key)?;
         entry.pods = entry.pods.saturating_sub(1);
         if entry.pods > 0 {
@@ -480,10 +462,10 @@ impl Shared {
         };
         let mut table = self.table();
         if table.closed {
-            return Step::Answer(Err(ObjectError::Stopping));
+            return Step::Done(Err(ObjectError::Stopping));
         }
         let Some(entry) = table.entries.get_mut(key) else {
-            return Step::Answer(Err(ObjectError::NotRegistered {
+            return Step::Done(Err(ObjectError::NotRegistered {
                 namespace: key.namespace.clone(),
                 name: key.name.clone(),
             }));
@@ -499,7 +481,7 @@ impl Shared {
             return Step::Read(entry.id);
         }
         match entry.answer(key) {
-            Some(answer) => Step::Answer(answer),
+            Some(answer) => Step::Done(answer),
             None => Step::Wait(entry.waiters.get_or_insert_with(|| bounded(0)).1.clone()),
         }
     }
@@ -547,7 +529,7 @@ impl Shared {
             let immutable = object.as_ref().is_some_and(|object| object.immutable);
             entry.known = object.map_or(Known::Absent, |object| Known::Present(Arc::new(object)));
             entry.waiters = None;
-            // Who waits has its answer; who has given up must be told.
+            // Waiting callers have the response; pods whose wait timed out must be synced again.
             let tell = !first || std::mem::take(&mut entry.missed);
             if immutable && entry.watch.counts() {
                 if let Watch::On(running) = std::mem::replace(&mut entry.watch, Watch::Over) {

@@ -11,16 +11,14 @@ use crate::model::pod::Pod;
 
 /// The two kinds of object whose content pods see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum Kind {
-    /// A ConfigMap.
     ConfigMap,
-    /// A Secret.
     Secret,
 }
 
 impl Kind {
     /// The word in messages.
-    #[must_use]
     pub fn word(self) -> &'static str {
         match self {
             Kind::ConfigMap => "configmap",
@@ -108,7 +106,6 @@ struct StoredMetadata {
 
 impl Stored {
     /// `metadata.name`.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.metadata.name
     }

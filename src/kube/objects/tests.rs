@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::util::threads::{OnDeath, Stack, spawn};
 
-/// An API server that says what a test wants.
+/// An API server with the responses that a test sets.
 #[derive(Default)]
 struct Server {
     objects: Mutex<HashMap<Key, Result<Object, ObjectError>>>,
@@ -97,7 +97,7 @@ fn a_watch_follows_an_object_for_all_pods() {
         get(&objects, "a"),
         Err("failed to sync configmap cache: timed out waiting for the condition".into())
     );
-    // Who has waited in vain is told of the first word.
+    // A caller whose wait timed out is notified of the first response.
     server.say(&key("a"), None);
     assert_eq!(get(&objects, "a"), Err("configmap \"a\" not found".into()));
     assert_eq!(told.try_iter().count(), 2);
@@ -117,7 +117,7 @@ fn a_watch_follows_an_object_for_all_pods() {
     objects.unregister(&PodUid::from("2"));
     assert_eq!(server.running.load(Ordering::SeqCst), 0);
     assert!(get(&objects, "a").unwrap_err().contains("not registered"));
-    // A watch that speaks late has nothing to say.
+    // A late event of a closed watch is ignored.
     server.say(&key("a"), Some(object(3)));
     assert!(told.is_empty());
     let table = objects.shared.table();
@@ -125,7 +125,7 @@ fn a_watch_follows_an_object_for_all_pods() {
 }
 
 #[test]
-fn a_new_version_of_a_pod_gives_up_what_it_no_longer_names() {
+fn a_new_version_of_a_pod_releases_unused_objects() {
     let server = Arc::new(Server::default());
     let (objects, _told) = cache(Strategy::Watch, &server);
     objects.register(&pod("1", &["a", "b"]));
@@ -141,7 +141,7 @@ fn a_new_version_of_a_pod_gives_up_what_it_no_longer_names() {
 }
 
 #[test]
-fn who_waits_has_the_first_word_at_once() {
+fn waiting_readers_get_the_first_response_at_once() {
     let server = Arc::new(Server::default());
     let (objects, told) = cache(Strategy::Watch, &server);
     objects.register(&pod("1", &["a"]));
@@ -194,7 +194,7 @@ fn without_a_watch_objects_are_read_when_they_are_old() {
 }
 
 #[test]
-fn a_new_pod_has_what_is_there_now() {
+fn a_new_pod_reads_the_current_object() {
     let server = Arc::new(Server::default());
     let (objects, _told) = cache(Strategy::Cache, &server);
     objects.register(&pod("1", &["a"]));
@@ -208,7 +208,7 @@ fn a_new_pod_has_what_is_there_now() {
 }
 
 #[test]
-fn what_was_read_serves_while_the_server_is_away() {
+fn cached_objects_are_served_while_the_server_is_away() {
     let server = Arc::new(Server::default());
     let (objects, _told) = cache(Strategy::Get, &server);
     objects.register(&pod("1", &["a", "b"]));
@@ -249,7 +249,7 @@ fn the_number_of_watches_is_bounded() {
 }
 
 #[test]
-fn a_pod_that_ends_waits_no_longer() {
+fn the_end_of_a_pod_ends_its_wait() {
     let server = Arc::new(Server::default());
     let (objects, _told) = cache(Strategy::Watch, &server);
     objects.register(&pod("1", &["a"]));

@@ -1,4 +1,4 @@
-//! What is asked of the API server for pods, and in which words.
+//! The requests to the API server for pods, and their error texts.
 
 use std::io;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use super::PodApi;
 use crate::util::stop::Waited;
 use crate::util::threads::{Died, OnDeath, Running};
 
-/// A pod's worker waits for the answer, and whoever wants to stop the pod waits for the worker.
+/// A pod's worker waits for the response, and stopping the pod waits for the worker.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The API server admits a token by its own copy of the pods, which may not have a pod yet that
-/// this node has seen already; it has it within moments. After so long it is asked again.
+/// this node has seen already; it has it within moments. After so long the request is repeated.
 const LAGS: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 
@@ -35,7 +35,7 @@ struct Requests {
 
 impl PodApi {
     /// Starts the thread `watch/services`; watches of objects start with the first pods.
-    /// `changed` is told which pods have a changed object: they should be looked at again.
+    /// `changed` receives the pods with a changed object; the caller syncs them again.
     ///
     /// # Errors
     /// When there can be no thread.
@@ -120,7 +120,7 @@ impl TokenApi for Requests {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            // "pods ..." would be the store's own word: then the pod is gone.
+            // "pods ..." would be the store's own text: then the pod is gone.
             let lags = error.is_not_found() && error.to_string().starts_with("pod \"");
             match waits.next().filter(|_| lags) {
                 Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}

@@ -23,13 +23,13 @@ const GRACE: Duration = Duration::from_secs(30);
 /// A watch that ends sooner without an event is a failure.
 const SHORT: Duration = Duration::from_secs(1);
 /// So many watches in a row that end so soon are one, too.
-/// DIFFERS: upstream opens a watch that brought an event again at once, for ever.
+/// DIFFERS: upstream opens a watch that delivered an event again at once, without a limit.
 const MAX_SHORT: u32 = 5;
-/// A list by way of a watch that takes longer is told of.
+/// A watch list that takes longer is logged.
 const SLOW: Duration = Duration::from_secs(10);
 /// Longer than any object that API servers store, as JSON.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
-/// Marks the bookmark after which the events are news.
+/// Marks the bookmark after which the events are changes.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// What is known between the rounds.
@@ -47,14 +47,12 @@ pub(super) struct Reflector<'a, S> {
     failures: Failures,
 }
 
-/// A watch that is open.
 struct Stream {
     lines: Lines,
     opened: Instant,
     generation: u64,
 }
 
-/// An event of a watch.
 enum Event {
     Set(Value),
     Removed(Value),
@@ -67,7 +65,7 @@ enum Event {
 enum End {
     /// As the server meant, or by a broken connection.
     Closed { events: u64 },
-    /// In the middle of something that must be told.
+    /// By a failure that must be logged.
     Failed(ApiError),
 }
 
@@ -109,7 +107,7 @@ impl<'a, S> Reflector<'a, S> {
         self.watch(stream, waits)
     }
 
-    /// What is there, by way of a watch that goes on with the news.
+    /// Reads all objects by a watch that continues with the changes.
     fn streaming_list<T: DeserializeOwned>(&mut self, waits: &mut Waits) -> Result<Stream, ApiError>
     where
         S: FnMut(Change<T>),
@@ -138,12 +136,12 @@ impl<'a, S> Reflector<'a, S> {
                     }
                     self.version = version;
                     self.version_unavailable = false;
-                    self.tell(Change::Replaced(items));
+                    self.deliver(Change::Replaced(items));
                     return Ok(stream);
                 }
                 Err(error) if expired(&error) && !version.is_empty() => self.version_unavailable = true,
                 Err(error) => return Err(error),
-                // Cut off before all was there: once more from the start.
+                // The stream ended before all objects were sent: start again.
                 Ok(None) => {
                     self.client_stopped()?;
                     short = if stream.opened.elapsed() < SHORT { short + 1 } else { 0 };
@@ -197,7 +195,7 @@ impl<'a, S> Reflector<'a, S> {
         }
     }
 
-    /// What is there, page by page.
+    /// Lists all objects, page by page.
     fn list<T: DeserializeOwned>(&mut self) -> Result<(), ApiError>
     where
         S: FnMut(Change<T>),
@@ -221,7 +219,7 @@ impl<'a, S> Reflector<'a, S> {
         }
         self.version = page.version;
         self.version_unavailable = false;
-        self.tell(Change::Replaced(page.items));
+        self.deliver(Change::Replaced(page.items));
         Ok(())
     }
 
@@ -231,7 +229,7 @@ impl<'a, S> Reflector<'a, S> {
         let mut pages = 1;
         while !all.token.is_empty() {
             let page: Page<T> = match self.page("", PAGE, &all.token) {
-                // The pages are of one moment, which is over: all at once, then.
+                // The snapshot of the pages has expired: list without pages.
                 Err(error) if error.is_gone() => return Ok((self.page(version, "", "")?, pages)),
                 page => page?,
             };
@@ -262,7 +260,7 @@ impl<'a, S> Reflector<'a, S> {
         })
     }
 
-    /// Follows the news, from an open stream or from the last version.
+    /// Follows the changes, from an open stream or from the last version.
     fn watch<T: DeserializeOwned>(
         &mut self,
         mut open: Option<Stream>,
@@ -351,10 +349,10 @@ impl<'a, S> Reflector<'a, S> {
                 return self.went_back(version);
             }
             match decode(object) {
-                Ok(object) if removed => self.tell(Change::Removed(object)),
-                Ok(object) => self.tell(Change::Set(object)),
+                Ok(object) if removed => self.deliver(Change::Removed(object)),
+                Ok(object) => self.deliver(Change::Set(object)),
                 // DIFFERS: upstream ends the watch and lists again. One object that cannot be
-                // read must not end the news of all others.
+                // read must not end the changes of all others.
                 Err(error) => {
                     log::error!("watch of {}: an object cannot be read: {error}", self.watched.target)
                 }
@@ -365,7 +363,7 @@ impl<'a, S> Reflector<'a, S> {
         }
     }
 
-    /// The server is behind what it once told: it came back from a backup, and what is there
+    /// The server is behind a version that it sent before: it was restored from a backup, and what is there
     /// has to be listed again.
     ///
     /// DIFFERS: upstream goes on, and does not see what happened between the backup's version
@@ -425,7 +423,7 @@ impl<'a, S> Reflector<'a, S> {
         field.into_iter().chain(label).collect()
     }
 
-    fn tell<T>(&mut self, change: Change<T>)
+    fn deliver<T>(&mut self, change: Change<T>)
     where
         S: FnMut(Change<T>),
     {

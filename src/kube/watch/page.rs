@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use crate::model::typed;
 
-/// A page.
 #[derive(Debug, PartialEq)]
 pub(super) struct Page<T> {
     pub(super) items: Vec<T>,
@@ -65,8 +64,8 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for PageVisitor<T> {
     }
 }
 
-/// An object without the books of who wrote which field: nobody here reads them, they are
-/// often its larger part, and they hold times that anybody may write.
+/// An object without `managedFields`: no code here reads them, they are
+/// often its larger part, and they hold times that any client may write.
 pub(super) fn decode<T: DeserializeOwned>(mut object: Value) -> Result<T, String> {
     if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
         metadata.remove("managedFields");

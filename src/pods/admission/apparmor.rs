@@ -4,14 +4,15 @@ use crate::model::api::AppArmorProfile;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 
-use super::{Admission, NodeView, reject};
+use super::decision::{Admission, reject};
+use crate::model::node::NodeView;
 
-/// The older way to ask for a profile, followed by the container's name.
+/// The older way to select a profile, followed by the container's name.
 const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// Whether a profile is named is the host's matter; whether it is loaded, the runtime's.
 pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
-    // A pod that runs already had its answer.
+    // A pod that runs already was admitted before.
     if !matches!(pod.source_phase(), "" | "Pending") {
         return Admission::Admit;
     }
@@ -23,22 +24,22 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     if !node.apparmor {
         return refuse("AppArmor is not enabled on the host");
     }
-    if wanted.contains(&Wanted::Nameless) {
+    if wanted.contains(&Profile::Nameless) {
         return refuse("invalid empty AppArmor profile name");
     }
     Admission::Admit
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum Profile {
     /// The runtime's own profile or a named one.
     Some,
     /// One of the host's profiles, but which?
     Nameless,
 }
 
-/// Every profile that is asked for, `Unconfined` left out.
-fn wanted(pod: &Pod) -> Vec<Wanted> {
+/// Every profile that the pod selects, `Unconfined` left out.
+fn wanted(pod: &Pod) -> Vec<Profile> {
     let spec = pod.spec();
     let of_pod = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
     let of_containers = pod
@@ -53,19 +54,19 @@ fn wanted(pod: &Pod) -> Vec<Wanted> {
         annotations.filter(|(key, _)| key.starts_with(ANNOTATION)).filter_map(|(_, value)| {
             match value.as_str() {
                 "unconfined" => None,
-                "localhost/" => Some(Wanted::Nameless),
-                _ => Some(Wanted::Some),
+                "localhost/" => Some(Profile::Nameless),
+                _ => Some(Profile::Some),
             }
         });
     of_pod.into_iter().chain(of_containers).filter_map(in_field).chain(by_annotation).collect()
 }
 
-fn in_field(profile: &AppArmorProfile) -> Option<Wanted> {
+fn in_field(profile: &AppArmorProfile) -> Option<Profile> {
     match profile.type_.as_str() {
         "Unconfined" => None,
         "Localhost" if profile.localhost_profile.as_deref().is_none_or(|name| name.trim().is_empty()) => {
-            Some(Wanted::Nameless)
+            Some(Profile::Nameless)
         }
-        _ => Some(Wanted::Some),
+        _ => Some(Profile::Some),
     }
 }

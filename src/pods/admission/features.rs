@@ -1,10 +1,11 @@
 //! A pod that needs what this node does not declare (`status.declaredFeatures`) waits for
-//! another node. The scheduler asks the same; this is for pods that it never saw.
+//! another node. The scheduler checks the same; this is for pods that it never saw.
 
 use crate::model::pod::Pod;
 use crate::model::{reasons, restart};
 
-use super::{Admission, NodeView, reject};
+use super::decision::{Admission, reject};
+use crate::model::node::NodeView;
 
 pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     let Some(declared) = &node.declared_features else { return Admission::Admit };
@@ -19,7 +20,7 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     )
 }
 
-/// The features without which a pod would not run as it says, in order of their names. The
+/// The features without which a pod would not run as specified, in order of their names. The
 /// others that nodes declare matter for requests to a pod that runs already.
 fn needed(pod: &Pod) -> Vec<&'static str> {
     let own_users = pod.spec().host_users == Some(false);

@@ -1,4 +1,4 @@
-//! Whether what a pod asks for is free.
+//! Whether the resources that a pod requests are free.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,7 @@ use crate::model::quantity::Amount;
 use crate::model::reasons;
 use crate::model::requests::{Amounts, Overhead, pod_requests};
 
-use super::Allocatable;
+use crate::model::node::Allocatable;
 
 /// One resource of which there is too little. CPU in millicores, others in units.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,6 +10,7 @@
 //! Go counterpart: pkg/kubelet/lifecycle, preemption, sysctl, and pkg/security/apparmor.
 
 mod apparmor;
+mod decision;
 mod features;
 mod fit;
 mod placement;
@@ -21,41 +22,18 @@ mod tests;
 use std::borrow::Cow;
 
 use crate::model::api::{PodStatus, Taint};
-use crate::model::ids::PodUid;
 pub use crate::model::node::{Allocatable, NodeView};
 use crate::model::pod::{Pod, QosClass};
 use crate::model::pod_size::{self, Excess};
 use crate::model::reasons;
 
+pub use decision::Admission;
+use decision::reject;
+
 /// Message of a pod that had to make room.
 pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
 /// Message of its `DisruptionTarget` condition.
 pub const PREEMPTED_CONDITION: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
-
-/// The decision about one pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Admission {
-    /// It may run.
-    Admit,
-    /// It never will.
-    Reject {
-        /// CamelCase, for the status and the event. Owned only for `OutOf<extended resource>`.
-        reason: Cow<'static, str>,
-        /// For the event as it is; the status puts `Pod was rejected: ` before it.
-        message: String,
-    },
-    /// It may run once these have been killed.
-    Preempt {
-        /// In the order of least regret.
-        victims: Vec<PodUid>,
-        /// What is short, or the first of it.
-        resource: String,
-    },
-}
-
-fn reject(reason: &'static str, message: impl Into<String>) -> Admission {
-    Admission::Reject { reason: Cow::Borrowed(reason), message: message.into() }
-}
 
 /// Whether a pod is new here, or runs and wants other resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,9 +48,9 @@ pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
     decide(pod, others, node, Operation::Add)
 }
 
-/// Whether `pod`, which runs with less, may have what it asks for now. Otherwise why not.
+/// Whether `pod`, which runs with less, may have the resources that it requests now. Otherwise why not.
 ///
-/// DIFFERS: nobody is preempted for it, however critical it is.
+/// DIFFERS: no pod is preempted for a resize, however critical the pod is.
 ///
 /// # Errors
 /// The first refusal.
@@ -111,8 +89,7 @@ fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> A
     outcome
 }
 
-/// Whether labels of the node speak against the pod.
-#[must_use]
+/// Whether the pod's node selector or affinity excludes the node.
 pub fn is_misplaced(pod: &Pod, node: &NodeView) -> bool {
     !placement::matches_affinity(pod, node)
 }
@@ -158,7 +135,7 @@ fn pressure(pod: &Pod, node: &NodeView) -> Admission {
     reject(reasons::EVICTED, format!("The node had condition: [{}]. ", node.pressures.join(" ")))
 }
 
-/// Everything the scheduler would have asked, for pods that it never saw.
+/// The scheduler's checks, for pods that it never saw.
 fn predicates(pod: &Pod, others: &[&Pod], node: &NodeView, operation: Operation) -> Admission {
     let labels = pod.object().metadata.labels.as_ref();
     if labels.and_then(|labels| labels.get("kubernetes.io/os")).is_some_and(|os| *os != node.os) {

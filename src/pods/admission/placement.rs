@@ -4,9 +4,10 @@ use crate::model::api::{Container, NodeSelectorRequirement, NodeSelectorTerm, Ta
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::reasons;
 
-use super::{Admission, NodeView, reject};
+use super::decision::{Admission, reject};
+use crate::model::node::NodeView;
 
-/// The first thing that speaks against this node.
+/// The first reason against this node.
 pub(super) fn failure(pod: &Pod, others: &[&Pod], node: &NodeView) -> Option<Admission> {
     let failed =
         |reason: &'static str, why: &str| Some(reject(reason, format!("Predicate {reason} failed: {why}")));

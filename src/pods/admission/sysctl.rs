@@ -5,7 +5,8 @@ use crate::config::sysctls::{Namespace, is_allowed, namespace, normalize};
 use crate::model::pod::Pod;
 use crate::model::reasons;
 
-use super::{Admission, NodeView, reject};
+use super::decision::{Admission, reject};
+use crate::model::node::NodeView;
 
 /// Refuses the first parameter that is not allowed, or that would be the node's own.
 pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {

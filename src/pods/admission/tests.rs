@@ -178,7 +178,7 @@ fn resources_of_ordinary_pods() {
     check(&pod("p", "api", heavy), &[half()], &node(), &out_of("cpu", 1600, 500, 2000));
     // A pod is not in its own way.
     check(&other("p", json!({"cpu": "2"})), &[other("p", json!({"cpu": "2"}))], &node(), "admit");
-    // Full house, even for a pod that asks for nothing.
+    // The node is full, even for a pod without requests.
     let five: Vec<Pod> = (0..5).map(|n| other(&format!("o{n}"), json!({}))).collect();
     check(&other("p", json!({})), &five, &node(), &out_of("pods", 1, 5, 5));
 }
@@ -362,7 +362,7 @@ fn pressure_and_shutdown() {
 
 /// As recorded: 64 cores wanted of 2, of which 100 m are taken by other static pods.
 #[test]
-fn a_static_pod_that_asks_for_too_much() {
+fn a_static_pod_with_too_large_requests_is_rejected() {
     let others = [pod("o", "file", asks(json!({"cpu": "100m"})))];
     let greedy = pod("p", "file", asks(json!({"cpu": "64"})));
     let Admission::Reject { reason, message } = admit(&greedy, &others, &node()) else { panic!() };
@@ -420,7 +420,7 @@ fn victims() {
     check(&ranked("p", "file", 2_000_001_000), &[ranked("o", "api", 2_000_000_000)], &node(), "preempt [o]");
     let none = "UnexpectedAdmissionError: Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: [(res: cpu, q: 1000), ]";
     check(&ranked("p", "file", 2_000_000_000), &[ranked("o", "api", 2_000_000_000)], &node(), none);
-    // Nobody dies for a pod that is refused anyway.
+    // No pod is preempted for a pod that is rejected anyway.
     let down = NodeView { shutting_down: true, ..node() };
     let refused = "NodeShutdown: Pod was rejected as the node is shutting down.";
     check(&wants("500m"), &[burst("a", "2")], &down, refused);

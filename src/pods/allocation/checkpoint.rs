@@ -10,26 +10,17 @@ use crate::util::atomic_file;
 
 /// A state file that is of no use.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum CheckpointError {
-    /// It is there, and what it says cannot be known.
+    /// It is there, and its content is unreadable.
     #[error(
         "could not restore state from checkpoint: {why}, please drain this node and delete pod resource \
          information checkpoint file \"{}\" before restarting Kubelet", path.display()
     )]
-    Corrupt {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    Corrupt { path: PathBuf, why: String },
     /// It cannot be written.
     #[error("cannot write what pods were granted to {}: {error}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        error: std::io::Error,
-    },
+    Write { path: PathBuf, error: std::io::Error },
 }
 
 /// The entries of a file, as JSON each. A file that is not there has none.
@@ -99,7 +90,7 @@ mod unit {
     }
 
     #[test]
-    fn one_wrong_byte_is_refused_with_the_words_that_operators_know() {
+    fn a_corrupt_file_is_rejected_with_upstreams_message() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("allocated_pods_state");
         assert_eq!(read(&path).unwrap(), BTreeMap::new());

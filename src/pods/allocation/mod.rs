@@ -1,11 +1,11 @@
-//! What each pod was granted of CPU and memory, what the runtime was told of it, and how a
+//! What each pod was granted of CPU and memory, what the runtime received of it, and how a
 //! resize stands (Go: pkg/kubelet/allocation, and the resize conditions of pkg/kubelet/status).
 //!
 //! Owns: [`Allocations`], shared by `sync`, which grants, and the workers, which carry out.
 //! The files `allocated_pods_state` and `actuated_pods_state` in the root directory have the
 //! layout of the Go kubelet, so that either may take over from the other.
 //! Threads: none. `sync` never writes; the workers do before they start or change anything,
-//! and `clean` when a pod has gone. Whoever waits for a writer finds his own change written.
+//! and `clean` when a pod has gone. A caller that waits for a writer finds its own change written.
 //! Invariants: what was granted is on disk before a container has it; a pod without any
 //! resources has no entry, for it is never resized (its class of service, which a resize cannot
 //! change, is BestEffort). A static pod is never resized either; what its containers were given
@@ -34,7 +34,7 @@ use resizing::Resizing;
 
 /// File of what was granted.
 const ALLOCATED: &str = "allocated_pods_state";
-/// File of what the runtime was told last.
+/// File of the values that were last sent to the runtime.
 const ACTUATED: &str = "actuated_pods_state";
 
 /// One state file's content: the entry of each pod as JSON.
@@ -87,7 +87,7 @@ struct Shared {
 pub struct Allocations(Arc<Shared>);
 
 impl Allocations {
-    /// What the files in `dir` say; they are written there from now on.
+    /// Reads the files in `dir`; they are written there from now on.
     ///
     /// # Errors
     /// When a file is there and cannot be understood: what pods were granted is not guessed.
@@ -105,7 +105,7 @@ impl Allocations {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The pod with what it was granted in the place of what it asks for.
+    /// The pod with what it was granted in the place of what it requests.
     #[must_use]
     pub fn granted(&self, pod: &Pod) -> Pod {
         match self.lock().allocated.entries.get(pod.uid()).and_then(|text| PodResources::parse(text)) {
@@ -114,14 +114,14 @@ impl Allocations {
         }
     }
 
-    /// Notes that the pod was granted what it asks for.
+    /// Records that the pod was granted what it requests.
     pub fn grant(&self, pod: &Pod) {
         if counts(pod) {
             self.lock().allocated.set(pod.uid(), PodResources::of(pod).to_text());
         }
     }
 
-    /// What the runtime was told last of a container.
+    /// The values that were last sent to the runtime for a container.
     #[must_use]
     pub fn given(&self, uid: &PodUid, container: &str) -> Option<Given> {
         let state = self.lock();
@@ -129,12 +129,12 @@ impl Allocations {
         resources.container(container).map(Given::of_resources)
     }
 
-    /// Notes that the runtime is told all that `container` grants, at its start.
+    /// Records that `container` starts with all that it was granted.
     pub fn gave_all(&self, pod: &Pod, container: &Container) {
         self.change(pod, |resources| resources.set(container));
     }
 
-    /// Notes that the runtime was told of one resource of `container`.
+    /// Records that the runtime received one resource of `container`.
     pub fn gave(&self, pod: &Pod, container: &Container, resource: Resource) {
         self.change(pod, |resources| resources.set_one(container, resource));
     }
@@ -183,7 +183,7 @@ impl Allocations {
         Ok(())
     }
 
-    /// Takes up how the pod's resize stood when the API server was told last.
+    /// Restores the state of the pod's resize from its status at the API server.
     pub fn restore(&self, pod: &Pod) {
         let restored = Resizing::of_status(pod);
         if !restored.is_idle() {
@@ -191,7 +191,7 @@ impl Allocations {
         }
     }
 
-    /// Notes that the pod has to wait for what it wants. `true`: that is news.
+    /// Records that the pod has to wait for its resources. Returns whether that is new.
     pub fn pend(&self, pod: &Pod, reason: Pending, message: &str) -> bool {
         self.lock().resizing.entry(pod.uid().clone()).or_default().pend(pod, reason, message)
     }
@@ -211,7 +211,7 @@ impl Allocations {
         self.lock().resizing.entry(pod.uid().clone()).or_default().go_on(pod);
     }
 
-    /// Notes that a resize could not be carried out. `true`: that is news.
+    /// Records that a resize could not be carried out. Returns whether that is new.
     pub fn fail(&self, pod: &Pod, message: &str) -> bool {
         self.lock().resizing.entry(pod.uid().clone()).or_default().fail(pod, message)
     }
@@ -239,7 +239,7 @@ impl Allocations {
         outcome
     }
 
-    /// The conditions that tell of a resize, in the order in which a status has them.
+    /// The conditions that show a resize, in the order in which a status has them.
     #[must_use]
     pub fn conditions(&self, uid: &PodUid) -> Vec<PodCondition> {
         self.lock().resizing.get(uid).map(Resizing::conditions).unwrap_or_default()

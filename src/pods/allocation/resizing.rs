@@ -1,4 +1,4 @@
-//! How a pod's resize stands, and how that is told.
+//! The state of a pod's resize, and its conditions.
 
 use jiff::Timestamp;
 
@@ -22,7 +22,6 @@ pub enum Pending {
 
 impl Pending {
     /// The reason of the condition.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Pending::Deferred => "Deferred",
@@ -31,7 +30,6 @@ impl Pending {
     }
 
     /// The reason of the event.
-    #[must_use]
     pub fn event(self) -> &'static str {
         match self {
             Pending::Deferred => reasons::RESIZE_DEFERRED,
@@ -57,7 +55,7 @@ impl Note {
         Note { reason: text(reason), message: text(message), generation: generation(pod), at }
     }
 
-    /// Whether both say the same, whenever that was.
+    /// Whether both have the same content, whenever that was.
     fn repeats(&self, other: Option<&Note>) -> bool {
         other.is_some_and(|other| Note { at: other.at.clone(), ..self.clone() } == *other)
     }
@@ -90,7 +88,6 @@ fn generation(pod: &Pod) -> Option<i64> {
     pod.object().metadata.generation.filter(|generation| *generation > 0)
 }
 
-/// One pod's resize.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Resizing {
     pending: Option<Note>,
@@ -98,7 +95,7 @@ pub(super) struct Resizing {
 }
 
 impl Resizing {
-    /// As the API server was told last.
+    /// The state that the pod's status at the API server shows.
     pub(super) fn of_status(pod: &Pod) -> Resizing {
         Resizing { pending: Note::of_status(pod, PENDING), in_progress: Note::of_status(pod, IN_PROGRESS) }
     }
@@ -145,7 +142,7 @@ impl Resizing {
 
     pub(super) fn complete(&mut self, pod: &Pod) -> Option<i64> {
         let of = self.in_progress.as_ref()?.generation;
-        // A newer one was granted meanwhile; the worker will hear of it.
+        // A newer one was granted meanwhile; the worker will receive it.
         if of > generation(pod) {
             return None;
         }
@@ -164,7 +161,7 @@ impl Resizing {
 pub struct Counts {
     /// Waiting for room.
     pub deferred: u64,
-    /// Waiting in vain.
+    /// Cannot be granted on this node.
     pub infeasible: u64,
     /// Being carried out.
     pub in_progress: u64,
@@ -183,7 +180,7 @@ impl Counts {
     }
 }
 
-/// What an event says of a resize: a head and, as JSON, what the containers are to have.
+/// An event's message about a resize: a head and, as JSON, the containers' new resources.
 #[must_use]
 pub fn summary(head: &str, pod: &Pod, generation: i64, error: &str) -> String {
     let list = |containers: &[Container]| {

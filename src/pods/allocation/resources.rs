@@ -24,7 +24,7 @@ pub struct PodResources {
 }
 
 impl PodResources {
-    /// What the specification says.
+    /// The values of the specification.
     #[must_use]
     pub fn of(pod: &Pod) -> PodResources {
         PodResources {
@@ -51,7 +51,6 @@ impl PodResources {
     }
 
     /// Writes an entry of a state file.
-    #[must_use]
     pub fn to_text(&self) -> String {
         let containers: Map<String, Value> =
             self.containers.iter().map(|(name, own)| (name.clone(), value(Some(own)))).collect();
@@ -68,12 +67,12 @@ impl PodResources {
         self.containers.get(name)
     }
 
-    /// Takes over all that a container's specification says.
+    /// Takes over all values of a container's specification.
     pub fn set(&mut self, container: &Container) {
         self.containers.insert(container.name.clone(), plain(container.resources.as_ref()));
     }
 
-    /// Takes over what a container's specification says of one resource.
+    /// Takes over the value of one resource of a container's specification.
     pub fn set_one(&mut self, container: &Container, resource: Resource) {
         let from = plain(container.resources.as_ref());
         let to = self.containers.entry(container.name.clone()).or_default();

@@ -20,7 +20,7 @@ fn cpu(pod: &Pod) -> String {
 }
 
 #[test]
-fn what_was_granted_outlives_the_agent() {
+fn granted_resources_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let first = Allocations::load(dir.path()).unwrap();
     first.grant(&pod("u", 1, "1", "64Mi"));
@@ -109,7 +109,7 @@ fn conditions_follow_the_resize() {
     assert_eq!(conditions(&allocations, "u"), "PodResizeInProgress@2 Error: no");
     assert_eq!(allocations.counts(), Counts { in_progress: 1, ..Counts::default() });
 
-    // A worker that has not heard of the next resize does not end it.
+    // A worker that has not received the next resize does not end it.
     let third = pod("u", 3, "3", "1Mi");
     allocations.begin(&third);
     assert!(allocations.pend(&third, Pending::Infeasible, "never"));
@@ -147,13 +147,13 @@ fn conditions_outlive_the_agent_at_the_api_server() {
     let allocations = Allocations::default();
     allocations.restore(&shown);
     assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
-    assert!(!allocations.pend(&shown, Pending::Deferred, "full"), "it was told before");
+    assert!(!allocations.pend(&shown, Pending::Deferred, "full"), "it was reported before");
     allocations.retain(|_| false);
     assert_eq!(conditions(&allocations, "u"), "");
 }
 
 #[test]
-fn events_say_what_containers_are_to_have() {
+fn events_have_the_containers_new_resources() {
     let pod = object(json!({"metadata": {"uid": "u"}, "spec": {
         "initContainers": [{"name": "i"}],
         "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}}]}}));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::request::{Answer, Request};
+use super::request::{Request, Response};
 use super::view::View;
 use crate::model::api;
 use crate::model::ids::{FullName, PodUid};
@@ -29,8 +29,8 @@ pub(super) struct Core {
 /// What is known of one full name beyond the view.
 #[derive(Default)]
 struct Memory {
-    /// What has the name, as an answer said; the view does not show it yet.
-    found: Option<(Found, Instant)>,
+    /// The object of that name, as a response showed it; the view does not show it yet.
+    found: Option<(Existing, Instant)>,
     /// Deleted, though the view still shows them.
     deleted: BTreeSet<PodUid>,
     /// The name is taken by something unknown.
@@ -39,9 +39,8 @@ struct Memory {
     not_before: Option<Instant>,
 }
 
-/// What has the name of a mirror.
 #[derive(Debug, Clone, PartialEq)]
-struct Found {
+struct Existing {
     namespace: String,
     name: String,
     uid: PodUid,
@@ -50,9 +49,9 @@ struct Found {
     deleting: bool,
 }
 
-impl Found {
+impl Existing {
     fn of(pod: &Pod) -> Self {
-        Found {
+        Existing {
             namespace: pod.namespace().to_owned(),
             name: pod.name().to_owned(),
             uid: pod.uid().clone(),
@@ -108,7 +107,7 @@ impl Core {
         self.names.is_empty()
     }
 
-    /// When to look again without news.
+    /// When to check again without a new view.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.due
     }
@@ -152,7 +151,7 @@ impl Core {
             .iter()
             .flatten()
             .find(|mirror| mirror.full_name() == *name && !memory.deleted.contains(mirror.uid()))
-            .map(Found::of);
+            .map(Existing::of);
         if memory.found.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= UNSEEN) {
             memory.found = None;
         }
@@ -167,7 +166,7 @@ impl Core {
             (None, None) => Step::Nothing,
             (None, Some(mirror)) if self.view.sources_ready => Step::Ask(mirror.delete()),
             (None, Some(_)) => Step::Nothing,
-            (Some(_), Some(Found { hash: None, .. })) => Step::Foreign,
+            (Some(_), Some(Existing { hash: None, .. })) => Step::Foreign,
             (Some(pod), Some(mirror)) if mirror.deleting || mirror.hash.as_deref() != Some(hash(pod)) => {
                 Step::Ask(mirror.delete())
             }
@@ -186,11 +185,11 @@ impl Core {
     }
 
     /// Takes in what came of a request.
-    pub(super) fn answered(&mut self, name: &FullName, request: &Request, answer: Answer, now: Instant) {
+    pub(super) fn answered(&mut self, name: &FullName, request: &Request, answer: Response, now: Instant) {
         let memory = self.names.entry(name.clone()).or_default();
         match (request, answer) {
-            (_, Answer::Stopping) => {}
-            (Request::Delete { uid, .. }, Answer::Gone | Answer::Shown(_)) => {
+            (_, Response::Stopping) => {}
+            (Request::Delete { uid, .. }, Response::Gone | Response::Shown(_)) => {
                 let uid = PodUid::from(uid.as_str());
                 if memory.found.as_ref().is_some_and(|(found, _)| found.uid == uid) {
                     memory.found = None;
@@ -198,10 +197,10 @@ impl Core {
                 memory.deleted.insert(uid);
                 log::info!("mirror deleted pod={name}");
             }
-            (Request::Create(_) | Request::Get { .. }, Answer::Shown(pod)) => {
-                let found = Found::of(&Pod::from(*pod));
+            (Request::Create(_) | Request::Get { .. }, Response::Shown(pod)) => {
+                let found = Existing::of(&Pod::from(*pod));
                 if found.deleting || memory.deleted.contains(&found.uid) {
-                    // A finalizer keeps it, for as long as somebody likes.
+                    // A finalizer can keep it without a limit.
                     return self.failed(name, Some("the mirror before it is still there"), now);
                 }
                 let mut changed = false;
@@ -218,10 +217,10 @@ impl Core {
                 memory.failures.end();
                 memory.not_before = None;
             }
-            (Request::Get { .. }, Answer::Gone) => memory.taken = false,
-            (Request::Create(_), Answer::Exists) => memory.taken = true,
-            (_, Answer::Failed(why)) => self.failed(name, Some(&why), now),
-            (_, Answer::Gone | Answer::Exists) => self.failed(name, Some("unexpected answer"), now),
+            (Request::Get { .. }, Response::Gone) => memory.taken = false,
+            (Request::Create(_), Response::Exists) => memory.taken = true,
+            (_, Response::Failed(why)) => self.failed(name, Some(&why), now),
+            (_, Response::Gone | Response::Exists) => self.failed(name, Some("unexpected response"), now),
         }
     }
 

@@ -13,7 +13,7 @@ mod request;
 mod tests;
 mod view;
 
-pub use request::{Answer, Api, Request};
+pub use request::Api;
 pub use view::View;
 
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub struct Deps {
     pub node: Box<dyn Fn() -> Option<Arc<api::Node>> + Send>,
 }
 
-/// Starts the thread. Whoever stops it shuts the client down, too: that breaks its request.
+/// Starts the thread. To stop it, shut the client down, too: that ends its request.
 ///
 /// # Errors
 /// When the thread cannot be started.

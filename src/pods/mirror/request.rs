@@ -1,4 +1,4 @@
-//! What is asked of the API server, and what it may answer.
+//! Requests to the API server about mirrors, and their results.
 
 use crate::kube::client::{Client, DeleteOptions};
 use crate::kube::error::ApiError;
@@ -8,20 +8,15 @@ use crate::model::api;
 /// One request about one mirror.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
-    /// Make it.
     Create(Box<api::Pod>),
     /// Look what has its name.
     Get {
-        /// Its namespace.
         namespace: String,
-        /// Its name.
         name: String,
     },
     /// Delete it at once, if it still has the UID.
     Delete {
-        /// Its namespace.
         namespace: String,
-        /// Its name.
         name: String,
         /// Its UID at the API server.
         uid: String,
@@ -30,7 +25,7 @@ pub enum Request {
 
 /// What came of a request.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
+pub enum Response {
     /// The pod as it is now.
     Shown(Box<api::Pod>),
     /// It is deleted, or was not there any more.
@@ -46,31 +41,31 @@ pub enum Answer {
 /// Who carries requests out.
 pub trait Api: Send {
     /// Sends one request and waits for its end.
-    fn send(&self, request: &Request) -> Answer;
+    fn send(&self, request: &Request) -> Response;
 }
 
 impl Api for Client {
-    fn send(&self, request: &Request) -> Answer {
+    fn send(&self, request: &Request) -> Response {
         match request {
             Request::Create(pod) => {
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
                 match self.create(&Target::pods().namespace(namespace), &**pod) {
-                    Ok(made) => Answer::Shown(Box::new(made)),
-                    Err(error) if error.is_already_exists() => Answer::Exists,
+                    Ok(made) => Response::Shown(Box::new(made)),
+                    Err(error) if error.is_already_exists() => Response::Exists,
                     Err(error) => failure(&error),
                 }
             }
             Request::Get { namespace, name } => match self.get(&Target::pod(namespace, name)) {
-                Ok(pod) => Answer::Shown(Box::new(pod)),
-                Err(error) if error.is_not_found() => Answer::Gone,
+                Ok(pod) => Response::Shown(Box::new(pod)),
+                Err(error) if error.is_not_found() => Response::Gone,
                 Err(error) => failure(&error),
             },
             Request::Delete { namespace, name, uid } => {
                 let options = DeleteOptions { grace_seconds: Some(0), uid: Some(uid.clone()) };
                 match self.delete(&Target::pod(namespace, name), &options) {
-                    Ok(()) => Answer::Gone,
+                    Ok(()) => Response::Gone,
                     // Gone already, or another pod has the name.
-                    Err(error) if error.is_not_found() || error.is_conflict() => Answer::Gone,
+                    Err(error) if error.is_not_found() || error.is_conflict() => Response::Gone,
                     Err(error) => failure(&error),
                 }
             }
@@ -78,6 +73,6 @@ impl Api for Client {
     }
 }
 
-fn failure(error: &ApiError) -> Answer {
-    if error.is_stopping() { Answer::Stopping } else { Answer::Failed(error.to_string()) }
+fn failure(error: &ApiError) -> Response {
+    if error.is_stopping() { Response::Stopping } else { Response::Failed(error.to_string()) }
 }

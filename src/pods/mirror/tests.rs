@@ -7,6 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, bounded};
 use serde_json::{Value, json};
 
+use super::request::{Request, Response};
 use super::*;
 use crate::model::pod::Pod;
 
@@ -31,22 +32,22 @@ struct Server {
     pods: BTreeMap<String, Value>,
     made: u32,
     fails: bool,
-    /// Deleted pods stay, marked: somebody's finalizer.
+    /// Deleted pods stay, marked: a finalizer keeps them.
     holds: bool,
-    /// Somebody's webhook changes the annotation.
+    /// A webhook changes the annotation.
     changes: bool,
     log: Vec<String>,
 }
 
 impl Server {
-    fn answer(&mut self, request: &Request) -> Answer {
+    fn answer(&mut self, request: &Request) -> Response {
         let (line, answer) = match request {
-            _ if self.fails => ("fail".to_owned(), Answer::Failed("500".into())),
+            _ if self.fails => ("fail".to_owned(), Response::Failed("500".into())),
             Request::Create(pod) => {
                 let mut body = serde_json::to_value(pod).unwrap();
                 let name = body["metadata"]["name"].as_str().unwrap().to_owned();
                 let answer = if self.pods.contains_key(&name) {
-                    Answer::Exists
+                    Response::Exists
                 } else {
                     self.made += 1;
                     body["metadata"]["uid"] = json!(format!("m{}", self.made));
@@ -54,14 +55,14 @@ impl Server {
                         body["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("other");
                     }
                     self.pods.insert(name.clone(), body);
-                    Answer::Shown(Box::new(self.mirror(&name).object().clone()))
+                    Response::Shown(Box::new(self.mirror(&name).object().clone()))
                 };
                 (format!("create {name}"), answer)
             }
             Request::Get { name, .. } => {
                 let answer = match self.pods.get(name) {
-                    Some(_) => Answer::Shown(Box::new(self.mirror(name).object().clone())),
-                    None => Answer::Gone,
+                    Some(_) => Response::Shown(Box::new(self.mirror(name).object().clone())),
+                    None => Response::Gone,
                 };
                 (format!("get {name}"), answer)
             }
@@ -73,7 +74,7 @@ impl Server {
                     Some(_) => drop(self.pods.remove(name)),
                     None => {}
                 }
-                (format!("delete {name} {uid}"), Answer::Gone)
+                (format!("delete {name} {uid}"), Response::Gone)
             }
         };
         self.log.push(line);
@@ -140,7 +141,7 @@ const NOTHING: Vec<String> = Vec::new();
 fn a_mirror_is_made_once() {
     let mut bench = Bench::new();
     let desired = [pod("st", "h1")];
-    // Before the API server has shown its pods nobody knows what is missing.
+    // Before the API server has delivered its pods it is unknown what is missing.
     assert_eq!(bench.see_with(&desired, &[], None, false), NOTHING);
     assert_eq!(bench.see_with(&desired, &[], Some(vec![]), false), ["create st"]);
     // The watch may be late.
@@ -186,7 +187,7 @@ fn another_static_pod_gets_another_mirror_when_the_old_one_has_ended() {
     // The watch still shows the old one.
     assert_eq!(bench.see_with(both, &[], Some(shown), true), NOTHING);
     assert_eq!(bench.see(both, &[]), NOTHING);
-    // One that somebody deletes gracefully would never go without help.
+    // A mirror that a user deletes gracefully would never go without help.
     bench.server.pods.get_mut("st").unwrap()["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     assert_eq!(bench.see(both, &[]), ["delete st m2", "create st"]);
 }
@@ -225,7 +226,7 @@ fn a_name_that_is_taken() {
         bench.see_with(&newer, &[], Some(vec![]), true),
         ["create st", "get st", "delete st m1", "create st"]
     );
-    // By something else, which is nobody's to delete.
+    // By another pod, which must not be deleted.
     let mut bench = Bench::new();
     let foreign = json!({"metadata": {"name": "st", "namespace": "n", "uid": "x"}});
     bench.server.pods.insert("st".into(), foreign);
@@ -263,7 +264,7 @@ fn a_finalizer_on_a_mirror_is_no_hot_loop() {
 }
 
 #[test]
-fn a_mirror_that_somebody_changes_is_no_hot_loop() {
+fn a_mirror_that_a_webhook_changes_is_no_hot_loop() {
     let mut bench = Bench::new();
     bench.server.changes = true;
     let desired = [pod("st", "h1")];
@@ -317,7 +318,7 @@ fn the_recorded_mirror() {
 struct Recorded(Mutex<Server>, Sender<String>);
 
 impl Api for Recorded {
-    fn send(&self, request: &Request) -> Answer {
+    fn send(&self, request: &Request) -> Response {
         let mut server = self.0.lock().unwrap();
         let answer = server.answer(request);
         self.1.send(server.log.pop().unwrap()).unwrap();

@@ -15,17 +15,16 @@ pub(super) enum Outcome {
     Initialized,
     /// An init container runs or is about to.
     NotYet,
-    /// An init container failed for good: the pod is to end.
+    /// An init container failed and is not restarted: the pod is to end.
     Failed,
 }
 
-/// What the newest init container says about the initialization.
+/// The state of the initialization, by the newest init container.
 enum Step {
     /// The initialization waits for this container.
     Wait,
     /// This container is done, or as far as its successors need it.
     Done,
-    /// The pod has failed.
     Failed,
 }
 
@@ -39,7 +38,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
         stop_twins(inputs, "Init container", &container.name, plan);
     }
     // Only what is there now counts. After a reboot every regular container has exited and
-    // the new sandbox is not initialized, whatever the old one was.
+    // the new sandbox is not initialized, whatever the state of the old one was.
     let initialized_before = inputs.pod.containers().iter().any(|container| {
         inputs
             .runtime

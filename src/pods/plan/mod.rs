@@ -1,10 +1,10 @@
 //! What has to be done so that a pod's containers match its specification, as data.
 //!
-//! Owns nothing and does nothing: [`compute`] maps a pod, what the runtime says of it and
-//! what its probes say onto a [`Plan`]; the pod's worker carries it out.
+//! Owns nothing and does nothing: [`compute`] maps a pod, its state at the runtime and
+//! the verdicts of its probes onto a [`Plan`]; the pod's worker carries it out.
 //! Invariants: same inputs, same plan; a plan for a pod that is as it should be is empty;
 //! indices in a plan are in specification order and valid for that specification.
-//! Absent on purpose: crash back-off (the worker asks it before each start).
+//! Absent on purpose: crash back-off (the worker checks it before each start).
 //! Go counterpart: computePodActions in pkg/kubelet/kuberuntime.
 
 mod init;
@@ -44,14 +44,14 @@ pub struct Inputs<'a> {
     /// successors until this is `Success`.
     pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
     /// The restart of all containers has to wait for the end of a crash-loop wait. Until
-    /// then whoever asked for it stays as it is, and the others are looked after as ever.
+    /// then the container that asked for it stays as it is; the other containers are synced as usual.
     pub reset_held: bool,
 }
 
 impl<'a> Inputs<'a> {
     /// Inputs of a pod without any probe.
-    #[must_use]
-    pub fn without_probes(pod: &'a Pod, runtime: &'a PodRuntime) -> Self {
+    #[cfg(test)]
+    pub(super) fn without_probes(pod: &'a Pod, runtime: &'a PodRuntime) -> Self {
         Inputs {
             pod,
             runtime,
@@ -72,7 +72,7 @@ impl<'a> Inputs<'a> {
 pub enum KillReason {
     /// Its image or name is not the wanted one any more.
     DefinitionChanged,
-    /// The runtime cannot tell its state, so it is stopped for certain before a new start.
+    /// The runtime does not know its state, so it is stopped for certain before a new start.
     Unknown,
     /// A newer instance of it exists.
     Twin,
@@ -80,7 +80,7 @@ pub enum KillReason {
     LivenessProbe,
     /// Its startup probe failed; the probe's own grace period applies.
     StartupProbe,
-    /// Its resources changed and its resize policy asks for a restart.
+    /// Its resources changed and its resize policy requires a restart.
     Resize,
 }
 
@@ -127,7 +127,7 @@ pub struct Plan {
     /// Containers to stop before the starts below.
     pub kill: Vec<KillContainer>,
     /// Instances to stop and to remove, in this order: all containers start again. The
-    /// instance that asks for it comes last, so that an interrupted reset is taken up again.
+    /// instance that requested it comes last, so that an interrupted reset is taken up again.
     pub reset: Vec<Reset>,
     /// Ephemeral containers to start, by index.
     pub start_ephemeral: Vec<usize>,
@@ -141,7 +141,6 @@ pub struct Plan {
 
 impl Plan {
     /// Whether there is nothing to do.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.kill_pod
             && !self.create_sandbox
@@ -243,7 +242,7 @@ fn ephemeral(inputs: &Inputs, plan: &mut Plan) -> Vec<usize> {
 /// Stops older instances that run beside the newest one. A runtime may carry out a start
 /// after its caller has given up or died, when the successor is there already.
 ///
-/// DIFFERS: upstream looks at the newest instance only, and twins run on.
+/// DIFFERS: upstream inspects the newest instance only, and twins run on.
 fn stop_twins(inputs: &Inputs, kind: &str, name: &str, plan: &mut Plan) {
     let Some(newest) = inputs.runtime.newest(name) else { return };
     for twin in inputs.runtime.running() {

@@ -61,7 +61,7 @@ fn random_spec(dice: &mut Dice) -> Value {
         "ephemeralContainers": ephemeral})
 }
 
-/// A runtime that does what plans say.
+/// A runtime that carries out plans.
 struct World {
     pod: Pod,
     runtime: PodRuntime,
@@ -155,7 +155,7 @@ impl World {
         };
         for container in init.iter().take(earlier).filter(|_| !initialized) {
             let fine = if is_sidecar(container) {
-                // It has started; that it may have died since holds nobody up.
+                // It has started; that it may have ended since delays no other container.
                 !instances(&container.name).is_empty()
             } else {
                 let done = |one: &&ContainerStatus| one.state == ContainerState::Exited && one.exit_code == 0;
@@ -274,9 +274,9 @@ struct Init {
     sidecar: bool,
     /// As [`instance`] reads it, without the name; empty: there is no instance.
     state: &'static str,
-    /// What its startup probe says, if it has one.
+    /// The verdict of its startup probe, if it has one.
     startup: Option<Verdict>,
-    /// What its liveness probe says, if it has one.
+    /// The verdict of its liveness probe, if it has one.
     liveness: Option<Verdict>,
 }
 

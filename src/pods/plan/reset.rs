@@ -1,5 +1,5 @@
 //! The restart of all containers in the same sandbox, because one of them ended in a way
-//! that its rules answer so.
+//! that its rules require that.
 
 use crate::model::api::Container;
 use crate::model::ids::ContainerId;
@@ -22,7 +22,7 @@ pub struct Reset {
 
 /// Every instance of every container: first those of containers that have to come along,
 /// regular before init containers, then those of the containers that asked for it. As long
-/// as one of these is there the work is not done. Empty when nobody asks.
+/// as one of these is there the work is not done. Empty when no container asks.
 pub(super) fn compute(pod: &Pod, runtime: &PodRuntime) -> Vec<Reset> {
     if !restart::all_containers_restart(pod, runtime) {
         return Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn compute(pod: &Pod, runtime: &PodRuntime) -> Vec<Reset> {
                 restart::restarts_all(container, runtime.newest(&container.name)) == trigger
             };
             for container in list.iter().filter(wanted) {
-                // The newest instance tells what happened, so it goes last.
+                // The newest instance shows what happened, so it goes last.
                 let instances = runtime.containers.iter().rev().filter(|one| one.name == container.name);
                 reset.extend(instances.map(|instance| Reset {
                     id: instance.id.clone(),
@@ -82,7 +82,7 @@ mod tests {
         // Another code does not do it; only the newest instance counts.
         check("i=Exited s=Running a=Running b=Exited:1 c=Running", "");
         check("i=Exited s=Running a=Running b=Running b=Exited:42 c=Running", "");
-        // Dead instances of earlier runs go, too: none may speak for the new run.
+        // Dead instances of earlier runs go, too: none may count for the new run.
         check("b=Exited:42 b=Exited:42 i=Exited i=Exited:1", "reset=[i i b! b!]");
     }
 
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn while_it_has_to_wait_the_others_are_looked_after() {
+    fn other_containers_are_synced_while_the_reset_waits() {
         let held = |spec: Value, runtime: &PodRuntime| {
             let pod = pod(spec);
             let failed = |id: &ContainerId| {
@@ -118,7 +118,7 @@ mod tests {
         ] {
             assert_eq!(held(always.clone(), &ready(instances)), expected, "{instances}");
         }
-        // Whatever else is over for good: the pod is not.
+        // Even if all else has ended, the pod has not.
         assert_eq!(held(spec(), &ready("i=Exited s=Running a=Exited b=Exited:42 c=Exited")), "");
         // With a dead sandbox there is nothing to look after.
         let mut runtime = ready("a=Exited b=Exited:42");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_init_container_that_asks_for_it_waits_too() {
+    fn an_init_container_that_requests_a_reset_waits_too() {
         let rules = json!([
             {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
         let asks = |name: &str, policy: &str| json!({"name": name, "restartPolicy": policy, "restartPolicyRules": rules});

@@ -1,6 +1,6 @@
 //! Resources that change while a container runs (Go: pkg/kubelet/allocation and
 //! computePodResizeAction in pkg/kubelet/kuberuntime). Pure; what a container was given and
-//! what a pod was granted are kept by whoever asks.
+//! what a pod was granted are kept by the caller.
 //!
 //! A changed manifest of a static pod makes another pod: such a pod is never resized.
 
@@ -18,10 +18,9 @@ use super::{KillContainer, KillReason, Plan};
 
 /// The resources that can change. Memory comes first wherever both do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum Resource {
-    /// Memory.
     Memory,
-    /// CPU.
     Cpu,
 }
 
@@ -30,7 +29,6 @@ impl Resource {
     pub const ALL: [Resource; 2] = [Resource::Memory, Resource::Cpu];
 
     /// Its name in a manifest.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Resource::Memory => "memory",
@@ -99,8 +97,8 @@ pub struct Resize {
 }
 
 /// Completes `plan` by what has to be done so that running containers have what their
-/// specification grants. `given` says what a container was given last; one of which nobody
-/// knows that is left alone.
+/// specification grants. `given` says what a container was given last; one for which that is
+/// unknown is left alone.
 pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>, plan: &mut Plan) {
     if pod.is_static() || plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
         return;
@@ -146,8 +144,7 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given
 }
 
 /// Whether any running container has other resources than its specification grants, whatever
-/// else is to become of it. One of which nobody knows what it was given has what it should.
-#[must_use]
+/// else is to become of it. One for which the last values are unknown has what it should.
 pub fn is_due(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>) -> bool {
     let differs = |container: &Container| {
         let runs = runtime.newest(&container.name).is_some_and(|one| one.state == ContainerState::Running);
@@ -188,7 +185,7 @@ pub enum Decision {
     Unchanged,
     /// The pod gets what it wants: condition `PodResizeInProgress`, event `ResizeStarted`.
     Granted,
-    /// Not now: condition `PodResizePending`, asked again later.
+    /// Not now: condition `PodResizePending`, retried later.
     Deferred(Refusal),
     /// Never on this node: condition `PodResizePending`.
     Infeasible {
@@ -235,7 +232,7 @@ impl Rules {
     }
 }
 
-/// Whether two versions of a pod ask for different amounts of what can be resized.
+/// Whether two versions of a pod request different amounts of resources that can be resized.
 #[must_use]
 pub fn differs(one: &Pod, other: &Pod) -> bool {
     let whole = |pod: &Pod| pod.spec().resources.as_ref().map(Given::of_resources);
@@ -267,7 +264,7 @@ pub fn decide(
     }
 }
 
-/// The order in which pods that wait for resources are asked again: those that want no more
+/// The order in which pods that wait for resources are retried: those that want no more
 /// than they have, then higher priority, then Guaranteed pods. What is equal stays in the
 /// order in which it began to wait.
 #[must_use]
@@ -346,11 +343,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_resized() {
+    fn containers_without_a_resize() {
         let spec = json!({"containers": [{"name": "c", "resources": resources("1Mi/2Mi 1/2")}]});
         let had = [("c", "1Mi/2Mi 1/1")];
         assert_eq!(plan_of(spec.clone(), "c=Running", &had), "resize=[c:Cpu]");
-        // Nobody knows what it has; it does not run; it is replaced anyway.
+        // Its last values are unknown; it does not run; it is replaced anyway.
         assert_eq!(plan_of(spec.clone(), "c=Running", &[]), "");
         assert_eq!(plan_of(spec.clone(), "c=Exited:1", &had), "start=[0]");
         assert_eq!(plan_of(spec, "c=Running#old", &had), "kill=[c:DefinitionChanged] start=[0]");
@@ -370,7 +367,7 @@ mod tests {
             assert_eq!(is_due(&pod, &runtime, &given), expected, "{instances} {lost} {had:?}");
             let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
             add(&pod, &runtime, &given, &mut plan);
-            // Otherwise the test says nothing.
+            // Otherwise the test proves nothing.
             assert!(!lost || plan.resize.is_empty());
         };
         check("c=Running", false, Some("1Mi/2Mi 1/1"), true);
@@ -382,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shrinks_comes_first_and_memory_before_cpu() {
+    fn decreases_come_first_and_memory_before_cpu() {
         let containers: Vec<Value> = ["3Mi/3Mi 1/1", "1Mi/1Mi 1/1", "2Mi/2Mi 2/2"]
             .iter()
             .zip(["a", "b", "c"])
@@ -458,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_resources_is_asked_in_order() {
+    fn deferred_resizes_are_retried_in_order() {
         let small = with("1Mi/1Mi 1/1", 0);
         let mut waiting = [
             ("burstable", small.clone(), with("1Mi/2Mi 2/2", 0)),

@@ -4,7 +4,7 @@ use crate::model::ids::SandboxId;
 use crate::model::pod::Pod;
 use crate::model::runtime::{PodRuntime, SandboxState};
 
-/// The answer of [`check`].
+/// The result of [`check`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxCheck {
     /// A new sandbox is needed.

@@ -10,7 +10,7 @@ use crate::pods::lifecycle::Kill;
 /// From this priority on a pod is critical to its node or cluster.
 const CRITICAL: i32 = 2_000_000_000;
 
-/// What a pod's status says after it was stopped for a shutdown.
+/// The status of a pod that was stopped for a shutdown.
 pub const REASON: &str = "Terminated";
 /// See [`REASON`].
 pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
@@ -45,16 +45,15 @@ pub fn two_steps(all: Duration, critical: Duration) -> Vec<Step> {
     }
 }
 
-/// Whether a pod was, or is to be, stopped for a shutdown: as its status tells, or as its worker
-/// was ordered to a moment ago and has not told yet.
-#[must_use]
+/// Whether a pod was, or is to be, stopped for a shutdown: by its status, or by an order that its
+/// worker has received and not reported yet.
 pub fn is_end(told: Option<&str>, order: Option<&Kill>) -> bool {
     let ordered = order.and_then(|kill| kill.failure.as_ref()).map(|failure| failure.reason);
     told.into_iter().chain(ordered).any(|reason| reason == REASON)
 }
 
 /// Sorts `pods` into the steps, lowest priority first. A pod below the lowest step goes with
-/// that one. Steps without pods are left out: nobody is waited for there.
+/// that one. Steps without pods are left out: they need no wait.
 #[must_use]
 pub fn groups<'a>(steps: &[Step], pods: impl IntoIterator<Item = &'a Pod>) -> Vec<Group> {
     let mut steps = steps.to_vec();
@@ -114,7 +113,7 @@ mod tests {
             ("below", Some(-5), 1),
         ];
         check(&steps, &pods, &[(20, "none:20 below:1"), (5, "edge:3 between:5"), (7, "top:7")]);
-        // No time is waited for nobody.
+        // A step without pods takes no time.
         check(&steps, &[("top", Some(100), 30)], &[(7, "top:7")]);
         check(&[], &pods, &[]);
         check(&steps, &[], &[]);
@@ -130,7 +129,7 @@ mod tests {
         for (told, order, expected) in [
             (None, None, false),
             (Some("Terminated"), None, true),
-            // The worker has not told yet what it was ordered.
+            // The worker has not reported its order yet.
             (None, Some(&shutdown), true),
             (Some("Evicted"), Some(&other), false),
             (None, Some(&removal), false),

@@ -288,7 +288,7 @@ fn init_rows_before_initialization() {
         check(spec(policy), ready("i=Exited j=Created"), "init=[1]");
         check(spec(policy), ready("i=Exited j=Running"), "");
         check(spec(policy), ready("i=Exited j=Exited"), "start=[0]");
-        // The last one alone tells, even when the records of the others are gone.
+        // The newest one alone decides, even when the records of the others are gone.
         check(spec(policy), ready("j=Exited"), "start=[0]");
         // An exited regular container proves nothing, a running one does.
         check(spec(policy), ready("c=Running"), "");
@@ -301,7 +301,7 @@ fn init_rows_before_initialization() {
     }
     check(spec("Never"), ready("i=Exited:1"), "pod");
     check(spec("Never"), ready("i=Unknown"), "pod");
-    // Out of memory is a failure whatever the code.
+    // Out of memory is a failure with any exit code.
     let mut oom = ready("i=Exited");
     oom.containers[0].reason = "OOMKilled".to_owned();
     check(spec("Always"), oom.clone(), "init=[0]");
@@ -395,7 +395,7 @@ fn sidecar_rows_after_initialization() {
     check_probed(sidecars(), both(), ("t-", "t-"), "");
     // A created regular container counts as initialized.
     check(sidecars(), ready("c=Created s=Running t=Running"), "start=[0]");
-    // Ordinary init containers are not looked at any more.
+    // Ordinary init containers are not inspected any more.
     let mixed = json!({"containers": [{"name": "c"}], "initContainers": [
         {"name": "i"}, {"name": "s", "restartPolicy": "Always"}]});
     check(mixed.clone(), ready("c=Running i=Exited:1 s=Running"), "");

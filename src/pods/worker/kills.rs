@@ -13,7 +13,7 @@ use crate::util::backoff::{jitter, random_unit};
 use crate::util::stop::StopToken;
 
 impl Worker {
-    /// Keeps why a container did not start, and says when to try again.
+    /// Records why a container did not start, and returns when to try again.
     pub(super) fn not_started(&mut self, name: &str, failure: StartFailure) -> Failed {
         let failed = Failed {
             message: format!("failed to start container {name}: {}: {}", failure.reason, failure.message),
@@ -54,10 +54,10 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether a restart of all containers has to wait because one of those that ask for it
-    /// ends again and again; why, and how long. Its status says so from now on.
+    /// Whether a restart of all containers has to wait because one of those that request it
+    /// ends again and again; why, and how long. Its status shows that from now on.
     ///
-    /// DIFFERS: upstream removes the record of the container that asks, and with it the wait.
+    /// DIFFERS: upstream removes the record of the container that requests it, and with it the wait.
     pub(super) fn hold_reset(&mut self, resets: &[plan::Reset], runtime: &PodRuntime) -> Option<Failed> {
         let pod = self.pod().clone();
         let mut held: Option<Failed> = None;

@@ -12,10 +12,10 @@ use crate::model::runtime::{ContainerState, PodRuntime};
 use crate::util::stop::StopToken;
 
 impl Worker {
-    /// Containers of which nobody noted what they were given (they are from before notes were
+    /// Containers without a record of their last values (they are older than the records)
     /// kept) have what the pod was granted.
     ///
-    /// DIFFERS: upstream gives them everything anew, and restarts them if their policy says so.
+    /// DIFFERS: upstream updates all their values again, and restarts them if their policy says so.
     pub(super) fn adopt(&self, runtime: &PodRuntime) {
         let pod = self.pod();
         for container in pod.all_containers() {
@@ -51,7 +51,7 @@ impl Worker {
         let given = |name: &str| self.deps.allocations.given(pod.uid(), name);
         if is_due(pod, runtime, &given) {
             self.deps.allocations.go_on(pod);
-            // What is told as granted is still granted after a restart, whatever holds it up.
+            // What is reported as granted is still granted after a restart, whatever delays it.
             self.store_allocations();
         } else if let Some(generation) = self.deps.allocations.complete(pod) {
             let text = summary("completed", pod, generation, "");

@@ -1,7 +1,7 @@
 use std::os::unix::fs::symlink;
 
 use super::*;
-use crate::model::event::{Event, EventSink};
+use crate::model::event::{Event, EventSink, Regarding};
 use crate::util::mailbox::{Inbox, mailbox, newest};
 use crossbeam_channel::Receiver;
 
@@ -216,7 +216,7 @@ fn only_pods_of_the_removed_manifest_restart() {
 }
 
 #[test]
-fn a_field_that_nobody_knows_is_told_once_and_shown_until_it_is_mended() {
+fn an_unknown_field_is_reported_once_and_listed_until_it_is_removed() {
     let mut desk = Desk::new();
     let good = manifest("web", "a");
     desk.write("web.yaml", good.replace("    image", "    comand: [x]\n    image"));
@@ -269,7 +269,7 @@ fn harmful_files_harm_no_one() {
     assert_eq!(set.problems.len(), told.len());
     assert!(set.problems.iter().all(|problem| !problem.kept));
     assert!(news[5].contains("is a named pipe; only regular files are read"), "{}", news[5]);
-    // Nothing changed: nothing is told again, and the pods are the very same.
+    // Nothing changed: nothing is reported again, and the pods are the same objects.
     assert_eq!(desk.scan(), Vec::<String>::new());
     assert_eq!(desk.files.set(), set);
 }
@@ -290,7 +290,7 @@ fn a_broken_manifest_keeps_its_pod() {
     assert!(set.problems[0].kept && set.problems[0].line.is_some());
     assert_eq!(set.problems[0].since, Timestamp::from_second(7).unwrap());
 
-    // Every later list keeps it; another fault is news, but the trouble is as old as it is.
+    // Every later list keeps it; another fault is a new report, but the problem's time stays.
     assert_eq!(desk.scan(), Vec::<String>::new());
     desk.write("a.yaml", manifest("a", "i:1\n    imagePullPolicy: Maybe"));
     let news = desk.scan();
@@ -454,7 +454,6 @@ impl Restarts {
         self.desk.watch = Watch::new(&root, Wake::new().unwrap());
     }
 
-    /// One turn of the thread.
     fn turn(&mut self) -> Vec<String> {
         let news = self.desk.scan();
         self.desk.files.save(&StopToken::never());
@@ -680,7 +679,7 @@ fn the_thread_follows_the_directory() {
     assert_eq!(live.next(), empty());
 
     // As an editor does: a swap file, a temporary file, a rename. One change. What is not
-    // hidden is a manifest under whatever name, if the thread comes between the two.
+    // hidden is a manifest under another name, if the thread comes between the two.
     std::fs::write(live.path(".a.yaml.swp"), "x").unwrap();
     std::fs::write(live.path(".a.yaml.tmp"), manifest("a", "i:1")).unwrap();
     std::fs::rename(live.path(".a.yaml.tmp"), live.path("a.yaml")).unwrap();

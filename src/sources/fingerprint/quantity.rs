@@ -100,7 +100,7 @@ fn read(text: &str) -> Result<Held, NoFingerprint> {
         return Ok(Held { value, scale, text, format, decimal: None });
     }
     if base == 10 {
-        // Beyond 18 digits or below nano: nobody writes that.
+        // Beyond 18 digits or below nano: no such quantity is used in practice.
         return Err(NoFingerprint);
     }
     binary(&digits, decimals, exponent, negative)

@@ -47,7 +47,7 @@ fn uids_are_those_of_the_go_kubelet() {
 }
 
 #[test]
-fn what_depends_on_the_machine_has_none() {
+fn machine_dependent_pods_have_no_fingerprint() {
     let plain = json!({"containers": [{"name": "c", "image": "i:1"}]});
     assert!(text(plain.clone()).unwrap().starts_with("(*core.Pod){TypeMeta:(v1.TypeMeta){Kind:(string)"));
     let mut limited = plain.clone();

@@ -8,9 +8,6 @@ use super::{environment, handlers, names, security, volume};
 use crate::model::api::{Container, ContainerPort, ContainerRestartRule, PodSpec};
 use crate::model::pod::is_sidecar;
 
-/// When an image may be pulled.
-pub(super) const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
-
 /// Checks all containers of a pod.
 pub(super) fn containers(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
     let mut names = HashSet::new();
@@ -124,7 +121,11 @@ fn common(container: &Container, spec: &PodSpec, path: &Path<'_>, report: &mut R
     } else if image.trim() != image {
         report.invalid(&path.field("image"), &image, "must not have leading or trailing whitespace");
     }
-    report.choice(&path.field("imagePullPolicy"), container.image_pull_policy.as_deref(), PULL_POLICIES);
+    report.choice(
+        &path.field("imagePullPolicy"),
+        container.image_pull_policy.as_deref(),
+        volume::PULL_POLICIES,
+    );
     report.choice(
         &path.field("terminationMessagePolicy"),
         container.termination_message_policy.as_deref(),

@@ -1,9 +1,9 @@
 //! Environment variables and their sources.
 
 use super::names;
+use super::paths::relative_path;
 use super::report::{Path, Report};
 use super::resources;
-use super::volume::relative_path;
 use crate::model::api::{
     EnvFromSource, EnvVar, EnvVarSource, ObjectFieldSelector, ResourceFieldSelector, Volume,
 };
@@ -87,7 +87,7 @@ fn value_from(source: &EnvVarSource, volumes: &[Volume], path: &Path<'_>, report
         relative_path(&key.path, &place.field("path"), report);
         match volumes.iter().find(|volume| volume.name == key.volume_name) {
             None => report.not_found(&place.field("volumeName"), &key.volume_name),
-            // Reading it may hang, and nobody could break that off.
+            // Reading it may hang, and the read cannot be interrupted.
             Some(volume) if volume.host_path.is_some() => {
                 report.invalid(&place.field("volumeName"), &key.volume_name, "must be an emptyDir volume");
             }

@@ -4,10 +4,10 @@ use super::names;
 use super::report::{Path, Report};
 use crate::model::api::EphemeralContainer;
 use crate::model::pod::Pod;
-use crate::sources::Flaw;
+use crate::sources::problem::Flaw;
 
 /// Everything that keeps `wanted` from being added to `pod`.
-pub(in super::super) fn validate(pod: &Pod, wanted: &EphemeralContainer) -> Vec<Flaw> {
+pub(crate) fn validate(pod: &Pod, wanted: &EphemeralContainer) -> Vec<Flaw> {
     let mut report = Report::default();
     let present = pod.spec().ephemeral_containers.as_deref().unwrap_or_default();
     let root = Path::root("spec");

@@ -9,6 +9,7 @@ mod environment;
 mod ephemeral;
 mod handlers;
 mod names;
+mod paths;
 mod pod;
 mod report;
 mod resources;

@@ -141,7 +141,6 @@ pub(super) fn config_key(key: &str) -> Option<String> {
     })
 }
 
-/// A header's name.
 pub(super) fn header_name(name: &str) -> Option<String> {
     (name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')).then(|| {
         let what = "a valid HTTP header must consist of alphanumeric characters or '-'";

@@ -4,7 +4,7 @@
 use super::tests::{found, found_in_container};
 use serde_json::{Value, json};
 
-/// Every row has one fault, and this is what is said of it.
+/// Every row has one fault and its message.
 fn check(rows: Vec<(Value, &str)>, found: impl Fn(Value) -> Vec<String>, prefix: &str) {
     let mut wrong = Vec::new();
     for (over, expected) in rows {

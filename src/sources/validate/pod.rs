@@ -1,20 +1,20 @@
-//! The pod itself: metadata and what its specification says beside containers and volumes.
+//! The pod itself: metadata and its specification without containers and volumes.
 
 use std::collections::BTreeMap;
 
-use super::super::Flaw;
 use super::report::{Path, Report};
 use super::resources::{self, Level};
 use super::{container, names, security, volume};
 use crate::model::api::{HostAlias, Pod, PodDNSConfig, PodSpec, Toleration};
 use crate::model::meta::ObjectMeta;
 use crate::model::pod_size::{self, Excess};
+use crate::sources::problem::Flaw;
 
 /// All keys and values of a pod's annotations together.
 const MAX_ANNOTATIONS_BYTES: usize = 256 * 1024;
 
 /// Everything that is wrong with a defaulted pod.
-pub(in super::super) fn validate(pod: &Pod) -> Vec<Flaw> {
+pub(crate) fn validate(pod: &Pod) -> Vec<Flaw> {
     let mut report = Report::default();
     metadata(&pod.metadata, &Path::root("metadata"), &mut report);
     let path = Path::root("spec");

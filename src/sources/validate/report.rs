@@ -2,7 +2,8 @@
 
 use std::fmt::{self, Debug, Display};
 
-use super::super::{Flaw, clip};
+use crate::model::typed::clip;
+use crate::sources::problem::Flaw;
 
 /// A field path, as cheap as its last step until it is printed.
 #[derive(Clone, Copy)]
@@ -24,7 +25,6 @@ impl<'a> Path<'a> {
         Path { parent: None, step: Step::Field(name) }
     }
 
-    /// A field of this one.
     pub(super) fn field(&'a self, name: &'a str) -> Path<'a> {
         Path { parent: Some(self), step: Step::Field(name) }
     }
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speaks_as_upstream_does() {
+    fn messages_are_those_of_upstream() {
         let mut report = Report::default();
         let spec = Path::root("spec");
         let containers = spec.field("containers");

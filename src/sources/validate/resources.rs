@@ -10,10 +10,8 @@ use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 use crate::model::requests::container_requests;
 
-/// Whose resources they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
-    /// One container's.
     Container,
     /// The whole pod's, where only CPU, memory and huge pages may be set.
     Pod,
@@ -64,7 +62,7 @@ pub(super) fn requirements(
     }
 }
 
-/// Checks what the pod asks for as a whole against what its containers do.
+/// Checks the pod-level resources against those of its containers.
 pub(super) fn pod_level(pod: &Pod, path: &Path<'_>, report: &mut Report) {
     let Some(resources) = &pod.spec().resources else { return };
     let requests = path.field("requests");

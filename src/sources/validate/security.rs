@@ -1,6 +1,7 @@
 //! Security contexts of pods and containers.
 
 use super::names;
+use super::paths::has_dot_dot;
 use super::report::{Path, Report};
 use crate::model::api::{AppArmorProfile, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext};
 
@@ -175,9 +176,4 @@ fn profile_type(kind: &str, localhost: Option<&str>, path: &Path<'_>, report: &m
         _ => report.unsupported(&path.field("type"), kind, &["Localhost", "RuntimeDefault", "Unconfined"]),
     }
     false
-}
-
-/// Whether one of the path's parts is `..`.
-pub(super) fn has_dot_dot(path: &str) -> bool {
-    path.split('/').any(|part| part == "..")
 }

@@ -5,12 +5,15 @@ use std::collections::HashSet;
 use super::super::defaults::sources_of;
 use super::environment::{self, Scope};
 use super::names;
+use super::paths::{has_dot_dot, relative_path};
 use super::report::{Path, Report};
 use super::resources;
-use super::security::has_dot_dot;
 use crate::model::api::{
     Container, DownwardAPIVolumeFile, HostPathVolumeSource, KeyToPath, Volume, VolumeMount, VolumeProjection,
 };
+
+/// When an image may be pulled.
+pub(super) const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
 
 const HOST_PATH_TYPES: &[&str] =
     &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
@@ -66,11 +69,7 @@ fn source(volume: &Volume, path: &Path<'_>, report: &mut Report) {
         if source.reference.as_deref().unwrap_or_default().is_empty() {
             report.required(&place.field("reference"), "");
         }
-        report.choice(
-            &place.field("pullPolicy"),
-            source.pull_policy.as_deref(),
-            super::container::PULL_POLICIES,
-        );
+        report.choice(&place.field("pullPolicy"), source.pull_policy.as_deref(), PULL_POLICIES);
     }
     if let Some(source) = &volume.git_repo {
         let place = path.field("gitRepo");
@@ -212,19 +211,6 @@ fn downward(files: Option<&[DownwardAPIVolumeFile]>, path: &Path<'_>, report: &m
             }
             (None, None) => report.required(&place, "one of fieldRef and resourceFieldRef is required"),
         }
-    }
-}
-
-/// Wants a path below the volume's root.
-pub(super) fn relative_path(text: &str, path: &Path<'_>, report: &mut Report) {
-    if text.is_empty() {
-        report.required(path, "");
-    } else if text.starts_with('/') {
-        report.invalid(path, &text, "must be a relative path");
-    } else if has_dot_dot(text) {
-        report.invalid(path, &text, "must not contain '..'");
-    } else if text.starts_with("..") {
-        report.invalid(path, &text, "must not start with '..'");
     }
 }
 

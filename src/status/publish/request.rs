@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::kube::client::{Client, DeleteOptions, Patch};
+use crate::kube::client::{Client, DeleteOptions};
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
 use crate::model::api;
@@ -65,9 +65,7 @@ impl Api for Client {
         let (namespace, name) = (&request.namespace, &request.name);
         let pod = match &request.what {
             What::Get => self.get(&Target::pod(namespace, name)),
-            What::Patch(body) => {
-                self.patch(&Target::pod_status(namespace, name), Patch::StrategicMerge, body)
-            }
+            What::Patch(body) => self.patch(&Target::pod_status(namespace, name), body),
             What::Delete => {
                 let options = DeleteOptions { grace_seconds: Some(0), uid: Some(request.uid.clone()) };
                 return match self.delete(&Target::pod(namespace, name), &options) {

@@ -27,9 +27,9 @@ struct State {
 /// What a socket is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// One request and its answer, which ends soon.
+    /// One request and its response, which ends soon.
     Call,
-    /// An answer that goes on for minutes.
+    /// A response that goes on for minutes.
     Stream,
 }
 
@@ -63,7 +63,7 @@ impl Breaker {
         self.inner.trip();
     }
 
-    /// The answers that go on for minutes, as far as they are open now.
+    /// The responses that go on for minutes, as far as they are open now.
     #[must_use]
     pub fn streams(&self) -> Streams {
         let mut open = Vec::new();
@@ -72,13 +72,11 @@ impl Breaker {
     }
 
     /// The stop signal, for waits between requests.
-    #[must_use]
     pub fn token(&self) -> &StopToken {
         &self.inner.token
     }
 
     /// Whether it was tripped.
-    #[must_use]
     pub fn is_tripped(&self) -> bool {
         self.inner.token.is_stopped()
     }
@@ -107,7 +105,7 @@ impl Inner {
             let mut state = self.lock();
             (state.source.take(), state.sockets.clone(), state.children.clone())
         };
-        // The signal first: whoever wakes by the socket must see it.
+        // The signal first: a thread that the socket wakes must see it.
         drop(source);
         for socket in sockets.iter().filter_map(|(_, socket)| socket.upgrade()) {
             // An error means that it is closed already.

@@ -8,7 +8,7 @@ use crate::util::threads::Stack;
 pub(in crate::transport) fn targets() -> Vec<Target> {
     vec![Target {
         name: "transport/api_answer",
-        // Pod workers ask, too.
+        // Pod workers send requests, too.
         stack: Stack::Small,
         max_bytes: 4 << 20,
         // The body is not kept here.

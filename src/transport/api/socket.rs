@@ -14,11 +14,10 @@ use super::breaker::{Breaker, Reach, Use};
 use crate::transport::dial::{DialError, words};
 use crate::util::threads;
 
-/// A silent peer is asked for a sign of life after this time.
+/// The time after which a silent peer gets a keep-alive probe.
 pub(super) const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(15);
 /// And again in this rhythm.
 pub(super) const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
-/// So often.
 pub(super) const KEEP_ALIVE_COUNT: u32 = 3;
 /// What was sent and not acknowledged for so long means that the peer is gone. The kernel
 /// would try for about 15 minutes, in which the node would be taken for dead.
@@ -29,7 +28,7 @@ pub(in crate::transport) struct Socket {
     stream: Arc<TcpStream>,
     deadline: Instant,
     reach: Option<Reach>,
-    /// What the thread table says that a blocked thread waits for.
+    /// What a blocked thread waits for, for the thread table.
     peer: &'static str,
 }
 
@@ -79,7 +78,7 @@ impl Socket {
         self.reach = Some(breaker.reach(kind, &self.stream));
     }
 
-    /// Nobody uses it.
+    /// Marks the socket as idle.
     pub(super) fn rest(&mut self) {
         self.reach = None;
     }
@@ -92,7 +91,7 @@ impl Socket {
         self.deadline <= Instant::now()
     }
 
-    /// Whether the peer has neither closed it nor said anything: so may it be used again.
+    /// Whether the peer has neither closed it nor sent anything: only then may it be used again.
     pub(super) fn is_quiet(&self) -> bool {
         let mut byte = [0];
         matches!(rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK), Err(Errno::AGAIN))

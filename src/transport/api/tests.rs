@@ -50,7 +50,7 @@ fn short(body: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// A server that answers the n-th request of a connection by the n-th text of a list per
+/// A server that responds to the n-th request of a connection by the n-th text of a list per
 /// connection, and then closes it. Hands back the requests and the number of the connection.
 struct Server {
     port: u16,
@@ -83,7 +83,7 @@ fn answer(
         }
         let _ = tell.send((number, request));
         if answer.is_empty() {
-            // No answer at all: wait for the client to give up.
+            // No response at all: wait for the client to give up.
             let _ = stream.read(&mut [0]);
         }
     }
@@ -161,14 +161,14 @@ fn a_get_survives_a_server_that_closes_in_this_moment() {
         drop(idle);
         connections.clone()
     };
-    // The scripted server waits for a byte after its empty answer: a POST gives it one.
+    // The scripted server waits for a byte after its empty response: a POST gives it one.
     let post = Request { method: "POST", body: Some(("text/plain", b"x")), ..get("/") };
     assert!(matches!(closer.send(&post, &breaker), Err(DialError::Eof | DialError::Broken { .. })));
     assert_eq!(text(connections.send(&get("/"), &breaker).unwrap()), "two");
 }
 
-/// Asks on a thread, trips the breaker once the server has the request (and, where it answers,
-/// the client the head of the answer), and returns the outcome and how long it took.
+/// Sends a request on a thread, trips the breaker once the server has the request (and, if it responds,
+/// the client the head of the response), and returns the outcome and how long it took.
 fn broken_off(server: &Server, kind: Use, answers: bool, streams: bool) -> (DialError, Duration) {
     let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
@@ -222,7 +222,7 @@ fn blocked_reads_are_broken_off_at_once() {
 
 #[test]
 fn a_connect_is_broken_off_too() {
-    // A full queue of connections: the next one is not answered.
+    // A full queue of connections: the next one is not accepted.
     let fd =
         rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     rustix::net::bind(&fd, &std::net::SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -318,7 +318,7 @@ fn lines_come_one_by_one() {
     }
 }
 
-/// A TLS server that wants a client certificate and says who came.
+/// A TLS server that requires a client certificate and reports it.
 fn serve_tls(connections: usize) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -356,7 +356,7 @@ fn serve_tls(connections: usize) -> Server {
 }
 
 #[test]
-fn both_sides_prove_who_they_are() {
+fn client_and_server_certificates_are_verified() {
     let server = serve_tls(8);
     let ask = |endpoint: Endpoint| {
         let connections = Connections::new(&endpoint).unwrap();
@@ -390,7 +390,7 @@ fn both_sides_prove_who_they_are() {
         let (mut stream, _) = listener.accept().unwrap();
         let _ = stream.read(&mut [0; 5]);
         let _ = stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n");
-        // Closing with unread bytes would take the answer back.
+        // Closing with unread bytes would discard the response.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     })
     .unwrap();
@@ -420,7 +420,7 @@ fn a_blocked_tls_read_is_broken_off() {
 }
 
 #[test]
-fn certificates_that_cannot_be_used_are_told_of() {
+fn certificates_that_cannot_be_used_are_reported() {
     let setup = |endpoint: &Endpoint| match Connections::new(endpoint) {
         Ok(_) => "fine".to_owned(),
         Err(error) => error.to_string(),

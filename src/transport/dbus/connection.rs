@@ -1,4 +1,4 @@
-//! A connection to a bus: greeting, calls, and whatever comes in between.
+//! A connection to a bus: greeting, calls, and signals.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
@@ -26,46 +26,32 @@ const MAX_QUEUED: usize = 256;
 const MAX_FDS: usize = 64;
 /// File descriptors in one piece of the stream; the bus allows fewer in a message.
 const FDS_AT_ONCE: usize = 32;
-/// A line of the greeting.
 const MAX_LINE: usize = 1024;
 
 /// What can go wrong with a bus.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum DbusError {
     /// An address that we cannot use.
     #[error("D-Bus address {0}: neither a path nor an abstract name of a Unix socket")]
     Address(String),
-    /// Nobody there.
+    /// The bus does not accept the connection.
     #[error("cannot connect to D-Bus at {address}: {source}")]
-    Connect {
-        /// Where.
-        address: String,
-        /// Why.
-        source: io::Error,
-    },
+    Connect { address: String, source: io::Error },
     /// The bus does not want us, or lacks something.
     #[error("D-Bus refused the connection: {0}")]
     Refused(String),
-    /// The connection broke.
     #[error("the connection to D-Bus was lost: {0}")]
     Lost(#[from] io::Error),
-    /// No answer in time.
-    #[error("no answer to {0} from D-Bus within {LIMIT:?}")]
+    #[error("no reply to {0} from D-Bus within {LIMIT:?}")]
     TimedOut(&'static str),
-    /// An answer that is an error.
+    /// A reply that is an error.
     #[error("{member}: {name}: {message}")]
-    Remote {
-        /// What was asked.
-        member: &'static str,
-        /// The error's name.
-        name: String,
-        /// For people.
-        message: String,
-    },
-    /// An answer that is not of the expected form.
-    #[error("{0}: the answer is not of the expected form")]
+    Remote { member: &'static str, name: String, message: String },
+    /// A reply that is not of the expected form.
+    #[error("{0}: the reply is not of the expected form")]
     Answer(&'static str),
-    /// The owner asked to stop.
+    /// The owner stopped the call.
     #[error("stopping")]
     Stopped,
 }
@@ -113,7 +99,7 @@ pub struct Bus {
 }
 
 impl Bus {
-    /// Connects to the first address of a list that answers. The bell ends a wait; once `stop`
+    /// Connects to the first address of a list that accepts. The bell ends a wait; once `stop`
     /// is given too, every one.
     ///
     /// # Errors
@@ -147,16 +133,16 @@ impl Bus {
     /// From now on the signals of these connections, by their names on the bus, are handed out;
     /// before the first call of this, none. Every user of the machine may send a connection
     /// signals, as many as the bus carries: what is from others is dropped as it comes, and never
-    /// stands in the way of an answer or of a signal that counts.
+    /// stands in the way of a reply or of a signal that counts.
     pub fn listen_to(&mut self, senders: &[&str]) {
         self.senders = senders.iter().map(|sender| (*sender).to_owned()).collect();
     }
 
-    /// Calls a method and waits for the answer. Signals that come meanwhile are kept for
+    /// Calls a method and waits for the reply. Signals that come meanwhile are kept for
     /// [`Bus::next`].
     ///
     /// # Errors
-    /// [`DbusError::Remote`] if the answer is an error; others if there is none.
+    /// [`DbusError::Remote`] if the reply is an error; others if there is none.
     pub fn call(&mut self, call: Call, args: Vec<Value>) -> Result<Incoming, DbusError> {
         let serial = self.next_serial();
         let message = Message {
@@ -169,7 +155,7 @@ impl Bus {
             ..Message::new(Kind::Call)
         };
         let deadline = Instant::now() + LIMIT;
-        let _waiting = threads::waiting("an answer from D-Bus");
+        let _waiting = threads::waiting("a reply from D-Bus");
         self.send(&message.encode(), deadline, call.member)?;
         loop {
             let Some(mut incoming) = self.receive(Some(deadline), false, Some(serial))? else {
@@ -193,7 +179,7 @@ impl Bus {
     /// Waits for a signal; `None`: the bell rang, or `until` has come.
     ///
     /// # Errors
-    /// When the connection is lost or the owner asked to stop.
+    /// When the connection is lost or the owner stopped it.
     pub fn next(&mut self, until: Option<Instant>) -> Result<Option<Incoming>, DbusError> {
         if let Some(queued) = self.queued.pop_front() {
             return Ok(Some(queued));
@@ -202,7 +188,7 @@ impl Bus {
     }
 
     /// Lets time pass. Signals that come meanwhile are kept for [`Bus::next`]; signals that are not read
-    /// would fill the bus's queue for this connection, and it would drop answers and signals.
+    /// would fill the bus's queue for this connection, and it would drop replies and signals.
     ///
     /// # Errors
     /// As [`Bus::next`].
@@ -222,7 +208,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Whether a message is the answer to this call, or a signal that counts.
+    /// Whether a message is the reply to this call, or a signal that counts.
     fn counts(&self, message: &Message, call: Option<u32>) -> bool {
         match message.kind {
             Kind::Return | Kind::Error => call.is_some() && message.reply_to == call,
@@ -258,7 +244,6 @@ impl Bus {
         self.call(hello, Vec::new()).map(drop)
     }
 
-    /// A line of the greeting.
     fn line(&mut self, deadline: Instant) -> Result<String, DbusError> {
         loop {
             if let Some(end) = self.bytes.windows(2).position(|two| two == b"\r\n") {
@@ -402,7 +387,7 @@ impl Bus {
             if bell {
                 return Ok(false);
             }
-            // Somebody rang in the middle of a call: whoever waits next looks around anyway.
+            // The bell rang in the middle of a call: the next wait reads the state anyway.
             self.wake.silence();
         }
     }

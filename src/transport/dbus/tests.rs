@@ -56,7 +56,7 @@ fn answers_come_with_their_descriptors_and_signals_are_kept() {
         // Until the client has gone.
         let _ = stream.read(&mut [0]);
     });
-    // The first address is of no use, the second one of somebody who is away.
+    // The first address is invalid, the second one has no listener.
     let (opened, wake) = open(&format!("tcp:host=x;unix:path={}/none;{address}", dir.path().display()));
     let mut bus = opened.unwrap();
     let incoming = bus.call(PING, vec![Value::Text("x".to_owned())]).unwrap();
@@ -72,7 +72,7 @@ fn answers_come_with_their_descriptors_and_signals_are_kept() {
 }
 
 #[test]
-fn what_is_no_bus_is_refused() {
+fn a_server_that_is_no_bus_is_rejected() {
     let (_dir, address, _bus) = bus(|mut stream| {
         read_line(&mut stream);
         stream.write_all(b"REJECTED EXTERNAL\r\n").unwrap();

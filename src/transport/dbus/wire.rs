@@ -12,7 +12,7 @@ pub enum Kind {
     Return,
     /// Answers with an error.
     Error,
-    /// Told to whoever listens.
+    /// Broadcast to all subscribers.
     Signal,
 }
 
@@ -46,7 +46,7 @@ pub struct Message {
     pub kind: Kind,
     /// Its sender's number for it.
     pub serial: u32,
-    /// The number of the call that it answers.
+    /// The number of the call that it replies to.
     pub reply_to: Option<u32>,
     /// The object.
     pub path: String,
@@ -66,7 +66,7 @@ pub struct Message {
     pub args: Vec<Value>,
 }
 
-/// Length of the part that tells the length of the rest.
+/// Length of the part that has the length of the rest.
 pub const HEAD: usize = 16;
 /// No valid message is longer.
 const LONGEST: usize = 1 << 27;

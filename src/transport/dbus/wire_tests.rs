@@ -29,7 +29,7 @@ fn sample() -> Message {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_values_are_read_back() {
     for message in
         [sample(), Message::new(Kind::Signal), Message { reply_to: Some(1), ..Message::new(Kind::Return) }]
     {
@@ -41,7 +41,7 @@ fn what_is_written_is_read() {
 
 /// The call that every client begins with, byte for byte as the reference library sends it.
 #[test]
-fn the_bytes_are_those_of_others() {
+fn the_bytes_match_other_implementations() {
     let hello = Message {
         serial: 1,
         path: "/org/freedesktop/DBus".to_owned(),

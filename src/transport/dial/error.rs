@@ -7,29 +7,26 @@ use rustls::{AlertDescription, CertificateError};
 /// The two addresses of a connection, as `local->peer`.
 pub type Ends = std::sync::Arc<str>;
 
-/// Why there is no connection or no answer.
+/// Why there is no connection or no response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
 pub enum DialError {
-    /// A GET failed.
     #[error("Get {url:?}: {cause}")]
     Get {
         /// The URL in question, which a redirect may have named.
         url: String,
-        /// Why.
         cause: Box<DialError>,
     },
     /// The name has no address.
     #[error("dial tcp: lookup {host}: {detail}")]
     Lookup {
-        /// The name.
         host: String,
-        /// What the resolver says.
+        /// The resolver's message.
         detail: String,
     },
     /// The peer, or the network, refused.
     #[error("dial tcp {address}: connect: {words}")]
     Connect {
-        /// Address and port.
         address: String,
         /// The kernel's reason.
         words: String,
@@ -39,19 +36,18 @@ pub enum DialError {
     Proxy {
         /// Its host and port, without credentials.
         proxy: String,
-        /// Why.
         cause: Box<DialError>,
     },
     /// The proxy's refusal.
     #[error("{0}")]
     Tunnel(String),
-    /// Nobody accepted in time.
+    /// The connection was not accepted in time.
     #[error("dial tcp {address}: i/o timeout")]
     ConnectTimeout {
         /// Address or name, and port.
         address: String,
     },
-    /// No answer in time.
+    /// No response in time.
     #[error("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")]
     Timeout,
     /// The body did not end in time.
@@ -60,16 +56,16 @@ pub enum DialError {
     /// The caller's stop token.
     #[error("context canceled")]
     Stopped,
-    /// The peer speaks HTTP where TLS was asked for.
+    /// The peer sends HTTP where TLS was expected.
     #[error("http: server gave HTTP response to HTTPS client")]
     PlainHttp,
     /// No TLS session came about.
     #[error("tls: {0}")]
     Tls(String),
-    /// The connection ended before an answer.
+    /// The connection ended before a response.
     #[error("EOF")]
     Eof,
-    /// The connection broke before an answer.
+    /// The connection broke before a response.
     #[error("{op} tcp {ends}: {op}: {words}")]
     Broken {
         /// `read` or `write`.
@@ -82,7 +78,7 @@ pub enum DialError {
     /// What came is not HTTP/1.
     #[error("net/http: HTTP/1.x transport connection broken: {0}")]
     Malformed(String),
-    /// The body ended early or is not what its header says.
+    /// The body ended early or does not match its header.
     #[error("{0}")]
     Body(String),
     /// Redirects without end.
@@ -94,26 +90,22 @@ pub enum DialError {
 }
 
 impl DialError {
-    /// Whether the head of the answer was there and only its body failed.
-    #[must_use]
+    /// Whether the head of the response was there and only its body failed.
     pub fn is_body(&self) -> bool {
         matches!(self, DialError::Body(_) | DialError::BodyTimeout)
     }
 
-    /// Whether the peer speaks HTTP where TLS was asked for.
-    #[must_use]
+    /// Whether the peer sends HTTP where TLS was expected.
     pub fn is_plain_http(&self) -> bool {
         matches!(self.innermost(), DialError::PlainHttp)
     }
 
     /// Whether the caller's stop token ended it.
-    #[must_use]
     pub fn is_stopped(&self) -> bool {
         matches!(self.innermost(), DialError::Stopped)
     }
 
     /// Whether no process listens at the peer's port.
-    #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self.innermost(), DialError::Connect { words, .. } if words == "connection refused")
     }
@@ -154,7 +146,7 @@ impl DialError {
                 };
                 DialError::Tls(format!("remote error: {known}"))
             }
-            // Mostly a server that speaks HTTP without TLS.
+            // Mostly a server that uses HTTP without TLS.
             rustls::Error::InvalidMessage(_) => {
                 DialError::Tls("first record does not look like a TLS handshake".to_owned())
             }

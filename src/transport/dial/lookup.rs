@@ -14,21 +14,21 @@ use crate::util::timers;
 /// A look-up without a deadline of the caller's own ends after this.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
 
-/// Look-ups at once, those included that nobody waits for any more.
+/// Concurrent look-ups, those included whose caller has given up.
 const MAX_LOOKUPS: usize = 64;
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
 /// One of the places, given back when dropped.
-struct Place(&'static AtomicUsize);
+struct Slot(&'static AtomicUsize);
 
-impl Place {
-    fn take(under_way: &'static AtomicUsize) -> Option<Place> {
+impl Slot {
+    fn take(under_way: &'static AtomicUsize) -> Option<Slot> {
         let next = |count| (count < MAX_LOOKUPS).then_some(count + 1);
-        under_way.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok().map(|_| Place(under_way))
+        under_way.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok().map(|_| Slot(under_way))
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -45,14 +45,13 @@ pub(in crate::transport) fn lookup(
     if host.contains('\0') || host.len() > 253 {
         return Err(failed("no such host".to_owned()));
     }
-    let place =
-        Place::take(&UNDER_WAY).ok_or_else(|| failed("too many look-ups are under way".to_owned()))?;
+    let place = Slot::take(&UNDER_WAY).ok_or_else(|| failed("too many look-ups are under way".to_owned()))?;
     let (tell, told) = bounded(1);
     let name = host.to_owned();
     let running = threads::spawn("lookup", Stack::Small, OnDeath::Nobody, move |_| {
         let _place = place;
         let found = (name.as_str(), port).to_socket_addrs().map(|found| found.collect::<Vec<_>>());
-        // Nobody listens any more when the time is over.
+        // After the deadline there is no reader.
         let _ = tell.send(found.map_err(|error| error.to_string()));
     })
     .map_err(|error| failed(error.to_string()))?;
@@ -85,9 +84,9 @@ mod tests {
     #[test]
     fn places_are_bounded_and_given_back() {
         static OWN: AtomicUsize = AtomicUsize::new(0);
-        let mut held: Vec<Place> = std::iter::from_fn(|| Place::take(&OWN)).collect();
+        let mut held: Vec<Slot> = std::iter::from_fn(|| Slot::take(&OWN)).collect();
         assert_eq!(held.len(), MAX_LOOKUPS);
         held.pop();
-        assert!(Place::take(&OWN).is_some());
+        assert!(Slot::take(&OWN).is_some());
     }
 }

@@ -2,10 +2,10 @@
 //! probes and lifecycle hooks make them (Go: pkg/probe/http, pkg/probe/tcp).
 //!
 //! Each call opens a connection of its own and closes it again. A deadline covers the whole
-//! call, names and redirects included, and a stop token ends it within [`STOP_LATENCY`].
+//! call, names and redirects included, and a stop token ends it within [`socket::STOP_LATENCY`].
 //! Certificates are not verified: what listens on a pod's address is the pod by definition.
 //! Proxies of the environment are not used. Requests are written here and not by the HTTP
-//! library, because a probe sends what the manifest says, byte for byte, and users know the
+//! library, because a probe sends the manifest's headers, byte for byte, and users know the
 //! texts of its failures.
 
 pub(super) mod error;
@@ -25,7 +25,6 @@ use crate::util::stop::StopToken;
 
 pub use error::DialError;
 pub(super) use error::words;
-pub use socket::STOP_LATENCY;
 use socket::{Limit, Socket};
 use url::Url;
 
@@ -76,7 +75,7 @@ pub struct HttpResponse {
 /// Sends one GET, follows redirects to the same host name, and reads the response.
 ///
 /// # Errors
-/// When no complete response comes in time; [`DialError::is_body`] tells whether only the body
+/// When no complete response comes in time; [`DialError::is_body`] shows whether only the body
 /// was cut short.
 pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpResponse, DialError> {
     let limit = Limit::new(get.timeout, stop);

@@ -79,7 +79,6 @@ impl Limit {
 #[error("context canceled")]
 struct Ended;
 
-/// A connected socket.
 #[derive(Debug)]
 pub(super) struct Socket {
     stream: TcpStream,

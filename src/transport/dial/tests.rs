@@ -5,7 +5,7 @@ use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use std::net::TcpListener;
 use std::time::Instant;
 
-/// Serves `answers`, one per connection, and hands back the requests. An empty answer is
+/// Serves `answers`, one per connection, and hands back the requests. An empty response is
 /// none: the connection stays open until the client gives up.
 fn serve(answers: Vec<Vec<u8>>) -> (u16, crossbeam_channel::Receiver<String>, Running) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -118,7 +118,7 @@ fn redirects_stay_on_the_host() {
         format!("Get \"http://127.0.0.1:{port}/again\": stopped after 10 redirects")
     );
 
-    // Without a place to go it is an answer like any other.
+    // Without a location it is a response like any other.
     let (port, _requests, _server) = serve(vec![b"HTTP/1.1 302 Found\r\n\r\n".to_vec()]);
     assert_eq!(http_get(&get(port, "/", &[]), &never()).unwrap().status, 302);
 }
@@ -134,7 +134,7 @@ fn long_bodies_are_cut_and_short_ones_are_an_error_of_the_body() {
 
 #[test]
 fn failures_have_the_known_words() {
-    let (_nobody, free) = refusing();
+    let (_refusing, free) = refusing();
     let error = http_get(&get(free, "/x", &[]), &never()).unwrap_err();
     let refused = format!("dial tcp 127.0.0.1:{free}: connect: connection refused");
     assert_eq!(error.to_string(), format!("Get \"http://127.0.0.1:{free}/x\": {refused}"));
@@ -202,7 +202,7 @@ fn https_meets_http() {
         let _ = stream.read(&mut some);
         let _ = stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTPS request\n");
         let _ = stream.shutdown(std::net::Shutdown::Write);
-        // Closing with unread bytes would take the answer back.
+        // Closing with unread bytes would discard the response.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     })
     .unwrap();

@@ -54,7 +54,6 @@ impl Write for Handshake {
     }
 }
 
-/// An established session.
 pub(super) struct Session(StreamOwned<ClientConnection, Socket>);
 
 impl Read for Session {

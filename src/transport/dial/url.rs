@@ -22,7 +22,6 @@ impl Url {
         Url { scheme, host: host.to_owned(), port: Some(port), target: target(path) }
     }
 
-    /// The port to connect to.
     pub(super) fn port(&self) -> u16 {
         self.port.unwrap_or(match self.scheme {
             Scheme::Http => 80,

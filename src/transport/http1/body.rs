@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Read};
 
 use super::response::Malformed;
 
-/// The line that says how long the next chunk is, or a trailer; with extensions.
+/// The longest line with the size of the next chunk, or trailer; with extensions.
 const MAX_LINE_BYTES: u64 = 16 * 1024;
 /// The same without extensions: eight digits and the line's end.
 const STRICT_LINE_BYTES: u64 = 10;
@@ -20,6 +20,7 @@ pub enum Chunks {
 
 /// How much of a body is left, and how its end shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct Framing {
     state: State,
     chunks: Chunks,
@@ -45,32 +46,28 @@ fn malformed(what: &str) -> io::Error {
 
 impl Framing {
     /// A body of so many bytes.
-    #[must_use]
     pub fn length(bytes: u64) -> Framing {
         let state = if bytes == 0 { State::Done } else { State::Length(bytes) };
         Framing { state, chunks: Chunks::Strict }
     }
 
     /// A body in chunks.
-    #[must_use]
     pub fn chunked(chunks: Chunks) -> Framing {
         Framing { state: State::FirstChunk, chunks }
     }
 
     /// A body that ends with the connection.
-    #[must_use]
     pub fn until_close() -> Framing {
         Framing { state: State::Close, chunks: Chunks::Strict }
     }
 
     /// Whether all of the body was consumed.
-    #[must_use]
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
     /// How many bytes follow before the next chunk or the end; reads the line of a chunk if that
-    /// is next. 0: the body has ended. `u64::MAX`: only the connection's end tells.
+    /// is next. 0: the body has ended. `u64::MAX`: only the connection's end ends it.
     ///
     /// # Errors
     /// Those of the reader, and [`Malformed`].

@@ -20,15 +20,13 @@ pub mod response;
 pub mod target;
 pub mod writer;
 
-pub use body::{Chunks, Framing};
-pub use fields::Fields;
+pub use body::Framing;
 pub use request::{RequestError, RequestHead};
 pub use response::{Malformed, ResponseHead};
 pub use target::Target;
 pub use writer::{Form, ResponseWriter};
 
 /// Whether a byte may be in a method or in a field's name (RFC 9110, section 5.6.2).
-#[must_use]
 pub fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

@@ -14,7 +14,6 @@ use super::target::{Target, is_text};
 /// DIFFERS: the Go kubelet takes 1 MiB.
 pub const HEAD_BYTES: usize = 48 * 1024;
 
-/// Fields of one head.
 const MAX_FIELDS: usize = 100;
 
 /// The longest method name.
@@ -149,7 +148,6 @@ impl RequestHead {
     }
 
     /// Where the body that follows ends.
-    #[must_use]
     pub fn framing(&self) -> Framing {
         if self.is_chunked() {
             return Framing::chunked(Chunks::Strict);
@@ -159,20 +157,17 @@ impl RequestHead {
     }
 
     /// Whether the client wants the connection for more requests.
-    #[must_use]
     pub fn keeps_alive(&self) -> bool {
         let close = self.fields.lists("connection", "close");
         !close && (self.is_1_1 || self.fields.lists("connection", "keep-alive"))
     }
 
     /// Whether the client waits for a 100 (Continue) before it sends its body. HTTP/1.0 has none.
-    #[must_use]
     pub fn expects_continue(&self) -> bool {
         self.is_1_1 && self.fields.all("expect").next().is_some()
     }
 
-    /// Whether it asks for a WebSocket.
-    #[must_use]
+    /// Whether the client requests a WebSocket.
     pub fn is_websocket(&self) -> bool {
         self.fields.lists("connection", "upgrade") && self.fields.lists("upgrade", "websocket")
     }

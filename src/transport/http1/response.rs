@@ -10,7 +10,6 @@ use super::is_token;
 
 /// Status line and fields together.
 const MAX_HEAD_BYTES: u64 = 256 * 1024;
-/// Fields of one head.
 const MAX_FIELDS: usize = 1000;
 /// Interim responses (100 Continue, 103 Early Hints) before the final one.
 const MAX_INTERIM: usize = 5;
@@ -30,7 +29,6 @@ impl From<Malformed> for io::Error {
 
 impl Malformed {
     /// Whether this is what `error` says.
-    #[must_use]
     pub fn is(error: &io::Error) -> bool {
         error.get_ref().is_some_and(|inner| inner.is::<Malformed>())
     }
@@ -92,7 +90,6 @@ impl ResponseHead {
     }
 
     /// Whether the server closes the connection after this response.
-    #[must_use]
     pub fn closes(&self) -> bool {
         let close = self.fields.lists("connection", "close");
         close || !(self.is_1_1 || self.fields.lists("connection", "keep-alive"))
@@ -101,7 +98,7 @@ impl ResponseHead {
     /// Where the body ends.
     ///
     /// # Errors
-    /// When the fields do not say it in a way that is understood.
+    /// When the fields do not give a length that is understood.
     pub fn framing(&self) -> Result<Framing, Malformed> {
         let text = |value: &[u8]| cut(&String::from_utf8_lossy(value)).to_owned();
         let encodings = self.fields.all("transfer-encoding");

@@ -34,7 +34,6 @@ pub struct ResponseWriter<'a> {
     buffer: Vec<u8>,
 }
 
-/// How the body is framed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Body {
     /// There is no head yet.
@@ -54,7 +53,6 @@ impl<'a> ResponseWriter<'a> {
     }
 
     /// Whether the head was written.
-    #[must_use]
     pub fn has_started(&self) -> bool {
         self.body != Body::None
     }
@@ -238,7 +236,7 @@ mod tests {
     const FORM: Form = Form { is_1_1: true, keep_alive: true, head_only: false };
     const OLD: Form = Form { is_1_1: false, ..FORM };
 
-    /// What the client gets, without `Server` and `Date`, and whether it may ask again.
+    /// The bytes that the client gets, without `Server` and `Date`, and whether it may send another request.
     fn written(
         form: Form,
         respond: impl FnOnce(&mut ResponseWriter<'_>) -> io::Result<()>,
@@ -335,7 +333,7 @@ mod tests {
             assert!(writer.finish().unwrap());
             let mut reader = out.as_slice();
             super::super::response::read_bytes(&mut reader).unwrap();
-            let mut framing = super::super::Framing::chunked(super::super::Chunks::Strict);
+            let mut framing = super::super::Framing::chunked(super::super::body::Chunks::Strict);
             assert!(framing.read_up_to(&mut reader, usize::MAX).unwrap() == expected && reader.is_empty());
         }
     }

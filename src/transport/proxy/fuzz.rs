@@ -17,7 +17,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                 vec![
                     ("a long line", [b"HTTP/1.1 200 ".as_slice(), &b"x".repeat(max - 13)].concat()),
                     ("many lines", repeated("HTTP/1.1 200 OK\r\n", |_| "a: b\r\n".to_owned(), "\r\n", max)),
-                    ("endless interim answers", b"HTTP/1.1 100 Continue\r\n\r\n".repeat(max / 25)),
+                    ("endless interim responses", b"HTTP/1.1 100 Continue\r\n\r\n".repeat(max / 25)),
                     ("line feeds", b"\n".repeat(max)),
                     ("carriage returns", b"\r".repeat(max)),
                     ("zeros", vec![0; max]),

@@ -9,7 +9,6 @@ pub(super) struct NoProxy(Vec<Entry>);
 /// One entry of the list. Without a port it holds for all ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Entry {
-    /// `*`
     Everything,
     /// `10.0.0.0/8`: address and length of the prefix in bits.
     Network(IpAddr, u32),
@@ -17,7 +16,11 @@ enum Entry {
     Address(IpAddr, String),
     /// `example.com` or `.example.com:443`, in lower case and with the leading dot. `itself`
     /// says that the name without the dot matches, too.
-    Domain { suffix: String, itself: bool, port: String },
+    Domain {
+        suffix: String,
+        itself: bool,
+        port: String,
+    },
 }
 
 impl NoProxy {

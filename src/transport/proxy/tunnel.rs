@@ -17,7 +17,7 @@ const USER_AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 pub(in crate::transport) enum TunnelError {
     /// The connection to the proxy broke, or its time is over.
     Io(io::Error),
-    /// The proxy refused, or what it says is not its protocol.
+    /// The proxy refused, or its reply does not follow its protocol.
     Refused(String),
 }
 
@@ -99,7 +99,7 @@ fn socks5(stream: &mut (impl Read + Write), proxy: &Proxy, host: &str, port: u16
         ([VERSION, USER_AND_PASSWORD], Some((user, password))) => log_in(stream, user, password)?,
         ([VERSION, _], None) => return refused("SOCKS: the proxy wants credentials"),
         ([VERSION, _], Some(_)) => return refused("SOCKS: the proxy takes no user name and password"),
-        _ => return refused("its answer is not SOCKS 5"),
+        _ => return refused("its reply is not SOCKS 5"),
     }
     let mut request = vec![VERSION, CONNECT, 0];
     match host.parse::<IpAddr>() {
@@ -121,12 +121,12 @@ fn socks5(stream: &mut (impl Read + Write), proxy: &Proxy, host: &str, port: u16
     stream.flush()?;
     let [version, reply, _, kind] = take::<4>(stream)?;
     if version != VERSION {
-        return refused("its answer is not SOCKS 5");
+        return refused("its reply is not SOCKS 5");
     }
     if reply != 0 {
         return refused(format!("SOCKS: connect to {}: {}", join_host_port(host, port), reason(reply)));
     }
-    // The address that the proxy speaks from is of no use; it ends the reply.
+    // The address that the proxy uses is of no interest; it ends the reply.
     let length = match kind {
         IPV4 => 4,
         IPV6 => 16,
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    /// What comes of it, what the proxy was sent and what is left for the target to say.
+    /// The result, the bytes sent to the proxy and the bytes left for the target.
     fn play(proxy: &str, host: &str, says: &[u8]) -> (Result<(), String>, Vec<u8>, usize) {
         let mut peer = Played { says, heard: Vec::new() };
         let outcome = open(&mut peer, &Proxy::parse(proxy).unwrap(), host, 6443);
@@ -287,7 +287,7 @@ mod tests {
             ("socks5://u:p@p", "h", &[5, 2, 1, 1], "SOCKS: the proxy refused user name and password"),
             ("socks5://u@p", "h", &[5, 2], "SOCKS: password must have 1 to 255 bytes"),
             ("socks5://p", &long, &[5, 0], "SOCKS: host name must have 1 to 255 bytes"),
-            ("socks5://p", "h", b"HTTP/1.1 400 Bad Request\r\n\r\n", "its answer is not SOCKS 5"),
+            ("socks5://p", "h", b"HTTP/1.1 400 Bad Request\r\n\r\n", "its reply is not SOCKS 5"),
             ("socks5://p", "h", &[5, 0, 5, 0, 0, 9], "SOCKS: unknown type of address"),
             ("socks5://p", "h", &[5, 0, 5, 0, 0, 4, 1], "unexpected end of file"),
         ] {

@@ -59,7 +59,7 @@ fn frames_in_pieces_of_any_size() {
     data(&mut all, 5, b"");
     end(&mut all, 3);
     all.extend(frame(SYN_REPLY, FIN, &[0, 0, 0, 7]));
-    // Settings, window updates and headers say nothing to us.
+    // Settings, window updates and headers are ignored.
     all.extend(frame(4, 1, &[0, 0, 0, 1, 4, 0, 0, 7, 0, 0, 0, 100]));
     all.extend(frame(9, 0, &[0, 0, 0, 1, 0, 0, 0, 100]));
     all.extend(frame(HEADERS, FIN, &[0, 0, 0, 9, 1, 2]));
@@ -86,7 +86,7 @@ fn frames_in_pieces_of_any_size() {
 }
 
 #[test]
-fn what_is_no_spdy_is_an_error() {
+fn invalid_spdy_is_an_error() {
     assert_eq!(read(b"HTTP/1.1", 16), Ok(vec![]), "for all it knows, the head of some data");
     assert_eq!(read(&[0x80, 2, 0, 1, 0, 0, 0, 0], 8), Err(SpdyError::Version));
     assert_eq!(read(&frame(SYN_REPLY, 0, &[0]), 8), Err(SpdyError::Short(SYN_REPLY)));

@@ -49,7 +49,7 @@ pub struct Authorities {
 /// One that may sign.
 struct Authority {
     subject: Vec<u8>,
-    life: Life,
+    life: Validity,
     path_length: Option<u64>,
     verifier: Arc<dyn ClientCertVerifier>,
 }
@@ -60,7 +60,7 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// What is said of a client's certificates, and for how long that holds.
+/// The verdict on a client's certificates, and for how long it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// Why they prove nothing.
@@ -84,7 +84,7 @@ impl Verdict {
     }
 
     /// Counts a time that the outcome depends on.
-    fn depends_on(&mut self, life: Life, now: Timestamp) {
+    fn depends_on(&mut self, life: Validity, now: Timestamp) {
         let instant = SignedDuration::from_nanos(1);
         if now < life.not_before {
             let before = life.not_before.checked_sub(instant).unwrap_or(life.not_before);
@@ -102,14 +102,14 @@ impl Verdict {
 
 /// When a certificate is valid; both ends are part of it.
 #[derive(Debug, Clone, Copy)]
-struct Life {
+struct Validity {
     not_before: Timestamp,
     not_after: Timestamp,
 }
 
-impl Life {
-    fn of(certificate: &Certificate<'_>) -> Life {
-        Life { not_before: certificate.not_before, not_after: certificate.not_after }
+impl Validity {
+    fn of(certificate: &Certificate<'_>) -> Validity {
+        Validity { not_before: certificate.not_before, not_after: certificate.not_after }
     }
 
     fn check(self, now: Timestamp) -> Result<(), String> {
@@ -170,11 +170,11 @@ impl Authorities {
     fn judge(&self, chain: &[Vec<u8>], now: Timestamp, verdict: &mut Verdict) -> Result<(), String> {
         let (own, others) = chain.split_first().ok_or("no certificate")?;
         let (certificate, usage) = read(own).ok_or("x509: malformed certificate")?;
-        verdict.depends_on(Life::of(&certificate), now);
+        verdict.depends_on(Validity::of(&certificate), now);
         if usage.is_odd {
             return Err("x509: unhandled critical extension".to_owned());
         }
-        Life::of(&certificate).check(now)?;
+        Validity::of(&certificate).check(now)?;
         if !usage.for_clients {
             return Err(INCOMPATIBLE.to_owned());
         }
@@ -253,7 +253,7 @@ impl<'a> Search<'a> {
             if one.certificate.subject != issuer || next == issuer || self.names.contains(&next) {
                 continue;
             }
-            self.verdict.depends_on(Life::of(&one.certificate), self.now);
+            self.verdict.depends_on(Validity::of(&one.certificate), self.now);
             if let Err(why) = may_lead(&one.certificate, one.usage, self.now) {
                 self.fails(why);
                 continue;
@@ -283,7 +283,7 @@ impl<'a> Search<'a> {
         may
     }
 
-    /// Keeps the first reason that says more than that no authority was found.
+    /// Keeps the first reason that is more specific than that no authority was found.
     fn fails(&mut self, why: String) {
         if self.why == UNKNOWN {
             self.why = why;
@@ -306,7 +306,7 @@ fn may_lead(certificate: &Certificate<'_>, usage: Usage, now: Timestamp) -> Resu
     if usage.is_odd || usage.has_policies {
         return Err("x509: unhandled critical extension".to_owned());
     }
-    Life::of(certificate).check(now)
+    Validity::of(certificate).check(now)
 }
 
 impl Authority {
@@ -327,7 +327,7 @@ impl Authority {
             .ok()?;
         Some(Authority {
             subject: certificate.subject.to_vec(),
-            life: Life::of(certificate),
+            life: Validity::of(certificate),
             path_length: usage.path_length,
             verifier,
         })

@@ -15,4 +15,4 @@ mod usage;
 
 pub use authorities::{Authorities, Verdict};
 pub use client::{Identity, Roots, TlsSetupError};
-pub use server::{Acceptor, CurrentCertificate, ServeError, ServingCertificate, Session, Settings, Stream};
+pub use server::{Acceptor, ServingCertificate, Session, Settings};

@@ -1,8 +1,8 @@
 //! The server's side of TLS: sessions over sockets that never block.
 //!
-//! A client's certificate is asked for and its key is proven, but who signed it is judged
+//! A client's certificate is requested and its key is proven, but who signed it is judged
 //! apart from the handshake, by [`Authorities`]: as in Go a stranger's certificate leads to
-//! an answer in HTTP, and a bundle of authorities that was replaced counts at once.
+//! a response in HTTP, and a bundle of authorities that was replaced counts at once.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -50,21 +50,20 @@ pub struct Settings {
     pub cipher_suites: Vec<String>,
     /// IANA numbers of key exchange groups; none: all.
     pub curves: Vec<u16>,
-    /// Whether to ask clients for a certificate.
+    /// Whether to request a certificate of clients.
     pub ask_for_certificates: bool,
 }
 
 /// Why there can be no TLS server with these settings.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ServeError {
-    /// Nothing that was asked for is spoken here.
+    /// The client offers no supported application protocol.
     #[error("none of the {what} {names:?} is supported; there are {known}")]
     Unsupported {
         /// Cipher suites or curves.
         what: &'static str,
         /// As they were given.
         names: Vec<String>,
-        /// What there is.
         known: String,
     },
     /// The library's own reason.
@@ -88,7 +87,7 @@ impl fmt::Debug for Acceptor {
 }
 
 impl Acceptor {
-    /// Prepares sessions that show what `current` says at their beginning.
+    /// Prepares sessions that show the certificate that `current` returns at their beginning.
     ///
     /// # Errors
     /// When nothing of what the settings allow is supported.
@@ -110,7 +109,7 @@ impl Acceptor {
         let shown = Shown { current, provider, made: Mutex::default(), logged: AtomicBool::new(false) };
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // A resumed session would need its client's certificate kept; whoever asks often
+        // A resumed session would need its client's certificate kept; a client that calls often
         // keeps the connection.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -288,7 +287,7 @@ impl ClientCertVerifier for KeyHolders {
     }
 }
 
-/// A socket that says `WouldBlock` instead of waiting.
+/// A socket that returns `WouldBlock` instead of waiting.
 pub trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
@@ -306,14 +305,14 @@ pub struct Session {
 
 /// Read at once: two records.
 const INCOMING: usize = 32 * 1024;
-/// So many records in a row may bring nothing; after that the caller is asked whether to go on.
+/// So many records in a row may bring nothing; after that the caller decides whether to go on.
 const EMPTY_RECORDS: usize = 64;
 
 impl Session {
     /// Goes on with the handshake as far as the socket lets it; true once it is done.
     ///
     /// # Errors
-    /// When it failed (the client is told), or the socket did.
+    /// When it failed (the client receives an alert), or the socket did.
     pub fn handshake(&mut self, socket: &mut dyn Stream) -> io::Result<bool> {
         loop {
             let flushed = self.flush(socket)?;
@@ -352,12 +351,12 @@ impl Session {
                     Err(why) => return Err(why),
                 }
             }
-            // At the socket's end there is nothing, which is how the session hears of it.
+            // At the socket's end there are no bytes, which is how the session notices it.
             let mut fresh = self.incoming.get(self.from..self.to).unwrap_or_default();
             self.from += self.connection.read_tls(&mut fresh)?;
             self.process(socket)?;
         }
-        // The caller looks at its deadline before it comes again.
+        // The caller checks its deadline before the next call.
         Err(io::ErrorKind::WouldBlock.into())
     }
 
@@ -399,7 +398,6 @@ impl Session {
     }
 
     /// Whether records wait to be sent.
-    #[must_use]
     pub fn owes(&self) -> bool {
         self.connection.wants_write()
     }
@@ -415,8 +413,8 @@ impl Session {
         self.connection.send_close_notify();
     }
 
-    /// The client's certificates in DER, its own one first; empty without any. Nobody has
-    /// vouched for them yet.
+    /// The client's certificates in DER, its own one first; empty without any. They are not
+    /// verified yet.
     #[must_use]
     pub fn peer_certificates(&self) -> Vec<Vec<u8>> {
         self.connection.peer_certificates().unwrap_or_default().iter().map(|one| one.to_vec()).collect()
@@ -426,7 +424,7 @@ impl Session {
         match self.connection.process_new_packets() {
             Ok(_) => Ok(()),
             Err(why) => {
-                // The client is told if its socket takes that now.
+                // The client receives the alert if its socket takes it now.
                 let _ = self.flush(socket);
                 Err(io::Error::new(io::ErrorKind::InvalidData, why))
             }

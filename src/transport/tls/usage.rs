@@ -30,7 +30,7 @@ const NAMES: [u8; 4] = [tag::context(1), tag::context(2), tag::context(6), tag::
 pub(super) struct Usage {
     /// It is marked as an authority: in version 3 by its basic constraints, before by nothing.
     pub is_authority: bool,
-    /// Basic constraints say that it is an authority.
+    /// Basic constraints mark it as an authority.
     pub says_authority: bool,
     /// No key usage forbids it to sign certificates.
     pub may_sign: bool,
@@ -38,9 +38,9 @@ pub(super) struct Usage {
     pub path_length: Option<u64>,
     /// Clients may be known by it, or by what it signs.
     pub for_clients: bool,
-    /// It says something critical that is not known here.
+    /// It has a critical extension that is not known here.
     pub is_odd: bool,
-    /// It says which policies certificates must name.
+    /// It has constraints on the policies of certificates.
     ///
     /// DIFFERS: Go works through policies; here such a certificate counts in no chain.
     pub has_policies: bool,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn authorities_say_so() {
+    fn authorities_need_basic_constraints() {
         let constraints = |value: &[u8]| {
             usage(true, &[(19, true, value)])
                 .map(|usage| (usage.is_authority, usage.says_authority, usage.path_length))
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_critical_must_be_understood() {
+    fn unknown_critical_extensions_are_rejected() {
         let odd = |number: u8, value: &[u8]| {
             [false, true].map(|critical| usage(true, &[(number, critical, value)]).map(|usage| usage.is_odd))
         };

@@ -11,7 +11,7 @@ pub(crate) fn refusing() -> (TcpListener, u16) {
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .unwrap();
     rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    // Bound, but nobody listens.
+    // Bound, but not listening.
     let bound = TcpListener::from(socket);
     let port = bound.local_addr().unwrap().port();
     (bound, port)

@@ -21,18 +21,17 @@ const LONG: Duration = Duration::from_secs(20);
 struct State {
     /// Method and path of each request.
     seen: Vec<String>,
-    /// Bodies of posts.
     posted: Vec<Value>,
     /// Watches of secrets.
     streams: Vec<TcpStream>,
     connections: Vec<Running>,
     version: u32,
-    /// So many tokens are refused, for the server has not heard of the pod.
+    /// Number of token requests that fail because the server does not know the pod yet.
     lags: u32,
 }
 
 /// An API server that has a service, a ConfigMap and a Secret, all of which it lists only if
-/// it is asked in the right words.
+/// it receives the right requests.
 struct Server {
     state: Arc<Mutex<State>>,
     port: u16,
@@ -182,7 +181,7 @@ impl Server {
         Client::new(Credentials { endpoint, base_path: String::new(), token: None }, None).unwrap()
     }
 
-    /// Tells whoever watches the secret.
+    /// Sends the secret's new version to its watch.
     fn say(&self, kind: &str, version: u32) {
         for _ in 0..2000 {
             if let Some(stream) = lock(&self.state).streams.last_mut() {
@@ -191,7 +190,7 @@ impl Server {
             }
             let _ = StopToken::never().wait(Duration::from_millis(10));
         }
-        panic!("nobody watches the secret");
+        panic!("the secret has no watch");
     }
 
     fn seen(&self, start: &str) -> Vec<String> {

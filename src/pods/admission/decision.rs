@@ -1,0 +1,30 @@
+//! The result of admission.
+
+use std::borrow::Cow;
+
+use crate::model::ids::PodUid;
+
+/// The decision about one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Admission {
+    /// It may run.
+    Admit,
+    /// It never will.
+    Reject {
+        /// CamelCase, for the status and the event. Owned only for `OutOf<extended resource>`.
+        reason: Cow<'static, str>,
+        /// For the event as it is; the status puts `Pod was rejected: ` before it.
+        message: String,
+    },
+    /// It may run once these have been killed.
+    Preempt {
+        /// In the order of least regret.
+        victims: Vec<PodUid>,
+        /// What is short, or the first of it.
+        resource: String,
+    },
+}
+
+pub(super) fn reject(reason: &'static str, message: impl Into<String>) -> Admission {
+    Admission::Reject { reason: Cow::Borrowed(reason), message: message.into() }
+}

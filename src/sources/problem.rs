@@ -1,0 +1,131 @@
+//! Problems of manifests and sources.
+
+use std::fmt;
+
+use jiff::Timestamp;
+
+use crate::model::typed::clip;
+
+/// One thing wrong at a source, for as long as it is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct SourceProblem {
+    /// The file or URL.
+    pub place: String,
+    pub line: Option<u32>,
+    /// The field path, where one is known.
+    pub field: Option<String>,
+    pub message: String,
+    /// Since when something is wrong at this place.
+    pub since: Timestamp,
+    /// Whether pods of the last good version keep running because of it.
+    pub kept: bool,
+    /// Whether the manifest is valid all the same: an unknown field was left out.
+    pub ignored: bool,
+}
+
+impl fmt::Display for SourceProblem {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.place)?;
+        if let Some(line) = self.line {
+            write!(out, ":{line}")?;
+        }
+        if let Some(field) = self.field.as_deref().filter(|field| !field.is_empty()) {
+            write!(out, ": {field}")?;
+        }
+        write!(out, ": {}", self.message)
+    }
+}
+
+/// One fault in a manifest. Its place and time are added by the source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Flaw {
+    pub(super) line: Option<u32>,
+    pub(super) field: Option<String>,
+    pub(super) message: String,
+}
+
+impl Flaw {
+    /// A fault of the whole manifest.
+    pub(super) fn whole(message: impl Into<String>) -> Self {
+        Flaw { line: None, field: None, message: clip(&message.into()) }
+    }
+
+    /// A fault of one field.
+    pub(super) fn at(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Flaw { line: None, field: Some(clip(&field.into())), message: clip(&message.into()) }
+    }
+
+    pub(super) fn into_problem(self, place: &str, since: Timestamp, kept: bool) -> SourceProblem {
+        let Flaw { line, field, message } = self;
+        SourceProblem { place: place.to_owned(), line, field, message, since, kept, ignored: false }
+    }
+
+    pub(super) fn into_remark(self, place: &str, since: Timestamp) -> SourceProblem {
+        SourceProblem { ignored: true, ..self.into_problem(place, since, false) }
+    }
+}
+
+/// The problems of one manifest: its flaws, then its unknown fields.
+pub(super) fn problems<'a>(
+    place: &'a str,
+    flaws: &'a [Flaw],
+    unknown: &'a [Flaw],
+    kept: bool,
+    since: Timestamp,
+) -> impl Iterator<Item = SourceProblem> + 'a {
+    let flaws = flaws.iter().map(move |flaw| flaw.clone().into_problem(place, since, kept));
+    flaws.chain(unknown.iter().map(move |flaw| flaw.clone().into_remark(place, since)))
+}
+
+/// Joins the faults of one manifest for one event, which has room for 1,024 characters.
+pub(super) fn summary(place: &str, problems: &[SourceProblem]) -> String {
+    const ROOM: usize = 1000;
+    let mut text = String::new();
+    for (index, problem) in problems.iter().enumerate() {
+        let line = if index == 0 {
+            problem.to_string()
+        } else {
+            let full = problem.to_string();
+            let rest = full.strip_prefix(place).unwrap_or(&full);
+            format!("; {}", rest.trim_start_matches([':', ' ']))
+        };
+        if text.chars().count() + line.chars().count() > ROOM {
+            let more = problems.len() - index;
+            if index == 0 {
+                return line.chars().take(ROOM).collect();
+            }
+            text.push_str(&format!("; and {more} more"));
+            break;
+        }
+        text.push_str(&line);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_read_like_compiler_errors() {
+        let problem = Flaw { line: Some(7), ..Flaw::at("spec.containers[0].image", "Required value") }
+            .into_problem("/etc/m/a.yaml", Timestamp::UNIX_EPOCH, true);
+        assert_eq!(problem.to_string(), "/etc/m/a.yaml:7: spec.containers[0].image: Required value");
+        let whole = Flaw::whole("empty").into_problem("/etc/m/a.yaml", Timestamp::UNIX_EPOCH, false);
+        assert_eq!(whole.to_string(), "/etc/m/a.yaml: empty");
+        assert_eq!(
+            summary("/etc/m/a.yaml", &[problem.clone(), problem]),
+            "/etc/m/a.yaml:7: spec.containers[0].image: Required value; \
+             7: spec.containers[0].image: Required value"
+        );
+        let many: Vec<_> = (0..1000).map(|_| whole.clone()).collect();
+        assert!(summary("/etc/m/a.yaml", &many).chars().count() < 1024);
+        assert!(summary("/etc/m/a.yaml", &many).ends_with("more"));
+    }
+
+    #[test]
+    fn quoted_input_is_cut_and_stays_on_one_line() {
+        assert_eq!(clip("a\nb"), "a b");
+        assert_eq!(clip(&"é".repeat(9000)).chars().count(), 501);
+    }
+}

@@ -1,0 +1,64 @@
+//! Settings of the sources.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The largest manifest that is read, from a file or a URL.
+pub const MAX_MANIFEST_BYTES: usize = 10 * 1024 * 1024;
+
+/// Which sources there are. A source that is `None` does not exist and is not waited for.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// This node's name, as given: it becomes part of pod names and UIDs.
+    pub node_name: String,
+    /// Static pods in files.
+    pub file: Option<FileSettings>,
+    /// Static pods behind a URL.
+    pub http: Option<HttpSettings>,
+    /// Where last good versions outlive a restart; without it they do not.
+    pub state_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSettings {
+    /// A directory of manifests, or one manifest.
+    pub path: PathBuf,
+    /// Time between full lists.
+    pub check: Duration,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub struct HttpSettings {
+    /// Where to GET the pods.
+    pub url: String,
+    /// Headers to send; they may carry secrets.
+    pub headers: BTreeMap<String, Vec<String>>,
+    /// Time between requests.
+    pub check: Duration,
+}
+
+impl fmt::Debug for HttpSettings {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&String> = self.headers.keys().collect();
+        out.debug_struct("HttpSettings")
+            .field("url", &self.url)
+            .field("headers", &names)
+            .field("check", &self.check)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_values_are_not_printed() {
+        let headers = BTreeMap::from([("Authorization".to_owned(), vec!["Bearer s3cret".to_owned()])]);
+        let settings = HttpSettings { url: "http://x".into(), headers, check: Duration::ZERO };
+        let text = format!("{settings:?}");
+        assert!(text.contains("Authorization") && !text.contains("s3cret"));
+    }
+}
