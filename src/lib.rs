@@ -15,7 +15,7 @@ pub mod transport;
 // layer 2
 pub mod observe;
 pub mod probes;
-pub mod resources;
+pub(crate) mod resources;
 pub mod runtime;
 pub(crate) mod sources;
 pub mod status;

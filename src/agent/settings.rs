@@ -120,13 +120,12 @@ pub(super) fn runtime(
     allocatable: &Allocatable,
 ) -> Result<runtime::Settings, StartError> {
     let gates = gates(config);
-    let Host { machine, cgroups, node_name, ips } = host;
+    let Host { machine, cgroups, ips, .. } = host;
     let allocatable = node_allocatable(allocatable);
     Ok(runtime::Settings {
         root_dir: args.root_dir.clone(),
         pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
         container_logs_dir: PathBuf::from(CONTAINER_LOGS_DIR),
-        node_name: node_name.clone(),
         node_ips: ips.clone(),
         // They are validated.
         cluster_dns: config.cluster_dns.iter().filter_map(|ip| ip.parse().ok()).collect(),

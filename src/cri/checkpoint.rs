@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{CriError, RuntimeClient};
+use super::errors::CriError;
+use super::runtime_client::RuntimeClient;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::labels;
 use crate::transport::generated::{methods, runtime};
@@ -13,11 +14,8 @@ use crate::util::stop::StopToken;
 /// A container as its log's reader sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Logging {
-    /// The file that the runtime writes to.
     pub log_path: PathBuf,
-    /// Whether more can come.
     pub running: bool,
-    /// The pod that it says it belongs to.
     pub pod: Option<PodUid>,
 }
 

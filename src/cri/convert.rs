@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::ContainerEvent;
+use super::runtime_client::ContainerEvent;
 use crate::model::ids::{ContainerId, ImageRef, PodUid, SandboxId};
 use crate::model::labels;
 use crate::model::runtime::{

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::convert::{self, Owner};
-use super::{CriError, RuntimeClient};
+use super::errors::CriError;
+use super::runtime_client::RuntimeClient;
 use crate::model::ids::PodUid;
 use crate::model::labels;
 use crate::model::pod::{CONFIG_SOURCE, SourceName};

@@ -21,14 +21,10 @@ mod streaming;
 
 use std::time::Duration;
 
-pub use checkpoint::Logging;
 pub use errors::{Class, CriError};
 pub use image_client::ImageClient;
 pub use inspect::{list_pods, pod_runtime};
-pub use runtime_client::{
-    CgroupDriver, ContainerEvent, ContainerEvents, ExecOutput, Handler, RuntimeClient, RuntimeFeatures,
-    RuntimeStatus, RuntimeVersion,
-};
+pub use runtime_client::{CgroupDriver, ContainerEvent, Handler, RuntimeClient, RuntimeFeatures};
 pub use streaming::Streams;
 
 use crate::transport::grpc::Channel;
@@ -36,7 +32,7 @@ use crate::transport::grpc::Channel;
 /// The value of `runtimeRequestTimeout` unless configured.
 pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Where the runtime listens and how patient we are.
+/// Where the runtime listens and the limit of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// `containerRuntimeEndpoint`: `unix:///path`, an absolute path or a loopback address.
@@ -47,7 +43,7 @@ pub struct Settings {
     pub request_timeout: Duration,
 }
 
-/// Prepares both clients. Nobody has to listen yet: connections are made by the first call
+/// Prepares both clients. The runtime need not listen yet: connections are made by the first call
 /// and again after a loss.
 ///
 /// # Errors

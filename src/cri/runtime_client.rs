@@ -101,14 +101,12 @@ fn failed(object: &str, error: CallError, stop: &StopToken) -> CriError {
     }
 }
 
-/// What `Version` tells.
+/// The response to `Version`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeVersion {
     /// `containerd`, `cri-o`: the scheme of container ids in statuses.
     pub runtime_name: String,
-    /// The runtime's own version.
     pub runtime_version: String,
-    /// `v1`.
     pub runtime_api_version: String,
 }
 
@@ -132,7 +130,7 @@ pub struct RuntimeFeatures {
     pub user_namespaces_host_network: bool,
 }
 
-/// What `Status` tells.
+/// The response to `Status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeStatus {
     /// Whether it can run containers; else `RuntimeReady=false reason:… message:…`.
@@ -146,7 +144,7 @@ pub struct RuntimeStatus {
 }
 
 impl RuntimeStatus {
-    /// The handler `name`, if the runtime told of it.
+    /// The handler `name`, if the runtime reported it.
     #[must_use]
     pub fn handler(&self, name: &str) -> Option<&Handler> {
         self.handlers.iter().find(|handler| handler.name == name)
@@ -167,14 +165,12 @@ pub enum CgroupDriver {
 pub struct ExecOutput {
     /// All of its standard output; the runtime cuts it at 16 MiB.
     pub stdout: Vec<u8>,
-    /// All of its standard error, cut likewise.
     pub stderr: Vec<u8>,
-    /// Exit code.
     pub exit_code: i32,
 }
 
-/// News of containers as they happen. Dropping it ends the stream. Whoever reads it says
-/// what a failure means: here none is logged.
+/// The stream of container events. Dropping it ends the stream. Failures are logged by the
+/// reader, not here.
 pub struct ContainerEvents {
     incoming: Incoming<runtime::ContainerEventResponse>,
 }
@@ -199,14 +195,14 @@ impl ContainerEvents {
     }
 }
 
-/// What an event says, as far as anyone should believe it: that something happened there.
+/// The part of an event that is relied on: that something happened to a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerEvent {
     /// The container, or the sandbox itself.
     pub id: String,
     /// The pod, where the runtime still knows the sandbox and it is one of ours.
     pub uid: Option<PodUid>,
-    /// Whether the runtime told a sandbox at all. One without our labels is somebody else's.
+    /// Whether the event names a sandbox. One without our labels belongs to another client.
     pub sandbox_known: bool,
     /// When the runtime made the event.
     pub made_at: Option<Timestamp>,
@@ -288,8 +284,8 @@ impl RuntimeClient {
         Ok(RuntimeStatus { ready, network_ready, handlers, features })
     }
 
-    /// The image that every sandbox is made from, where the runtime tells: containerd 1.x
-    /// does not pin it, so nobody else keeps it from being collected as unused.
+    /// The image that every sandbox is made from, where the runtime reports it: containerd 1.x
+    /// does not pin it, so that it would be collected as unused.
     ///
     /// # Errors
     /// When the call fails.
@@ -552,7 +548,7 @@ impl RuntimeClient {
         }
     }
 
-    /// Makes the runtime open the log file anew, after a rotation.
+    /// Makes the runtime open the log file again, after a rotation.
     ///
     /// # Errors
     /// When the call fails.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::RuntimeClient;
 use super::errors::CriError;
+use super::runtime_client::RuntimeClient;
 use crate::model::ids::SandboxId;
 use crate::transport::generated::{MessageField, methods, runtime};
 
 impl RuntimeClient {
-    /// What pods use, their containers included. Somebody waits for a page; a runtime that
+    /// What pods use, their containers included. A client waits for a page; a runtime that
     /// needs longer than `within` has no numbers for it.
     ///
     /// # Errors

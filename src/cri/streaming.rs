@@ -1,6 +1,7 @@
 //! Verbs that answer with a place to dial: the runtime serves the streams itself.
 
-use super::{CriError, RuntimeClient};
+use super::errors::CriError;
+use super::runtime_client::RuntimeClient;
 use crate::model::ids::{ContainerId, SandboxId};
 use crate::transport::generated::{methods, runtime};
 

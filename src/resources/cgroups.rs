@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{ResourceError, list, read};
+use super::kernel_files::{ResourceError, list, read};
 
 /// How cgroups are mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,13 +12,11 @@ pub enum Version {
     V1,
     /// One tree per controller, and a second version without the controllers in use.
     Hybrid,
-    /// One tree.
     V2,
 }
 
 impl Version {
     /// For people and logs.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Version::V1 => "v1",
@@ -28,7 +26,6 @@ impl Version {
     }
 
     /// Whether containers are limited through the second version's files.
-    #[must_use]
     pub fn is_v2(self) -> bool {
         self == Version::V2
     }
@@ -39,17 +36,13 @@ impl Version {
 pub struct Cgroups {
     /// Where they are mounted, usually `/sys/fs/cgroup`.
     pub root: PathBuf,
-    /// How.
     pub version: Version,
     /// Controllers by their kernel names.
     pub controllers: BTreeSet<String>,
 }
 
 impl Cgroups {
-    /// Looks at what is mounted at `root`.
-    ///
-    /// # Errors
-    /// When nothing usable is there.
+    /// Reads what is mounted at `root`.
     pub fn detect(root: &Path) -> Result<Self, ResourceError> {
         let of = |version, controllers| Cgroups { root: root.to_owned(), version, controllers };
         let unified = root.join("cgroup.controllers");
@@ -78,7 +71,6 @@ impl Cgroups {
 
     /// Whether a container's swap can be limited. Version 2 has the file in every cgroup
     /// but the root.
-    #[must_use]
     pub fn limits_swap(&self) -> bool {
         if self.version.is_v2() {
             let below = list(&self.root).unwrap_or_default();
@@ -88,7 +80,6 @@ impl Cgroups {
     }
 
     /// Those of `wanted` that the node lacks.
-    #[must_use]
     pub fn missing<'a>(&self, wanted: &[&'a str]) -> Vec<&'a str> {
         wanted.iter().copied().filter(|name| !self.controllers.contains(*name)).collect()
     }

@@ -2,12 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::ResourceError;
+use super::kernel_files::ResourceError;
 
 /// Space and inodes of one file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskSpace {
-    /// All of it.
     pub capacity_bytes: u64,
     /// What an unprivileged user could still write.
     pub available_bytes: u64,
@@ -15,19 +14,16 @@ pub struct DiskSpace {
     pub free_bytes: u64,
     /// All inodes; 0 where the file system does not count them.
     pub inodes: u64,
-    /// Free inodes.
     pub inodes_free: u64,
 }
 
 impl DiskSpace {
     /// Space left in percent, rounded down; 100 for a file system without size.
-    #[must_use]
     pub fn available_percent(&self) -> u64 {
         percent(self.available_bytes, self.capacity_bytes)
     }
 
     /// Inodes left in percent, rounded down; 100 where they are not counted.
-    #[must_use]
     pub fn inodes_free_percent(&self) -> u64 {
         percent(self.inodes_free, self.inodes)
     }
@@ -38,10 +34,6 @@ fn percent(part: u64, whole: u64) -> u64 {
     u64::try_from(share).unwrap_or(100).min(100)
 }
 
-/// The file system that holds `path`.
-///
-/// # Errors
-/// When the path cannot be looked at.
 pub fn space(path: &Path) -> Result<DiskSpace, ResourceError> {
     let stat = rustix::fs::statvfs(path).map_err(|errno| ResourceError::Io {
         attempt: "get the disk usage of",
@@ -59,7 +51,6 @@ pub fn space(path: &Path) -> Result<DiskSpace, ResourceError> {
 }
 
 /// `path`, or the nearest directory above it that exists.
-#[must_use]
 pub fn nearest_existing(path: &Path) -> PathBuf {
     let found = path.ancestors().find(|path| path.exists());
     // A relative path may have nothing above it but the working directory.

@@ -20,7 +20,7 @@ const HINT: &str = "KUBE-IPTABLES-HINT";
 const FIREWALL: &str = "KUBE-FIREWALL";
 /// After so many refusals in a row a family is given up.
 const MOST_REFUSALS: u8 = 10;
-/// Empty. When it is gone, somebody has cleared the tables.
+/// Empty. When it is gone, another program has cleared the tables.
 const CANARY: &str = "KUBE-KUBELET-CANARY";
 
 /// The programs wait 5 s for the lock of the tables; the rest is for slow machines.
@@ -80,7 +80,6 @@ pub struct Chains {
 
 impl Chains {
     /// Looks for the programs; nothing is changed yet.
-    #[must_use]
     pub fn find() -> Chains {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let dirs: Vec<PathBuf> =
@@ -104,16 +103,15 @@ impl Chains {
     }
 
     /// Whether there is anything to keep.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.programs.is_empty()
     }
 
-    /// Makes the chains the first time, and again whenever somebody has cleared the tables.
+    /// Makes the chains the first time, and again whenever another program has cleared the tables.
     /// A family that refuses ten times in a row is not tried again: a lock that is held or
     /// a busy machine passes, a missing permission does not.
     ///
-    /// DIFFERS: one canary per family is looked at, that of the table `mangle`; upstream has
+    /// DIFFERS: one canary per family is checked, that of the table `mangle`; upstream has
     /// them in `nat` and `filter`, too, and starts a program for each.
     pub fn keep(&mut self, stop: &StopToken) {
         let again = std::mem::replace(&mut self.installed, true);
@@ -205,7 +203,7 @@ impl Program {
 mod tests {
     use super::*;
 
-    /// Programs that remember what they were told in files named like it.
+    /// Programs that record their input in files named like it.
     fn bench(names: &[&str], script: &str) -> (tempfile::TempDir, Chains) {
         let dir = tempfile::tempdir().unwrap();
         for name in names {

@@ -1,6 +1,6 @@
 //! What the machine has: memory, processors, huge pages, swap, kernel.
 
-use super::{ResourceError, Roots, list, read};
+use super::kernel_files::{ResourceError, Roots, list, read};
 use crate::util::cpu_list;
 
 /// Huge pages of one size.
@@ -14,14 +14,12 @@ pub struct HugePages {
 
 impl HugePages {
     /// The size as runtimes want it in container resources: `2MB`, `1GB`.
-    #[must_use]
     pub fn runtime_size(&self) -> String {
         let (number, unit) = scaled(self.size_bytes);
         format!("{number}{unit}B")
     }
 
     /// The name of the resource in the API: `hugepages-2Mi`.
-    #[must_use]
     pub fn resource_name(&self) -> String {
         let (number, unit) = scaled(self.size_bytes);
         let binary = if unit.is_empty() { "" } else { "i" };
@@ -45,7 +43,6 @@ fn scaled(bytes: u64) -> (u64, &'static str) {
 /// The machine's capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
-    /// `MemTotal`.
     pub memory_bytes: u64,
     /// Processors that are online.
     pub cpus: u32,
@@ -53,7 +50,6 @@ pub struct Machine {
     pub huge_pages: Vec<HugePages>,
     /// Whether any swap space is in use by the kernel.
     pub has_swap: bool,
-    /// `uname -r`.
     pub kernel: String,
 }
 
@@ -91,7 +87,6 @@ pub struct Topology {
 
 impl Topology {
     /// Reads it from sysfs; zeros where the kernel has no such files.
-    #[must_use]
     pub fn read(roots: &Roots) -> Self {
         let dir = roots.sys.join("devices/system/cpu");
         let (mut cores, mut sockets) = (Vec::new(), Vec::new());
@@ -126,7 +121,6 @@ pub struct Dimms {
 }
 
 /// Memory modules by kind; empty without a driver that reports them.
-#[must_use]
 pub fn dimms(roots: &Roots) -> Vec<Dimms> {
     let top = roots.sys.join("devices/system/edac/mc");
     let mut found: Vec<Dimms> = Vec::new();
@@ -150,28 +144,23 @@ pub fn dimms(roots: &Roots) -> Vec<Dimms> {
     found
 }
 
-/// `uname -r`.
-#[must_use]
 pub fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
 /// The first two numbers of a kernel release: `6.1.0-18-amd64` is 6.1.
-#[must_use]
 pub fn kernel_version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// Whether the kernel uses swap: any line below the header of `/proc/swaps`.
-#[must_use]
 pub fn has_swap(roots: &Roots) -> bool {
     read(&roots.proc.join("swaps"))
         .is_ok_and(|swaps| swaps.lines().skip(1).any(|line| !line.trim().is_empty()))
 }
 
 /// Whether the kernel enforces AppArmor profiles.
-#[must_use]
 pub fn has_apparmor(roots: &Roots) -> bool {
     roots.sys.join("kernel/security/apparmor").is_dir()
         && read(&roots.sys.join("module/apparmor/parameters/enabled"))

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{ResourceError, Roots, list, machine, read};
+use super::kernel_files::{ResourceError, Roots, list, read};
+use super::machine;
 
 /// Clock ticks per second in `/proc/<pid>/stat`; the same on every architecture we build for.
 const TICKS_PER_SECOND: u64 = 100;
@@ -10,13 +11,10 @@ const TICKS_PER_SECOND: u64 = 100;
 /// This process now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnUse {
-    /// Resident memory.
     pub resident_bytes: u64,
     /// The most it ever was.
     pub peak_resident_bytes: u64,
-    /// Threads.
     pub threads: u64,
-    /// Open file descriptors.
     pub open_files: u64,
     /// Processor time since the start, user and system.
     pub cpu: Duration,
@@ -26,9 +24,6 @@ pub struct OwnUse {
 
 impl OwnUse {
     /// Reads it from `/proc/self`.
-    ///
-    /// # Errors
-    /// When a file cannot be read or understood.
     pub fn read(roots: &Roots) -> Result<Self, ResourceError> {
         let dir = roots.proc.join("self");
         let path = dir.join("status");
@@ -54,7 +49,6 @@ impl OwnUse {
 
 /// Bytes that IP has received and sent in the network namespace of this process, as the
 /// Prometheus client of Go counts them for a process.
-#[must_use]
 pub fn network_bytes(roots: &Roots) -> Option<(u64, u64)> {
     octets(&read(&roots.proc.join("self/net/netstat")).ok()?)
 }

@@ -6,13 +6,13 @@ use jiff::Timestamp;
 use rustix::process::{Resource, getrlimit};
 
 use super::cgroups::{Cgroups, Version};
-use super::{Roots, disk, list, machine, read};
+use super::kernel_files::{Roots, list, read};
+use super::{disk, machine};
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
-    /// As it should be.
     Ok,
     /// Something will not work, or not well.
     Warn,
@@ -23,11 +23,8 @@ pub enum Standing {
 /// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct CheckLine {
-    /// What was looked at.
     pub name: String,
-    /// How it came out.
     pub standing: Standing,
-    /// What was found.
     pub message: String,
     /// What to do; empty when nothing is.
     pub fix: String,
@@ -36,7 +33,6 @@ pub struct CheckLine {
 /// Where to look and what counts as wrong.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The kernel's files.
     pub roots: Roots,
     /// `--root-dir`; it need not exist yet.
     pub root_dir: PathBuf,
@@ -44,15 +40,10 @@ pub struct Settings {
     pub cni_config_dir: PathBuf,
     /// Where it looks for the programs; the first that exists counts.
     pub cni_bin_dirs: Vec<PathBuf>,
-    /// The machine's time zone.
     pub time_zone: PathBuf,
-    /// `failSwapOn`.
     pub fail_swap_on: bool,
-    /// `failCgroupV1`.
     pub fail_cgroup_v1: bool,
-    /// Whether we are root.
     pub is_root: bool,
-    /// The clock.
     pub now: Timestamp,
 }
 
@@ -119,20 +110,19 @@ impl Want {
     }
 }
 
-/// Looks at everything but the runtime, changes nothing, and never fails as a whole.
-#[must_use]
+/// Checks everything but the runtime, changes nothing, and never fails as a whole.
 pub fn preflight(settings: &Settings) -> Vec<CheckLine> {
-    let mut lines = vec![user(settings)];
-    lines.push(kernel(settings, &machine::kernel_release()));
-    lines.push(cgroups(settings));
-    lines.push(swap(settings));
-    lines.push(network_config(settings));
-    lines.push(network_plugins(settings));
-    lines.push(disk_space(&settings.root_dir));
+    let mut lines = vec![
+        user(settings),
+        kernel(settings, &machine::kernel_release()),
+        cgroups(settings),
+        swap(settings),
+        network_config(settings),
+        network_plugins(settings),
+        disk_space(&settings.root_dir),
+    ];
     lines.extend(sysctls(settings));
-    lines.push(clock(settings.now));
-    lines.push(time_zone(settings));
-    lines.push(open_files());
+    lines.extend([clock(settings.now), time_zone(settings), open_files()]);
     lines
 }
 
@@ -369,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfit_machine_is_told_what_to_do() {
+    fn unfit_machine_gets_fixes() {
         let dir = tempfile::tempdir().unwrap();
         write(
             dir.path(),

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use super::kernel_files::{Roots, read};
 use super::machine::{kernel_release, memory_field};
-use super::{Roots, read};
 
 /// What an installation says of itself. What cannot be told is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -14,17 +14,14 @@ pub struct SystemFacts {
     pub system_uuid: String,
     /// Of the time since the last boot.
     pub boot_id: String,
-    /// `uname -r`.
     pub kernel_version: String,
     /// The distribution's name for people.
     pub os_image: String,
-    /// Swap space.
     pub swap_bytes: u64,
 }
 
 impl SystemFacts {
     /// Reads all of it. `host` is the machine's `/`.
-    #[must_use]
     pub fn read(roots: &Roots, host: &Path) -> Self {
         let first = |paths: &[&Path]| {
             paths

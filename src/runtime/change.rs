@@ -7,7 +7,8 @@ use crate::model::pod::Pod;
 use crate::transport::generated::runtime::LinuxContainerResources;
 use crate::util::stop::StopToken;
 
-use super::{Runtime, numbers};
+use super::client::Runtime;
+use super::numbers;
 
 impl Runtime {
     /// Removes the record of a container; its log files stay. One that is gone counts.

@@ -53,12 +53,10 @@ pub(super) struct ContainerInputs<'a> {
 }
 
 /// `<container>/<restart count>.log`, below the sandbox's log directory.
-#[must_use]
 pub fn log_path(container: &str, restart_count: u32) -> String {
     format!("{container}/{restart_count}.log")
 }
 
-/// Builds the configuration.
 pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerConfig, ConfigError> {
     let ContainerInputs { pod, container, restart_count, settings, .. } = inputs;
     security_context::verify_non_root(pod, container, inputs.image_user)?;

@@ -1,7 +1,6 @@
 //! The wait before a container that ended is started again (Go: doBackOff).
 
 use std::sync::PoisonError;
-use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -10,20 +9,11 @@ use crate::model::event::EventType;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
-use crate::util::backoff::KeyedBackoff;
 
+use super::client::Runtime;
+use super::durations;
 use super::security_context::pod_text;
-use super::start::{StartFailure, regarding};
-use super::{Runtime, durations};
-
-const FIRST: Duration = Duration::from_secs(10);
-/// A run that lasted longer is not part of a crash loop.
-const RESET: Duration = Duration::from_secs(600);
-
-/// Waits by key, with the configured maximum.
-pub(super) fn backoff(max: Duration) -> KeyedBackoff<u64> {
-    KeyedBackoff::new(FIRST, max, RESET)
-}
+use super::start_request::{StartFailure, regarding};
 
 /// What a wait belongs to: another image or other resources begin a new count.
 fn key(pod: &Pod, container: &Container) -> u64 {

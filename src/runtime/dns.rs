@@ -21,9 +21,7 @@ const FILE_LIMIT: u64 = 10 << 20;
 /// Resolver settings: servers, searches and options.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Resolver {
-    /// Addresses of the servers.
     pub servers: Vec<String>,
-    /// Search domains.
     pub searches: Vec<String>,
     /// `name` or `name:value`.
     pub options: Vec<String>,
@@ -32,24 +30,14 @@ pub struct Resolver {
 /// Why the node's resolver file is of no use.
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
-    /// It cannot be read.
     #[error("cannot read resolv.conf {}: {error}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
+    Read { path: PathBuf, error: std::io::Error },
     /// It is larger than 10 MiB.
     #[error("resolv.conf {} is larger than {FILE_LIMIT} bytes", path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-    },
+    TooLarge { path: PathBuf },
     /// A `nameserver` line names no address.
     #[error("{}:{line}: nameserver list is empty", path.display())]
     EmptyNameserver {
-        /// The file.
         path: PathBuf,
         /// From 1.
         line: usize,
@@ -113,7 +101,6 @@ fn parse(text: &str, path: &Path) -> Result<Resolver, DnsError> {
 }
 
 /// The settings of `pod` and what to tell users about them.
-#[must_use]
 pub fn pod_resolver(pod: &Pod, host: Resolver, settings: &Settings) -> (Resolver, Vec<DnsNotice>) {
     let mut notices = Vec::new();
     let mut resolver = match pod.spec().dns_policy.as_deref() {
@@ -223,7 +210,6 @@ fn fit_searches(searches: &mut Vec<String>) {
 
 /// What is wrong with the node's own resolver file, for the check at start
 /// (event `CheckLimitsForResolvConf`). Three searches are reserved for the cluster's.
-#[must_use]
 pub fn check_host(resolver: &Resolver, path: &Path, cluster_domain: &str) -> Vec<String> {
     let allowed = if cluster_domain.is_empty() { SEARCH_LIMIT } else { SEARCH_LIMIT - 3 };
     let mut problems = Vec::new();

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-/// The text.
-#[must_use]
 pub fn text(duration: Duration) -> String {
     let nanos = duration.subsec_nanos();
     let seconds = duration.as_secs();
@@ -25,7 +23,6 @@ pub fn text(duration: Duration) -> String {
 }
 
 /// The text, cut to whole milliseconds.
-#[must_use]
 pub fn millis_text(duration: Duration) -> String {
     text(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
 }

@@ -41,13 +41,11 @@ impl std::fmt::Debug for Env {
 
 impl Env {
     /// The value of `name`, as text.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<Cow<'_, str>> {
         let at = *self.index.get(name)?;
         self.ordered.get(at).map(|(_, value)| String::from_utf8_lossy(value))
     }
 
-    /// All variables.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.ordered.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
     }
@@ -114,11 +112,8 @@ fn field(index: usize, name: &str) -> String {
 /// Everything that an environment follows from.
 #[derive(Clone, Copy)]
 pub struct EnvInputs<'a> {
-    /// The pod.
     pub pod: &'a Pod,
-    /// One of its containers.
     pub container: &'a Container,
-    /// What is known of addresses.
     pub addresses: Addresses<'a>,
     /// Stands in for limits that are not set.
     pub machine: &'a MachineNumbers,
@@ -126,7 +121,6 @@ pub struct EnvInputs<'a> {
     pub volumes: &'a [MountedVolume],
     /// Where objects and services are known, on a node with an API server.
     pub api: Option<&'a PodApi>,
-    /// Breaks off waiting for them.
     pub stop: &'a StopToken,
 }
 
@@ -294,7 +288,7 @@ mod tests {
         let pod = json!({"metadata": metadata, "spec": {"containers": [container]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let (source, stop) = crate::util::stop::pair();
-        // Nobody waits in a test.
+        // No test waits.
         drop(source);
         environment(EnvInputs {
             pod: &pod,

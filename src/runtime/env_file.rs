@@ -83,7 +83,7 @@ fn read(root: &Path, path: &str) -> Result<String, EnvFileError> {
     String::from_utf8(bytes).map_err(|_| EnvFileError::Encoding)
 }
 
-/// The first definition of `key`. What follows it is not looked at.
+/// The first definition of `key`. What follows it is not read.
 pub(super) fn find(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
     let mut lines = text.lines().enumerate();
     while let Some((number, line)) = lines.next() {
@@ -166,7 +166,7 @@ mod tests {
         for bad in ["A", "A =''", "=''", "A=b", "A=\"b\"", "A='b", "A='b'c", "A='b'\n'\n", "A='\0'"] {
             assert!(find(bad, "K").is_err(), "{bad:?}");
         }
-        // What comes after the key is not looked at.
+        // What comes after the key is not read.
         assert_eq!(find("K='v'\nrubbish", "K").unwrap().as_deref(), Some("v"));
     }
 

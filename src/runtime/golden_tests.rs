@@ -41,7 +41,7 @@ mod protojson {
     }
 
     fn bytes_json(bytes: &[u8]) -> Value {
-        super::base64(bytes).into()
+        crate::util::encoding::base64(bytes).into()
     }
 
     fn filled<T: Default + PartialEq>(value: &T) -> bool {
@@ -70,8 +70,6 @@ const IMAGE: &str = "sha256:5d1fb6e09aa75e9bdbbf9d51541d3e310c5f2237b0dbdafc0072
 /// A pod's own address and UID inside env values are still those of the recording.
 const RECORDED_IP: &str = "10.88.0.174";
 const RECORDED_UID: &str = "ff99990a43811e714528ad30fd93b30b";
-/// Pods whose requests are a later version's.
-const LATER: &[&str] = &[];
 
 /// Where the volumes room would have mounted a sub path.
 struct Binder(PathBuf);
@@ -81,20 +79,6 @@ impl SubPaths for Binder {
         let place = format!("{}/{}/{}", wanted.volume.volume, wanted.container, wanted.index);
         Ok(self.0.join("volume-subpaths").join(place))
     }
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for at in 0..4 {
-            let letter = LETTERS[(bits >> (18 - 6 * at) & 63) as usize] as char;
-            text.push(if at > chunk.len() { '=' } else { letter });
-        }
-    }
-    text
 }
 
 fn data() -> PathBuf {
@@ -113,7 +97,6 @@ fn settings(dir: &Path) -> Settings {
     let mut settings = super::tests::settings();
     settings.root_dir = Path::new(BASE).join("root");
     settings.pod_logs_dir = Path::new(BASE).join("logs");
-    settings.node_name = "golden-node".into();
     settings.node_ips = vec!["192.0.2.10".parse().unwrap()];
     settings.cluster_dns = vec!["10.96.0.10".parse().unwrap()];
     settings.cluster_domain = "cluster.local".into();
@@ -317,7 +300,7 @@ fn requests_are_the_recorded_ones() {
         let name = file.path().file_stem().unwrap().to_string_lossy().into_owned();
         let pod = as_static_pod(&load(&data().join("manifests").join(file.file_name())));
         let (compared, found) = compare(&node, &pod, &load(&file.path()));
-        assert!(found.is_empty() != LATER.contains(&name.as_str()), "{name}:\n{}", found.join("\n"));
+        assert!(found.is_empty(), "{name}:\n{}", found.join("\n"));
         if found.is_empty() {
             pods += 1;
             requests += compared;
@@ -330,7 +313,7 @@ fn requests_are_the_recorded_ones() {
         files.len(),
         differing.join(", ")
     );
-    assert_eq!(pods + LATER.len(), files.len());
+    assert_eq!(pods, files.len());
     assert!(requests > 100, "{requests}");
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A hook is tied to the call that runs it: one that is under way when the agent stops is
 //! not taken up again. After the next start postStart counts as done, and a pod that still
-//! has to be stopped runs its preStop anew.
+//! has to be stopped runs its preStop again.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -23,11 +23,11 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 
-use super::Runtime;
+use super::client::Runtime;
 use super::kill::{Kill, MINIMUM_GRACE};
 use super::kill_order::pause;
 use super::security_context::pod_text;
-use super::start::{StartFailure, regarding};
+use super::start_request::{StartFailure, regarding};
 
 /// How HTTP hooks name their sender.
 const USER_AGENT: &str = "kube-lifecycle/1.36";
@@ -307,7 +307,7 @@ impl Runtime {
                 stop,
             );
             match answer {
-                // The head was there, and nobody reads the body.
+                // The head was there, and the body is not read.
                 Err(error) if error.is_body() => Ok(()),
                 answer => answer.map(drop),
             }

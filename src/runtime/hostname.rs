@@ -13,30 +13,19 @@ pub enum HostnameError {
     /// Nothing is left of the name after cutting.
     #[error("pod hostname in pod {pod:?} is invalid: {hostname:?}")]
     Empty {
-        /// Pod name.
         pod: String,
         /// The name before cutting.
         hostname: String,
     },
     /// `spec.hostname` or `spec.subdomain` is no DNS label.
     #[error("spec.{field} {value:?} of pod {pod:?} is not a valid DNS label")]
-    NotALabel {
-        /// `hostname` or `subdomain`.
-        field: &'static str,
-        /// As written.
-        value: String,
-        /// Pod name.
-        pod: String,
-    },
+    NotALabel { field: &'static str, value: String, pod: String },
     /// The full name does not fit into the kernel's field.
     #[error(
         "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long ({KERNEL_LIMIT} characters is the max, {} characters requested)",
         fqdn.len()
     )]
-    FqdnTooLong {
-        /// The full name.
-        fqdn: String,
-    },
+    FqdnTooLong { fqdn: String },
 }
 
 /// A pod's host name and the domain it is in (empty without `spec.subdomain`).
@@ -75,7 +64,7 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameErr
     Ok(Hostname { name, domain })
 }
 
-/// What the sandbox's UTS namespace is told: the first label, or everything if asked for.
+/// The host name of the sandbox's UTS namespace: the first label, or everything if asked for.
 ///
 /// # Errors
 /// When everything does not fit.

@@ -23,19 +23,16 @@ const MODE: u32 = 0o644;
 pub const CONTAINER_PATH: &str = "/etc/hosts";
 
 /// Where the pod's copy is.
-#[must_use]
 pub fn path(root_dir: &Path, pod: &Pod) -> PathBuf {
     root_dir.join("pods").join(pod.uid().as_str()).join("etc-hosts")
 }
 
 /// Whether the pod's containers get the file: only with an address to put into it.
-#[must_use]
 pub fn wanted(pod: &Pod, pod_ips: &[IpAddr]) -> bool {
     pod.host_network() || !pod_ips.is_empty()
 }
 
 /// Text for a pod with addresses of its own.
-#[must_use]
 pub fn managed(hostname: &Hostname, pod_ips: &[IpAddr], aliases: &[HostAlias]) -> String {
     let mut text = String::from(
         "# Kubernetes-managed hosts file.\n\
@@ -58,7 +55,6 @@ pub fn managed(hostname: &Hostname, pod_ips: &[IpAddr], aliases: &[HostAlias]) -
 }
 
 /// Text for a pod on the node's network: the node's own file and the aliases.
-#[must_use]
 pub fn of_node(node_file: &str, aliases: &[HostAlias]) -> String {
     let mut text = format!("# Kubernetes-managed hosts file (host network).\n{node_file}");
     add_aliases(&mut text, aliases);

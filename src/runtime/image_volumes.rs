@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use crate::model::ids::ImageRef;
 use crate::model::pod::Pod;
 
-use super::Runtime;
+use super::client::Runtime;
 use super::images::gc::SeenImage;
 use super::images::name::with_default_tag;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
 
-use crate::cri::{Class, CriError};
+use crate::cri::CriError;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::labels;
@@ -17,10 +17,10 @@ use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 
-use super::Runtime;
+use super::client::Runtime;
 use super::hooks::Hook;
 use super::kill_order::{self, KillOrder};
-use super::start::regarding;
+use super::start_request::regarding;
 
 /// Every container gets this long, whatever was asked for.
 pub const MINIMUM_GRACE_SECONDS: i64 = 2;
@@ -40,11 +40,8 @@ pub enum KillTarget {
 /// A pod without a manifest.
 #[derive(Clone)]
 pub struct Orphan {
-    /// From its labels.
     pub namespace: String,
-    /// From its labels.
     pub name: String,
-    /// From its labels.
     pub uid: PodUid,
     /// The container's annotations; `None`: the runtime is asked for them.
     pub annotations: Option<Arc<BTreeMap<String, String>>>,
@@ -114,28 +111,13 @@ pub enum Observed<'a> {
 /// One thing that did not stop.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unstopped {
-    /// A container.
     #[error("failed to \"KillContainer\" for {name:?} with KillContainerError: \"{error}\"")]
-    Container {
-        /// Container name.
-        name: String,
-        /// Why.
-        error: CriError,
-    },
-    /// A sandbox.
+    Container { name: String, error: CriError },
     #[error("failed to \"KillPodSandbox\" for {uid:?} with KillPodSandboxError: \"{error}\"")]
-    Sandbox {
-        /// The pod.
-        uid: String,
-        /// Why.
-        error: CriError,
-    },
+    Sandbox { uid: String, error: CriError },
     /// The thread that was to stop a container ended without a result.
     #[error("failed to \"KillContainer\" for {name:?} with KillContainerError: \"its thread panicked\"")]
-    Lost {
-        /// Container name.
-        name: String,
-    },
+    Lost { name: String },
 }
 
 /// What of a pod (or the one container) did not stop. The rest did.
@@ -158,19 +140,6 @@ impl std::fmt::Display for KillError {
 }
 
 impl std::error::Error for KillError {}
-
-impl KillError {
-    /// Whether this is only our own stopping: nothing to report.
-    #[must_use]
-    pub fn is_stopping(&self) -> bool {
-        self.unstopped.iter().all(|one| match one {
-            Unstopped::Container { error, .. } | Unstopped::Sandbox { error, .. } => {
-                error.class() == Class::Stopping
-            }
-            Unstopped::Lost { .. } => false,
-        })
-    }
-}
 
 impl KillTarget {
     /// What is asked for: the deletion's grace, the probe's, the pod's.
@@ -244,7 +213,7 @@ impl Runtime {
         }
         let grace = Duration::from_secs(left.max(MINIMUM_GRACE_SECONDS).unsigned_abs());
         match client.stop_container(&kill.id, grace, stop) {
-            // Whoever waits for its turn after this one waits out its own grace.
+            // A container that waits for this one waits for its own grace period.
             Err(error) if !error.is_not_found() => return Err(error),
             _ => {}
         }
@@ -259,7 +228,7 @@ impl Runtime {
     /// end after the others, the last one first, as far as the grace allows.
     ///
     /// DIFFERS: a running container that the manifest does not name is stopped, too, with
-    /// the pod's grace; upstream fails on it for ever.
+    /// the pod's grace; upstream fails on it at each retry.
     ///
     /// # Errors
     /// All that did not stop.

@@ -12,7 +12,7 @@ use crate::util::stop::{self, StopSource, StopToken, Waited};
 use crate::util::{threads, timers};
 
 /// The running containers of one pod while it is stopped. A sidecar waits for all regular
-/// containers and for all sidecars that come after it; nobody else waits.
+/// containers and for all sidecars that come after it; no other container waits.
 pub(super) struct KillOrder {
     /// Dropped when the container has ended.
     running: Mutex<HashMap<ContainerId, StopSource>>,
@@ -21,7 +21,7 @@ pub(super) struct KillOrder {
 }
 
 /// A container's place: regular ones first, then the sidecars from the last to the first.
-/// Containers without a place, such as ephemeral ones, wait for nobody.
+/// Containers without a place, such as ephemeral ones, do not wait.
 fn place(pod: &Pod, name: &str) -> Option<usize> {
     if pod.containers().iter().any(|container| container.name == name) {
         return Some(0);
@@ -63,7 +63,7 @@ impl KillOrder {
         Some(KillOrder { running: Mutex::new(sources), before })
     }
 
-    /// The container has ended: whoever waits for it goes on.
+    /// The container has ended: containers that wait for it continue.
     pub(super) fn ended(&self, id: &ContainerId) {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
@@ -120,7 +120,7 @@ mod tests {
     fn turn(order: &KillOrder, name: &str) -> bool {
         let never = StopToken::never();
         let _ = order.wait_for_turn(&name.into(), Duration::ZERO, &never);
-        // Whether nobody is left to wait for.
+        // Whether all containers before it have ended.
         order
             .before
             .get(&ContainerId::from(name))

@@ -21,21 +21,18 @@ fn identity(pod: &Pod) -> [(String, String); 3] {
 }
 
 /// The pod's own labels, and who it is.
-#[must_use]
 pub fn sandbox_labels(pod: &Pod) -> Map {
     let own = pod.object().metadata.labels.iter().flatten();
     own.map(|(key, value)| (key.clone(), value.clone())).chain(identity(pod)).collect()
 }
 
 /// The pod's own annotations.
-#[must_use]
 pub fn sandbox_annotations(pod: &Pod) -> Map {
     let own = pod.object().metadata.annotations.iter().flatten();
     own.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// Which pod and container an instance belongs to.
-#[must_use]
 pub fn container_labels(pod: &Pod, container: &Container) -> Map {
     let mut labels = Map::from(identity(pod));
     labels.insert(keys::CONTAINER_NAME.to_owned(), container.name.clone());
@@ -43,7 +40,6 @@ pub fn container_labels(pod: &Pod, container: &Container) -> Map {
 }
 
 /// What must be known to judge and to stop an instance, even without the pod's manifest.
-#[must_use]
 pub fn container_annotations(pod: &Pod, container: &Container, restart_count: u32) -> Map {
     let image = container.image.as_deref().unwrap_or_default();
     let text = |value: &Option<String>| value.clone().unwrap_or_default();

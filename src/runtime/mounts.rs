@@ -14,14 +14,14 @@ use crate::transport::generated::MessageField;
 use crate::transport::generated::runtime::{ImageSpec, Mount, MountPropagation, PodSandboxConfig};
 use crate::util::stop::StopToken;
 
-use super::Runtime;
+use super::client::Runtime;
 use super::config_error::ConfigError;
 use super::container_config::ContainerInputs;
 use super::env::Env;
 use super::hosts;
 use super::images::pull_secrets::PullSecrets;
 use super::images::{ImageFailure, Wanted};
-use super::start::Start;
+use super::start_request::Start;
 use crate::model::expand::TooLarge;
 
 /// A volume whose content is an image, which is on the node.
@@ -70,7 +70,7 @@ impl Runtime {
     /// no container names them, and without this they would be collected as unused.
     ///
     /// # Errors
-    /// When the runtime does not answer: then nobody knows what is in use.
+    /// When the runtime does not answer: then it is unknown what is in use.
     pub fn images_of_volumes<'a>(
         &self,
         pods: impl Iterator<Item = &'a Pod>,

@@ -1,4 +1,4 @@
-//! From resource quantities to what the kernel is told: CPU shares and quota, memory
+//! Resource quantities as kernel limits: CPU shares and quota, memory
 //! limits, huge pages, swap and `oom_score_adj` (Go: kuberuntime_container_linux, pkg/kubelet/qos).
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,13 +19,11 @@ const PROTECTED_SCORE: i64 = -997;
 const BEST_EFFORT_SCORE: i64 = 1000;
 
 /// Relative CPU weight (cgroup v1 scale) of a request.
-#[must_use]
 pub fn cpu_shares(millicores: i64) -> i64 {
     (millicores.max(0).saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
 /// CFS quota of a limit; 0 (no limit) without one.
-#[must_use]
 pub fn cpu_quota(millicores: i64, period_microseconds: i64) -> i64 {
     if millicores <= 0 {
         return 0;
@@ -35,7 +33,6 @@ pub fn cpu_quota(millicores: i64, period_microseconds: i64) -> i64 {
 
 /// The pod's resources as the sandbox request carries them: sums over the containers,
 /// raised to what any init container needs. Overhead is not in it.
-#[must_use]
 pub fn sandbox_resources(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
     let cpu_limit = pod_total(pod, Side::Limits, "cpu").unwrap_or_default();
     let memory_limit = pod_total(pod, Side::Limits, "memory").unwrap_or_default();
@@ -43,7 +40,6 @@ pub fn sandbox_resources(pod: &Pod, settings: &Settings) -> LinuxContainerResour
 }
 
 /// The numbers of one container.
-#[must_use]
 pub fn container_resources(pod: &Pod, container: &Container, settings: &Settings) -> LinuxContainerResources {
     let own = container.resources.as_ref();
     let limit = |resource: &str| {
@@ -62,7 +58,6 @@ pub fn container_resources(pod: &Pod, container: &Container, settings: &Settings
 }
 
 /// A RuntimeClass' overhead as the sandbox request carries it: requests are limits, too.
-#[must_use]
 pub fn overhead_resources(
     overhead: &BTreeMap<String, crate::model::Quantity>,
     settings: &Settings,
@@ -121,7 +116,7 @@ fn lookup(requirements: Option<&ResourceRequirements>, side: Side, resource: &st
     map?.get(resource).map(amount)
 }
 
-/// The pod's sum of `resource`, `None` if nobody states any. A pod-level value counts
+/// The pod's sum of `resource`, `None` if no container states any. A pod-level value counts
 /// instead of the sum.
 fn pod_total(pod: &Pod, side: Side, resource: &str) -> Option<Amount> {
     if let Some(stated) = lookup(pod.spec().resources.as_ref(), side, resource) {
@@ -149,7 +144,6 @@ fn pod_total(pod: &Pod, side: Side, resource: &str) -> Option<Amount> {
 }
 
 /// How readily the kernel kills the container when memory runs out.
-#[must_use]
 pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: u64) -> i64 {
     let node_critical =
         pod.is_critical() && pod.spec().priority_class_name.as_deref() == Some("system-node-critical");
@@ -215,7 +209,6 @@ fn hugepage_limits(pod: &Pod, container: &Container, sizes: &[String]) -> Vec<Hu
 }
 
 /// `2MB` for 2 MiB: the notation of the CRI and of the hugetlb cgroup files.
-#[must_use]
 pub fn page_size_name(bytes: i64) -> String {
     let (mut size, mut unit) = (bytes, 0);
     const UNITS: [&str; 6] = ["B", "KB", "MB", "GB", "TB", "PB"];

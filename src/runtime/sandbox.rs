@@ -13,7 +13,7 @@ use crate::model::reasons;
 use crate::transport::generated::runtime::{PodSandboxConfig, PodSandboxStatus};
 use crate::util::stop::StopToken;
 
-use super::Runtime;
+use super::client::Runtime;
 use super::config_error::ConfigError;
 use super::dns::{self, DnsNotice};
 use super::log_files;
@@ -44,23 +44,13 @@ pub enum SandboxError {
     RuntimeClass(#[from] ClassError),
     /// Its log directory.
     #[error("cannot make log directory {}: {error}", path.display())]
-    LogDirectory {
-        /// The directory.
-        path: PathBuf,
-        /// Why not.
-        error: std::io::Error,
-    },
+    LogDirectory { path: PathBuf, error: std::io::Error },
     /// The runtime refused.
     #[error("{0}")]
     Run(cri::CriError),
     /// The sandbox runs, but its addresses cannot be learned.
     #[error("{error}")]
-    Status {
-        /// The new sandbox.
-        id: SandboxId,
-        /// Why not.
-        error: cri::CriError,
-    },
+    Status { id: SandboxId, error: cri::CriError },
 }
 
 impl SandboxError {
@@ -82,7 +72,7 @@ impl SandboxError {
 }
 
 impl Runtime {
-    /// Makes and starts a sandbox for `pod`, and learns its addresses. A failure is told in
+    /// Makes and starts a sandbox for `pod`, and learns its addresses. A failure is reported in
     /// an event, unless `stop` was given meanwhile.
     ///
     /// # Errors
@@ -219,7 +209,7 @@ impl Runtime {
         }
     }
 
-    /// Looks at the node's resolver file once at start and raises an event about what pods
+    /// Reads the node's resolver file once at start and raises an event about what pods
     /// will not get from it.
     pub fn check_resolv_conf(&self) {
         let settings = &self.shared.settings;

@@ -22,7 +22,6 @@ use super::{labels, numbers, security_context};
 /// Everything that a sandbox configuration follows from.
 #[derive(Clone, Copy)]
 pub struct SandboxInputs<'a> {
-    /// The pod.
     pub pod: &'a Pod,
     /// Attempt number.
     pub attempt: u32,
@@ -37,7 +36,6 @@ pub struct SandboxInputs<'a> {
 }
 
 /// `<namespace>_<name>_<uid>` below the pod log directory.
-#[must_use]
 pub fn log_directory(settings: &Settings, pod: &Pod) -> PathBuf {
     settings.pod_logs_dir.join(format!("{}_{}_{}", pod.namespace(), pod.name(), pod.uid()))
 }
@@ -94,7 +92,7 @@ fn port_mappings(container: &Container) -> Vec<PortMapping> {
         let host_ip = port.host_ip.as_deref().unwrap_or_default();
         let protocol = port.protocol.as_deref().unwrap_or("TCP");
         let host_port = port.host_port.unwrap_or(0);
-        // One name, one mapping; ports without a name are told apart by all they say.
+        // One name, one mapping; ports without a name are compared by all fields.
         let name = match port.name.as_deref().unwrap_or_default() {
             "" => format!("{protocol}-{host_ip}:{}:{host_port}", port.container_port),
             name => name.to_owned(),

@@ -1,4 +1,4 @@
-//! What the room is told at start. Nothing here changes while the agent runs.
+//! Settings of the room. Nothing here changes while the agent runs.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::kube::PodApi;
 use crate::model::event::EventSink;
 use crate::model::quantity::Amount;
 
-use super::images::Verification;
+use super::images::records::Verification;
 
 /// The room's part of the configuration, resolved once by `agent::wiring`.
 #[derive(Debug, Clone)]
@@ -21,8 +21,6 @@ pub struct Settings {
     pub pod_logs_dir: PathBuf,
     /// Where the links by container id are made, normally `/var/log/containers`.
     pub container_logs_dir: PathBuf,
-    /// Name of this node.
-    pub node_name: String,
     /// Addresses of this node, primary first; they choose the loopback resolvers
     /// when `resolv_conf` is empty.
     pub node_ips: Vec<IpAddr>,

@@ -1,24 +1,19 @@
 //! Starting one container: image, configuration, create, start, links (Go: startContainer).
 
-use std::net::IpAddr;
 use std::path::PathBuf;
-
-use jiff::Timestamp;
 
 use crate::cri::{Class, CriError};
 use crate::model::api::Container;
 use crate::model::event::{EventType, Regarding};
-use crate::model::ids::{ContainerId, SandboxId};
+use crate::model::ids::ContainerId;
 use crate::model::metrics;
-use crate::model::mount::{MountedVolume, SubPaths};
 use crate::model::pod::Pod;
 use crate::model::reasons;
-use crate::model::runtime::{ContainerState, PodRuntime};
+use crate::model::runtime::ContainerState;
 use crate::transport::generated::Enum;
 use crate::transport::generated::runtime::{ContainerConfig, NamespaceMode, PodSandboxConfig, Signal};
-use crate::util::stop::StopToken;
 
-use super::Runtime;
+use super::client::Runtime;
 use super::config_error::ConfigError;
 use super::container_config::{ContainerInputs, container_config, log_path};
 use super::fields::Addresses;
@@ -28,76 +23,20 @@ use super::images::pull_secrets::PullSecrets;
 use super::images::{Found, ImageFailure, Wanted};
 use super::mounts::ImageVolume;
 use super::sandbox_config::log_directory;
+use super::start_request::{Start, StartFailure, container_list, regarding};
 use super::{hosts, log_files, security_context, termination_log};
 
-/// Which container to start, and all that it needs from other rooms.
-#[derive(Clone, Copy)]
-pub struct Start<'a> {
-    /// The pod.
-    pub pod: &'a Pod,
-    /// One of its containers.
-    pub container: &'a Container,
-    /// The pod's ready sandbox.
-    pub sandbox_id: &'a SandboxId,
-    /// Its attempt number.
-    pub sandbox_attempt: u32,
-    /// The pod's addresses as its status has them, primary first.
-    pub pod_ips: &'a [IpAddr],
-    /// The node's addresses as the pod's status has them, primary first.
-    pub host_ips: &'a [IpAddr],
-    /// What the runtime knows of the pod: restart counts go on from there.
-    pub runtime: &'a PodRuntime,
-    /// The pod's volumes, ready to be mounted.
-    pub volumes: &'a [MountedVolume],
-    /// Mounts sub paths of them.
-    pub sub_paths: &'a dyn SubPaths,
-    /// Whether the pod's runtime handler can make mounts recursively read-only.
-    pub recursive_read_only_mounts: bool,
-    /// Breaks off waiting for the runtime.
-    pub stop: &'a StopToken,
-}
-
-/// Why a container does not run: what `state.waiting` shows.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}: {message}")]
-pub struct StartFailure {
-    /// CamelCase reason.
-    pub reason: &'static str,
-    /// For people.
-    pub message: String,
-    /// When trying again makes sense, for failures that are waits
-    /// (`CrashLoopBackOff`, `ImagePullBackOff`).
-    pub retry_at: Option<Timestamp>,
-    /// Whether this is only our own stopping: nothing to report.
-    pub stopping: bool,
-}
-
-/// The word for a container's kind in metrics.
+/// The label `container_type` of metrics.
 fn container_type(pod: &Pod, container: &str) -> &'static str {
-    if pod.init_containers().iter().any(|init| init.name == container) {
-        "init_container"
-    } else if pod.spec().ephemeral_containers.iter().flatten().any(|one| one.name == container) {
-        "ephemeral_container"
-    } else {
-        "container"
+    match container_list(pod, container) {
+        "initContainers" => "init_container",
+        "ephemeralContainers" => "ephemeral_container",
+        _ => "container",
     }
 }
 
-/// What an event about a container refers to, such as `spec.containers{web}`.
-#[must_use]
-pub fn regarding(pod: &Pod, container: &str) -> Regarding {
-    let list = if pod.init_containers().iter().any(|init| init.name == container) {
-        "initContainers"
-    } else if pod.spec().ephemeral_containers.iter().flatten().any(|one| one.name == container) {
-        "ephemeralContainers"
-    } else {
-        "containers"
-    };
-    pod.regarding(&format!("spec.{list}{{{container}}}"))
-}
-
 impl Runtime {
-    /// Starts a container and returns its id. Each step and each failure is told in events.
+    /// Starts a container and returns its id. Each step and each failure raises an event.
     /// May take as long as the image pull and the postStart hook take.
     ///
     /// # Errors
@@ -115,7 +54,7 @@ impl Runtime {
     fn try_start(&self, start: Start<'_>) -> Result<ContainerId, StartFailure> {
         let shared = &self.shared;
         let regarding = regarding(start.pod, &start.container.name);
-        let (sandbox_config, _told_before) = self
+        let (sandbox_config, _notices) = self
             .sandbox_config(start.pod, start.sandbox_attempt, start.stop)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
         let secrets = self.pull_secrets(&start);
@@ -163,7 +102,7 @@ impl Runtime {
     /// the runtime (ours was broken off, or its caller is dead); carried out later, it would
     /// make it a twin of the new one.
     ///
-    /// DIFFERS: upstream leaves it there and relies on nobody starting it.
+    /// DIFFERS: upstream leaves it there and relies on its never being started.
     fn remove_never_started(&self, start: &Start<'_>, regarding: &Regarding) -> Result<(), StartFailure> {
         let Some(status) = start.runtime.newest(&start.container.name) else { return Ok(()) };
         if status.state != ContainerState::Created {

@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
-/// Nobody waits longer behind others; about the time of a slow sandbox.
+/// The longest wait behind other calls; about the time of a slow sandbox.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A door with room for some.
@@ -40,7 +40,7 @@ impl Turnstile {
         Turnstile { back, free, what }
     }
 
-    /// Waits for a place, but not for ever. A stop ends the wait: the call itself sees it.
+    /// Waits for a place, for a limited time. A stop ends the wait: the call itself sees it.
     pub(super) fn enter(&self, stop: &StopToken) -> Pass<'_> {
         if self.free.try_recv().is_ok() {
             return Pass { back: Some(&self.back) };

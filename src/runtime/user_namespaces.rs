@@ -34,20 +34,17 @@ const LIMITS: Limits = Limits { time: Duration::from_secs(10), output_bytes: 64 
 pub struct IdRange {
     /// The node's id of the pod's root.
     pub first: u32,
-    /// How many.
     pub length: u32,
 }
 
 impl IdRange {
     /// As mounts want it.
-    #[must_use]
     pub fn mapping(self) -> IDMapping {
         IDMapping { host_id: self.first, container_id: 0, length: self.length, ..IDMapping::default() }
     }
 }
 
-/// What a sandbox and its containers are told.
-#[must_use]
+/// The user namespace of a sandbox and its containers.
 pub(super) fn message(range: Option<IdRange>) -> UserNamespace {
     match range {
         None => UserNamespace { mode: NamespaceMode::NODE.into(), ..UserNamespace::default() },
@@ -71,22 +68,10 @@ pub enum UserNamespaceError {
     Runtime(cri::CriError),
     /// A pod's file cannot be read, made or found a place for.
     #[error("cannot {attempt} {}: {error}", path.display())]
-    File {
-        /// What was tried.
-        attempt: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// Why not.
-        error: std::io::Error,
-    },
+    File { attempt: &'static str, path: PathBuf, error: std::io::Error },
     /// A pod's file says something else than this node writes.
     #[error("user namespace: invalid user namespace mappings file {}: {why}", path.display())]
-    Content {
-        /// Which file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
+    Content { path: PathBuf, why: String },
     /// All ranges are in use.
     #[error("create user namespace: could not find an empty slot to allocate a user namespace")]
     Full,
@@ -122,7 +107,6 @@ struct Span {
     end: u64,
 }
 
-/// See the module.
 pub(super) struct UserNamespaces {
     pods: PathBuf,
     passwd: PathBuf,
@@ -283,7 +267,7 @@ fn parse_span(text: &str) -> Result<Span, String> {
     }
 }
 
-/// The first range in `span` that nobody has.
+/// The first range in `span` that no pod has.
 fn free(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
     let mut first = span.first;
     loop {

@@ -21,8 +21,8 @@ use jiff::Timestamp;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Uid};
 use rustix::io::{self, Errno};
 
-use super::tree;
 use crate::util::stop::StopToken;
+use crate::util::tree;
 
 /// The link to the present version.
 const DATA: &str = "..data";
@@ -83,16 +83,10 @@ pub(super) struct Payload {
 pub enum PathError {
     /// Nothing at all.
     #[error("invalid path: must not be empty: {path:?}")]
-    Empty {
-        /// As written.
-        path: String,
-    },
+    Empty { path: String },
     /// It starts at the root.
     #[error("invalid path: must be relative path: {path}")]
-    Absolute {
-        /// As written.
-        path: String,
-    },
+    Absolute { path: String },
     /// Longer than the kernel takes.
     #[error("invalid path: must be less than or equal to {MAX_PATH} characters")]
     TooLong,
@@ -107,19 +101,13 @@ pub enum PathError {
     TooLarge,
     /// It climbs.
     #[error("invalid path: must not contain '..': {path}")]
-    Backsteps {
-        /// As written.
-        path: String,
-    },
+    Backsteps { path: String },
     /// An element that no file system takes.
     #[error("invalid path: filenames must be less than or equal to {MAX_NAME} characters")]
     LongName,
     /// Such names are the writer's own.
     #[error("invalid path: must not start with '..': {path}")]
-    Dots {
-        /// As written.
-        path: String,
-    },
+    Dots { path: String },
     /// One path would have to be a file and a directory.
     #[error("invalid path: {path} is a file and a directory")]
     Conflict {

@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::VolumeError;
 use super::atomic_writer::{File, PathError, Payload};
 use super::downward_api::DEFAULT_MODE;
+use super::error::VolumeError;
 use crate::kube::objects::{Kind, Object, ObjectError, Objects};
 use crate::model::api::{ConfigMapVolumeSource, KeyToPath};
 use crate::model::pod::Pod;
@@ -33,7 +33,6 @@ pub(super) fn payload(
 /// Which keys of an object become files, and how.
 pub(super) struct Choice<'a> {
     pub(super) kind: Kind,
-    /// The object's name.
     pub(super) name: &'a str,
     /// `None` or empty: all keys, each under its own name.
     pub(super) items: Option<&'a [KeyToPath]>,

@@ -1,7 +1,7 @@
 //! downwardAPI: files that say what the pod is, and how much it may use.
 
-use super::VolumeError;
 use super::atomic_writer::{File, Payload};
+use super::error::VolumeError;
 use crate::model::api::DownwardAPIVolumeFile;
 use crate::model::fields::{self, NodeAllocatable};
 use crate::model::pod::Pod;
@@ -83,10 +83,10 @@ mod tests {
 
     #[test]
     fn every_problem_is_named() {
-        let nobody =
+        let unknown =
             json!({"path": "x", "resourceFieldRef": {"containerName": "no", "resource": "limits.cpu"}});
         assert_eq!(
-            collect(json!([field("n", "spec.nodeName"), nobody]), None).unwrap_err(),
+            collect(json!([field("n", "spec.nodeName"), unknown]), None).unwrap_err(),
             "[unsupported fieldPath: spec.nodeName, container no not found]"
         );
         assert_eq!(

@@ -10,14 +10,16 @@ use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
+use super::error::VolumeError;
 use super::ownership::{self, Access, Broken, Policy};
-use super::{VolumeError, paths, tree};
+use super::paths;
 use crate::model::api::{Container, EmptyDirVolumeSource};
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Overhead, pod_limits, requests_of};
 use crate::util::stop::StopToken;
+use crate::util::tree;
 
 /// `f_type` of a tmpfs.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -45,7 +47,6 @@ pub(super) struct Place<'a> {
     pub(super) pod_dir: BorrowedFd<'a>,
     /// Such as `kubernetes.io~empty-dir`.
     pub(super) plugin: &'static str,
-    /// The volume's name.
     pub(super) volume: &'a str,
     /// The name of the marker's directory: the volume's, or `wrapped_` before it.
     pub(super) marker: String,

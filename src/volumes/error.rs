@@ -1,4 +1,4 @@
-//! The room's one error.
+//! Errors of volumes.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -79,7 +79,7 @@ pub enum VolumeError {
     /// A sub path of a volume.
     #[error("cannot {what}")]
     SubPath {
-        /// What containers are told of it.
+        /// What the container reports.
         kind: SubPathFailure,
         /// A verb and its object.
         what: &'static str,

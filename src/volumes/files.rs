@@ -10,8 +10,9 @@ use rustix::io::Errno;
 
 use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, PathError, Payload};
 use super::empty_dir::{self, Medium, Place};
+use super::error::VolumeError;
 use super::ownership::{self, Access, Broken, Policy};
-use super::{VolumeError, paths};
+use super::paths;
 use crate::model::api::{EmptyDirVolumeSource, VolumeMount};
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
@@ -168,8 +169,8 @@ fn clean(path: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree;
     use super::*;
+    use crate::util::tree;
     use serde_json::json;
 
     fn pod(mounts: &[(&str, &str)]) -> Pod {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, Payload};
 use super::files::Nested;
-use super::{config_map, downward_api, projected, secret, tree};
+use super::{config_map, downward_api, projected, secret};
 use crate::fuzz::{Budget, Named, Target, repeated};
 use crate::kube::PodApi;
 use crate::kube::objects::{Key, Kind, Object, Objects};
@@ -20,6 +20,7 @@ use crate::model::pod_size::{self, MAX_CONTAINER_ITEMS, MAX_VOLUMES};
 use crate::model::{api, typed};
 use crate::util::stop::StopToken;
 use crate::util::threads::Stack;
+use crate::util::tree;
 
 /// API servers store objects of up to 1.5 MiB; JSON is larger than what they count.
 const OBJECT_BYTES: usize = 3 << 20;
@@ -86,7 +87,7 @@ pub(crate) fn targets() -> Vec<Target> {
                     ("many", mounts(&|i| format!("/{i}"))),
                     ("below each other", mounts(&|i| "/a".repeat(i % 2000))),
                     ("deep", mounts(&|_| "/a".repeat(100_000))),
-                    ("beside each other", mounts(&|i| format!("/a/{i}/b"))),
+                    ("siblings", mounts(&|i| format!("/a/{i}/b"))),
                     ("slashes", mounts(&|_| "/".repeat(100_000))),
                     ("that climb", mounts(&|_| "/a/..".repeat(1000))),
                 ]
@@ -146,7 +147,7 @@ fn hostile_volumes(max: usize) -> Vec<Named> {
     vec![
         ("short keys", keys(&|i| format!("{i:x}"))),
         ("long keys", keys(&|i| format!("{i:0253}"))),
-        ("paths beside each other", items(&|i| i.to_string())),
+        ("sibling paths", items(&|i| i.to_string())),
         ("paths in one directory", items(&|i| format!("a/{i}"))),
         ("paths below each other", items(&|i| "a/".repeat(i % 128) + "b")),
         ("one path", items(&|_| "a".to_owned())),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use super::VolumeError;
+use super::error::VolumeError;
 use crate::model::api::HostPathVolumeSource;
 use crate::model::mount::MountedVolume;
 
@@ -52,7 +52,7 @@ fn exists(path: &Path) -> bool {
 }
 
 fn want(path: &Path, is: fn(&FileType) -> bool, wanted: &'static str) -> Result<(), VolumeError> {
-    // What cannot be looked at counts as absent, as upstream has it.
+    // A path that cannot be read counts as absent, as upstream.
     if std::fs::metadata(path).is_ok_and(|found| is(&found.file_type())) {
         return Ok(());
     }

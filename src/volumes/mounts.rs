@@ -9,8 +9,9 @@ use rustix::fs::{self, Mode, OFlags};
 use rustix::io::{self, Errno};
 use rustix::mount::UnmountFlags;
 
-use super::{VolumeError, tree};
+use super::error::VolumeError;
 use crate::util::encoding::from_octal;
+use crate::util::tree;
 
 /// The kernel's table for this process.
 const TABLE: &str = "/proc/self/mountinfo";

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{bounded, select_biased};
 
-use super::VolumeError;
+use super::error::VolumeError;
 use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_hangs_keeps_its_volume_and_nobody_else() {
+    fn operation_that_hangs_blocks_only_its_volume() {
         let operations = Operations::default();
         let (release, hold) = bounded::<()>(0);
         let begun = Instant::now();

@@ -1,14 +1,15 @@
-//! Directories of pods that nobody knows any more.
+//! Directories of pods that no source has any more.
 
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
-use super::error::chain;
-use super::tree::{self, Leftover};
-use super::{VolumeError, Volumes, empty_dir, mounts, paths};
+use super::error::{VolumeError, chain};
+use super::manager::Volumes;
+use super::{empty_dir, mounts, paths};
 use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
+use crate::util::tree::{self, Leftover};
 
 /// What one sweep did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -81,7 +82,7 @@ impl Volumes {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Deps, Settings};
+    use super::super::manager::{Deps, Settings};
     use super::*;
     use crate::model::event::EventSink;
 

@@ -2,7 +2,7 @@
 //!
 //! The root comes last: a walk that was cut short is seen by the root's old group. Each
 //! entry is held by a descriptor that follows no link while its group and mode are set, so
-//! that whoever runs in the volume cannot exchange it for a file of the node.
+//! that a process in the volume cannot exchange it for a file of the node.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, Dir, FileType, Gid, Mode, OFlags};
 use rustix::io::{self, Errno};
 
-use super::tree;
 use crate::util::stop::StopToken;
+use crate::util::tree;
 
 /// Directories that may be open at once; deeper ones are no volume's that a pod needs.
 const MAX_DEPTH: usize = 1024;
@@ -53,8 +53,8 @@ impl From<Errno> for Broken {
     }
 }
 
-/// Gives everything in `root`, and then `root`, to the group. `progress` is told the count
-/// of entries now and then. Says how many were looked at: 0 when the root says that all was
+/// Gives everything in `root`, and then `root`, to the group. `progress` receives the count
+/// of entries now and then. Returns how many were checked: 0 when the root says that all was
 /// done before. A single entry that refuses is counted as done, as upstream has it.
 pub(super) fn give(
     root: BorrowedFd<'_>,

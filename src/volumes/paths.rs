@@ -4,8 +4,9 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use super::{VolumeError, tree};
+use super::error::VolumeError;
 use crate::model::ids::PodUid;
+use crate::util::tree;
 
 /// Directory of an emptyDir's plugin below `volumes` and `plugins`.
 pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";

@@ -3,10 +3,10 @@
 //! DIFFERS: without an API server the Go kubelet refuses every projected volume. Files that
 //! follow from the pod alone need none, and are made here.
 
-use super::VolumeError;
 use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
+use super::error::VolumeError;
 use crate::kube::PodApi;
 use crate::kube::objects::Kind;
 use crate::model::api::{ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection};
@@ -14,7 +14,7 @@ use crate::model::fields::NodeAllocatable;
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 
-/// The mode of a token's file where somebody in particular is to read it.
+/// The mode of a token's file for one particular user.
 const PRIVATE_MODE: u32 = 0o600;
 
 /// The files of the volume; of two with one path the later source's.

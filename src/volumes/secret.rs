@@ -1,8 +1,8 @@
 //! secret: the keys of a Secret as files that never reach a disk.
 
-use super::VolumeError;
 use super::atomic_writer::Payload;
 use super::config_map::Choice;
+use super::error::VolumeError;
 use crate::kube::objects::{Kind, Objects};
 use crate::model::api::SecretVolumeSource;
 use crate::model::pod::Pod;

@@ -14,15 +14,13 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use super::atomic_writer::Payload;
-use super::error::chain;
+use super::error::{VolumeError, chain};
 use super::files::Site;
+use super::manager::Volumes;
 use super::operations::{self, Operation};
 use super::queue::{Next, Outcome, Queue};
 use super::retries::Hope;
-use super::{
-    VolumeError, Volumes, config_map, downward_api, empty_dir, files, host_path, paths, projected, secret,
-    tree,
-};
+use super::{config_map, downward_api, empty_dir, files, host_path, paths, projected, secret};
 use crate::kube::objects::Objects;
 use crate::model::api::{
     ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
@@ -34,6 +32,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::stop::StopToken;
 use crate::util::threads;
+use crate::util::tree;
 
 /// How long an operation on another file system is waited for before the next volume is
 /// tried beside it. Nearly all end sooner, so that a pod needs one thread for all of them.
@@ -620,8 +619,10 @@ fn kind(volume: &Volume) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Deps, Settings};
+    use super::super::manager::{Deps, Settings};
     use super::*;
+    use crate::kube::objects::{Key, Kind, Object};
+    use crate::kube::{PodApi, runtime_classes::RuntimeClasses, tokens::Tokens};
     use crate::model::event::{Event, EventSink};
     use crossbeam_channel::Receiver;
     use serde_json::json;
@@ -630,6 +631,19 @@ mod tests {
         let (events, queue) = EventSink::new();
         let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
         (Volumes::new(settings, Deps { events, api: None }), queue)
+    }
+
+    /// Volumes with these objects of an API server.
+    fn volumes_with(root: &Path, objects: &Objects) -> (Volumes, PodApi, Receiver<Box<Event>>) {
+        let (events, queue) = EventSink::new();
+        let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
+        let api = PodApi {
+            objects: objects.clone(),
+            tokens: Tokens::fixed(),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+        };
+        (Volumes::new(settings, Deps { events, api: Some(api.clone()) }), api, queue)
     }
 
     fn pod(volumes: serde_json::Value, mounts: &[&str]) -> Pod {
@@ -853,19 +867,9 @@ mod tests {
 
     #[test]
     fn a_config_map_is_waited_for_and_followed() {
-        use crate::kube::objects::{Key, Kind, Object};
-        use crate::kube::{PodApi, runtime_classes::RuntimeClasses, tokens::Tokens};
         let root = tempfile::tempdir().unwrap();
-        let (events, queue) = EventSink::new();
         let objects = Objects::fixed(Vec::new());
-        let api = PodApi {
-            objects: objects.clone(),
-            tokens: Tokens::fixed(),
-            services: Default::default(),
-            classes: RuntimeClasses::none(),
-        };
-        let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };
-        let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
+        let (volumes, api, queue) = volumes_with(root.path(), &objects);
         let set = |version: Option<&str>| {
             let object = version.map(|version| Object {
                 resource_version: version.to_owned(),
@@ -881,10 +885,13 @@ mod tests {
         let text = "MountVolume.SetUp failed for volume \"m\" : configmap \"map\" not found";
         let first = volumes.setup(&pod, &never).unwrap_err();
         assert!(volumes.setup(&pod, &never).is_err());
-        // Told once, unless a busy machine has held this test up for longer than the wait.
+        // Reported once, unless a busy machine has held this test up for longer than the wait.
         let most = if Instant::now() < first.retry_at().unwrap() { 1 } else { 2 };
-        let told: Vec<String> = queue.try_iter().map(|event| event.message).collect();
-        assert!((1..=most).contains(&told.len()) && told.iter().all(|one| one == text), "{told:?}");
+        let messages: Vec<String> = queue.try_iter().map(|event| event.message).collect();
+        assert!(
+            (1..=most).contains(&messages.len()) && messages.iter().all(|one| one == text),
+            "{messages:?}"
+        );
         // Its appearance ends the wait.
         set(Some("1"));
         let ready = volumes.setup(&pod, &never).unwrap();
@@ -909,20 +916,11 @@ mod tests {
     /// 1,000 volumes of 32 MiB each would fill the node's memory.
     #[test]
     fn files_of_all_volumes_of_a_pod_share_one_limit() {
-        use crate::kube::objects::{Key, Kind, Object, Objects};
-        use crate::kube::{PodApi, runtime_classes::RuntimeClasses, tokens::Tokens};
         let root = tempfile::tempdir().unwrap();
-        let (events, queue) = EventSink::new();
         let data = [("k".to_owned(), vec![b'x'; 1 << 20])].into();
         let object = Object { data, ..Object::default() };
-        let api = PodApi {
-            objects: Objects::fixed(vec![(Key::new(Kind::ConfigMap, "n", "map"), object)]),
-            tokens: Tokens::fixed(),
-            services: Default::default(),
-            classes: RuntimeClasses::none(),
-        };
-        let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };
-        let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
+        let objects = Objects::fixed(vec![(Key::new(Kind::ConfigMap, "n", "map"), object)]);
+        let (volumes, api, queue) = volumes_with(root.path(), &objects);
         let items: Vec<_> = (0..15).map(|n| json!({"key": "k", "path": n.to_string()})).collect();
         let names = ["a", "b", "c", "d"];
         let map = |name| json!({"name": name, "configMap": {"name": "map", "items": items}});

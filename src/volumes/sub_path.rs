@@ -1,10 +1,10 @@
 //! subPath: one object inside a volume, mounted where no name in the volume counts any more
 //! (Go: pkg/volume/util/subpath).
 //!
-//! Whoever runs in the volume may exchange directories for links at any moment. So the path
+//! A process in the volume may exchange directories for links at any moment. So the path
 //! is walked by descriptors, each opened in the one before without following links. A link
 //! inside the volume is followed by hand, as far as it stays inside; nothing outside is
-//! ever looked at. What the walk ends with is bind-mounted by its descriptor.
+//! ever followed. What the walk ends with is bind-mounted by its descriptor.
 
 use std::collections::VecDeque;
 use std::ffi::{CString, OsStr, OsString};
@@ -16,10 +16,12 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::{self, Errno};
 use rustix::mount::UnmountFlags;
 
-use super::tree::{self, Leftover};
-use super::{VolumeError, Volumes, operations, paths};
+use super::error::VolumeError;
+use super::manager::Volumes;
+use super::{operations, paths};
 use crate::model::mount::{SubPath, SubPathFailure, SubPaths};
 use crate::util::stop::StopToken;
+use crate::util::tree::{self, Leftover};
 
 /// As many links as the kernel itself follows.
 const MAX_LINKS: usize = 40;
@@ -232,7 +234,7 @@ fn make(parent: BorrowedFd<'_>, name: &CString, mode: u32) -> io::Result<OwnedFd
             fs::fchmod(&dir, Mode::from_raw_mode(mode))?;
             Ok(dir)
         }
-        // Somebody was quicker: what it is shows next.
+        // Another process was quicker: the next step checks what it is.
         Err(Errno::EXIST) => fs::openat(parent, name, HOLD, Mode::empty()),
         Err(errno) => Err(errno),
     }

@@ -9,11 +9,12 @@ use std::path::Path;
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
-use super::error::chain;
-use super::tree::Leftover;
-use super::{VolumeError, Volumes, empty_dir, mounts, operations, paths, sub_path, tree};
+use super::error::{VolumeError, chain};
+use super::manager::Volumes;
+use super::{empty_dir, mounts, operations, paths, sub_path};
 use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
+use crate::util::tree::{self, Leftover};
 
 impl Volumes {
     /// Unmounts everything below the pod's volume directories, then removes the content
@@ -40,7 +41,7 @@ impl Volumes {
             left.add(volume, chain(&error));
         }
         left.check(paths::SUB_PATHS, sub_path::remove_targets(dir.as_fd()))?;
-        // Without its marker a half-removed volume is made anew if the pod comes back.
+        // Without its marker a half-removed volume is made again if the pod comes back.
         let markers = remove_markers(dir.as_fd(), stop);
         left.check("plugins", markers)?;
         match tree::open_at(dir.as_fd(), c"volumes") {
@@ -171,7 +172,7 @@ fn is_owned(plugin: &CStr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Deps, Settings};
+    use super::super::manager::{Deps, Settings};
     use super::*;
     use crate::model::event::EventSink;
 

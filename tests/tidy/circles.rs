@@ -8,10 +8,6 @@ use super::{code, imported_rooms, report, room, rooms_on_disk, sources};
 /// The most files of one room that may import each other in a circle.
 const LIMIT: usize = 4;
 
-/// Rooms with larger circles that are still to be taken apart. A room that has none any more
-/// leaves this list.
-const LARGER: &[&str] = &["cri", "resources", "runtime", "volumes"];
-
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// The nodes that import each other, directly or through others; each group once, sorted.
@@ -195,16 +191,11 @@ fn files_of_a_room_import_each_other_in_small_circles_only() {
     }
     assert!(graph.values().map(BTreeSet::len).sum::<usize>() > 500, "the imports are not read");
     let circles = circles(&graph);
-    let room_of = |circle: &[&str]| circle[0].split("::").next().unwrap_or_default().to_owned();
-    let larger: Vec<&Vec<&str>> = circles.iter().filter(|circle| circle.len() > LIMIT).collect();
-    let mut problems: Vec<String> = larger
+    let problems: Vec<String> = circles
         .iter()
-        .filter(|circle| !LARGER.contains(&room_of(circle).as_str()))
+        .filter(|circle| circle.len() > LIMIT)
         .map(|circle| format!("{} files import each other: {}", circle.len(), circle.join(", ")))
         .collect();
-    let rooms: BTreeSet<String> = larger.iter().map(|circle| room_of(circle)).collect();
-    let done = LARGER.iter().filter(|room| !rooms.contains(**room));
-    problems.extend(done.map(|room| format!("{room} has no large circle any more: remove it from LARGER")));
     report(&problems);
 }
 

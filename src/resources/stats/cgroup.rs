@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
-use super::Depth;
 use super::disks;
 use super::processes::Processes;
+use super::request::Depth;
 use super::sample::{Details, DiskTraffic, Numbers, Pressure, Share};
 use crate::resources::cgroups::Cgroups;
 
@@ -17,7 +17,6 @@ const UNLIMITED: u64 = 1 << 62;
 /// Nanoseconds in a tick of `cpuacct.stat`; the same on every architecture we build for.
 const TICK_NANOSECONDS: u64 = 10_000_000;
 
-/// The cgroup file systems.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     root: PathBuf,

@@ -6,20 +6,21 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use super::collector::{Shared, StatsError, Work};
 use super::processes::{self, Budget, Processes};
+use super::request::{Depth, Wanted};
+use super::runtime_stats::{self, Disks, Part, Query, Responses};
 use super::sample::{
     ContainerUse, FileSystem, NodeUse, Numbers, PodUse, SandboxUse, Snapshot, SystemUse, VolumeUse,
 };
-use super::told::{self, Answers, Disks, Need, Part};
-use super::{
-    Depth, Settings, Shared, StatsError, VolumeAt, Wanted, Work, cgroup, mounted, places, proc, space,
-};
+use super::settings::{Settings, VolumeAt};
+use super::{cgroup, cgroup_paths, mounted, proc, space};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, ListedPod, ListedSandbox, SandboxState};
 
 /// All walks through volumes and logs of one collection. What is not done by then is not
-/// told until the next period.
+/// reported until the next period.
 pub(super) const WALKS: Duration = Duration::from_secs(5);
 
 /// The key of the machine's own counter.
@@ -38,9 +39,9 @@ impl Shared {
     /// Reads the counters of processor time alone, so that the collection after it has rates.
     pub(super) fn first_samples(&self, work: &mut Work, pods: &Listed) {
         let ids: BTreeSet<&str> = pods.values().filter_map(running).flat_map(ids).collect();
-        work.places.look(&self.tree.top(), &ids, Instant::now());
+        work.cgroup_paths.look(&self.tree.top(), &ids, Instant::now());
         for id in ids {
-            if let Some(counted) = work.places.get(id).and_then(|path| self.tree.cpu(path)) {
+            if let Some(counted) = work.cgroup_paths.get(id).and_then(|path| self.tree.cpu(path)) {
                 let _ = work.rates.rate(id, counted, Instant::now());
             }
         }
@@ -58,32 +59,32 @@ impl Shared {
     }
 
     /// What has to be asked of the runtime.
-    pub(super) fn need(&self, work: &mut Work, listed: &Listed, wanted: Wanted) -> Need {
+    pub(super) fn need(&self, work: &mut Work, listed: &Listed, wanted: Wanted) -> Query {
         let ids: BTreeSet<&str> = pods_shown(listed).flat_map(ids).collect();
-        work.places.look(&self.tree.top(), &ids, Instant::now());
+        work.cgroup_paths.look(&self.tree.top(), &ids, Instant::now());
         let full = wanted.depth == Depth::Full;
-        let pods = match ids.iter().any(|id| work.places.get(id).is_none()) {
+        let pods = match ids.iter().any(|id| work.cgroup_paths.get(id).is_none()) {
             true => Some(Part::All),
             false if full && !ids.is_empty() => Some(Part::Layers),
             false => None,
         };
         let sandboxes = pods_shown(listed).filter(|_| wanted.details).filter_map(|pod| pod.sandbox);
         let sandboxes = sandboxes.map(|sandbox| sandbox.id.clone()).collect();
-        Need { pods, images: full, sandboxes }
+        Query { pods, images: full, sandboxes }
     }
 
-    /// What files tell; `answers` for those of which no file does.
+    /// Numbers from files, or from `responses` for containers without a cgroup.
     pub(super) fn collect(
         &self,
         work: &mut Work,
         pods: &Listed,
-        answers: &Answers,
+        responses: &Responses,
         wanted: Wanted,
     ) -> Result<Snapshot, StatsError> {
         let live: Vec<Running<'_>> = pods.values().filter_map(running).collect();
         let ids: BTreeSet<&str> = live.iter().cloned().flat_map(ids).collect();
-        work.places.look(&self.tree.top(), &ids, Instant::now());
-        let mut once = Once { disks: Disks::default(), answers, until: Instant::now() + WALKS };
+        work.cgroup_paths.look(&self.tree.top(), &ids, Instant::now());
+        let mut once = Once { disks: Disks::default(), responses, until: Instant::now() + WALKS };
         work.budget = if wanted.details { Budget::new() } else { Budget::none() };
         let mut found = Vec::with_capacity(live.len());
         for pod in &live {
@@ -95,22 +96,22 @@ impl Shared {
         Ok(Snapshot { node, pods: found, incomplete: false })
     }
 
-    /// What only the runtime tells: writable layers and where images are.
+    /// What only the runtime reports: writable layers and where images are.
     pub(super) fn complete(
         &self,
         snapshot: &mut Snapshot,
-        answers: &Answers,
+        responses: &Responses,
         wanted: Wanted,
     ) -> Result<(), StatsError> {
-        snapshot.incomplete = answers.incomplete;
+        snapshot.incomplete = responses.incomplete;
         if wanted.depth != Depth::Full {
             return Ok(());
         }
         let mut disks = Disks::default();
         for pod in &mut snapshot.pods {
             for container in &mut pod.containers {
-                let told = answers.told.as_ref().and_then(|told| told.containers.get(&container.id));
-                let layer = told.and_then(|told| told.layer.as_ref()).map(|layer| disks.layer(layer));
+                let stats = responses.stats.as_ref().and_then(|stats| stats.containers.get(&container.id));
+                let layer = stats.and_then(|stats| stats.layer.as_ref()).map(|layer| disks.layer(layer));
                 if let (Some(storage), Some(layer)) = (&mut pod.local_storage, &layer) {
                     let add = |to: &mut Option<u64>, what: Option<u64>| {
                         *to = to.map(|sum| sum.saturating_add(what.unwrap_or(0)));
@@ -121,15 +122,15 @@ impl Shared {
                 container.rootfs = layer;
             }
             if let Some(sandbox) = &mut pod.sandbox
-                && let Some(image) = answers.sandbox_images.get(&sandbox.id)
+                && let Some(image) = responses.sandbox_images.get(&sandbox.id)
             {
                 sandbox.image.clone_from(image);
             }
         }
         let node = &mut snapshot.node;
-        match &answers.images {
+        match &responses.images {
             Some(Ok(answer)) => {
-                (node.image_fs, node.container_fs) = told::image_file_systems(answer, &mut disks);
+                (node.image_fs, node.container_fs) = runtime_stats::image_file_systems(answer, &mut disks);
             }
             // The summary fails as upstream's does; the page of metrics has the rest.
             Some(Err(error)) if !wanted.details => return Err(StatsError::ImageFs(error.clone())),
@@ -155,10 +156,10 @@ impl Shared {
 
     /// The numbers of a container or sandbox, if its cgroup is there.
     fn placed(&self, work: &mut Work, id: &str, wanted: Wanted) -> Option<Numbers> {
-        let path = work.places.get(id)?.to_owned();
+        let path = work.cgroup_paths.get(id)?.to_owned();
         let numbers = self.numbers(work, id, &path, wanted);
         if numbers.is_none() {
-            work.places.forget(id);
+            work.cgroup_paths.forget(id);
         }
         numbers
     }
@@ -183,15 +184,16 @@ impl Shared {
         };
         for listed in containers(pod) {
             let id = listed.id.as_str();
-            let told = once.answers.told.as_ref().and_then(|told| told.containers.get(id));
+            let stats = once.responses.stats.as_ref().and_then(|stats| stats.containers.get(id));
             let numbers = self.placed(work, id, wanted).or_else(|| {
-                let mut numbers = told?.numbers.clone();
-                let at = once.answers.told.as_ref().and_then(|told| told.at).unwrap_or_else(Instant::now);
+                let mut numbers = stats?.numbers.clone();
+                let at =
+                    once.responses.stats.as_ref().and_then(|stats| stats.at).unwrap_or_else(Instant::now);
                 let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, at));
                 numbers.rate = rate.or(numbers.rate);
                 Some(numbers)
             });
-            // It has ended since it was listed, or nobody can tell.
+            // It has ended since it was listed, or its numbers are unknown.
             let Some(numbers) = numbers else { continue };
             let image = seen.iter().flat_map(|pod| &pod.containers).find(|seen| seen.id == listed.id);
             let logs = logs_dir.as_ref().filter(|_| full).and_then(|dir| {
@@ -209,15 +211,15 @@ impl Shared {
             });
         }
         let sandbox_id = sandbox.map(|sandbox| sandbox.id.as_str());
-        let told = sandbox_id.and_then(|id| once.answers.told.as_ref()?.pods.get(id));
-        let path = sandbox_id.and_then(|id| work.places.get(id)).map(str::to_owned);
+        let stats = sandbox_id.and_then(|id| once.responses.stats.as_ref()?.pods.get(id));
+        let path = sandbox_id.and_then(|id| work.cgroup_paths.get(id)).map(str::to_owned);
         found.sandbox = sandbox_id.and_then(|id| {
             let numbers = self.placed(work, id, wanted)?;
             Some(SandboxUse { id: id.to_owned(), image: String::new(), numbers })
         });
-        let together = path.as_deref().and_then(|path| places::pod_cgroup(path, pod.uid.as_str()));
+        let together = path.as_deref().and_then(|path| cgroup_paths::pod_cgroup(path, pod.uid.as_str()));
         let together = together.and_then(|path| self.numbers(work, path, path, wanted));
-        let own = || told.map(|told| &told.numbers).filter(|own| own.cpu.is_some()).cloned();
+        let own = || stats.map(|stats| &stats.numbers).filter(|own| own.cpu.is_some()).cloned();
         found.numbers = together.or_else(own).unwrap_or_else(|| {
             let mut sum = Numbers::default();
             let parts = found.containers.iter().map(|container| &container.numbers);
@@ -240,7 +242,7 @@ impl Shared {
             let processes = path.and_then(|path| self.tree.processes(&path));
             let process = processes.and_then(|processes| processes.ids.first().copied());
             let of_process = process.and_then(|process| proc::network(&self.settings.roots.proc, process));
-            found.network = of_process.or_else(|| told?.network.clone());
+            found.network = of_process.or_else(|| stats?.network.clone());
             self.storage(work, once, &mut found);
         }
         Some(found)
@@ -283,7 +285,7 @@ impl Shared {
             .numbers(work, ROOT, ROOT, wanted)
             .ok_or_else(|| StatsError::RootCgroup(settings.cgroups.root.clone()))?;
         let meminfo = std::fs::read_to_string(settings.roots.proc.join("meminfo")).unwrap_or_default();
-        let total = |name| super::super::machine::memory_field(&meminfo, name);
+        let total = |name| crate::resources::machine::memory_field(&meminfo, name);
         numbers.available = cgroup::available(total("MemTotal"), numbers.working_set);
         if let Some((used, left)) = proc::swap(&meminfo) {
             (numbers.swap, numbers.swap_available) = (Some(used), Some(left));
@@ -308,7 +310,7 @@ impl Shared {
         }
         let mut node = NodeUse {
             name: settings.node.clone(),
-            booted: proc::booted(&settings.roots.proc),
+            booted: proc::booted(&settings.roots),
             numbers,
             system: self.system(work, pods, total("MemTotal"), wanted),
             ..NodeUse::default()
@@ -381,7 +383,7 @@ impl Shared {
 /// What is found out once per collection.
 struct Once<'a> {
     disks: Disks,
-    answers: &'a Answers,
+    responses: &'a Responses,
     until: Instant,
 }
 
@@ -418,7 +420,6 @@ pub(super) fn logs_dir(settings: &Settings, pod: &ListedPod) -> Option<PathBuf> 
     (!name.contains('/')).then(|| settings.pod_logs_dir.join(name))
 }
 
-/// How full a volume is.
 pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse> {
     let begun = Instant::now();
     let mut space = space::file_system(&volume.path)?;

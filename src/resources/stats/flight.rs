@@ -3,15 +3,15 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::FRESH;
+use super::request::FRESH;
 use crate::cri::CriError;
 use crate::transport::grpc::{CallError, Kind};
 
 /// A runtime that let the time of a call run out is left alone for so long: who asks
-/// meanwhile is told the same at once.
+/// meanwhile gets the same at once.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// A call that at most one makes at a time. An answer lives as long as somebody uses it.
+/// A call that at most one makes at a time. An answer lives as long as a caller uses it.
 pub(super) struct Flight<T> {
     state: Mutex<State<T>>,
     landed: Condvar,
@@ -87,7 +87,7 @@ impl<T> Flight<T> {
 
 #[cfg(test)]
 impl<T> Flight<T> {
-    /// How many wait for somebody else's call.
+    /// How many wait for another caller's call.
     pub(super) fn waiting(&self) -> usize {
         self.lock().waiting
     }
@@ -166,7 +166,7 @@ mod tests {
         let all: Vec<Arc<usize>> = answered.iter().take(4).collect();
         assert!(all.iter().all(|one| **one == 0), "{all:?}");
         assert!(flight.lock().kept.is_none());
-        // As long as somebody uses it, for a while; to a test that is held up it has just come.
+        // As long as a caller uses it, for a while; to a test that is held up it has just come.
         flight.lock().last.as_mut().unwrap().0 += PAUSE;
         assert_eq!(flight.ask("X", soon(), |_| Ok(7)), Ok(Arc::new(0)));
         drop(all);
@@ -184,7 +184,7 @@ mod tests {
             Ok(1)
         });
         assert_eq!(answer, Ok(Arc::new(1)));
-        // Other failures are told to nobody but those who waited.
+        // Other failures are reported only to callers that waited.
         let refused = CriError::Stopped { method: "X", object: String::new() };
         drop(answer);
         assert_eq!(flight.ask("X", soon(), |_| Err(refused.clone())), Err(refused));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_beyond_their_time() {
+    fn wait_ends_at_the_deadline() {
         let flight: Arc<Flight<usize>> = Arc::default();
         let (began, begun) = crossbeam_channel::bounded::<()>(1);
         let (land, landing) = crossbeam_channel::bounded::<()>(1);

@@ -6,8 +6,13 @@ use std::os::unix::fs::symlink;
 use super::tests::{Fake, listed, write};
 use super::*;
 use crate::model::runtime::ContainerState;
+use crate::resources::cgroups::Cgroups;
 use crate::resources::cgroups::Version;
+use crate::resources::stats::cadvisor::cadvisor;
+use crate::resources::stats::summary::json;
 use crate::util::metrics::Page;
+use jiff::Timestamp;
+use std::collections::BTreeMap;
 
 /// A container and its sandbox of a node with version 1, as a kernel 6.18 wrote them; shortened by
 /// what is not read. The container has limits, and its disk's throttling is on.

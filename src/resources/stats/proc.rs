@@ -6,6 +6,7 @@ use std::path::Path;
 use jiff::Timestamp;
 
 use super::sample::{Interface, Network, Numbers, Pressure, ProcessLimit, Traffic};
+use crate::resources::Roots;
 use crate::resources::machine::memory_field;
 
 /// Interfaces that carry what others carry already, or nothing.
@@ -23,7 +24,6 @@ fn read(path: &Path) -> Option<String> {
     Some(text)
 }
 
-/// The network of a process.
 pub(super) fn network(proc: &Path, process: u32) -> Option<Network> {
     let text = read(&proc.join(process.to_string()).join("net/dev"))?;
     Some(Network { at: Timestamp::now(), interfaces: interfaces(&text) })
@@ -86,9 +86,8 @@ fn faults(stat: &str) -> Option<(u64, u64)> {
     Some((minor, fields.nth(1)?.parse().ok()?))
 }
 
-/// When the machine was started.
-pub(super) fn booted(proc: &Path) -> Option<Timestamp> {
-    let seconds = super::cgroup::field(&read(&proc.join("stat"))?, "btime")?;
+pub fn booted(roots: &Roots) -> Option<Timestamp> {
+    let seconds = super::cgroup::field(&read(&roots.proc.join("stat"))?, "btime")?;
     Timestamp::from_second(i64::try_from(seconds).ok()?).ok()
 }
 
@@ -172,7 +171,7 @@ vethab:     100       1    0    0    0     0          0         0      100      
         assert_eq!(swap("SwapTotal: 8 kB\nSwapFree: 6 kB\n"), Some((2048, 6144)));
         let found = processes(Path::new("/proc"));
         assert!(found.most.unwrap() > 0 && found.now.unwrap() > 0);
-        assert!(booted(Path::new("/proc")).unwrap() < Timestamp::now());
+        assert!(booted(&Roots::default()).unwrap() < Timestamp::now());
         assert!(network(Path::new("/proc"), std::process::id()).is_some());
     }
 

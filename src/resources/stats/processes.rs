@@ -29,7 +29,6 @@ const ALL_TIME: Duration = Duration::from_secs(1);
 /// What is read at most of a file below `/proc/<pid>`: `stat` and `limits` are shorter.
 const TEXT: u64 = 16 << 10;
 
-/// The processes of one cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Processes {
     /// How many there are, threads not counted.

@@ -81,7 +81,7 @@ mod tests {
             // The same answer of a runtime, shared; and an older one.
             (2_100_000_000, 3_000, Some(100_000_000)),
             (2_000_000_000, 2_500, Some(100_000_000)),
-            // A container of that name was made anew.
+            // A container of that name was made again.
             (5, 4_000, None),
             (5, 5_000, Some(0)),
         ] {

@@ -4,20 +4,17 @@ use jiff::Timestamp;
 
 use crate::model::ids::PodUid;
 
-/// How long tasks waited for one resource.
+/// Part of the time in which tasks waited for one resource, in percent of the last 10 s, 60 s
+/// and 300 s.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Share {
-    /// Percent of the last 10 s.
     pub avg10: f64,
-    /// Percent of the last minute.
     pub avg60: f64,
-    /// Percent of the last five minutes.
     pub avg300: f64,
     /// All of it, in microseconds, as the kernel counts.
     pub total: u64,
 }
 
-/// Pressure on one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Pressure {
     /// Every task waited.
@@ -29,13 +26,11 @@ pub struct Pressure {
 /// What a cgroup, or the runtime for a container, says. Whatever is not known is absent.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Numbers {
-    /// When it was read.
     pub at: Timestamp,
     /// Processor time since the start, in nanoseconds.
     pub cpu: Option<u64>,
     /// Processor time per second, in nanoseconds, between the last two samples.
     pub rate: Option<u64>,
-    /// Memory with the page cache.
     pub usage: Option<u64>,
     /// Memory that cannot be taken away easily.
     pub working_set: Option<u64>,
@@ -43,21 +38,16 @@ pub struct Numbers {
     pub rss: Option<u64>,
     /// What may still be used; absent without a limit.
     pub available: Option<u64>,
-    /// Page faults.
     pub faults: Option<u64>,
     /// Page faults that read from a disk.
     pub major_faults: Option<u64>,
-    /// Swap in use.
     pub swap: Option<u64>,
     /// Swap that may still be used; absent without a limit.
     pub swap_available: Option<u64>,
     /// Processes, not threads.
     pub processes: Option<u64>,
-    /// Waits for a processor.
     pub cpu_pressure: Option<Pressure>,
-    /// Waits for memory.
     pub memory_pressure: Option<Pressure>,
-    /// Waits for disks.
     pub io_pressure: Option<Pressure>,
     /// More of the cgroup, where that was asked for.
     pub details: Option<Box<Details>>,
@@ -107,11 +97,9 @@ pub struct Details {
     pub burst_time: Option<u64>,
     /// Microseconds of processor time per period; absent: no limit.
     pub quota: Option<u64>,
-    /// The period in microseconds.
     pub period: Option<u64>,
     /// Weight, in shares of which 1024 are one processor.
     pub shares: Option<u64>,
-    /// Page cache.
     pub cache: Option<u64>,
     /// Of the cache, what is mapped.
     pub mapped: Option<u64>,
@@ -133,7 +121,6 @@ pub struct Details {
     pub reservation: Option<u64>,
     /// Processes that were killed because memory ran out.
     pub oom_kills: Option<u64>,
-    /// Threads.
     pub threads: Option<u64>,
     /// How many threads there may be; 0: no limit.
     pub threads_max: Option<u64>,
@@ -141,29 +128,23 @@ pub struct Details {
     pub open: Option<OpenFiles>,
     /// Descriptors that its first process may have; -1: no limit.
     pub files_limit: Option<i64>,
-    /// By disk.
     pub disks: Vec<DiskTraffic>,
 }
 
 /// Descriptors of all processes of a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenFiles {
-    /// All of them.
     pub descriptors: u64,
-    /// Those that are sockets.
     pub sockets: u64,
 }
 
-/// What of a disk is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
-    /// Bytes.
     Bytes,
     /// Requests that were served.
     Served,
     /// Requests that were joined to others.
     Merged,
-    /// Requests that wait now.
     Queued,
     /// Nanoseconds of service.
     Time,
@@ -180,9 +161,7 @@ pub enum Counted {
 /// The kind of request that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Reads.
     Read,
-    /// Writes.
     Write,
     /// Requests whose sender waits for them.
     Sync,
@@ -198,7 +177,6 @@ pub enum Operation {
 
 impl Operation {
     /// As version 1 writes it, and as it is exported.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Operation::Read => "Read",
@@ -217,14 +195,12 @@ impl Operation {
 pub struct DiskTraffic {
     /// `major:minor`.
     pub device: String,
-    /// Every number that the kernel has.
     pub counts: Vec<(Counted, Operation, u64)>,
 }
 
 impl DiskTraffic {
     /// A number; absent when the kernel does not count in this way, 0 when it counts other
     /// operations only.
-    #[must_use]
     pub fn get(&self, what: Counted, operation: Operation) -> Option<u64> {
         let mut counted = self.counts.iter().filter(|(one, ..)| *one == what).peekable();
         counted.peek()?;
@@ -232,121 +208,81 @@ impl DiskTraffic {
     }
 }
 
-/// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Interface {
-    /// Its name.
     pub name: String,
-    /// Received: bytes, packets, errors, dropped packets.
     pub received: Traffic,
-    /// Sent, likewise.
     pub sent: Traffic,
 }
 
-/// One direction of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
-    /// Bytes.
     pub bytes: u64,
-    /// Packets.
     pub packets: u64,
-    /// Packets with errors.
     pub errors: u64,
-    /// Packets that were dropped.
     pub dropped: u64,
 }
 
-/// The interfaces of a network namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Network {
-    /// When they were read.
     pub at: Timestamp,
-    /// All that count.
     pub interfaces: Vec<Interface>,
 }
 
 /// A file system, or what something uses of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FileSystem {
-    /// When it was looked at.
     pub at: Timestamp,
     /// Bytes left to ordinary users.
     pub available: Option<u64>,
-    /// All bytes.
     pub capacity: Option<u64>,
-    /// Bytes in use.
     pub used: Option<u64>,
-    /// Free inodes.
     pub inodes_free: Option<u64>,
-    /// All inodes.
     pub inodes: Option<u64>,
-    /// Inodes in use.
     pub inodes_used: Option<u64>,
 }
 
-/// A volume of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VolumeUse {
-    /// Its name in the pod.
     pub name: String,
-    /// The PersistentVolumeClaim behind it.
     pub claim: Option<String>,
     /// Whether it counts as the pod's local storage.
     pub ephemeral: bool,
-    /// How full it is.
     pub space: FileSystem,
 }
 
-/// A container that runs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ContainerUse {
-    /// Its name in the pod.
     pub name: String,
-    /// The runtime's id.
     pub id: String,
-    /// What it was made from.
     pub image: String,
-    /// When it was made.
     pub started: Option<Timestamp>,
-    /// What it uses.
     pub numbers: Numbers,
-    /// Its writable layer.
     pub rootfs: Option<FileSystem>,
-    /// Its logs.
     pub logs: Option<FileSystem>,
 }
 
 /// A pod's sandbox, which runs as long as the pod does.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SandboxUse {
-    /// The runtime's id.
     pub id: String,
     /// The image; empty for runtimes that do not report it.
     pub image: String,
-    /// What its own cgroup uses.
     pub numbers: Numbers,
 }
 
 /// A pod of which something runs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PodUse {
-    /// The UID of its manifest.
     pub uid: PodUid,
-    /// Its name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
-    /// When its sandbox was made.
     pub started: Option<Timestamp>,
-    /// All of it.
     pub numbers: Numbers,
     /// The sandbox, where its cgroup could be read.
     pub sandbox: Option<SandboxUse>,
-    /// The sandbox's.
     pub network: Option<Network>,
-    /// Its containers that run.
     pub containers: Vec<ContainerUse>,
-    /// Its volumes.
     pub volumes: Vec<VolumeUse>,
     /// What it takes of the node's own file system.
     pub local_storage: Option<FileSystem>,
@@ -357,93 +293,66 @@ pub struct PodUse {
 pub struct SystemUse {
     /// `kubelet`, `runtime`, `misc`, `pods`.
     pub name: &'static str,
-    /// Since when.
     pub started: Option<Timestamp>,
-    /// What it uses.
     pub numbers: Numbers,
 }
 
-/// Processes of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProcessLimit {
-    /// When it was read.
     pub at: Timestamp,
-    /// How many there may be.
     pub most: Option<u64>,
-    /// How many there are, threads counted.
     pub now: Option<u64>,
 }
 
 /// The machine as a whole.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeUse {
-    /// The node's name.
     pub name: String,
-    /// When the machine was started.
     pub booted: Option<Timestamp>,
-    /// The root cgroup.
     pub numbers: Numbers,
-    /// The network of the machine.
     pub network: Option<Network>,
     /// The agent, the runtime, and other named parts.
     pub system: Vec<SystemUse>,
-    /// The file system with the root directory.
     pub fs: Option<FileSystem>,
-    /// The file system with the images.
     pub image_fs: Option<FileSystem>,
     /// The file system with writable layers, where it is another one.
     pub container_fs: Option<FileSystem>,
-    /// Processes.
     pub processes: Option<ProcessLimit>,
     /// All file systems of the machine, where the details were asked for.
     pub file_systems: Vec<MountedDisk>,
 }
 
-/// A file system of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MountedDisk {
     /// The device, or what stands for it: the directory of a tmpfs, a name with both numbers
     /// of an overlay.
     pub device: String,
-    /// How full it is.
     pub space: FileSystem,
     /// What the disk below it has done; zeros for a file system without one.
     pub traffic: DiskCounters,
 }
 
-/// A line of `/proc/diskstats`. Times are milliseconds.
+/// A line of `/proc/diskstats`. Times are milliseconds, sectors 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DiskCounters {
-    /// Reads.
     pub reads: u64,
-    /// Reads that were joined to others.
     pub reads_merged: u64,
-    /// Sectors of 512 bytes read.
     pub sectors_read: u64,
-    /// Time of reads.
     pub read_time: u64,
-    /// Writes.
     pub writes: u64,
-    /// Writes that were joined to others.
     pub writes_merged: u64,
-    /// Sectors of 512 bytes written.
     pub sectors_written: u64,
-    /// Time of writes.
     pub write_time: u64,
-    /// Requests under way.
     pub in_flight: u64,
     /// Time in which any request was under way.
     pub busy_time: u64,
-    /// The same, times the number of requests.
+    /// Busy time, weighted by the number of requests.
     pub weighted_time: u64,
 }
 
-/// All of it at one time.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Snapshot {
-    /// The machine.
     pub node: NodeUse,
-    /// Pods that run.
     pub pods: Vec<PodUse>,
     /// Whether something could not be found out that should be there.
     pub incomplete: bool,

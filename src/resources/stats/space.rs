@@ -31,7 +31,6 @@ pub(super) struct Content {
     pub(super) inodes: u64,
 }
 
-/// The file system that holds `path`.
 pub(super) fn file_system(path: &Path) -> Option<FileSystem> {
     let found = disk::space(path).ok()?;
     let mut space = sizes(&found);
@@ -40,7 +39,7 @@ pub(super) fn file_system(path: &Path) -> Option<FileSystem> {
     Some(space)
 }
 
-/// The sizes of a file system, for somebody who uses part of it.
+/// The sizes of a file system, for a user of part of it.
 pub(super) fn sizes(found: &DiskSpace) -> FileSystem {
     FileSystem {
         at: Timestamp::now(),

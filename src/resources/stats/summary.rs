@@ -1,7 +1,7 @@
 //! A snapshot in the form of the kubelet's `/stats/summary`.
 
 use jiff::Timestamp;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::sample::{
     ContainerUse, FileSystem, Interface, Network, NodeUse, Numbers, PodUse, Pressure, Share, Snapshot,
@@ -10,13 +10,8 @@ use super::sample::{
 
 type Object = Map<String, Value>;
 
-/// The document.
-#[must_use]
 pub fn json(snapshot: &Snapshot) -> Value {
-    let mut summary = Object::new();
-    set(&mut summary, "node", node(&snapshot.node));
-    set(&mut summary, "pods", Value::Array(snapshot.pods.iter().map(pod).collect()));
-    Value::Object(summary)
+    json!({"node": node(&snapshot.node), "pods": snapshot.pods.iter().map(pod).collect::<Vec<Value>>()})
 }
 
 fn set(object: &mut Object, name: &str, value: impl Into<Value>) {
@@ -63,10 +58,8 @@ fn node(node: &NodeUse) -> Object {
     put(&mut object, "network", node.network.as_ref().map(network));
     put(&mut object, "fs", node.fs.as_ref().map(space));
     if let Some(images) = &node.image_fs {
-        let mut runtime = Object::new();
-        set(&mut runtime, "imageFs", space(images));
-        set(&mut runtime, "containerFs", space(node.container_fs.as_ref().unwrap_or(images)));
-        set(&mut object, "runtime", runtime);
+        let containers = node.container_fs.as_ref().unwrap_or(images);
+        set(&mut object, "runtime", json!({"imageFs": space(images), "containerFs": space(containers)}));
     }
     if let Some(processes) = &node.processes {
         let mut limit = timed(processes.at);
@@ -78,11 +71,8 @@ fn node(node: &NodeUse) -> Object {
 }
 
 fn pod(pod: &PodUse) -> Value {
-    let mut reference = Object::new();
-    set(&mut reference, "name", pod.name.as_str());
-    set(&mut reference, "namespace", pod.namespace.as_str());
-    set(&mut reference, "uid", pod.uid.as_str());
     let mut object = Object::new();
+    let reference = json!({"name": pod.name, "namespace": pod.namespace, "uid": pod.uid.as_str()});
     set(&mut object, "podRef", reference);
     since(&mut object, pod.started);
     set(&mut object, "containers", pod.containers.iter().map(container).collect::<Vec<Value>>());
@@ -93,11 +83,8 @@ fn pod(pod: &PodUse) -> Value {
         set(&mut object, "volume", volumes.collect::<Vec<Value>>());
     }
     put(&mut object, "ephemeral-storage", pod.local_storage.as_ref().map(space));
-    if let Some(count) = pod.numbers.processes {
-        let mut processes = Object::new();
-        set(&mut processes, "process_count", count);
-        set(&mut object, "process_stats", processes);
-    }
+    let processes = pod.numbers.processes.map(|count| json!({"process_count": count}));
+    put(&mut object, "process_stats", processes);
     Value::Object(object)
 }
 
@@ -140,40 +127,27 @@ fn numbers(object: &mut Object, numbers: &Numbers) {
     }
 }
 
-fn pressure(pressure: &Pressure) -> Object {
-    let share = |share: &Share| {
-        let mut object = Object::new();
-        set(&mut object, "total", share.total);
-        set(&mut object, "avg10", share.avg10);
-        set(&mut object, "avg60", share.avg60);
-        set(&mut object, "avg300", share.avg300);
-        object
-    };
-    let mut object = Object::new();
-    set(&mut object, "full", share(&pressure.full));
-    set(&mut object, "some", share(&pressure.some));
-    object
+fn pressure(pressure: &Pressure) -> Value {
+    let share = |share: &Share| json!({"total": share.total, "avg10": share.avg10, "avg60": share.avg60, "avg300": share.avg300});
+    json!({"full": share(&pressure.full), "some": share(&pressure.some)})
 }
 
 fn network(network: &Network) -> Object {
-    let fields = |object: &mut Object, interface: &Interface| {
-        set(object, "name", interface.name.as_str());
-        set(object, "rxBytes", interface.received.bytes);
-        set(object, "rxErrors", interface.received.errors);
-        set(object, "txBytes", interface.sent.bytes);
-        set(object, "txErrors", interface.sent.errors);
+    let fields = |interface: &Interface| {
+        json!({
+            "name": interface.name,
+            "rxBytes": interface.received.bytes,
+            "rxErrors": interface.received.errors,
+            "txBytes": interface.sent.bytes,
+            "txErrors": interface.sent.errors,
+        })
     };
     let mut object = timed(network.at);
-    match network.interfaces.iter().find(|interface| interface.name == "eth0") {
-        Some(default) => fields(&mut object, default),
-        None => set(&mut object, "name", ""),
+    match network.interfaces.iter().find(|interface| interface.name == "eth0").map(fields) {
+        Some(Value::Object(default)) => object.extend(default),
+        _ => set(&mut object, "name", ""),
     }
-    let all = network.interfaces.iter().map(|interface| {
-        let mut object = Object::new();
-        fields(&mut object, interface);
-        Value::Object(object)
-    });
-    set(&mut object, "interfaces", all.collect::<Vec<Value>>());
+    set(&mut object, "interfaces", network.interfaces.iter().map(fields).collect::<Vec<Value>>());
     object
 }
 
@@ -191,11 +165,7 @@ fn space(space: &FileSystem) -> Object {
 fn volume(volume: &VolumeUse, namespace: &str) -> Value {
     let mut object = space(&volume.space);
     set(&mut object, "name", volume.name.as_str());
-    if let Some(claim) = &volume.claim {
-        let mut reference = Object::new();
-        set(&mut reference, "name", claim.as_str());
-        set(&mut reference, "namespace", namespace);
-        set(&mut object, "pvcRef", reference);
-    }
+    let claim = volume.claim.as_ref().map(|claim| json!({"name": claim, "namespace": namespace}));
+    put(&mut object, "pvcRef", claim);
     Value::Object(object)
 }

@@ -2,14 +2,24 @@
 
 use super::*;
 use crate::model::ids::{ContainerId, ImageRef, SandboxId};
+use crate::model::runtime::PodRuntime;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedContainer, ListedSandbox, SandboxState};
+use crate::resources::cgroups::Cgroups;
 use crate::resources::cgroups::Version;
+use crate::resources::stats::cadvisor::cadvisor;
+use crate::resources::stats::pages::{resource, volumes};
+use crate::resources::stats::runtime_stats::Runtime;
+use crate::resources::stats::sample::FileSystem;
+use crate::resources::stats::settings::VolumeAt;
+use crate::resources::stats::summary::json;
 use crate::transport::endpoint::EndpointError;
 use crate::transport::generated::{MessageField, runtime};
 use crate::util::metrics::Page;
 use crate::util::threads::{self, OnDeath, Stack};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use jiff::Timestamp;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -423,7 +433,7 @@ fn processors_and_memory_alone_ask_the_runtime_nothing() {
     // The counters of the files did not move between the two samples of a first question.
     assert_eq!(pod["cpu"]["usageNanoCores"], 0);
 
-    // Nor is there one for who asks right after somebody who took the first sample.
+    // Nor is there one for a request right after the first sample.
     let machine = with_cgroups(Fake::default());
     machine.collector.snapshot(Wanted::RESOURCE).unwrap();
     let summary = json(&machine.collector.snapshot(Wanted::BRIEF).unwrap());
@@ -460,9 +470,9 @@ fn who_asks_within_a_second_shares_a_collection() {
         .collect();
     let collected: Vec<Arc<Snapshot>> = collected.iter().take(8).collect();
     drop(asking);
-    // Whoever was held up for a second has another one, which was asked for once as well.
+    // A caller that was delayed for a second has another one, which was collected once as well.
     let different: BTreeSet<_> = collected.iter().map(Arc::as_ptr).collect();
-    assert!(different.len() < collected.len(), "nobody waited for another");
+    assert!(different.len() < collected.len(), "no caller waited for another");
     let asked = machine.fake.asked.load(Ordering::Relaxed);
     assert!((1..=different.len()).contains(&asked), "{asked} calls for {}", different.len());
 }
@@ -484,10 +494,10 @@ fn a_runtime_that_hangs_keeps_only_those_waiting_who_need_it() {
     begun.recv().unwrap();
     // Another question with the same call.
     let _second = ask(Wanted::CADVISOR);
-    while machine.collector.shared.line.waiting() == 0 {
+    while machine.collector.shared.queries.waiting() == 0 {
         std::thread::yield_now();
     }
-    // What is read from files is told meanwhile, as often as it is asked for.
+    // What is read from files is returned meanwhile, as often as it is asked for.
     for wanted in [Wanted::RESOURCE, Wanted::BRIEF, Wanted::RESOURCE] {
         let snapshot = machine.collector.snapshot(wanted).unwrap();
         assert_eq!(snapshot.pods[0].containers[0].numbers.working_set, Some(9_000_000));
@@ -547,7 +557,7 @@ fn a_pod_that_has_ended_is_gone_and_forgotten() {
     assert!(machine.collector.snapshot(Wanted::SUMMARY).unwrap().pods.is_empty());
     let state = machine.collector.shared.lock();
     let work = state.work.as_ref().unwrap();
-    assert!(work.volumes.is_empty() && work.places.get("c1").is_none());
+    assert!(work.volumes.is_empty() && work.cgroup_paths.get("c1").is_none());
 }
 
 #[test]
@@ -646,7 +656,7 @@ fn volumes_are_walked_once_a_period() {
         ephemeral: walk,
         claim: None,
     };
-    let machine = machine(Fake::default(), one_pod(), vec![at("walked", true), at("told", false)]);
+    let machine = machine(Fake::default(), one_pod(), vec![at("walked", true), at("statfs", false)]);
     cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
     let used = |name: &str| {
         machine.collector.shared.lock().last = None;
@@ -655,7 +665,7 @@ fn volumes_are_walked_once_a_period() {
         (volume.space.used.unwrap(), snapshot.pods[0].local_storage.as_ref().unwrap().used.unwrap())
     };
     let (before, all) = used("walked");
-    assert!(used("told").0 > before && all >= before + 4096);
+    assert!(used("statfs").0 > before && all >= before + 4096);
     std::fs::write(place.path().join("new"), vec![1; 100_000]).unwrap();
     assert_eq!(used("walked").0, before, "the period is not over");
     for (at, _) in machine.collector.shared.lock().work.as_mut().unwrap().volumes.values_mut() {

@@ -20,7 +20,7 @@ use crate::util::untrusted::{self, Place};
 /// The longest file name that ext4 takes.
 const MAX_NAME: usize = 255;
 
-/// Entries of one directory that a round looks at: far more than a node has, as a pod that can
+/// Entries of one directory that a round reads: far more than a node has, as a pod that can
 /// write there may make any number. The rest is for a later round.
 const ENTRIES: usize = 100_000;
 
@@ -56,7 +56,6 @@ impl LogTree {
 }
 
 /// The name of the link for one container.
-#[must_use]
 pub fn legacy_link_name(pod: &str, namespace: &str, container: &str, id: &ContainerId) -> String {
     const SUFFIX: &str = ".log";
     let mut name = format!("{pod}_{namespace}_{container}-{id}");

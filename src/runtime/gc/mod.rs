@@ -3,7 +3,7 @@
 //!
 //! `plan` decides from lists, without a call; this file carries the plan out, goes on
 //! after a failure, and removes nothing that a failed step before it still needs.
-//! Called by the thread `clean` every minute, and by whoever sees a container die.
+//! Called by the thread `clean` every minute.
 
 mod log_tree;
 mod plan;
@@ -19,11 +19,11 @@ use crate::cri::{CriError, RuntimeClient};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::reasons;
-use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::model::runtime::ListedPod;
 use crate::util::stop::StopToken;
 
 pub use log_tree::{LogTree, legacy_link_name};
-pub use plan::{Inputs, Instance, PodStanding, Policy, Removal, Scope, plan, surplus};
+pub use plan::{Inputs, Instance, PodStanding, Policy, Removal, Scope, plan};
 
 /// Where logs are, and how much is kept.
 #[derive(Debug, Clone)]
@@ -32,37 +32,22 @@ pub struct Settings {
     pub pod_logs_dir: PathBuf,
     /// Where the links by container id are (`/var/log/containers`).
     pub container_logs_dir: PathBuf,
-    /// How many dead containers are kept.
     pub policy: Policy,
 }
 
 /// The calls to the runtime that clean-up makes.
 pub trait Remover {
-    /// Why a call failed.
     type Error: Error;
 
     /// Stops a container of which the runtime does not know whether it runs.
-    ///
-    /// # Errors
-    /// When the call fails.
     fn stop_container(&self, id: &ContainerId, grace: Duration, stop: &StopToken) -> Result<(), Self::Error>;
 
     /// Removes a container's record and its file system.
-    ///
-    /// # Errors
-    /// When the call fails.
     fn remove_container(&self, id: &ContainerId) -> Result<(), Self::Error>;
 
     /// Stops what is left of a sandbox, its network above all.
-    ///
-    /// # Errors
-    /// When the call fails.
     fn stop_sandbox(&self, id: &SandboxId) -> Result<(), Self::Error>;
 
-    /// Removes a sandbox's record.
-    ///
-    /// # Errors
-    /// When the call fails.
     fn remove_sandbox(&self, id: &SandboxId) -> Result<(), Self::Error>;
 }
 
@@ -87,12 +72,9 @@ impl Remover for RuntimeClient {
     }
 }
 
-/// What a clean-up did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Collected {
-    /// Containers removed.
     pub containers: usize,
-    /// Sandboxes removed.
     pub sandboxes: usize,
     /// Log directories and dangling links removed.
     pub log_entries: usize,
@@ -100,7 +82,6 @@ pub struct Collected {
     pub problems: Vec<String>,
 }
 
-/// Plans and removes.
 #[derive(Debug)]
 pub struct Collector<R> {
     settings: Settings,
@@ -109,7 +90,6 @@ pub struct Collector<R> {
 }
 
 impl<R: Remover> Collector<R> {
-    /// Nothing happens before the first call.
     pub fn new(settings: Settings, runtime: R, events: EventSink) -> Self {
         Collector { settings, runtime, events }
     }
@@ -138,18 +118,6 @@ impl<R: Remover> Collector<R> {
             self.events.raise(Regarding::Node, EventType::Warning, reasons::CONTAINER_GC_FAILED, text);
         }
         collected
-    }
-
-    /// The quick way after a death: of the container `name` only the newest dead
-    /// instances stay, so that a crash loop does not pile them up until the next round.
-    pub fn on_container_died(
-        &self,
-        pod: &PodRuntime,
-        name: &str,
-        standing: PodStanding,
-        stop: &StopToken,
-    ) -> Collected {
-        self.remove(&surplus(pod, name, standing, self.settings.policy), &|_| false, stop)
     }
 
     /// Log directories go only while `still_gone` says so of their pods: its new containers

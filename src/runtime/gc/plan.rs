@@ -9,18 +9,12 @@ use jiff::Timestamp;
 use super::log_tree::{self, LogTree};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::labels;
-use crate::model::runtime::{
-    ContainerState, ContainerStatus, ListedContainer, ListedPod, PodRuntime, SandboxState,
-};
+use crate::model::runtime::{ContainerState, ListedContainer, ListedPod, SandboxState};
 
 /// No container gets less time to stop than this.
 const MIN_GRACE: Duration = Duration::from_secs(2);
 /// A list may be this much younger than the time that it is judged by.
 const SKEW: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
-/// Dead instances of each container that the quick way keeps at least: the last one is
-/// the container's status.
-const MIN_KEPT: usize = 1;
-
 /// How many dead containers are kept (three deprecated flags, still valid).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
@@ -47,11 +41,10 @@ pub enum PodStanding {
     Finished,
     /// It was deleted or evicted and has ended: everything of it may go.
     Terminated,
-    /// Nobody asked for it.
+    /// No source has it.
     Unknown,
 }
 
-/// How much has to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// What the policy says.
@@ -62,30 +55,21 @@ pub enum Scope {
 
 /// What a plan is made from.
 pub struct Inputs<'a> {
-    /// All pods at the runtime.
     pub listed: &'a BTreeMap<PodUid, ListedPod>,
-    /// The agent's view of them.
     pub standing: &'a dyn Fn(&PodUid) -> PodStanding,
     /// Whether every source of pods has spoken: before that no pod counts as gone.
     pub sources_ready: bool,
-    /// How much has to go.
     pub scope: Scope,
-    /// How much stays otherwise.
     pub policy: Policy,
-    /// The log directories.
     pub logs: &'a LogTree,
-    /// The time.
     pub now: Timestamp,
 }
 
 /// One dead container, with what belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
-    /// Its pod.
     pub pod: PodUid,
-    /// Itself.
     pub id: ContainerId,
-    /// Its sandbox.
     pub sandbox: SandboxId,
     /// Its log below the directory of all pod logs; `None` if its names make no path.
     pub log: Option<PathBuf>,
@@ -98,32 +82,24 @@ pub struct Instance {
 /// One thing that has to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removal {
-    /// A container and its logs.
     Container(Instance),
     /// A sandbox without containers.
     Sandbox {
-        /// Its pod.
         pod: PodUid,
-        /// Itself.
         id: SandboxId,
     },
     /// The log directory of a pod that is gone.
     LogDirectory {
-        /// The pod.
         pod: PodUid,
-        /// The directory's name.
         name: String,
     },
-    /// A link to a log that is gone.
     Link {
-        /// The link's name.
         name: String,
     },
 }
 
 /// Decides what goes, in an order in which it can go: containers, then their sandboxes,
 /// then logs.
-#[must_use]
 pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
     let doomed = containers(inputs);
     let goes: BTreeSet<&ContainerId> = doomed.iter().map(|(_, container)| &container.id).collect();
@@ -172,38 +148,6 @@ pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
         }
     }
     removals
-}
-
-/// Which dead instances of the container `name` go at once after one of them has died.
-#[must_use]
-pub fn surplus(pod: &PodRuntime, name: &str, standing: PodStanding, policy: Policy) -> Vec<Removal> {
-    let keep = match standing {
-        PodStanding::Terminated => 0,
-        _ => policy.max_per_pod_container.unwrap_or(MIN_KEPT).max(MIN_KEPT),
-    };
-    let mut dead: Vec<&ContainerStatus> = pod
-        .containers
-        .iter()
-        .filter(|container| container.name == name && container.state == ContainerState::Exited)
-        .collect();
-    // The count first: clocks are set back.
-    dead.sort_by(|a, b| {
-        let [newer, older] = [b, a].map(|one| (one.restart_count, one.created_at));
-        newer.cmp(&older).then_with(|| a.id.cmp(&b.id))
-    });
-    dead.into_iter()
-        .skip(keep)
-        .map(|container| {
-            Removal::Container(Instance {
-                pod: pod.uid.clone(),
-                id: container.id.clone(),
-                sandbox: container.sandbox_id.clone(),
-                log: log_path(&pod.namespace, &pod.name, &pod.uid, name, container.restart_count),
-                link: link_name(&pod.namespace, &pod.name, name, &container.id),
-                stop_first: None,
-            })
-        })
-        .collect()
 }
 
 /// The dead instances of one container.

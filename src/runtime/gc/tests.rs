@@ -1,7 +1,7 @@
-//! Plans, and their execution against a runtime that fails where it is told to.
+//! Plans, and their execution against a runtime that fails at a chosen call.
 
 use super::*;
-use crate::model::runtime::{ContainerState, ContainerStatus, ListedContainer, ListedSandbox, SandboxState};
+use crate::model::runtime::{ContainerState, ListedContainer, ListedSandbox, SandboxState};
 use std::cell::RefCell;
 
 fn at(second: i64) -> Timestamp {
@@ -131,14 +131,6 @@ fn the_count_says_which_instance_is_the_newest() {
     let future = vec![pod("w1", &[('r', 0)], &[("a", 'e', 90_002), ("a", 'e', 90_001)])];
     let minute = Policy { min_age: Duration::from_secs(60), ..Policy::default() };
     assert_eq!(Case { policy: minute, ..Case::new(future) }.removals(), ["w1-a-90001"]);
-    let exited = |id: &str, restart_count, created| ContainerStatus {
-        restart_count,
-        ..status(id, "a", ContainerState::Exited, created)
-    };
-    let runtime =
-        PodRuntime { containers: vec![exited("new", 1, 5), exited("old", 0, 9)], ..PodRuntime::default() };
-    let removed = surplus(&runtime, "a", PodStanding::Wanted, Policy::default());
-    assert_eq!(removed.into_iter().map(shown).collect::<Vec<_>>(), ["old"]);
 }
 
 #[test]
@@ -208,54 +200,6 @@ fn logs_go_after_their_pods() {
     assert_eq!(case.removals(), ["t1-a-1.log", "w1-a-1.log", "none.log"]);
 }
 
-fn status(id: &str, name: &str, state: ContainerState, created: i64) -> ContainerStatus {
-    ContainerStatus {
-        created_at: Some(at(created)),
-        restart_count: 4,
-        sandbox_id: "s".into(),
-        ..ContainerStatus::blank(id, name, state)
-    }
-}
-
-#[test]
-fn the_quick_way_keeps_one() {
-    let runtime = PodRuntime {
-        uid: "u".into(),
-        name: "pod".to_owned(),
-        namespace: "ns".to_owned(),
-        containers: vec![
-            status("c4", "a", ContainerState::Running, 4),
-            status("c3", "a", ContainerState::Exited, 3),
-            status("c2", "a", ContainerState::Exited, 2),
-            status("b1", "b", ContainerState::Exited, 1),
-        ],
-        ..PodRuntime::default()
-    };
-    let ids = |standing, policy| -> Vec<String> {
-        surplus(&runtime, "a", standing, policy).into_iter().map(shown).collect()
-    };
-    assert_eq!(ids(PodStanding::Wanted, Policy::default()), ["c2"]);
-    let none = Policy { max_per_pod_container: Some(0), ..Policy::default() };
-    assert_eq!(ids(PodStanding::Wanted, none), ["c2"]);
-    let any = Policy { max_per_pod_container: None, ..Policy::default() };
-    assert_eq!(ids(PodStanding::Unknown, any), ["c2"]);
-    assert_eq!(ids(PodStanding::Terminated, Policy::default()), ["c3", "c2"]);
-    let Some(Removal::Container(first)) =
-        surplus(&runtime, "a", PodStanding::Wanted, Policy::default()).into_iter().next()
-    else {
-        panic!("a container");
-    };
-    assert_eq!(first.log, Some(PathBuf::from("ns_pod_u/a/4.log")));
-    assert_eq!(first.link.as_deref(), Some("pod_ns_a-c2.log"));
-    let bad = PodRuntime { namespace: "../x".to_owned(), ..runtime };
-    let Some(Removal::Container(first)) =
-        surplus(&bad, "a", PodStanding::Wanted, Policy::default()).into_iter().next()
-    else {
-        panic!("a container");
-    };
-    assert_eq!((first.log, first.link), (None, None));
-}
-
 /// Notes its calls and fails those that contain `fails_at`.
 #[derive(Default)]
 struct Fake {
@@ -264,33 +208,33 @@ struct Fake {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("told to")]
-struct ToldTo;
+#[error("injected")]
+struct Injected;
 
 impl Fake {
-    fn call(&self, call: String) -> Result<(), ToldTo> {
+    fn call(&self, call: String) -> Result<(), Injected> {
         let fails = !self.fails_at.is_empty() && call.contains(self.fails_at);
         self.calls.borrow_mut().push(call);
-        if fails { Err(ToldTo) } else { Ok(()) }
+        if fails { Err(Injected) } else { Ok(()) }
     }
 }
 
 impl Remover for Fake {
-    type Error = ToldTo;
+    type Error = Injected;
 
-    fn stop_container(&self, id: &ContainerId, grace: Duration, _: &StopToken) -> Result<(), ToldTo> {
+    fn stop_container(&self, id: &ContainerId, grace: Duration, _: &StopToken) -> Result<(), Injected> {
         self.call(format!("stop {id} {}", grace.as_secs()))
     }
 
-    fn remove_container(&self, id: &ContainerId) -> Result<(), ToldTo> {
+    fn remove_container(&self, id: &ContainerId) -> Result<(), Injected> {
         self.call(format!("remove {id}"))
     }
 
-    fn stop_sandbox(&self, id: &SandboxId) -> Result<(), ToldTo> {
+    fn stop_sandbox(&self, id: &SandboxId) -> Result<(), Injected> {
         self.call(format!("stop {id}"))
     }
 
-    fn remove_sandbox(&self, id: &SandboxId) -> Result<(), ToldTo> {
+    fn remove_sandbox(&self, id: &SandboxId) -> Result<(), Injected> {
         self.call(format!("remove {id}"))
     }
 }

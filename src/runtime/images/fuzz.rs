@@ -142,6 +142,6 @@ fn image_list(bytes: &[u8]) {
     for second in [0, 1, 1000] {
         let now = start + jiff::SignedDuration::from_secs(second);
         ledger.detect(&seen, &used, now);
-        let _ = (ledger.expired(&policy, now), ledger.candidates(&policy, now), ledger.all_unused());
+        let _ = (ledger.expired(&policy, now), ledger.candidates(&policy, now));
     }
 }

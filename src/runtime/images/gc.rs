@@ -135,7 +135,7 @@ impl Ledger {
     /// too, and image volumes refer to: ids, tags or digests.
     pub fn detect(&mut self, images: &[SeenImage], in_use: &BTreeSet<ImageRef>, now: Timestamp) {
         let mut before = std::mem::take(&mut self.records);
-        // Nothing happened later than now: a clock that was set back starts the ages anew.
+        // Nothing happened later than now: a clock that was set back starts the ages again.
         self.started = self.started.min(now);
         for image in images {
             let used = in_use.contains(&image.id)
@@ -162,12 +162,12 @@ impl Ledger {
     #[must_use]
     pub fn expired(&self, policy: &Policy, now: Timestamp) -> Vec<Candidate> {
         let Some(max_age) = policy.max_age else { return Vec::new() };
-        // Before that time nobody can say that an image was idle for so long.
+        // Before that time no image is known to have been idle for so long.
         if since(self.started, now) <= max_age {
             return Vec::new();
         }
         // DIFFERS: an image that was never used counts as idle since it was first seen,
-        // not since for ever: upstream removes a fresh import before its first pod.
+        // not from the start of time: upstream removes a fresh import before its first pod.
         self.unused(|record| since(record.last_used.unwrap_or(record.first_seen), now) > max_age)
     }
 
@@ -177,12 +177,6 @@ impl Ledger {
         self.unused(|record| {
             record.last_used.is_none_or(|used| used < now) && since(record.first_seen, now) >= policy.min_age
         })
-    }
-
-    /// Every image that nothing uses, however young: for a disk that is nearly full.
-    #[must_use]
-    pub fn all_unused(&self) -> Vec<Candidate> {
-        self.unused(|_| true)
     }
 
     fn unused(&self, wanted: impl Fn(&Record) -> bool) -> Vec<Candidate> {
@@ -224,7 +218,7 @@ pub trait Images {
     /// How full the image file system is.
     ///
     /// # Errors
-    /// When the call fails, or the file system cannot be looked at.
+    /// When the call fails, or the file system cannot be read.
     fn disk(&self) -> Result<DiskUse, Self::Error>;
 }
 
@@ -237,7 +231,7 @@ pub enum ImageCallError {
     /// The runtime does not say where its images are.
     #[error("the runtime reports no image filesystem")]
     NoFilesystem,
-    /// The file system of the images cannot be looked at.
+    /// The file system of the images cannot be read.
     #[error("cannot get the disk usage of {path}: {errno}")]
     Disk {
         /// Where the runtime keeps images.
@@ -281,7 +275,7 @@ pub enum ImageGcError<E: Error + 'static> {
     /// The runtime did not list its images.
     #[error("failed to list images")]
     List(#[source] E),
-    /// Nobody knows how full the disk is.
+    /// The disk usage is unknown.
     #[error("failed to get image file system usage")]
     Disk(#[source] E),
     /// The file system claims to have no space at all.
@@ -380,20 +374,6 @@ where
             }
         }
         result
-    }
-
-    /// Removes every image that nothing uses, without looking at ages and thresholds.
-    ///
-    /// # Errors
-    /// When the runtime does not list its images.
-    pub fn remove_all_unused(
-        &mut self,
-        in_use: &BTreeSet<ImageRef>,
-        now: Timestamp,
-        stop: &StopToken,
-    ) -> Result<Freed, ImageGcError<I::Error>> {
-        self.detect(in_use, now)?;
-        Ok(self.free(&self.ledger.all_unused(), u64::MAX, "space", stop))
     }
 
     fn round(
@@ -521,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_starts_the_ages_anew() {
+    fn clock_set_back_restarts_image_ages() {
         let day = 86_400;
         let mut ledger = Ledger::new(at(day));
         ledger.detect(&[image("a"), image("b")], &used(&["a"]), at(day));
@@ -547,11 +527,10 @@ mod tests {
         more.push(image("young"));
         ledger.detect(&more, &used(&[]), at(600));
         assert_eq!(ids(&ledger.candidates(&Policy::default(), at(600))), ["never", "b", "a"]);
-        assert_eq!(ids(&ledger.all_unused()), ["never", "young", "b", "a"]);
         ledger.detect(&more, &used(&["never"]), at(900));
         assert_eq!(ids(&ledger.candidates(&Policy::default(), at(900))), ["young", "b", "a"]);
         ledger.detect(&[], &used(&[]), at(900));
-        assert!(ledger.all_unused().is_empty());
+        assert!(ledger.candidates(&Policy::default(), at(9000)).is_empty());
     }
 
     #[test]
@@ -568,8 +547,8 @@ mod tests {
     }
 
     #[derive(Debug, thiserror::Error)]
-    #[error("told to")]
-    struct ToldTo;
+    #[error("injected")]
+    struct Injected;
 
     struct Fake {
         images: RefCell<Vec<SeenImage>>,
@@ -578,21 +557,21 @@ mod tests {
     }
 
     impl Images for Fake {
-        type Error = ToldTo;
+        type Error = Injected;
 
-        fn list(&self) -> Result<Vec<SeenImage>, ToldTo> {
+        fn list(&self) -> Result<Vec<SeenImage>, Injected> {
             Ok(self.images.borrow().clone())
         }
 
-        fn remove(&self, id: &ImageRef) -> Result<(), ToldTo> {
+        fn remove(&self, id: &ImageRef) -> Result<(), Injected> {
             if id.as_str() == self.keeps {
-                return Err(ToldTo);
+                return Err(Injected);
             }
             self.images.borrow_mut().retain(|image| image.id != *id);
             Ok(())
         }
 
-        fn disk(&self) -> Result<DiskUse, ToldTo> {
+        fn disk(&self) -> Result<DiskUse, Injected> {
             Ok(self.disk)
         }
     }
@@ -642,9 +621,6 @@ mod tests {
         let result = gc.collect(&used(&[]), at(10), &StopToken::never());
         assert!(matches!(result, Err(ImageGcError::NoCapacity)));
         assert_eq!(queue.try_recv().unwrap().reason, "InvalidDiskCapacity");
-        let mut gc = collector(0, 0).0;
-        let freed = gc.remove_all_unused(&used(&["d"]), at(10), &StopToken::never()).unwrap();
-        assert_eq!(freed.images, 2);
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub mod name;
 mod permits;
 mod providers;
 pub(super) mod pull_secrets;
-mod records;
+pub(super) mod records;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,8 +38,6 @@ use providers::Providers;
 use pull_secrets::PullSecrets;
 use records::{PullSecret, Records};
 
-pub use records::Verification;
-
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
 /// A failure this old is forgotten.
@@ -65,13 +63,11 @@ pub(super) struct ImageFailure {
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) pod: &'a Pod,
-    /// As the manifest has it.
     pub(super) image: &'a str,
     /// `imagePullPolicy`, or `pullPolicy` of an image volume.
     pub(super) policy: Option<&'a str>,
     pub(super) regarding: &'a Regarding,
     pub(super) sandbox_config: &'a PodSandboxConfig,
-    /// The pod's own credentials.
     pub(super) secrets: &'a PullSecrets,
     pub(super) stop: &'a StopToken,
 }
@@ -82,7 +78,6 @@ struct Failures {
     last: HashMap<String, (Timestamp, String)>,
 }
 
-/// See the module.
 pub(super) struct Images {
     client: cri::ImageClient,
     events: EventSink,
@@ -94,7 +89,6 @@ pub(super) struct Images {
     records: Records,
 }
 
-/// A pull that did not succeed.
 enum PullError {
     /// The node's own limit on pulls per second.
     Rate,
@@ -207,7 +201,7 @@ impl Images {
     }
 
     fn pull(&self, wanted: Wanted<'_>, requested: &str, image: &str) -> Result<Found, ImageFailure> {
-        // Per pod, not per container: a new pod starts afresh.
+        // Per pod, not per container: a new pod starts without a wait.
         let key = format!("{}_{requested}", wanted.pod.uid());
         self.check_backoff(wanted, requested, &key)?;
         self.records.intend(image).map_err(|message| failure(reasons::ERR_IMAGE_PULL, message))?;

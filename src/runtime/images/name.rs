@@ -19,7 +19,7 @@ pub enum NameError {
     /// The whole is too long.
     #[error("repository name must not be more than {NAME_LIMIT} characters")]
     TooLong,
-    /// A digest by an algorithm nobody knows.
+    /// A digest by an unknown algorithm.
     #[error("unsupported digest algorithm")]
     DigestAlgorithm,
     /// A digest of the wrong length.

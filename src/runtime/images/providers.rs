@@ -24,7 +24,6 @@ const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 <
 const STDERR_SHOWN: usize = 200;
 const GLOBAL_KEY: &str = "global";
 
-/// All configured programs.
 pub(super) struct Providers {
     list: Vec<Provider>,
 }
@@ -211,7 +210,6 @@ fn full_name(image: &str) -> String {
     }
 }
 
-/// Host and port.
 fn registry(image: &str) -> &str {
     image.split_once('/').map_or(image, |(registry, _)| registry)
 }

@@ -18,7 +18,7 @@ const LEGACY: (&str, &str) = ("kubernetes.io/dockercfg", ".dockercfg");
 
 /// A pod's own credentials.
 #[derive(Default)]
-pub(in crate::runtime) struct PullSecrets {
+pub struct PullSecrets {
     index: Index,
 }
 
@@ -26,11 +26,7 @@ impl PullSecrets {
     /// Reads the pod's secrets. Also says which ones cannot be had; a pull may do without.
     ///
     /// DIFFERS: one that holds no credentials counts as missing; upstream fails the pull.
-    pub(in crate::runtime) fn of(
-        pod: &Pod,
-        api: Option<&PodApi>,
-        stop: &StopToken,
-    ) -> (PullSecrets, Vec<String>) {
+    pub fn of(pod: &Pod, api: Option<&PodApi>, stop: &StopToken) -> (PullSecrets, Vec<String>) {
         let mut all = PullSecrets::default();
         let mut missing = Vec::new();
         let Some(api) = api else { return (all, missing) };

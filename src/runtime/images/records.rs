@@ -184,12 +184,11 @@ impl Verdict {
     }
 }
 
-/// See the module.
 pub(super) struct Records {
     verification: Verification,
     pulling: PathBuf,
     pulled: PathBuf,
-    /// Pulls under way by image. Whoever writes a file holds it.
+    /// Pulls under way by image. The writer of a file holds it.
     under_way: Mutex<HashMap<String, usize>>,
 }
 
@@ -264,7 +263,7 @@ impl Records {
         Verdict::Unproven
     }
 
-    /// A pull begins. Without this note nobody would know after a crash whose image it is.
+    /// A pull begins. Without this note the owner of the image would be unknown after a crash.
     ///
     /// # Errors
     /// A text for the waiting container; the pull must not begin.
@@ -381,7 +380,7 @@ impl Records {
 
     fn note(&self, image: &str, reference: &str, access: Option<Access>) -> Result<(), RecordError> {
         let old = self.record(reference).unwrap_or_else(|error| {
-            log::warn!("{error}; it is written anew");
+            log::warn!("{error}; it is written again");
             None
         });
         let is_new = old.is_none();

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// Compresses what is written to it. Fast rather than small: it is done while somebody waits.
+/// Compresses what is written to it. Fast rather than small: a request waits for it.
 pub struct Gzip<W: Write> {
     encoder: GzEncoder<W>,
 }

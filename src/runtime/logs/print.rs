@@ -40,7 +40,7 @@ pub(super) struct Printer<'a> {
     block: Vec<u8>,
     /// Bytes that may still go out.
     left: Option<u64>,
-    /// Log lines that may still be looked at: with a tail and without following.
+    /// Log lines that may still be read: with a tail and without following.
     lines_left: Option<u64>,
     format: Option<Format>,
     rest: Rest,

@@ -21,7 +21,7 @@ use crate::util::untrusted::Place;
 pub struct ReadOptions {
     /// Go on when the end is reached, until the container has ended.
     pub follow: bool,
-    /// Only the last lines of the file, before anything else is looked at.
+    /// Only the last lines of the file, before any other option applies.
     pub tail_lines: Option<u64>,
     /// Only lines written at this time or later.
     pub since: Option<Timestamp>,

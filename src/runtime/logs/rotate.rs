@@ -29,7 +29,7 @@ use crate::model::log_line::LOG_LEVELS;
 use crate::util::stop::StopToken;
 use crate::util::untrusted::{self, Place};
 
-/// Compressed at once between two looks at the stop token.
+/// Bytes compressed between two checks of the stop token.
 const BLOCK: usize = 64 * 1024;
 
 /// Entries of a log's directory that one pass lists. Honest directories hold a few files; in
@@ -109,9 +109,9 @@ impl<R: Reopen> Rotator<R> {
         Rotator { settings, runtime }
     }
 
-    /// Looks at the size of every given log and rotates what is too large. To be called
+    /// Checks the size of every given log and rotates what is too large. To be called
     /// with running containers only; entries with an empty path are skipped. An error of
-    /// one log does not keep the others from being looked at.
+    /// one log does not keep the others from being checked.
     pub fn rotate_all(&self, containers: &[(ContainerId, PathBuf)], stop: &StopToken) -> Vec<LogError> {
         let mut pass = Pass { compress_bytes: self.settings.compress_bytes(), errors: Vec::new() };
         for (container, log) in containers {

@@ -10,11 +10,11 @@ use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
 use crate::util::untrusted::Place;
 
-/// Nobody waits longer without a look at the file and at the container.
+/// The longest wait between two checks of the file and the container.
 pub(super) const LIMIT: Duration = Duration::from_secs(1);
-/// The stop token cannot end a poll: it is looked at this often.
+/// The stop token cannot end a poll: it is checked this often.
 const SLICE: Duration = Duration::from_millis(500);
-/// Without inotify (its limits are reached) the file is looked at this often.
+/// Without inotify (its limits are reached) the file is checked this often.
 const BLIND: Duration = Duration::from_millis(250);
 /// A container that writes all the time is read in steps of this length, not line by line.
 const GATHER: Duration = Duration::from_millis(10);
@@ -38,7 +38,7 @@ impl Watch {
         };
         let inotify = make()
             .map_err(|errno: rustix::io::Errno| {
-                log::debug!("no inotify for a log: {errno}; looking at it regularly");
+                log::debug!("no inotify for a log: {errno}; polling it");
             })
             .ok();
         Watch { inotify, woken: None }

@@ -111,7 +111,7 @@ fn goes_on_where_a_write_was_cut_short() {
     let at = dir.path();
     let files = payload(&[("a", "1"), ("b", "2")]);
     write_to(at, &files).unwrap();
-    // Cut before the exchange: a version that nobody sees, and the link to be.
+    // Cut before the exchange: a version that no reader sees, and the link to be.
     std::fs::create_dir(at.join("..2020_01_01_00_00_00.1")).unwrap();
     symlink("..2020_01_01_00_00_00.1", at.join(NEXT)).unwrap();
     // Cut after it: a link is missing, another one is stale.

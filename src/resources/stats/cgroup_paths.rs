@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 /// (a runtime in a virtual machine), and the walk is not free.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Slices in slices in slices; nobody nests deeper around a container.
+/// Slices in slices in slices; no runtime nests deeper around a container.
 const DEPTH: usize = 8;
 
-/// Directories that one walk looks at: far more than a node has, and a bound all the same.
+/// Directories that one walk reads: far more than a node has, and a bound all the same.
 const DIRECTORIES: usize = 20_000;
 
 /// The paths that were found, and what was not.
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub(super) struct CgroupPaths {
     found: BTreeMap<String, String>,
     missing: BTreeSet<String>,
     walked: Option<Instant>,
 }
 
-impl Places {
+impl CgroupPaths {
     /// The path of a container or sandbox, relative to the tree's root.
     pub(super) fn get(&self, id: &str) -> Option<&str> {
         self.found.get(id).map(String::as_str)
@@ -111,26 +111,29 @@ mod tests {
         ] {
             fs::create_dir_all(dir.path().join(path)).unwrap();
         }
-        let mut places = Places::default();
+        let mut cgroup_paths = CgroupPaths::default();
         let now = Instant::now();
         let wanted: BTreeSet<&str> = ["aaa", "bbb", "ccc", "ddd", "none"].into();
-        places.look(dir.path(), &wanted, now);
-        assert_eq!(places.get("aaa"), Some("k8s.io/aaa"));
-        assert_eq!(places.get("bbb"), Some("kubepods.slice/kubepods-pod1.slice/cri-containerd-bbb.scope"));
-        assert_eq!(places.get("ccc"), Some("kubepods/burstable/podx/ccc"));
-        assert_eq!(places.get("ddd"), Some("machine/crio-ddd"));
-        assert_eq!(places.get("none"), None);
+        cgroup_paths.look(dir.path(), &wanted, now);
+        assert_eq!(cgroup_paths.get("aaa"), Some("k8s.io/aaa"));
+        assert_eq!(
+            cgroup_paths.get("bbb"),
+            Some("kubepods.slice/kubepods-pod1.slice/cri-containerd-bbb.scope")
+        );
+        assert_eq!(cgroup_paths.get("ccc"), Some("kubepods/burstable/podx/ccc"));
+        assert_eq!(cgroup_paths.get("ddd"), Some("machine/crio-ddd"));
+        assert_eq!(cgroup_paths.get("none"), None);
 
         // What was missing a moment ago is not looked for, unless something new is.
         fs::create_dir_all(dir.path().join("k8s.io/none")).unwrap();
-        places.look(dir.path(), &wanted, now + Duration::from_secs(1));
-        assert_eq!(places.get("none"), None);
-        places.look(dir.path(), &wanted, now + PATIENCE);
-        assert_eq!(places.get("none"), Some("k8s.io/none"));
-        places.look(dir.path(), &["aaa"].into(), now + PATIENCE);
-        assert_eq!((places.get("aaa").is_some(), places.get("bbb")), (true, None));
-        places.forget("aaa");
-        assert_eq!(places.get("aaa"), None);
+        cgroup_paths.look(dir.path(), &wanted, now + Duration::from_secs(1));
+        assert_eq!(cgroup_paths.get("none"), None);
+        cgroup_paths.look(dir.path(), &wanted, now + PATIENCE);
+        assert_eq!(cgroup_paths.get("none"), Some("k8s.io/none"));
+        cgroup_paths.look(dir.path(), &["aaa"].into(), now + PATIENCE);
+        assert_eq!((cgroup_paths.get("aaa").is_some(), cgroup_paths.get("bbb")), (true, None));
+        cgroup_paths.forget("aaa");
+        assert_eq!(cgroup_paths.get("aaa"), None);
     }
 
     #[test]

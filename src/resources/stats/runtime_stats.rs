@@ -1,4 +1,4 @@
-//! What the runtime tells of containers, for those whose cgroups cannot be read.
+//! Statistics from the runtime, for containers whose cgroups cannot be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,28 +16,27 @@ use crate::model::ids::SandboxId;
 use crate::resources::disk::{self, DiskSpace};
 use crate::transport::generated::{MessageField, methods, runtime};
 
-/// The answers of one collection, by id.
+/// The responses of one collection, by id.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct RuntimeStats {
     /// When the runtime had said it.
     pub(super) at: Option<Instant>,
-    pub(super) pods: BTreeMap<String, ToldPod>,
-    pub(super) containers: BTreeMap<String, ToldContainer>,
+    pub(super) pods: BTreeMap<String, PodStats>,
+    pub(super) containers: BTreeMap<String, ContainerStats>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct ToldPod {
+pub(super) struct PodStats {
     pub(super) numbers: Numbers,
     pub(super) network: Option<Network>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct ToldContainer {
+pub(super) struct ContainerStats {
     pub(super) numbers: Numbers,
     pub(super) layer: Option<Layer>,
 }
 
-/// A writable layer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Layer {
     pub(super) place: PathBuf,
@@ -65,15 +64,14 @@ pub(super) enum Part {
 
 /// What a collection asks the runtime for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Need {
+pub(super) struct Query {
     pub(super) pods: Option<Part>,
-    /// The file systems of images.
     pub(super) images: bool,
     /// Those whose images are shown.
     pub(super) sandboxes: Vec<SandboxId>,
 }
 
-impl Need {
+impl Query {
     pub(super) fn is_any(&self) -> bool {
         self.images || self.pods.is_some() || !self.sandboxes.is_empty()
     }
@@ -81,8 +79,8 @@ impl Need {
 
 /// What it said.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
-    pub(super) told: Option<Arc<Told>>,
+pub(super) struct Responses {
+    pub(super) stats: Option<Arc<RuntimeStats>>,
     pub(super) images: Option<Result<Arc<runtime::ImageFsInfoResponse>, CriError>>,
     /// Images of sandboxes by id, as far as the runtime reports them.
     pub(super) sandbox_images: BTreeMap<String, String>,
@@ -94,24 +92,12 @@ pub(super) struct Answers {
 /// tests bring their own.
 pub trait Runtime: Send + Sync {
     /// Of pods with their containers.
-    ///
-    /// # Errors
-    /// As of [`RuntimeClient::pod_stats`].
     fn pod_stats(&self, within: Duration) -> Result<Vec<runtime::PodSandboxStats>, CriError>;
     /// Of containers.
-    ///
-    /// # Errors
-    /// As of [`RuntimeClient::container_stats`].
     fn container_stats(&self, within: Duration) -> Result<Vec<runtime::ContainerStats>, CriError>;
     /// Of the file systems.
-    ///
-    /// # Errors
-    /// As of [`ImageClient::image_fs_info`].
     fn image_fs_info(&self, within: Duration) -> Result<runtime::ImageFsInfoResponse, CriError>;
     /// The image of a sandbox, if the runtime reports it.
-    ///
-    /// # Errors
-    /// As of [`RuntimeClient::image_of_sandbox`].
     fn image_of_sandbox(&self, id: &SandboxId, within: Duration) -> Result<Option<String>, CriError>;
 }
 
@@ -134,10 +120,10 @@ impl Runtime for (RuntimeClient, ImageClient) {
 }
 
 /// The runtime, asked once for all who need the same.
-pub(super) struct Line {
+pub(super) struct RuntimeQueries {
     runtime: Box<dyn Runtime>,
-    pods: Flight<Told>,
-    containers: Flight<Told>,
+    pods: Flight<RuntimeStats>,
+    containers: Flight<RuntimeStats>,
     images: Flight<runtime::ImageFsInfoResponse>,
     /// It does not know the call by pod.
     pods_refused: AtomicBool,
@@ -145,25 +131,25 @@ pub(super) struct Line {
     sandbox_images: Mutex<BTreeMap<String, String>>,
 }
 
-impl Line {
-    pub(super) fn new(runtime: Box<dyn Runtime>) -> Line {
+impl RuntimeQueries {
+    pub(super) fn new(runtime: Box<dyn Runtime>) -> RuntimeQueries {
         let (pods, containers, images) = (Flight::default(), Flight::default(), Flight::default());
         let (pods_refused, sandbox_images) = (AtomicBool::new(false), Mutex::default());
-        Line { runtime, pods, containers, images, pods_refused, sandbox_images }
+        RuntimeQueries { runtime, pods, containers, images, pods_refused, sandbox_images }
     }
 
     /// Asks for what is needed. Holds no lock of the collector, for a runtime may hang.
-    pub(super) fn ask(&self, need: &Need) -> Answers {
+    pub(super) fn ask(&self, need: &Query) -> Responses {
         let until = Instant::now() + LIMIT;
         let images = need.images.then(|| {
             self.images.ask(methods::IMAGE_FS_INFO.name, until, |left| self.runtime.image_fs_info(left))
         });
         let until = until.max(Instant::now() + LEAST);
-        let told = need.pods.map(|part| self.told(part, until));
+        let stats = need.pods.map(|part| self.stats(part, until));
         // The client has logged it.
-        let incomplete = told.as_ref().is_some_and(Result::is_err);
+        let incomplete = stats.as_ref().is_some_and(Result::is_err);
         let sandbox_images = self.sandbox_images(&need.sandboxes, until);
-        Answers { told: told.and_then(Result::ok), images, sandbox_images, incomplete }
+        Responses { stats: stats.and_then(Result::ok), images, sandbox_images, incomplete }
     }
 
     /// Asks for those that are not known yet, one by one; the first failure ends that until the
@@ -198,13 +184,13 @@ impl Line {
         self.containers.waiting()
     }
 
-    fn told(&self, part: Part, until: Instant) -> Result<Arc<Told>, CriError> {
+    fn stats(&self, part: Part, until: Instant) -> Result<Arc<RuntimeStats>, CriError> {
         if part == Part::All && !self.pods_refused.load(Ordering::Relaxed) {
             let answer = self.pods.ask(methods::LIST_POD_SANDBOX_STATS.name, until, |left| {
                 let all = self.runtime.pod_stats(left)?;
-                let mut told = Told { at: Some(Instant::now()), ..Told::default() };
-                all.into_iter().for_each(|pod| take_pod(&mut told, pod));
-                Ok(told)
+                let mut stats = RuntimeStats { at: Some(Instant::now()), ..RuntimeStats::default() };
+                all.into_iter().for_each(|pod| take_pod(&mut stats, pod));
+                Ok(stats)
             });
             match answer {
                 Err(error) if error.class() == Class::Unsupported => {
@@ -215,25 +201,25 @@ impl Line {
         }
         self.containers.ask(methods::LIST_CONTAINER_STATS.name, until, |left| {
             let all = self.runtime.container_stats(left)?;
-            let mut told = Told { at: Some(Instant::now()), ..Told::default() };
-            all.into_iter().for_each(|container| take_container(&mut told, container));
-            Ok(told)
+            let mut stats = RuntimeStats { at: Some(Instant::now()), ..RuntimeStats::default() };
+            all.into_iter().for_each(|container| take_container(&mut stats, container));
+            Ok(stats)
         })
     }
 }
 
-fn take_pod(told: &mut Told, pod: runtime::PodSandboxStats) {
+fn take_pod(stats: &mut RuntimeStats, pod: runtime::PodSandboxStats) {
     let Some(linux) = pod.linux.into_option() else { return };
     let mut numbers = numbers(&linux.cpu, &linux.memory, &linux.io);
     numbers.processes = value(&linux.process.process_count);
     let network = linux.network.as_ref().map(network);
-    told.pods.insert(pod.attributes.id.clone(), ToldPod { numbers, network });
+    stats.pods.insert(pod.attributes.id.clone(), PodStats { numbers, network });
     for container in linux.containers {
-        take_container(told, container);
+        take_container(stats, container);
     }
 }
 
-fn take_container(told: &mut Told, container: runtime::ContainerStats) {
+fn take_container(stats: &mut RuntimeStats, container: runtime::ContainerStats) {
     let mut numbers = numbers(&container.cpu, &container.memory, &container.io);
     numbers.swap = value(&container.swap.swap_usage_bytes);
     numbers.swap_available = value(&container.swap.swap_available_bytes);
@@ -243,7 +229,7 @@ fn take_container(told: &mut Told, container: runtime::ContainerStats) {
         inodes: value(&layer.inodes_used),
         at: time(layer.timestamp),
     });
-    told.containers.insert(container.attributes.id.clone(), ToldContainer { numbers, layer });
+    stats.containers.insert(container.attributes.id.clone(), ContainerStats { numbers, layer });
 }
 
 fn numbers(cpu: &runtime::CpuUsage, memory: &runtime::MemoryUsage, io: &runtime::IoUsage) -> Numbers {
@@ -300,7 +286,7 @@ fn time(nanoseconds: i64) -> Option<Timestamp> {
     (nanoseconds > 0).then(|| Timestamp::from_nanosecond(nanoseconds.into()).ok()).flatten()
 }
 
-/// File systems that were looked at in this collection: most layers are on one.
+/// File systems that were read in this collection: most layers are on one.
 #[derive(Debug, Default)]
 pub(super) struct Disks(BTreeMap<PathBuf, Option<DiskSpace>>);
 

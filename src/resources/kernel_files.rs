@@ -1,0 +1,63 @@
+//! Reading files of `/proc` and `/sys`.
+
+use std::path::{Path, PathBuf};
+
+/// Where the kernel's files are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roots {
+    pub proc: PathBuf,
+    pub sys: PathBuf,
+}
+
+impl Default for Roots {
+    fn default() -> Self {
+        Roots { proc: PathBuf::from("/proc"), sys: PathBuf::from("/sys") }
+    }
+}
+
+/// Why a fact about the machine is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum ResourceError {
+    /// A kernel file or a path cannot be read.
+    #[error("cannot {attempt} {}", path.display())]
+    Io {
+        /// A verb: `read`, `list`.
+        attempt: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// A kernel file does not say what it should.
+    #[error("{} has no usable {what}", path.display())]
+    Content {
+        path: PathBuf,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// No cgroup file system is mounted.
+    #[error("no cgroup controllers below {}", path.display())]
+    NoCgroups {
+        /// Where they should be.
+        path: PathBuf,
+    },
+}
+
+pub(super) fn read(path: &Path) -> Result<String, ResourceError> {
+    std::fs::read_to_string(path).map_err(|source| ResourceError::Io {
+        attempt: "read",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+pub(super) fn list(path: &Path) -> Result<Vec<String>, ResourceError> {
+    let failed = |source| ResourceError::Io { attempt: "list", path: path.to_owned(), source };
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(failed)? {
+        if let Ok(name) = entry.map_err(failed)?.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}

@@ -1,0 +1,269 @@
+//! One collection at a time, whose result all callers share.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::cri::CriError;
+use crate::model::ids::PodUid;
+use crate::model::runtime::ListedPod;
+use crate::resources::Roots;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Stack};
+use crossbeam_channel::{Receiver, bounded};
+
+use super::cgroup::Tree;
+use super::cgroup_paths::CgroupPaths;
+use super::processes::Budget;
+use super::rates::Rates;
+use super::request::{FRESH, Wanted};
+use super::runtime_stats::{Part, Query, Responses, RuntimeQueries};
+use super::sample::{Snapshot, VolumeUse};
+use super::settings::{Deps, LimitOfPod, ListPods, ListVolumes, LookAtPod, Settings};
+use super::{collect, space};
+
+/// Between the two samples that a first question is answered from.
+const FIRST_GAP: Duration = Duration::from_millis(200);
+
+/// The longest wait for another caller's collection.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why there are no numbers.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StatsError {
+    /// The machine's own cgroup cannot be read.
+    #[error("failed to get root cgroup stats: there is nothing to read below {}", .0.display())]
+    RootCgroup(PathBuf),
+    /// The file system of the root directory does not answer.
+    #[error("failed to get rootFs stats: cannot look at {}", .0.display())]
+    RootFs(PathBuf),
+    /// The runtime does not tell where images are.
+    #[error("failed to get imageFs stats: {0}")]
+    ImageFs(CriError),
+    /// Another caller's collection takes too long.
+    #[error("another collection has not ended after {PATIENCE:?}")]
+    Busy,
+}
+
+/// What one collection leaves for the next.
+#[derive(Default)]
+pub(super) struct Work {
+    pub(super) rates: Rates,
+    pub(super) cgroup_paths: CgroupPaths,
+    pub(super) volumes: HashMap<PodUid, (Instant, Vec<VolumeUse>)>,
+    /// What may still be read of processes.
+    pub(super) budget: Budget,
+}
+
+struct State {
+    /// Taken by the caller that collects.
+    work: Option<Box<Work>>,
+    last: Option<(Wanted, Instant, Arc<Snapshot>)>,
+    /// Collections that only wait for the runtime.
+    finishing: Vec<Wanted>,
+}
+
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) pods: Box<ListPods>,
+    pub(super) pod: Box<LookAtPod>,
+    pub(super) memory_limit: Box<LimitOfPod>,
+    pub(super) volumes: Box<ListVolumes>,
+    pub(super) queries: RuntimeQueries,
+    pub(super) tree: Tree,
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+/// Collects statistics. Clones share it.
+#[derive(Clone)]
+pub struct Collector {
+    shared: Arc<Shared>,
+}
+
+/// Gives the work back, also when the collection panics.
+struct Borrowed<'a> {
+    shared: &'a Shared,
+    work: Box<Work>,
+}
+
+impl<'a> Borrowed<'a> {
+    /// Gives it back, but is not done yet: who wants the same waits for it.
+    fn finish_later(self, wanted: Wanted) -> Finishing<'a> {
+        self.shared.lock().finishing.push(wanted);
+        Finishing { shared: self.shared, wanted, result: None }
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().work = Some(std::mem::take(&mut self.work));
+        self.shared.done.notify_all();
+    }
+}
+
+/// A collection that waits for the runtime. Ends also when that fails or panics.
+struct Finishing<'a> {
+    shared: &'a Shared,
+    wanted: Wanted,
+    result: Option<Arc<Snapshot>>,
+}
+
+impl Drop for Finishing<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        if let Some(at) = state.finishing.iter().position(|one| *one == self.wanted) {
+            state.finishing.swap_remove(at);
+        }
+        if let Some(result) = self.result.take() {
+            state.last = Some((self.wanted, Instant::now(), result));
+        }
+        drop(state);
+        self.shared.done.notify_all();
+    }
+}
+
+/// What the runtime says to a question under way.
+fn wait(responses: &Receiver<Responses>) -> Responses {
+    let _waiting = threads::waiting("the runtime's statistics");
+    // The question has a deadline of its own.
+    responses.recv().unwrap_or_else(|_| Responses { incomplete: true, ..Responses::default() })
+}
+
+/// How a question begins.
+enum Turn<'a> {
+    /// Another caller has just collected.
+    Known(Arc<Snapshot>),
+    /// The caller that has the work collects.
+    Ours(Borrowed<'a>),
+}
+
+impl Shared {
+    /// Takes the work, unless the answer is there.
+    fn borrow(&self, wanted: Wanted, until: Instant) -> Result<Turn<'_>, StatsError> {
+        let mut state = self.lock();
+        loop {
+            if let Some((had, at, snapshot)) = &state.last
+                && wanted.is_met_by(*had)
+                && at.elapsed() < FRESH
+            {
+                return Ok(Turn::Known(Arc::clone(snapshot)));
+            }
+            let soon = state.finishing.iter().any(|had| wanted.is_met_by(*had));
+            if !soon && let Some(work) = state.work.take() {
+                return Ok(Turn::Ours(Borrowed { shared: self, work }));
+            }
+            let _waiting = threads::waiting("another collection of statistics");
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(StatsError::Busy);
+            }
+            state = self.done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collector {
+    /// Nothing is read yet, except that links in the root directory are resolved: the mount table
+    /// names mounts by their real path. The directory has to exist by then.
+    pub fn new(mut settings: Settings, deps: Deps) -> Self {
+        if let Ok(real) = std::fs::canonicalize(&settings.root_dir) {
+            settings.root_dir = real;
+        }
+        let tree = Tree::new(&settings.cgroups);
+        let state = Mutex::new(State { work: Some(Box::default()), last: None, finishing: Vec::new() });
+        let Deps { pods, pod, memory_limit, volumes, runtime } = deps;
+        let queries = RuntimeQueries::new(runtime);
+        let done = Condvar::new();
+        let shared = Shared { settings, pods, pod, memory_limit, volumes, queries, tree, state, done };
+        Collector { shared: Arc::new(shared) }
+    }
+
+    /// The numbers of this moment, or those of a collection that ended not a second ago.
+    ///
+    /// # Errors
+    /// When the machine itself cannot be read. A pod that cannot is left out.
+    pub fn snapshot(&self, wanted: Wanted) -> Result<Arc<Snapshot>, StatsError> {
+        let shared = &*self.shared;
+        let until = Instant::now() + PATIENCE;
+        // Where numbers of pods themselves come from the runtime.
+        let mut stats: Option<Responses> = None;
+        loop {
+            let mut borrowed = match shared.borrow(wanted, until)? {
+                Turn::Known(snapshot) => return Ok(snapshot),
+                Turn::Ours(borrowed) => borrowed,
+            };
+            let pods = (shared.pods)();
+            let need = shared.need(&mut borrowed.work, &pods, wanted);
+            if stats.is_none() && need.pods == Some(Part::All) {
+                // Given back: the runtime may take its time.
+                drop(borrowed);
+                stats = Some(shared.queries.ask(&need));
+                continue;
+            }
+            let asking = (stats.is_none() && need.is_any()).then(|| self.ask(need.clone()));
+            // Of no use any more: two of them need not be kept.
+            let old = shared.lock().last.take();
+            drop(old);
+            if wanted.rates && borrowed.work.rates.is_stale(Instant::now()) {
+                shared.first_samples(&mut borrowed.work, &pods);
+                let _ = StopToken::never().wait(FIRST_GAP);
+            }
+            let known = stats.unwrap_or_default();
+            let mut snapshot = shared.collect(&mut borrowed.work, &pods, &known, wanted)?;
+            let mut finishing = borrowed.finish_later(wanted);
+            let responses = asking.map_or(Ok(known), |asking| asking.map(|responses| wait(&responses)));
+            // Without a thread for it.
+            let responses = responses.unwrap_or_else(|_| shared.queries.ask(&need));
+            shared.complete(&mut snapshot, &responses, wanted)?;
+            let snapshot = Arc::new(snapshot);
+            finishing.result = Some(Arc::clone(&snapshot));
+            return Ok(snapshot);
+        }
+    }
+
+    /// Asks the runtime while the caller does something else.
+    fn ask(&self, need: Query) -> std::io::Result<Receiver<Responses>> {
+        let (answer, responses) = bounded(1);
+        let shared = Arc::clone(&self.shared);
+        let thread = threads::spawn("stats", Stack::Small, OnDeath::Nobody, move |_| {
+            // The caller may have failed meanwhile.
+            let _ = answer.send(shared.queries.ask(&need));
+        })?;
+        // It ends with the call.
+        thread.leave();
+        Ok(responses)
+    }
+
+    /// Volumes with a claim behind them, for the metrics by claim; usually there are none,
+    /// and then nothing is read.
+    pub fn claims(&self, uid: &PodUid) -> Vec<VolumeUse> {
+        let mut volumes = (self.shared.volumes)(uid);
+        volumes.retain(|volume| volume.claim.is_some());
+        let until = Instant::now() + collect::WALKS;
+        volumes.iter().filter_map(|volume| collect::volume_use(volume, until)).collect()
+    }
+
+    /// What the logs of a container take, in bytes.
+    pub fn log_bytes(&self, pod: &ListedPod, container: &str) -> Option<u64> {
+        let dir = collect::logs_dir(&self.shared.settings, pod)?.join(container);
+        Some(space::content(&dir, Instant::now() + collect::WALKS)?.bytes)
+    }
+
+    /// The cgroup version and the machine's files, for the pages that show them.
+    pub fn roots(&self) -> &Roots {
+        &self.shared.settings.roots
+    }
+}
+
+#[cfg(test)]
+#[path = "page_tests.rs"]
+mod page_tests;
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

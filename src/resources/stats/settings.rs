@@ -1,0 +1,58 @@
+//! What the collector is made with.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::runtime_stats::Runtime;
+use crate::model::ids::PodUid;
+use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::resources::Roots;
+use crate::resources::cgroups::Cgroups;
+
+/// A volume of a pod, as far as its fullness goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeAt {
+    pub name: String,
+    pub path: PathBuf,
+    /// Whether its content is counted file by file; else the file system tells.
+    pub walk: bool,
+    /// Whether it counts as the pod's local storage.
+    pub ephemeral: bool,
+    pub claim: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub node: String,
+    pub roots: Roots,
+    pub cgroups: Cgroups,
+    pub root_dir: PathBuf,
+    pub pod_logs_dir: PathBuf,
+    /// The cgroups of `kubelet`, `runtime` and `misc`, as configured; empty: not known.
+    pub system: [(&'static str, String); 3],
+    pub started: Timestamp,
+    /// Bytes of memory that pods may not have.
+    pub reserved_memory: u64,
+    /// `volumeStatsAggPeriod`; `None`: volumes are not read.
+    pub volume_period: Option<Duration>,
+}
+
+pub type ListPods = dyn Fn() -> Arc<BTreeMap<PodUid, ListedPod>> + Send + Sync;
+/// The last look at a pod.
+pub type LookAtPod = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
+/// The bytes of memory that a pod may use in all, if all of its containers are limited.
+pub type LimitOfPod = dyn Fn(&PodUid) -> Option<u64> + Send + Sync;
+/// The volumes of a pod that are mounted.
+pub type ListVolumes = dyn Fn(&PodUid) -> Vec<VolumeAt> + Send + Sync;
+
+pub struct Deps {
+    pub pods: Box<ListPods>,
+    pub pod: Box<LookAtPod>,
+    pub memory_limit: Box<LimitOfPod>,
+    pub volumes: Box<ListVolumes>,
+    pub runtime: Box<dyn Runtime>,
+}

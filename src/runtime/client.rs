@@ -1,0 +1,71 @@
+//! The room's client and what its calls share.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::cri;
+use crate::kube::PodApi;
+use crate::model::event::EventSink;
+use crate::util::backoff::KeyedBackoff;
+
+use super::images::Images;
+use super::settings::{Deps, Host, Settings};
+use super::turnstile::Turnstile;
+use super::user_namespaces::UserNamespaces;
+
+/// The first wait between restarts.
+const FIRST: Duration = Duration::from_secs(10);
+
+/// A run that lasted longer is not part of a crash loop.
+const RESET: Duration = Duration::from_secs(600);
+
+/// The room's client. Clones share everything.
+#[derive(Clone)]
+pub struct Runtime {
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) host: Host,
+    pub(super) cri: cri::RuntimeClient,
+    pub(super) images: Images,
+    pub(super) user_namespaces: UserNamespaces,
+    pub(super) events: EventSink,
+    /// What pods get from the API server, on a node that has one.
+    pub(super) api: Option<PodApi>,
+    /// Waits between restarts, by pod and container.
+    pub(super) crashes: Mutex<KeyedBackoff<u64>>,
+    /// Where sandboxes that are to be made wait for each other.
+    pub(super) sandbox_door: Turnstile,
+    /// The same for containers.
+    pub(super) container_door: Turnstile,
+}
+
+impl Runtime {
+    /// Prepares the room; nothing is called yet.
+    #[must_use]
+    pub fn new(settings: Settings, deps: Deps) -> Runtime {
+        // Calls wait for locks and disks as much as for processors.
+        let width = settings.machine.cpu_count as usize * 2;
+        Runtime {
+            shared: Arc::new(Shared {
+                host: Host::detect(Path::new("/sys")),
+                user_namespaces: UserNamespaces::new(
+                    &settings.root_dir,
+                    settings.user_namespace_ids,
+                    settings.max_pods,
+                ),
+                images: Images::new(deps.images, deps.events.clone(), &settings),
+                sandbox_door: Turnstile::new(width.max(4), "its turn to make a sandbox"),
+                container_door: Turnstile::new(width.max(4), "its turn to start a container"),
+                crashes: Mutex::new(KeyedBackoff::new(FIRST, settings.crash_backoff_max, RESET)),
+                cri: deps.cri,
+                api: deps.api,
+                events: deps.events,
+                settings,
+            }),
+        }
+    }
+}
